@@ -1,0 +1,63 @@
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+# DEVICE is cpu or cuda. Empty means: whatever .venv was last set up for, else cpu.
+DEVICE ?=
+PYTHON ?= python3
+CONFIG ?= serve_config.yaml
+ARGS ?=
+
+BIN := $(CURDIR)/.venv/bin
+
+# What every command below runs with. Nothing this project starts reports home.
+export RAY_USAGE_STATS_ENABLED := 0
+export VLLM_NO_USAGE_STATS := 1
+export DO_NOT_TRACK := 1
+# Ray starts `python` by name in places, so the environment's has to come first.
+export PATH := $(BIN):$(PATH)
+
+.PHONY: help setup serve check format-check lint types imports unit test format lock clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s%s\n", $$1, $$2 }' Makefile
+	@echo
+	@echo "  DEVICE=cpu|cuda (default: as last set up, else cpu)   PYTHON=python3.12   CONFIG=serve_config.yaml"
+	@echo "  ARGS=... is passed on to pytest and to serve run"
+
+setup: ## Make .venv hold what the lock files pin; does nothing if it does already
+	@DEVICE="$(DEVICE)" PYTHON="$(PYTHON)" requirements/setup.sh
+
+serve: setup ## Start the service on this machine, with the settings in CONFIG
+	PYTHONPATH="$(CURDIR)" serve run $(ARGS) "$(CONFIG)"
+
+check: format-check lint types imports unit ## Formatting, lint, types, import rules and unit tests
+
+format-check: setup
+	ruff format --check .
+
+lint: setup
+	ruff check .
+
+types: setup
+	mypy
+
+imports: setup
+	lint-imports --no-logo
+
+unit: setup ## Unit tests only
+	pytest tests -m "not integration and not gpu and not slow" $(ARGS)
+
+test: setup ## All tests, integration included
+	pytest tests $(ARGS)
+
+format: setup ## Format the code and apply ruff's safe fixes
+	ruff check --fix-only .
+	ruff format .
+
+lock: ## Resolve the lock files anew from requirements/*.in (UPGRADE=1: newest versions)
+	PYTHON="$(PYTHON)" requirements/lock.sh
+
+clean: ## Remove .venv, caches and reports
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
