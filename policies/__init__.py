@@ -1,0 +1,1 @@
+"""Placement decisions: pure functions over values, free of Ray, vLLM, clocks and I/O."""

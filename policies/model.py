@@ -1,0 +1,94 @@
+"""What a policy sees: replicas, the requests on them, and the units in which both are measured.
+
+Everything here is a value. The live scheduler and a simulator build the same `ClusterState` and call
+the same functions on it, so what is simulated is what is served.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NewType
+
+RequestId = NewType("RequestId", str)
+ReplicaId = NewType("ReplicaId", str)
+Tokens = NewType("Tokens", int)
+Blocks = NewType("Blocks", int)
+Bytes = NewType("Bytes", int)
+
+
+class ReplicaState(StrEnum):
+    """Where a replica is in its life; only RUNNING ones take new requests."""
+
+    STARTING = "STARTING"
+    RUNNING = "RUNNING"
+    DRAINING = "DRAINING"
+    STOPPED = "STOPPED"
+
+
+class Phase(StrEnum):
+    """What a request is doing: still queued or prefilling, or producing tokens."""
+
+    WAITING = "waiting"
+    DECODE = "decode"
+    MOVING = "moving"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLoad:
+    """One request on one replica. `immovable` holds the reason why it must stay, None if it may move."""
+
+    id: RequestId
+    label: str
+    tokens: Tokens
+    phase: Phase
+    age_s: float
+    hop: int
+    immovable: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaLoad:
+    """One replica as the engine reports it; `free_blocks` is the engine's own count, the truth about room."""
+
+    id: ReplicaId
+    state: ReplicaState
+    node: str
+    capacity_tokens: Tokens
+    block_size: int
+    free_blocks: Blocks
+    max_requests: int
+    requests: tuple[RequestLoad, ...] = ()
+
+    @property
+    def free_tokens(self) -> Tokens:
+        """Tokens that fit into the free blocks."""
+        return Tokens(self.free_blocks * self.block_size)
+
+    @property
+    def used_tokens(self) -> Tokens:
+        """Tokens in blocks that are not free."""
+        return Tokens(max(0, self.capacity_tokens - self.free_tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterState:
+    """Every replica, ordered by id so that equal states give equal decisions."""
+
+    replicas: tuple[ReplicaLoad, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "replicas", tuple(sorted(self.replicas, key=lambda r: r.id)))
+
+    def replica(self, replica_id: ReplicaId) -> ReplicaLoad | None:
+        """The replica of that id, None if there is none."""
+        return next((r for r in self.replicas if r.id == replica_id), None)
+
+    def requests(self) -> Iterator[tuple[ReplicaLoad, RequestLoad]]:
+        """Every request with the replica it is on."""
+        for replica in self.replicas:
+            for request in replica.requests:
+                yield replica, request
+
+    def running(self) -> tuple[ReplicaLoad, ...]:
+        """The replicas that accept requests."""
+        return tuple(r for r in self.replicas if r.state is ReplicaState.RUNNING)
