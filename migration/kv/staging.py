@@ -1,0 +1,106 @@
+"""Staging slots: shared memory between a replica and its engine's worker, and between replicas of a node.
+
+A segment is an anonymous file (memfd) that other processes map through /proc: it needs no name that could
+clash, and the kernel frees it when its last user is gone, however that user died.
+
+One slot is a header and a payload:
+
+    [0, 8)               ticket of the payload, 0 while it is being written
+    [HEADER, slot_bytes) KV blocks, contiguous: for each layer, for each block
+"""
+
+import contextlib
+import mmap
+import os
+import struct
+from types import TracebackType
+from typing import Self
+
+from migration.errors import TransferFailed
+from migration.messages import SlotRef
+
+HEADER = 64
+"""Bytes before the payload: room for the ticket, and a whole cache line so that the payload is aligned."""
+
+_TICKET = struct.Struct("<Q")
+
+
+class Segment:
+    """A mapped segment; `path` is how other processes of this node open it."""
+
+    def __init__(self, fd: int, size: int, path: str) -> None:
+        self.path = path
+        self.size = size
+        self._fd = fd
+        self._map = mmap.mmap(fd, size)
+
+    @classmethod
+    def create(cls, size: int) -> Self:
+        """A new segment of `size` bytes, which lives as long as this process or one that has mapped it."""
+        fd = os.memfd_create("mell-staging", os.MFD_CLOEXEC)
+        os.ftruncate(fd, size)
+        return cls(fd, size, f"/proc/{os.getpid()}/fd/{fd}")
+
+    @classmethod
+    def open(cls, path: str) -> Self:
+        """Map another process's segment. Raises TransferFailed when that process is gone."""
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            raise TransferFailed(f"staging segment {path}: {error.strerror}") from error
+        return cls(fd, os.fstat(fd).st_size, path)
+
+    def view(self, offset: int, size: int) -> memoryview:
+        """`size` writable bytes from `offset`. Raises TransferFailed when they lie outside."""
+        if offset < 0 or size < 0 or offset + size > self.size:
+            raise TransferFailed(f"bytes [{offset}, {offset + size}) lie outside a segment of {self.size}")
+        return memoryview(self._map)[offset : offset + size]
+
+    def ticket(self, offset: int) -> int:
+        """The ticket of the slot at `offset`."""
+        value: int = _TICKET.unpack_from(self._map, offset)[0]
+        return value
+
+    def stamp(self, offset: int, ticket: int) -> None:
+        """Write the ticket of the slot at `offset`; 0 says that the payload is not valid."""
+        _TICKET.pack_into(self._map, offset, ticket)
+
+    def close(self) -> None:
+        """Give the mapping back once no view is in use; a view still in use keeps it alive."""
+        os.close(self._fd)
+        with contextlib.suppress(BufferError):  # A tensor still refers to the mapping: both go together.
+            self._map.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Segments:
+    """The segments a process has mapped, opened on first use and kept."""
+
+    def __init__(self, limit: int = 16) -> None:
+        self._limit = limit
+        self._open: dict[str, Segment] = {}
+
+    def get(self, path: str) -> Segment:
+        """The segment at `path`; the one longest unused is closed when there are too many."""
+        segment = self._open.pop(path, None) or Segment.open(path)
+        self._open[path] = segment
+        if len(self._open) > self._limit:
+            self._open.pop(next(iter(self._open))).close()
+        return segment
+
+    def payload(self, ref: SlotRef, size: int) -> memoryview:
+        """The payload of a slot. Raises TransferFailed unless it carries the expected ticket."""
+        self.check(ref)
+        return self.get(ref.segment).view(ref.offset + HEADER, size)
+
+    def check(self, ref: SlotRef) -> None:
+        """Raise TransferFailed unless the slot still carries the ticket."""
+        if self.get(ref.segment).ticket(ref.offset) != ref.ticket:
+            raise TransferFailed("the staging slot was reused before it was read")

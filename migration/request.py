@@ -1,0 +1,87 @@
+"""A request as every replica understands it: tokens and sampling, no text.
+
+Any replica that holds a `RequestSpec` and the output tokens so far can continue the request; that is
+what makes resending tokens, moving KV and surviving a crash one mechanism.
+"""
+
+from dataclasses import dataclass
+from typing import NewType
+
+from policies.model import RequestId
+
+IngressId = NewType("IngressId", str)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are drawn and when generation ends. Stop strings are the ingress's business."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    ignore_eos: bool = False
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the next token is a function of the tokens alone."""
+        return self.temperature == 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSpec:
+    """What does not change while a request lives. `id` is ours; `label` is what the client called it."""
+
+    id: RequestId
+    label: str
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    ingress: IngressId
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """Output tokens [index, index + len(tokens)) of a request, emitted under `hop`.
+
+    `finish` is OpenAI's finish reason on the last delta: "stop" or "length".
+    """
+
+    request: RequestId
+    hop: int
+    index: int
+    tokens: tuple[int, ...]
+    finish: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Moving:
+    """The host is about to hand the request to `target`, which will emit under `next_hop`."""
+
+    request: RequestId
+    hop: int
+    next_hop: int
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """The host's last word under `hop`: tokens from `index` on come from `target` under `next_hop`."""
+
+    request: RequestId
+    hop: int
+    next_hop: int
+    index: int
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The host cannot go on with the request; whoever reads it may continue it elsewhere."""
+
+    request: RequestId
+    hop: int
+    reason: str
+
+
+StreamEvent = Delta | Moving | Moved | Lost

@@ -1,0 +1,393 @@
+"""Carries out the source's side of one migration: executes the session's commands, feeds it what happens.
+
+The shell decides nothing that the table or `rounds` decides. One activity runs at a time; everything that
+happens arrives through one queue, so there is one order of events.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+
+from migration import source
+from migration.errors import BlocksGone, PeerLost, Refused, RequestGone, TransferFailed
+from migration.messages import Adopt, Chunk, Path, PathRequest, Prepare
+from migration.ports import BlockStore, Clock, Peer, Slot, SourceHost, Transport
+from migration.record import MigrationRecord, Outcome
+from migration.request import Moved, Moving
+from migration.rounds import CopyLimits, Progress, final_range, full_blocks, worth_another_round
+from migration.slots import Slots
+from migration.source import ACTIVITIES, FINAL, Command, Event, State
+from policies.model import Blocks, Bytes, ReplicaId, RequestId
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Time limits of the activities, in seconds, and of pre-copying."""
+
+    prepare_s: float = 2.0
+    copy_s: float = 10.0
+    final_s: float = 2.0
+    adopt_s: float = 5.0
+    copy: CopyLimits = field(default_factory=CopyLimits)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is to be moved, where to, how, and why."""
+
+    id: str
+    request: RequestId
+    path: PathRequest
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The parts of the source replica that a migration uses."""
+
+    replica: ReplicaId
+    host: SourceHost
+    blocks: BlockStore
+    transport: Transport
+    slots: Slots
+    limits: Limits
+    clock: Clock
+    wall_clock: Clock
+
+
+class SourceRun:
+    """One migration, from the order to its record."""
+
+    def __init__(self, order: Order, peer: Peer, world: World) -> None:
+        self._order = order
+        self._peer = peer
+        self._world = world
+        self._session = source.new_session()
+        self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
+        self._activity: asyncio.Task[None] | None = None
+        self._activity_no = 0
+        self._progress = Progress()
+        self._told = 0
+        self._sent = Bytes(0)
+        self._path = Path.TOKENS if order.path is PathRequest.TOKENS else Path.KV
+        self._notes: list[str] = [order.reason]
+        self._error: str | None = None
+        self._started = world.clock()
+        self._wall = world.wall_clock()
+        self._frozen: float | None = None
+        self._pause: float | None = None
+        snapshot = world.host.snapshot(order.request)
+        self._spec = snapshot.spec
+        self._hop = snapshot.hop
+        self._key = snapshot.key
+        self._next_hop = world.host.next_hop(order.request)
+
+    @property
+    def request(self) -> RequestId:
+        """The request that is moved."""
+        return self._order.request
+
+    @property
+    def target(self) -> ReplicaId:
+        """The replica it moves to."""
+        return self._peer.id
+
+    @property
+    def record(self) -> MigrationRecord:
+        """What is known of the migration now."""
+        state = self._session.state
+        return MigrationRecord(
+            id=self._order.id,
+            request_id=self._order.request,
+            label=self._spec.label,
+            source=self._world.replica,
+            target=self._peer.id,
+            path=self._path,
+            reason="; ".join(self._notes),
+            state=state.value,
+            outcome=_OUTCOMES.get(state),
+            error=self._error,
+            bytes=self._sent,
+            blocks=self._progress.copied,
+            rounds=self._progress.rounds,
+            pause_s=self._pause,
+            duration_s=self._world.clock() - self._started,
+            started_at=self._wall,
+        )
+
+    def post(self, event: Event, note: str | None = None) -> None:
+        """Something happened in the world (never the result of an activity)."""
+        if note and self._session.state not in FINAL:
+            self._error = self._error or note
+        self._events.put_nowait((0, event))
+
+    async def run(self) -> MigrationRecord:
+        """Migrate; returns the record, also when it failed. Never raises what a peer or transport raised."""
+        await self._feed(Event.BEGIN)
+        while self._session.state not in FINAL:
+            number, event = await self._events.get()
+            if number in (0, self._activity_no):
+                await self._feed(event)
+        self._stop_activity()
+        return self.record
+
+    async def _feed(self, event: Event) -> None:
+        before = self._session.state
+        commands = self._session.feed(event)
+        if self._session.state is not before:
+            self._stop_activity()
+        if event in _CAUSES and self._session.state is State.ABORTED and not self._error:
+            self._error = _CAUSES[event]
+        for command in commands:
+            try:
+                await self._execute(command)
+            except RequestGone:
+                # It ended between two events: the same as having been told so first.
+                if self._session.state not in FINAL:
+                    await self._feed(Event.FINISHED)
+                return
+
+    async def _execute(self, command: Command) -> None:
+        if command in ACTIVITIES:
+            self._start(command)
+            return
+        host, order = self._world.host, self._order
+        match command:
+            case Command.ANNOUNCE_MOVING:
+                host.announce(Moving(order.request, self._hop, self._next_hop, self._peer.id))
+            case Command.MUTE:
+                host.mute(order.request)
+                self._frozen = self._world.clock()
+            case Command.UNMUTE:
+                host.unmute(order.request)
+                self._note_pause()
+            case Command.ANNOUNCE_MOVED:
+                index = len(host.snapshot(order.request).outputs)
+                host.announce(Moved(order.request, self._hop, self._next_hop, index, self._peer.id))
+                self._note_pause()
+            case Command.DROP_REQUEST:
+                host.drop(order.request)
+            case Command.COMMIT_TARGET:
+                await self._tell(self._peer.commit)
+            case Command.CANCEL_TARGET:
+                await self._tell(self._peer.cancel)
+            case Command.REFUSE_SECOND:
+                log.info("request %s is already moving to %s", order.request, self._peer.id)
+
+    def _note_pause(self) -> None:
+        if self._frozen is not None and self._pause is None:
+            self._pause = self._world.clock() - self._frozen
+
+    async def _tell(self, call: Callable[[str], Awaitable[None]]) -> None:
+        """Say the last word to the target. If it does not arrive, the target's lease says it instead."""
+        try:
+            async with asyncio.timeout(self._world.limits.prepare_s):
+                await call(self._order.id)
+        except Exception as error:
+            log.warning("migration %s: the target did not hear its end: %r", self._order.id, error)
+
+    # --- activities -----------------------------------------------------------------------------------
+
+    def _start(self, command: Command) -> None:
+        self._stop_activity()
+        limits = self._world.limits
+        activity, limit = {
+            Command.PREPARE: (self._prepare, limits.prepare_s),
+            Command.COPY_ROUND: (self._copy_round, limits.copy_s),
+            Command.COPY_FINAL: (self._copy_final, limits.final_s),
+            Command.ADOPT_KV: (self._adopt_kv, limits.adopt_s),
+            Command.ADOPT_TOKENS: (self._adopt_tokens, limits.adopt_s),
+        }[command]
+        self._activity = asyncio.create_task(self._supervise(self._activity_no, activity, limit))
+
+    def _stop_activity(self) -> None:
+        self._activity_no += 1
+        if self._activity is not None and not self._activity.done():
+            self._activity.cancel()
+        self._activity = None
+
+    async def _supervise(self, number: int, activity: Callable[[], Awaitable[Event]], limit: float) -> None:
+        """Run an activity, and turn however it ends into an event."""
+        copying = activity in (self._copy_round, self._copy_final)
+        try:
+            async with asyncio.timeout(limit):
+                event = await activity()
+        except TimeoutError:
+            event = Event.TIMEOUT
+            self._note(f"no answer within {limit} s", copying)
+        except RequestGone:
+            event = Event.FINISHED
+        except BlocksGone as error:
+            event = Event.PREEMPTED
+            self._note(str(error), copying)
+        except PeerLost as error:
+            event = Event.TARGET_LOST
+            self._error = str(error)
+        except Refused as error:
+            event = self._failure(activity, Event.TARGET_REFUSED)
+            self._note(str(error), copying)
+        except Exception as error:
+            event = self._failure(activity, Event.TARGET_LOST)
+            self._note(str(error) or repr(error), copying)
+        self._events.put_nowait((number, event))
+
+    def _failure(self, activity: Callable[[], Awaitable[Event]], of_prepare: Event) -> Event:
+        """The event by which an activity's failure is told."""
+        if activity == self._prepare:
+            return of_prepare
+        return Event.COPY_FAILED if activity in (self._copy_round, self._copy_final) else Event.ADOPT_FAILED
+
+    def _note(self, what: str, copying: bool) -> None:
+        """A failed copy only changes the path, and is its reason; anything else is the migration's error."""
+        if copying:
+            self._notes.append(f"kv failed: {what}")
+        else:
+            self._error = what
+
+    async def _prepare(self) -> Event:
+        snapshot = self._world.host.snapshot(self._order.request)
+        prepared = await self._peer.prepare(
+            Prepare(
+                migration=self._order.id,
+                spec=snapshot.spec,
+                hop=snapshot.hop,
+                next_hop=self._next_hop,
+                source=self._world.replica,
+                path=self._order.path,
+                fingerprint=self._world.blocks.fingerprint,
+                outputs=snapshot.outputs,
+            )
+        )
+        self._told = len(snapshot.outputs)
+        if prepared.path is Path.TOKENS:
+            if self._order.path is PathRequest.AUTO:
+                self._notes.append("target cannot take KV blocks")
+            self._path = Path.TOKENS
+            return Event.ACCEPTED_TOKENS
+        return Event.ACCEPTED_KV
+
+    async def _copy_round(self) -> Event:
+        limits = self._world.limits.copy
+        if worth_another_round(self._progress, self._full(), limits):
+            await self._copy(self._progress.copied, self._full())
+        more = worth_another_round(self._progress, self._full(), limits)
+        return Event.COPIED_MORE if more else Event.COPIED_ENOUGH
+
+    async def _copy_final(self) -> Event:
+        blocks = final_range(self._progress, self._full(), self._world.limits.copy)
+        if blocks is not None:
+            await self._copy(*blocks)
+        return Event.FINAL_COPIED
+
+    def _full(self) -> Blocks:
+        context = self._world.host.snapshot(self._order.request).context
+        return full_blocks(context, self._world.blocks.fingerprint.block_size)
+
+    async def _copy(self, first: Blocks, last: Blocks) -> None:
+        """Move blocks [first, last) in slot-sized chunks: while one is sent and loaded, the next is gathered."""
+        world = self._world
+        try:
+            async with asyncio.TaskGroup() as pushes:
+                for low, high in _pieces(first, last, world.blocks.fingerprint.blocks_per_slot):
+                    slot = await world.slots.take(world.limits.copy_s)
+                    try:
+                        chunk = await self._gather(low, high, slot)
+                    except BaseException:
+                        world.slots.give(slot)
+                        raise
+                    pushes.create_task(self._push(chunk, slot))
+        except* Exception as errors:
+            raise errors.exceptions[0] from None
+        self._progress = self._progress.add(last)
+
+    async def _gather(self, first: Blocks, last: Blocks, slot: Slot) -> Chunk:
+        world = self._world
+        staged, size = await world.blocks.gather(self._key, first, last, slot.segment, slot.offset)
+        outputs = world.host.snapshot(self._order.request).outputs
+        told, self._told = self._told, len(outputs)
+        return Chunk(
+            migration=self._order.id,
+            first=first,
+            last=last,
+            size=size,
+            staged=staged,
+            channel=world.transport.channel(world.replica, self._peer.id),
+            outputs_from=told,
+            outputs=outputs[told:],
+        )
+
+    async def _push(self, chunk: Chunk, slot: Slot) -> None:
+        """Send one chunk and have it loaded. The slot is given back as soon as nobody reads it."""
+        transport = self._world.transport
+        loading: asyncio.Task[None] | None = None
+        try:
+            async with transport.turn(chunk.channel):
+                loading = asyncio.create_task(self._peer.receive(chunk))
+                sending = asyncio.create_task(transport.send(chunk.channel, slot, chunk.size))
+                await _until_sent(sending, loading)
+            if transport.shares_slots:
+                await loading
+        except BaseException:
+            if loading is not None:
+                loading.cancel()
+            raise
+        finally:
+            self._world.slots.give(slot)
+        await loading
+        self._sent = Bytes(self._sent + chunk.size)
+
+    async def _adopt_kv(self) -> Event:
+        self._path = Path.KV
+        return await self._adopt()
+
+    async def _adopt_tokens(self) -> Event:
+        self._path = Path.TOKENS
+        return await self._adopt()
+
+    async def _adopt(self) -> Event:
+        outputs = self._world.host.snapshot(self._order.request).outputs
+        await self._peer.adopt(Adopt(self._order.id, self._told, outputs[self._told :]))
+        return Event.ADOPTED
+
+
+_OUTCOMES = {
+    State.COMMITTED: Outcome.COMMITTED,
+    State.ABORTED: Outcome.ABORTED,
+    State.REFUSED: Outcome.REFUSED,
+}
+_CAUSES = {
+    Event.FINISHED: "the request ended by itself",
+    Event.CLIENT_GONE: "the client left",
+    Event.TARGET_LOST: "the target died or is stopping",
+    Event.TIMEOUT: "the target did not answer in time",
+}
+
+
+async def _until_sent(sending: asyncio.Task[None], loading: asyncio.Task[None]) -> None:
+    """Wait for the send, or for the receiver's failure, which a send could wait for in vain.
+
+    A send is never left running: until it has ended, it reads the slot.
+    """
+    try:
+        await asyncio.wait({sending, loading}, return_when=asyncio.FIRST_COMPLETED)
+        if loading.done() and not sending.done() and loading.exception() is not None:
+            sending.cancel()
+        await asyncio.wait({sending})
+    except asyncio.CancelledError:
+        sending.cancel()
+        await asyncio.wait({sending})
+        raise
+    if loading.done():
+        loading.result()
+    sending.result()
+
+
+def _pieces(first: Blocks, last: Blocks, size: Blocks) -> Iterator[tuple[Blocks, Blocks]]:
+    """[first, last) in ranges of at most `size` blocks."""
+    if size < 1:
+        raise TransferFailed("a staging slot does not hold a single KV block: raise migration.slot_mib")
+    for low in range(first, last, size):
+        yield Blocks(low), Blocks(min(low + size, last))

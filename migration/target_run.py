@@ -1,0 +1,200 @@
+"""Carries out the target's side of one migration: executes the session's commands, keeps its lease."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from migration import target
+from migration.errors import Refused, TransferFailed
+from migration.messages import Adopt, Chunk, Fingerprint, Path, PathRequest, Prepare, Prepared
+from migration.ports import BlockStore, TargetHost, Transport
+from migration.slots import Slots
+from migration.target import Command, Event, State
+from policies.model import Blocks, RequestId
+
+log = logging.getLogger(__name__)
+
+
+def agree(message: Prepare, own: Fingerprint) -> Path:
+    """How the request can come: by KV if the caches are alike, by tokens if only the models are.
+
+    Raises:
+        Refused: it cannot, or not by the path that was asked for.
+    """
+    if message.fingerprint.model != own.model:
+        raise Refused("the replicas serve different models or versions")
+    if message.path is PathRequest.TOKENS:
+        return Path.TOKENS
+    if message.fingerprint.cache and message.fingerprint.cache == own.cache:
+        return Path.KV
+    if message.path is PathRequest.KV:
+        raise Refused("the replicas' KV caches differ; path tokens would work")
+    return Path.TOKENS
+
+
+class TargetRun:
+    """One migration as the target sees it. `on_end` is called once, when nothing is held for it any more."""
+
+    def __init__(
+        self,
+        message: Prepare,
+        host: TargetHost,
+        blocks: BlockStore,
+        transport: Transport,
+        slots: Slots,
+        lease_s: float,
+        on_end: Callable[[str], None],
+    ) -> None:
+        self._message = message
+        self._host = host
+        self._blocks = blocks
+        self._transport = transport
+        self._slots = slots
+        self._lease_s = lease_s
+        self._on_end = on_end
+        self._session = target.new_session()
+        self._outputs = list(message.outputs)
+        self._loaded = Blocks(0)
+        self._progress = asyncio.Condition()
+        self._loads: set[asyncio.Task[None]] = set()
+        self._lease: asyncio.TimerHandle | None = None
+
+    @property
+    def request(self) -> RequestId:
+        """The request that comes."""
+        return self._message.spec.id
+
+    @property
+    def hop(self) -> int:
+        """The hop it will run under."""
+        return self._message.next_hop
+
+    @property
+    def state(self) -> State:
+        """The session's state."""
+        return self._session.state
+
+    def prepare(self) -> Prepared:
+        """Agree on a path and reserve room. Raises Refused."""
+        try:
+            path = agree(self._message, self._blocks.fingerprint)
+            if reason := self._host.refusal(self._message):
+                raise Refused(reason)
+        except Refused:
+            self.post(Event.PREPARE_REFUSED)
+            raise
+        self.post(Event.PREPARE_FITS)
+        return Prepared(path)
+
+    async def receive(self, chunk: Chunk) -> None:
+        """Take a chunk and load it. Raises TransferFailed; the migration goes on without its blocks."""
+        self._live(Event.CHUNK)
+        self.post(Event.CHUNK)
+        task = asyncio.create_task(self._load(chunk))
+        self._loads.add(task)
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.cancel()
+            if task.cancelled() or self._session.state is not State.LOADING:
+                raise TransferFailed("the migration ended while blocks were loaded") from None
+            raise
+        except BaseException:
+            self._post_if_allowed(Event.LOAD_FAILED)
+            raise
+        finally:
+            task.add_done_callback(self._loads.discard)
+        self._post_if_allowed(Event.LOADED)
+
+    async def _load(self, chunk: Chunk) -> None:
+        slot = None if self._transport.shares_slots else await self._slots.take(self._lease_s)
+        try:
+            staged = await self._transport.receive(chunk.channel, chunk.staged, chunk.size, slot)
+            async with self._progress:
+                # Chunks may overtake each other on the way; a cache prefix can only grow at its end.
+                await self._progress.wait_for(lambda: self._loaded >= chunk.first)
+            self._merge(chunk.outputs_from, chunk.outputs)
+            context = (self._message.spec.prompt + tuple(self._outputs))[: chunk.last * self._block_size + 1]
+            await self._blocks.load(context, chunk.first, chunk.last, staged)
+        finally:
+            if slot is not None:
+                self._slots.give(slot)
+        async with self._progress:
+            self._loaded = max(self._loaded, chunk.last)
+            self._progress.notify_all()
+
+    @property
+    def _block_size(self) -> int:
+        return self._blocks.fingerprint.block_size
+
+    def _merge(self, index: int, outputs: tuple[int, ...]) -> None:
+        """Take over output tokens from `index` on; those already known stay."""
+        if index > len(self._outputs):
+            raise TransferFailed(f"output tokens {len(self._outputs)} to {index} are missing")
+        self._outputs[index:] = outputs
+
+    async def adopt(self, message: Adopt) -> None:
+        """Run the request. Raises Refused if that cannot be."""
+        self._live(Event.ADOPT)
+        self.post(Event.ADOPT)
+        try:
+            self._merge(message.outputs_from, message.outputs)
+            await self._host.add(self._message.spec, self.hop, tuple(self._outputs))
+        except BaseException as error:
+            self._post_if_allowed(Event.ADD_FAILED)
+            if isinstance(error, TransferFailed):
+                raise Refused(str(error)) from error
+            raise
+        self.post(Event.ADDED)
+        if self._session.state is State.CLOSED:
+            raise Refused("the migration was cancelled meanwhile")
+
+    def _live(self, event: Event) -> None:
+        if not self._session.allows(event):
+            raise Refused(f"the migration is {self._session.state} here")
+
+    def post(self, event: Event) -> None:
+        """Feed an event, execute its commands, renew the lease."""
+        before = self._session.state
+        for command in self._session.feed(event):
+            self._execute(command)
+        state = self._session.state
+        if state in (State.OWNED, State.CLOSED):
+            self._end(before)
+        else:
+            self._renew()
+
+    def _post_if_allowed(self, event: Event) -> None:
+        if self._session.allows(event):
+            self.post(event)
+
+    def _execute(self, command: Command) -> None:
+        message = self._message
+        match command:
+            case Command.RESERVE:
+                self._host.reserve(message.migration, len(message.spec.prompt) + len(self._outputs))
+            case Command.RELEASE:
+                self._host.release(message.migration)
+            case Command.STOP_LOADING:
+                for task in self._loads:
+                    task.cancel()
+            case Command.ABORT_REQUEST:
+                self._host.abort(message.spec.id, self.hop)
+            case Command.LOAD_CHUNK | Command.ADD_REQUEST:
+                pass  # Carried out by the caller, who waits for the result.
+
+    def _renew(self) -> None:
+        if self._lease is not None:
+            self._lease.cancel()
+        self._lease = asyncio.get_running_loop().call_later(self._lease_s, self._expire)
+
+    def _expire(self) -> None:
+        log.warning("migration %s: nobody confirmed it in %s", self._message.migration, self._session.state)
+        self._post_if_allowed(Event.LEASE_EXPIRED)
+
+    def _end(self, before: State) -> None:
+        if self._lease is not None:
+            self._lease.cancel()
+            self._lease = None
+        if before not in (State.OWNED, State.CLOSED):
+            self._on_end(self._message.migration)

@@ -1,0 +1,1 @@
+"""Ways for staged blocks to reach another replica, by configuration."""
