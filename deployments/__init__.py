@@ -1,0 +1,1 @@
+"""Ray Serve deployments: ingress-facing routing, engine replicas and the scheduler."""

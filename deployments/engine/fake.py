@@ -1,0 +1,149 @@
+"""An engine without a model: next tokens are a function of the context, KV blocks hold the tokens themselves.
+
+A block loaded from outside is read back as what it holds, so corrupted blocks change the output, as they do in
+a real engine. Knobs say how fast it steps and what fails.
+"""
+
+import asyncio
+import hashlib
+import struct
+from collections.abc import AsyncIterator
+
+from deployments.engine.port import EngineDead, EngineProcesses, EngineStats, Generated
+from migration.errors import BlocksGone, TransferFailed
+from migration.kv.staging import HEADER, Segments
+from migration.messages import Fingerprint, SlotRef
+from migration.request import Sampling
+from policies.model import Blocks, Bytes, Tokens
+
+_VOCABULARY = 500
+_FIRST_TOKEN = 3
+
+
+class FakeEngine:
+    """See the module. One step takes `step_s` seconds, and gives every request one token."""
+
+    def __init__(
+        self,
+        step_s: float = 0.001,
+        num_blocks: int = 256,
+        block_size: int = 4,
+        slot_blocks: int = 8,
+        model: str = "fake",
+        cache: str = "fake-cache",
+    ) -> None:
+        self.fingerprint = Fingerprint(model, cache, block_size, block_size * 4, slot_blocks * block_size * 4)
+        self.processes = EngineProcesses(core=0, worker=0)
+        self.max_context = Tokens(num_blocks * block_size)
+        self.step_s = step_s
+        self.dead = False
+        self.preempted: set[str] = set()
+        self.loaded = 0
+        self._num_blocks = num_blocks
+        self._contexts: dict[str, list[int]] = {}
+        self._cache: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self._segments = Segments()
+        self._tickets = iter(range(1, 1 << 62))
+
+    async def generate(
+        self, key: str, prompt: tuple[int, ...], outputs: tuple[int, ...], sampling: Sampling
+    ) -> AsyncIterator[Generated]:
+        """See `Engine.generate`."""
+        context = list(prompt + outputs)
+        read = self._read(context)
+        self._contexts[key] = context
+        try:
+            for count in range(len(outputs) + 1, sampling.max_tokens + 1):
+                await asyncio.sleep(self.step_s)
+                if self.dead:
+                    raise EngineDead("killed by a test")
+                token = next_token(read)
+                context.append(token)
+                read.append(token)
+                yield Generated((token,), "length" if count == sampling.max_tokens else None)
+        finally:
+            del self._contexts[key]
+
+    async def gather(self, key: str, first: Blocks, last: Blocks, segment: str, offset: int) -> tuple[SlotRef, Bytes]:
+        """See `Engine.gather`."""
+        size = self.fingerprint.block_size
+        context = self._contexts.get(key)
+        if context is None or key in self.preempted:
+            raise BlocksGone("the request holds no blocks")
+        if last * size > len(context) - 1:
+            raise TransferFailed(f"block {last} is not full")
+        tokens = context[first * size : last * size]
+        data = struct.pack(f"<{len(tokens)}i", *tokens)
+        memory = self._segments.get(segment)
+        memory.view(offset + HEADER, len(data))[:] = data
+        ticket = next(self._tickets)
+        memory.stamp(offset, ticket)
+        return SlotRef(segment, offset, ticket), Bytes(HEADER + len(data))
+
+    async def load(self, tokens: tuple[int, ...], first: Blocks, last: Blocks, slot: SlotRef) -> None:
+        """See `Engine.load`."""
+        size = self.fingerprint.block_size
+        count = (last - first) * size
+        held = struct.unpack(f"<{count}i", self._segments.payload(slot, count * 4))
+        await asyncio.sleep(self.step_s)
+        if any(tokens[: b * size] not in self._cache for b in range(1, first + 1)):
+            return
+        for block in range(first, last):
+            prefix = tokens[: (block + 1) * size]
+            self._cache[prefix] = held[(block - first) * size : (block - first + 1) * size]
+            self.loaded += 1
+
+    async def blocks_loaded(self) -> int:
+        """See `Engine.blocks_loaded`."""
+        return self.loaded
+
+    def stats(self) -> EngineStats:
+        """See `Engine.stats`."""
+        used = sum(-(-len(c) // self.fingerprint.block_size) for c in self._contexts.values())
+        return EngineStats(
+            capacity_tokens=self.max_context,
+            free_blocks=Blocks(self._num_blocks - used),
+            block_size=self.fingerprint.block_size,
+            max_requests=64,
+            running=len(self._contexts),
+            waiting=0,
+            preemptions=0,
+        )
+
+    async def check_health(self) -> None:
+        """See `Engine.check_health`."""
+        if self.dead:
+            raise EngineDead("killed by a test")
+
+    async def reset_prefix_cache(self) -> None:
+        """See `Engine.reset_prefix_cache`."""
+        self._cache.clear()
+
+    def shutdown(self) -> None:
+        """See `Engine.shutdown`."""
+        self.dead = True
+
+    def _read(self, context: list[int]) -> list[int]:
+        """The context as its KV blocks say it is."""
+        size = self.fingerprint.block_size
+        read = list(context)
+        for block in range((len(context) - 1) // size):
+            held = self._cache.get(tuple(context[: (block + 1) * size]))
+            if held is None:
+                break
+            read[block * size : (block + 1) * size] = held
+        return read
+
+
+def next_token(context: list[int]) -> int:
+    """The token that follows a context."""
+    digest = hashlib.blake2b(struct.pack(f"<{len(context)}i", *context), digest_size=4).digest()
+    return _FIRST_TOKEN + int.from_bytes(digest, "little") % (_VOCABULARY - _FIRST_TOKEN)
+
+
+def expected(prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """The output of an undisturbed run."""
+    context = list(prompt)
+    for _ in range(count):
+        context.append(next_token(context))
+    return tuple(context[len(prompt) :])

@@ -1,0 +1,105 @@
+"""What a replica needs of an inference engine."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from migration.messages import Fingerprint, SlotRef
+from migration.request import Sampling
+from policies.model import Blocks, Bytes, Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """What one engine step gave one request; `finish` is "stop" or "length" on the last one."""
+
+    tokens: tuple[int, ...]
+    finish: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """The engine's own view of its room and work; `preemptions` counts since its start."""
+
+    capacity_tokens: Tokens
+    free_blocks: Blocks
+    block_size: int
+    max_requests: int
+    running: int
+    waiting: int
+    preemptions: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineProcesses:
+    """Process ids of what belongs to one engine."""
+
+    core: int
+    worker: int
+
+
+class EngineDead(Exception):
+    """The engine ended; every request on it is lost with it."""
+
+
+class InvalidRequest(Exception):
+    """The engine will not take the request; the text says why."""
+
+
+class Engine(Protocol):
+    """One inference engine. `key` is the caller's name for one run of one request; it is never reused."""
+
+    fingerprint: Fingerprint
+    processes: EngineProcesses
+    max_context: Tokens
+
+    def generate(
+        self, key: str, prompt: tuple[int, ...], outputs: tuple[int, ...], sampling: Sampling
+    ) -> AsyncIterator[Generated]:
+        """Continue a request after `outputs`; yields once per step. Closing the iterator aborts the request.
+
+        `sampling` is the whole request's: what `outputs` used up (max_tokens) is the engine's to subtract.
+
+        Raises:
+            InvalidRequest: before the first token.
+            EngineDead: at any time.
+        """
+        ...
+
+    async def gather(self, key: str, first: Blocks, last: Blocks, segment: str, offset: int) -> tuple[SlotRef, Bytes]:
+        """Copy blocks [first, last) of the running request `key` into a staging slot.
+
+        Returns the slot with its ticket, and the bytes to transfer (header included).
+
+        Raises:
+            TransferFailed: the blocks are not all there.
+        """
+        ...
+
+    async def load(self, tokens: tuple[int, ...], first: Blocks, last: Blocks, slot: SlotRef) -> None:
+        """Put staged blocks [first, last) of the context `tokens` into the prefix cache.
+
+        Raises:
+            TransferFailed: the engine could not take them.
+        """
+        ...
+
+    def stats(self) -> EngineStats:
+        """Room and work as of the newest step."""
+        ...
+
+    async def blocks_loaded(self) -> int:
+        """KV blocks that were loaded from outside since the start."""
+        ...
+
+    async def check_health(self) -> None:
+        """Raises EngineDead when the engine has ended."""
+        ...
+
+    async def reset_prefix_cache(self) -> None:
+        """Forget cached blocks of ended requests."""
+        ...
+
+    def shutdown(self) -> None:
+        """End the engine's processes."""
+        ...

@@ -1,0 +1,217 @@
+"""The engine port on stock vLLM: AsyncLLM in this process, EngineCore and Worker in their own."""
+
+import asyncio
+import contextlib
+import hashlib
+import itertools
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Self
+
+import vllm
+from vllm import SamplingParams
+from vllm.config import KVTransferConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.metrics.loggers import StatLoggerBase
+
+from deployments.engine.port import EngineDead, EngineProcesses, EngineStats, Generated, InvalidRequest
+from migration.errors import BlocksGone, TransferFailed
+from migration.kv.connector import Load
+from migration.messages import Fingerprint, SlotRef
+from migration.request import Sampling
+from policies.model import Blocks, Bytes, Tokens
+
+TESTED_VLLM = "0.32"
+"""The minor version whose internals were tested with this module."""
+
+_OWNED = ("kv_transfer_config", "worker_extension_cls", "model", "enable_prefix_caching", "max_logprobs")
+
+
+class VllmEngine:
+    """One AsyncLLM with Mell's connector and worker extension."""
+
+    def __init__(self, engine: AsyncLLM, latest: "_Latest", described: Mapping[str, Any], slot_bytes: int) -> None:
+        config = engine.vllm_config
+        self._engine = engine
+        self._latest = latest
+        self._num_blocks: int = described["num_blocks"] - 1  # vLLM keeps one null block
+        self._block_size: int = config.cache_config.block_size
+        self._loads = itertools.count()
+        self.max_context = Tokens(config.model_config.max_model_len)
+        self.processes = EngineProcesses(core=described["core_pid"], worker=described["worker_pid"])
+        self.fingerprint = _fingerprint(config, described, slot_bytes)
+
+    @classmethod
+    async def start(cls, model: str, engine_kwargs: Mapping[str, Any], slot_bytes: int) -> Self:
+        """Start vLLM on `model` (a folder or a hub name).
+
+        Raises:
+            ValueError: `engine_kwargs` sets what Mell sets itself.
+        """
+        if owned := [name for name in _OWNED if name in engine_kwargs]:
+            raise ValueError(f"engine_kwargs: {', '.join(owned)} is set by Mell; remove it")
+        args = AsyncEngineArgs(
+            model=model,
+            enable_prefix_caching=True,
+            worker_extension_cls="migration.kv.worker.MellWorker",
+            kv_transfer_config=KVTransferConfig(
+                kv_connector="MellConnector",
+                kv_connector_module_path="migration.kv.connector",
+                kv_role="kv_both",
+                kv_load_failure_policy="recompute",
+            ),
+            **engine_kwargs,
+        )
+        latest = _Latest()
+        engine = AsyncLLM.from_engine_args(args, stat_loggers=[latest.logger])
+        (described,) = await engine.collective_rpc("mell_describe")
+        return cls(engine, latest, described, slot_bytes)
+
+    async def generate(
+        self, key: str, prompt: tuple[int, ...], outputs: tuple[int, ...], sampling: Sampling
+    ) -> AsyncIterator[Generated]:
+        """See `Engine.generate`."""
+        params = _sampling_params(sampling, len(outputs), {"mell_key": key})
+        async for output in self._run(key, prompt + outputs, params):
+            completion = output.outputs[0]
+            yield Generated(tuple(completion.token_ids), completion.finish_reason)
+
+    async def gather(self, key: str, first: Blocks, last: Blocks, segment: str, offset: int) -> tuple[SlotRef, Bytes]:
+        """See `Engine.gather`."""
+        (reply,) = await self._engine.collective_rpc("mell_gather", args=(key, first, last, segment, offset))
+        if "error" in reply:
+            raise (BlocksGone if reply.get("gone") else TransferFailed)(reply["error"])
+        return SlotRef(segment, offset, reply["ticket"]), Bytes(reply["bytes"])
+
+    async def load(self, tokens: tuple[int, ...], first: Blocks, last: Blocks, slot: SlotRef) -> None:
+        """See `Engine.load`: a request of one token reads the staged blocks, and leaves them in the prefix cache."""
+        params = SamplingParams(
+            max_tokens=1,
+            temperature=0.0,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            extra_args={"kv_transfer_params": {"mell_load": Load(first, last, slot).to_params()}},
+        )
+        try:
+            async for _ in self._run(f"load-{next(self._loads)}", tokens, params):
+                pass
+        except InvalidRequest as error:
+            raise TransferFailed(str(error)) from error
+
+    async def _run(self, key: str, tokens: tuple[int, ...], params: SamplingParams) -> AsyncIterator[RequestOutput]:
+        stream = self._engine.generate({"prompt_token_ids": list(tokens)}, params, key)
+        try:
+            async with contextlib.aclosing(stream) as outputs:
+                async for output in outputs:
+                    yield output
+        except EngineDeadError as error:
+            raise EngineDead(str(error)) from error
+        except ValueError as error:
+            raise InvalidRequest(str(error)) from error
+
+    async def blocks_loaded(self) -> int:
+        """See `Engine.blocks_loaded`."""
+        (counters,) = await self._engine.collective_rpc("mell_counters")
+        loaded: int = counters["blocks_loaded"]
+        return loaded
+
+    def stats(self) -> EngineStats:
+        """See `Engine.stats`."""
+        free = round(self._num_blocks * (1.0 - self._latest.usage))
+        return EngineStats(
+            capacity_tokens=Tokens(self._num_blocks * self._block_size),
+            free_blocks=Blocks(free),
+            block_size=self._block_size,
+            max_requests=self._engine.vllm_config.scheduler_config.max_num_seqs,
+            running=self._latest.running,
+            waiting=self._latest.waiting,
+            preemptions=self._latest.preemptions,
+        )
+
+    async def check_health(self) -> None:
+        """See `Engine.check_health`."""
+        try:
+            await self._engine.check_health()
+        except EngineDeadError as error:
+            raise EngineDead(str(error)) from error
+
+    async def reset_prefix_cache(self) -> None:
+        """See `Engine.reset_prefix_cache`; retried while ended requests still hold blocks."""
+        for _ in range(20):
+            if await self._engine.reset_prefix_cache():
+                return
+            await asyncio.sleep(0.05)
+        raise TransferFailed("the prefix cache is in use")
+
+    def shutdown(self) -> None:
+        """See `Engine.shutdown`."""
+        self._engine.shutdown()
+
+
+class _Latest:
+    """The newest scheduler stats; vLLM makes the logger, so the logger writes here."""
+
+    def __init__(self) -> None:
+        self.usage = 0.0
+        self.running = 0
+        self.waiting = 0
+        self.preemptions = 0
+
+    def logger(self, vllm_config: Any, engine_index: int = 0) -> StatLoggerBase:
+        """A stat logger factory, as AsyncLLM wants it."""
+        return _StatLogger(self)
+
+
+class _StatLogger(StatLoggerBase):
+    def __init__(self, latest: _Latest) -> None:
+        self._latest = latest
+
+    def record(
+        self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
+    ) -> None:
+        if scheduler_stats is not None:
+            self._latest.usage = scheduler_stats.kv_cache_usage
+            self._latest.running = scheduler_stats.num_running_reqs
+            self._latest.waiting = scheduler_stats.num_waiting_reqs
+        if iteration_stats is not None:
+            self._latest.preemptions += iteration_stats.num_preempted_reqs
+
+    def log_engine_initialized(self) -> None:
+        pass
+
+
+def _sampling_params(sampling: Sampling, used: int, transfer: Mapping[str, Any]) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=sampling.max_tokens - used,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        seed=sampling.seed,
+        ignore_eos=sampling.ignore_eos,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+        extra_args={"kv_transfer_params": dict(transfer)},
+    )
+
+
+def _fingerprint(config: Any, described: Mapping[str, Any], slot_bytes: int) -> Fingerprint:
+    """What must be equal for requests, and for blocks, to move; an empty `cache` means blocks cannot."""
+    model = config.model_config
+    names = (model.model, model.revision, model.tokenizer, model.max_model_len, vllm.__version__)
+    weights = hashlib.sha256(model.hf_config.to_json_string().encode()).hexdigest()[:16]
+    cache = (
+        model.dtype,
+        config.cache_config.cache_dtype,
+        config.cache_config.block_size,
+        described["layout"],
+    )
+    return Fingerprint(
+        model="|".join(map(str, (*names, weights))),
+        cache="|".join(map(str, cache)) if described["layout"] else "",
+        block_size=config.cache_config.block_size,
+        block_bytes=described["block_bytes"],
+        slot_bytes=slot_bytes,
+    )

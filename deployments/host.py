@@ -1,0 +1,273 @@
+"""The requests on one replica: runs them in the engine, publishes their tokens, knows what may move.
+
+A request is muted while it changes hands: the engine computes on, its tokens are kept but not published.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from deployments.engine.port import Engine, EngineDead, Generated
+from deployments.outbox import Outboxes
+from migration.errors import Refused, RequestGone
+from migration.messages import Prepare
+from migration.ports import Clock, Hosted
+from migration.request import Delta, IngressId, Lost, Moved, Moving, RequestSpec
+from policies.model import Phase, RequestId, RequestLoad, Tokens
+
+log = logging.getLogger(__name__)
+
+_REMEMBERED = 256
+"""Ended requests whose output can still be asked for, should the stream that carried it have broken."""
+
+
+@dataclass(slots=True)
+class Run:
+    """One request under one hop."""
+
+    spec: RequestSpec
+    hop: int
+    outputs: list[int]
+    started: float
+    published: int
+    muted: bool = False
+    finish: str | None = None
+    last_hop: int = 0
+    task: asyncio.Task[None] | None = field(default=None, repr=False)
+
+    @property
+    def key(self) -> str:
+        """The run's name in the engine."""
+        return f"{self.spec.id}.{self.hop}"
+
+    @property
+    def context(self) -> int:
+        """Prompt and output tokens."""
+        return len(self.spec.prompt) + len(self.outputs)
+
+
+class RequestHost:
+    """Implements `SourceHost` and `TargetHost` on one engine.
+
+    `on_end` is called when a request ended by itself, was aborted by its reader, or was lost.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        outboxes: Outboxes,
+        clock: Clock,
+        room: Callable[[], int],
+        on_end: Callable[[RequestId, bool], None] = lambda request, by_client: None,
+    ) -> None:
+        self._engine = engine
+        self._outboxes = outboxes
+        self._clock = clock
+        self._room = room
+        self.on_end = on_end
+        self._runs: dict[RequestId, Run] = {}
+        self._ended: OrderedDict[RequestId, Run] = OrderedDict()
+        self._reserved: dict[str, int] = {}
+        self.stopping = False
+
+    # --- for the ingress ------------------------------------------------------------------------------
+
+    def submit(self, spec: RequestSpec, hop: int, outputs: tuple[int, ...]) -> None:
+        """Run a request under `hop`, after the output tokens it already has.
+
+        Raises:
+            Refused: the replica is stopping, the request does not fit the model, or it runs here already.
+        """
+        if self.stopping:
+            raise Refused("the replica is stopping")
+        if len(spec.prompt) + spec.sampling.max_tokens > self._engine.max_context:
+            raise Refused("prompt and max_tokens exceed the model's context")
+        current = self._runs.get(spec.id)
+        if current is not None and current.hop >= hop:
+            raise Refused(f"the request runs here already, under hop {current.hop}")
+        if current is not None:
+            self._remove(current)
+        run = Run(spec, hop, list(outputs), self._clock(), len(outputs), last_hop=hop)
+        self._runs[spec.id] = run
+        run.task = asyncio.create_task(self._consume(run))
+
+    def abort(self, request: RequestId, hop: int) -> None:
+        """Abort a request if it runs under that very hop; otherwise nothing happens."""
+        run = self._runs.get(request)
+        if run is not None and run.hop == hop:
+            self._remove(run)
+
+    def client_gone(self, request: RequestId) -> None:
+        """Abort a request under whatever hop it runs: nobody reads it any more."""
+        run = self._runs.get(request)
+        if run is not None:
+            self._remove(run)
+            self.on_end(request, True)
+
+    def forget_ingress(self, ingress: IngressId) -> int:
+        """Abort every request of an ingress that is gone; returns how many there were."""
+        orphans = [run.spec.id for run in self._runs.values() if run.spec.ingress == ingress]
+        for request in orphans:
+            self.client_gone(request)
+        return len(orphans)
+
+    def resume(self, request: RequestId, hop: int, index: int) -> bool:
+        """Publish again what was published from output token `index` on; False if that run is not known."""
+        run = self._runs.get(request) or self._ended.get(request)
+        if run is None or run.hop != hop:
+            return False
+        if index < run.published or (run.finish and not run.muted):
+            finish = None if run.muted else run.finish
+            tokens = tuple(run.outputs[index : run.published])
+            self._outboxes.put(run.spec.ingress, Delta(request, hop, index, tokens, finish))
+        return True
+
+    # --- SourceHost -----------------------------------------------------------------------------------
+
+    def snapshot(self, request: RequestId) -> Hosted:
+        """See `SourceHost.snapshot`. A muted request is frozen at what was published."""
+        run = self._live(request)
+        outputs = run.outputs[: run.published] if run.muted else run.outputs
+        return Hosted(run.spec, run.hop, run.key, tuple(outputs))
+
+    def next_hop(self, request: RequestId) -> int:
+        """See `SourceHost.next_hop`."""
+        run = self._live(request)
+        run.last_hop += 1
+        return run.last_hop
+
+    def mute(self, request: RequestId) -> Hosted:
+        """See `SourceHost.mute`."""
+        self._live(request).muted = True
+        return self.snapshot(request)
+
+    def unmute(self, request: RequestId) -> None:
+        """See `SourceHost.unmute`."""
+        run = self._runs.get(request)
+        if run is not None and run.muted:
+            run.muted = False
+            self._publish(run)
+
+    def announce(self, event: Moving | Moved) -> None:
+        """See `SourceHost.announce`."""
+        run = self._live(event.request)
+        self._outboxes.put(run.spec.ingress, event)
+
+    def drop(self, request: RequestId) -> None:
+        """See `SourceHost.drop`."""
+        self._remove(self._live(request))
+
+    def why_immovable(self, request: RequestId) -> str | None:
+        """Why a request must stay, None if it may move. Raises RequestGone."""
+        sampling = self._live(request).spec.sampling
+        if sampling.seed is not None and not sampling.greedy:
+            return "seeded sampling: the engine cannot restore the generator's state"
+        return None
+
+    # --- TargetHost -----------------------------------------------------------------------------------
+
+    def refusal(self, message: Prepare) -> str | None:
+        """See `TargetHost.refusal`."""
+        if self.stopping:
+            return "the replica is stopping"
+        if message.spec.id in self._runs:
+            return "the request runs here already"
+        context = len(message.spec.prompt) + len(message.outputs)
+        if self._room() - sum(self._reserved.values()) < context:
+            return f"no room for {context} tokens"
+        return None
+
+    def reserve(self, migration: str, context: int) -> None:
+        """See `TargetHost.reserve`."""
+        self._reserved[migration] = context
+
+    def release(self, migration: str) -> None:
+        """See `TargetHost.release`."""
+        self._reserved.pop(migration, None)
+
+    async def add(self, spec: RequestSpec, hop: int, outputs: tuple[int, ...]) -> None:
+        """See `TargetHost.add`."""
+        self.submit(spec, hop, outputs)
+
+    # --- inside ---------------------------------------------------------------------------------------
+
+    @property
+    def reserved_tokens(self) -> Tokens:
+        """Room promised to requests on their way here."""
+        return Tokens(sum(self._reserved.values()))
+
+    def loads(self) -> Iterator[RequestLoad]:
+        """Every request as policies see it."""
+        now = self._clock()
+        for run in self._runs.values():
+            phase = Phase.MOVING if run.muted else Phase.DECODE if run.outputs else Phase.WAITING
+            yield RequestLoad(
+                id=run.spec.id,
+                label=run.spec.label,
+                tokens=Tokens(run.context),
+                phase=phase,
+                age_s=round(now - run.started, 3),
+                hop=run.hop,
+                immovable=self.why_immovable(run.spec.id),
+            )
+
+    def _live(self, request: RequestId) -> Run:
+        run = self._runs.get(request)
+        if run is None:
+            raise RequestGone(f"request {request} is not here")
+        return run
+
+    async def _consume(self, run: Run) -> None:
+        spec = run.spec
+        stream = self._engine.generate(run.key, spec.prompt, tuple(run.outputs), spec.sampling)
+        try:
+            async with contextlib.aclosing(stream) as steps:  # type: ignore[type-var]
+                async for step in steps:
+                    self._take(run, step)
+            if run.finish is None:
+                self._lose(run, "the engine ended the request without a reason")
+        except EngineDead as error:
+            self._lose(run, f"the engine died: {error}")
+        except Exception as error:
+            log.exception("request %s failed in the engine", spec.id)
+            self._lose(run, f"the engine failed: {error}")
+
+    def _take(self, run: Run, step: Generated) -> None:
+        run.outputs.extend(step.tokens)
+        run.finish = step.finish
+        if not run.muted:
+            self._publish(run)
+        elif run.finish:
+            self.on_end(run.spec.id, False)
+
+    def _publish(self, run: Run) -> None:
+        """Send what has not been sent; with the end of the output, the run ends."""
+        tokens = tuple(run.outputs[run.published :])
+        if tokens or run.finish:
+            delta = Delta(run.spec.id, run.hop, run.published, tokens, run.finish)
+            run.published = len(run.outputs)
+            self._outboxes.put(run.spec.ingress, delta)
+        if run.finish:
+            self._retire(run)
+            self.on_end(run.spec.id, False)
+
+    def _lose(self, run: Run, reason: str) -> None:
+        if self._runs.get(run.spec.id) is run:
+            self._retire(run)
+            self._outboxes.put(run.spec.ingress, Lost(run.spec.id, run.hop, reason))
+            self.on_end(run.spec.id, False)
+
+    def _remove(self, run: Run) -> None:
+        self._retire(run)
+        if run.task is not None:
+            run.task.cancel()
+
+    def _retire(self, run: Run) -> None:
+        if self._runs.get(run.spec.id) is run:
+            del self._runs[run.spec.id]
+        self._ended[run.spec.id] = run
+        if len(self._ended) > _REMEMBERED:
+            self._ended.popitem(last=False)

@@ -1,0 +1,43 @@
+"""Which replicas a deployment has, pushed by Serve's controller.
+
+Uses Serve's long poll, which is internal to Ray (ray.serve.llm relies on it too); tested with Ray 2.60.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import ray
+from ray.serve._private.common import DeploymentID
+from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
+from ray.serve._private.long_poll import LongPollClient, LongPollNamespace
+
+from policies.model import ReplicaId
+
+
+class Membership:
+    """The replicas of a deployment that accept calls; `on_change` is called on the loop after each change."""
+
+    def __init__(
+        self, deployment: str, app: str, client: str, on_change: Callable[["Membership"], None] | None = None
+    ) -> None:
+        self.running: tuple[ReplicaId, ...] = ()
+        self.known = asyncio.Event()
+        self._on_change = on_change
+        controller = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
+        self._client = LongPollClient(
+            controller,
+            {(LongPollNamespace.DEPLOYMENT_TARGETS, DeploymentID(deployment, app)): self._take},
+            call_in_event_loop=asyncio.get_running_loop(),
+            client_id=f"mell-{client}",
+        )
+
+    def _take(self, targets: Any) -> None:
+        self.running = tuple(sorted(ReplicaId(r.replica_id.unique_id) for r in targets.running_replicas))
+        self.known.set()
+        if self._on_change is not None:
+            self._on_change(self)
+
+    def stop(self) -> None:
+        """Stop listening."""
+        self._client.stop()

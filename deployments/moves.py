@@ -1,0 +1,185 @@
+"""The migrations that a replica takes part in: those it leads, and those that come to it."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+
+from deployments.host import RequestHost
+from migration import source, target
+from migration.errors import Refused
+from migration.messages import Adopt, Chunk, Prepare, Prepared
+from migration.ports import Peer
+from migration.record import MigrationRecord, Outcome
+from migration.request import RequestSpec
+from migration.source_run import Order, SourceRun, World
+from migration.target_run import TargetRun
+from policies.model import ReplicaId, RequestId
+
+log = logging.getLogger("ray.serve")
+
+_REMEMBERED = 256
+
+
+class Moves:
+    """Starts and tracks migrations; what happens to a request reaches its migration through here."""
+
+    def __init__(
+        self,
+        world: World,
+        host: RequestHost,
+        peer: Callable[[ReplicaId], Peer],
+        lease_s: float,
+        on_record: Callable[[MigrationRecord], None] = lambda record: None,
+    ) -> None:
+        self._world = world
+        self._host = host
+        self._peer = peer
+        self._lease_s = lease_s
+        self._on_record = on_record
+        self._leaving: dict[RequestId, SourceRun] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._coming: dict[str, TargetRun] = {}
+        self._done: deque[MigrationRecord] = deque(maxlen=_REMEMBERED)
+        host.on_end = self._request_ended
+
+    # --- leading --------------------------------------------------------------------------------------
+
+    def start(self, order: Order, to: ReplicaId) -> MigrationRecord:
+        """Begin to move a request; returns the record as it stands.
+
+        Raises:
+            RequestGone: the request is not here.
+            Refused: it cannot move: it moves already, is bound here, or the target is this replica.
+        """
+        if to == self._world.replica:
+            raise Refused("the request is on that replica already")
+        if reason := self._host.why_immovable(order.request):
+            raise Refused(reason)
+        if running := self._leaving.get(order.request):
+            running.post(source.Event.ASKED_AGAIN)
+            raise Refused(f"the request is already moving to {running.target}")
+        run = SourceRun(order, self._peer(to), self._world)
+        self._leaving[order.request] = run
+        task = asyncio.create_task(self._lead(run))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return run.record
+
+    async def _lead(self, run: SourceRun) -> None:
+        try:
+            record = await run.run()
+        finally:
+            del self._leaving[run.request]
+        self._done.appendleft(record)
+        _log_record(record)
+        self._on_record(record)
+
+    def records(self) -> list[MigrationRecord]:
+        """Migrations that this replica leads or led, newest first."""
+        return [run.record for run in reversed(self._leaving.values())] + list(self._done)
+
+    # --- following ------------------------------------------------------------------------------------
+
+    def prepare(self, message: Prepare) -> Prepared:
+        """A source asks for room. Raises Refused."""
+        if message.migration in self._coming:
+            raise Refused("this migration is under way here already")
+        run = TargetRun(
+            message,
+            self._host,
+            self._world.blocks,
+            self._world.transport,
+            self._world.slots,
+            self._lease_s,
+            on_end=lambda migration: void(self._coming.pop(migration, None)),
+        )
+        self._coming[message.migration] = run
+        return run.prepare()
+
+    async def receive(self, message: Chunk) -> None:
+        """Blocks arrive. Raises Refused or TransferFailed."""
+        await self._known(message.migration).receive(message)
+
+    async def adopt(self, message: Adopt) -> None:
+        """The request arrives. Raises Refused."""
+        await self._known(message.migration).adopt(message)
+
+    def commit(self, migration: str) -> None:
+        """The source has let go. A migration that is not known was confirmed by the reader already."""
+        if run := self._coming.get(migration):
+            run.post(target.Event.COMMIT)
+
+    def cancel(self, migration: str) -> None:
+        """The source keeps the request. A migration that is not known here is no error."""
+        if run := self._coming.get(migration):
+            run.post(target.Event.CANCEL)
+
+    def attach(self, request: RequestId, hop: int, index: int) -> bool:
+        """The reader follows the request here, from output token `index` on; False if it does not run here."""
+        for run in list(self._coming.values()):
+            if run.request == request and run.hop == hop and run.state is target.State.PROVISIONAL:
+                run.post(target.Event.ATTACHED)
+        return self._host.resume(request, hop, index)
+
+    def _known(self, migration: str) -> TargetRun:
+        run = self._coming.get(migration)
+        if run is None:
+            raise Refused("the target knows nothing of this migration (its lease ran out?)")
+        return run
+
+    # --- the world ------------------------------------------------------------------------------------
+
+    def client_gone(self, request: RequestId) -> None:
+        """The reader left: the request ends wherever it is, also half-way."""
+        for run in list(self._coming.values()):
+            if run.request == request:
+                run.post(target.Event.CLIENT_GONE)
+        self._host.client_gone(request)
+
+    def submit(self, spec: RequestSpec, hop: int, outputs: tuple[int, ...]) -> None:
+        """A request from its reader. Raises Refused."""
+        self._host.submit(spec, hop, outputs)
+
+    def stop(self) -> None:
+        """The replica is stopping: it takes nothing new; what it leads goes on."""
+        self._host.stopping = True
+        for leaving in self._leaving.values():
+            leaving.post(source.Event.SOURCE_STOPPING)
+        for coming in list(self._coming.values()):
+            coming.post(target.Event.STOPPING)
+
+    def target_lost(self, replica: ReplicaId) -> None:
+        """A replica is gone: migrations to it end."""
+        for run in self._leaving.values():
+            if run.target == replica:
+                run.post(source.Event.TARGET_LOST)
+
+    @property
+    def pending(self) -> int:
+        """Migrations that hold something here: led, or under a lease."""
+        return len(self._leaving) + len(self._coming)
+
+    def _request_ended(self, request: RequestId, by_client: bool) -> None:
+        if run := self._leaving.get(request):
+            run.post(source.Event.CLIENT_GONE if by_client else source.Event.FINISHED)
+        for coming in list(self._coming.values()):
+            if coming.request == request and coming.state is target.State.PROVISIONAL:
+                coming.post(target.Event.CLIENT_GONE if by_client else target.Event.FINISHED)
+
+
+def void(_: object) -> None:
+    """Take a value and return None: for callbacks whose result nobody wants."""
+
+
+def _log_record(record: MigrationRecord) -> None:
+    """One structured line per migration, which the Ray dashboard shows on the replica's page."""
+    level = logging.INFO if record.outcome is Outcome.COMMITTED else logging.WARNING
+    pause = "" if record.pause_s is None else f", pause {record.pause_s * 1e3:.1f} ms"
+    log.log(
+        level,
+        f"migration {record.id} {record.outcome}: {record.request_id} {record.source} -> {record.target} "
+        f"by {record.path}, {record.blocks} blocks in {record.rounds} rounds{pause}"
+        + (f": {record.error}" if record.error else ""),
+        extra={"migration": record.to_json()},
+    )

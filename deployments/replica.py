@@ -1,0 +1,200 @@
+"""The `Engine` deployment: one replica wraps one vLLM engine and hosts the requests on it."""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import AsyncIterator
+
+import ray
+
+from deployments.config import EngineConfig, MigrationConfig, Topology
+from deployments.engine.port import Engine
+from deployments.host import RequestHost
+from deployments.moves import Moves
+from deployments.outbox import Batch, Outboxes
+from deployments.peer import ServePeer
+from deployments.report import ReplicaReport
+from deployments.routing import Replicas, own_id, own_node
+from deployments.scheduler_client import SchedulerClient
+from deployments.transports import make_transport
+from migration.errors import Refused
+from migration.messages import Adopt, Chunk, Prepare, Prepared
+from migration.record import MigrationRecord
+from migration.request import IngressId, RequestSpec
+from migration.slots import Slots
+from migration.source_run import Order, World
+from policies.model import Blocks, ReplicaId, ReplicaLoad, ReplicaState, RequestId
+
+log = logging.getLogger("ray.serve")
+
+_WATCH_PERIOD_S = 0.2
+
+
+class EngineReplica:
+    """The methods are what ingresses, the scheduler and other replicas call."""
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, engine: EngineConfig, migration: MigrationConfig, topology: Topology
+    ) -> None:
+        """Start the engine; Serve calls the replica RUNNING once this returns."""
+        from deployments.engine.vllm_engine import VllmEngine
+
+        self._id = own_id()
+        self._node = own_node()
+        self._ingress_lease_s = topology.ingress_lease_s
+        self._fence = 0
+        self._engine: Engine = await VllmEngine.start(engine.model_source, engine.kwargs, migration.slot_bytes)
+        self._outboxes = Outboxes(time.monotonic)
+        self._host = RequestHost(self._engine, self._outboxes, time.monotonic, self._free_tokens)
+        self._slots = Slots(migration.slots, migration.slot_bytes)
+        self._transport = make_transport(migration)
+        self._scheduler = SchedulerClient(topology.app)
+        self._moves = self._make_moves(migration, topology)
+        self._reaper = asyncio.create_task(self._watch())
+
+    def _make_moves(self, config: MigrationConfig, topology: Topology) -> Moves:
+        replicas = Replicas("Engine", topology.app)
+        world = World(
+            replica=self._id,
+            host=self._host,
+            blocks=self._engine,
+            transport=self._transport,
+            slots=self._slots,
+            limits=config.limits,
+            clock=time.monotonic,
+            wall_clock=time.time,
+        )
+        return Moves(
+            world,
+            self._host,
+            peer=lambda target: ServePeer(replicas, target),
+            lease_s=config.lease_s,
+            on_record=lambda record: self._scheduler.tell("record", record),
+        )
+
+    def _free_tokens(self) -> int:
+        stats = self._engine.stats()
+        return stats.free_blocks * stats.block_size
+
+    # --- Serve ----------------------------------------------------------------------------------------
+
+    async def check_health(self) -> None:
+        """Raises when the engine died: Serve then replaces this replica."""
+        await self._engine.check_health()
+
+    async def __del__(self) -> None:
+        self._reaper.cancel()
+        self._outboxes.close()
+        self._transport.close()
+        self._slots.close()
+        self._engine.shutdown()
+
+    # --- for the ingress ------------------------------------------------------------------------------
+
+    async def events(self, ingress: IngressId) -> AsyncIterator[Batch]:
+        """Everything this replica has to tell an ingress, one item per engine step."""
+        async for batch in self._outboxes.read(ingress):
+            yield batch
+
+    async def submit(self, spec: RequestSpec, hop: int, outputs: tuple[int, ...]) -> None:
+        """Run a request. Raises Refused."""
+        self._moves.submit(spec, hop, outputs)
+
+    async def abandon(self, request: RequestId) -> None:
+        """The reader left: end the request here, under whatever hop."""
+        self._moves.client_gone(request)
+
+    async def attach(self, request: RequestId, hop: int, index: int) -> bool:
+        """The reader follows a request to this replica."""
+        return self._moves.attach(request, hop, index)
+
+    # --- for the scheduler ----------------------------------------------------------------------------
+
+    async def report(self, fence: int) -> ReplicaReport:
+        """This replica as of now. Raises Refused to a scheduler that has been replaced."""
+        self._check_fence(fence)
+        processes = self._engine.processes
+        return ReplicaReport(
+            load=self._load(),
+            pids=(os.getpid(), processes.core, processes.worker),
+            preemptions=self._engine.stats().preemptions,
+            blocks_loaded=await self._engine.blocks_loaded(),
+            slots_in_use=self._slots.in_use,
+            fence=self._fence,
+            records=tuple(self._moves.records()),
+        )
+
+    async def move(self, order: Order, target: ReplicaId, fence: int) -> MigrationRecord:
+        """Begin to move a request. Raises RequestGone or Refused."""
+        self._check_fence(fence)
+        return self._moves.start(order, target)
+
+    # --- for other replicas ---------------------------------------------------------------------------
+
+    async def migration_prepare(self, message: Prepare) -> Prepared:
+        """See `Peer.prepare`."""
+        return self._moves.prepare(message)
+
+    async def migration_receive(self, message: Chunk) -> None:
+        """See `Peer.receive`."""
+        await self._moves.receive(message)
+
+    async def migration_adopt(self, message: Adopt) -> None:
+        """See `Peer.adopt`."""
+        await self._moves.adopt(message)
+
+    async def migration_commit(self, migration: str) -> None:
+        """See `Peer.commit`."""
+        self._moves.commit(migration)
+
+    async def migration_cancel(self, migration: str) -> None:
+        """See `Peer.cancel`."""
+        self._moves.cancel(migration)
+
+    # --- inside ---------------------------------------------------------------------------------------
+
+    def _load(self) -> ReplicaLoad:
+        """The engine's room, less what is promised to requests on their way here."""
+        stats = self._engine.stats()
+        promised = -(-self._host.reserved_tokens // stats.block_size)
+        return ReplicaLoad(
+            id=self._id,
+            state=ReplicaState.DRAINING if self._host.stopping else ReplicaState.RUNNING,
+            node=self._node,
+            capacity_tokens=stats.capacity_tokens,
+            block_size=stats.block_size,
+            free_blocks=Blocks(max(0, stats.free_blocks - promised)),
+            max_requests=stats.max_requests,
+            requests=tuple(self._host.loads()),
+        )
+
+    def _check_fence(self, fence: int) -> None:
+        if fence < self._fence:
+            raise Refused(f"a newer scheduler is at work (fence {self._fence}, yours {fence})")
+        self._fence = fence
+
+    async def _watch(self) -> None:
+        """End the requests of ingresses that are gone; when Serve stops the replica, let it stop in time."""
+        while True:
+            await asyncio.sleep(_WATCH_PERIOD_S)
+            for ingress in self._outboxes.silent(self._ingress_lease_s):
+                count = self._host.forget_ingress(ingress)
+                self._outboxes.forget(ingress)
+                log.warning("ingress %s is gone; ended %d of its requests", ingress, count)
+            if is_stopping():
+                self._moves.stop()
+                if not any(self._host.loads()) and not self._moves.pending:
+                    # Serve waits for open streams, and these would stay open for good.
+                    self._outboxes.close()
+
+
+def is_stopping() -> bool:
+    """Whether Serve has begun to stop the replica that this code runs in.
+
+    Serve has no public sign of it; where the private one is missing (tested with Ray 2.60), a stop takes the
+    whole grace period.
+    """
+    worker = ray._private.worker.global_worker
+    replica = getattr(worker.actors.get(worker.actor_id), "_replica_impl", None)
+    return bool(getattr(replica, "_shutting_down", False))
