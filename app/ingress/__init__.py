@@ -1,0 +1,1 @@
+"""The HTTP side: text in and out. Replicas see tokens only."""

