@@ -1,0 +1,15 @@
+"""Unit tests run without a cluster: whatever would start one fails."""
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def no_cluster(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make `ray.init` raise outside of integration tests."""
+    if not request.node.get_closest_marker("integration"):
+        import ray
+
+        def refuse(*args: object, **kwargs: object) -> None:
+            raise RuntimeError("a unit test must not start Ray")
+
+        monkeypatch.setattr(ray, "init", refuse)

@@ -1,0 +1,188 @@
+"""Two replicas without Ray or vLLM, wired mouth to ear, and the reader of a stream between them."""
+
+import asyncio
+import random
+import time
+from dataclasses import dataclass, field
+
+from deployments.engine.fake import FakeEngine
+from deployments.host import RequestHost
+from deployments.moves import Moves
+from deployments.outbox import Outboxes
+from migration.cursor import Cursor
+from migration.messages import Adopt, Chunk, PathRequest, Prepare, Prepared
+from migration.ports import Transport
+from migration.record import MigrationRecord
+from migration.request import Delta, IngressId, Lost, Moved, Moving, RequestSpec, Sampling, StreamEvent
+from migration.rounds import CopyLimits
+from migration.slots import Slots
+from migration.source_run import Limits, Order, World
+from migration.transport.shared import SharedSlots
+from policies.model import ReplicaId, RequestId
+
+INGRESS = IngressId("ingress")
+LIMITS = Limits(prepare_s=0.5, copy_s=0.5, final_s=0.5, adopt_s=0.5, copy=CopyLimits())
+
+
+class LocalPeer:
+    """Calls another replica's `Moves` directly. `fault` is raised, or awaited, before the named call."""
+
+    def __init__(self, replica: "Replica") -> None:
+        self.id = replica.id
+        self._replica = replica
+
+    async def _pass(self, call: str) -> Moves:
+        await asyncio.sleep(0)
+        fault = self._replica.faults.get(call)
+        if isinstance(fault, Exception):
+            raise fault
+        if fault == "silent":
+            await asyncio.Event().wait()
+        return self._replica.moves
+
+    async def prepare(self, message: Prepare) -> Prepared:
+        return (await self._pass("prepare")).prepare(message)
+
+    async def receive(self, message: Chunk) -> None:
+        await (await self._pass("receive")).receive(message)
+
+    async def adopt(self, message: Adopt) -> None:
+        moves = await self._pass("adopt")
+        await moves.adopt(message)
+        await self._pass("adopted")
+
+    async def commit(self, migration: str) -> None:
+        (await self._pass("commit")).commit(migration)
+
+    async def cancel(self, migration: str) -> None:
+        (await self._pass("cancel")).cancel(migration)
+
+
+class Replica:
+    """One replica around a fake engine."""
+
+    def __init__(
+        self,
+        name: str,
+        cluster: "dict[ReplicaId, Replica]",
+        engine: FakeEngine,
+        transport: Transport,
+        lease_s: float,
+        limits: Limits,
+    ) -> None:
+        self.id = ReplicaId(name)
+        self.engine = engine
+        self.faults: dict[str, Exception | str] = {}
+        self.room = 10_000
+        self.outboxes = Outboxes(time.monotonic)
+        self.host = RequestHost(engine, self.outboxes, time.monotonic, lambda: self.room)
+        self.slots = Slots(2, engine.fingerprint.slot_bytes)
+        world = World(self.id, self.host, engine, transport, self.slots, limits, time.monotonic, time.time)
+        self.moves = Moves(world, self.host, lambda to: LocalPeer(cluster[to]), lease_s)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing runs, nothing is held: no request, block, slot, reservation or migration."""
+        return not (
+            list(self.host.loads())
+            or self.engine._contexts
+            or self.slots.in_use
+            or self.host.reserved_tokens
+            or self.moves.pending
+        )
+
+
+@dataclass
+class Pair:
+    """Replicas a and b, and one ingress that reads both."""
+
+    a: Replica
+    b: Replica
+    cursors: dict[RequestId, Cursor] = field(default_factory=dict)
+    events: list[StreamEvent] = field(default_factory=list)
+    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    readers: list[asyncio.Task[None]] = field(default_factory=list)
+    attach: bool = True
+
+    def replica(self, name: str) -> Replica:
+        return {self.a.id: self.a, self.b.id: self.b}[ReplicaId(name)]
+
+    def submit(self, spec: RequestSpec, on: str = "a") -> Cursor:
+        self.cursors[spec.id] = Cursor()
+        self.replica(on).moves.submit(spec, 0, ())
+        return self.cursors[spec.id]
+
+    def move(
+        self, request: RequestId, source: str = "a", target: str = "b", path: PathRequest = PathRequest.KV
+    ) -> MigrationRecord:
+        order = Order(f"m-{len(self.events)}-{source}{target}", request, path, "test")
+        return self.replica(source).moves.start(order, ReplicaId(target))
+
+    async def settled(self, source: str = "a") -> MigrationRecord:
+        """The newest record of a replica once none of its migrations runs."""
+        moves = self.replica(source).moves
+        async with asyncio.timeout(10):
+            while moves._leaving or not moves._done:
+                await asyncio.sleep(0.001)
+        return moves.records()[0]
+
+    async def until(self, cursor: Cursor, tokens: int) -> None:
+        async with asyncio.timeout(10), self.changed:
+            await self.changed.wait_for(lambda: len(cursor.tokens) >= tokens)
+
+    async def finished(self, cursor: Cursor) -> tuple[int, ...]:
+        async with asyncio.timeout(10), self.changed:
+            await self.changed.wait_for(lambda: cursor.finish is not None)
+        return tuple(cursor.tokens)
+
+    async def both_idle(self) -> None:
+        async with asyncio.timeout(10):
+            while not (self.a.idle and self.b.idle):
+                await asyncio.sleep(0.005)
+
+    async def read(self, replica: Replica) -> None:
+        async for batch in replica.outboxes.read(INGRESS):
+            async with self.changed:
+                for event in batch:
+                    self.take(event)
+                self.changed.notify_all()
+
+    def take(self, event: StreamEvent) -> None:
+        self.events.append(event)
+        cursor = self.cursors.get(event.request)
+        match event:
+            case Delta() if cursor:
+                cursor.feed(event)
+            case Moved() if cursor:
+                cursor.moved(event)
+                if self.attach:
+                    self.replica(event.target).moves.attach(event.request, event.next_hop, cursor.next_index)
+            case Moving() | Lost() | Delta() | Moved():
+                pass
+
+
+def spec(name: str = "r", prompt: int = 40, tokens: int = 60, seed: int | None = None) -> RequestSpec:
+    """A greedy request with a prompt that no other request has."""
+    draw = random.Random(name)
+    ids = tuple(draw.randrange(3, 500) for _ in range(prompt))
+    return RequestSpec(RequestId(name), f"label-{name}", ids, Sampling(tokens, temperature=0.0, seed=seed), INGRESS)
+
+
+def make_pair(
+    *,
+    step_s: float = 0.001,
+    lease_s: float = 1.0,
+    limits: Limits = LIMITS,
+    transport: Transport | None = None,
+    model_b: str = "fake",
+    cache_b: str = "fake-cache",
+) -> Pair:
+    """Two replicas whose streams are read; the engines' knobs are on `pair.a.engine`."""
+    cluster: dict[ReplicaId, Replica] = {}
+    engines = {"a": FakeEngine(step_s), "b": FakeEngine(step_s, model=model_b, cache=cache_b)}
+    for name, engine in engines.items():
+        replica = Replica(name, cluster, engine, transport or SharedSlots(), lease_s, limits)
+        cluster[replica.id] = replica
+    pair = Pair(cluster[ReplicaId("a")], cluster[ReplicaId("b")])
+    pair.readers = [asyncio.create_task(pair.read(r)) for r in (pair.a, pair.b)]
+    return pair
