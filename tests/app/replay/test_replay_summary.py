@@ -1,0 +1,109 @@
+"""What records and samples amount to."""
+
+from typing import Any
+
+import pytest
+
+from app.replay.measured import Measured
+from app.replay.report import Setup, document
+from app.replay.state import ReplicaSample, Sample, parse_cluster
+from app.replay.stream import Fault, Outcome, Record
+from app.replay.summary import Quantiles, Tally, group_migrations, quantiles, summarize, tally
+from app.replay.text import render
+from app.replay.trace import Arrival, Lengths, Window
+
+ARRIVAL = Arrival(0, 0.0, 10, 4)
+
+
+def record(outcome: Outcome = Outcome.OK, *chunks_s: float, tokens: int | None = None) -> Record:
+    """A request sent after 1 s that ended after 5 s."""
+    return Record(ARRIVAL, 1.0, 5.0, chunks_s, tokens, outcome)
+
+
+def state(*requests: dict[str, Any]) -> dict[str, Any]:
+    """A `/mell/state` of one replica."""
+    facts = {"id": "a", "state": "RUNNING", "used_tokens": 50, "capacity_tokens": 200}
+    return {"replicas": [facts | {"requests": list(requests)}]}
+
+
+def request(name: str, hop: int = 0, movable: bool = True, phase: str = "decode") -> dict[str, Any]:
+    return {"id": name, "hop": hop, "movable": movable, "phase": phase}
+
+
+def test_quantiles_are_interpolated() -> None:
+    assert quantiles([5.0, 1.0, 2.0, 3.0]) == Quantiles(4, 2.75, 2.5, 3.0 + 2.0 * 0.97, 5.0)
+
+
+def test_there_are_no_quantiles_of_nothing() -> None:
+    assert quantiles([]) is None
+
+
+def test_requests_are_counted_by_outcome_and_rates_taken_over_the_whole_span() -> None:
+    summary = summarize([record(outcome, tokens=6) for outcome in Outcome], [])
+    assert (summary.ok, summary.broken, summary.failed, summary.cancelled) == (1, 1, 1, 1)
+    assert (summary.duration_s, summary.requests_per_s, summary.output_tokens_per_s) == (4.0, 0.25, 6.0)
+
+
+def test_latencies_are_counted_from_sending_and_gaps_are_not_divided_by_tokens() -> None:
+    summary = summarize([record(Outcome.OK, 1.5, 3.5, tokens=8)], [])
+    assert summary.ttft_s == Quantiles(1, 0.5, 0.5, 0.5, 0.5)
+    assert summary.gap_s == Quantiles(1, 2.0, 2.0, 2.0, 2.0)
+    assert summary.tokens_per_chunk == 4.0
+    assert summary.send_lag_s == Quantiles(1, 1.0, 1.0, 1.0, 1.0)
+
+
+def test_only_whole_answers_have_an_end_to_end_time() -> None:
+    assert summarize([record(Outcome.BROKEN, 2.0)], []).total_s is None
+
+
+def test_without_a_count_of_tokens_chunks_are_counted() -> None:
+    summary = summarize([record(Outcome.OK, 2.0, 3.0)], [])
+    assert (summary.output_tokens, summary.tokens_per_chunk) == (2, None)
+
+
+def test_a_replay_without_requests_has_a_summary() -> None:
+    assert summarize([], []).requests_per_s == 0.0
+
+
+def test_only_running_replicas_count_for_kv_use() -> None:
+    replicas = (ReplicaSample("a", "RUNNING", 50, 200, 1), ReplicaSample("b", "STARTING", 0, 0, 0))
+    summary = summarize([], [Sample(0.0, 1, 0, 0, replicas=replicas), Sample(1.0, 1, 0, 0)])
+    assert summary.kv_used_percent == Quantiles(1, 25.0, 25.0, 25.0, 25.0)
+    assert summary.running_replicas == Quantiles(1, 1.0, 1, 1, 1)
+
+
+def test_faults_are_tallied_with_the_first_message_of_each_kind() -> None:
+    faults = [Fault("a", "1"), Fault("b", "2"), Fault("b", "3")]
+    assert tally(faults) == (Tally("b", 2, "2"), Tally("a", 1, "1"))
+
+
+def test_migrations_are_grouped_by_path_and_outcome() -> None:
+    done = {"path": "kv", "outcome": "committed", "bytes": 5, "pause_s": 0.5}
+    groups = group_migrations([done, done, {"path": "kv", "outcome": None, "state": "COPY", "pause_s": None}])
+    assert [(one.outcome, one.count, one.bytes) for one in groups] == [("COPY", 1, 0), ("committed", 2, 10)]
+    assert groups[0].pause_s is None
+    assert groups[1].pause_s == Quantiles(2, 0.5, 0.5, 0.5, 0.5)
+
+
+def test_a_state_tells_use_and_which_requests_may_be_moved() -> None:
+    cluster = parse_cluster(state(request("r1"), request("r2", movable=False), request("r3", phase="waiting")))
+    assert cluster.replicas == (ReplicaSample("a", "RUNNING", 50, 200, 3),)
+    assert cluster.movable == ("r1",)
+
+
+@pytest.mark.parametrize("payload", [None, [], {}, {"replicas": [{}]}, {"replicas": [3]}, state({"id": "r"})])
+def test_what_is_no_state_is_refused(payload: object) -> None:
+    with pytest.raises(ValueError, match="not a state"):
+        parse_cluster(payload)
+
+
+def test_a_raised_hop_is_a_move_and_a_new_request_is_none() -> None:
+    before = parse_cluster(state(request("r1", hop=1), request("r2")))
+    after = parse_cluster(state(request("r1", hop=2), request("r2"), request("r3", hop=1)))
+    assert after.moved_since(before) == 1
+
+
+def test_a_report_of_nothing_can_be_printed() -> None:
+    setup = Setup("t", "u", "m", Window(1), Lengths())
+    text = render(document(setup, [ARRIVAL], Measured((), interrupted=True)))
+    assert "Interrupted after 0 of 1 requests." in text
