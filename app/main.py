@@ -4,13 +4,13 @@ import logging
 from typing import Any
 
 import pydantic
-import ray
 from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
 from app.ingress.config import IngressConfig
 from app.settings import Settings, check_installed
 from app.tinymodel import ensure_tiny_model
+from app.versions import installed_version
 from deployments.config import EngineConfig, MigrationConfig, SchedulerConfig, Topology
 from migration.rounds import CopyLimits
 from migration.source_run import Limits
@@ -19,6 +19,7 @@ from policies.model import Tokens
 log = logging.getLogger("ray.serve")
 
 TESTED_RAY = "2.60"
+TESTED_VLLM = "0.32"
 APP = "mell"
 UNLIMITED = 1_000_000_000
 """Serve must never reject a call by its own count: a targeted call has nowhere else to go."""
@@ -64,8 +65,9 @@ def _explain(error: Any) -> str:
 
 
 def _warn_untested() -> None:
-    if not ray.__version__.startswith(TESTED_RAY):
-        log.warning("Ray %s is not the tested version %s", ray.__version__, TESTED_RAY)
+    for name, tested in (("ray", TESTED_RAY), ("vllm", TESTED_VLLM)):
+        if not (found := installed_version(name)).startswith(tested):
+            log.warning("%s %s is not the tested version %s", name, found, tested)
 
 
 def _engine_config(settings: Settings) -> EngineConfig:
@@ -104,6 +106,10 @@ def _ingress_config(settings: Settings, engine: EngineConfig) -> IngressConfig:
         model_source=engine.model_source,
         max_context=engine.kwargs.get("max_model_len"),
         initial_replicas=settings.deployment_config.autoscaling_config.initial,
+        host=i.host,
+        port=i.port,
+        shares_port=i.num_replicas > 1,
+        grace_s=settings.deployment_config.graceful_shutdown_timeout_s,
         max_body_bytes=i.max_body_bytes,
         place_timeout_s=i.place_timeout_s,
         no_replica_timeout_s=i.no_replica_timeout_s,

@@ -6,7 +6,7 @@ deployment_config.autoscaling_config).
 
 import importlib.metadata
 import re
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -16,7 +16,9 @@ from policies.placement import POLICIES
 class Section(BaseModel):
     """A part of the settings: unknown keys are refused, values are not converted between types."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, validate_default=True, protected_namespaces=()
+    )
 
 
 class ModelLoading(Section):
@@ -107,7 +109,11 @@ class Scheduler(Section):
 class Ingress(Section):
     """The HTTP side."""
 
-    num_replicas: int = Field(1, ge=1, description="Ingress processes.")
+    host: str = Field("127.0.0.1", min_length=1, description="Address to listen on; 0.0.0.0 for all.")
+    port: int | None = Field(
+        8000, ge=1, le=65535, description="Port to listen on; null serves through Serve's own HTTP proxy instead."
+    )
+    num_replicas: int = Field(1, ge=1, description="Ingress processes; those of one node share the port.")
     max_body_bytes: int = Field(4 << 20, ge=1024, description="Largest request body.")
     place_timeout_s: float = Field(0.5, gt=0, description="Longest wait for the scheduler before placing without it.")
     no_replica_timeout_s: float = Field(30.0, ge=0, description="How long a request waits for a live replica.")
@@ -129,7 +135,6 @@ class Settings(Section):
     migration: Migration = Field(default_factory=Migration, description="Migration.")
     scheduler: Scheduler = Field(default_factory=Scheduler, description="Scheduling.")
     ingress: Ingress = Field(default_factory=Ingress, description="HTTP.")
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="Of Mell's own log lines.")
 
     @property
     def gpus(self) -> float:
@@ -138,10 +143,14 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        for name in ("block_size", "max_model_len", "tensor_parallel_size"):
+            value = self.engine_kwargs.get(name, 1)
+            if type(value) is not int or value < 1:
+                raise ValueError(f"engine_kwargs.{name} is {value!r}: write a positive whole number, or remove it")
         block_size = self.engine_kwargs.get("block_size")
         if not self.gpus and block_size is not None and block_size % 32:
             raise ValueError(f"engine_kwargs.block_size is {block_size}: on CPU write a multiple of 32")
-        if int(self.engine_kwargs.get("tensor_parallel_size", 1)) != 1:
+        if self.engine_kwargs.get("tensor_parallel_size", 1) != 1:
             raise ValueError("engine_kwargs.tensor_parallel_size: Mell runs one GPU per replica; remove it")
         return self
 

@@ -25,31 +25,37 @@ class Cluster:
         self._app = app
         self._timeout_s = timeout_s
         self._reports: dict[ReplicaId, ReplicaReport] = {}
+        self._failed: set[ReplicaId] = set()
         self._others: tuple[ReplicaLoad, ...] = ()
 
-    async def gather(self, fence: int) -> dict[ReplicaId, ReplicaReport]:
+    async def gather(self, fence: int, timeout_s: float | None = None) -> dict[ReplicaId, ReplicaReport]:
         """The newest report of every running replica; one that does not answer in time keeps its last.
+
+        One that answers with an error has none any more: nothing is to be sent there.
 
         Raises:
             Refused: a newer scheduler is at work.
         """
         running = self._membership.running
-        fresh = await asyncio.gather(*(self._ask(replica, fence) for replica in running))
-        known = {r: self._reports[r] for r in running if r in self._reports}
+        limit = self._timeout_s if timeout_s is None else timeout_s
+        self._failed.clear()
+        fresh = await asyncio.gather(*(self._ask(replica, fence, limit) for replica in running))
+        known = {r: self._reports[r] for r in running if r in self._reports and r not in self._failed}
         self._reports = known | {report.load.id: report for report in fresh if report is not None}
         return self._reports
 
-    async def _ask(self, replica: ReplicaId, fence: int) -> ReplicaReport | None:
+    async def _ask(self, replica: ReplicaId, fence: int, limit_s: float) -> ReplicaReport | None:
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(limit_s):
                 report: ReplicaReport = await self._replicas.call(replica, "report", fence)
                 return report
         except (TimeoutError, PeerLost) as error:
             log.warning("replica %s did not report: %r", replica, error)
         except Refused:
             raise
-        except Exception:
-            log.exception("replica %s failed to report", replica)
+        except Exception as error:
+            log.warning("replica %s failed to report: %r", replica, error)
+            self._failed.add(replica)
         return None
 
     async def others(self) -> tuple[ReplicaLoad, ...]:

@@ -9,12 +9,7 @@ from policies.model import Tokens
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """One engine: the model (a folder or a hub name), vLLM's own arguments, and the staging memory.
-
-    `slot_bytes` is the payload of one staging slot, `slots` how many there are (at least two, so that one is
-    filled while another is sent). `transport` is "shared" (replicas of one node), "collective", or
-    "module:attribute" of a factory that takes a `MigrationConfig`.
-    """
+    """One engine: its name in the API, the model (a folder or a hub name), and vLLM's own arguments."""
 
     model_id: str
     model_source: str
@@ -23,7 +18,12 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class MigrationConfig:
-    """How requests move; times in seconds."""
+    """How requests move; times in seconds.
+
+    `slot_bytes` is the payload of one staging slot, `slots` how many there are (at least two, so that one is
+    filled while another is sent). `transport` is "shared" (replicas of one node), "collective", or
+    "module:attribute" of a factory that takes a `MigrationConfig`.
+    """
 
     transport: str = "shared"
     slot_bytes: int = 8 << 20

@@ -115,9 +115,14 @@ class RequestHost:
         return len(orphans)
 
     def resume(self, request: RequestId, hop: int, index: int) -> bool:
-        """Publish again what was published from output token `index` on; False if that run is not known."""
+        """Publish again what was published from output token `index` on.
+
+        False if that run is not known, or ended here without its output's end: nothing will follow.
+        """
         run = self._runs.get(request) or self._ended.get(request)
         if run is None or run.hop != hop:
+            return False
+        if request not in self._runs and (run.muted or run.finish is None):
             return False
         if index < run.published or (run.finish and not run.muted):
             finish = None if run.muted else run.finish

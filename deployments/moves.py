@@ -149,6 +149,10 @@ class Moves:
         for coming in list(self._coming.values()):
             coming.post(target.Event.STOPPING)
 
+    def targets(self) -> set[ReplicaId]:
+        """The replicas that requests are moving to."""
+        return {run.target for run in self._leaving.values()}
+
     def target_lost(self, replica: ReplicaId) -> None:
         """A replica is gone: migrations to it end."""
         for run in self._leaving.values():

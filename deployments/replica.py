@@ -8,9 +8,11 @@ from collections.abc import AsyncIterator
 
 import ray
 
+from deployments.calls import Submission
 from deployments.config import EngineConfig, MigrationConfig, Topology
 from deployments.engine.port import Engine
 from deployments.host import RequestHost
+from deployments.membership import Membership
 from deployments.moves import Moves
 from deployments.outbox import Batch, Outboxes
 from deployments.peer import ServePeer
@@ -21,7 +23,7 @@ from deployments.transports import make_transport
 from migration.errors import Refused
 from migration.messages import Adopt, Chunk, Prepare, Prepared
 from migration.record import MigrationRecord
-from migration.request import IngressId, RequestSpec
+from migration.request import IngressId
 from migration.slots import Slots
 from migration.source_run import Order, World
 from policies.model import Blocks, ReplicaId, ReplicaLoad, ReplicaState, RequestId
@@ -51,7 +53,13 @@ class EngineReplica:
         self._transport = make_transport(migration)
         self._scheduler = SchedulerClient(topology.app)
         self._moves = self._make_moves(migration, topology)
+        self._membership = Membership("Engine", topology.app, f"engine-{self._id}", self._peers_changed)
         self._reaper = asyncio.create_task(self._watch())
+
+    def _peers_changed(self, membership: Membership) -> None:
+        """Migrations to replicas that are gone end now, not at their time-outs."""
+        for target in self._moves.targets() - set(membership.running):
+            self._moves.target_lost(target)
 
     def _make_moves(self, config: MigrationConfig, topology: Topology) -> Moves:
         replicas = Replicas("Engine", topology.app)
@@ -85,6 +93,7 @@ class EngineReplica:
 
     async def __del__(self) -> None:
         self._reaper.cancel()
+        self._membership.stop()
         self._outboxes.close()
         self._transport.close()
         self._slots.close()
@@ -97,9 +106,16 @@ class EngineReplica:
         async for batch in self._outboxes.read(ingress):
             yield batch
 
-    async def submit(self, spec: RequestSpec, hop: int, outputs: tuple[int, ...]) -> None:
-        """Run a request. Raises Refused."""
-        self._moves.submit(spec, hop, outputs)
+    async def submit(self, requests: tuple[Submission, ...]) -> list[Refused | None]:
+        """Run requests; for each, why it was refused, or None."""
+        return [self._submit(request) for request in requests]
+
+    def _submit(self, request: Submission) -> Refused | None:
+        try:
+            self._moves.submit(request.spec, request.hop, request.outputs)
+        except Refused as error:
+            return error
+        return None
 
     async def abandon(self, request: RequestId) -> None:
         """The reader left: end the request here, under whatever hop."""

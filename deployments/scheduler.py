@@ -10,6 +10,7 @@ import time
 import uuid
 from typing import Any
 
+from deployments.calls import PlaceCall
 from deployments.cluster import Cluster
 from deployments.config import SchedulerConfig, Topology
 from deployments.control import MoveAccepted, MoveAnswer, MoveRejected
@@ -22,13 +23,15 @@ from migration.messages import PathRequest
 from migration.record import MigrationRecord
 from migration.source_run import Order
 from policies.ledger import Ledger
-from policies.model import ClusterState, ReplicaId, ReplicaLoad, RequestId, RequestLoad, Tokens
-from policies.placement import POLICIES, Arrival, Decision
+from policies.model import ClusterState, ReplicaId, ReplicaLoad, RequestId, RequestLoad
+from policies.placement import POLICIES, Arrival, Decision, Place, Queue
 
 log = logging.getLogger("ray.serve")
 
 _RECORDS = 1000
 _STALLED_EPOCHS = 30
+_OPERATOR_WAIT_S = 0.3
+"""How long an operator's call waits for replicas that are slow to report, before it makes do with their last word."""
 
 
 class EpochScheduler:
@@ -80,8 +83,8 @@ class EpochScheduler:
         self._others = await self._cluster.others()
         self._last_epoch = time.monotonic()
 
-    async def _gather(self) -> None:
-        self._reports = await self._cluster.gather(self._fence)
+    async def _gather(self, timeout_s: float | None = None) -> None:
+        self._reports = await self._cluster.gather(self._fence, timeout_s)
         self._as_of = time.time()
         self._ledger.report([report.load for report in self._reports.values()], time.monotonic())
         for report in self._reports.values():
@@ -92,14 +95,19 @@ class EpochScheduler:
 
     # --- for ingresses --------------------------------------------------------------------------------
 
-    async def place(self, request: RequestId, label: str, tokens: Tokens, exclude: tuple[ReplicaId, ...]) -> Decision:
-        """Where a request goes; it counts there from now on."""
+    async def place(self, calls: tuple[PlaceCall, ...]) -> list[Decision]:
+        """Where requests go; each counts there from now on."""
         await self._gathered.wait()
+        return [self._place(call) for call in calls]
+
+    def _place(self, call: PlaceCall) -> Decision:
         now = time.monotonic()
+        arrival = call.arrival
         gone = tuple(r for r in self._reports if r not in self._membership.running)
-        decision = self._policy.place(self._ledger.state(now), Arrival(request, tokens), (*exclude, *gone))
-        if replica := getattr(decision, "replica", None):
-            self._ledger.place(request, label, replica, tokens, now)
+        decision = self._policy.place(self._ledger.state(now), arrival, (*call.exclude, *gone))
+        match decision:
+            case Place(replica) | Queue(replica):
+                self._ledger.place(arrival.id, call.label, replica, arrival.tokens, now)
         return decision
 
     async def view(self) -> ClusterState:
@@ -118,7 +126,8 @@ class EpochScheduler:
     # --- for operators --------------------------------------------------------------------------------
 
     async def state(self) -> dict[str, Any]:
-        """`/mell/state`."""
+        """`/mell/state`, as of now: an operator who acts on it should not act on the last epoch."""
+        await self._gather(_OPERATOR_WAIT_S)
         replicas = [report.to_json() for report in self._reports.values()]
         replicas += [
             ReplicaReport(load, (0, 0, 0), 0, 0, 0, self._fence, ()).to_json() | {"pids": []}
@@ -135,13 +144,13 @@ class EpochScheduler:
 
     async def migrations(self) -> dict[str, Any]:
         """`/mell/migrations`: newest first."""
-        await self._gather()
+        await self._gather(_OPERATOR_WAIT_S)
         newest = sorted(self._records.values(), key=lambda r: -r.started_at)
         return {"migrations": [record.to_json() for record in newest]}
 
     async def migrate(self, reference: str, target: str | None, path: PathRequest) -> MoveAnswer:
         """Move the request with that id or label, to `target` or where the policy would place it."""
-        await self._gather()
+        await self._gather(_OPERATOR_WAIT_S)
         found = [
             (report.load, request)
             for report in self._reports.values()
@@ -176,7 +185,7 @@ class EpochScheduler:
     def _choose(self, load: ReplicaLoad, request: RequestLoad) -> ReplicaId | None:
         state = self._ledger.state(time.monotonic())
         decision = self._policy.place(state, Arrival(request.id, request.tokens), exclude=(load.id,))
-        return getattr(decision, "replica", None)
+        return decision.replica if isinstance(decision, Place | Queue) else None
 
     def _keep(self, record: MigrationRecord) -> None:
         """Keep the newest word on a migration; a record without an outcome never replaces one with it."""

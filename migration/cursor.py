@@ -9,6 +9,7 @@ the reader itself resubmits the request. So a lost confirmation can cost work, n
     hop > current    the new host is ahead of the old one's last word: kept until `Moved`
 """
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from migration.errors import MigrationError
@@ -21,12 +22,17 @@ class GapError(MigrationError):
 
 @dataclass(slots=True)
 class Cursor:
-    """Reassembles one request's output from the deltas of every replica it lived on."""
+    """Reassembles one request's output from the deltas of every replica it lived on.
+
+    `target` is the replica that the newest `Moved` named, None before the first.
+    """
 
     hop: int = 0
     tokens: list[int] = field(default_factory=list)
     finish: str | None = None
+    target: str | None = None
     _early: list[Delta] = field(default_factory=list)
+    _early_moves: list[Moved] = field(default_factory=list)
 
     @property
     def next_index(self) -> int:
@@ -54,22 +60,35 @@ class Cursor:
     def moved(self, moved: Moved) -> tuple[int, ...]:
         """The host handed over: follow the new hop, and return the tokens that had come early.
 
+        The next host may have handed over in its turn, and may have been read first: `target` is then the last.
+
         Raises:
             GapError: the old host's last tokens are missing. The cursor is unchanged.
         """
-        if moved.hop != self.hop or self.finish is not None:
+        if self.finish is not None or moved.hop < self.hop:
+            return ()
+        if moved.hop > self.hop:
+            self._early_moves.append(moved)
             return ()
         if moved.index > self.next_index:
             raise GapError(f"token {self.next_index} is missing before hop {moved.next_hop}")
+        self.target = moved.target
         return self.advance(moved.next_hop)
 
     def advance(self, hop: int) -> tuple[int, ...]:
-        """Make `hop` the owner (it resumes at `next_index`); return the tokens that had come early."""
+        """Make `hop` the owner (it resumes at `next_index`); return the tokens that had come early.
+
+        Early tokens after a gap are dropped: whoever advances then asks the owner for all from `next_index` on.
+        """
         if hop <= self.hop:
             raise ValueError(f"hop must rise: {hop} after {self.hop}")
         self.hop = hop
         early, self._early = self._early, []
+        moves, self._early_moves = self._early_moves, []
         before = self.next_index
-        for delta in early:
-            self.feed(delta)
+        with suppress(GapError):
+            for delta in early:
+                self.feed(delta)
+            for moved in moves:
+                self.moved(moved)
         return tuple(self.tokens[before:])

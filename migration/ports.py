@@ -153,8 +153,11 @@ class Transport(Protocol):
     """Carries the bytes of a staging slot to another replica."""
 
     name: str
-    shares_slots: bool
-    """Whether the target reads the source's slot itself: then it is free only once the blocks are loaded."""
+
+    @property
+    def shares_slots(self) -> bool:
+        """Whether the target reads the source's slot itself: then it is free only once the blocks are loaded."""
+        ...
 
     def channel(self, source: ReplicaId, target: ReplicaId) -> str:
         """Name of the connection from source to target that `send` will use next."""
@@ -180,6 +183,10 @@ class Transport(Protocol):
         Raises:
             As `send` does.
         """
+        ...
+
+    def drop(self, channel: str) -> None:
+        """Never use a channel again; the next transfer between the two gets another."""
         ...
 
     def close(self) -> None:

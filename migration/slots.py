@@ -1,16 +1,14 @@
 """A replica's staging slots: a segment cut into equal parts, lent one at a time."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
-from migration.errors import TransferFailed, TransferTimeout
+from migration.errors import TransferTimeout
 from migration.kv.staging import HEADER, Segment
 from migration.ports import Slot
 
 
 class Slots:
-    """`count` slots of `slot_bytes` payload each, in one segment. Lending waits until a slot is free."""
+    """`count` slots of `slot_bytes` payload each, in one segment. Leasing waits until a slot is free."""
 
     def __init__(self, count: int, slot_bytes: int) -> None:
         stride = HEADER + slot_bytes
@@ -27,36 +25,49 @@ class Slots:
         """Slots that are lent now."""
         return len(self._slots) - self._free.qsize()
 
-    async def take(self, limit_s: float) -> Slot:
-        """Borrow a slot until `give`.
+    async def lease(self, limit_s: float) -> "Lease":
+        """Borrow a slot.
 
         Raises:
             TransferTimeout: none became free within `limit_s` seconds.
         """
         try:
             async with asyncio.timeout(limit_s):
-                return await self._free.get()
+                return Lease(self, await self._free.get())
         except TimeoutError:
             raise TransferTimeout(f"no staging slot was free within {limit_s} s") from None
 
-    def give(self, slot: Slot) -> None:
-        """Return a slot; its old content is void from now on."""
-        if slot not in self._slots:
-            raise TransferFailed("the slot belongs to another pool")
+    def _give(self, slot: Slot) -> None:
+        """Take a slot back; its old content is void from now on."""
         self._segment.stamp(slot.offset, 0)
         self._free.put_nowait(slot)
-
-    @asynccontextmanager
-    async def lend(self, limit_s: float) -> AsyncIterator[Slot]:
-        """`take` and `give` as a context."""
-        slot = await self.take(limit_s)
-        try:
-            yield slot
-        finally:
-            self.give(slot)
 
     def close(self) -> None:
         """Unmap the segment."""
         for slot in self._slots:
             slot.memory.release()
         self._segment.close()
+
+
+class Lease:
+    """A borrowed slot. Ending it twice is no error: whoever is last to need the slot may not know that it is."""
+
+    def __init__(self, slots: Slots, slot: Slot) -> None:
+        self.slot = slot
+        self._slots: Slots | None = slots
+
+    def __enter__(self) -> Slot:
+        return self.slot
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Give the slot back."""
+        slots, self._slots = self._slots, None
+        if slots is not None:
+            slots._give(self.slot)
+
+    def end_with(self, task: "asyncio.Task[None]") -> None:
+        """`end`, as a task's callback."""
+        self.end()

@@ -16,7 +16,7 @@ from migration.ports import BlockStore, Clock, Peer, Slot, SourceHost, Transport
 from migration.record import MigrationRecord, Outcome
 from migration.request import Moved, Moving
 from migration.rounds import CopyLimits, Progress, final_range, full_blocks, worth_another_round
-from migration.slots import Slots
+from migration.slots import Lease, Slots
 from migration.source import ACTIVITIES, FINAL, Command, Event, State
 from policies.model import Blocks, Bytes, ReplicaId, RequestId
 
@@ -71,6 +71,7 @@ class SourceRun:
         self._activity_no = 0
         self._progress = Progress()
         self._told = 0
+        self._heard = 0
         self._sent = Bytes(0)
         self._path = Path.TOKENS if order.path is PathRequest.TOKENS else Path.KV
         self._notes: list[str] = [order.reason]
@@ -261,7 +262,7 @@ class SourceRun:
                 outputs=snapshot.outputs,
             )
         )
-        self._told = len(snapshot.outputs)
+        self._told = self._heard = len(snapshot.outputs)
         if prepared.path is Path.TOKENS:
             if self._order.path is PathRequest.AUTO:
                 self._notes.append("target cannot take KV blocks")
@@ -292,13 +293,15 @@ class SourceRun:
         try:
             async with asyncio.TaskGroup() as pushes:
                 for low, high in _pieces(first, last, world.blocks.fingerprint.blocks_per_slot):
-                    slot = await world.slots.take(world.limits.copy_s)
+                    lease = await world.slots.lease(world.limits.copy_s)
                     try:
-                        chunk = await self._gather(low, high, slot)
+                        chunk = await self._gather(low, high, lease.slot)
+                        push = pushes.create_task(self._push(chunk, lease))
                     except BaseException:
-                        world.slots.give(slot)
+                        lease.end()
                         raise
-                    pushes.create_task(self._push(chunk, slot))
+                    # Also for a push that is cancelled before it begins.
+                    push.add_done_callback(lease.end_with)
         except* Exception as errors:
             raise errors.exceptions[0] from None
         self._progress = self._progress.add(last)
@@ -319,25 +322,28 @@ class SourceRun:
             outputs=outputs[told:],
         )
 
-    async def _push(self, chunk: Chunk, slot: Slot) -> None:
-        """Send one chunk and have it loaded. The slot is given back as soon as nobody reads it."""
+    async def _push(self, chunk: Chunk, lease: Lease) -> None:
+        """Send one chunk and have it loaded. The slot is given back as soon as nobody reads it.
+
+        After a failure the channel is not used again: the two ends may disagree on what it carries next.
+        """
         transport = self._world.transport
         loading: asyncio.Task[None] | None = None
         try:
             async with transport.turn(chunk.channel):
                 loading = asyncio.create_task(self._peer.receive(chunk))
-                sending = asyncio.create_task(transport.send(chunk.channel, slot, chunk.size))
+                sending = asyncio.create_task(transport.send(chunk.channel, lease.slot, chunk.size))
                 await _until_sent(sending, loading)
-            if transport.shares_slots:
-                await loading
+            if not transport.shares_slots:
+                lease.end()
+            await loading
         except BaseException:
             if loading is not None:
                 loading.cancel()
+            transport.drop(chunk.channel)
             raise
-        finally:
-            self._world.slots.give(slot)
-        await loading
         self._sent = Bytes(self._sent + chunk.size)
+        self._heard = max(self._heard, chunk.outputs_from + len(chunk.outputs))
 
     async def _adopt_kv(self) -> Event:
         self._path = Path.KV
@@ -349,7 +355,8 @@ class SourceRun:
 
     async def _adopt(self) -> Event:
         outputs = self._world.host.snapshot(self._order.request).outputs
-        await self._peer.adopt(Adopt(self._order.id, self._told, outputs[self._told :]))
+        # From what it confirmed on: tokens that rode on a chunk that failed have not arrived.
+        await self._peer.adopt(Adopt(self._order.id, self._heard, outputs[self._heard :]))
         return Event.ADOPTED
 
 

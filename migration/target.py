@@ -77,14 +77,14 @@ TABLE: Mapping[State, Mapping[Event, tuple[State, tuple[Command, ...]]]] = {
     },
     _S.RESERVED: {
         _E.CHUNK: (_S.LOADING, (_C.LOAD_CHUNK,)),
-        # Of two chunks under way, the first to be loaded led here.
+        # Of two chunks under way, the first to end led here: the other one is to be stopped as well.
         _E.LOADED: (_S.RESERVED, ()),
         _E.LOAD_FAILED: (_S.RESERVED, ()),
-        _E.ADOPT: (_S.ADOPTING, (_C.ADD_REQUEST,)),
-        _E.CANCEL: _RELEASE,
-        _E.LEASE_EXPIRED: _RELEASE,
-        _E.CLIENT_GONE: _RELEASE,
-        _E.STOPPING: _RELEASE,
+        _E.ADOPT: (_S.ADOPTING, (_C.STOP_LOADING, _C.ADD_REQUEST)),
+        _E.CANCEL: _STOP,
+        _E.LEASE_EXPIRED: _STOP,
+        _E.CLIENT_GONE: _STOP,
+        _E.STOPPING: _STOP,
     },
     _S.LOADING: {
         # Two staging slots: the next chunk may arrive while one is loaded; loads keep their order.

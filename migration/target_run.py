@@ -95,9 +95,9 @@ class TargetRun:
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
-            task.cancel()
-            if task.cancelled() or self._session.state is not State.LOADING:
+            if task.cancelled():
                 raise TransferFailed("the migration ended while blocks were loaded") from None
+            task.cancel()
             raise
         except BaseException:
             self._post_if_allowed(Event.LOAD_FAILED)
@@ -107,7 +107,8 @@ class TargetRun:
         self._post_if_allowed(Event.LOADED)
 
     async def _load(self, chunk: Chunk) -> None:
-        slot = None if self._transport.shares_slots else await self._slots.take(self._lease_s)
+        lease = None if self._transport.shares_slots else await self._slots.lease(self._lease_s)
+        slot = lease.slot if lease is not None else None
         try:
             staged = await self._transport.receive(chunk.channel, chunk.staged, chunk.size, slot)
             async with self._progress:
@@ -117,8 +118,8 @@ class TargetRun:
             context = (self._message.spec.prompt + tuple(self._outputs))[: chunk.last * self._block_size + 1]
             await self._blocks.load(context, chunk.first, chunk.last, staged)
         finally:
-            if slot is not None:
-                self._slots.give(slot)
+            if lease is not None:
+                lease.end()
         async with self._progress:
             self._loaded = max(self._loaded, chunk.last)
             self._progress.notify_all()

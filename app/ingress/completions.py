@@ -93,7 +93,8 @@ class Answer:
             piece = self._text.feed(tokens)
             if piece.stopped:
                 self.finish = "stop"
-            elif self._conversation.cursor.finish and not self._conversation.fresh:
+            elif self.completion_tokens == self._conversation.cursor.next_index:
+                # The newest token: if there is an end, it came with this one.
                 self.finish = self._conversation.cursor.finish
             yield piece.text + (self._text.flush() if self.finish and not piece.stopped else "")
             if self.finish:

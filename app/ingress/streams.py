@@ -14,11 +14,14 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from app.ingress.errors import ApiError, saturated
 from app.ingress.placing import Placer
+from deployments.calls import Submission
+from deployments.coalesce import Coalescer
 from deployments.membership import Membership
 from deployments.routing import Replicas, Unrouted
 from deployments.scheduler_client import SchedulerClient
@@ -33,13 +36,18 @@ log = logging.getLogger("ray.serve")
 
 _RECONNECT_S = 0.05
 _ROUTER_SKEW_S = 2.0
-"""How long a replica that is listed as running may be unknown to this process's router."""
+"""How long a replica that is listed as running may be unknown to this process's router, or out of reach."""
 _MAX_RESUBMISSIONS = 8
+_RETRY_S = 0.1
+_RESUBMISSION_STRIDE = 1 << 16
 
 
 @dataclass(slots=True)
 class Conversation:
-    """One request, as its reader sees it. `ready` is set when there is something in `fresh`, or it is over."""
+    """One request, as its reader sees it; `submitted` while its host has it.
+
+    `ready` is set when there is something in `fresh`, or it is over.
+    """
 
     spec: RequestSpec
     host: ReplicaId
@@ -52,6 +60,7 @@ class Conversation:
     error: ApiError | None = None
     resubmissions: int = 0
     recovering: asyncio.Task[None] | None = None
+    submitted: bool = False
 
     @property
     def id(self) -> RequestId:
@@ -93,7 +102,9 @@ class Conversation:
 class Streams:
     """All conversations of one ingress."""
 
-    def __init__(self, ingress: IngressId, replicas: Replicas, placer: Placer, scheduler: SchedulerClient) -> None:
+    def __init__(
+        self, ingress: IngressId, replicas: Replicas, placer: Placer, scheduler: SchedulerClient, patience_s: float
+    ) -> None:
         self._ingress = ingress
         self._replicas = replicas
         self._placer = placer
@@ -101,6 +112,9 @@ class Streams:
         self._live: dict[RequestId, Conversation] = {}
         self._readers: dict[ReplicaId, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._submitters: dict[ReplicaId, Coalescer[Submission, None]] = {}
+        self._down: set[ReplicaId] = set()
+        self._patience_s = patience_s
         self._membership: Membership | None = None
 
     @property
@@ -125,7 +139,7 @@ class Streams:
         conversation = Conversation(spec, ReplicaId(""))
         self._live[spec.id] = conversation
         try:
-            await self._submit(conversation, exclude=set())
+            await self._submit(conversation, lost=set())
             yield conversation
         finally:
             self._close(conversation)
@@ -141,80 +155,127 @@ class Streams:
 
     # --- placing --------------------------------------------------------------------------------------
 
-    async def _submit(self, conversation: Conversation, exclude: set[ReplicaId]) -> None:
-        """Place the request and submit it under the conversation's current hop. Raises ApiError."""
+    async def _submit(self, conversation: Conversation, lost: set[ReplicaId]) -> None:
+        """Place the request and submit it under the conversation's current hop.
+
+        A replica that refuses is not asked again; one that could not be reached is, once there is no other.
+
+        Raises:
+            ApiError: every replica refused, or none was alive for as long as a request waits.
+        """
         spec, cursor = conversation.spec, conversation.cursor
+        deadline = time.monotonic() + self._patience_s
+        refused: dict[ReplicaId, str] = {}
         while True:
-            replica = await self._placer.place(spec, len(cursor.tokens), exclude)
+            replica = await self._placer.place(spec, len(cursor.tokens), lost | refused.keys())
+            if replica is None:
+                if refused and refused.keys() >= set(self._running()):
+                    raise saturated(f"no replica takes the request: {next(iter(refused.values()))}")
+                if time.monotonic() >= deadline:
+                    raise saturated("no replica is available")
+                lost = set()
+                await asyncio.sleep(_RETRY_S)
+                continue
             conversation.host = replica
             conversation.touched.add(replica)
             try:
-                await self._call(replica, "submit", spec, cursor.hop, tuple(cursor.tokens))
-                return
+                await self._submitter(replica)(Submission(spec, cursor.hop, tuple(cursor.tokens)))
+            except Refused as error:
+                refused[replica] = str(error)
             except PeerLost as error:
                 log.info("placing %s: %s", spec.id, error)
-                exclude = exclude | {replica}
-            except Refused as error:
-                log.info("replica %s refused %s: %s", replica, spec.id, error)
-                exclude = exclude | {replica}
+                lost = lost | {replica}
+            else:
+                if replica not in self._down:
+                    conversation.submitted = True
+                    return
+                # It died after it had answered.
+                lost = lost | {replica}
 
-    async def _call(self, replica: ReplicaId, method: str, *args: object) -> object:
+    def _submitter(self, replica: ReplicaId) -> Coalescer[Submission, None]:
+        """Submissions to one replica: those that come while one is under way travel together."""
+
+        async def submit(requests: tuple[Submission, ...]) -> Sequence[Exception | None]:
+            refusals: list[Exception | None] = await self._call(replica, "submit", requests)
+            return refusals
+
+        return self._submitters.setdefault(replica, Coalescer(submit))
+
+    async def _call(self, replica: ReplicaId, method: str, *args: object) -> Any:
         """Call a replica; one that is listed but not routable yet is tried again. Raises PeerLost."""
         deadline = time.monotonic() + _ROUTER_SKEW_S
         while True:
             try:
                 return await self._replicas.call(replica, method, *args)
             except Unrouted:
-                if not self._is_running(replica) or time.monotonic() > deadline:
+                if replica not in self._running() or time.monotonic() > deadline:
                     raise
                 await asyncio.sleep(_RECONNECT_S)
 
-    def _is_running(self, replica: ReplicaId) -> bool:
-        return self._membership is not None and replica in self._membership.running
+    def _running(self) -> tuple[ReplicaId, ...]:
+        return self._membership.running if self._membership is not None else ()
 
     # --- reading --------------------------------------------------------------------------------------
 
     async def _read(self, replica: ReplicaId) -> None:
-        """Read one replica's events until it is gone; then continue its requests elsewhere."""
-        reason = "the replica ended its stream"
-        silent_since = time.monotonic()
+        """Read one replica's events for as long as it is listed, over as many streams as that takes.
+
+        When it dies, or cannot be reached for longer than a router lags behind, its requests continue elsewhere.
+        """
+        broken_since: float | None = None
         while True:
+            reason = "the replica ended its stream"
             try:
                 async for batch in self._replicas.stream(replica, "events", self._ingress):
+                    broken_since = None
+                    self._down.discard(replica)
                     if not batch:
                         self._reconnected(replica)
                     for event in batch:
                         self._take(event, replica)
-                    silent_since = time.monotonic()
             except Unrouted as error:
                 reason = str(error)
             except PeerLost as error:
                 reason = str(error)
-                break
+                self._give_up(replica, reason)
             except Exception as error:
                 log.exception("reading replica %s failed", replica)
                 reason = repr(error)
-            if not self._is_running(replica) or time.monotonic() - silent_since > _ROUTER_SKEW_S:
+            broken_since = broken_since or time.monotonic()
+            listed = replica in self._running()
+            if not listed or time.monotonic() - broken_since > _ROUTER_SKEW_S:
+                self._give_up(replica, reason)
+            if not listed:
                 break
             await asyncio.sleep(_RECONNECT_S)
+        self._down.discard(replica)
         self._replicas.forget(replica)
+        self._submitters.pop(replica, None)
+
+    def _give_up(self, replica: ReplicaId, reason: str) -> None:
+        """A replica cannot be reached: continue what it hosted elsewhere."""
+        self._down.add(replica)
         for conversation in list(self._live.values()):
-            if conversation.host == replica:
+            if conversation.host == replica and conversation.submitted:
                 self._recover(conversation, replica, reason)
 
     def _reconnected(self, replica: ReplicaId) -> None:
         """Events may have been lost between two streams: ask for whatever is missing."""
         for conversation in list(self._live.values()):
-            if conversation.host == replica and conversation.cursor.tokens:
+            if conversation.host == replica and conversation.submitted:
                 self._background(self._ask_again(conversation, replica))
 
     async def _ask_again(self, conversation: Conversation, replica: ReplicaId) -> None:
+        """Tell a replica that its request is read from here on; continue elsewhere if it does not have it."""
         cursor = conversation.cursor
         hop = cursor.hop
-        with contextlib.suppress(PeerLost):
+        try:
             known = await self._call(replica, "attach", conversation.id, hop, cursor.next_index)
-            if not known and cursor.hop == hop and cursor.finish is None and conversation.host == replica:
-                self._recover(conversation, replica, "the replica no longer has the request")
+            reason = "the replica does not have the request"
+        except Exception as error:
+            known, reason = False, str(error)
+        if not known and cursor.hop == hop and conversation.host == replica:
+            self._recover(conversation, replica, reason)
 
     def _take(self, event: StreamEvent, replica: ReplicaId) -> None:
         conversation = self._live.get(event.request)
@@ -242,8 +303,8 @@ class Streams:
             case Moved():
                 before = cursor.hop
                 conversation.take(cursor.moved(event))
-                if cursor.hop != before:
-                    self._follow(conversation, ReplicaId(event.target))
+                if cursor.hop != before and cursor.target is not None:
+                    self._follow(conversation, ReplicaId(cursor.target))
             case Lost():
                 if event.hop == cursor.hop:
                     self._recover(conversation, replica, event.reason)
@@ -254,19 +315,7 @@ class Streams:
         conversation.touched.add(target)
         conversation.host = target
         conversation.moving = None
-        self._background(self._attach_or_recover(conversation, target))
-
-    async def _attach_or_recover(self, conversation: Conversation, target: ReplicaId) -> None:
-        try:
-            await self._ask_again_or_raise(conversation, target)
-        except PeerLost as error:
-            self._recover(conversation, target, str(error))
-
-    async def _ask_again_or_raise(self, conversation: Conversation, target: ReplicaId) -> None:
-        cursor = conversation.cursor
-        known = await self._call(target, "attach", conversation.id, cursor.hop, cursor.next_index)
-        if not known and cursor.finish is None and conversation.host == target:
-            raise PeerLost("the target no longer has the request")
+        self._background(self._ask_again(conversation, target))
 
     # --- recovering -----------------------------------------------------------------------------------
 
@@ -275,6 +324,7 @@ class Streams:
         busy = conversation.recovering is not None and not conversation.recovering.done()
         if conversation.cursor.finish is not None or busy or conversation.id not in self._live:
             return
+        conversation.submitted = False
         conversation.recovering = asyncio.create_task(self._continue(conversation, lost, reason))
 
     async def _continue(self, conversation: Conversation, lost: ReplicaId, reason: str) -> None:
@@ -294,7 +344,7 @@ class Streams:
     async def _found_at_target(self, conversation: Conversation) -> bool:
         """Whether an announced move had come far enough: the target then goes on with the request."""
         moving, cursor = conversation.moving, conversation.cursor
-        if moving is None:
+        if moving is None or moving.hop != cursor.hop:
             return False
         target = ReplicaId(moving.target)
         try:
@@ -304,6 +354,7 @@ class Streams:
         if known:
             conversation.take(cursor.advance(moving.next_hop))
             conversation.host, conversation.moving = target, None
+            conversation.submitted = True
         return bool(known)
 
     async def _resubmit(self, conversation: Conversation, lost: ReplicaId) -> None:
@@ -312,11 +363,12 @@ class Streams:
             raise saturated("the request was lost by too many replicas")
         if reason := unrepeatable(conversation.spec, conversation.cursor):
             raise saturated(reason)
-        conversation.top_hop += 1
+        # Far above any hop that the lost replica may have given out without being heard.
+        conversation.top_hop += _RESUBMISSION_STRIDE
         conversation.moving = None
         conversation.take(conversation.cursor.advance(conversation.top_hop))
         conversation.touched.discard(lost)
-        await self._submit(conversation, exclude={lost})
+        await self._submit(conversation, lost={lost})
 
     def _tell(self, conversation: Conversation, lost: ReplicaId, reason: str, took: float) -> None:
         """A resubmission is a migration by tokens, and is told as one."""
@@ -349,7 +401,7 @@ class Streams:
         with contextlib.suppress(MigrationError):
             await self._replicas.call(replica, "abandon", request)
 
-    def _background(self, work: "asyncio.coroutines.Coroutine[object, object, None]") -> None:  # type: ignore[name-defined]
+    def _background(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -34,10 +34,12 @@ class TextStream:
         if not self._stops:
             return Piece(fresh)
         text = self._held + fresh
-        found = [i for stop in self._stops if (i := text.find(stop)) >= 0]
+        # The stop string that is complete first, and of those the longest: the answer is then the same however its
+        # tokens came, one by one or (after a move) many at once.
+        found = [(i + len(stop), i) for stop in self._stops if (i := text.find(stop)) >= 0]
         if found:
             self._held = ""
-            return Piece(text[: min(found)], stopped=True)
+            return Piece(text[: min(found)[1]], stopped=True)
         keep = _overlap(text, self._stops, self._hold)
         self._held = text[len(text) - keep :]
         return Piece(text[: len(text) - keep])

@@ -24,9 +24,6 @@ from migration.messages import Fingerprint, SlotRef
 from migration.request import Sampling
 from policies.model import Blocks, Bytes, Tokens
 
-TESTED_VLLM = "0.32"
-"""The minor version whose internals were tested with this module."""
-
 _OWNED = ("kv_transfer_config", "worker_extension_cls", "model", "enable_prefix_caching", "max_logprobs")
 
 
@@ -114,7 +111,10 @@ class VllmEngine:
 
     async def blocks_loaded(self) -> int:
         """See `Engine.blocks_loaded`."""
-        (counters,) = await self._engine.collective_rpc("mell_counters")
+        try:
+            (counters,) = await self._engine.collective_rpc("mell_counters")
+        except EngineDeadError as error:
+            raise EngineDead(str(error)) from error
         loaded: int = counters["blocks_loaded"]
         return loaded
 

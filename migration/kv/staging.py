@@ -58,12 +58,12 @@ class Segment:
 
     def ticket(self, offset: int) -> int:
         """The ticket of the slot at `offset`."""
-        value: int = _TICKET.unpack_from(self._map, offset)[0]
+        value: int = _TICKET.unpack(self.view(offset, _TICKET.size))[0]
         return value
 
     def stamp(self, offset: int, ticket: int) -> None:
         """Write the ticket of the slot at `offset`; 0 says that the payload is not valid."""
-        _TICKET.pack_into(self._map, offset, ticket)
+        _TICKET.pack_into(self.view(offset, _TICKET.size), 0, ticket)
 
     def close(self) -> None:
         """Give the mapping back once no view is in use; a view still in use keeps it alive."""

@@ -66,7 +66,7 @@ class CollectiveGroups:
     def close(self) -> None:
         """See `Transport.close`."""
         for channel in tuple(self._joined):
-            self._leave(channel)
+            self.drop(channel)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _join(self, channel: str, rank: int) -> None:
@@ -76,11 +76,12 @@ class CollectiveGroups:
         if rank == RECEIVER:
             # The sender renewed the group: what is left of the old one is of no use.
             for old in [c for c in self._joined if c.startswith(f"{pair}#")]:
-                self._leave(old)
+                self.drop(old)
         collective.init_collective_group(2, rank, self._backend, channel)
         self._joined.add(channel)
 
-    def _leave(self, channel: str) -> None:
+    def drop(self, channel: str) -> None:
+        """See `Transport.drop`."""
         pair = channel.rsplit("#", 1)[0]
         if self._channels.get(pair) == channel:
             del self._channels[pair]
@@ -95,13 +96,13 @@ class CollectiveGroups:
         try:
             await asyncio.shield(future)
         except asyncio.CancelledError:
-            self._leave(channel)
+            self.drop(channel)
             await asyncio.wait({future})
             if not future.cancelled():
                 future.exception()
             raise
         except Exception as error:
-            self._leave(channel)
+            self.drop(channel)
             kind = TransferTimeout if "timed out" in str(error).lower() else TransferFailed
             raise kind(f"{self.name} {channel}: {error}") from error
 

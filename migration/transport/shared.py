@@ -28,5 +28,8 @@ class SharedSlots:
         """See `Transport.receive`."""
         return staged
 
+    def drop(self, channel: str) -> None:
+        """See `Transport.drop`."""
+
     def close(self) -> None:
         """See `Transport.close`."""

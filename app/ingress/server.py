@@ -1,0 +1,100 @@
+"""The ingress's own HTTP server: clients connect to it without a proxy in between.
+
+Serve's proxy costs more per streamed chunk than everything that Mell does with it (docs/performance.md), and it
+reads on however slowly its client does. Here a slow reader's stream waits for its socket.
+"""
+
+import asyncio
+import logging
+import socket
+import time
+from typing import Any
+
+import uvicorn
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+log = logging.getLogger("ray.serve")
+
+_BACKLOG = 2048
+_BIND_RETRY_S = 0.25
+
+
+class EchoRequestId:
+    """Middleware: the request's X-Request-Id comes back on its response, as Serve's proxy does it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the call on."""
+        label = next((v for k, v in scope.get("headers", ()) if k == b"x-request-id"), None)
+        if scope["type"] != "http" or label is None:
+            await self._app(scope, receive, send)
+            return
+
+        async def echo(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["X-Request-Id"] = label.decode("latin-1")
+            await send(message)
+
+        await self._app(scope, receive, echo)
+
+
+class HttpServer:
+    """uvicorn on the running loop. `close` stops accepting at once and lets open streams end."""
+
+    def __init__(self, app: ASGIApp, listening: socket.socket) -> None:
+        config = uvicorn.Config(
+            EchoRequestId(app),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            timeout_keep_alive=60,
+            proxy_headers=False,
+        )
+        self._server = uvicorn.Server(config)
+        self._listening = listening
+        self._task = asyncio.create_task(self._server.serve(sockets=[listening]))
+
+    async def close(self, grace_s: float) -> None:
+        """Stop; connections that are still open after `grace_s` seconds are cut."""
+        self._server.config.timeout_graceful_shutdown = max(1, int(grace_s))
+        self._server.should_exit = True
+        self._listening.close()
+        await asyncio.wait({self._task})
+
+
+async def listen(host: str, port: int, shared: bool, wait_s: float) -> socket.socket:
+    """A listening socket. `shared`: several ingress processes of a node share the port.
+
+    A predecessor that is stopping may hold the port a little longer, so a busy port is tried again for `wait_s`.
+
+    Raises:
+        OSError: the port cannot be had.
+    """
+    deadline = time.monotonic() + wait_s
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    while True:
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        try:
+            listening.bind((host, port))
+            listening.listen(_BACKLOG)
+            listening.setblocking(False)
+        except OSError as error:
+            listening.close()
+            if time.monotonic() > deadline:
+                raise OSError(error.errno, f"{host}:{port}: {error.strerror}; set ingress.port") from None
+            await asyncio.sleep(_BIND_RETRY_S)
+        else:
+            return listening
+
+
+def endpoint(host: str, port: int) -> str:
+    """The URL under which clients on this machine reach a socket bound to `host`."""
+    shown: Any = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
+    return f"http://{shown}:{port}"

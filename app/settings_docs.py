@@ -1,0 +1,135 @@
+"""docs/configuration.md, made from the settings: every name, type, default and description.
+
+To bring the page up to date: python -m app.settings_docs --write
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, MinLen
+from pydantic.fields import FieldInfo
+
+from app.settings import Scheduler, Section, Settings
+from policies.placement import POLICIES
+
+PAGE = Path(__file__).parent.parent / "docs" / "configuration.md"
+
+_INTRO = """\
+# Configuration
+
+<!-- Made by `python -m app.settings_docs --write`; edit `app/settings.py` instead. -->
+
+Mell reads one file, `serve_config.yaml`. `make serve CONFIG=other.yaml` takes another one.
+
+What is listed here stands under `args` of the application, in the section named by the heading. Everything is optional.
+An unknown key is an error, and so is a value of the wrong type: `"8000"` in quotes is not a number. Mistakes are
+reported one per line, before any replica starts. Times are in seconds.
+
+What stands outside of `args` is Ray Serve's own: `proxy_location`, `http_options`, `logging_config`, `import_path`,
+`route_prefix`. Keep the application's `name: mell`: deployments find each other by it. While `ingress.port` is set,
+clients connect to the ingress itself and Serve's proxy is not needed. To serve through the proxy, write `port: null`,
+set `proxy_location` to `HeadOnly` or `EveryNode`, and address and port under `http_options`.
+
+The environment variable `MELL_CACHE` names the folder for models that Mell makes itself (default: `~/.cache/mell`).
+"""
+
+_ENGINE_KWARGS = """\
+## `engine_kwargs`
+
+Passed to vLLM's `AsyncEngineArgs` as they are; vLLM's documentation describes them. Three are checked at the start:
+`block_size` and `max_model_len` must be positive whole numbers, and on CPU `block_size` a multiple of 32;
+`tensor_parallel_size` can only be 1.
+
+Without GPUs, Mell's defaults are `dtype: float32`, `block_size: 32` and `enforce_eager: true`. Mell itself sets
+`model`, `enable_prefix_caching`, `kv_transfer_config` and `worker_extension_cls`; an engine whose `engine_kwargs`
+hold one of these, or `max_logprobs`, does not start.
+
+| Often set | Meaning |
+|---|---|
+| `max_model_len` | Longest prompt and answer together, in tokens. |
+| `max_num_seqs` | Requests that one engine runs at a time; more wait in its queue. |
+| `num_gpu_blocks_override` | KV cache in blocks, on CPU too; vLLM keeps one for itself. |
+| `gpu_memory_utilization` | Share of the GPU's memory that vLLM takes. |
+"""
+
+_NAMES: dict[Any, str] = {int: "whole number", float: "number", str: "text", bool: "yes or no", type(None): "null"}
+
+
+def page() -> str:
+    """The whole page."""
+    tables = [_section(path, kind) for path, kind in sections()]
+    return "\n".join([_INTRO, *tables, _ENGINE_KWARGS])
+
+
+def sections(kind: type[Section] = Settings, path: str = "") -> Iterator[tuple[str, type[Section]]]:
+    """Every section with its dotted path under `args`, a section before those inside it."""
+    yield path, kind
+    for name, field in kind.model_fields.items():
+        if part := _as_section(field):
+            yield from sections(part, f"{path}.{name}".lstrip("."))
+
+
+def _section(path: str, kind: type[Section]) -> str:
+    """A heading, the section's docstring, and a table of its settings."""
+    lines = [f"## `{path or 'args'}`", "", (kind.__doc__ or "").strip(), ""]
+    if kind is Scheduler:
+        lines += [f"Policies: {', '.join(f'`{name}`' for name in POLICIES)}.", ""]
+    lines += ["| Setting | Type | Default | Description |", "|---|---|---|---|"]
+    lines += [_row(f"{path}.{name}".lstrip("."), name, field) for name, field in kind.model_fields.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _row(path: str, name: str, field: FieldInfo) -> str:
+    if _as_section(field):
+        return f"| `{name}` | section [`{path}`](#{path.replace('.', '')}) |  | {field.description} |"
+    default = json.dumps(field.get_default(call_default_factory=True, validated_data={}))
+    return f"| `{name}` | {_type(field.annotation)}{_bounds(field)} | `{default}` | {field.description} |"
+
+
+def _as_section(field: FieldInfo) -> type[Section] | None:
+    kind = field.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, Section) else None
+
+
+def _type(kind: Any) -> str:
+    """A type in words."""
+    if get_origin(kind) is UnionType:
+        return " or ".join(map(_type, get_args(kind)))
+    if get_origin(kind) is Literal:
+        return " or ".join(f"`{value}`" for value in get_args(kind))
+    return "mapping" if get_origin(kind) is dict else _NAMES[kind]
+
+
+def _bounds(field: FieldInfo) -> str:
+    """The values that are allowed, in words: ", 1 to 64"."""
+    low, high, others = None, None, ""
+    for bound in field.metadata:
+        match bound:
+            case Ge():
+                low = bound.ge
+            case Le():
+                high = bound.le
+            case Gt():
+                others += f", more than {bound.gt}"
+            case MinLen():
+                others += ", not empty" if bound.min_length == 1 else f", {bound.min_length} characters or more"
+            case _:
+                raise TypeError(f"no words for {bound!r}")
+    if high is not None:
+        return f", {low} to {high}{others}" if low is not None else f", at most {high}{others}"
+    return others if low is None else f", {low} or more{others}"
+
+
+def main(arguments: list[str]) -> None:
+    """Write the page."""
+    if arguments != ["--write"]:
+        raise SystemExit(__doc__)
+    PAGE.write_text(page())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

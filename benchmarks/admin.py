@@ -1,0 +1,90 @@
+"""Mell's operator calls, as the benchmarks use them, and streams that can be watched while they are read."""
+
+import asyncio
+import time
+from typing import Any, Self
+
+import httpx
+
+from benchmarks.load import Stream, random_prompt, stream
+from benchmarks.servers import MODEL
+
+WAIT_S = 30.0
+
+
+class Opened:
+    """A stream that is being read in the background, under a label by which it can be moved."""
+
+    def __init__(self, port: int, label: str, prompt: int, output: int) -> None:
+        self.label = label
+        self.stream = Stream()
+        tokens = random_prompt(prompt, label)
+        self._task = asyncio.create_task(stream(port, MODEL, tokens, output, label, self.stream))
+
+    async def reached(self, chunks: int) -> None:
+        """Wait for so many chunks. Raises RuntimeError when the stream ends before."""
+        while len(self.stream.arrivals) < chunks:
+            if self._task.done():
+                await self._task
+                raise RuntimeError(f"{self.label} ended after {len(self.stream.arrivals)} chunks, before {chunks}")
+            await asyncio.sleep(0.005)
+
+    async def whole(self) -> Stream:
+        """Read to the end. Raises RuntimeError on a bad answer."""
+        return await self._task
+
+    async def leave(self) -> bool:
+        """Close the connection; whether the stream was still running."""
+        running = self._task.cancel()
+        await asyncio.wait({self._task})
+        return running
+
+
+class Admin:
+    """The /mell calls of one server."""
+
+    def __init__(self, port: int) -> None:
+        self._http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=WAIT_S)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._http.aclose()
+
+    async def move(self, label: str, path: str, target: str | None = None) -> str:
+        """Order a migration; its id. Raises RuntimeError when the order is refused."""
+        order = {"request_id": label, "path": path} | ({"target": target} if target else {})
+        answer = await self._http.post("/mell/migrations", json=order)
+        if answer.status_code != 202:
+            raise RuntimeError(f"moving {label}: {answer.status_code} {answer.text}")
+        return str(answer.json()["id"])
+
+    async def record(self, migration: str) -> dict[str, Any]:
+        """The record of a migration, once it has ended. Raises TimeoutError."""
+        deadline = time.monotonic() + WAIT_S
+        while time.monotonic() < deadline:
+            answer = (await self._http.get("/mell/migrations")).raise_for_status()
+            for record in answer.json()["migrations"]:
+                if record["id"] == migration and record["outcome"]:
+                    return dict(record)
+            await asyncio.sleep(0.05)
+        raise TimeoutError(f"migration {migration} has no outcome after {WAIT_S} s")
+
+    async def hosts(self, labels: set[str]) -> dict[str, str]:
+        """The replica of each of these requests. Raises TimeoutError when one is nowhere."""
+        deadline = time.monotonic() + WAIT_S
+        while time.monotonic() < deadline:
+            found = {r["label"]: replica["id"] for replica in await self._replicas() for r in replica["requests"]}
+            if labels <= found.keys():
+                return {label: found[label] for label in sorted(labels)}
+            await asyncio.sleep(0.1)
+        raise TimeoutError(f"{sorted(labels - found.keys())} run nowhere")
+
+    async def replicas(self) -> list[str]:
+        """The ids of all engine replicas."""
+        return sorted(str(replica["id"]) for replica in await self._replicas())
+
+    async def _replicas(self) -> list[dict[str, Any]]:
+        answer = (await self._http.get("/mell/state")).raise_for_status()
+        return list(answer.json()["replicas"])

@@ -1,0 +1,97 @@
+"""How much a migration slows the other requests of both replicas: their gaps during it, over those without."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from benchmarks.admin import Admin, Opened
+from benchmarks.load import Stream, percentile
+from benchmarks.moved import Mode, Sample, move_one
+
+PROMPT, OUTPUT = 32, 4000
+"""Of a stream in the background: long enough that none ends before its round does."""
+MARGIN_S = 0.03
+"""Taken to the migration's side: its messages precede and follow it, and a gap is counted where it ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """Gaps of the streams on one replica during one migration, and while the same stream ran unmoved."""
+
+    mode: str
+    role: str
+    during: list[float]
+    quiet: list[float]
+
+
+async def disturb(
+    admin: Admin, port: int, modes: Sequence[Mode], per_replica: int, context: int, output: int, name: str
+) -> tuple[list[Sample], list[Effect]]:
+    """One round: streams in the background on both replicas, and beside them one moved stream of each mode."""
+    others = [Opened(port, f"{name}/beside/{i}", PROMPT, OUTPUT) for i in range(2 * per_replica)]
+    samples: list[Sample] = []
+    effects: list[Effect] = []
+    try:
+        for opened in others:
+            await opened.reached(2)
+        placed = await _spread(admin, others)
+        for mode in modes:
+            sample, stream = await move_one(admin, port, mode, context, output, f"{name}/{mode.name}")
+            samples.append(sample)
+            for role in ("source", "target"):
+                streams = [opened.stream for opened in placed[sample.record[role]]]
+                effects.append(_effect(sample, stream, role, streams))
+    finally:
+        running = [await opened.leave() for opened in others]
+    if not all(running):
+        raise RuntimeError("a stream in the background ended before its round did")
+    return samples, effects
+
+
+async def _spread(admin: Admin, others: Sequence[Opened]) -> Mapping[str, list[Opened]]:
+    """Half of the streams to each replica: the scheduler packs them onto one. Returns who is where."""
+    hosts = await admin.hosts({opened.label for opened in others})
+    placed = {replica: [o for o in others if hosts[o.label] == replica] for replica in await admin.replicas()}
+    empty, full = sorted(placed, key=lambda replica: len(placed[replica]))
+    while len(placed[full]) > len(placed[empty]):
+        opened = placed[full].pop()
+        record = await admin.record(await admin.move(opened.label, "kv", empty))
+        if record["outcome"] != "committed":
+            raise RuntimeError(f"a stream in the background could not be moved: {record}")
+        placed[empty].append(opened)
+    return placed
+
+
+def _effect(sample: Sample, moved: Stream, role: str, streams: Sequence[Stream]) -> Effect:
+    """Sort the gaps by where they end: about the migration, or while the moved stream ran without one."""
+    record = sample.record
+    first = record["started_at"] - MARGIN_S
+    last = max(record["started_at"] + record["duration_s"], sample.resumed_at) + MARGIN_S
+    own = moved.spans()
+    during: list[float] = []
+    quiet: list[float] = []
+    for began, ended in (span for stream in streams for span in stream.spans()):
+        if first <= ended <= last:
+            during.append(ended - began)
+        elif own[0][1] <= ended <= own[-1][1]:
+            quiet.append(ended - began)
+    return Effect(sample.mode, role, during, quiet)
+
+
+def print_effects(effects: Sequence[Effect], per_replica: int, context: int) -> None:
+    """Ratios of the gaps during migrations over those without, by mode and by replica."""
+    print(f"\n{per_replica} streams per replica beside one of {context} tokens that moves: their gaps between chunks,")
+    print(f"within {MARGIN_S} s of a migration / while the same stream ran unmoved")
+    print(f"{'':24}{'rounds':>7}{'gaps':>7}{'median':>9} [by round]    {'p99':>9}   quiet: median, p99 (ms)")
+    for mode, role in dict.fromkeys((effect.mode, effect.role) for effect in effects):
+        chosen = [e for e in effects if (e.mode, e.role) == (mode, role) and e.during and e.quiet]
+        if not chosen:
+            continue
+        during, quiet = ([gap for e in chosen for gap in getattr(e, side)] for side in ("during", "quiet"))
+        rounds = [statistics.median(e.during) / statistics.median(e.quiet) for e in chosen]
+        median, p99 = statistics.median(quiet), percentile(quiet, 0.99)
+        print(
+            f"{mode:14}on {role:7}{len(chosen):7}{len(during):7}{statistics.median(during) / median:9.2f} "
+            f"[{min(rounds):.2f}, {max(rounds):.2f}]{percentile(during, 0.99) / p99:11.2f}   "
+            f"{median * 1e3:.1f}, {p99 * 1e3:.1f}"
+        )

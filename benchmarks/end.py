@@ -1,0 +1,200 @@
+"""One end of a transfer: a replica without an engine, as a Ray actor, whose stages can be run together or alone."""
+
+import asyncio
+import secrets
+import socket
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from benchmarks.ports import BLOCK_BYTES, BLOCK_SIZE, SLOT_BYTES, ActorPeer, Cache, Host, Mark, Span, pieces
+from deployments.config import MigrationConfig
+from deployments.transports import make_transport
+from migration.kv.staging import HEADER
+from migration.messages import Adopt, Chunk, Path, PathRequest, Prepare, Prepared, SlotRef
+from migration.record import Outcome
+from migration.request import IngressId, RequestSpec, Sampling
+from migration.rounds import CopyLimits
+from migration.slots import Lease, Slots
+from migration.source_run import Limits, Order, SourceRun, World
+from migration.target import Event
+from migration.target_run import TargetRun
+from policies.model import Blocks, Bytes, ReplicaId, RequestId
+
+SLOTS = 4
+LIMIT_S = 120.0
+LIMITS = Limits(LIMIT_S, LIMIT_S, LIMIT_S, LIMIT_S, CopyLimits(final_blocks=0))
+SOURCE, TARGET = ReplicaId("source"), ReplicaId("target")
+
+
+class End:
+    """One of the two. The source migrates with the code that serves; `Peer`'s calls arrive at the target."""
+
+    def __init__(self, name: ReplicaId, transport: str, size: int) -> None:
+        torch.set_num_threads(1)
+        self._name = name
+        self._cache = Cache(size // BLOCK_BYTES, seed=name)
+        self._slots = Slots(SLOTS, SLOT_BYTES)
+        self._transport = make_transport(MigrationConfig(transport=transport, transfer_timeout_s=LIMIT_S))
+        self._coming: TargetRun | None = None
+        self._held: list[Lease] = []
+        self._chunks: list[Mark] = []
+        self._buffers = [torch.ones(size, dtype=torch.uint8) for _ in range(2)]
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._connection: socket.socket | None = None
+
+    async def fill(self, seed: int | None) -> None:
+        """See `Cache.fill`."""
+        self._cache.fill(seed)
+
+    async def digest(self, blocks: int) -> str:
+        """See `Cache.digest`."""
+        return self._cache.digest(blocks)
+
+    # --- the pipeline ---------------------------------------------------------------------------------
+
+    async def move(self, target: Any, blocks: int) -> Span:
+        """Migrate a request of so many full blocks; from the first gather to the last confirmation."""
+        prompt = (0,) * (blocks * BLOCK_SIZE + 1)
+        spec = RequestSpec(RequestId("moved"), "", prompt, Sampling(max_tokens=1), IngressId(""))
+        peer, cache = ActorPeer(TARGET, target), self._cache
+        world = World(self._name, Host(spec), cache, self._transport, self._slots, LIMITS, time.perf_counter, time.time)
+        cache.gathers.clear()
+        record = await SourceRun(Order(secrets.token_hex(8), spec.id, PathRequest.KV, "measured"), peer, world).run()
+        if (record.outcome, record.path, record.blocks) != (Outcome.COMMITTED, Path.KV, blocks):
+            raise RuntimeError(f"the blocks did not arrive: {record}")
+        return Span(cache.gathers[0], peer.confirmed[-1])
+
+    async def prepare(self, message: Prepare) -> Prepared:
+        """See `Peer`."""
+        host = Host(message.spec)
+        self._coming = TargetRun(
+            message, host, self._cache, self._transport, self._slots, LIMIT_S, on_end=lambda migration: None
+        )
+        self._chunks.clear()
+        return self._coming.prepare()
+
+    async def receive(self, message: Chunk) -> None:
+        """See `Peer`."""
+        assert self._coming is not None
+        self._chunks.append(Mark.now())
+        await self._coming.receive(message)
+        self._chunks.append(Mark.now())
+
+    async def received(self) -> Span:
+        """From the first chunk's announcement to the last one's end."""
+        return Span(self._chunks[0], self._chunks[-1])
+
+    async def adopt(self, message: Adopt) -> None:
+        """See `Peer`."""
+        assert self._coming is not None
+        await self._coming.adopt(message)
+
+    async def commit(self, migration: str) -> None:
+        """See `Peer`."""
+        assert self._coming is not None
+        self._coming.post(Event.COMMIT)
+
+    # --- the stages alone -----------------------------------------------------------------------------
+
+    async def gather(self, blocks: int) -> Span:
+        """Gather into all slots in turn, without sending them."""
+        await self._lease_all()
+        began = Mark.now()
+        for i, (low, high) in enumerate(pieces(blocks)):
+            slot = self._held[i % SLOTS].slot
+            await self._cache.gather("key", low, high, slot.segment, slot.offset)
+        span = Span(began, Mark.now())
+        await self.release()
+        return span
+
+    async def hold(self, blocks: int) -> list[SlotRef]:
+        """Stage the first blocks in every slot, until `release`."""
+        await self._lease_all()
+        _, last = next(pieces(blocks))
+        slots = [lease.slot for lease in self._held]
+        return [(await self._cache.gather("key", Blocks(0), last, s.segment, s.offset))[0] for s in slots]
+
+    async def _lease_all(self) -> None:
+        self._held = [await self._slots.lease(LIMIT_S) for _ in range(SLOTS)]
+
+    async def release(self) -> None:
+        """Give all slots back."""
+        for lease in self._held:
+            lease.end()
+
+    async def scatter(self, refs: Sequence[SlotRef], blocks: int) -> Span:
+        """Load staged slots in turn."""
+        began = Mark.now()
+        for i, (low, high) in enumerate(pieces(blocks)):
+            await self._cache.load((), low, high, refs[i % SLOTS])
+        return Span(began, Mark.now())
+
+    async def channel(self) -> str:
+        """The channel from this source to the target."""
+        return self._transport.channel(self._name, TARGET)
+
+    async def send_alone(self, channel: str, blocks: int) -> Span:
+        """Send a slot over and over. A first send of a header waits for the other end."""
+        lease = await self._slots.lease(LIMIT_S)
+        await self._transport.send(channel, lease.slot, Bytes(HEADER))
+        began = Mark.now()
+        for low, high in pieces(blocks):
+            await self._transport.send(channel, lease.slot, Bytes(HEADER + (high - low) * BLOCK_BYTES))
+        lease.end()
+        return Span(began, Mark.now())
+
+    async def receive_alone(self, channel: str, blocks: int) -> Span:
+        """The other end of `send_alone`."""
+        ref, lease = SlotRef("", 0, 1), await self._slots.lease(LIMIT_S)
+        await self._transport.receive(channel, ref, Bytes(HEADER), lease.slot)
+        began = Mark.now()
+        for low, high in pieces(blocks):
+            await self._transport.receive(channel, ref, Bytes(HEADER + (high - low) * BLOCK_BYTES), lease.slot)
+        lease.end()
+        return Span(began, Mark.now())
+
+    # --- the yardsticks -------------------------------------------------------------------------------
+
+    async def memcpy(self, size: int) -> Span:
+        """Copy between two tensors."""
+        source, target = (buffer[:size] for buffer in self._buffers)
+        began = Mark.now()
+        target.copy_(source)
+        return Span(began, Mark.now())
+
+    async def port(self) -> int:
+        """Where this end listens for `connect`."""
+        port: int = self._listener.getsockname()[1]
+        return port
+
+    async def connect(self, port: int) -> None:
+        """Connect to the other end, which takes the connection in its next `tcp_receive`."""
+        self._connection = socket.create_connection(("127.0.0.1", port))
+        self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    async def tcp_send(self, size: int) -> Span:
+        """Send one buffer as soon as the other end is ready."""
+        return await asyncio.to_thread(self._tcp_send, memoryview(self._buffers[0].numpy())[:size])
+
+    def _tcp_send(self, data: memoryview) -> Span:
+        assert self._connection is not None
+        self._connection.recv(1)
+        began = Mark.now()
+        self._connection.sendall(data)
+        return Span(began, Mark.now())
+
+    async def tcp_receive(self, size: int) -> Span:
+        """Receive one buffer."""
+        return await asyncio.to_thread(self._tcp_receive, memoryview(self._buffers[1].numpy())[:size])
+
+    def _tcp_receive(self, data: memoryview) -> Span:
+        if self._connection is None:
+            self._connection, _ = self._listener.accept()
+        self._connection.sendall(b"r")
+        began = Mark.now()
+        while data:
+            data = data[self._connection.recv_into(data) :]
+        return Span(began, Mark.now())

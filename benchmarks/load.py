@@ -1,0 +1,126 @@
+"""A load generator that costs little: raw sockets, one read per chunk, timestamps as bytes arrive.
+
+Client and server share the machine, so whatever the client saves is not charged to the server.
+"""
+
+import asyncio
+import itertools
+import json
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Stream:
+    """One streamed answer: when it was asked for, and when each SSE chunk arrived (seconds)."""
+
+    sent: float = 0.0
+    arrivals: list[float] = field(default_factory=list)
+    text: bytes = b""
+    epoch: float = field(default_factory=lambda: time.time() - time.perf_counter())
+    """What turns these times into Unix time."""
+
+    @property
+    def ttft(self) -> float:
+        """Seconds to the first chunk."""
+        return self.arrivals[0] - self.sent
+
+    @property
+    def gaps(self) -> list[float]:
+        """Seconds between chunks."""
+        return [b - a for a, b in zip(self.arrivals, self.arrivals[1:], strict=False)]
+
+    def spans(self) -> list[tuple[float, float]]:
+        """The gaps between chunks, each from when to when in Unix time."""
+        times = [self.epoch + at for at in self.arrivals]
+        return list(itertools.pairwise(times))
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What one run offered and what came back."""
+
+    tokens_per_s: float
+    ttft_p50: float
+    ttft_p99: float
+    itl_p50: float
+    itl_p99: float
+    chunks_per_token: float
+
+
+def percentile(values: Sequence[float], q: float) -> float:
+    """The q-quantile (0 to 1) by the nearest rank."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
+
+
+def spread(values: Sequence[float], digits: int = 1) -> str:
+    """Median and range, for a table."""
+    low, high = (f"{edge(values):.{digits}f}" for edge in (min, max))
+    return f"{statistics.median(values):.{digits}f} [{low}, {high}]"
+
+
+def random_prompt(tokens: int, seed: object) -> list[int]:
+    """Token ids that no cache has seen."""
+    draw = random.Random(str(seed))
+    return [draw.randrange(3, 500) for _ in range(tokens)]
+
+
+async def stream(
+    port: int, model: str, prompt: list[int], max_tokens: int, label: str = "", into: Stream | None = None
+) -> Stream:
+    """Send one greedy streaming completion and read it to its end; with `into`, it can be watched meanwhile.
+
+    Raises:
+        RuntimeError: a bad answer.
+    """
+    body = json.dumps(
+        {
+            "model": model,
+            "prompt": prompt,
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+        }
+    ).encode()
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        f"Connection: close\r\nX-Request-Id: {label or 'load'}\r\nContent-Length: {len(body)}\r\n\r\n"
+    ).encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
+    result, seen = into if into is not None else Stream(), bytearray()
+    try:
+        writer.write(head + body)
+        result.sent = time.perf_counter()
+        while data := await reader.read(1 << 16):
+            now = time.perf_counter()
+            result.arrivals.extend([now] * data.count(b'"finish_reason":'))
+            seen += data
+    finally:
+        writer.close()
+    result.text = bytes(seen)
+    if b" 200 " not in seen[:32] or b"data: [DONE]" not in seen:
+        raise RuntimeError(f"port {port}: {seen[:500]!r}")
+    return result
+
+
+async def offer(port: int, model: str, streams: int, prompt: int, output: int, seed: object) -> Load:
+    """Open `streams` streams at once; the figures are over all of them."""
+    prompts = [random_prompt(prompt, f"{seed}/{i}") for i in range(streams)]
+    started = time.perf_counter()
+    done = await asyncio.gather(*(stream(port, model, p, output) for p in prompts))
+    took = time.perf_counter() - started
+    gaps = [gap for s in done for gap in s.gaps]
+    chunks = sum(len(s.arrivals) for s in done)
+    return Load(
+        tokens_per_s=streams * output / took,
+        ttft_p50=statistics.median(s.ttft for s in done),
+        ttft_p99=percentile([s.ttft for s in done], 0.99),
+        itl_p50=statistics.median(gaps),
+        itl_p99=percentile(gaps, 0.99),
+        chunks_per_token=chunks / (streams * output),
+    )

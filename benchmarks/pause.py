@@ -1,0 +1,164 @@
+"""What a migration costs its client: the pause in the stream, by pre-copied KV, by stop-and-copy KV, and by tokens.
+
+    python -m benchmarks.pause [--contexts 256 1024 2048 3500] [--repeat 8] [--rounds 8] [--transport shared|collective]
+                               [--json FILE] [--png FILE]
+
+A stream is moved between two replicas while a client reads it, with nothing else running. Its pause is the gap
+between the source's last token and the target's first as chunks arrive at the client, also as a multiple of that
+stream's own median gap. "vs tokens" divides that multiple by the one of the token path at the same context.
+
+Then the same with streams in the background on both replicas: by how much migrations slow these.
+
+Pre-copy and tokens share a server, in turns; stop-and-copy (no rounds, all blocks within the pause) needs other
+settings, so it has a server of its own afterwards. Migrations that took another path than asked, or failed, are
+counted and not averaged; the exit status is 1 if any failed.
+"""
+
+import argparse
+import asyncio
+import json
+import math
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from tqdm import tqdm
+
+from benchmarks.admin import Admin
+from benchmarks.beside import Effect, disturb, print_effects
+from benchmarks.load import spread
+from benchmarks.moved import MODES, STOP_AND_COPY, Mode, Sample, move_one
+from benchmarks.servers import ENGINE, mell
+
+PORT = 8100
+MIB = 1 << 20
+
+
+@dataclass(slots=True)
+class Measured:
+    """Migrations with nothing else running, those beside other streams, and what they did to these."""
+
+    alone: list[Sample] = field(default_factory=list)
+    beside: list[Sample] = field(default_factory=list)
+    effects: list[Effect] = field(default_factory=list)
+
+
+def main() -> None:
+    """Parse the options, measure, print."""
+    options = _options()
+    measured = Measured()
+    for stop_and_copy in (False, True):
+        modes = [mode for mode in MODES if mode.stop_and_copy is stop_and_copy]
+        migration = {"transport": options.transport} | (STOP_AND_COPY if stop_and_copy else {})
+        with mell(PORT, 2, migration=migration):
+            asyncio.run(_measure(modes, options, measured))
+    if options.json:
+        options.json.write_text(json.dumps(asdict(measured), indent=1))
+    print(f"\ntransport {options.transport}: median [min, max]")
+    _print(measured.alone, options.contexts)
+    print_effects(measured.effects, options.streams, options.beside)
+    if options.png:
+        _draw(measured.alone, options.contexts, options.png)
+    failed = [sample for sample in measured.alone + measured.beside if not sample.committed]
+    for sample in failed:
+        print(f"FAILED: {sample.mode}, {sample.context} tokens: {sample.record}", file=sys.stderr)
+    sys.exit(bool(failed))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--contexts", type=int, nargs="+", default=[256, 1024, 2048, 3500])
+    parser.add_argument("--output", type=int, default=400, help="tokens of the moved stream")
+    parser.add_argument("--repeat", type=int, default=8)
+    parser.add_argument("--transport", choices=["shared", "collective"], default="shared")
+    parser.add_argument("--streams", type=int, default=4, help="streams in the background of each replica")
+    parser.add_argument("--beside", type=int, default=2048, help="context of the stream that moves beside these")
+    parser.add_argument("--rounds", type=int, default=8, help="rounds with streams in the background; 0 for none")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--png", type=Path)
+    options = parser.parse_args()
+    if max(*options.contexts, options.beside) + options.output > ENGINE["max_model_len"]:
+        parser.error(f"a context and --output are more than {ENGINE['max_model_len']} tokens")
+    return options
+
+
+async def _measure(modes: Sequence[Mode], options: argparse.Namespace, into: Measured) -> None:
+    """Every context and mode in turns, on one server; then the rounds with streams in the background."""
+    names, output = " and ".join(mode.name for mode in modes), options.output
+    async with Admin(PORT) as admin:
+        for mode in modes:
+            await move_one(admin, PORT, mode, options.contexts[0], output, f"warm/{mode.name}")
+        turns = [(i, c, mode) for i in range(options.repeat) for c in options.contexts for mode in modes]
+        for i, context, mode in tqdm(turns, desc=names, unit="migration"):
+            sample, _ = await move_one(admin, PORT, mode, context, output, f"{context}/{i}/{mode.name}")
+            into.alone.append(sample)
+        for i in tqdm(range(options.rounds), desc=f"{names}, beside others", unit="round"):
+            order = modes[:: 1 if i % 2 else -1]
+            found, effects = await disturb(admin, PORT, order, options.streams, options.beside, output, f"round/{i}")
+            into.beside += found
+            into.effects += effects
+
+
+def _print(samples: Sequence[Sample], contexts: Sequence[int]) -> None:
+    """A line for every context and mode. The last columns are the source's record: medians."""
+    print(f"{'':37}{'pause at the client':^48}{'the source: pause':>22}{'whole':>8}{'sent':>7}")
+    print(
+        f"{'context':>7} {'mode':14}{'n':>3}{'fell back':>11} {'ms':>24}{'median gaps':>20}{'vs tokens':>11}"
+        f"{'ms':>16}{'ms':>8}{'MiB':>7}{'rounds':>8}"
+    )
+    for context in contexts:
+        tokens = _of(samples, context, "tokens")
+        yardstick = statistics.median(s.multiple for s in tokens) if tokens else math.nan
+        for mode in MODES:
+            asked = [s for s in samples if (s.context, s.mode) == (context, mode.name)]
+            moved = _of(samples, context, mode.name)
+            others = sum(s.committed for s in asked) - len(moved)
+            start = f"{context:7} {mode.name:14}{len(moved):3}{others:11} "
+            if not moved:
+                print(start)
+                continue
+            record = {
+                name: statistics.median(s.record[name] for s in moved)
+                for name in ("pause_s", "duration_s", "bytes", "rounds")
+            }
+            print(
+                f"{start}{spread([s.pause_s * 1e3 for s in moved]):>24}{spread([s.multiple for s in moved]):>20}"
+                f"{statistics.median(s.multiple for s in moved) / yardstick:11.2f}"
+                f"{record['pause_s'] * 1e3:16.1f}{record['duration_s'] * 1e3:8.0f}{record['bytes'] / MIB:7.1f}"
+                f"{record['rounds']:8.1f}"
+            )
+
+
+def _of(samples: Sequence[Sample], context: int, mode: str) -> list[Sample]:
+    """The samples of that kind which went as asked."""
+    return [s for s in samples if (s.context, s.mode) == (context, mode) and s.as_asked]
+
+
+def _draw(samples: Sequence[Sample], contexts: Sequence[int], path: Path) -> None:
+    """Pause against context: medians with their ranges, as a PNG file."""
+    # Imported here: it takes its time, and the numbers do without it.
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
+    for mode in MODES:
+        found = {context: [s.multiple for s in _of(samples, context, mode.name)] for context in contexts}
+        points = [(c, min(v), statistics.median(v), max(v)) for c, v in sorted(found.items()) if v]
+        if points:
+            at, low, middle, high = zip(*points, strict=True)
+            axes.plot(at, middle, marker="o", label=mode.name)
+            axes.fill_between(at, low, high, alpha=0.2)
+    axes.set(xlabel="tokens of the prompt", ylabel="pause (median gaps of the same stream)", yscale="log")
+    axes.set_title("Pause of a migration at the client: median, and range of all runs")
+    axes.grid(alpha=0.3, which="both")
+    axes.legend()
+    figure.savefig(path, dpi=120, format="png")
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    main()

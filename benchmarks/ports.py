@@ -1,0 +1,181 @@
+"""A replica without an engine, behind the ports of the migration code: a KV cache, a request, and the way to a peer."""
+
+import asyncio
+import hashlib
+import random
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, Self, TypeVar
+
+import torch
+
+from migration.errors import TransferFailed
+from migration.kv.layout import CacheLayout
+from migration.kv.staging import HEADER, Segments
+from migration.messages import Adopt, Chunk, Fingerprint, Prepare, Prepared, SlotRef
+from migration.ports import Hosted
+from migration.request import Moved, Moving, RequestSpec
+from policies.model import Blocks, Bytes, ReplicaId, RequestId
+
+LAYERS, BLOCK_SIZE, BLOCK_SHAPE = 4, 32, (2, 32, 128)
+"""The tiny model's cache on a CPU: 32 KiB per block and layer."""
+BLOCK_BYTES = LAYERS * 2 * 32 * 128 * 4
+SLOT_BYTES = 8 << 20
+
+T = TypeVar("T")
+
+
+class Mark(NamedTuple):
+    """A moment: of the clock that all processes of a machine share, and of this process's CPU time, in seconds."""
+
+    at: float
+    cpu: float
+
+    @classmethod
+    def now(cls) -> Self:
+        """This moment."""
+        return cls(time.perf_counter(), time.process_time())
+
+
+class Span(NamedTuple):
+    """Two moments of one process."""
+
+    began: Mark
+    ended: Mark
+
+
+def pieces(blocks: int) -> Iterator[tuple[Blocks, Blocks]]:
+    """[0, blocks) in ranges that fit into a slot, as `SourceRun` cuts them."""
+    size = SLOT_BYTES // BLOCK_BYTES
+    for low in range(0, blocks, size):
+        yield Blocks(low), Blocks(min(low + size, blocks))
+
+
+class Cache:
+    """KV tensors behind the `BlockStore` port, with one thread that copies. All blocks belong to one request."""
+
+    def __init__(self, blocks: int, seed: str) -> None:
+        self._tensors = {f"layer{i}": torch.zeros((blocks, *BLOCK_SHAPE)) for i in range(LAYERS)}
+        self._layout = CacheLayout(self._tensors, blocks)
+        self._table = random.Random(seed).sample(range(blocks), blocks)
+        self._segments = Segments()
+        self._worker = ThreadPoolExecutor(1)
+        self.fingerprint = Fingerprint("tiny", self._layout.describe(), BLOCK_SIZE, BLOCK_BYTES, SLOT_BYTES)
+        self.gathers: list[Mark] = []
+        """When each gather began."""
+
+    async def gather(self, key: str, first: Blocks, last: Blocks, segment: str, offset: int) -> tuple[SlotRef, Bytes]:
+        """See `BlockStore.gather`; as `MellWorker.mell_gather`."""
+        self.gathers.append(Mark.now())
+        return await self._in_worker(lambda: self._gather(first, last, segment, offset))
+
+    def _gather(self, first: int, last: int, segment: str, offset: int) -> tuple[SlotRef, Bytes]:
+        memory, size = self._segments.get(segment), (last - first) * BLOCK_BYTES
+        memory.stamp(offset, 0)
+        self._layout.gather(self._table[first:last], memory.view(offset + HEADER, size))
+        ticket = secrets.randbits(63) | 1
+        memory.stamp(offset, ticket)
+        return SlotRef(segment, offset, ticket), Bytes(HEADER + size)
+
+    async def load(self, tokens: tuple[int, ...], first: Blocks, last: Blocks, slot: SlotRef) -> None:
+        """See `BlockStore.load`; as `MellConnector` does it within a step."""
+        await self._in_worker(lambda: self._load(first, last, slot))
+
+    def _load(self, first: int, last: int, slot: SlotRef) -> None:
+        staged = self._segments.payload(slot, (last - first) * BLOCK_BYTES)
+        self._layout.scatter(self._table[first:last], last - first, 0, staged)
+        self._segments.check(slot)
+
+    async def _in_worker(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._worker, work)
+
+    def fill(self, seed: int | None) -> None:
+        """Random contents, or zeros."""
+        for tensor in self._tensors.values():
+            if seed is None:
+                tensor.zero_()
+            else:
+                tensor.uniform_(generator=torch.Generator().manual_seed(seed))
+
+    def digest(self, blocks: int) -> str:
+        """Of the contents of the first blocks of the request."""
+        total, out = hashlib.blake2b(), bytearray(SLOT_BYTES)
+        for low, high in pieces(blocks):
+            part = memoryview(out)[: (high - low) * BLOCK_BYTES]
+            self._layout.gather(self._table[low:high], part)
+            total.update(part)
+        return total.hexdigest()
+
+
+class Host:
+    """The one request, at its source and at its target. It is never run, so it emits nothing."""
+
+    def __init__(self, spec: RequestSpec) -> None:
+        self._hosted = Hosted(spec, 0, "key", ())
+
+    def snapshot(self, request: RequestId) -> Hosted:
+        """See `SourceHost`."""
+        return self._hosted
+
+    mute = snapshot
+
+    def next_hop(self, request: RequestId) -> int:
+        """See `SourceHost`."""
+        return 1
+
+    def refusal(self, message: Prepare) -> None:
+        """See `TargetHost`."""
+
+    async def add(self, spec: RequestSpec, hop: int, outputs: tuple[int, ...]) -> None:
+        """See `TargetHost`."""
+
+    def announce(self, event: Moving | Moved) -> None:
+        """See `SourceHost`."""
+
+    def reserve(self, migration: str, context: int) -> None:
+        """See `TargetHost`."""
+
+    def abort(self, request: RequestId, hop: int) -> None:
+        """See `TargetHost`."""
+
+    def unmute(self, request: RequestId) -> None:
+        """See `SourceHost`."""
+
+    drop = unmute
+
+    def release(self, migration: str) -> None:
+        """See `TargetHost`."""
+
+
+class ActorPeer:
+    """The target behind a Ray actor handle."""
+
+    def __init__(self, replica: ReplicaId, actor: Any) -> None:
+        self.id = replica
+        self.confirmed: list[Mark] = []
+        """When it had loaded each chunk."""
+        self._actor = actor
+
+    async def prepare(self, message: Prepare) -> Prepared:
+        """See `Peer`."""
+        prepared: Prepared = await self._actor.prepare.remote(message)
+        return prepared
+
+    async def receive(self, message: Chunk) -> None:
+        """See `Peer`."""
+        await self._actor.receive.remote(message)
+        self.confirmed.append(Mark.now())
+
+    async def adopt(self, message: Adopt) -> None:
+        """See `Peer`."""
+        await self._actor.adopt.remote(message)
+
+    async def commit(self, migration: str) -> None:
+        """See `Peer`."""
+        await self._actor.commit.remote(migration)
+
+    async def cancel(self, migration: str) -> None:
+        """See `Peer`."""
+        raise TransferFailed("the migration failed")

@@ -1,0 +1,90 @@
+"""Starts what is compared: Mell by `serve run`, and vLLM's own OpenAI server, on the same model and settings."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from app.tinymodel import ensure_tiny_model
+
+MODEL = "mell-tiny"
+ENGINE = {"max_model_len": 4096, "max_num_seqs": 64, "num_gpu_blocks_override": 1024}
+ENV = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+ROOT = Path(__file__).parent.parent
+
+
+@contextlib.contextmanager
+def bare_vllm(port: int) -> Iterator[int]:
+    """vLLM's OpenAI server."""
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(ensure_tiny_model())]
+    command += ["--served-model-name", MODEL, "--port", str(port), "--host", "127.0.0.1", "--dtype", "float32"]
+    command += ["--block-size", "32", "--enforce-eager", "--disable-uvicorn-access-log"]
+    for name, value in ENGINE.items():
+        command += [f"--{name.replace('_', '-')}", str(value)]
+    with _process(command, f"http://127.0.0.1:{port}/health", "bare vLLM"):
+        yield port
+
+
+@contextlib.contextmanager
+def mell(port: int, replicas: int, **args: Any) -> Iterator[int]:
+    """Mell with that many engine replicas; `args` are merged into the application's settings."""
+    config = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
+    settings = config["applications"][0]["args"]
+    settings["ingress"]["port"] = port
+    settings["deployment_config"]["autoscaling_config"] = {"min_replicas": replicas, "max_replicas": replicas}
+    for section, values in args.items():
+        settings.setdefault(section, {}).update(values)
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        yaml.safe_dump(config, file)
+        file.flush()
+        command = [str(Path(sys.executable).parent / "serve"), "run", file.name]
+        with _process(command, f"http://127.0.0.1:{port}/health", f"Mell, {replicas} replica(s)"):
+            yield port
+
+
+@contextlib.contextmanager
+def _process(command: list[str], health: str, name: str) -> Iterator[None]:
+    """Run a server until it is healthy, then until the block ends. Raises RuntimeError if it never is."""
+    log = tempfile.NamedTemporaryFile("w+", suffix=".log")  # noqa: SIM115 - closed below, with the process
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    env = {**os.environ, **ENV, "PYTHONPATH": str(ROOT), "PATH": path}
+    started = time.monotonic()
+    process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=env, cwd=ROOT, process_group=0)
+    try:
+        while not _healthy(health):
+            if process.poll() is not None or time.monotonic() - started > 150:
+                raise RuntimeError(f"{name} did not start:\n{Path(log.name).read_text()[-3000:]}")
+            time.sleep(0.5)
+        print(f"{name}: up after {time.monotonic() - started:.0f} s", flush=True)
+        yield
+    finally:
+        os.killpg(process.pid, signal.SIGINT)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+        log.close()
+
+
+def _healthy(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False

@@ -1,0 +1,75 @@
+"""What serving through Mell costs: one replica against vLLM's own OpenAI server, in interleaved pairs.
+
+    python -m benchmarks.serving [--pairs 10] [--streams 16 64] [--json FILE]
+
+Both run at the same time on the same machine with the same model, engine settings and client; the one that is
+not measured is idle. A pair is one run of each, in turns; figures are ratios Mell / bare of the pairs.
+"""
+
+import argparse
+import asyncio
+import dataclasses
+import json
+import statistics
+from pathlib import Path
+
+from tqdm import tqdm
+
+from benchmarks.load import Load, offer
+from benchmarks.servers import MODEL, bare_vllm, mell
+
+BARE_PORT, MELL_PORT = 8101, 8100
+PROMPT, OUTPUT = 64, 128
+
+
+def main() -> None:
+    """Parse the options, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=10)
+    parser.add_argument("--streams", type=int, nargs="+", default=[16, 64])
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    with bare_vllm(BARE_PORT), mell(MELL_PORT, 1):
+        results = {n: asyncio.run(_pairs(n, options.pairs)) for n in options.streams}
+    for streams, pairs in results.items():
+        _print(streams, pairs)
+    if options.json:
+        raw = {n: [[dataclasses.asdict(m), dataclasses.asdict(b)] for m, b in p] for n, p in results.items()}
+        options.json.write_text(json.dumps(raw, indent=1))
+
+
+async def _pairs(streams: int, count: int) -> list[tuple[Load, Load]]:
+    """(Mell, bare) pairs; the order within a pair alternates."""
+    pairs: list[tuple[Load, Load]] = []
+    for warm in (MELL_PORT, BARE_PORT):
+        await offer(warm, MODEL, streams, PROMPT, OUTPUT, f"warm/{streams}")
+    for i in tqdm(range(count), desc=f"{streams} streams", unit="pair"):
+        loads: dict[int, Load] = {}
+        for port in (MELL_PORT, BARE_PORT)[:: 1 if i % 2 else -1]:
+            loads[port] = await offer(port, MODEL, streams, PROMPT, OUTPUT, f"{streams}/{i}/{port}")
+        pairs.append((loads[MELL_PORT], loads[BARE_PORT]))
+    return pairs
+
+
+def _print(streams: int, pairs: list[tuple[Load, Load]]) -> None:
+    print(f"\n{streams} streams, {PROMPT} prompt and {OUTPUT} output tokens, {len(pairs)} pairs")
+    print(f"{'':18}{'Mell':>10}{'bare':>10}   ratio of pairs: median [min, max]")
+    for name, unit, scale in (
+        ("tokens_per_s", "tok/s", 1),
+        ("ttft_p50", "ms", 1e3),
+        ("ttft_p99", "ms", 1e3),
+        ("itl_p50", "ms", 1e3),
+        ("itl_p99", "ms", 1e3),
+        ("chunks_per_token", "", 1),
+    ):
+        ours = [getattr(m, name) * scale for m, _ in pairs]
+        theirs = [getattr(b, name) * scale for _, b in pairs]
+        ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+        print(
+            f"{name:18}{statistics.median(ours):10.1f}{statistics.median(theirs):10.1f}   "
+            f"{statistics.median(ratios):.2f} [{min(ratios):.2f}, {max(ratios):.2f}] {unit}"
+        )
+
+
+if __name__ == "__main__":
+    main()

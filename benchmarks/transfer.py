@@ -1,0 +1,175 @@
+"""What moving KV blocks costs: bytes per second of each stage, and of all of them together, on this machine.
+
+    python -m benchmarks.transfer [--mib 1 4 16 64 256] [--transport shared collective] [--repeat 7] [--json FILE]
+
+Two Ray actors stand for two replicas. Each has a KV cache like the tiny model's on a CPU (4 layers of 32 KiB per
+block, block tables shuffled), Mell's staging slots and a real transport; there are no engines. The stages alone:
+
+    memcpy        torch copies a tensor to another one, both warm, in one thread
+    tcp           sendall / recv_into over one loopback connection between the actors
+    gather        cache blocks into staging slots, at the source
+    send          the transport's send and receive, slot to slot (no such stage where slots are shared)
+    scatter       staged blocks into the cache, at the target
+
+The pipeline is the code that migrates requests, `SourceRun` against `TargetRun`: timed from the first gather to
+the target's confirmation of the last chunk. Gather and scatter have one thread each, as an engine has one worker;
+what is missing is the engine's steps, for whose end they wait in a replica that serves. Chunks are as large as a
+slot, so what fits into one slot cannot overlap with anything.
+
+Stages and pipeline are measured in turns. Figures are medians; the shares are of the medians of the same run.
+"""
+
+import argparse
+import json
+import os
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import ray
+from tqdm import tqdm
+
+from benchmarks.end import LIMIT_S, SOURCE, TARGET, End
+from benchmarks.load import spread
+from benchmarks.ports import BLOCK_BYTES, Span
+from benchmarks.servers import ENV, ROOT
+
+MIB = 1 << 20
+YARDSTICKS = ("memcpy", "tcp")
+PIPELINE = "pipeline"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One measurement: its seconds, and the CPU seconds that the actors which took part spent meanwhile."""
+
+    took_s: float
+    cpu_s: float
+
+    @classmethod
+    def of(cls, spans: Sequence[Span]) -> Self:
+        """From the first beginning to the last end."""
+        took_s = max(span.ended.at for span in spans) - min(span.began.at for span in spans)
+        return cls(took_s, sum(span.ended.cpu - span.began.cpu for span in spans))
+
+
+def main() -> None:
+    """Parse the options, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mib", type=int, nargs="+", default=[1, 4, 16, 64, 256])
+    parser.add_argument("--transport", nargs="+", choices=["shared", "collective"], default=["shared", "collective"])
+    parser.add_argument("--repeat", type=int, default=7)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    os.environ.update(ENV | {"PYTHONPATH": str(ROOT)})
+    ray.init(num_cpus=2, include_dashboard=False, logging_level="warning")
+    results: dict[str, dict[int, dict[str, list[Run]]]] = {}
+    for transport in options.transport:
+        pair = Pair(transport, max(options.mib) * MIB)
+        results[transport] = {mib: pair.measure(mib * MIB, options.repeat) for mib in options.mib}
+        pair.close()
+    ray.shutdown()
+    for transport, by_size in results.items():
+        _print(transport, by_size)
+    if options.json:
+        raw = {
+            t: {m: {s: [asdict(r) for r in v] for s, v in x.items()} for m, x in b.items()} for t, b in results.items()
+        }
+        options.json.write_text(json.dumps(raw, indent=1))
+
+
+class Pair:
+    """Source and target, as the driver sees them."""
+
+    def __init__(self, transport: str, size: int) -> None:
+        actor = ray.remote(num_cpus=1)(End)
+        self._source, self._target = (actor.remote(name, transport, size) for name in (SOURCE, TARGET))
+        self._transport = transport
+        _get(self._source.connect.remote(_get(self._target.port.remote())))
+
+    def measure(self, size: int, repeat: int) -> dict[str, list[Run]]:
+        """Every stage `repeat` times, in turns. The first turn warms up, and checks that blocks arrive unchanged."""
+        source, target, blocks = self._source, self._target, size // BLOCK_BYTES
+        stages: dict[str, Callable[[], Sequence[Span]]] = {
+            "memcpy": lambda: [_get(source.memcpy.remote(size))],
+            "tcp": lambda: _both(source.tcp_send.remote(size), target.tcp_receive.remote(size)),
+            "gather": lambda: [_get(source.gather.remote(blocks))],
+            "send": lambda: self._send(blocks),
+            "scatter": lambda: [self._scatter(blocks)],
+            PIPELINE: lambda: self._move(blocks),
+        }
+        if self._transport == "shared":
+            del stages["send"]
+        _both(source.fill.remote(size), target.fill.remote(None))
+        runs: dict[str, list[Run]] = {stage: [] for stage in stages}
+        for i in tqdm(range(repeat + 1), desc=f"{self._transport}, {size // MIB} MiB", unit="turn"):
+            for stage, run in stages.items():
+                spans = run()
+                if i:
+                    runs[stage].append(Run.of(spans))
+            if i == 0 and len(set(_both(source.digest.remote(blocks), target.digest.remote(blocks)))) > 1:
+                raise RuntimeError("the target's blocks are not the source's")
+        return runs
+
+    def close(self) -> None:
+        """End both actors."""
+        for end in (self._source, self._target):
+            ray.kill(end)
+
+    def _send(self, blocks: int) -> list[Span]:
+        source, target = self._source, self._target
+        channel = _get(source.channel.remote())
+        return _both(source.send_alone.remote(channel, blocks), target.receive_alone.remote(channel, blocks))
+
+    def _scatter(self, blocks: int) -> Span:
+        """As in a migration, the slots are the source's where they are shared, and else the target's own."""
+        holder = self._source if self._transport == "shared" else self._target
+        span: Span = _get(self._target.scatter.remote(_get(holder.hold.remote(blocks)), blocks))
+        _get(holder.release.remote())
+        return span
+
+    def _move(self, blocks: int) -> list[Span]:
+        return [_get(self._source.move.remote(self._target, blocks)), _get(self._target.received.remote())]
+
+
+def _get(ref: Any) -> Any:
+    return ray.get(ref, timeout=LIMIT_S)
+
+
+def _both(at_source: Any, at_target: Any) -> list[Any]:
+    return list(ray.get([at_source, at_target], timeout=LIMIT_S))
+
+
+def _print(transport: str, by_size: Mapping[int, Mapping[str, Sequence[Run]]]) -> None:
+    cores = len(os.sched_getaffinity(0))
+    print(f"\n{transport}, {cores} cores: GB/s, median [min, max]; cores busy at the largest size")
+    names = list(next(iter(by_size.values())))
+    print(f"{'':10}" + "".join(f"{f'{mib} MiB':>21}" for mib in by_size) + f"{'cores':>8}")
+    for name in names:
+        rates = [[mib * MIB / run.took_s / 1e9 for run in runs[name]] for mib, runs in by_size.items()]
+        busy = statistics.median(run.cpu_s / run.took_s for run in by_size[max(by_size)][name])
+        print(f"{name:10}" + "".join(f"{spread(rate, 2):>21}" for rate in rates) + f"{busy:8.1f}")
+    print(f"{PIPELINE} as a share of")
+    shares = {mib: _shares(runs, cores) for mib, runs in by_size.items()}
+    for share in next(iter(shares.values())):
+        print(f"  {share:28}" + "  ".join(f"{mib} MiB {shares[mib][share]:.2f}" for mib in by_size))
+
+
+def _shares(runs: Mapping[str, Sequence[Run]], cores: int) -> dict[str, float]:
+    """The pipeline's rate over that of whatever could bound it."""
+    took = {name: statistics.median(run.took_s for run in all_) for name, all_ in runs.items()}
+    cpu = {name: statistics.median(run.cpu_s for run in all_) for name, all_ in runs.items()}
+    stages = [name for name in runs if name not in (*YARDSTICKS, PIPELINE)]
+    slowest = max(took[name] for name in stages)
+    return {
+        "the slowest stage alone": slowest / took[PIPELINE],
+        f"stages on {cores} cores": max(slowest, sum(cpu[name] for name in stages) / cores) / took[PIPELINE],
+        "stages one after another": sum(took[name] for name in stages) / took[PIPELINE],
+        **{name: took[name] / took[PIPELINE] for name in YARDSTICKS},
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,25 @@
+"""What ingresses send to replicas and to the scheduler, many at a time."""
+
+from dataclasses import dataclass
+
+from migration.request import RequestSpec
+from policies.model import ReplicaId
+from policies.placement import Arrival
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """Run a request under `hop`, after the output tokens it already has."""
+
+    spec: RequestSpec
+    hop: int
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceCall:
+    """Where does this request go, given that it must not go to `exclude`?"""
+
+    arrival: Arrival
+    label: str
+    exclude: tuple[ReplicaId, ...]

@@ -1,0 +1,49 @@
+"""Many small calls as few: what is asked while a call is under way travels together in the next one.
+
+An idle caller waits for nobody; under load the calls grow instead of multiplying.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class Coalescer(Generic[Item, Result]):
+    """Wraps a call on many items that returns one result, or exception, per item and in their order."""
+
+    def __init__(self, call: Callable[[tuple[Item, ...]], Awaitable[Sequence[Result | Exception]]]) -> None:
+        self._call = call
+        self._waiting: list[tuple[Item, asyncio.Future[Result]]] = []
+        self._worker: asyncio.Task[None] | None = None
+
+    async def __call__(self, item: Item) -> Result:
+        """The item's result. Raises its exception, or that of the call that carried it."""
+        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._waiting.append((item, future))
+        if self._worker is None or self._worker.done():
+            self._worker = asyncio.create_task(self._work())
+        return await future
+
+    async def _work(self) -> None:
+        while self._waiting:
+            batch, self._waiting = self._waiting, []
+            try:
+                results = await self._call(tuple(item for item, _ in batch))
+            except asyncio.CancelledError:
+                results = [ConnectionError("the call was cancelled")] * len(batch)
+            except Exception as error:
+                results = [error] * len(batch)
+            for (_, future), result in zip(batch, results, strict=True):
+                _settle(future, result)
+
+
+def _settle(future: "asyncio.Future[Result]", result: Result | Exception) -> None:
+    if future.done():
+        return  # Whoever waited has left.
+    if isinstance(result, Exception):
+        future.set_exception(result)
+    else:
+        future.set_result(result)

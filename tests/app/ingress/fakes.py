@@ -1,0 +1,422 @@
+"""A whole service in one process: real streams, hosts and migrations over fake engines, wires and scheduler.
+
+Knobs are plain attributes: a replica is killed, a wire is cut, a call is made to fail, the scheduler is silenced.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+from starlette.applications import Starlette
+
+from app.ingress.completions import Model
+from app.ingress.http import Routes
+from app.ingress.placing import Placer
+from app.ingress.streams import Conversation, Streams
+from deployments.calls import PlaceCall, Submission
+from deployments.control import MoveAccepted, MoveAnswer, MoveRejected
+from deployments.engine.fake import FakeEngine
+from deployments.membership import Membership
+from deployments.moves import Moves
+from deployments.outbox import Batch
+from deployments.routing import Replicas, Unrouted
+from deployments.scheduler_client import SchedulerClient
+from migration.errors import PeerLost, Refused
+from migration.messages import PathRequest
+from migration.record import MigrationRecord
+from migration.request import IngressId
+from migration.rounds import CopyLimits
+from migration.source_run import Limits, Order
+from migration.transport.shared import SharedSlots
+from policies.model import ClusterState, ReplicaId, RequestId
+from policies.placement import Decision, NoReplica, Place
+from tests.migration import world
+from tests.migration.world import INGRESS, spec
+
+LIMITS = Limits(prepare_s=0.3, copy_s=0.3, final_s=0.3, adopt_s=0.3, copy=CopyLimits())
+MAX_CONTEXT = 1024
+LOOPBACK = ("127.0.0.1", 4711)
+
+
+class Replica(world.Replica):
+    """A replica that can die: then it answers nobody, tells nobody anything, and is heard no more."""
+
+    def __init__(self, name: str, cluster: "dict[ReplicaId, Replica]", step_s: float, lease_s: float) -> None:
+        super().__init__(name, {}, FakeEngine(step_s), SharedSlots(), lease_s, LIMITS)
+        self.moves = Moves(self.moves._world, self.host, lambda to: Peer(cluster[to], self), lease_s)
+        self.dead = False
+
+
+class Peer(world.LocalPeer):
+    """The wire between two replicas, either of which may be dead."""
+
+    def __init__(self, target: Replica, source: Replica) -> None:
+        super().__init__(target)
+        self._target, self._source = target, source
+
+    async def _pass(self, call: str) -> Moves:
+        if self._source.dead:
+            await asyncio.Event().wait()
+        if self._target.dead:
+            raise PeerLost(f"replica {self.id} died")
+        return await super()._pass(call)
+
+
+Hook = Callable[[], Awaitable[object]]
+
+
+class Wires(Replicas):
+    """Calls and streams to the replicas of a service.
+
+    `lose` is asked of every batch on its way; a batch that is lost breaks its stream. `before` and `after` are
+    awaited around a call of that (replica, method), and may raise.
+    """
+
+    def __init__(self, replicas: dict[ReplicaId, Replica]) -> None:
+        self.replicas = replicas
+        self.calls: list[tuple[str, str]] = []
+        self.before: dict[tuple[str, str], Hook] = {}
+        self.after: dict[tuple[str, str], Hook] = {}
+        self.lose: Callable[[Batch], bool] = lambda batch: False
+        self.streams = 0
+        self._cuts: dict[ReplicaId, asyncio.Future[Exception]] = {}
+
+    def cut(self, name: str, error: Exception) -> None:
+        """Break the stream from a replica."""
+        cut = self._cuts.get(ReplicaId(name))
+        if cut is not None and not cut.done():
+            cut.set_result(error)
+
+    async def call(self, replica: ReplicaId, method: str, *args: Any) -> Any:
+        self.calls.append((replica, method))
+        await asyncio.sleep(0)
+        await self._run(self.before, replica, method)
+        answer = self._answer(self._alive(replica), method, *args)
+        await self._run(self.after, replica, method)
+        self._alive(replica)
+        return answer
+
+    @staticmethod
+    async def _run(hooks: dict[tuple[str, str], Hook], replica: ReplicaId, method: str) -> None:
+        if hook := hooks.get((replica, method)):
+            await hook()
+
+    @staticmethod
+    def _answer(replica: Replica, method: str, *args: Any) -> Any:
+        match method:
+            case "submit":
+                return [_submit(replica.moves, request) for request in args[0]]
+            case "abandon":
+                return replica.moves.client_gone(*args)
+            case "attach":
+                return replica.moves.attach(*args)
+        raise NotImplementedError(method)
+
+    async def stream(self, replica: ReplicaId, method: str, *args: Any) -> AsyncIterator[Batch]:
+        assert method == "events"
+        batches = self._alive(replica).outboxes.read(*args)
+        cut = self._cuts[replica] = asyncio.get_running_loop().create_future()
+        self.streams += 1
+        pull: asyncio.Future[Batch | None] | None = None
+        try:
+            while True:
+                pull = asyncio.ensure_future(anext(batches, None))
+                await asyncio.wait({pull, cut}, return_when=asyncio.FIRST_COMPLETED)
+                if cut.done():
+                    raise cut.result()
+                batch = pull.result()
+                if batch is None:
+                    return
+                if self.lose(batch):
+                    raise ConnectionError("the stream broke")
+                yield batch
+        finally:
+            self.streams -= 1
+            if pull is not None and not pull.done():
+                pull.cancel()
+                await asyncio.wait({pull})
+            await batches.aclose()  # type: ignore[attr-defined]
+
+    def forget(self, replica: ReplicaId) -> None:
+        pass
+
+    def _alive(self, replica: ReplicaId) -> Replica:
+        if replica not in self.replicas:
+            raise Unrouted(f"replica {replica} is not routable")
+        if self.replicas[replica].dead:
+            raise PeerLost(f"replica {replica} died")
+        return self.replicas[replica]
+
+
+def _submit(moves: Moves, request: Submission) -> Refused | None:
+    try:
+        moves.submit(request.spec, request.hop, request.outputs)
+    except Refused as error:
+        return error
+    return None
+
+
+class Members(Membership):
+    """The replicas that accept calls, as Serve would push them."""
+
+    def __init__(self, on_change: Callable[[Membership], None]) -> None:
+        self.running = ()
+        self._on_change = on_change
+
+    def become(self, *names: str) -> None:
+        self.running = tuple(ReplicaId(name) for name in sorted(names))
+        assert self._on_change is not None
+        self._on_change(self)
+
+
+class Scheduler(SchedulerClient):
+    """Places on the first of `order` that runs and is not excluded; `fault` is raised, or "silent" for ever."""
+
+    def __init__(self, order: str, members: Callable[[], tuple[ReplicaId, ...]]) -> None:
+        self.order = order
+        self.fault: Exception | str | None = None
+        self.told: list[tuple[Any, ...]] = []
+        self._members = members
+
+    async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
+        async with asyncio.timeout(timeout_s):
+            await asyncio.sleep(0)
+            if isinstance(self.fault, Exception):
+                raise self.fault
+            if self.fault == "silent":
+                await asyncio.Event().wait()
+            return ClusterState(()) if method == "view" else [self._place(call) for call in args[0]]
+
+    def _place(self, call: PlaceCall) -> Decision:
+        free = [r for r in map(ReplicaId, self.order) if r in self._members() and r not in call.exclude]
+        return Place(free[0]) if free else NoReplica()
+
+    def tell(self, method: str, *args: Any) -> None:
+        self.told.append((method, *args))
+
+    @property
+    def records(self) -> list[MigrationRecord]:
+        return [args[0] for method, *args in self.told if method == "record"]
+
+
+@dataclass
+class Service:
+    """Replicas named by single letters, and the streams of one ingress over them."""
+
+    replicas: dict[ReplicaId, Replica]
+    wires: Wires
+    scheduler: Scheduler
+    placer: Placer
+    streams: Streams
+    members: Members = field(init=False)
+
+    def replica(self, name: str) -> Replica:
+        return self.replicas[ReplicaId(name)]
+
+    def kill(self, name: str, noticed: bool = True) -> None:
+        """The process is gone; `noticed` by Serve's controller, too."""
+        replica = self.replica(name)
+        replica.dead = replica.engine.dead = True
+        self.wires.cut(name, PeerLost(f"replica {name} died"))
+        if noticed:
+            self.members.become(*(r for r in self.members.running if r != name))
+
+    def move(self, request: RequestId, to: str, path: PathRequest = PathRequest.KV) -> MigrationRecord:
+        """Begin to move a request from wherever it is."""
+        source = next(r for r in self.replicas.values() if not r.dead and request in r.host._runs)
+        return source.moves.start(Order(f"m-{to}-{time.monotonic_ns()}", request, path, "test"), ReplicaId(to))
+
+    async def reading(self, conversation: Conversation, tokens: int) -> None:
+        """Wait until that many tokens have come."""
+        await eventually(lambda: len(conversation.cursor.tokens) >= tokens)
+
+    async def idle(self) -> None:
+        """Wait until nothing runs and nothing is held anywhere."""
+        await eventually(lambda: not self.streams.count and all(r.idle for r in self.replicas.values() if not r.dead))
+
+    def hosts(self, request: RequestId) -> str:
+        """The living replicas on which the request runs."""
+        return "".join(r.id for r in self.replicas.values() if not r.dead and request in r.host._runs)
+
+
+async def eventually(holds: Callable[[], bool], within_s: float = 5.0) -> None:
+    """Wait for something that is bound to happen."""
+    async with asyncio.timeout(within_s):
+        while not holds():
+            await asyncio.sleep(0.001)
+
+
+async def output(conversation: Conversation, within_s: float = 5.0) -> tuple[int, ...]:
+    """All tokens of an answer, read to its end."""
+    async with asyncio.timeout(within_s):
+        return tuple([token async for step in conversation.steps() for token in step])
+
+
+def make_service(
+    names: str = "ab",
+    *,
+    order: str | None = None,
+    step_s: float = 0.001,
+    lease_s: float = 0.3,
+    place_timeout_s: float = 0.05,
+    no_replica_timeout_s: float = 0.3,
+) -> Service:
+    """A service whose replicas all run; requests go to the first of `order` (the names, if not given)."""
+    replicas: dict[ReplicaId, Replica] = {}
+    for name in names:
+        replicas[ReplicaId(name)] = Replica(name, replicas, step_s, lease_s)
+    wires = Wires(replicas)
+    members = Members(lambda membership: service.streams.watch(membership))
+    scheduler = Scheduler(order or names, lambda: members.running)
+    placer = Placer(scheduler, members, place_timeout_s)
+    service = Service(
+        replicas, wires, scheduler, placer, Streams(INGRESS, wires, placer, scheduler, no_replica_timeout_s)
+    )
+    service.members = members
+    members.become(*names)
+    return service
+
+
+# --- HTTP ---------------------------------------------------------------------------------------------
+
+
+class Backend:
+    """Implements `app.ingress.http.Backend` over a service; `answer` is given instead of moving anything."""
+
+    def __init__(self, service: Service, model: Model, max_body_bytes: int = 1 << 20) -> None:
+        self.id: IngressId = INGRESS
+        self.model = model
+        self.streams = service.streams
+        self.service = service
+        self.max_body_bytes = max_body_bytes
+        self.admin_key: str | None = None
+        self.unhealthy: str | None = None
+        self.answer: MoveAnswer | None = None
+        self.asked: list[tuple[str, str | None, PathRequest]] = []
+
+    def health(self) -> str | None:
+        return self.unhealthy
+
+    def version(self) -> dict[str, str]:
+        return {"version": "1", "vllm": "2", "ray": "3", "torch": "4"}
+
+    async def state(self) -> dict[str, Any]:
+        loads = [(r.id, load) for r in self.service.replicas.values() for load in r.host.loads()]
+        return {"replicas": [{"id": r, "requests": [{"id": x.id, "label": x.label}]} for r, x in loads]}
+
+    async def migrations(self) -> dict[str, Any]:
+        return {"migrations": []}
+
+    async def migrate(self, reference: str, target: str | None, path: PathRequest) -> MoveAnswer:
+        self.asked.append((reference, target, path))
+        if self.answer is not None:
+            return self.answer
+        loads = [load for r in self.service.replicas.values() for load in r.host.loads()]
+        found = [load.id for load in loads if reference in (load.id, load.label)]
+        if not found:
+            return MoveRejected(404, "no such request")
+        return MoveAccepted(self.service.move(found[0], target or "b", path).id)
+
+
+@dataclass
+class Api:
+    """A client of the routes. `client` is the address that it calls from."""
+
+    backend: Backend
+    app: Starlette
+    address: tuple[str, int] = LOOPBACK
+
+    async def send(self, method: str, path: str, **options: Any) -> httpx.Response:
+        transport = httpx.ASGITransport(self.app, raise_app_exceptions=False, client=self.address)
+        async with httpx.AsyncClient(transport=transport, base_url="http://mell") as client:
+            return await client.request(method, path, **options)
+
+    async def get(self, path: str, **options: Any) -> httpx.Response:
+        return await self.send("GET", path, **options)
+
+    async def post(self, path: str, **options: Any) -> httpx.Response:
+        return await self.send("POST", path, **options)
+
+    async def complete(self, headers: dict[str, str] | None = None, **fields: Any) -> httpx.Response:
+        return await self.post("/v1/completions", json={"prompt": PROMPT, **fields}, headers=headers)
+
+
+PROMPT = list(spec().prompt)
+
+
+def make_api(model: Model, service: Service | None = None, **options: Any) -> Api:
+    """The routes over a service."""
+    backend = Backend(service or make_service(), model, **options)
+    return Api(backend, Routes(backend).app())
+
+
+class Exchange:
+    """One HTTP request, message by message. When its client leaves, sending goes on like uvicorn's, to nobody."""
+
+    def __init__(self, api: Api, body: bytes, path: str = "/v1/completions") -> None:
+        self.sent: list[dict[str, Any]] = []
+        self._incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._incoming.put_nowait({"type": "http.request", "body": body, "more_body": False})
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.left = self.failing = False
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.4"},
+            "http_version": "1.1",
+            "method": "POST",
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode(),
+            "root_path": "",
+            "query_string": b"",
+            "headers": [(b"content-type", b"application/json")],
+            "client": LOOPBACK,
+            "server": ("mell", 80),
+        }
+        self.task = asyncio.create_task(api.app(scope, self._incoming.get, self._send))
+
+    async def _send(self, message: Any) -> None:
+        await self.gate.wait()
+        if self.left and self.failing:
+            raise OSError("the client left")
+        if not self.left:
+            self.sent.append(message)
+
+    async def chunks(self, count: int) -> None:
+        """Wait for that many chunks of the body."""
+        await eventually(lambda: sum(m["type"] == "http.response.body" for m in self.sent) >= count)
+
+    def disconnect(self) -> None:
+        """The client leaves, and whoever receives is told."""
+        self.left = True
+        self._incoming.put_nowait({"type": "http.disconnect"})
+
+    def fail(self) -> None:
+        """The client leaves, and whoever sends is told, as ASGI allows since 2.4."""
+        self.left = self.failing = True
+
+    async def ended(self) -> None:
+        """Wait for the end of the exchange, whatever it is."""
+        await asyncio.wait({self.task}, timeout=5)
+        assert self.task.done()
+        if not self.task.cancelled():
+            self.task.exception()
+
+
+def body(**fields: Any) -> bytes:
+    """A completions body."""
+    return json.dumps({"prompt": PROMPT, **fields}).encode()
+
+
+def events(response: httpx.Response) -> list[Any]:
+    """The server-sent events of a response: JSON, and "[DONE]"."""
+    assert response.headers["content-type"].startswith("text/event-stream")
+    blocks = response.text.split("\n\n")
+    assert blocks.pop() == ""
+    assert all(block.startswith("data: ") and "\n" not in block for block in blocks)
+    return [text if (text := block[6:]) == "[DONE]" else json.loads(text) for block in blocks]

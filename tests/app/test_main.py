@@ -1,0 +1,84 @@
+"""From settings to an application: which deployments there are, and what they are given. Ray is not started."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.ingress.config import IngressConfig
+from app.main import APP, build_app
+from app.tinymodel import VERSION
+from deployments.config import EngineConfig, MigrationConfig, SchedulerConfig
+from tests.app.test_settings import shipped
+
+
+@pytest.fixture(autouse=True)
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """As if the tiny model had been made and the right vLLM installed."""
+    folder = tmp_path / f"tiny-llama-v{VERSION}"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    monkeypatch.setenv("MELL_CACHE", str(tmp_path))
+    monkeypatch.setattr("app.main.check_installed", lambda settings: None)
+    return folder
+
+
+def deployments(args: dict[str, Any]) -> dict[str, Any]:
+    """The deployments of the application, by name."""
+    ingress = build_app(args)._bound_deployment
+    return {ingress.name: ingress} | {a._bound_deployment.name: a._bound_deployment for a in ingress.init_args[2:]}
+
+
+def test_what_is_shipped_is_three_deployments() -> None:
+    assert list(deployments(shipped())) == ["Ingress", "Engine", "Scheduler"]
+
+
+def test_every_deployment_is_given_its_configuration(made: Path) -> None:
+    built = deployments(shipped())
+    ingress, topology = built["Ingress"].init_args[:2]
+    engine, migration, _ = built["Engine"].init_args
+    scheduler, _ = built["Scheduler"].init_args
+    assert isinstance(ingress, IngressConfig) and isinstance(engine, EngineConfig)
+    assert isinstance(migration, MigrationConfig) and isinstance(scheduler, SchedulerConfig)
+    assert (topology.app, ingress.max_context, ingress.initial_replicas) == (APP, 4096, 2)
+    assert ingress.model_source == engine.model_source == str(made)
+    assert (migration.transport, migration.slot_bytes, scheduler.epoch_s) == ("shared", 8 << 20, 1.0)
+
+
+def test_without_gpus_the_engine_is_set_for_the_cpu() -> None:
+    engine = deployments({})["Engine"]
+    assert engine.init_args[0].kwargs == {"dtype": "float32", "block_size": 32, "enforce_eager": True}
+    assert "num_gpus" not in engine.ray_actor_options
+    assert engine.ray_actor_options["runtime_env"]["env_vars"]["OMP_NUM_THREADS"] == "1"
+
+
+def test_with_gpus_the_engine_is_left_to_vllm() -> None:
+    engine = deployments({"accelerator_type": "H100"})["Engine"]
+    assert engine.init_args[0].kwargs == {}
+    assert engine.ray_actor_options["num_gpus"] == 1.0
+    assert engine.ray_actor_options["accelerator_type"] == "H100"
+    assert "OMP_NUM_THREADS" not in engine.ray_actor_options["runtime_env"]["env_vars"]
+
+
+def test_engine_kwargs_come_last() -> None:
+    kwargs = deployments({"engine_kwargs": {"block_size": 64, "max_model_len": 512}})["Engine"].init_args[0].kwargs
+    assert (kwargs["block_size"], kwargs["max_model_len"], kwargs["dtype"]) == (64, 512, "float32")
+
+
+def test_serve_keeps_the_number_of_replicas_within_bounds() -> None:
+    scaling = deployments(shipped())["Engine"]._deployment_config.autoscaling_config
+    assert (scaling.min_replicas, scaling.initial_replicas, scaling.max_replicas) == (2, 2, 3)
+
+
+@pytest.mark.parametrize("name", ["Ingress", "Engine", "Scheduler"])
+def test_serve_never_turns_a_call_away(name: str) -> None:
+    assert deployments(shipped())[name].max_ongoing_requests == 1_000_000_000
+
+
+def test_there_is_one_scheduler() -> None:
+    assert deployments({"ingress": {"num_replicas": 3}})["Scheduler"].num_replicas == 1
+
+
+def test_mistakes_are_told_before_anything_is_built() -> None:
+    with pytest.raises(ValueError, match="no such setting"):
+        build_app({"migraton": {}})

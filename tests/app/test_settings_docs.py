@@ -1,0 +1,61 @@
+"""docs/configuration.md says what the settings are."""
+
+import pytest
+
+from app.main import _CPU_ENGINE
+from app.settings import Settings
+from app.settings_docs import PAGE, main, page, sections
+
+
+def table_of(path: str) -> str:
+    """The text under a section's heading."""
+    return page().split(f"## `{path}`\n")[1].split("\n## ")[0]
+
+
+def test_page_is_up_to_date() -> None:
+    assert PAGE.read_text() == page(), "run: python -m app.settings_docs --write"
+
+
+def test_sections_are_named_by_their_path() -> None:
+    paths = dict(sections())
+    assert paths[""] is Settings
+    assert "deployment_config.autoscaling_config" in paths
+
+
+@pytest.mark.parametrize("path", [path for path, _ in sections()])
+def test_every_setting_has_a_row(path: str) -> None:
+    rows = table_of(path or "args")
+    assert all(f"| `{name}` |" in rows for name in dict(sections())[path].model_fields)
+
+
+@pytest.mark.parametrize(
+    ("path", "row"),
+    [
+        ("migration", "| `slot_mib` | whole number, 1 to 1024 | `8` | Payload of one staging slot, in MiB. |"),
+        ("ingress", "| `port` | whole number or null, 1 to 65535 | `8000` |"),
+        ("ingress", "| `admin_key` | text or null, 8 characters or more | `null` |"),
+        ("ingress", "| `lease_s` | number, more than 0 | `10.0` |"),
+        ("args", "| `engine_kwargs` | mapping | `{}` |"),
+        ("args", "| `scheduler` | section [`scheduler`](#scheduler) |  |"),
+    ],
+)
+def test_row_tells_type_bounds_and_default(path: str, row: str) -> None:
+    assert row in table_of(path)
+
+
+@pytest.mark.parametrize(("name", "value"), _CPU_ENGINE.items(), ids=list(_CPU_ENGINE))
+def test_page_names_the_defaults_of_cpu_engines(name: str, value: object) -> None:
+    shown = str(value).lower() if isinstance(value, bool) else value
+    assert f"`{name}: {shown}`" in page()
+
+
+@pytest.mark.slow
+def test_page_names_what_mell_sets_itself() -> None:
+    from deployments.engine.vllm_engine import _OWNED
+
+    assert all(f"`{name}`" in page() for name in _OWNED)
+
+
+def test_nothing_is_written_unless_asked_to() -> None:
+    with pytest.raises(SystemExit, match="--write"):
+        main([])

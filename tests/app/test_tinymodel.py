@@ -1,0 +1,121 @@
+"""The tiny model: the same wherever and whenever it is made, and made once."""
+
+import json
+import multiprocessing
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from app import tinymodel
+from app.tinymodel import CONTEXT, VOCAB_SIZE, cache_root, digest, ensure_tiny_model
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MELL_CACHE", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Makes a model of one file; returns where models were made."""
+    made: list[Path] = []
+
+    def make(folder: Path) -> None:
+        made.append(folder)
+        (folder / "config.json").write_text("{}")
+
+    monkeypatch.setattr(tinymodel, "_make_tokenizer", lambda folder: None)
+    monkeypatch.setattr(tinymodel, "_make_weights", make)
+    return made
+
+
+def test_the_cache_is_where_one_says(cache: Path) -> None:
+    assert cache_root() == cache
+
+
+@pytest.mark.parametrize("value", [None, ""], ids=["unset", "empty"])
+def test_the_cache_is_the_users_otherwise(monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
+    monkeypatch.delenv("MELL_CACHE", raising=False)
+    if value is not None:
+        monkeypatch.setenv("MELL_CACHE", value)
+    assert cache_root() == Path.home() / ".cache" / "mell"
+
+
+def test_the_second_call_finds_what_the_first_made(cache: Path, quick: list[Path]) -> None:
+    assert ensure_tiny_model() == ensure_tiny_model()
+    assert len(quick) == 1
+
+
+def test_nothing_is_left_beside_the_model(cache: Path, quick: list[Path]) -> None:
+    assert [ensure_tiny_model()] == list(cache.iterdir())
+
+
+def test_a_model_that_could_not_be_made_leaves_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(folder: Path) -> None:
+        (folder / "half").write_text("x")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(tinymodel, "_make_tokenizer", fail)
+    with pytest.raises(OSError, match="disk full"):
+        ensure_tiny_model()
+    assert list(cache.iterdir()) == []
+
+
+def test_who_comes_second_takes_the_firsts(cache: Path, quick: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process finishes while this one makes its own."""
+
+    def overtaken(folder: Path) -> None:
+        monkeypatch.setattr(tinymodel, "_make_tokenizer", lambda folder: None)
+        (ensure_tiny_model() / "mark").write_text("first")
+
+    monkeypatch.setattr(tinymodel, "_make_tokenizer", overtaken)
+    assert (ensure_tiny_model() / "mark").read_text() == "first"
+    assert len(quick) == 2 and len(list(cache.iterdir())) == 1
+
+
+def test_a_digest_tells_names_and_contents(tmp_path: Path) -> None:
+    seen: set[str] = set()
+    for files in ({"a": "1"}, {"a": "2"}, {"b": "1"}, {"a": "1", "b": ""}):
+        folder = tmp_path / str(len(seen))
+        folder.mkdir()
+        for name, text in files.items():
+            (folder / name).write_text(text)
+        seen.add(digest(folder))
+    assert len(seen) == 4
+
+
+def make_in(cache: str, start: float, found: "multiprocessing.Queue[tuple[str, str]]") -> None:
+    """In another process: make the model when all are ready."""
+    os.environ["MELL_CACHE"] = cache
+    time.sleep(max(0.0, start - time.time()))
+    folder = ensure_tiny_model()
+    found.put((str(folder), digest(folder)))
+
+
+@pytest.mark.slow
+def test_processes_that_make_it_at_once_share_one(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    found = context.Queue()
+    makers = [context.Process(target=make_in, args=(str(tmp_path), time.time() + 1, found)) for _ in range(3)]
+    for maker in makers:
+        maker.start()
+    results = {found.get(timeout=120) for _ in makers}
+    for maker in makers:
+        maker.join()
+    assert len(results) == 1 and [Path(folder) for folder, _ in results] == list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_the_model_is_the_same_in_every_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    for name in "ab":
+        monkeypatch.setenv("MELL_CACHE", str(tmp_path / name))
+        made.append(ensure_tiny_model())
+    assert digest(made[0]) == digest(made[1])
+    config = json.loads((made[0] / "config.json").read_text())
+    assert (config["max_position_embeddings"], config["vocab_size"]) == (CONTEXT, VOCAB_SIZE) == (4096, 512)
+    tokens = json.loads((made[0] / "tokenizer_config.json").read_text())
+    assert (tokens["model_max_length"], tokens["eos_token"]) == (4096, "</s>")

@@ -1,0 +1,289 @@
+"""What a replica does with the migrations it takes part in, message by message. Whole moves: tests/migration."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from deployments.engine.fake import expected
+from deployments.moves import Moves
+from migration.errors import Refused, RequestGone, TransferFailed
+from migration.messages import Adopt, Chunk, Path, PathRequest, Prepare, SlotRef
+from migration.ports import Slot
+from migration.record import Outcome
+from migration.request import RequestSpec
+from migration.source_run import Order
+from migration.transport.shared import SharedSlots
+from policies.model import Blocks, Bytes, ReplicaId, RequestId
+from tests.migration.world import Pair, make_pair, spec
+
+A, B = ReplicaId("a"), ReplicaId("b")
+
+
+class Copying(SharedSlots):
+    """Takes a slot at the target too, as a transport between nodes does; what it "receives" is `arrived`."""
+
+    shares_slots = False
+
+    async def receive(self, channel: str, staged: SlotRef, size: Bytes, slot: Slot | None) -> SlotRef:
+        assert slot is not None
+        return SlotRef(slot.segment, slot.offset, 0)
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[Pair]:
+    made = make_pair(lease_s=5.0)
+    yield made
+    for reader in made.readers:
+        reader.cancel()
+
+
+def prepare(pair: Pair, id: str = "m", request: RequestSpec | None = None, outputs: tuple[int, ...] = ()) -> Prepare:
+    wanted = request or spec()
+    return Prepare(id, wanted, 0, 1, A, PathRequest.AUTO, pair.a.engine.fingerprint, outputs)
+
+
+def chunk(first: int, last: int) -> Chunk:
+    return Chunk("m", Blocks(first), Blocks(last), Bytes(80), SlotRef("", 0, 0), "a>b#1", 0, ())
+
+
+async def adopted(pair: Pair, id: str = "m") -> Moves:
+    """Replica b's migrations, with one request that it runs provisionally."""
+    moves = pair.b.moves
+    moves.prepare(prepare(pair, id))
+    await moves.adopt(Adopt(id, 0, ()))
+    return moves
+
+
+def runs(pair: Pair, on: str = "b") -> list[str]:
+    return [load.id for load in pair.replica(on).host.loads()]
+
+
+# --- leading ------------------------------------------------------------------------------------------
+
+
+async def test_request_does_not_move_to_where_it_is(pair: Pair) -> None:
+    pair.submit(spec())
+    with pytest.raises(Refused, match="on that replica already"):
+        pair.move(RequestId("r"), "a", "a")
+
+
+async def test_request_that_is_not_here_does_not_move(pair: Pair) -> None:
+    with pytest.raises(RequestGone):
+        pair.move(RequestId("r"))
+
+
+async def test_refused_order_leaves_no_record(pair: Pair) -> None:
+    pair.submit(spec())
+    with pytest.raises(Refused):
+        pair.move(RequestId("r"), "a", "a")
+    assert pair.a.moves.records() == [] and pair.a.moves.pending == 0
+
+
+async def test_order_is_answered_with_the_record_as_it_stands(pair: Pair) -> None:
+    pair.submit(spec())
+    record = pair.a.moves.start(Order("m", RequestId("r"), PathRequest.TOKENS, "because"), B)
+    assert (record.state, record.outcome, record.path, record.reason) == ("new", None, Path.TOKENS, "because")
+    assert (record.source, record.target, record.label) == (A, B, "label-r")
+
+
+async def test_records_are_newest_first_and_running_ones_before_those(pair: Pair) -> None:
+    names = ("one", "two", "three", "four")
+    for name in names:
+        pair.submit(spec(name, tokens=600))
+    for name in names[:2]:
+        pair.a.moves.start(Order(f"m-{name}", RequestId(name), PathRequest.TOKENS, ""), B)
+        await pair.settled()
+    pair.b.faults["prepare"] = "silent"
+    for name in names[2:]:
+        pair.a.moves.start(Order(f"m-{name}", RequestId(name), PathRequest.TOKENS, ""), B)
+    assert [r.id for r in pair.a.moves.records()] == ["m-four", "m-three", "m-two", "m-one"]
+
+
+async def test_every_migration_is_recorded_once(pair: Pair) -> None:
+    told = list[str]()
+    pair.a.moves._on_record = lambda record: told.append(f"{record.id} {record.outcome}")
+    pair.submit(spec())
+    pair.a.moves.start(Order("m", RequestId("r"), PathRequest.TOKENS, ""), B)
+    await pair.settled()
+    assert told == ["m committed"]
+
+
+async def test_lost_target_ends_the_moves_to_it_and_no_other(pair: Pair) -> None:
+    pair.submit(spec(tokens=600))
+    pair.b.faults["prepare"] = "silent"
+    pair.move(RequestId("r"))
+    pair.a.moves.target_lost(ReplicaId("c"))
+    await asyncio.sleep(0.01)
+    assert pair.a.moves.pending == 1
+    pair.a.moves.target_lost(B)
+    record = await pair.settled()
+    assert (record.outcome, record.error) == (Outcome.ABORTED, "the target died or is stopping")
+    assert runs(pair, "a") == ["r"]
+
+
+async def test_client_that_leaves_ends_the_move_and_the_request(pair: Pair) -> None:
+    pair.submit(spec(tokens=600))
+    pair.b.faults["prepare"] = "silent"
+    pair.move(RequestId("r"))
+    await asyncio.sleep(0)
+    pair.a.moves.client_gone(RequestId("r"))
+    record = await pair.settled()
+    assert (record.outcome, record.error) == (Outcome.ABORTED, "the client left")
+    assert runs(pair, "a") == []
+
+
+async def test_stopping_replica_still_moves_its_requests_away(pair: Pair) -> None:
+    cursor = pair.submit(spec(tokens=600))
+    await pair.until(cursor, 2)
+    pair.a.moves.stop()
+    pair.move(RequestId("r"))
+    assert (await pair.settled()).outcome is Outcome.COMMITTED
+    with pytest.raises(Refused, match="stopping"):
+        pair.a.moves.submit(spec("new"), 0, ())
+
+
+async def test_tokens_that_rode_on_a_lost_chunk_are_handed_over_again(pair: Pair) -> None:
+    cursor = pair.submit(spec())
+    await pair.until(cursor, 2)
+    gather = pair.a.engine.gather
+
+    async def slow(*args: Any) -> Any:
+        await pair.until(cursor, len(cursor.tokens) + 5)
+        return await gather(*args)
+
+    pair.a.engine.gather = slow  # type: ignore[assignment,method-assign]
+    pair.b.faults["receive"] = TransferFailed("broken")
+    pair.move(RequestId("r"))
+    record = await pair.settled()
+    assert (record.outcome, record.path) == (Outcome.COMMITTED, Path.TOKENS)
+    assert await pair.finished(cursor) == expected(spec().prompt, 60)
+
+
+# --- following ----------------------------------------------------------------------------------------
+
+
+async def test_room_is_kept_for_the_context_until_the_migration_ends(pair: Pair) -> None:
+    pair.b.moves.prepare(prepare(pair, outputs=(1, 2)))
+    assert pair.b.host.reserved_tokens == 42 and pair.b.moves.pending == 1
+    pair.b.moves.cancel("m")
+    assert pair.b.idle
+
+
+async def test_refused_migration_holds_nothing(pair: Pair) -> None:
+    pair.b.room = 10
+    with pytest.raises(Refused, match="no room for 40 tokens"):
+        pair.b.moves.prepare(prepare(pair))
+    assert pair.b.idle
+
+
+async def test_migration_is_prepared_once(pair: Pair) -> None:
+    pair.b.moves.prepare(prepare(pair))
+    with pytest.raises(Refused, match="under way here already"):
+        pair.b.moves.prepare(prepare(pair))
+    assert pair.b.host.reserved_tokens == 40
+
+
+async def test_unknown_migrations_are_harmless(pair: Pair) -> None:
+    moves = pair.b.moves
+    moves.commit("unknown")
+    moves.cancel("unknown")
+    moves.client_gone(RequestId("unknown"))
+    assert not moves.attach(RequestId("unknown"), 0, 0)
+    for call in (moves.adopt(Adopt("unknown", 0, ())), moves.receive(replace(chunk(0, 1), migration="unknown"))):
+        with pytest.raises(Refused, match="knows nothing of this migration"):
+            await call
+    assert pair.b.idle
+
+
+@pytest.mark.parametrize("who", ["source", "reader"])
+async def test_adopted_request_is_owned_once_confirmed_by(pair: Pair, who: str) -> None:
+    moves = await adopted(pair)
+    assert pair.b.host.reserved_tokens == 40
+    if who == "source":
+        moves.commit("m")
+    else:
+        assert moves.attach(RequestId("r"), 1, 0)
+    assert (moves.pending, pair.b.host.reserved_tokens, runs(pair)) == (0, 0, ["r"])
+    moves.cancel("m")
+    assert runs(pair) == ["r"]
+
+
+async def test_reader_of_another_hop_confirms_nothing(pair: Pair) -> None:
+    moves = await adopted(pair)
+    assert not moves.attach(RequestId("r"), 0, 0)
+    assert moves.pending == 1
+
+
+async def test_cancelled_migration_aborts_what_it_adopted(pair: Pair) -> None:
+    moves = await adopted(pair)
+    moves.cancel("m")
+    await asyncio.sleep(0)
+    assert runs(pair) == [] and moves.pending == 0
+
+
+async def test_unconfirmed_migration_ends_with_its_lease() -> None:
+    pair = make_pair(lease_s=0.02)
+    moves = await adopted(pair)
+    async with asyncio.timeout(5):
+        while moves.pending:
+            await asyncio.sleep(0.005)
+    assert runs(pair) == [] and pair.b.host.reserved_tokens == 0
+
+
+async def test_client_that_leaves_ends_a_provisional_request(pair: Pair) -> None:
+    moves = await adopted(pair)
+    moves.client_gone(RequestId("r"))
+    assert runs(pair) == [] and moves.pending == 0
+
+
+async def test_adopt_that_lacks_tokens_is_refused_and_gives_the_room_back(pair: Pair) -> None:
+    pair.b.moves.prepare(prepare(pair, outputs=(1, 2)))
+    with pytest.raises(Refused, match="output tokens 2 to 3 are missing"):
+        await pair.b.moves.adopt(Adopt("m", 3, (4,)))
+    assert pair.b.idle
+
+
+async def test_adopted_request_continues_after_all_tokens(pair: Pair) -> None:
+    pair.b.moves.prepare(prepare(pair, outputs=(1, 2)))
+    await pair.b.moves.adopt(Adopt("m", 1, (2, 3)))
+    snapshot = pair.b.host.snapshot(RequestId("r"))
+    assert (snapshot.hop, snapshot.outputs[:3]) == (1, (1, 2, 3))
+
+
+async def test_stopping_replica_ends_what_has_not_arrived_and_keeps_what_has(pair: Pair) -> None:
+    moves = await adopted(pair)
+    moves.prepare(prepare(pair, "later", spec("other")))
+    moves.stop()
+    assert moves.pending == 1 and runs(pair) == ["r"]
+    with pytest.raises(Refused, match="stopping"):
+        moves.prepare(prepare(pair, "last", spec("third")))
+
+
+async def loading(pair: Pair) -> list[asyncio.Task[None]]:
+    """Chunks 0 and 1 under way at replica b: the first fails, the second waits for it."""
+
+    async def fail(*_: object) -> None:
+        raise TransferFailed("broken")
+
+    pair.b.engine.load = fail  # type: ignore[assignment,method-assign]
+    pair.b.moves.prepare(prepare(pair))
+    loads = [asyncio.create_task(pair.b.moves.receive(c)) for c in (chunk(0, 4), chunk(4, 8))]
+    await asyncio.wait({loads[0]}, timeout=5)
+    assert isinstance(loads[0].exception(), TransferFailed) and not loads[1].done()
+    return loads
+
+
+@pytest.mark.parametrize("end", ["cancel", "adopt"])
+async def test_chunk_that_waits_for_one_that_failed_ends_with_the_copying(end: str) -> None:
+    pair = make_pair(transport=Copying(), lease_s=5.0)
+    loads = await loading(pair)
+    if end == "cancel":
+        pair.b.moves.cancel("m")
+    else:
+        await pair.b.moves.adopt(Adopt("m", 0, ()))
+    await asyncio.wait({loads[1]}, timeout=1)
+    assert loads[1].done() and isinstance(loads[1].exception(), TransferFailed)
+    assert pair.b.slots.in_use == 0

@@ -1,0 +1,159 @@
+"""The running application as tests see it: its HTTP endpoint, its processes, and its switches for faults."""
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+MODEL = "mell-tiny"
+BLOCK = 32
+
+
+@dataclass
+class Answer:
+    """A streamed answer so far. `tokens` counts SSE chunks, one per engine step."""
+
+    text: str = ""
+    tokens: int = 0
+    finish: str | None = None
+    usage: dict[str, int] | None = None
+    error: dict[str, Any] | None = None
+    done: bool = False
+    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    async def until(self, tokens: int) -> None:
+        """Wait until that many tokens came, or the answer is over."""
+        async with asyncio.timeout(60), self.changed:
+            await self.changed.wait_for(lambda: self.tokens >= tokens or self.done)
+
+
+@dataclass
+class Application:
+    """Mell, started once for all integration tests."""
+
+    url: str
+    faults: Path
+    capacity: int
+
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator["Client"]:
+        """A client that leaves nothing open."""
+        limits = httpx.Limits(max_connections=200)
+        async with httpx.AsyncClient(base_url=self.url, timeout=120, limits=limits, trust_env=False) as http:
+            yield Client(http)
+
+
+class Client:
+    """What tests do over HTTP."""
+
+    def __init__(self, http: httpx.AsyncClient) -> None:
+        self.http = http
+
+    async def stream(self, answer: Answer, prompt: list[int], max_tokens: int, label: str, **extra: Any) -> None:
+        """Fill `answer` from a streamed completion."""
+        body = request(prompt, max_tokens, stream=True, stream_options={"include_usage": True}, **extra)
+        headers = {"X-Request-Id": label}
+        async with self.http.stream("POST", "/v1/completions", json=body, headers=headers) as response:
+            assert response.status_code == 200, await response.aread()
+            async for line in response.aiter_lines():
+                if line.startswith("data: "):
+                    async with answer.changed:
+                        take(answer, line[6:])
+                        answer.changed.notify_all()
+
+    async def complete(self, prompt: list[int] | str, max_tokens: int, **extra: Any) -> tuple[str, dict[str, Any]]:
+        """Text and whole body of a completion that is not streamed."""
+        response = await self.http.post("/v1/completions", json=request(prompt, max_tokens, **extra))
+        assert response.status_code == 200, response.text
+        return response.json()["choices"][0]["text"], response.json()
+
+    async def state(self) -> dict[str, Any]:
+        """GET /mell/state."""
+        state: dict[str, Any] = (await self.http.get("/mell/state")).json()
+        return state
+
+    async def running(self) -> list[dict[str, Any]]:
+        """The replicas that run."""
+        return [r for r in (await self.state())["replicas"] if r["state"] == "RUNNING"]
+
+    async def move(self, reference: str, **body: Any) -> httpx.Response:
+        """POST /mell/migrations."""
+        return await self.http.post("/mell/migrations", json={"request_id": reference, **body})
+
+    async def migrations(self) -> list[dict[str, Any]]:
+        """GET /mell/migrations."""
+        found: list[dict[str, Any]] = (await self.http.get("/mell/migrations")).json()["migrations"]
+        return found
+
+    async def outcome(self, migration: str) -> dict[str, Any]:
+        """The record of a migration once it has ended."""
+        found: list[dict[str, Any]] = []
+
+        async def ended() -> bool:
+            found[:] = [m for m in await self.migrations() if m["id"] == migration and m["outcome"]]
+            return bool(found)
+
+        await eventually(ended)
+        return found[0]
+
+    async def idle(self) -> None:
+        """Wait until no replica holds a request, a block or a staging slot."""
+
+        async def nothing() -> bool:
+            return all(
+                not r["requests"] and r["used_tokens"] == 0 and r["staging_slots_in_use"] == 0
+                for r in await self.running()
+            )
+
+        await eventually(nothing)
+
+
+async def eventually(condition: Callable[[], Awaitable[bool]], within_s: float = 30) -> None:
+    """Poll until the condition holds. Raises TimeoutError when it does not in time."""
+    async with asyncio.timeout(within_s):
+        while not await condition():
+            await asyncio.sleep(0.1)
+
+
+def request(prompt: list[int] | str, max_tokens: int, **extra: Any) -> dict[str, Any]:
+    """A greedy request that goes on to its last token."""
+    fixed = {"model": MODEL, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
+    return fixed | extra
+
+
+def prompt(tokens: int, seed: object) -> list[int]:
+    """Token ids that no other test uses."""
+    draw = random.Random(str(seed))
+    return [draw.randrange(3, 500) for _ in range(tokens)]
+
+
+def take(answer: Answer, data: str) -> None:
+    """Take one event."""
+    if data == "[DONE]":
+        answer.done = True
+        return
+    event = json.loads(data)
+    if "error" in event:
+        answer.error = event["error"]
+    elif event["choices"]:
+        choice = event["choices"][0]
+        answer.text += choice["text"]
+        answer.tokens += 1
+        answer.finish = choice["finish_reason"]
+    else:
+        answer.usage = event["usage"]
+
+
+def process(title: str) -> psutil.Process:
+    """The newest process with that text in its title. Raises LookupError."""
+    found = [p for p in psutil.process_iter(["cmdline", "create_time"]) if title in " ".join(p.info["cmdline"] or [])]
+    if not found:
+        raise LookupError(title)
+    return max(found, key=lambda p: p.info["create_time"])

@@ -1,0 +1,104 @@
+"""A transport for tests: the real ones, with faults that a test switches on by writing a file.
+
+Named in the test application's settings as `tests.integration.faults:make`; both ends of a migration read the same
+file, whose path is in MELL_TEST_FAULTS: {"over": "collective" | "shared", "fault": null | a `Fault`}.
+"""
+
+import asyncio
+import json
+import os
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+
+import numpy as np
+
+from deployments.config import MigrationConfig
+from deployments.transports import make_transport
+from migration.errors import TransferFailed
+from migration.kv.staging import HEADER, Segments
+from migration.messages import SlotRef
+from migration.ports import Slot, Transport
+from policies.model import Bytes, ReplicaId
+
+VARIABLE = "MELL_TEST_FAULTS"
+
+
+class Fault(StrEnum):
+    """What the receiving end does."""
+
+    SILENT = "silent"
+    FAIL = "fail"
+    CORRUPT = "corrupt"
+
+
+def write(path: Path, over: str, fault: Fault | None = None) -> None:
+    """Switch, for all processes at once."""
+    fresh = path.with_suffix(".new")
+    fresh.write_text(json.dumps({"over": over, "fault": fault}))
+    fresh.replace(path)
+
+
+def make(config: MigrationConfig) -> Transport:
+    """The factory that the settings name."""
+    return FaultyTransport(config)
+
+
+class FaultyTransport:
+    """Passes everything on to the transport that the file names."""
+
+    name = "faulty"
+
+    def __init__(self, config: MigrationConfig) -> None:
+        self._file = Path(os.environ[VARIABLE])
+        self._over = {name: make_transport(replace(config, transport=name)) for name in ("collective", "shared")}
+        self._segments = Segments()
+
+    def _switches(self) -> dict[str, str]:
+        switches: dict[str, str] = json.loads(self._file.read_text())
+        return switches
+
+    @property
+    def _real(self) -> Transport:
+        return self._over[self._switches()["over"]]
+
+    @property
+    def shares_slots(self) -> bool:
+        """As the transport in use."""
+        return self._real.shares_slots
+
+    def channel(self, source: ReplicaId, target: ReplicaId) -> str:
+        """Passed on."""
+        return self._real.channel(source, target)
+
+    def turn(self, channel: str) -> AbstractAsyncContextManager[object]:
+        """Passed on."""
+        return self._real.turn(channel)
+
+    async def send(self, channel: str, slot: Slot, size: Bytes) -> None:
+        """Passed on."""
+        await self._real.send(channel, slot, size)
+
+    async def receive(self, channel: str, staged: SlotRef, size: Bytes, slot: Slot | None) -> SlotRef:
+        """Passed on, unless the fault says otherwise."""
+        fault = self._switches()["fault"]
+        if fault == Fault.SILENT:
+            await asyncio.Event().wait()
+        if fault == Fault.FAIL:
+            raise TransferFailed("a test said so")
+        where = await self._real.receive(channel, staged, size, slot)
+        if fault == Fault.CORRUPT:
+            payload = self._segments.get(where.segment).view(where.offset + HEADER, size - HEADER)
+            values = np.frombuffer(payload, dtype=np.float32)
+            values += np.random.default_rng(0).normal(size=values.shape).astype(np.float32)
+        return where
+
+    def drop(self, channel: str) -> None:
+        """Passed on."""
+        self._real.drop(channel)
+
+    def close(self) -> None:
+        """Close both."""
+        for transport in self._over.values():
+            transport.close()

@@ -1,0 +1,209 @@
+"""Moved requests give what unmoved ones give, over HTTP, on real engines."""
+
+import asyncio
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from tests.integration import faults
+from tests.integration.application import BLOCK, Answer, Application, Client, prompt
+from tests.integration.faults import Fault
+
+MOVES = 60
+
+
+async def reference(client: Client, tokens: list[int], count: int) -> str:
+    """The output of an unmoved run. It comes first: whatever it leaves in caches was not moved."""
+    text, _ = await client.complete(tokens, count)
+    return text
+
+
+async def moved(
+    client: Client, label: str, tokens: list[int], count: int, at: list[int], paths: list[str]
+) -> tuple[Answer, list[dict[str, Any]]]:
+    """Run a request that is moved when it has had `at[i]` tokens; its answer and its migrations."""
+    answer, records = Answer(), []
+    reading = asyncio.create_task(client.stream(answer, tokens, count, label))
+    for position, path in zip(at, paths, strict=True):
+        await answer.until(position)
+        response = await client.move(label, path=path)
+        if response.status_code == 202:
+            records.append(await client.outcome(response.json()["id"]))
+        else:
+            assert answer.done or response.status_code == 404, response.text
+    await reading
+    return answer, records
+
+
+def journeys(draw: random.Random) -> list[tuple[int, int, list[int], list[str]]]:
+    """(prompt, output, move at, paths): block boundaries, first and last tokens, several moves."""
+    chosen = [
+        (BLOCK * 4, 60, [0], ["kv"]),
+        (BLOCK * 4 - 1, 60, [1], ["kv"]),
+        (BLOCK * 4 + 1, 60, [BLOCK - 1], ["kv"]),
+        (BLOCK * 3, 97, [BLOCK], ["tokens"]),
+        (BLOCK, 64, [BLOCK + 1], ["kv"]),
+        (5, 40, [1], ["tokens"]),
+        (300, 50, [47], ["kv"]),
+        (300, 50, [49], ["tokens"]),
+        (900, 120, [10, 40, 80], ["kv", "kv", "kv"]),
+        (700, 120, [10, 40, 80], ["tokens", "kv", "tokens"]),
+    ]
+    while sum(len(c[2]) for c in chosen) < MOVES + 12:
+        output = draw.randrange(60, 140)
+        at = sorted(draw.sample(range(output - 5), draw.choice([1, 2, 3])))
+        chosen.append((draw.randrange(20, 1200), output, at, [draw.choice(["kv", "tokens"]) for _ in at]))
+    return chosen
+
+
+async def test_sixty_moves_change_nothing(application: Application) -> None:
+    seed = 20240607
+    draw = random.Random(seed)
+    committed: Counter[str] = Counter()
+    diversity: set[str] = set()
+    cold: list[int] = []
+    gate = asyncio.Semaphore(3)
+
+    async def one(number: int, journey: tuple[int, int, list[int], list[str]]) -> None:
+        length, output, at, paths = journey
+        tokens = prompt(length, f"{seed}/{number}")
+        async with gate:
+            want = await reference(client, tokens, output)
+            answer, records = await moved(client, f"j{number}", tokens, output, at, paths)
+        assert answer.text == want, (journey, records)
+        assert answer.finish == "length"
+        assert answer.usage == {
+            "prompt_tokens": length,
+            "completion_tokens": output,
+            "total_tokens": length + output,
+        }
+        diversity.update(want.split())
+        committed.update(str(r["path"]) for r in records if r["outcome"] == "committed")
+        # Later moves may lead to replicas that still have the request's blocks; the first one's target has none.
+        cold.extend(r["blocks"] for r in records[:1] if r["path"] == "kv")
+
+    async with application.client() as client:
+        before = sum(r["kv_blocks_loaded"] for r in await client.running())
+        await asyncio.gather(*(one(i, j) for i, j in enumerate(journeys(draw))))
+        loaded = sum(r["kv_blocks_loaded"] for r in await client.running()) - before
+        await client.idle()
+    assert sum(committed.values()) >= MOVES, committed
+    assert min(committed["kv"], committed["tokens"]) >= 15, committed
+    assert loaded >= 0.8 * sum(cold) > 0, "the moved blocks were hardly read"
+    assert len(diversity) > 500, "the model repeats itself: equality would prove nothing"
+
+
+@pytest.mark.parametrize("over", ["collective", "shared"])
+async def test_moved_blocks_are_what_the_target_reads(application: Application, over: str) -> None:
+    faults.write(application.faults, over)
+    tokens = prompt(800, f"cold/{over}")
+    async with application.client() as client:
+        await client.idle()
+        want = await reference(client, tokens, 80)
+        before = {r["id"]: r["kv_blocks_loaded"] for r in await client.running()}
+        answer, (record,) = await moved(client, over, tokens, 80, [10], ["kv"])
+        after = {r["id"]: r["kv_blocks_loaded"] for r in await client.running()}
+    assert answer.text == want
+    assert (record["outcome"], record["path"]) == ("committed", "kv")
+    target = record["target"]
+    assert after[target] - before[target] == record["blocks"] >= 800 // BLOCK
+
+
+@pytest.mark.parametrize("over", ["collective", "shared"])
+async def test_corrupted_blocks_change_the_output(application: Application, over: str) -> None:
+    tokens = prompt(800, f"corrupt/{over}")
+    async with application.client() as client:
+        await client.idle()
+        want = await reference(client, tokens, 80)
+        faults.write(application.faults, over, Fault.CORRUPT)
+        before = {r["id"]: r["kv_blocks_loaded"] for r in await client.running()}
+        answer, (record,) = await moved(client, f"corrupt-{over}", tokens, 80, [10], ["kv"])
+        after = {r["id"]: r["kv_blocks_loaded"] for r in await client.running()}
+    assert (record["outcome"], record["path"]) == ("committed", "kv")
+    assert after[record["target"]] - before[record["target"]] == record["blocks"] > 0
+    assert answer.text != want
+
+
+@pytest.mark.parametrize("over", ["collective", "shared"])
+@pytest.mark.parametrize("fault", [Fault.SILENT, Fault.FAIL])
+async def test_failing_transfer_becomes_a_move_by_tokens(application: Application, fault: Fault, over: str) -> None:
+    tokens = prompt(500, f"{fault}/{over}")
+    async with application.client() as client:
+        want = await reference(client, tokens, 600)
+        faults.write(application.faults, over, fault)
+        answer, (record,) = await moved(client, f"{fault}-{over}", tokens, 600, [5], ["kv"])
+        assert answer.text == want
+        assert (record["outcome"], record["path"]) == ("committed", "tokens")
+        assert "kv failed" in record["reason"]
+        faults.write(application.faults, over)
+        _, (after,) = await moved(client, f"after-{fault}-{over}", prompt(500, f"after/{fault}"), 80, [5], ["kv"])
+        assert (after["outcome"], after["path"]) == ("committed", "kv")
+        await client.idle()
+
+
+async def test_full_target_refuses(application: Application) -> None:
+    async with application.client() as client:
+        first, big = Answer(), []
+        mover = asyncio.create_task(client.stream(first, prompt(3000, "mover"), 900, "mover"))
+        await first.until(2)
+        (home,) = [r["id"] for r in await client.running() if r["requests"]]
+        (other,) = [r["id"] for r in await client.running() if not r["requests"]]
+        for i in range(5):
+            answer = Answer()
+            big.append(asyncio.create_task(client.stream(answer, prompt(3000, f"big{i}"), 900, f"big{i}")))
+            await answer.until(2)
+            placed = [r["id"] for r in await client.running() for q in r["requests"] if q["label"] == f"big{i}"]
+            if placed == [home]:
+                response = await client.move(f"big{i}", target=other, path="tokens")
+                await client.outcome(response.json()["id"])
+        response = await client.move("mover", target=other)
+        record = await client.outcome(response.json()["id"])
+        assert record["outcome"] == "refused", record
+        assert "no room" in str(record["error"])
+        for task in (mover, *big):
+            task.cancel()
+        await asyncio.gather(mover, *big, return_exceptions=True)
+        await client.idle()
+
+
+async def test_unmovable_unknown_and_ambiguous(application: Application) -> None:
+    async with application.client() as client:
+        assert (await client.move("nobody")).status_code == 404
+        answers = [Answer(), Answer(), Answer()]
+        streams = [
+            asyncio.create_task(client.stream(answers[0], prompt(20, "t1"), 800, "twin")),
+            asyncio.create_task(client.stream(answers[1], prompt(20, "t2"), 800, "twin")),
+            asyncio.create_task(client.stream(answers[2], prompt(20, "t3"), 800, "seeded", temperature=1, seed=1)),
+        ]
+        for answer in answers:
+            await answer.until(1)
+        twin = await client.move("twin")
+        assert twin.status_code == 409
+        assert len(twin.json()["error"]["candidates"]) == 2
+        seeded = await client.move("seeded")
+        assert seeded.status_code == 422
+        assert "seeded" in seeded.json()["error"]["message"]
+        chosen = twin.json()["error"]["candidates"][0]["id"]
+        assert (await client.move(chosen, target="nowhere")).status_code == 422
+        assert (await client.move(chosen)).status_code == 202
+        for stream in streams:
+            stream.cancel()
+        await asyncio.gather(*streams, return_exceptions=True)
+        await client.idle()
+
+
+@pytest.mark.parametrize("when", ["decoding", "moving"])
+async def test_client_that_leaves_frees_its_blocks(application: Application, when: str) -> None:
+    async with application.client() as client:
+        answer = Answer()
+        reading = asyncio.create_task(client.stream(answer, prompt(600, f"leave/{when}"), 3000, f"leaver-{when}"))
+        await answer.until(5)
+        if when == "moving":
+            faults.write(application.faults, "collective", Fault.SILENT)
+            assert (await client.move(f"leaver-{when}", path="kv")).status_code == 202
+            await asyncio.sleep(0.3)
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        await client.idle()

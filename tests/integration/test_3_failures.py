@@ -1,0 +1,101 @@
+"""What dies, and what its clients see: a pause, not an end. These come last: engines take time to be replaced."""
+
+import asyncio
+import os
+import signal
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.integration.application import Answer, Application, Client, eventually, process, prompt
+
+STREAMS, TOKENS = 4, 500
+
+
+async def undisturbed(client: Client, name: str) -> list[str]:
+    prompts = [prompt(100 + 50 * i, f"{name}/{i}") for i in range(STREAMS)]
+    return [text for text, _ in await asyncio.gather(*(client.complete(p, TOKENS) for p in prompts))]
+
+
+async def under_way(client: Client, name: str) -> tuple[list[Answer], list["asyncio.Task[Any]"]]:
+    """Streams of the same prompts that have had ten tokens each."""
+    answers = [Answer() for _ in range(STREAMS)]
+    tasks = [
+        asyncio.create_task(client.stream(a, prompt(100 + 50 * i, f"{name}/{i}"), TOKENS, f"{name}-{i}"))
+        for i, a in enumerate(answers)
+    ]
+    for answer in answers:
+        await answer.until(10)
+    return answers, tasks
+
+
+async def home(client: Client) -> dict[str, Any]:
+    """The replica with the most requests."""
+    return max(await client.running(), key=lambda r: len(r["requests"]))
+
+
+async def replaced(client: Client, lost: str) -> None:
+    """Two replicas run, and the lost one is none of them."""
+
+    async def two() -> bool:
+        ids = [r["id"] for r in await client.running()]
+        return len(ids) >= 2 and lost not in ids
+
+    await eventually(two, within_s=180)
+
+
+async def test_scheduler_may_die_while_streams_go_on(application: Application) -> None:
+    async with application.client() as client:
+        want = await undisturbed(client, "scheduler")
+        answers, tasks = await under_way(client, "scheduler")
+        before = await client.state()
+        process("ServeReplica:mell:Scheduler").kill()
+        placed_without, _ = await client.complete(prompt(10, "while away"), 5)
+        stale = await client.state()
+        await asyncio.gather(*tasks)
+        assert placed_without
+        assert stale["as_of"] <= before["as_of"] + 5
+        assert [a.text for a in answers] == want
+
+        async def back() -> bool:
+            state = await client.state()
+            return bool(state["fence"] > before["fence"] and state["as_of"] > stale["as_of"])
+
+        await eventually(back, within_s=60)
+        answer = Answer()
+        reading = asyncio.create_task(client.stream(answer, prompt(50, "again"), 400, "again"))
+        await answer.until(5)
+        assert (await client.move("again", path="kv")).status_code == 202
+        await reading
+        assert answer.finish == "length"
+
+
+@pytest.mark.parametrize("victim", ["replica", "engine core"])
+async def test_streams_survive_what_runs_them(application: Application, victim: str) -> None:
+    async with application.client() as client:
+        want = await undisturbed(client, victim)
+        answers, tasks = await under_way(client, victim)
+        whole = asyncio.create_task(client.complete(prompt(100, f"{victim}/0"), TOKENS))
+        await asyncio.sleep(0.2)
+        doomed = await home(client)
+        os.kill(doomed["pids"][0 if victim == "replica" else 1], signal.SIGKILL)
+        await asyncio.gather(*tasks)
+        assert [a.text for a in answers] == want
+        assert (await whole)[0] == want[0]
+
+        async def told() -> bool:
+            found = await client.migrations()
+            return any(
+                m["source"] == doomed["id"] and m["path"] == "tokens" and m["reason"].startswith("replica lost")
+                for m in found
+            )
+
+        await eventually(told)
+        await replaced(client, doomed["id"])
+        await client.idle()
+
+    async def gone() -> bool:
+        return not any(psutil.pid_exists(pid) for pid in doomed["pids"])
+
+    await eventually(gone, within_s=60)
