@@ -132,26 +132,26 @@ class End:
             await self._cache.load((), low, high, refs[i % SLOTS])
         return Span(began, Mark.now())
 
-    async def channel(self) -> str:
-        """The channel from this source to the target."""
-        return self._transport.channel(self._name, TARGET)
+    async def channels(self, count: int) -> list[str]:
+        """The channels of the next `count` transfers from this source to the target."""
+        return [self._transport.channel(self._name, TARGET) for _ in range(count)]
 
-    async def send_alone(self, channel: str, blocks: int) -> Span:
+    async def send_alone(self, channels: list[str], blocks: int) -> Span:
         """Send a slot over and over. A first send of a header waits for the other end."""
         lease = await self._slots.lease(LIMIT_S)
-        await self._transport.send(channel, lease.slot, Bytes(HEADER))
+        await self._transport.send(channels[0], lease.slot, Bytes(HEADER))
         began = Mark.now()
-        for low, high in pieces(blocks):
+        for channel, (low, high) in zip(channels[1:], pieces(blocks), strict=True):
             await self._transport.send(channel, lease.slot, Bytes(HEADER + (high - low) * BLOCK_BYTES))
         lease.end()
         return Span(began, Mark.now())
 
-    async def receive_alone(self, channel: str, blocks: int) -> Span:
+    async def receive_alone(self, channels: list[str], blocks: int) -> Span:
         """The other end of `send_alone`."""
         ref, lease = SlotRef("", 0, 1), await self._slots.lease(LIMIT_S)
-        await self._transport.receive(channel, ref, Bytes(HEADER), lease.slot)
+        await self._transport.receive(channels[0], ref, Bytes(HEADER), lease.slot)
         began = Mark.now()
-        for low, high in pieces(blocks):
+        for channel, (low, high) in zip(channels[1:], pieces(blocks), strict=True):
             await self._transport.receive(channel, ref, Bytes(HEADER + (high - low) * BLOCK_BYTES), lease.slot)
         lease.end()
         return Span(began, Mark.now())

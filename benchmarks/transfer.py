@@ -33,7 +33,7 @@ from tqdm import tqdm
 
 from benchmarks.end import LIMIT_S, SOURCE, TARGET, End
 from benchmarks.load import spread
-from benchmarks.ports import BLOCK_BYTES, Span
+from benchmarks.ports import BLOCK_BYTES, Span, pieces
 from benchmarks.servers import ENV, ROOT
 
 MIB = 1 << 20
@@ -120,8 +120,8 @@ class Pair:
 
     def _send(self, blocks: int) -> list[Span]:
         source, target = self._source, self._target
-        channel = _get(source.channel.remote())
-        return _both(source.send_alone.remote(channel, blocks), target.receive_alone.remote(channel, blocks))
+        channels = _get(source.channels.remote(1 + len(list(pieces(blocks)))))
+        return _both(source.send_alone.remote(channels, blocks), target.receive_alone.remote(channels, blocks))
 
     def _scatter(self, blocks: int) -> Span:
         """As in a migration, the slots are the source's where they are shared, and else the target's own."""

@@ -22,7 +22,7 @@ def make_transport(config: MigrationConfig) -> Transport:
         from migration.transport.collective import CollectiveGroups
 
         gloo_group.register(config.transfer_timeout_s)
-        return CollectiveGroups(gloo_group.BACKEND)
+        return CollectiveGroups(gloo_group.BACKEND, config.transfer_timeout_s)
     module, _, attribute = config.transport.partition(":")
     if not attribute:
         raise ValueError(f"unknown transport {config.transport!r}: use one of {NAMES} or module:factory")

@@ -4,7 +4,6 @@ The real parts and the fakes of the tests are siblings behind these protocols.
 """
 
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -160,11 +159,7 @@ class Transport(Protocol):
         ...
 
     def channel(self, source: ReplicaId, target: ReplicaId) -> str:
-        """Name of the connection from source to target that `send` will use next."""
-        ...
-
-    def turn(self, channel: str) -> AbstractAsyncContextManager[object]:
-        """To be held while a chunk is announced and sent, so that chunks of a channel arrive in order."""
+        """Name of the next transfer from source to target; both ends make transfers in the order of these calls."""
         ...
 
     async def send(self, channel: str, slot: Slot, size: Bytes) -> None:
@@ -186,7 +181,7 @@ class Transport(Protocol):
         ...
 
     def drop(self, channel: str) -> None:
-        """Never use a channel again; the next transfer between the two gets another."""
+        """Give up what a transfer goes through, after a failure; the next one gets another."""
         ...
 
     def close(self) -> None:

@@ -290,6 +290,8 @@ class SourceRun:
     async def _copy(self, first: Blocks, last: Blocks) -> None:
         """Move blocks [first, last) in slot-sized chunks: while one is sent and loaded, the next is gathered."""
         world = self._world
+        chunk: Chunk | None = None
+        done = False
         try:
             async with asyncio.TaskGroup() as pushes:
                 for low, high in _pieces(first, last, world.blocks.fingerprint.blocks_per_slot):
@@ -302,8 +304,13 @@ class SourceRun:
                         raise
                     # Also for a push that is cancelled before it begins.
                     push.add_done_callback(lease.end_with)
+            done = True
         except* Exception as errors:
             raise errors.exceptions[0] from None
+        finally:
+            if not done and chunk is not None:
+                # The two ends may disagree on what would come next.
+                world.transport.drop(chunk.channel)
         self._progress = self._progress.add(last)
 
     async def _gather(self, first: Blocks, last: Blocks, slot: Slot) -> Chunk:
@@ -323,24 +330,19 @@ class SourceRun:
         )
 
     async def _push(self, chunk: Chunk, lease: Lease) -> None:
-        """Send one chunk and have it loaded. The slot is given back as soon as nobody reads it.
-
-        After a failure the channel is not used again: the two ends may disagree on what it carries next.
-        """
+        """Send one chunk and have it loaded. The slot is given back as soon as nobody reads it."""
         transport = self._world.transport
         loading: asyncio.Task[None] | None = None
         try:
-            async with transport.turn(chunk.channel):
-                loading = asyncio.create_task(self._peer.receive(chunk))
-                sending = asyncio.create_task(transport.send(chunk.channel, lease.slot, chunk.size))
-                await _until_sent(sending, loading)
+            loading = asyncio.create_task(self._peer.receive(chunk))
+            sending = asyncio.create_task(transport.send(chunk.channel, lease.slot, chunk.size))
+            await _until_sent(sending, loading)
             if not transport.shares_slots:
                 lease.end()
             await loading
         except BaseException:
             if loading is not None:
                 loading.cancel()
-            transport.drop(chunk.channel)
             raise
         self._sent = Bytes(self._sent + chunk.size)
         self._heard = max(self._heard, chunk.outputs_from + len(chunk.outputs))

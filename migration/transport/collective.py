@@ -3,9 +3,9 @@
 import asyncio
 import itertools
 import logging
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager
 
 import torch
 from ray.util import collective
@@ -18,77 +18,134 @@ from policies.model import Bytes, ReplicaId
 log = logging.getLogger(__name__)
 
 SENDER, RECEIVER = 0, 1
+_REMEMBERED = 256
+
+
+class Turns:
+    """Lets transfers of one end of a group pass in the order of their numbers."""
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._closed = False
+        self._changed = asyncio.Condition()
+
+    async def wait(self, number: int) -> None:
+        """Wait until it is that number's turn. Raises TransferFailed when the group was dropped."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._closed or self._next == number)
+        if self._closed:
+            raise TransferFailed("the group was dropped after a failure")
+
+    async def passed(self) -> None:
+        """The next one may go."""
+        async with self._changed:
+            self._next += 1
+            self._changed.notify_all()
+
+    async def close(self) -> None:
+        """Nobody may go any more."""
+        async with self._changed:
+            self._closed = True
+            self._changed.notify_all()
 
 
 class CollectiveGroups:
     """Sends through `ray.util.collective` with the given registered backend.
 
-    A group's name holds the pair and a number that rises with every failure and differs between processes of
-    a replica's life, so that no group is ever joined by the remains of an earlier one.
+    A group's name holds the pair and a number that rises with every failure; replica ids are never used again,
+    so no group is ever joined by the remains of an earlier one. A channel is a group and the number of one
+    transfer through it ("a>b#1:17"): both ends keep to that order, so the receive of a chunk can be asked for
+    while the chunk before it is still on its way.
     Transfers block a thread each; they have their own pool, so that a silent peer stalls nothing else.
     """
 
     shares_slots = False
 
-    def __init__(self, backend: str, threads: int = 8) -> None:
+    def __init__(self, backend: str, timeout_s: float, threads: int = 8) -> None:
         self.name = backend.lower()
         self._backend = backend
+        self._timeout_s = timeout_s
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="kv-transfer")
         self._numbers = itertools.count(1)
-        self._channels: dict[str, str] = {}
-        self._turns: dict[str, asyncio.Lock] = {}
-        self._joined: set[str] = set()
+        self._groups: dict[str, str] = {}
+        self._transfers: dict[str, int] = {}
+        self._turns: dict[str, Turns] = {}
+        self._dropped: deque[str] = deque(maxlen=_REMEMBERED)
+        self._closing: set[asyncio.Task[None]] = set()
 
     def channel(self, source: ReplicaId, target: ReplicaId) -> str:
         """See `Transport.channel`."""
         pair = f"{source}>{target}"
-        if pair not in self._channels:
-            self._channels[pair] = f"{pair}#{next(self._numbers)}"
-        return self._channels[pair]
-
-    def turn(self, channel: str) -> AbstractAsyncContextManager[object]:
-        """See `Transport.turn`: a send ends once the peer has posted its receive, so this orders both ends."""
-        return self._turns.setdefault(channel, asyncio.Lock())
+        if pair not in self._groups:
+            self._groups[pair] = f"{pair}#{next(self._numbers)}"
+        group = self._groups[pair]
+        number = self._transfers.get(group, 0)
+        self._transfers[group] = number + 1
+        return f"{group}:{number}"
 
     async def send(self, channel: str, slot: Slot, size: Bytes) -> None:
         """See `Transport.send`."""
-        self._join(channel, SENDER)
-        await self._transfer(channel, lambda: collective.send(_tensor(slot, size), RECEIVER, channel))
+        group = _group(channel)
+        await self._pass(channel, SENDER, lambda: collective.send(_tensor(slot, size), RECEIVER, group))
 
     async def receive(self, channel: str, staged: SlotRef, size: Bytes, slot: Slot | None) -> SlotRef:
         """See `Transport.receive`."""
         if slot is None or size > len(slot.memory):
             raise TransferFailed(f"no staging slot holds {size} bytes")
-        self._join(channel, RECEIVER)
-        await self._transfer(channel, lambda: collective.recv(_tensor(slot, size), SENDER, channel))
+        group = _group(channel)
+        await self._pass(channel, RECEIVER, lambda: collective.recv(_tensor(slot, size), SENDER, group))
         return SlotRef(slot.segment, slot.offset, staged.ticket)
 
     def close(self) -> None:
         """See `Transport.close`."""
-        for channel in tuple(self._joined):
-            self.drop(channel)
+        for group in tuple(self._turns):
+            self._leave(group)
         self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def _join(self, channel: str, rank: int) -> None:
-        if channel in self._joined:
-            return
-        pair = channel.rsplit("#", 1)[0]
-        if rank == RECEIVER:
-            # The sender renewed the group: what is left of the old one is of no use.
-            for old in [c for c in self._joined if c.startswith(f"{pair}#")]:
-                self.drop(old)
-        collective.init_collective_group(2, rank, self._backend, channel)
-        self._joined.add(channel)
 
     def drop(self, channel: str) -> None:
         """See `Transport.drop`."""
-        pair = channel.rsplit("#", 1)[0]
-        if self._channels.get(pair) == channel:
-            del self._channels[pair]
-        self._turns.pop(channel, None)
-        if channel in self._joined:
-            self._joined.discard(channel)
-            collective.destroy_collective_group(channel)
+        self._leave(_group(channel))
+
+    async def _pass(self, channel: str, rank: int, blocking: Callable[[], None]) -> None:
+        """Make one transfer when its turn has come. After a failure the group is dropped."""
+        turns = self._join(_group(channel), rank)
+        try:
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    await turns.wait(int(channel.rsplit(":", 1)[1]))
+            except TimeoutError:
+                raise TransferTimeout(f"{channel}: the transfers before it did not pass in time") from None
+            await self._transfer(channel, blocking)
+        except BaseException:
+            self.drop(channel)
+            raise
+        await turns.passed()
+
+    def _join(self, group: str, rank: int) -> Turns:
+        if group in self._dropped:
+            raise TransferFailed(f"{group} was dropped after a failure")
+        if group not in self._turns:
+            pair = group.rsplit("#", 1)[0]
+            if rank == RECEIVER:
+                # The sender renewed the group: what is left of the old one is of no use.
+                for old in [g for g in self._turns if g.startswith(f"{pair}#")]:
+                    self._leave(old)
+            collective.init_collective_group(2, rank, self._backend, group)
+            self._turns[group] = Turns()
+        return self._turns[group]
+
+    def _leave(self, group: str) -> None:
+        pair = group.rsplit("#", 1)[0]
+        if self._groups.get(pair) == group:
+            del self._groups[pair]
+        self._transfers.pop(group, None)
+        self._dropped.append(group)
+        turns = self._turns.pop(group, None)
+        if turns is not None:
+            closing = asyncio.ensure_future(turns.close())
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+            collective.destroy_collective_group(group)
 
     async def _transfer(self, channel: str, blocking: Callable[[], None]) -> None:
         """Run a blocking transfer in the pool. It uses a slot's memory, so it is waited for even if cancelled."""
@@ -102,10 +159,13 @@ class CollectiveGroups:
                 future.exception()
             raise
         except Exception as error:
-            self.drop(channel)
             kind = TransferTimeout if "timed out" in str(error).lower() else TransferFailed
             raise kind(f"{self.name} {channel}: {error}") from error
 
 
 def _tensor(slot: Slot, size: Bytes) -> torch.Tensor:
     return torch.frombuffer(slot.memory, dtype=torch.uint8)[:size]
+
+
+def _group(channel: str) -> str:
+    return channel.rsplit(":", 1)[0]

@@ -1,7 +1,5 @@
 """Replicas on one node read each other's staging slots: nothing is sent."""
 
-from contextlib import AbstractAsyncContextManager, nullcontext
-
 from migration.messages import SlotRef
 from migration.ports import Slot
 from policies.model import Bytes, ReplicaId
@@ -16,10 +14,6 @@ class SharedSlots:
     def channel(self, source: ReplicaId, target: ReplicaId) -> str:
         """See `Transport.channel`."""
         return f"{source}>{target}"
-
-    def turn(self, channel: str) -> AbstractAsyncContextManager[object]:
-        """See `Transport.turn`: nothing is sent, so there is no order to keep."""
-        return nullcontext()
 
     async def send(self, channel: str, slot: Slot, size: Bytes) -> None:
         """See `Transport.send`."""

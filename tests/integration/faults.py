@@ -7,7 +7,6 @@ file, whose path is in MELL_TEST_FAULTS: {"over": "collective" | "shared", "faul
 import asyncio
 import json
 import os
-from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -71,10 +70,6 @@ class FaultyTransport:
     def channel(self, source: ReplicaId, target: ReplicaId) -> str:
         """Passed on."""
         return self._real.channel(source, target)
-
-    def turn(self, channel: str) -> AbstractAsyncContextManager[object]:
-        """Passed on."""
-        return self._real.turn(channel)
 
     async def send(self, channel: str, slot: Slot, size: Bytes) -> None:
         """Passed on."""
