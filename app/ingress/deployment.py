@@ -29,6 +29,8 @@ log = logging.getLogger("ray.serve")
 _CONTROL_TIMEOUT_S = 5.0
 _STATE_TIMEOUT_S = 1.0
 _BIND_WAIT_S = 15.0
+_READY = """Mell is ready at {url}. Try:
+  curl {url}/v1/completions -H 'Content-Type: application/json' -d '{{"prompt": "Hello", "max_tokens": 16}}'"""
 
 
 class IngressBackend:
@@ -40,6 +42,7 @@ class IngressBackend:
         self.admin_key = config.admin_key
         self.model = _load_model(config)
         self._initial = config.initial_replicas
+        self._url = endpoint(config.host, config.port) if config.port else "http://127.0.0.1:8000"
         self._started = False
         self._refresh_s = config.refresh_s
         self._scheduler = SchedulerClient(topology.app)
@@ -54,8 +57,10 @@ class IngressBackend:
         self._refresher = asyncio.create_task(self._refresh())
 
     def _changed(self, membership: Membership) -> None:
-        self._started = self._started or len(membership.running) >= self._initial
         self.streams.watch(membership)
+        if not self._started and len(membership.running) >= self._initial:
+            self._started = True
+            log.info(_READY.format(url=self._url))
 
     async def _refresh(self) -> None:
         """Keep a view of the cluster for the time that the scheduler is away."""

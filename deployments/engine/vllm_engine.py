@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import hashlib
 import itertools
+import os
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Self
 
@@ -37,8 +38,10 @@ class VllmEngine:
         self._num_blocks: int = described["num_blocks"] - 1  # vLLM keeps one null block
         self._block_size: int = config.cache_config.block_size
         self._loads = itertools.count()
+        self._loaded = 0
+        self._counting: asyncio.Task[None] | None = None
         self.max_context = Tokens(config.model_config.max_model_len)
-        self.processes = EngineProcesses(core=described["core_pid"], worker=described["worker_pid"])
+        self.processes = _processes(described)
         self.fingerprint = _fingerprint(config, described, slot_bytes)
 
     @classmethod
@@ -97,6 +100,7 @@ class VllmEngine:
                 pass
         except InvalidRequest as error:
             raise TransferFailed(str(error)) from error
+        self._counting = asyncio.create_task(self._count())
 
     async def _run(self, key: str, tokens: tuple[int, ...], params: SamplingParams) -> AsyncIterator[RequestOutput]:
         stream = self._engine.generate({"prompt_token_ids": list(tokens)}, params, key)
@@ -111,12 +115,19 @@ class VllmEngine:
 
     async def blocks_loaded(self) -> int:
         """See `Engine.blocks_loaded`."""
-        try:
+        if self._counting is not None:
+            await self._counting
+        return self._loaded
+
+    async def _count(self) -> None:
+        """Ask the worker how many blocks it has loaded.
+
+        Only after a load: a worker that is asked spins for a second afterwards, so that asking it regularly
+        would keep a core busy on every idle replica.
+        """
+        with contextlib.suppress(EngineDeadError):
             (counters,) = await self._engine.collective_rpc("mell_counters")
-        except EngineDeadError as error:
-            raise EngineDead(str(error)) from error
-        loaded: int = counters["blocks_loaded"]
-        return loaded
+            self._loaded = counters["blocks_loaded"]
 
     def stats(self) -> EngineStats:
         """See `Engine.stats`."""
@@ -149,6 +160,12 @@ class VllmEngine:
     def shutdown(self) -> None:
         """See `Engine.shutdown`."""
         self._engine.shutdown()
+
+
+def _processes(described: Mapping[str, Any]) -> EngineProcesses:
+    """The worker's parent is EngineCore, unless the worker runs inside EngineCore: then that is our own child."""
+    worker, parent = described["worker_pid"], described["parent_pid"]
+    return EngineProcesses(core=worker if parent == os.getpid() else parent, worker=worker)
 
 
 class _Latest:

@@ -29,7 +29,7 @@ class MellWorker:
             "num_blocks": connector.num_blocks,
             "unsupported": connector.unsupported,
             "worker_pid": os.getpid(),
-            "core_pid": os.getppid(),
+            "parent_pid": os.getppid(),
         }
 
     def mell_gather(self, key: str, first: int, last: int, segment: str, offset: int) -> dict[str, Any]:

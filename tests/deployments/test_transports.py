@@ -4,8 +4,11 @@ import pytest
 
 from deployments.config import MigrationConfig
 from deployments.transports import NAMES, make_transport
+from migration.errors import TransferFailed
+from migration.messages import SlotRef
 from migration.transport.collective import CollectiveGroups
 from migration.transport.shared import SharedSlots
+from policies.model import Bytes
 
 
 def factory(config: MigrationConfig) -> SharedSlots:
@@ -46,3 +49,8 @@ def test_an_unknown_name_says_what_there_is(name: str) -> None:
 def test_a_factory_that_is_not_there_is_an_error(name: str, error: type[Exception]) -> None:
     with pytest.raises(error):
         make_transport(MigrationConfig(transport=name))
+
+
+async def test_slots_of_another_node_are_not_read() -> None:
+    with pytest.raises(TransferFailed, match=r"set migration\.transport to collective"):
+        await SharedSlots().receive("another node", SlotRef("/proc/1/fd/3", 0, 1), Bytes(64), None)

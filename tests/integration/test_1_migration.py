@@ -1,8 +1,10 @@
 """Moved requests give what unmoved ones give, over HTTP, on real engines."""
 
 import asyncio
+import json
 import random
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -207,3 +209,16 @@ async def test_client_that_leaves_frees_its_blocks(application: Application, whe
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
         await client.idle()
+
+
+async def test_a_migration_is_one_structured_line_in_its_replicas_log(application: Application) -> None:
+    async with application.client() as client:
+        _, (record,) = await moved(client, "logged", prompt(100, "logged"), 60, [5], ["tokens"])
+    (line,) = _log_lines(record["source"], record["id"])
+    assert line["migration"]["id"] == record["id"]
+    assert line["migration"]["outcome"] == "committed"
+
+
+def _log_lines(replica: str, containing: str) -> list[dict[str, Any]]:
+    logs = Path("/tmp/ray/session_latest/logs/serve").glob(f"replica_mell_Engine_{replica}*")
+    return [json.loads(line) for log in logs for line in log.read_text().splitlines() if containing in line]

@@ -8,9 +8,11 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.integration import faults
 from tests.integration.application import Answer, Application, Client, eventually, process, prompt
+from tests.integration.faults import Fault
 
-STREAMS, TOKENS = 4, 500
+STREAMS, TOKENS = 4, 600
 
 
 async def undisturbed(client: Client, name: str) -> list[str]:
@@ -69,6 +71,26 @@ async def test_scheduler_may_die_while_streams_go_on(application: Application) -
         assert (await client.move("again", path="kv")).status_code == 202
         await reading
         assert answer.finish == "length"
+
+
+async def test_target_that_dies_in_the_middle_costs_nothing(application: Application) -> None:
+    async with application.client() as client:
+        want = await undisturbed(client, "target")
+        answers, tasks = await under_way(client, "target")
+        source = await home(client)
+        (target,) = [r for r in await client.running() if r["id"] != source["id"]]
+        moving = [q["label"] for q in source["requests"] if q["label"].startswith("target-")]
+        faults.write(application.faults, "collective", Fault.SILENT)
+        orders = [await client.move(label, target=target["id"], path="kv") for label in moving]
+        os.kill(target["pids"][0], signal.SIGKILL)
+        records = [await client.outcome(o.json()["id"]) for o in orders if o.status_code == 202]
+        assert records
+        assert all(r["outcome"] == "aborted" for r in records), records
+        await asyncio.gather(*tasks)
+        assert [a.text for a in answers] == want
+        faults.write(application.faults, "collective")
+        await replaced(client, target["id"])
+        await client.idle()
 
 
 @pytest.mark.parametrize("victim", ["replica", "engine core"])

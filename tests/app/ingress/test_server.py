@@ -1,0 +1,80 @@
+"""The ingress's own HTTP server: its socket, its end, and the request id that comes back."""
+
+import asyncio
+import errno
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, StreamingResponse
+from starlette.routing import Route
+
+from app.ingress.server import HttpServer, endpoint, listen
+
+
+async def _slow(http: Request) -> StreamingResponse:
+    async def body() -> AsyncIterator[bytes]:
+        for _ in range(5):
+            await asyncio.sleep(0.02)
+            yield b"x"
+
+    return StreamingResponse(body())
+
+
+async def _hello(http: Request) -> PlainTextResponse:
+    return PlainTextResponse("hello")
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[tuple[HttpServer, httpx.AsyncClient]]:
+    app = Starlette(routes=[Route("/", _hello), Route("/slow", _slow)])
+    listening = await listen("127.0.0.1", 0, shared=False, wait_s=0)
+    url = endpoint(*listening.getsockname()[:2])
+    server = HttpServer(app, listening)
+    async with httpx.AsyncClient(base_url=url, trust_env=False) as client:
+        yield server, client
+    await server.close(1)
+
+
+@pytest.mark.parametrize("label", ["mine", None])
+async def test_request_id_comes_back_if_there_was_one(label: str | None) -> None:
+    async with serving() as (_, client):
+        response = await client.get("/", headers={"X-Request-Id": label} if label else {})
+    assert response.headers.get_list("x-request-id") == ([label] if label else [])
+
+
+async def test_closing_lets_open_answers_end() -> None:
+    async with serving() as (server, client):
+        answer = asyncio.create_task(client.get("/slow"))
+        await asyncio.sleep(0.03)
+        await server.close(5)
+        assert (await answer).text == "xxxxx"
+
+
+async def test_busy_port_is_an_error_that_says_what_to_set() -> None:
+    first = await listen("127.0.0.1", 0, shared=False, wait_s=0)
+    with pytest.raises(OSError, match=r"set ingress\.port") as caught:
+        await listen("127.0.0.1", first.getsockname()[1], shared=False, wait_s=0)
+    assert caught.value.errno == errno.EADDRINUSE
+    first.close()
+
+
+async def test_port_of_a_predecessor_is_waited_for() -> None:
+    first = await listen("127.0.0.1", 0, shared=False, wait_s=0)
+    port = first.getsockname()[1]
+    asyncio.get_running_loop().call_later(0.1, first.close)
+    second = await listen("127.0.0.1", port, shared=False, wait_s=5)
+    assert second.getsockname()[1] == port
+    second.close()
+
+
+async def test_ingresses_of_a_node_share_a_port() -> None:
+    first = await listen("127.0.0.1", 0, shared=True, wait_s=0)
+    second = await listen("127.0.0.1", first.getsockname()[1], shared=True, wait_s=0)
+    assert isinstance(second, socket.socket)
+    first.close()
+    second.close()

@@ -1,0 +1,73 @@
+"""Calls that come together travel together, and each gets its own result."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from deployments.coalesce import Coalescer
+
+
+class Doubling:
+    """Doubles numbers, many at a time; negative ones are errors. `gate` holds calls back."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, ...]] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def __call__(self, items: tuple[int, ...]) -> Sequence[int | Exception]:
+        self.calls.append(items)
+        await self.gate.wait()
+        return [2 * item if item >= 0 else ValueError(f"{item} is negative") for item in items]
+
+
+async def test_one_item_is_one_call() -> None:
+    doubling = Doubling()
+    assert await Coalescer(doubling)(4) == 8
+    assert doubling.calls == [(4,)]
+
+
+async def test_what_comes_during_a_call_shares_the_next() -> None:
+    doubling = Doubling()
+    doubling.gate.clear()
+    double: Coalescer[int, int] = Coalescer(doubling)
+    first = asyncio.create_task(double(1))
+    await asyncio.sleep(0.01)
+    rest = [asyncio.create_task(double(i)) for i in (2, 3, 4)]
+    await asyncio.sleep(0.01)
+    doubling.gate.set()
+    assert await asyncio.gather(first, *rest) == [2, 4, 6, 8]
+    assert doubling.calls == [(1,), (2, 3, 4)]
+
+
+async def test_an_item_fails_alone() -> None:
+    double: Coalescer[int, int] = Coalescer(Doubling())
+    good, bad = await asyncio.gather(double(1), double(-1), return_exceptions=True)
+    assert good == 2
+    assert isinstance(bad, ValueError)
+
+
+async def test_a_call_that_fails_fails_its_items_and_no_others() -> None:
+    failures = iter([True, False])
+
+    async def call(items: tuple[int, ...]) -> Sequence[int | Exception]:
+        if next(failures):
+            raise ConnectionError("gone")
+        return list(items)
+
+    echo: Coalescer[int, int] = Coalescer(call)
+    with pytest.raises(ConnectionError):
+        await echo(1)
+    assert await echo(2) == 2
+
+
+async def test_who_no_longer_waits_disturbs_nobody() -> None:
+    doubling = Doubling()
+    doubling.gate.clear()
+    double: Coalescer[int, int] = Coalescer(doubling)
+    gone, stays = asyncio.create_task(double(1)), asyncio.create_task(double(2))
+    await asyncio.sleep(0.01)
+    gone.cancel()
+    doubling.gate.set()
+    assert await stays == 4
