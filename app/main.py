@@ -95,6 +95,8 @@ def _scheduler_config(settings: Settings) -> SchedulerConfig:
         policy=s.policy,
         epoch_s=s.epoch_s,
         headroom=Tokens(s.headroom_tokens),
+        # A replica reports a request from the moment it is submitted: two epochs are ample.
+        placement_ttl_s=max(1.0, 2 * s.epoch_s),
         report_timeout_s=s.report_timeout_s,
     )
 

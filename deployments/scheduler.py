@@ -23,7 +23,7 @@ from migration.messages import PathRequest
 from migration.record import MigrationRecord
 from migration.source_run import Order
 from policies.ledger import Ledger
-from policies.model import ClusterState, ReplicaId, ReplicaLoad, RequestId, RequestLoad
+from policies.model import ClusterState, ReplicaId, ReplicaLoad, RequestLoad
 from policies.placement import POLICIES, Arrival, Decision, Place, Queue
 
 log = logging.getLogger("ray.serve")
@@ -113,11 +113,6 @@ class EpochScheduler:
     async def view(self) -> ClusterState:
         """The cluster as it is believed to be, for ingresses to fall back on."""
         return self._ledger.state(time.monotonic())
-
-    async def forget(self, requests: tuple[RequestId, ...]) -> None:
-        """Requests that ended before their replica reported them."""
-        for request in requests:
-            self._ledger.forget(request)
 
     async def record(self, record: MigrationRecord) -> None:
         """A migration ended, or an ingress resubmitted a request."""

@@ -55,10 +55,6 @@ class Ledger:
         """Note that a request is on its way to a replica."""
         self._placements[request] = Placement(request, label, replica, tokens, now, now + self._ttl)
 
-    def forget(self, request: RequestId) -> None:
-        """Drop the placement of a request that ended or never arrived; unknown ones are no error."""
-        self._placements.pop(request, None)
-
     def state(self, now: float) -> ClusterState:
         """The cluster as reports and placements together describe it."""
         pending: dict[ReplicaId, list[Placement]] = {}

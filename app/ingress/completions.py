@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
+from app.ingress.conversation import Conversation
 from app.ingress.errors import ApiError
 from app.ingress.schema import CompletionRequest
-from app.ingress.streams import Conversation
 from app.ingress.text import TextStream
 from migration.request import IngressId, RequestSpec, Sampling
 from policies.model import RequestId

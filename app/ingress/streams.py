@@ -15,9 +15,9 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
+from app.ingress.conversation import Conversation, unrepeatable
 from app.ingress.errors import ApiError, saturated
 from app.ingress.placing import Placer
 from deployments.calls import Submission
@@ -25,7 +25,7 @@ from deployments.coalesce import Coalescer
 from deployments.membership import Membership
 from deployments.routing import Replicas, Unrouted
 from deployments.scheduler_client import SchedulerClient
-from migration.cursor import Cursor, GapError
+from migration.cursor import GapError
 from migration.errors import MigrationError, PeerLost, Refused
 from migration.messages import Path
 from migration.record import MigrationRecord, Outcome
@@ -40,63 +40,6 @@ _ROUTER_SKEW_S = 2.0
 _MAX_RESUBMISSIONS = 8
 _RETRY_S = 0.1
 _RESUBMISSION_STRIDE = 1 << 16
-
-
-@dataclass(slots=True)
-class Conversation:
-    """One request, as its reader sees it; `submitted` while its host has it.
-
-    `ready` is set when there is something in `fresh`, or it is over.
-    """
-
-    spec: RequestSpec
-    host: ReplicaId
-    cursor: Cursor = field(default_factory=Cursor)
-    top_hop: int = 0
-    moving: Moving | None = None
-    touched: set[ReplicaId] = field(default_factory=set)
-    fresh: list[tuple[int, ...]] = field(default_factory=list)
-    ready: asyncio.Event = field(default_factory=asyncio.Event)
-    error: ApiError | None = None
-    resubmissions: int = 0
-    recovering: asyncio.Task[None] | None = None
-    submitted: bool = False
-
-    @property
-    def id(self) -> RequestId:
-        """The request's internal id."""
-        return self.spec.id
-
-    def take(self, tokens: tuple[int, ...]) -> None:
-        """New tokens for the client, as one step; none unless they are new or the answer is over."""
-        if tokens:
-            self.fresh.append(tokens)
-        if tokens or self.cursor.finish:
-            self.ready.set()
-
-    def fail(self, error: ApiError) -> None:
-        """The answer cannot be completed."""
-        self.error = error
-        self.ready.set()
-
-    async def steps(self) -> AsyncIterator[tuple[int, ...]]:
-        """The tokens of each step, in order, until the answer is over (`cursor.finish` says how).
-
-        Raises:
-            ApiError: it cannot be completed.
-        """
-        while True:
-            steps, self.fresh = self.fresh, []
-            for tokens in steps:
-                yield tokens
-            if self.fresh:
-                continue
-            if self.error is not None:
-                raise self.error
-            if self.cursor.finish is not None:
-                return
-            self.ready.clear()
-            await self.ready.wait()
 
 
 class Streams:
@@ -405,10 +348,3 @@ class Streams:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def unrepeatable(spec: RequestSpec, cursor: Cursor) -> str | None:
-    """Why a request whose replica died cannot be continued as it began, None if it can."""
-    if spec.sampling.seed is not None and not spec.sampling.greedy and cursor.tokens:
-        return "the replica died, and seeded sampling cannot be continued elsewhere exactly"
-    return None

@@ -105,14 +105,6 @@ async def test_a_request_goes_where_the_policy_says(tokens: int, exclude: str, d
     assert await place(await make_scheduler(), tokens, exclude=exclude) == decision
 
 
-async def test_a_placed_request_counts_until_it_is_reported_or_forgotten() -> None:
-    scheduler = await make_scheduler()
-    assert await place(scheduler, 20, "x") == Place(ReplicaId("b"))
-    assert await place(scheduler, 10, "y") == Place(ReplicaId("a"))
-    await scheduler.forget((RequestId("x"), RequestId("unknown")))
-    assert await place(scheduler, 20, "z") == Place(ReplicaId("b"))
-
-
 async def test_requests_that_come_together_are_placed_one_after_the_other() -> None:
     scheduler = await make_scheduler()
     calls = tuple(PlaceCall(Arrival(RequestId(name), Tokens(20)), name, ()) for name in "xyz")

@@ -106,14 +106,6 @@ def test_expired_placement_does_not_come_back_with_an_earlier_clock() -> None:
     assert seen(book, now=2.0) == ([], 10)
 
 
-def test_forgotten_request_does_not_count() -> None:
-    book = ledger(load())
-    book.place(R, "r", A, Tokens(16), now=1.0)
-    book.forget(R)
-    book.forget(RequestId("unknown"))
-    assert seen(book) == ([], 10)
-
-
 def test_replica_that_is_no_longer_reported_is_forgotten_with_its_placements() -> None:
     book = ledger(load("a"), load("b"))
     book.place(R, "r", A, Tokens(16), now=1.0)

@@ -14,9 +14,10 @@ import httpx
 from starlette.applications import Starlette
 
 from app.ingress.completions import Model
+from app.ingress.conversation import Conversation
 from app.ingress.http import Routes
 from app.ingress.placing import Placer
-from app.ingress.streams import Conversation, Streams
+from app.ingress.streams import Streams
 from deployments.calls import PlaceCall, Submission
 from deployments.control import MoveAccepted, MoveAnswer, MoveRejected
 from deployments.engine.fake import FakeEngine

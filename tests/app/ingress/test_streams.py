@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from app.ingress.conversation import Conversation, unrepeatable
 from app.ingress.errors import ApiError
-from app.ingress.streams import Conversation, unrepeatable
 from deployments.engine.fake import expected
 from migration.cursor import Cursor
 from migration.errors import PeerLost, Refused
