@@ -13,7 +13,7 @@ from app.tinymodel import ensure_tiny_model
 from app.versions import installed_version
 from deployments.config import EngineConfig, MigrationConfig, SchedulerConfig, Topology
 from migration.rounds import CopyLimits
-from migration.source_run import Limits
+from migration.world import Limits
 from policies.model import Tokens
 
 log = logging.getLogger("ray.serve")

@@ -18,9 +18,10 @@ from migration.record import Outcome
 from migration.request import IngressId, RequestSpec, Sampling
 from migration.rounds import CopyLimits
 from migration.slots import Lease, Slots
-from migration.source_run import Limits, Order, SourceRun, World
+from migration.source_run import Order, SourceRun
 from migration.target import Event
 from migration.target_run import TargetRun
+from migration.world import Limits, World
 from policies.model import Blocks, Bytes, ReplicaId, RequestId
 
 SLOTS = 4

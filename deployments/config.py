@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from migration.source_run import Limits
+from migration.world import Limits
 from policies.model import Tokens
 
 

@@ -12,8 +12,9 @@ from migration.messages import Adopt, Chunk, Prepare, Prepared
 from migration.ports import Peer
 from migration.record import MigrationRecord, Outcome
 from migration.request import RequestSpec
-from migration.source_run import Order, SourceRun, World
+from migration.source_run import Order, SourceRun
 from migration.target_run import TargetRun
+from migration.world import World
 from policies.model import ReplicaId, RequestId
 
 log = logging.getLogger("ray.serve")

@@ -25,7 +25,8 @@ from migration.messages import Adopt, Chunk, Prepare, Prepared
 from migration.record import MigrationRecord
 from migration.request import IngressId
 from migration.slots import Slots
-from migration.source_run import Order, World
+from migration.source_run import Order
+from migration.world import World
 from policies.model import Blocks, ReplicaId, ReplicaLoad, ReplicaState, RequestId
 
 log = logging.getLogger("ray.serve")

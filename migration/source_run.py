@@ -6,32 +6,22 @@ happens arrives through one queue, so there is one order of events.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from migration import source
-from migration.errors import BlocksGone, PeerLost, Refused, RequestGone, TransferFailed
-from migration.messages import Adopt, Chunk, Path, PathRequest, Prepare
-from migration.ports import BlockStore, Clock, Peer, Slot, SourceHost, Transport
+from migration.copying import BlockCopy
+from migration.errors import BlocksGone, PeerLost, Refused, RequestGone
+from migration.messages import Adopt, Path, PathRequest, Prepare
+from migration.ports import Peer
 from migration.record import MigrationRecord, Outcome
 from migration.request import Moved, Moving
-from migration.rounds import CopyLimits, Progress, final_range, full_blocks, worth_another_round
-from migration.slots import Lease, Slots
+from migration.rounds import Progress, final_range, full_blocks, worth_another_round
 from migration.source import ACTIVITIES, FINAL, Command, Event, State
-from policies.model import Blocks, Bytes, ReplicaId, RequestId
+from migration.world import World
+from policies.model import Blocks, ReplicaId, RequestId
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Time limits of the activities, in seconds, and of pre-copying."""
-
-    prepare_s: float = 2.0
-    copy_s: float = 10.0
-    final_s: float = 2.0
-    adopt_s: float = 5.0
-    copy: CopyLimits = field(default_factory=CopyLimits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +32,6 @@ class Order:
     request: RequestId
     path: PathRequest
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class World:
-    """The parts of the source replica that a migration uses."""
-
-    replica: ReplicaId
-    host: SourceHost
-    blocks: BlockStore
-    transport: Transport
-    slots: Slots
-    limits: Limits
-    clock: Clock
-    wall_clock: Clock
 
 
 class SourceRun:
@@ -70,9 +46,6 @@ class SourceRun:
         self._activity: asyncio.Task[None] | None = None
         self._activity_no = 0
         self._progress = Progress()
-        self._told = 0
-        self._heard = 0
-        self._sent = Bytes(0)
         self._path = Path.TOKENS if order.path is PathRequest.TOKENS else Path.KV
         self._notes: list[str] = [order.reason]
         self._error: str | None = None
@@ -83,7 +56,7 @@ class SourceRun:
         snapshot = world.host.snapshot(order.request)
         self._spec = snapshot.spec
         self._hop = snapshot.hop
-        self._key = snapshot.key
+        self._copy = BlockCopy(order.id, order.request, snapshot.key, peer, world)
         self._next_hop = world.host.next_hop(order.request)
 
     @property
@@ -111,7 +84,7 @@ class SourceRun:
             state=state.value,
             outcome=_OUTCOMES.get(state),
             error=self._error,
-            bytes=self._sent,
+            bytes=self._copy.sent,
             blocks=self._progress.copied,
             rounds=self._progress.rounds,
             pause_s=self._pause,
@@ -262,7 +235,7 @@ class SourceRun:
                 outputs=snapshot.outputs,
             )
         )
-        self._told = self._heard = len(snapshot.outputs)
+        self._copy.begin(len(snapshot.outputs))
         if prepared.path is Path.TOKENS:
             if self._order.path is PathRequest.AUTO:
                 self._notes.append("target cannot take KV blocks")
@@ -273,79 +246,23 @@ class SourceRun:
     async def _copy_round(self) -> Event:
         limits = self._world.limits.copy
         if worth_another_round(self._progress, self._full(), limits):
-            await self._copy(self._progress.copied, self._full())
+            await self._copy_blocks(self._progress.copied, self._full())
         more = worth_another_round(self._progress, self._full(), limits)
         return Event.COPIED_MORE if more else Event.COPIED_ENOUGH
 
     async def _copy_final(self) -> Event:
         blocks = final_range(self._progress, self._full(), self._world.limits.copy)
         if blocks is not None:
-            await self._copy(*blocks)
+            await self._copy_blocks(*blocks)
         return Event.FINAL_COPIED
+
+    async def _copy_blocks(self, first: Blocks, last: Blocks) -> None:
+        await self._copy.copy(first, last)
+        self._progress = self._progress.add(last)
 
     def _full(self) -> Blocks:
         context = self._world.host.snapshot(self._order.request).context
         return full_blocks(context, self._world.blocks.fingerprint.block_size)
-
-    async def _copy(self, first: Blocks, last: Blocks) -> None:
-        """Move blocks [first, last) in slot-sized chunks: while one is sent and loaded, the next is gathered."""
-        world = self._world
-        chunk: Chunk | None = None
-        done = False
-        try:
-            async with asyncio.TaskGroup() as pushes:
-                for low, high in _pieces(first, last, world.blocks.fingerprint.blocks_per_slot):
-                    lease = await world.slots.lease(world.limits.copy_s)
-                    try:
-                        chunk = await self._gather(low, high, lease.slot)
-                        push = pushes.create_task(self._push(chunk, lease))
-                    except BaseException:
-                        lease.end()
-                        raise
-                    # Also for a push that is cancelled before it begins.
-                    push.add_done_callback(lease.end_with)
-            done = True
-        except* Exception as errors:
-            raise errors.exceptions[0] from None
-        finally:
-            if not done and chunk is not None:
-                # The two ends may disagree on what would come next.
-                world.transport.drop(chunk.channel)
-        self._progress = self._progress.add(last)
-
-    async def _gather(self, first: Blocks, last: Blocks, slot: Slot) -> Chunk:
-        world = self._world
-        staged, size = await world.blocks.gather(self._key, first, last, slot.segment, slot.offset)
-        outputs = world.host.snapshot(self._order.request).outputs
-        told, self._told = self._told, len(outputs)
-        return Chunk(
-            migration=self._order.id,
-            first=first,
-            last=last,
-            size=size,
-            staged=staged,
-            channel=world.transport.channel(world.replica, self._peer.id),
-            outputs_from=told,
-            outputs=outputs[told:],
-        )
-
-    async def _push(self, chunk: Chunk, lease: Lease) -> None:
-        """Send one chunk and have it loaded. The slot is given back as soon as nobody reads it."""
-        transport = self._world.transport
-        loading: asyncio.Task[None] | None = None
-        try:
-            loading = asyncio.create_task(self._peer.receive(chunk))
-            sending = asyncio.create_task(transport.send(chunk.channel, lease.slot, chunk.size))
-            await _until_sent(sending, loading)
-            if not transport.shares_slots:
-                lease.end()
-            await loading
-        except BaseException:
-            if loading is not None:
-                loading.cancel()
-            raise
-        self._sent = Bytes(self._sent + chunk.size)
-        self._heard = max(self._heard, chunk.outputs_from + len(chunk.outputs))
 
     async def _adopt_kv(self) -> Event:
         self._path = Path.KV
@@ -357,8 +274,8 @@ class SourceRun:
 
     async def _adopt(self) -> Event:
         outputs = self._world.host.snapshot(self._order.request).outputs
-        # From what it confirmed on: tokens that rode on a chunk that failed have not arrived.
-        await self._peer.adopt(Adopt(self._order.id, self._heard, outputs[self._heard :]))
+        heard = self._copy.heard
+        await self._peer.adopt(Adopt(self._order.id, heard, outputs[heard:]))
         return Event.ADOPTED
 
 
@@ -373,30 +290,3 @@ _CAUSES = {
     Event.TARGET_LOST: "the target died or is stopping",
     Event.TIMEOUT: "the target did not answer in time",
 }
-
-
-async def _until_sent(sending: asyncio.Task[None], loading: asyncio.Task[None]) -> None:
-    """Wait for the send, or for the receiver's failure, which a send could wait for in vain.
-
-    A send is never left running: until it has ended, it reads the slot.
-    """
-    try:
-        await asyncio.wait({sending, loading}, return_when=asyncio.FIRST_COMPLETED)
-        if loading.done() and not sending.done() and loading.exception() is not None:
-            sending.cancel()
-        await asyncio.wait({sending})
-    except asyncio.CancelledError:
-        sending.cancel()
-        await asyncio.wait({sending})
-        raise
-    if loading.done():
-        loading.result()
-    sending.result()
-
-
-def _pieces(first: Blocks, last: Blocks, size: Blocks) -> Iterator[tuple[Blocks, Blocks]]:
-    """[first, last) in ranges of at most `size` blocks."""
-    if size < 1:
-        raise TransferFailed("a staging slot does not hold a single KV block: raise migration.slot_mib")
-    for low in range(first, last, size):
-        yield Blocks(low), Blocks(min(low + size, last))

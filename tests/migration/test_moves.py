@@ -10,7 +10,7 @@ from migration.messages import PathRequest
 from migration.record import Outcome
 from migration.request import Moving
 from migration.rounds import CopyLimits
-from migration.source_run import Limits
+from migration.world import Limits
 from tests.migration.world import make_pair, spec
 
 KV, TOKENS, AUTO = PathRequest.KV, PathRequest.TOKENS, PathRequest.AUTO

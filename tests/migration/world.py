@@ -16,8 +16,9 @@ from migration.record import MigrationRecord
 from migration.request import Delta, IngressId, Lost, Moved, Moving, RequestSpec, Sampling, StreamEvent
 from migration.rounds import CopyLimits
 from migration.slots import Slots
-from migration.source_run import Limits, Order, World
+from migration.source_run import Order
 from migration.transport.shared import SharedSlots
+from migration.world import Limits, World
 from policies.model import ReplicaId, RequestId
 
 INGRESS = IngressId("ingress")

@@ -31,8 +31,9 @@ from migration.messages import PathRequest
 from migration.record import MigrationRecord
 from migration.request import IngressId
 from migration.rounds import CopyLimits
-from migration.source_run import Limits, Order
+from migration.source_run import Order
 from migration.transport.shared import SharedSlots
+from migration.world import Limits
 from policies.model import ClusterState, ReplicaId, RequestId
 from policies.placement import Decision, NoReplica, Place
 from tests.migration import world
