@@ -5,6 +5,7 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import ray
 
@@ -41,13 +42,11 @@ class EngineReplica:
         self, engine: EngineConfig, migration: MigrationConfig, topology: Topology
     ) -> None:
         """Start the engine; Serve calls the replica RUNNING once this returns."""
-        from deployments.engine.vllm_engine import VllmEngine
-
         self._id = own_id()
         self._node = own_node()
         self._ingress_lease_s = topology.ingress_lease_s
         self._fence = 0
-        self._engine: Engine = await VllmEngine.start(engine.model_source, engine.kwargs, migration.slot_bytes)
+        self._engine: Engine = await _vllm_engine().start(engine.model_source, engine.kwargs, migration.slot_bytes)
         self._outboxes = Outboxes(time.monotonic)
         self._host = RequestHost(self._engine, self._outboxes, time.monotonic, self._free_tokens)
         self._slots = Slots(migration.slots, migration.slot_bytes)
@@ -204,6 +203,20 @@ class EngineReplica:
                 if not any(self._host.loads()) and not self._moves.pending:
                     # Serve waits for open streams, and these would stay open for good.
                     self._outboxes.close()
+
+
+def _vllm_engine() -> Any:
+    """Import vLLM without losing this process's log.
+
+    Where vLLM configures logging, it closes every handler of the process: Serve's replica log would end here.
+    Its lines go to that log instead.
+    """
+    os.environ["VLLM_CONFIGURE_LOGGING"] = "0"
+    from deployments.engine.vllm_engine import VllmEngine
+
+    for handler in log.handlers:
+        logging.getLogger("vllm").addHandler(handler)
+    return VllmEngine
 
 
 def is_stopping() -> bool:
