@@ -103,9 +103,9 @@ async def test_moved_blocks_are_what_the_target_reads(application: Application, 
     tokens = prompt(800, f"cold/{over}")
     async with application.client() as client:
         await client.idle()
-        want = await reference(client, tokens, 80)
+        want = await reference(client, tokens, 300)
         before = {r["id"]: r["kv_blocks_loaded"] for r in await client.running()}
-        answer, (record,) = await moved(client, over, tokens, 80, [10], ["kv"])
+        answer, (record,) = await moved(client, over, tokens, 300, [10], ["kv"])
         after = {r["id"]: r["kv_blocks_loaded"] for r in await client.running()}
     assert answer.text == want
     assert (record["outcome"], record["path"]) == ("committed", "kv")
@@ -118,10 +118,10 @@ async def test_corrupted_blocks_change_the_output(application: Application, over
     tokens = prompt(800, f"corrupt/{over}")
     async with application.client() as client:
         await client.idle()
-        want = await reference(client, tokens, 80)
+        want = await reference(client, tokens, 300)
         faults.write(application.faults, over, Fault.CORRUPT)
         before = {r["id"]: r["kv_blocks_loaded"] for r in await client.running()}
-        answer, (record,) = await moved(client, f"corrupt-{over}", tokens, 80, [10], ["kv"])
+        answer, (record,) = await moved(client, f"corrupt-{over}", tokens, 300, [10], ["kv"])
         after = {r["id"]: r["kv_blocks_loaded"] for r in await client.running()}
     assert (record["outcome"], record["path"]) == ("committed", "kv")
     assert after[record["target"]] - before[record["target"]] == record["blocks"] > 0
@@ -140,7 +140,7 @@ async def test_failing_transfer_becomes_a_move_by_tokens(application: Applicatio
         assert (record["outcome"], record["path"]) == ("committed", "tokens")
         assert "kv failed" in record["reason"]
         faults.write(application.faults, over)
-        _, (after,) = await moved(client, f"after-{fault}-{over}", prompt(500, f"after/{fault}"), 80, [5], ["kv"])
+        _, (after,) = await moved(client, f"after-{fault}-{over}", prompt(500, f"after/{fault}"), 300, [5], ["kv"])
         assert (after["outcome"], after["path"]) == ("committed", "kv")
         await client.idle()
 
@@ -213,7 +213,7 @@ async def test_client_that_leaves_frees_its_blocks(application: Application, whe
 
 async def test_a_migration_is_one_structured_line_in_its_replicas_log(application: Application) -> None:
     async with application.client() as client:
-        _, (record,) = await moved(client, "logged", prompt(100, "logged"), 60, [5], ["tokens"])
+        _, (record,) = await moved(client, "logged", prompt(100, "logged"), 300, [5], ["tokens"])
     (line,) = _log_lines(record["source"], record["id"])
     assert line["migration"]["id"] == record["id"]
     assert line["migration"]["outcome"] == "committed"
