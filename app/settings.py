@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from policies.placement import POLICIES
+from policies.registry import policy
 
 
 class Section(BaseModel):
@@ -93,16 +93,15 @@ class Migration(Section):
 class Scheduler(Section):
     """The epoch loop and the placement of arriving requests."""
 
-    policy: str = Field("best_fit", description="Placement policy, by name.")
+    policy: str = Field("best_fit", description="Policy, by name, with options if any: `pack:headroom_s=2`.")
     epoch_s: float = Field(1.0, ge=0.05, le=60, description="Seconds between epochs.")
-    headroom_tokens: int = Field(256, ge=0, description="Growth that must still fit where a request is placed.")
+    headroom_tokens: int = Field(64, ge=0, description="Growth kept free for each request on a replica.")
     report_timeout_s: float = Field(1.0, gt=0, description="Longest wait for a replica's report.")
 
     @field_validator("policy")
     @classmethod
     def _known(cls, value: str) -> str:
-        if value not in POLICIES:
-            raise ValueError(f"{value!r} is not a policy: write one of {', '.join(POLICIES)}")
+        policy(value)
         return value
 
 

@@ -14,7 +14,7 @@ from annotated_types import Ge, Gt, Le, MinLen
 from pydantic.fields import FieldInfo
 
 from app.settings import Scheduler, Section, Settings
-from policies.placement import POLICIES
+from policies.registry import POLICIES
 
 PAGE = Path(__file__).parent.parent / "docs" / "configuration.md"
 

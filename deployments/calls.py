@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from migration.request import RequestSpec
+from policies.events import Arrival
 from policies.model import ReplicaId
-from policies.placement import Arrival
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ class SchedulerConfig:
 
     policy: str = "best_fit"
     epoch_s: float = 1.0
-    headroom: Tokens = Tokens(256)
+    headroom: Tokens = Tokens(64)
     placement_ttl_s: float = 2.0
     report_timeout_s: float = 1.0
 

@@ -22,9 +22,11 @@ from migration.errors import MigrationError, PeerLost, Refused
 from migration.messages import PathRequest
 from migration.record import MigrationRecord
 from migration.source_run import Order
+from policies.events import Arrival
 from policies.ledger import Ledger
 from policies.model import ClusterState, ReplicaId, ReplicaLoad, RequestLoad
-from policies.placement import POLICIES, Arrival, Decision, Place, Queue
+from policies.placement import Decision, Place, Queue, place
+from policies.registry import policy
 
 log = logging.getLogger("ray.serve")
 
@@ -39,7 +41,7 @@ class EpochScheduler:
 
     async def __init__(self, config: SchedulerConfig, topology: Topology) -> None:  # type: ignore[misc]  # Serve awaits it
         self._config = config
-        self._policy = POLICIES[config.policy](config.headroom)
+        self._policy = policy(config.policy)
         self._ledger = Ledger(config.placement_ttl_s)
         self._replicas = Replicas("Engine", topology.app)
         self._membership = Membership("Engine", topology.app, f"scheduler-{own_id()}")
@@ -104,11 +106,15 @@ class EpochScheduler:
         now = time.monotonic()
         arrival = call.arrival
         gone = tuple(r for r in self._reports if r not in self._membership.running)
-        decision = self._policy.place(self._ledger.state(now), arrival, (*call.exclude, *gone))
+        decision = self._decide(arrival, (*call.exclude, *gone))
         match decision:
             case Place(replica) | Queue(replica):
                 self._ledger.place(arrival.id, call.label, replica, arrival.tokens, now)
         return decision
+
+    def _decide(self, arrival: Arrival, exclude: tuple[ReplicaId, ...]) -> Decision:
+        state = self._ledger.state(time.monotonic())
+        return place(self._policy, state, arrival, exclude, self._config.headroom)
 
     async def view(self) -> ClusterState:
         """The cluster as it is believed to be, for ingresses to fall back on."""
@@ -178,8 +184,7 @@ class EpochScheduler:
         return MoveAccepted(order.id)
 
     def _choose(self, load: ReplicaLoad, request: RequestLoad) -> ReplicaId | None:
-        state = self._ledger.state(time.monotonic())
-        decision = self._policy.place(state, Arrival(request.id, request.tokens), exclude=(load.id,))
+        decision = self._decide(Arrival(request.id, request.tokens), (load.id,))
         return decision.replica if isinstance(decision, Place | Queue) else None
 
     def _keep(self, record: MigrationRecord) -> None:

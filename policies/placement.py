@@ -1,21 +1,12 @@
-"""Where an arriving request goes: the policy protocol and the best-fit policy.
+"""Where an arriving request goes between epochs: at once, and without moving any other."""
 
-Best fit is the paper's no-migration baseline (MELL, section VII): the fullest replica that still has room.
-"""
-
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
-from policies.model import ClusterState, ReplicaId, ReplicaLoad, RequestId, Tokens
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """A request that wants a replica; `tokens` is what it holds now (its prompt, or prompt and output)."""
-
-    id: RequestId
-    tokens: Tokens
+from policies.events import Arrival
+from policies.model import ClusterState, ReplicaId, ReplicaState, Tokens
+from policies.policy import Policy
+from policies.view import cluster_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,29 +31,28 @@ class NoReplica:
 Decision = Place | Queue | NoReplica
 
 
-class Policy(Protocol):
-    """A placement policy. It is pure: same state and arrival, same decision; it mutates nothing."""
+def place(
+    policy: Policy,
+    state: ClusterState,
+    arrival: Arrival,
+    exclude: Collection[ReplicaId] = (),
+    headroom: Tokens = Tokens(0),
+) -> Decision:
+    """Choose a replica for `arrival`, never one in `exclude`; `headroom` tokens stay free for each request's growth.
 
-    def place(self, state: ClusterState, arrival: Arrival, exclude: Collection[ReplicaId] = ()) -> Decision:
-        """Choose a replica for `arrival`, never one in `exclude`."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class BestFit:
-    """The replica with the least free room that still holds the request and `headroom` tokens of growth."""
-
-    headroom: Tokens = Tokens(256)
-
-    def place(self, state: ClusterState, arrival: Arrival, exclude: Collection[ReplicaId] = ()) -> Decision:
-        """See `Policy.place`; ties go to the smaller replica id."""
-        candidates = [r for r in state.running() if r.id not in exclude]
-        if not candidates:
-            return NoReplica()
-        fitting = [r for r in candidates if fits(r, arrival.tokens, self.headroom)]
-        if fitting:
-            return Place(min(fitting, key=lambda r: (r.free_tokens, r.id)).id)
-        return Queue(min(candidates, key=lambda r: (len(r.requests), -r.free_tokens, r.id)).id)
+    A request that is on a replica already is placed as if it were not. What fits nowhere queues where the fewest
+    requests are; of equals, where the most is free.
+    """
+    cluster = cluster_of(state, headroom, exclude)
+    running = [r for r in cluster.replicas.values() if r.state is ReplicaState.RUNNING]
+    if not running:
+        return NoReplica()
+    if arrival.id in cluster.requests:
+        cluster.remove_request(cluster.requests[arrival.id])
+    chosen = policy.place(cluster, cluster.add_request(arrival.id, arrival.tokens))
+    if chosen is not None:
+        return Place(chosen.id)
+    return Queue(min(running, key=lambda r: (len(r.requests), -r.free, r.id)).id)
 
 
 def least_loaded(
@@ -78,11 +68,3 @@ def least_loaded(
         return (-known.free_tokens if known else 0, sent.get(replica_id, 0), replica_id)
 
     return min(running, key=load, default=None)
-
-
-def fits(replica: ReplicaLoad, tokens: Tokens, headroom: Tokens) -> bool:
-    """Whether `tokens` and `headroom` more fit into the free blocks, and a batch slot is free."""
-    return replica.free_tokens >= tokens + headroom and len(replica.requests) < replica.max_requests
-
-
-POLICIES: Mapping[str, Callable[[Tokens], Policy]] = {"best_fit": BestFit}

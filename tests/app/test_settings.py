@@ -113,7 +113,7 @@ NAN, INFINITY = float("nan"), float("inf")
         ("migration.lease_s", 0),
         ("migration.lease_s", NAN),
         ("migration.final_blocks", -1),
-        ("scheduler.policy", "worst_fit"),
+        ("scheduler.policy", "first_fit"),
         ("scheduler.epoch_s", 0.01),
         ("scheduler.epoch_s", "1"),
         ("scheduler.report_timeout_s", NAN),
@@ -150,7 +150,7 @@ def test_whole_numbers_will_do_for_seconds() -> None:
         (nested("engine_kwargs.tensor_parallel_size", 2), "remove it"),
         (nested("engine_kwargs.tensor_parallel_size", "two"), "write a positive whole number"),
         (nested("migration.transport", "nccl"), "write shared, collective or module:factory"),
-        (nested("scheduler.policy", "x"), "write one of best_fit"),
+        (nested("scheduler.policy", "x"), "only best_fit, worst_fit"),
     ],
 )
 def test_a_contradiction_says_what_to_write(args: dict[str, Any], advice: str) -> None:

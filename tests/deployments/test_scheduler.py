@@ -15,9 +15,11 @@ from deployments.scheduler import _RECORDS, EpochScheduler
 from migration.errors import PeerLost, Refused, RequestGone
 from migration.messages import Path, PathRequest
 from migration.record import MigrationRecord, Outcome
+from policies.events import Arrival
 from policies.ledger import Ledger
 from policies.model import Phase, ReplicaId, ReplicaLoad, RequestId, RequestLoad, Tokens
-from policies.placement import POLICIES, Arrival, NoReplica, Place, Queue
+from policies.placement import NoReplica, Place, Queue
+from policies.registry import policy
 from tests.deployments.test_cluster import Answers, Running, make_report
 
 AUTO = PathRequest.AUTO
@@ -54,7 +56,7 @@ class Scheduler(EpochScheduler):
 
     def __init__(self, cluster: Reports, replicas: Answers, config: SchedulerConfig) -> None:
         self._config = config
-        self._policy = POLICIES[config.policy](config.headroom)
+        self._policy = policy(config.policy)
         self._ledger = Ledger(config.placement_ttl_s)
         self._replicas = replicas
         self._membership = self.members = Running("".join(cluster.reports))

@@ -1,9 +1,12 @@
 """Where arriving requests go: properties of best fit over any cluster, and its choices in small ones."""
 
+from collections.abc import Collection
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from policies.events import Arrival
 from policies.model import (
     Blocks,
     ClusterState,
@@ -15,12 +18,11 @@ from policies.model import (
     RequestLoad,
     Tokens,
 )
-from policies.placement import POLICIES, Arrival, BestFit, NoReplica, Place, Queue, fits, least_loaded
+from policies.placement import Decision, NoReplica, Place, Queue, least_loaded, place
+from policies.registry import POLICIES
 
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """A busy machine is no failure."""
-
-NO_HEADROOM = BestFit(Tokens(0))
 
 
 def replica(
@@ -33,6 +35,20 @@ def replica(
 
 def cluster(*replicas: ReplicaLoad) -> ClusterState:
     return ClusterState(replicas)
+
+
+def choose(state: ClusterState, coming: Arrival, exclude: Collection[ReplicaId] = (), headroom: int = 0) -> Decision:
+    """What best fit says."""
+    return place(POLICIES["best_fit"], state, coming, exclude, Tokens(headroom))
+
+
+def fits(load: ReplicaLoad, tokens: int, headroom: int) -> bool:
+    """The rule in other words: the request, and growth for it and all that are there, in free blocks; a free slot."""
+    growth = headroom * (len(load.requests) + 1)
+    alone = not load.requests and load.free_tokens == load.capacity_tokens
+    return len(load.requests) < load.max_requests and (
+        load.free_tokens >= tokens + growth or (alone and load.free_tokens >= tokens)
+    )
 
 
 def arrival(tokens: int = 16) -> Arrival:
@@ -51,92 +67,93 @@ replicas = st.lists(
     unique_by=lambda r: r.id,
     max_size=6,
 )
-policies = st.builds(BestFit, st.integers(0, 64).map(Tokens))
-arrivals = st.integers(0, 160).map(arrival)
+policies = st.sampled_from(sorted(POLICIES))
+headrooms = st.integers(0, 64)
+arrivals = st.integers(1, 160).map(arrival)
 excludes = st.sets(st.sampled_from("abcdef").map(ReplicaId))
 
 
 @unhurried
-@given(policies, replicas, arrivals, excludes)
+@given(policies, replicas, arrivals, excludes, headrooms)
 def test_place_means_that_it_fits(
-    policy: BestFit, loads: list[ReplicaLoad], coming: Arrival, exclude: set[ReplicaId]
+    name: str, loads: list[ReplicaLoad], coming: Arrival, exclude: set[ReplicaId], headroom: int
 ) -> None:
     state = cluster(*loads)
-    allowed = [r for r in state.running() if r.id not in exclude]
-    fitting = [r for r in allowed if fits(r, coming.tokens, policy.headroom)]
-    match policy.place(state, coming, exclude):
+    allowed = {r.id: r for r in state.running() if r.id not in exclude}
+    match place(POLICIES[name], state, coming, exclude, Tokens(headroom)):
         case Place(chosen):
-            assert chosen in {r.id for r in fitting}
+            assert fits(allowed[chosen], coming.tokens, 0)
         case Queue(chosen):
-            assert not fitting and chosen in {r.id for r in allowed}
+            assert chosen in allowed
+            assert not any(fits(r, coming.tokens, headroom) for r in allowed.values())
         case NoReplica():
             assert not allowed
 
 
 @unhurried
-@given(policies, replicas, arrivals)
-def test_no_other_replica_that_fits_is_fuller(policy: BestFit, loads: list[ReplicaLoad], coming: Arrival) -> None:
+@given(replicas, arrivals, headrooms)
+def test_best_fit_chooses_the_fullest_that_fits(loads: list[ReplicaLoad], coming: Arrival, headroom: int) -> None:
     state = cluster(*loads)
-    decision = policy.place(state, coming)
+    decision = choose(state, coming, headroom=headroom)
     if isinstance(decision, Place):
         chosen = state.replica(decision.replica)
         assert chosen is not None
-        others = [r for r in state.running() if fits(r, coming.tokens, policy.headroom)]
-        assert all((chosen.free_tokens, chosen.id) <= (r.free_tokens, r.id) for r in others)
+        others = [r for r in state.running() if fits(r, coming.tokens, headroom)]
+        assert all(_room(chosen, headroom) <= _room(r, headroom) for r in others)
+
+
+def _room(load: ReplicaLoad, headroom: int) -> int:
+    return load.free_tokens - headroom * len(load.requests)
 
 
 @unhurried
 @given(policies, replicas, arrivals, st.data())
 def test_order_of_the_replicas_does_not_matter(
-    policy: BestFit, loads: list[ReplicaLoad], coming: Arrival, data: st.DataObject
+    name: str, loads: list[ReplicaLoad], coming: Arrival, data: st.DataObject
 ) -> None:
     shuffled = data.draw(st.permutations(loads))
-    assert policy.place(cluster(*loads), coming) == policy.place(cluster(*shuffled), coming)
+    assert place(POLICIES[name], cluster(*loads), coming) == place(POLICIES[name], cluster(*shuffled), coming)
 
 
 def test_fullest_replica_with_room_is_chosen() -> None:
     state = cluster(replica("a", free=9), replica("b", free=2), replica("c", free=1))
-    assert NO_HEADROOM.place(state, arrival(32)) == Place(ReplicaId("b"))
+    assert choose(state, arrival(32)) == Place(ReplicaId("b"))
 
 
 def test_ties_go_to_the_smaller_id() -> None:
-    assert NO_HEADROOM.place(cluster(replica("b"), replica("a")), arrival()) == Place(ReplicaId("a"))
+    assert choose(cluster(replica("b"), replica("a")), arrival()) == Place(ReplicaId("a"))
 
 
 @pytest.mark.parametrize(("headroom", "fit"), [(144, True), (145, False)], ids=["just fits", "is a token too much"])
 def test_request_needs_room_to_grow(headroom: int, fit: bool) -> None:
-    decision = BestFit(Tokens(headroom)).place(cluster(replica(free=10)), arrival(16))
+    decision = choose(cluster(replica(free=10)), arrival(16), headroom=headroom)
     assert decision == (Place(ReplicaId("a")) if fit else Queue(ReplicaId("a")))
 
 
 def test_replica_with_a_full_batch_has_no_room() -> None:
     state = cluster(replica("a", free=2, requests=4, limit=4), replica("b", free=9))
-    assert NO_HEADROOM.place(state, arrival()) == Place(ReplicaId("b"))
+    assert choose(state, arrival()) == Place(ReplicaId("b"))
 
 
 def test_queue_is_where_the_fewest_requests_are() -> None:
     state = cluster(replica("a", free=1, requests=3), replica("b", free=0, requests=2))
-    assert NO_HEADROOM.place(state, arrival(320)) == Queue(ReplicaId("b"))
+    assert choose(state, arrival(320)) == Queue(ReplicaId("b"))
 
 
 def test_of_equal_queues_the_one_with_more_room_is_chosen() -> None:
     state = cluster(replica("a", free=1), replica("b", free=2))
-    assert NO_HEADROOM.place(state, arrival(320)) == Queue(ReplicaId("b"))
+    assert choose(state, arrival(320)) == Queue(ReplicaId("b"))
 
 
 def test_excluded_replica_is_not_chosen_even_to_queue() -> None:
     state = cluster(replica("a", free=10), replica("b", free=0))
-    assert NO_HEADROOM.place(state, arrival(), {ReplicaId("a")}) == Queue(ReplicaId("b"))
-    assert NO_HEADROOM.place(state, arrival(), {ReplicaId("a"), ReplicaId("b")}) == NoReplica()
+    assert choose(state, arrival(), {ReplicaId("a")}) == Queue(ReplicaId("b"))
+    assert choose(state, arrival(), {ReplicaId("a"), ReplicaId("b")}) == NoReplica()
 
 
 @pytest.mark.parametrize("state", [ReplicaState.STARTING, ReplicaState.DRAINING, ReplicaState.STOPPED])
 def test_replica_that_does_not_run_gets_nothing(state: ReplicaState) -> None:
-    assert NO_HEADROOM.place(cluster(replica(state=state)), arrival()) == NoReplica()
-
-
-def test_every_policy_is_made_from_its_headroom() -> None:
-    assert POLICIES["best_fit"](Tokens(7)) == BestFit(Tokens(7))
+    assert choose(cluster(replica(state=state)), arrival()) == NoReplica()
 
 
 A, B, C = ReplicaId("a"), ReplicaId("b"), ReplicaId("c")

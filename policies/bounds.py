@@ -1,0 +1,64 @@
+"""How few replicas would do: a lower bound and a full repack, to measure policies against.
+
+Both know only sizes. They forget where requests are now, so they say what is possible when moves cost nothing.
+"""
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable
+from itertools import accumulate
+
+
+def martello_toth_l2(sizes: Iterable[int], capacity: int) -> int:
+    """The lower bound L2 on the number of bins (S. Martello and P. Toth, Discrete Applied Mathematics 28, 1990).
+
+    For a threshold 0 <= k <= C/2, sizes above C/2 need a bin each. Of these, J1 are above C - k, so that nothing of
+    size k or more joins them; J2 are the others. What J3, the sizes in [k, C/2], needs beyond the room left in the
+    bins of J2 takes more bins:
+
+        L(k) = |J1| + |J2| + max(0, ceil((sum J3 - (|J2| C - sum J2)) / C)),  L2 = max over k of L(k)
+
+    L(0) is at least the total divided by C. A larger k only gains when it takes a size w from J2 to J1, and then the
+    smallest such k is best, as it leaves most in J3: so k = C - w + 1 for every w above C/2, and 0, are enough.
+
+    O(n log n). Raises `ValueError` for a size that is not in 1..capacity.
+    """
+    ordered = _ordered(sizes, capacity)
+    sums = [0, *accumulate(ordered)]
+    half = bisect_right(ordered, capacity // 2)
+    large = len(ordered) - half
+    best = large + max(0, _ceil_div(sums[-1] - large * capacity, capacity))
+    for first in range(half, len(ordered)):  # the sizes from `first` on are J1
+        left = (first - half) * capacity - (sums[first] - sums[half])
+        smallest = bisect_left(ordered, capacity - ordered[first] + 1, 0, half)
+        best = max(best, large + _ceil_div(sums[half] - sums[smallest] - left, capacity))
+    return best
+
+
+def best_fit_decreasing(sizes: Iterable[int], capacity: int) -> int:
+    """The bins that a repack needs: the largest size first, each into the fullest bin that has room.
+
+    O(n log n) comparisons. Raises `ValueError` for a size that is not in 1..capacity.
+    """
+    rooms: list[int] = []  # of bins that are not full, ascending
+    bins = 0
+    for size in reversed(_ordered(sizes, capacity)):
+        index = bisect_left(rooms, size)
+        if index < len(rooms):
+            room = rooms.pop(index)
+        else:
+            room = capacity
+            bins += 1
+        if room > size:
+            insort(rooms, room - size)
+    return bins
+
+
+def _ceil_div(amount: int, by: int) -> int:
+    return -(-amount // by)
+
+
+def _ordered(sizes: Iterable[int], capacity: int) -> list[int]:
+    ordered = sorted(sizes)
+    if ordered and not 0 < ordered[0] <= ordered[-1] <= capacity:
+        raise ValueError(f"sizes must be in 1..{capacity}, not {ordered[0] if ordered[0] < 1 else ordered[-1]}")
+    return ordered

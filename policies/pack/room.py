@@ -1,0 +1,139 @@
+"""Finding room: where a request fits, and which small exchange makes it fit.
+
+Requests grow, so a replica that is filled to the last token is overloaded a moment later. Room is therefore judged
+twice: *tight* room leaves every request the growth that the cluster keeps as headroom, *comfortable* room leaves more.
+Comfort saves moves, tightness saves replicas; a replica costs more than a move, so tight room is used before a replica
+is opened, and comfortable room before tight room.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from policies.cluster import Cluster
+from policies.plan import Reason
+from policies.working import Replica, Request
+
+
+@dataclass(frozen=True, slots=True)
+class Seeker:
+    """Looks for room in one cluster. `comfort` is by how many tokens comfortable room exceeds tight room.
+
+    An exchange involves only the `reach` replicas with the most room. One that holds more than `crowd` requests is not
+    searched for a swap: among so many, a single move does.
+
+    With `spread` the replica with the most room is the best: nothing is to be closed, so what is open may as well be
+    used, and smaller batches decode faster.
+
+    Where moves take time, the room that one makes is there when it is done. `promises` keeps it until then for the
+    request that it is made for: tokens by replica.
+    """
+
+    cluster: Cluster
+    comfort: int
+    reach: int
+    spread: bool = False
+    crowd: int = 12
+    promises: dict[Replica, int] = field(default_factory=dict)
+
+    def find(self, tokens: int, leaves: Replica | None = None) -> Replica | None:
+        """The tightest replica in use with comfortable room for `tokens`; if there is none, with tight room.
+
+        For a request that `leaves` a replica; where moves take time, comfortable room on the same node comes first.
+        """
+        if leaves is not None and self.cluster.holds:
+            near = self._find(tokens + self.comfort, lambda r: r is not leaves and r.node == leaves.node)
+            if near is not None:
+                return near
+        others = _except(leaves)
+        return self._find(tokens + self.comfort, others) or self._find(tokens, others)
+
+    def _find(self, tokens: int, accept: Callable[[Replica], bool]) -> Replica | None:
+        """The best replica in which so much fits: the tightest that is in use, or with `spread` the widest."""
+        if self.spread:
+            return self.cluster.widest(tokens, accept)
+        return self.cluster.tightest(tokens, lambda replica: bool(replica.requests) and accept(replica))
+
+    def make(self, tokens: int, avoid: Replica | None = None) -> Replica | None:
+        """A replica in which one move, or else one swap of two requests, has made room for `tokens`.
+
+        For moves that are instantaneous: a swap needs room on both sides at once.
+        """
+        hosts = self._hosts(avoid)
+        return self._by_a_move(tokens, hosts, avoid) or self._by_a_swap(tokens, hosts)
+
+    def prepare(self, tokens: int, avoid: Replica | None = None) -> bool:
+        """Begin a move that makes room for `tokens` when it is done, and promise that room."""
+        host = self._by_a_move(tokens, self._hosts(avoid), avoid)
+        if host is not None:
+            self._promise(host, tokens)
+        return host is not None
+
+    def promised(self, tokens: int, avoid: Replica | None = None) -> bool:
+        """Whether moves under way make that room, and none of it is promised to another. It is promised then."""
+        for replica in self.cluster.running():
+            room = replica.room + replica.held - self.promises.get(replica, 0)
+            if replica is not avoid and replica.held and room >= self.cluster.need(tokens):
+                self._promise(replica, tokens)
+                return True
+        return False
+
+    def _promise(self, replica: Replica, tokens: int) -> None:
+        self.promises[replica] = self.promises.get(replica, 0) + tokens + self.cluster.headroom
+
+    def _hosts(self, avoid: Replica | None) -> list[Replica]:
+        return [r for r in self.cluster.roomiest(self.reach) if r.accepts and r.requests and r is not avoid]
+
+    def _by_a_move(self, tokens: int, hosts: list[Replica], avoid: Replica | None) -> Replica | None:
+        """The smallest request that is in the way leaves, if it fits elsewhere."""
+        cluster = self.cluster
+        for host in hosts:
+            # Whoever leaves takes its headroom along.
+            lack = cluster.need(tokens) - host.room - cluster.headroom
+            enough = (q for q in host.requests.values() if q.tokens >= lack and cluster.may_move(q))
+            request = min(enough, key=by_size, default=None)
+            if request is None:
+                continue
+            # Where the smallest fits nowhere, no larger one does.
+            target = self._find(request.tokens, _except(host, avoid))
+            if target is not None:
+                cluster.move(request, target, Reason.MAKE_ROOM)
+                return host
+        return None
+
+    def _by_a_swap(self, tokens: int, hosts: list[Replica]) -> Replica | None:
+        """Two requests change places, the lightest pair that does; every replica keeps its number of requests."""
+        cluster = self.cluster
+        need = cluster.need(tokens)
+        hosts = [r for r in hosts if len(r.requests) <= self.crowd]
+        best: tuple[int, Request, Request, Replica, Replica] | None = None
+        for host in hosts:
+            lack = need - host.room
+            for large in host.requests.values():
+                if large.tokens < lack or not cluster.may_move(large):
+                    continue
+                for other in hosts:
+                    least = large.tokens - other.room
+                    for small in other.requests.values() if other is not host else ():
+                        weight = large.tokens + small.tokens
+                        if (
+                            least <= small.tokens <= large.tokens - lack
+                            and (best is None or weight < best[0])
+                            and cluster.may_move(small)
+                        ):
+                            best = (weight, large, small, host, other)
+        if best is None or cluster.moves_left < 2:
+            return None
+        _, large, small, host, other = best
+        unit = cluster.unit()
+        cluster.move(small, host, Reason.MAKE_ROOM, unit)
+        cluster.move(large, other, Reason.MAKE_ROOM, unit)
+        return host
+
+
+def by_size(request: Request) -> tuple[int, int]:
+    """A sort key: the smallest first, of equals the oldest."""
+    return (request.tokens, request.order)
+
+
+def _except(*avoid: Replica | None) -> Callable[[Replica], bool]:
+    return lambda replica: replica not in avoid

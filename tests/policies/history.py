@@ -1,0 +1,209 @@
+"""Histories of a cluster, to play any policy through: what happens between epochs, and what must hold after each."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import cycle
+from random import Random
+
+from policies.bounds import martello_toth_l2
+from policies.cluster import Cluster
+from policies.epoch import begin, decide, lead
+from policies.events import Arrival, Events
+from policies.limits import Limits
+from policies.model import ReplicaId, ReplicaState, RequestId, Tokens
+from policies.plan import Before, Plan, violations
+from policies.policy import Policy
+from policies.registry import POLICIES, policy
+from policies.supply import Supply
+
+CAPACITY = Tokens(48)
+
+SPECS = [*POLICIES, "load_balance:drain=true", "best_fit:overload=stall"]
+"""Every policy as it comes, and options that decide otherwise."""
+
+MOVED, STAYED, UNDER_WAY = range(3)
+"""How a move is going."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What stays the same through a history. One epoch takes a second."""
+
+    holds: bool = False
+    starts_as: ReplicaState = ReplicaState.RUNNING
+    supply: int | None = None
+    headroom: int = 0
+    limits: Limits = field(default_factory=Limits)
+
+
+IDEAL = Setting()
+"""The paper's model: moves and new replicas take no time, and there is no limit to either."""
+
+COSTLY = Setting(holds=True, supply=6, headroom=2, limits=Limits(moves_per_epoch=3, cooldown_s=2.0))
+"""Moves take time, and of moves and replicas there are only so many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """What happens before one epoch. Numbers stand for requests and replicas, counted around.
+
+    `grows` are the tokens by which running requests grow, `fates` how moves under way are going.
+    """
+
+    arrivals: Sequence[int] = ()
+    departs: Sequence[int] = ()
+    grows: Sequence[int] = (0,)
+    fates: Sequence[int] = (MOVED,)
+    loses: int | None = None
+    starts: bool = True
+
+
+class World:
+    """A cluster that things happen to, and a policy that reacts."""
+
+    def __init__(self, policy: Policy, setting: Setting) -> None:
+        self.cluster = Cluster(
+            CAPACITY,
+            Supply(limit=setting.supply),
+            holds=setting.holds,
+            starts_as=setting.starts_as,
+        )
+        self.cluster.reserve(Tokens(setting.headroom), lead(setting.limits, decode_rate=1.0))
+        self.policy = policy
+        self.setting = setting
+        self.now = 0.0
+        self._alive: set[RequestId] = set()
+        self._arrivals = 0
+        self._moved_at: dict[RequestId, float] = {}
+
+    def happen(self, tick: Tick) -> Events:
+        """What the tick comes to in this cluster; a second later it is."""
+        requests, replicas = self.cluster.requests, list(self.cluster.replicas.values())
+        fates = list(zip(self.cluster.held, cycle(tick.fates), strict=False))
+        departed = list(dict.fromkeys(list(requests)[i % len(requests)] for i in tick.departs if requests))
+        grows = cycle(tick.grows)
+        sizes = {
+            q.id: Tokens(min(q.tokens + next(grows), CAPACITY))
+            for q in requests.values()
+            if q.replica is not None and q.id not in departed
+        }
+        arrived = [Arrival(RequestId(f"r{self._arrivals + i}"), Tokens(n)) for i, n in enumerate(tick.arrivals)]
+        self.now += 1.0
+        self._arrivals += len(arrived)
+        self._alive = self._alive - set(departed) | {arrival.id for arrival in arrived}
+        return Events(
+            sizes=sizes,
+            departed=departed,
+            arrived=arrived,
+            moved=[r for r, fate in fates if fate == MOVED],
+            stayed=[r for r, fate in fates if fate == STAYED],
+            started=[r.id for r in replicas if r.state is ReplicaState.STARTING and tick.starts],
+            lost=[replicas[tick.loses % len(replicas)].id] if replicas and tick.loses is not None else (),
+        )
+
+    def advance(self, tick: Tick) -> tuple[Before, Plan]:
+        """Live through the tick, and decide."""
+        changes = begin(self.cluster, self.happen(tick), self.setting.limits, self.now)
+        before = self.cluster.before()
+        return before, decide(self.cluster, changes, self.policy, self.setting.limits, self.now)
+
+    def wrong(self, before: Before, plan: Plan) -> list[str]:
+        """What must not be after an epoch."""
+        self.cluster.check_integrity()
+        wrong = violations(plan, before) + self._beyond_limits(before, plan)
+        if carried_out(plan, before) != places(self.cluster):
+            wrong.append("the plan does not lead to where the cluster is")
+        if set(self.cluster.requests) != self._alive:
+            wrong.append("a request is lost")
+        if self.cluster.supply.left > 0 and self.cluster.spare() < self.cluster.slack:
+            wrong.append(f"{self.cluster.spare()} tokens are free instead of {self.cluster.slack}")
+        starting = sum(r.state is ReplicaState.STARTING for r in self.cluster.replicas.values())
+        if plan.opened and not self.cluster.slack and starting > len(self._alive):
+            wrong.append(f"{starting} replicas start for {len(self._alive)} requests")
+        if not self._is_short() and plan.queued:
+            wrong.append(f"{plan.queued} wait though a replica may be opened")
+        wrong += [f"{r.id} is overloaded" for r in self.cluster.overloaded() if not self._may_overload(r.id)]
+        if not plan.queued and not self.cluster.overloaded():
+            least = martello_toth_l2([q.tokens for q in self.cluster.requests.values()], CAPACITY)
+            if len(self.cluster.running()) < least:
+                wrong.append(f"{len(self.cluster.running())} replicas where {least} are needed")
+        return wrong
+
+    def _beyond_limits(self, before: Before, plan: Plan) -> list[str]:
+        limits = self.setting.limits
+        wrong = []
+        if limits.moves_per_epoch is not None and len(plan.moves) > limits.moves_per_epoch:
+            wrong.append(f"{len(plan.moves)} moves")
+        for move in plan.moves:
+            if self.now - self._moved_at.get(move.request, -limits.cooldown_s) < limits.cooldown_s:
+                wrong.append(f"{move.request} is moved again")
+            self._moved_at[move.request] = self.now
+        if plan.closed and len(self.cluster.running()) < limits.min_replicas:
+            wrong.append(f"{plan.closed} are closed")
+        return wrong
+
+    def _is_short(self) -> bool:
+        """Whether a replica that can be used at once is not to be had."""
+        return self.cluster.supply.left <= 0 or self.setting.starts_as is not ReplicaState.RUNNING
+
+    def _may_overload(self, name: ReplicaId) -> bool:
+        """Whether there is an excuse for an overload."""
+        stalls = getattr(self.policy, "overload", None) == "stall"
+        there = self.cluster.replicas[name].requests.values()
+        limited = self.setting.limits.moves_per_epoch is not None
+        return stalls or limited or self._is_short() or not all(q.movable for q in there)
+
+
+def played(policy: Policy, setting: Setting, history: Sequence[Tick]) -> Iterator[tuple[Before, Plan, list[str]]]:
+    """Every epoch of a history: what its plan was made for, the plan, and what is wrong with it."""
+    world = World(policy, setting)
+    for tick in history:
+        before, plan = world.advance(tick)
+        yield before, plan, world.wrong(before, plan)
+
+
+def places(cluster: Cluster) -> dict[ReplicaId, set[RequestId]]:
+    """Where every request is that is somewhere."""
+    return {name: set(r.requests) for name, r in cluster.replicas.items()}
+
+
+def carried_out(plan: Plan, before: Before) -> dict[ReplicaId, set[RequestId]]:
+    """Where every request is once a plan is carried out."""
+    there = {name: set(host.requests) for name, host in before.hosts.items()} | {o.replica: set() for o in plan.opened}
+    for move in plan.moves:
+        there[move.source].remove(move.request)
+        there[move.target].add(move.request)
+    for eviction in plan.evicted:
+        there[eviction.source].remove(eviction.request)
+    for placement in plan.placements:
+        there[placement.replica].add(placement.request)
+    return {name: requests for name, requests in there.items() if name not in plan.closed}
+
+
+def random_history(seed: int, epochs: int = 30) -> list[Tick]:
+    """Busy epochs, some of which lose a replica."""
+    random = Random(seed)
+    return [
+        Tick(
+            arrivals=[random.randint(1, random.choice([6, 12, 24, 48])) for _ in range(random.randint(0, 6))],
+            departs=[random.randrange(99) for _ in range(random.randint(0, 4))],
+            grows=[random.randint(0, 3) for _ in range(3)],
+            fates=[random.choice([MOVED, STAYED, UNDER_WAY]) for _ in range(4)],
+            loses=random.randrange(9) if random.random() < 0.1 else None,
+            starts=random.random() < 0.5,
+        )
+        for _ in range(epochs)
+    ]
+
+
+def main() -> None:
+    """Print every plan of some histories, for comparison with those of another process."""
+    for spec in SPECS:
+        for setting in IDEAL, COSTLY:
+            for seed in range(3):
+                for _, plan, _ in played(policy(spec), setting, random_history(seed)):
+                    print(spec, plan)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""Small clusters for tests, drawn with the names of everything: `named("A: p60 q20 | B: r40", waiting="s10")`."""
+
+from collections.abc import Iterable
+
+from policies.cluster import Cluster
+from policies.model import ReplicaId, ReplicaState, RequestId, Tokens
+from policies.plan import Plan, Reason
+from policies.supply import Supply
+from policies.working import Replica, Request
+
+
+def named(
+    replicas: str = "",
+    waiting: str = "",
+    *,
+    capacity: int = 100,
+    headroom: int = 0,
+    holds: bool = False,
+    supply: int | None = None,
+    starts_as: ReplicaState = ReplicaState.RUNNING,
+) -> Cluster:
+    """A cluster as an epoch begins. A request is a letter and its tokens; requests arrived in the order drawn.
+
+    `supply` more replicas may be opened (None: any number); they are called gpu-0, gpu-1 and so on.
+    """
+    cluster = Cluster(Tokens(capacity), Supply(limit=supply), headroom, holds=holds, starts_as=starts_as)
+    for drawing in replicas.split("|") if replicas else ():
+        name, _, requests = drawing.partition(":")
+        replica = cluster.add_replica(ReplicaId(name.strip()), "node", Tokens(capacity))
+        for request in _arrived(cluster, requests):
+            cluster.place(request, replica)
+    _arrived(cluster, waiting)
+    cluster.settle()
+    return cluster
+
+
+def request(cluster: Cluster, name: str) -> Request:
+    """The request of that name."""
+    return cluster.requests[RequestId(name)]
+
+
+def replica(cluster: Cluster, name: str) -> Replica:
+    """The replica of that name."""
+    return cluster.replicas[ReplicaId(name)]
+
+
+def picture(cluster: Cluster) -> str:
+    """The replicas as `named` takes them; in each of them the oldest request comes first."""
+    return " | ".join(f"{name}: {_drawing(r.requests.values())}".rstrip() for name, r in cluster.replicas.items())
+
+
+def move(cluster: Cluster, name: str, to: str, reason: Reason = Reason.FILL, unit: int | None = None) -> None:
+    """`Cluster.move` by names."""
+    cluster.move(request(cluster, name), replica(cluster, to), reason, unit)
+
+
+def place(cluster: Cluster, name: str, on: str) -> None:
+    """`Cluster.place` by names."""
+    cluster.place(request(cluster, name), replica(cluster, on))
+
+
+def lift(cluster: Cluster, name: str) -> None:
+    """`Cluster.lift` by name."""
+    cluster.lift(request(cluster, name), Reason.MAKE_ROOM)
+
+
+def evict(cluster: Cluster, name: str) -> None:
+    """`Cluster.evict` by name."""
+    cluster.evict(request(cluster, name))
+
+
+def settled(cluster: Cluster) -> Plan:
+    """The plan, from a cluster that is whole before and after; nothing is left to the next epoch."""
+    cluster.check_integrity()
+    plan = cluster.settle()
+    cluster.check_integrity()
+    assert cluster.settle() == Plan(queued=plan.queued)
+    return plan
+
+
+def _arrived(cluster: Cluster, drawing: str) -> list[Request]:
+    return [cluster.add_request(RequestId(text[0]), Tokens(int(text[1:]))) for text in drawing.split()]
+
+
+def _drawing(requests: Iterable[Request]) -> str:
+    return " ".join(f"{q.id}{q.tokens}" for q in sorted(requests, key=lambda q: q.order))

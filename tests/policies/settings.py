@@ -1,0 +1,12 @@
+"""How much hypothesis tries. A busy machine is no failure."""
+
+from hypothesis import HealthCheck, settings
+
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+"""A moderate number of examples, each of which may take its time."""
+
+few = settings(unhurried, max_examples=15)
+"""For tests that run once for every policy."""
+
+thousands = settings(unhurried, max_examples=3000)
+"""For tests that are marked slow."""

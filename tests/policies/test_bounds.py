@@ -1,0 +1,92 @@
+"""The lower bound and the repack: known answers, and their order around the true optimum."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.bounds import best_fit_decreasing, martello_toth_l2
+from tests.policies.exhaustive import optimum
+
+unhurried = settings(deadline=None)
+"""A busy machine is no failure."""
+
+packings = st.integers(1, 60).flatmap(
+    lambda capacity: st.tuples(st.lists(st.integers(1, capacity), max_size=11), st.just(capacity))
+)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "capacity", "expected"),
+    [
+        pytest.param([], 10, 0, id="nothing"),
+        pytest.param([10], 10, 1, id="one full bin"),
+        pytest.param([5, 5], 10, 1, id="exactly half twice"),
+        pytest.param([5, 5, 5], 10, 2, id="exactly half three times"),
+        pytest.param([6, 6, 6], 10, 3, id="just above half: no two together"),
+        pytest.param([5, 5], 9, 2, id="above half of an odd capacity"),
+        pytest.param([4, 5], 9, 1, id="both sides of half of an odd capacity"),
+        pytest.param([6, 5, 5], 10, 2, id="half does not go with more than half"),
+        pytest.param([7, 7, 4, 4, 4], 10, 4, id="k = 4: bins with a 7 are closed to a 4"),
+        pytest.param([6, 6, 4, 4, 4], 10, 3, id="k = 4: bins with a 6, exactly C - k, are not"),
+        pytest.param([9, 9, 6, 3, 3], 10, 4, id="k = 2: neither the total nor the halves decide"),
+        pytest.param([1] * 21, 10, 3, id="the total rounded up"),
+    ],
+)
+def test_the_lower_bound(sizes: list[int], capacity: int, expected: int) -> None:
+    assert martello_toth_l2(sizes, capacity) == expected
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        pytest.param([], 0, id="nothing"),
+        pytest.param([3, 7, 4, 6], 2, id="pairs"),
+        pytest.param([5, 5, 5, 5], 2, id="halves"),
+        pytest.param([6, 5, 4, 3, 2], 2, id="the fullest bin with room, not the first"),
+    ],
+)
+def test_the_repack(sizes: list[int], expected: int) -> None:
+    assert best_fit_decreasing(sizes, 10) == expected
+
+
+def test_the_repack_is_not_always_the_optimum() -> None:
+    assert optimum([4, 4, 3, 3, 3, 3], 10) == 2
+    assert best_fit_decreasing([4, 4, 3, 3, 3, 3], 10) == 3
+
+
+def by_definition(sizes: list[int], capacity: int) -> int:
+    """L2 over all thresholds, as it is written."""
+    best = 0
+    for k in range(capacity // 2 + 1):
+        apart = [s for s in sizes if s > capacity - k]
+        large = [s for s in sizes if capacity - k >= s > capacity / 2]
+        small = [s for s in sizes if capacity / 2 >= s >= k]
+        lacking = sum(small) - (len(large) * capacity - sum(large))
+        best = max(best, len(apart) + len(large) + max(0, -(-lacking // capacity)))
+    return best
+
+
+@unhurried
+@given(packings)
+def test_the_lower_bound_is_what_its_definition_says(packing: tuple[list[int], int]) -> None:
+    sizes, capacity = packing
+    assert martello_toth_l2(sizes, capacity) == by_definition(sizes, capacity)
+
+
+@unhurried
+@given(packings)
+def test_the_optimum_lies_between(packing: tuple[list[int], int]) -> None:
+    sizes, capacity = packing
+    best = optimum(sizes, capacity)
+    assert sum(sizes) <= martello_toth_l2(sizes, capacity) * capacity
+    assert martello_toth_l2(sizes, capacity) <= best <= best_fit_decreasing(sizes, capacity)
+    assert 9 * best_fit_decreasing(sizes, capacity) <= 11 * best + 6
+
+
+@pytest.mark.parametrize("bound", [martello_toth_l2, best_fit_decreasing])
+@pytest.mark.parametrize("size", [0, -1, 11], ids=["nothing", "negative", "above the capacity"])
+def test_sizes_that_no_request_has_are_refused(bound: Callable[[list[int], int], int], size: int) -> None:
+    with pytest.raises(ValueError, match=rf"1\.\.10, not {size}$"):
+        bound([5, size, 5], 10)

@@ -1,0 +1,73 @@
+"""Any policy, through any history."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.limits import Limits
+from policies.model import ReplicaState
+from policies.registry import policy
+from tests.policies.history import CAPACITY, IDEAL, MOVED, SPECS, STAYED, UNDER_WAY, Setting, Tick, played
+from tests.policies.settings import few, thousands
+
+every_policy = pytest.mark.parametrize("spec", SPECS)
+
+sizes = st.integers(1, CAPACITY // 4) | st.integers(1, CAPACITY)
+ticks = st.builds(
+    Tick,
+    arrivals=st.lists(sizes, max_size=8),
+    departs=st.lists(st.integers(0, 30), max_size=3),
+    grows=st.lists(st.integers(0, 4) | st.integers(0, CAPACITY), min_size=1, max_size=3),
+    fates=st.lists(st.sampled_from([MOVED, UNDER_WAY, STAYED]), min_size=1, max_size=3),
+    loses=st.none() | st.none() | st.none() | st.integers(0, 9),
+    starts=st.booleans(),
+)
+histories = st.lists(ticks, min_size=1, max_size=10)
+limits = st.builds(
+    Limits,
+    moves_per_epoch=st.none() | st.integers(0, 3),
+    cooldown_s=st.sampled_from([0.0, 1.0, 3.0]),
+    lead_s=st.sampled_from([0.0, 1.0]),
+    min_replicas=st.integers(0, 2),
+    slack=st.sampled_from([0.0, 0.0, 0.5, 2.0]),
+    foresight_s=st.sampled_from([0.0, 0.0, 3.0]),
+    linger_s=st.sampled_from([0.0, 0.0, 2.0]),
+)
+settings = st.builds(
+    Setting,
+    holds=st.booleans(),
+    starts_as=st.sampled_from([ReplicaState.RUNNING, ReplicaState.STARTING]),
+    supply=st.none() | st.integers(0, 4),
+    headroom=st.sampled_from([0, 2]),
+    limits=limits,
+)
+ideal = st.sampled_from([IDEAL, replace(IDEAL, headroom=2)])
+
+
+def check(spec: str, setting: Setting, history: list[Tick]) -> None:
+    for epoch, (_, plan, wrong) in enumerate(played(policy(spec), setting, history)):
+        assert wrong == [], f"epoch {epoch}: {plan}"
+
+
+@every_policy
+@few
+@given(ideal, histories)
+def test_history_in_the_ideal_model(spec: str, setting: Setting, history: list[Tick]) -> None:
+    check(spec, setting, history)
+
+
+@every_policy
+@few
+@given(settings, histories)
+def test_history(spec: str, setting: Setting, history: list[Tick]) -> None:
+    check(spec, setting, history)
+
+
+@pytest.mark.slow
+@every_policy
+@thousands
+@given(ideal | settings, histories)
+def test_thousands_of_histories(spec: str, setting: Setting, history: list[Tick]) -> None:
+    check(spec, setting, history)
