@@ -1,0 +1,62 @@
+"""The command line of the simulator: `python -m app.simulator --trace FILE --policy NAME`.
+
+Exit status: 0 when everything was simulated; 2 when what was asked for is impossible; 130 when it was interrupted.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+
+from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
+
+from app.simulator.document import Document, document
+from app.simulator.errors import BadInput
+from app.simulator.listing import render_policies
+from app.simulator.options import parser
+from app.simulator.order import Order, read_order
+from app.simulator.runs import perform_all
+from app.simulator.text import render
+from app.simulator.workload import draw
+
+BAD_INPUT, INTERRUPTED = 2, 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Simulate and report; the exit status."""
+    given = parser().parse_args(argv)
+    if given.list_policies:
+        print(render_policies())
+        return 0
+    try:
+        order = read_order(given)
+        outcome = simulate(order, quiet=given.quiet)
+    except BadInput as error:
+        print(error, file=sys.stderr)
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        print("Interrupted: nothing is reported.", file=sys.stderr)
+        return INTERRUPTED
+    if order.json is not None:
+        order.json.write_text(json.dumps(outcome, indent=1) + "\n")
+    print(render(outcome))
+    return 0
+
+
+def simulate(order: Order, quiet: bool) -> Document:
+    """Carry out all runs of an order, with a progress bar over their virtual seconds unless `quiet`."""
+    workloads = [draw(order.recipe, seed) for seed in order.seeds]
+    runs = order.runs(workloads)
+    # A single run is not worth starting a process for.
+    processes = min(order.processes, len(runs) - len(workloads))
+    total_s = round(len(runs) * order.setup.horizon_s)
+    with tqdm(total=total_s, unit=" virtual s", desc="simulated", disable=quiet) as bar:
+        results = perform_all(runs, processes, lambda done_s: _show(bar, done_s))
+    return document(order, workloads, results[: len(workloads)], results[len(workloads) :])
+
+
+def _show(bar: "tqdm[None]", done_s: float) -> None:
+    bar.update(round(done_s) - bar.n)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

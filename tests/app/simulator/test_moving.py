@@ -1,0 +1,187 @@
+"""Moves that take their time: by KV and by tokens, and what may happen meanwhile."""
+
+from dataclasses import replace
+
+import pytest
+
+from app.simulator.costs import Costs, LinkCosts, PathChoice
+from policies.cluster import Cluster
+from policies.model import RequestId
+from tests.app.simulator.physics import COMPUTE, MIGRATION, Scripted, job, move, play, world
+
+FLUID = Costs("fluid", slots=False)
+COMPUTES = Costs("computes", slots=False, compute=COMPUTE)
+MOVES = Costs("moves", slots=False, migration=MIGRATION)
+SLOW = replace(MIGRATION, inter=LinkCosts(10.0))
+
+
+def test_kv_is_copied_while_the_request_decodes_and_the_tail_is_recomputed() -> None:
+    log = play([job("a", output=300)], {0: move("a", 1)}, MOVES, up=2)
+    [moved] = log.transfers
+    # At 1 s it has 110 tokens, of which ten blocks are full: 0.1 s. One more is full by then, which is not worth it.
+    assert (moved.path, moved.outcome, moved.tokens, moved.sent, moved.same_node) == ("kv", "moved", 110, 100, True)
+    assert (moved.began_s, moved.ended_s, moved.stall_s) == pytest.approx((1.0, 1.2, 0.1))
+    life = log.lives["a"]
+    assert (life.finished_s, life.stalled_s, life.longest_gap_s, life.moves) == pytest.approx((30.1, 0.1, 0.1, 1))
+
+
+def test_blocks_that_fill_meanwhile_are_copied_in_further_rounds() -> None:
+    log = play([job("a", prompt=500, output=300)], {0: move("a", 1)}, MOVES, up=2, nodes_of=1)
+    [moved] = log.transfers
+    # 50 blocks take 5 s, the five that filled meanwhile 0.5 s, and the next one is not worth it.
+    assert (moved.sent, moved.same_node) == (550, False)
+    assert (moved.ended_s, moved.stall_s) == pytest.approx((6.6, 0.1))
+
+
+def test_of_a_copied_request_only_the_tail_is_prefilled() -> None:
+    costs = replace(COMPUTES, migration=MIGRATION)
+    [moved] = play([job("a", prompt=190, output=500)], {0: move("a", 1)}, costs, up=2).transfers
+    # With steps of 10 ms 28 blocks are full at 1 s, and two more when these are copied.
+    assert (moved.path, moved.sent) == ("kv", 300)
+    assert moved.stall_s == pytest.approx(0.1 + 0.01)
+
+
+def test_without_precopy_the_request_stops_for_the_copy() -> None:
+    costs = replace(MOVES, migration=replace(MIGRATION, precopy=False))
+    [moved] = play([job("a", output=300)], {0: move("a", 1)}, costs, up=2).transfers
+    assert (moved.sent, moved.ended_s, moved.stall_s) == pytest.approx((100, 1.2, 0.2))
+
+
+def test_tokens_use_no_link_but_the_targets_prefill() -> None:
+    costs = replace(COMPUTES, migration=replace(MIGRATION, path=PathChoice.TOKENS))
+    log = play([job("a", prompt=190, output=500)], {0: move("a", 1)}, costs, up=2, nodes_of=1)
+    [moved] = log.transfers
+    assert (moved.path, moved.sent) == ("tokens", 0)
+    # Its source is rid of it after the hand-over; the target prefills 290 tokens in two steps.
+    assert moved.tokens == 281
+    assert (moved.ended_s, moved.stall_s) == pytest.approx((1.1, 0.1 + 0.11 + 0.01))
+    assert log.lives["a"].stalled_s == pytest.approx(moved.stall_s)
+
+
+def test_a_move_whose_request_is_evicted_before_it_decodes_again_was_a_move() -> None:
+    def evict(cluster: Cluster) -> None:
+        cluster.evict(cluster.requests[RequestId("a")])
+
+    costs = replace(COMPUTES, migration=replace(MIGRATION, path=PathChoice.TOKENS))
+    script = {3: move("a", 1), 5: evict}
+    log = play([job("a", prompt=5000, output=500)], script, costs, capacity=9000, up=2)
+    [moved] = log.transfers
+    # More than 5,000 tokens take more than 2 s to prefill: the eviction comes first.
+    assert (moved.completed, moved.resumed_s) == (True, None)
+    assert (moved.began_s, moved.ended_s, moved.stall_s) == pytest.approx((4.0, 4.1, 2.0))
+    assert (log.lives["a"].moves, log.lives["a"].preemptions) == (1, 1)
+
+
+@pytest.mark.parametrize("nodes_of", [8, 1], ids=["within a node", "between nodes"])
+@pytest.mark.parametrize("precopy", [True, False])
+def test_the_slower_the_link_the_longer_the_move(nodes_of: int, precopy: bool) -> None:
+    took = []
+    for factor in (8, 4, 2, 1):
+        intra, inter = (
+            replace(MIGRATION.intra, bytes_per_s=125.0 * factor),
+            replace(MIGRATION.inter, bytes_per_s=12.5 * factor),
+        )
+        costs = replace(MOVES, migration=replace(MIGRATION, intra=intra, inter=inter, precopy=precopy))
+        [moved] = play([job("a", output=900)], {0: move("a", 1)}, costs, up=2, nodes_of=nodes_of).transfers
+        took.append(moved.ended_s - moved.began_s)
+    assert took == sorted(took)
+    assert len(set(took)) == 4
+
+
+@pytest.mark.parametrize(("costs", "gpus"), [(MOVES, 3), (FLUID, 2)], ids=["moving takes time", "moves are instant"])
+def test_what_the_source_still_holds_prevents_a_placement(costs: Costs, gpus: int) -> None:
+    jobs = [job("a", prompt=500, output=300), job("b", at=2.0, prompt=600, output=100)]
+    assert max(count for _, count in play(jobs, {0: move("a", 1)}, costs, up=2, nodes_of=1).gpus) == gpus
+
+
+def test_a_placement_takes_the_room_once_the_move_is_over() -> None:
+    jobs = [job("a", prompt=500, output=300), job("b", at=8.0, prompt=600, output=100)]
+    assert max(count for _, count in play(jobs, {0: move("a", 1)}, MOVES, up=2, nodes_of=1).gpus) == 2
+
+
+def test_a_request_that_ends_while_it_is_copied_cancels_its_move() -> None:
+    played, log = world(Scripted({0: move("a", 1)}), MOVES, up=2, nodes_of=1, until=9.0)
+    played.run([job("a", prompt=500, output=30)])
+    [moved] = log.transfers
+    assert (moved.outcome, moved.completed, moved.sent, moved.ended_s) == ("ended", False, 200, 3.0)
+    assert log.lives["a"].moves == 0
+    assert [engine.free(9.0) for engine in played.replicas.engines.values()] == [1000, 1000]
+
+
+def test_a_request_that_is_preempted_while_it_is_copied_is_handed_over_at_once() -> None:
+    jobs = [job("a", prompt=520, output=90), job("b", prompt=440, output=90)]
+    log = play(jobs, {0: move("b", 1)}, MOVES, up=2, nodes_of=1)
+    [moved] = log.transfers
+    assert log.preempted_s == [2.0]
+    assert (moved.outcome, moved.sent) == ("moved", 100)
+    assert (moved.ended_s, moved.stall_s) == pytest.approx((2.1, 0.1))
+    assert (log.lives["b"].preemptions, log.lives["b"].moves) == (1, 1)
+
+
+def test_a_target_that_fills_up_sends_a_request_home_which_does_not_notice() -> None:
+    jobs = [job("a", prompt=400, output=300), job("d", prompt=200), job("c", prompt=450, output=300)]
+    played, log = world(Scripted({0: move("a", 1)}), replace(MOVES, migration=SLOW), up=2, nodes_of=1, until=60.0)
+    played.run(jobs)
+    [moved] = log.transfers
+    assert (moved.outcome, moved.ended_s, moved.stall_s) == ("refused", 14.0, 0.0)
+    assert {str(name): (life.stalled_s, life.moves) for name, life in log.lives.items()} == {
+        "a": (0.0, 0),
+        "c": (0.0, 0),
+        "d": (0.0, 0),
+    }
+
+
+def test_a_request_that_waits_moves_without_a_link_and_without_a_stall_of_its_own() -> None:
+    jobs = [job("a", prompt=480, output=400), job("b", prompt=480, output=400)]
+    log = play(jobs, {1: move("b", 1)}, MOVES, up=2, nodes_of=1)
+    [moved] = log.transfers
+    assert log.preempted_s == [2.0]
+    assert (moved.path, moved.sent, moved.stall_s, moved.began_s) == ("tokens", 0, 0.0, 2.0)
+    assert log.lives["b"].stalled_s == pytest.approx(0.1)
+
+
+def all_at_once(cluster: Cluster) -> None:
+    """Move three requests to the other replica."""
+    for name in "abc":
+        move(name, 1)(cluster)
+
+
+def test_what_fits_neither_links_nor_prefill_budgets_is_moved_an_epoch_later() -> None:
+    compute = replace(COMPUTE, decode=False)
+    adaptive = Costs("adaptive", slots=False, compute=compute, migration=replace(MIGRATION, path=PathChoice.ADAPTIVE))
+    jobs = [job(name, prompt=prompt, output=500) for name, prompt in (("a", 200), ("b", 199), ("c", 198))]
+    log = play(jobs, {0: all_at_once, 1: move("c", 1)}, adaptive, up=2, nodes_of=1, capacity=2000, until=20.0)
+    assert [(str(each.path), str(each.outcome), each.began_s) for each in log.transfers] == [
+        ("tokens", "deferred", 1.0),
+        ("tokens", "moved", 1.0),
+        ("tokens", "moved", 2.0),
+        ("kv", "moved", 1.0),
+    ]
+    assert [[str(each.request) for each in plan.moves] for plan in log.plans[:2]] == [["a", "b"], ["c"]]
+    took = [(each.resumed_s or 0.0) - each.began_s for each in log.transfers if each.completed]
+    assert [each.predicted_s for each in log.transfers if each.completed] == pytest.approx(took, rel=0.3)
+
+
+@pytest.mark.parametrize(("prompt", "path"), [(100, "tokens"), (1300, "kv")], ids=["idle target", "busy target"])
+def test_a_target_that_is_busy_prefilling_is_sent_kv(prompt: int, path: str) -> None:
+    adaptive = replace(COMPUTES, migration=replace(MIGRATION, path=PathChoice.ADAPTIVE))
+    jobs = [job("a", prompt=600, output=500), job("c", prompt=300), job("b", at=0.95, prompt=prompt, output=10)]
+    log = play(jobs, {0: move("a", 1)}, adaptive, up=2, nodes_of=1, capacity=2100, until=20.0)
+    assert [str(each.path) for each in log.transfers] == [path]
+
+
+def test_without_consensus_sources_promise_the_same_prefill_budget() -> None:
+    migration = replace(MIGRATION, path=PathChoice.ADAPTIVE, consensus=False)
+    jobs = [job("a", prompt=600, output=500), job("b", prompt=600, output=500)]
+
+    def both(cluster: Cluster) -> None:
+        move("a", 2)(cluster)
+        move("b", 2)(cluster)
+
+    def chosen(consensus: bool) -> list[str]:
+        costs = replace(COMPUTES, migration=replace(migration, consensus=consensus))
+        log = play(jobs, {0: both}, costs, up=3, nodes_of=1, capacity=1150, until=30.0)
+        return sorted(str(each.path) for each in log.transfers)
+
+    assert chosen(consensus=True) == ["kv", "tokens"]
+    assert chosen(consensus=False) == ["tokens", "tokens"]

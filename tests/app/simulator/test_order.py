@@ -1,0 +1,125 @@
+"""What the command line asks for, and what it is told when that is impossible."""
+
+from pathlib import Path
+
+import pytest
+
+from app.simulator.errors import BadInput
+from app.simulator.options import parser
+from app.simulator.order import Order, read_order
+from app.simulator.workload import Poisson, draw
+from policies.limits import Limits
+from tests.app.replay.make_small_trace import PATH
+
+TRACE = ("--trace", str(PATH), "--warmup", "0")
+POISSON = ("--poisson", "1", "--lengths", "quantiles")
+POLICY = ("--policy", "best_fit")
+
+
+def order(*argv: str) -> Order:
+    return read_order(parser().parse_args(argv))
+
+
+def test_every_option_but_the_workload_and_the_policy_has_a_default() -> None:
+    plain = order(*POISSON, *POLICY)
+    assert plain.recipe.arrivals == Poisson(1.0)
+    assert (plain.setup.capacity, plain.setup.decode_rate, plain.setup.epoch_s) == (13698, 25.0, 1.0)
+    assert (plain.window.warmup_s, plain.window.horizon_s) == (600.0, 3600.0)
+    assert (plain.setup.gpus_per_node, plain.setup.max_gpus, plain.setup.batched) == (8, None, True)
+    assert (plain.setup.limits, plain.seeds, plain.json) == (Limits(), (0,), None)
+
+
+def test_a_trace_is_simulated_to_its_end() -> None:
+    last_s = draw(order(*TRACE, *POLICY).recipe, 0).jobs[-1].arrival_s
+    assert order(*TRACE, *POLICY).window.horizon_s == int(last_s) + 1
+    assert order(*TRACE, *POLICY, "--time-scale", "2", "--epoch", "5").window.horizon_s == 90
+
+
+def test_options_reach_the_setup() -> None:
+    limits = ("--moves-per-epoch", "4", "--cooldown", "5", "--headroom", "6")
+    setup = order(*TRACE, *POLICY, "--max-gpus", "3", "--gpus-per-node", "2", "--unbatched", *limits).setup
+    assert (setup.max_gpus, setup.gpus_per_node, setup.batched) == (3, 2, False)
+    assert setup.limits == Limits(moves_per_epoch=4, cooldown_s=5, headroom_s=6)
+
+
+@pytest.mark.parametrize(
+    ("argv", "seeds"),
+    [
+        ("", (0,)),
+        ("--seed 7", (7,)),
+        ("--seed 7 --seed 3 --seed 7", (7, 3)),
+        ("--seeds 3", (0, 1, 2)),
+        ("--seed 7 --seeds 2", (7, 8)),
+    ],
+)
+def test_seeds_are_listed_or_counted(argv: str, seeds: tuple[int, ...]) -> None:
+    assert order(*TRACE, *POLICY, *argv.split()).seeds == seeds
+
+
+def test_every_policy_meets_every_workload_once() -> None:
+    both = order(*POISSON, *POLICY, "--policy", "worst_fit", *POLICY, "--seeds", "2")
+    runs = both.runs([draw(both.recipe, seed) for seed in both.seeds])
+    assert [(run.policy, run.seed) for run in runs] == [
+        (policy, seed) for policy in (None, "best_fit", "worst_fit") for seed in (0, 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("argv", "complaint"),
+    [
+        ("", "Give either --trace FILE or --poisson RATE."),
+        (f"--trace {PATH} --poisson 1", "Give either --trace FILE or --poisson RATE."),
+        ("--trace nowhere.csv", "nowhere.csv cannot be read: No such file or directory."),
+        ("--poisson 1", "Poisson arrivals have no lengths of their own: give --lengths."),
+        ("--poisson -1 --lengths quantiles", "The Poisson rate must be a number greater than 0, got -1."),
+        ("--poisson nan --lengths quantiles", "The Poisson rate must be a number greater than 0, got nan."),
+        ("--poisson 1 --lengths nowhere", "nowhere cannot be read: No such file or directory."),
+    ],
+)
+def test_a_workload_that_cannot_be_made_is_refused(argv: str, complaint: str) -> None:
+    with pytest.raises(BadInput) as refusal:
+        order(*argv.split(), *POLICY)
+    assert str(refusal.value) == complaint
+
+
+@pytest.mark.parametrize(
+    ("argv", "complaint"),
+    [
+        ("--capacity-tokens 7", "capacity must be 8 tokens or more, got 7"),
+        ("--length-scale 0", "length scale must be a number greater than 0, got 0"),
+        ("--time-scale inf", "time scale must be a number greater than 0, got inf"),
+        ("--horizon 0", "horizon must be a number greater than 0, got 0"),
+        ("--horizon 0.5", "The horizon of 0.5 s ends before the first epoch of 1 s does"),
+        ("--warmup 45", "A warm-up of 45 s leaves nothing to measure of 45 s"),
+        ("--warmup -1", "warm-up must be 0 or more, got -1"),
+        ("--epoch 0", "epoch must be a number greater than 0, got 0"),
+        ("--decode-rate -25", "decode rate must be a number greater than 0, got -25"),
+        ("--decode-rate 0.5", "At 0.5 tokens/s a request gets no token in an epoch of 1 s"),
+        ("--gpus-per-node 0", "number of GPUs per node must be 1 or more, got 0"),
+        ("--max-gpus 0", "number of GPUs must be 1 or more, got 0"),
+        ("--moves-per-epoch -1", "number of moves per epoch must be 0 or more, got -1"),
+        ("--cooldown -1", "cooldown must be 0 or more"),
+        ("--headroom nan", "headroom must be 0 or more"),
+        ("--processes 0", "number of processes must be 1 or more"),
+        ("--seeds 0", "number of seeds must be 1 or more"),
+        ("--seed 1 --seed 2 --seeds 2", "--seeds N counts from one --seed"),
+        ("--costs nowhere.json", r"nowhere\.json: No such file"),
+        ("--calibration nowhere.json", r"nowhere\.json"),
+        ("--json nowhere/out.json", "out.json cannot be written: there is no directory nowhere"),
+        ("--policy nonsense", "--policy nonsense: there is no policy 'nonsense'"),
+        ("--policy load_balance:drain=perhaps", "drain must be true or false, not 'perhaps'"),
+    ],
+)
+def test_options_that_are_impossible_are_refused(argv: str, complaint: str) -> None:
+    with pytest.raises(BadInput, match=complaint):
+        order(*TRACE, *POLICY, *argv.split())
+
+
+def test_without_a_policy_nothing_is_simulated() -> None:
+    with pytest.raises(BadInput, match="Give a --policy; --list-policies names them"):
+        order(*TRACE)
+
+
+def test_a_folder_is_no_place_for_the_outcome(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="cannot be written"):
+        order(*TRACE, *POLICY, "--json", str(tmp_path))

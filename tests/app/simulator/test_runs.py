@@ -1,0 +1,62 @@
+"""Carrying out runs, here and in other processes."""
+
+from dataclasses import replace
+
+import pytest
+
+from app.simulator.job import Job
+from app.simulator.metrics import Window
+from app.simulator.runs import Run, perform, perform_all
+from app.simulator.setup import Setup
+from policies.model import RequestId, Tokens
+
+JOBS = tuple(Job(RequestId(f"r{n}"), n / 2, Tokens(100 + 37 * n % 300), Tokens(50 + 91 * n % 250)) for n in range(40))
+SETUP = Setup(Tokens(700), horizon_s=30.0)
+RUN = Run("best_fit", 0, JOBS, SETUP, Window(5.0, 30.0))
+RUNS = [replace(RUN, policy=policy) for policy in (None, "best_fit", "worst_fit", "load_balance:threshold=0.1")]
+
+
+def ignore(now: float) -> None:
+    """Nobody watches."""
+
+
+def test_a_run_gives_the_same_every_time() -> None:
+    assert perform(RUN, ignore) == perform(RUN, ignore)
+
+
+def test_a_run_without_a_policy_finds_the_bound_that_every_policy_meets() -> None:
+    bound, *runs = (perform(run, ignore) for run in RUNS)
+    assert bound["mean"] > 2
+    for run in runs:
+        assert (run["bound_mean"], run["bound_peak"]) == (bound["mean"], bound["peak"])
+        assert run["gpus_mean"] >= bound["mean"]
+
+
+def test_the_bound_is_that_of_the_workload_whatever_the_cluster_is_limited_to() -> None:
+    limited = replace(RUNS[0], setup=replace(SETUP, max_gpus=1, batched=False))
+    assert perform(limited, ignore) == perform(RUNS[0], ignore)
+
+
+def test_a_series_comes_only_when_asked_for() -> None:
+    assert "series" not in perform(RUN, ignore)
+    assert len(perform(replace(RUN, with_series=True), ignore)["series"]) == 30
+
+
+def test_parallel_runs_give_what_serial_ones_give() -> None:
+    shown: list[float] = []
+    assert perform_all(RUNS, 2, shown.append) == perform_all(RUNS, 1, ignore)
+    assert shown == sorted(shown)
+    assert shown[-1] == len(RUNS) * 30.0
+
+
+def test_progress_of_serial_runs_adds_up() -> None:
+    shown: list[float] = []
+    perform_all(RUNS[:2], 1, shown.append)
+    assert shown == sorted(shown)
+    assert (shown[0], shown[-1]) == (0.0, 60.0)
+
+
+def test_a_run_that_fails_ends_the_others_and_is_heard_of() -> None:
+    endless = replace(RUN, setup=replace(SETUP, horizon_s=1e9), window=Window(0.0, 1e9))
+    with pytest.raises(ValueError, match="there is no policy 'none'"):
+        perform_all([endless, replace(RUN, policy="none")], 2, ignore)

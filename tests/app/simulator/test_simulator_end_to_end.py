@@ -1,0 +1,149 @@
+"""Whole simulations, by the command line."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.simulator.__main__ import main
+from policies.registry import POLICIES
+from tests.app.replay.make_small_trace import PATH
+
+SMALL = ("--trace", str(PATH), "--warmup", "10", "--capacity-tokens", "1500", "--processes", "1", "--quiet")
+TWO = ("--policy", "best_fit", "--policy", "load_balance")
+
+Simulated = Callable[..., dict[str, Any]]
+
+RUN = {
+    *("policy", "seed", "gpus_peak", "gpus_mean", "gpu_seconds", "utilisation", "activations_per_s"),
+    *("migrations_per_s", "units_moved_per_s", "tokens_moved_per_s", "bytes_moved_per_s"),
+    *("moves_by_path", "moves_by_reason", "evictions_per_s", "preemptions_per_s"),
+    *("stall_s", "added_ttft_s", "added_completion_s", "ratio_to_bound", "ratio_to_repack"),
+    *("requests_held_mean", "requests_waiting_mean", "serving_ratio"),
+}
+
+
+@pytest.fixture
+def simulated(tmp_path: Path) -> Simulated:
+    """Simulates the small trace and returns the JSON document."""
+
+    def simulate(*argv: str) -> dict[str, Any]:
+        path = tmp_path / "outcome.json"
+        assert main([*SMALL, "--json", str(path), *argv]) == 0
+        outcome: dict[str, Any] = json.loads(path.read_text())
+        return outcome
+
+    return simulate
+
+
+def test_every_policy_is_run_with_every_seed(simulated: Simulated) -> None:
+    outcome = simulated(*TWO, "--seed", "1", "--seed", "2", "--lengths", "quantiles")
+    assert [(run["policy"], run["seed"]) for run in outcome["runs"]] == [
+        ("best_fit", 1),
+        ("best_fit", 2),
+        ("load_balance", 1),
+        ("load_balance", 2),
+    ]
+    assert [(one["policy"], one["seeds"]) for one in outcome["summary"]] == [("best_fit", 2), ("load_balance", 2)]
+    means = [run["gpus_mean"] for run in outcome["runs"][:2]]
+    assert outcome["summary"][0]["gpus_mean"]["mean"] == pytest.approx(sum(means) / 2)
+    assert outcome["summary"][0]["gpus_mean"]["ci95"] == pytest.approx(12.706 * abs(means[0] - means[1]) / 2)
+
+
+def test_a_document_has_the_names_that_others_rely_on(simulated: Simulated) -> None:
+    outcome = simulated(*TWO)
+    assert set(outcome) == {"workload", "setup", "bound", "runs"}
+    assert {"peak", "mean"} < set(outcome["bound"])
+    assert all(set(run) >= RUN for run in outcome["runs"])
+    assert (outcome["workload"]["trace"], outcome["workload"]["by_seed"][0]["requests"]) == ("small_trace.csv.gz", 40)
+    assert (outcome["setup"]["capacity_tokens"], outcome["setup"]["costs"]) == (1500, "ideal")
+
+
+def test_no_policy_does_better_than_the_bound(simulated: Simulated) -> None:
+    outcome = simulated(*TWO)
+    assert outcome["bound"]["mean"] > 2
+    for run in outcome["runs"]:
+        assert run["gpus_mean"] >= outcome["bound"]["mean"] == run["bound_mean"]
+        assert run["gpus_peak"] >= outcome["bound"]["peak"]
+        assert run["ratio_to_bound"] >= run["ratio_to_repack"] >= 1
+
+
+def test_a_series_is_written_when_asked_for(simulated: Simulated) -> None:
+    (run,) = simulated("--policy", "best_fit", "--series")["runs"]
+    assert [point["at_s"] for point in run["series"]] == list(range(45))
+
+
+def test_with_a_fixed_number_of_gpus_requests_wait(simulated: Simulated) -> None:
+    (run,) = simulated("--policy", "best_fit", "--max-gpus", "2")["runs"]
+    assert run["gpus_peak"] == 2
+    assert run["requests_waiting_mean"] > 0
+    assert run["serving_ratio"] < 1
+
+
+def test_costs_and_their_calibration_are_read_from_files(simulated: Simulated, tmp_path: Path) -> None:
+    costs, measured = tmp_path / "slow.json", tmp_path / "measured.json"
+    costs.write_text('{"slots": false, "preemption": false, "startup_s": 60}')
+    measured.write_text('{"startup_s": [4, 5, 9]}')
+    outcome = simulated("--policy", "best_fit", "--costs", str(costs), "--calibration", str(measured))
+    assert (outcome["setup"]["costs"], outcome["setup"]["calibration"]) == ("slow.json", "measured.json")
+    (run,) = outcome["runs"]
+    assert run["gpus_starting_mean"] > 0
+    assert 1 < run["added_ttft_s"]["max"] < 10  # with 60 s to start nothing would be served within the horizon
+
+
+def test_a_table_says_how_every_policy_fared(simulated: Simulated, capsys: pytest.CaptureFixture[str]) -> None:
+    outcome = simulated(*TWO, "--seeds", "2", "--lengths", "quantiles")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "small_trace.csv.gz, lengths from quantiles; 45 s, the first 10 s not counted"
+    assert lines[2].startswith("seed 0: 40 requests, 2 of them cut to the capacity; they need 3.00 GPUs on average")
+    names = [line.split()[0] for line in lines[-4:]]
+    assert (names[0], names[2]) == ("best_fit", "load_balance")
+    assert names[1].startswith("±")
+    assert lines[-4].split()[1] == f"{outcome['summary'][0]['gpus_mean']['mean']:.2f}"
+
+
+def test_the_policies_are_listed_with_their_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--list-policies"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines if not line.startswith(" ")] == list(POLICIES)
+    assert any(line.startswith("  drain=false (true or false) ") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("argv", "complaint"),
+    [
+        (("--no-cap",), "Request 3 needs 1,036 tokens, more than the 1,000 of a replica: leave out --no-cap"),
+        (("--lengths", "quantiles", "--time-scale", "1000", "--horizon", "100"), "No request arrives in the first"),
+    ],
+    ids=["larger than a replica", "nothing arrives"],
+)
+def test_a_workload_that_cannot_be_played_is_refused_in_a_sentence(
+    capsys: pytest.CaptureFixture[str], argv: tuple[str, ...], complaint: str
+) -> None:
+    assert main([*SMALL, *TWO, "--capacity-tokens", "1000", *argv]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(complaint)
+
+
+def test_an_interrupt_ends_every_process(tmp_path: Path) -> None:
+    path = tmp_path / "outcome.json"
+    endless = ("--poisson", "0.1", "--lengths", "quantiles", "--horizon", "1e5")
+    argv = (*endless, *TWO, "--json", str(path), "--processes", "2")
+    command = [sys.executable, "-m", "app.simulator", *argv]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True) as running:
+        assert running.stderr is not None
+        said = b""
+        while said.count(b"simulated:") < 3:  # the bar has moved on: the processes are being started
+            said += os.read(running.stderr.fileno(), 4096)
+        os.killpg(running.pid, signal.SIGINT)
+        said += running.stderr.read()  # ends when no process is left that holds it
+        assert running.wait() == 130
+    assert said.decode().endswith("Interrupted: nothing is reported.\n")
+    assert "Traceback" not in said.decode()
+    assert not path.exists()

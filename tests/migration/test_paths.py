@@ -1,0 +1,171 @@
+"""Which moves send KV, which tokens, and which wait."""
+
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from migration.paths import URGENCY, Candidate, Choice, Link, LinkId, Path, Prefill, choose, choose_alone
+from policies.model import Bytes, ReplicaId, RequestId, Tokens
+from policies.plan import Reason
+
+WIRE = LinkId("wire")
+TARGET = ReplicaId("t")
+
+
+def move(
+    name: str,
+    tokens: int = 100,
+    reason: Reason = Reason.OVERLOAD,
+    *,
+    source: str = "s",
+    target: str = "t",
+    links: tuple[str, ...] = ("wire",),
+) -> Candidate:
+    """A move of a request whose KV takes ten bytes per token."""
+    return Candidate(
+        RequestId(name),
+        ReplicaId(source),
+        ReplicaId(target),
+        reason,
+        Tokens(tokens),
+        Bytes(10 * tokens),
+        tuple(LinkId(link) for link in links),
+    )
+
+
+def link(bytes_per_s: float = 1000.0, boundary: float = 2000.0, backlog: float = 0.0, latency_s: float = 0.0) -> Link:
+    """A link: by default two moves of 100 tokens fit, and one takes a second."""
+    return Link(bytes_per_s, boundary, backlog, latency_s)
+
+
+def prefill(tokens_per_s: float = 50.0, boundary: float = 200.0, backlog: float = 0.0) -> Prefill:
+    """A replica: by default two moves of 100 tokens fit, and one takes two seconds."""
+    return Prefill(tokens_per_s, boundary, backlog)
+
+
+def paths(choices: list[Choice]) -> dict[str, str]:
+    """What was chosen for whom."""
+    return {str(choice.request): str(choice.path) for choice in choices}
+
+
+def chosen(*candidates: Candidate, wire: Link | None = None, target: Prefill | None = None) -> dict[str, str]:
+    """The paths over one link to one replica."""
+    return paths(choose(candidates, {WIRE: wire or link()}, {TARGET: target or prefill()}))
+
+
+@pytest.mark.parametrize(
+    ("tokens_per_s", "path"), [(99.0, "kv"), (100.0, "kv"), (101.0, "tokens")], ids=["slower", "equal", "faster"]
+)
+def test_a_move_takes_the_path_that_is_sooner_over(tokens_per_s: float, path: str) -> None:
+    assert chosen(move("a"), target=prefill(tokens_per_s)) == {"a": path}
+
+
+def test_the_other_path_takes_what_the_better_one_has_no_room_for() -> None:
+    candidates = [move(name) for name in "abcde"]
+    assert chosen(*candidates, target=prefill(20.0)) == {
+        "a": "kv",
+        "b": "kv",
+        "c": "tokens",
+        "d": "tokens",
+        "e": "defer",
+    }
+
+
+def test_a_queue_makes_its_path_longer() -> None:
+    assert chosen(move("a"), move("b"), target=prefill(80.0)) == {"a": "kv", "b": "tokens"}
+
+
+def test_what_is_urgent_goes_first_and_what_is_large_before_what_is_small() -> None:
+    moves = [
+        move("drain", 150, Reason.DRAIN),
+        move("small", 20),
+        move("large", 180),
+        move("room", 150, Reason.MAKE_ROOM),
+    ]
+    assert [str(choice.request) for choice in choose(moves, {WIRE: link()}, {TARGET: prefill()})] == [
+        "large",
+        "small",
+        "room",
+        "drain",
+    ]
+
+
+def test_what_waits_is_the_least_urgent() -> None:
+    moves = [move("drain", 150, Reason.DRAIN), move("one", 150), move("two", 150)]
+    assert chosen(*moves) == {"one": "kv", "two": "tokens", "drain": "defer"}
+
+
+def test_every_reason_has_its_urgency() -> None:
+    assert set(URGENCY) == set(Reason)
+    assert min(URGENCY, key=URGENCY.__getitem__) is Reason.OVERLOAD
+    assert max(URGENCY, key=URGENCY.__getitem__) is Reason.DRAIN
+
+
+def test_a_move_beyond_every_boundary_goes_where_nothing_else_is() -> None:
+    assert chosen(move("huge", 10_000)) == {"huge": "kv"}
+    assert chosen(move("huge", 10_000), wire=link(backlog=1)) == {"huge": "tokens"}
+    assert chosen(move("huge", 10_000), wire=link(backlog=1), target=prefill(backlog=1)) == {"huge": "defer"}
+
+
+def test_what_earlier_epochs_left_in_the_queues_counts() -> None:
+    assert chosen(move("a"), wire=link(backlog=1001), target=prefill(backlog=101)) == {"a": "defer"}
+    assert chosen(move("a"), wire=link(backlog=1000), target=prefill(backlog=101)) == {"a": "kv"}
+
+
+def test_a_move_needs_room_on_all_of_its_links_and_takes_as_long_as_the_slowest() -> None:
+    links = {LinkId("port"): link(), LinkId("uplink"): link(500.0, latency_s=0.5)}
+    [choice] = choose([move("a", links=("port", "uplink"))], links, {TARGET: prefill(1.0)})
+    assert (choice.path, choice.kv_s, choice.tokens_s, choice.predicted_s) == (Path.KV, 2.5, 100.0, 2.5)
+    links[LinkId("uplink")] = link(500.0, backlog=1500)
+    assert paths(choose([move("a", links=("port", "uplink"))], links, {TARGET: prefill()})) == {"a": "tokens"}
+
+
+def test_a_move_without_links_can_only_send_tokens() -> None:
+    [choice] = choose([move("a", links=())], {}, {TARGET: prefill()})
+    assert (choice.path, choice.kv_s) == (Path.TOKENS, inf)
+    assert paths(choose([move("a", links=())], {}, {TARGET: prefill(backlog=150)})) == {"a": "defer"}
+
+
+def test_a_move_that_waits_is_predicted_to_take_for_ever() -> None:
+    assert Choice(RequestId("a"), Path.DEFER, 1.0, 2.0).predicted_s == inf
+
+
+def test_without_consensus_two_sources_promise_the_same_room() -> None:
+    moves = [move("a", 150, source="s1"), move("b", 150, source="s2"), move("c", 150, source="s2")]
+    resources = {WIRE: link()}, {TARGET: prefill()}
+    assert paths(choose(moves, *resources)) == {"a": "kv", "b": "tokens", "c": "defer"}
+    assert paths(choose_alone(moves, *resources)) == {"a": "kv", "b": "kv", "c": "tokens"}
+
+
+def test_an_unknown_link_is_an_error() -> None:
+    with pytest.raises(KeyError):
+        choose([move("a", links=("elsewhere",))], {WIRE: link()}, {TARGET: prefill()})
+
+
+Moves = st.lists(st.tuples(st.integers(1, 300), st.sampled_from(list(Reason)), st.sampled_from("tuv")), max_size=12)
+Boundary = st.floats(0.0, 5000.0)
+
+
+@given(Moves, Boundary, Boundary, Boundary)
+def test_no_bin_is_filled_beyond_its_boundary_but_by_a_single_move(
+    moves: list[tuple[int, Reason, str]], bytes_boundary: float, tokens_boundary: float, backlog: float
+) -> None:
+    candidates = [move(f"m{n}", size, why, target=to) for n, (size, why, to) in enumerate(moves)]
+    links = {WIRE: link(boundary=bytes_boundary, backlog=backlog)}
+    prefills = {ReplicaId(name): prefill(boundary=tokens_boundary) for name in "tuv"}
+    choices = choose(candidates, links, prefills)
+    assert sorted(choice.request for choice in choices) == sorted(each.request for each in candidates)
+    by_path = {choice.request: choice.path for choice in choices}
+    sent = [each.size for each in candidates if by_path[each.request] is Path.KV]
+    assert not sent or backlog + sum(sent) <= bytes_boundary or (backlog == 0 and len(sent) == 1)
+    for name in "tuv":
+        computed = [e.tokens for e in candidates if e.target == name and by_path[e.request] is Path.TOKENS]
+        assert len(computed) <= 1 or sum(computed) <= tokens_boundary
+
+
+@given(Moves)
+def test_the_order_of_the_moves_does_not_matter(moves: list[tuple[int, Reason, str]]) -> None:
+    candidates = [move(f"m{n}", size, why) for n, (size, why, _) in enumerate(moves)]
+    assert chosen(*candidates) == chosen(*reversed(candidates))
