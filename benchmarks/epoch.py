@@ -1,0 +1,133 @@
+"""How long one epoch's decision takes, and how that grows with the cluster: `python -m benchmarks.epoch`.
+
+A synthetic cluster in a steady state: on average 20 requests on each of N replicas. In every epoch all sizes change;
+one request in 20 arrives, leaves or grows into another class. Only `policies.epoch.step` is timed, which takes the new
+sizes in, decides, and compares the outcome with the beginning. Times are of the processor, so that other processes on
+the machine count only by what they do to its caches.
+"""
+
+import argparse
+import gc
+import json
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
+
+from policies.cluster import Cluster
+from policies.epoch import headroom, step
+from policies.events import Arrival, Events
+from policies.limits import Limits
+from policies.model import RequestId, Tokens
+from policies.policy import Policy
+from policies.registry import policy as named
+
+CAPACITY = Tokens(40_000)
+PER_REPLICA = 20
+DECODE_RATE = 25.0
+SETTLING = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Milliseconds of processor time per epoch, and what the cluster was like at the end of the run."""
+
+    policy: str
+    replicas: int
+    requests: int
+    epochs: int
+    moves_per_epoch: float
+    p50_ms: float
+    p99_ms: float
+    worst_ms: float
+
+
+class Load:
+    """Requests that come, grow by one second of decoding per epoch and go, in a number that stays the same."""
+
+    def __init__(self, requests: int, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._target = requests
+        self._sizes: dict[RequestId, Tokens] = {}
+        self._ends: dict[RequestId, int] = {}
+        self._made = 0
+
+    def epoch(self) -> Events:
+        """The next second."""
+        departed = [r for r, size in self._sizes.items() if size >= self._ends[r]]
+        for request in departed:
+            del self._sizes[request], self._ends[request]
+        for request, size in self._sizes.items():
+            self._sizes[request] = Tokens(size + round(DECODE_RATE))
+        grown = dict(self._sizes)
+        return Events(sizes=grown, departed=departed, arrived=self._arrive(self._target - len(grown)))
+
+    def _arrive(self, count: int) -> list[Arrival]:
+        first = not self._sizes
+        return [self._start(self._random.random() if first else 0.0) for _ in range(count)]
+
+    def _start(self, done: float) -> Arrival:
+        """A request of 2,000 tokens on average over its life; twenty of them fill a replica."""
+        self._made += 1
+        request = RequestId(f"r{self._made}")
+        prompt = 1 + int(self._random.expovariate(1 / 1375)) % (CAPACITY // 2)
+        output = 1 + int(self._random.expovariate(1 / 1250)) % (CAPACITY // 2)
+        size = Tokens(prompt + int(done * output))
+        self._sizes[request], self._ends[request] = size, prompt + output
+        return Arrival(request, size)
+
+
+def measure(spec: str, replicas: int, epochs: int, seed: int = 0) -> Speed:
+    """Run one policy on a cluster of about that many replicas."""
+    chosen: Policy = named(spec)
+    limits = Limits()
+    cluster = Cluster(CAPACITY)
+    cluster.reserve(headroom(chosen, limits, DECODE_RATE))
+    load = Load(replicas * PER_REPLICA, seed)
+    times, moves = [], 0
+    for epoch in tqdm(range(SETTLING + epochs), desc=f"{spec}, {replicas} replicas", leave=False):
+        events = load.epoch()
+        began = time.process_time()
+        plan = step(cluster, events, chosen, limits, epoch)
+        if epoch >= SETTLING:
+            times.append((time.process_time() - began) * 1e3)
+            moves += len(plan.moves)
+    ranked = sorted(times)
+    return Speed(
+        policy=spec,
+        replicas=len(cluster.replicas),
+        requests=len(cluster.requests),
+        epochs=epochs,
+        moves_per_epoch=moves / epochs,
+        p50_ms=statistics.median(times),
+        p99_ms=ranked[min(len(ranked) - 1, int(len(ranked) * 0.99))],
+        worst_ms=ranked[-1],
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure, print a table, and write the figures if asked to."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.epoch", description="Speed of one epoch's decision.")
+    parser.add_argument("--policy", action="append", help="policy by name, may be repeated (default: pack)")
+    parser.add_argument("--replicas", type=int, nargs="+", default=[10, 100, 1000, 10_000])
+    parser.add_argument("--epochs", type=int, default=200, help="epochs that are timed (default: 200)")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    options = parser.parse_args(argv)
+    gc.freeze()
+    speeds = [measure(spec, n, options.epochs) for spec in options.policy or ["pack"] for n in options.replicas]
+    print(f"{'policy':24}{'replicas':>9}{'requests':>10}{'moves':>8}{'p50 ms':>9}{'p99 ms':>9}{'worst':>9}")
+    for s in speeds:
+        print(
+            f"{s.policy:24}{s.replicas:9}{s.requests:10}{s.moves_per_epoch:8.1f}"
+            f"{s.p50_ms:9.2f}{s.p99_ms:9.2f}{s.worst_ms:9.2f}"
+        )
+    if options.json:
+        options.json.write_text(json.dumps([asdict(s) for s in speeds], indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

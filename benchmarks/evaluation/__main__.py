@@ -1,0 +1,78 @@
+"""Regenerates the evaluation page and its figures: `python -m benchmarks.evaluation --traces DIR`."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from app.simulator.errors import BadInput
+from app.simulator.runs import available_processors
+from benchmarks.evaluation.case import Case
+from benchmarks.evaluation.page import cases, write
+from benchmarks.evaluation.scale import FAST, FULL
+from benchmarks.evaluation.store import FailedRun, Store, carry_out
+from benchmarks.evaluation.style import Pictures
+from policies.registry import policy
+
+ROOT = Path(__file__).parents[2]
+KEPT = ROOT / ".figures"
+MOST_PROCESSES = 2
+IMPOSSIBLE, FAILED, INTERRUPTED = 2, 1, 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run what is missing and write the page; the exit status."""
+    given = _parser().parse_args(argv)
+    scale = FAST if given.fast else FULL
+    folder = KEPT / "fast" if given.fast else ROOT / "docs"
+    wanted = cases(scale)
+    try:
+        _check(wanted, given.traces)
+        _keep_out_of_git()
+        results = carry_out(Store(KEPT / "runs", given.traces), wanted, given.processes)
+    except (BadInput, FailedRun) as error:
+        print(error, file=sys.stderr)
+        return IMPOSSIBLE if isinstance(error, BadInput) else FAILED
+    except KeyboardInterrupt:
+        print("Interrupted; what was done is kept.", file=sys.stderr)
+        return INTERRUPTED
+    page = folder / "evaluation.md"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(write(results, scale, Pictures(folder / "evaluation", "evaluation")))
+    print(f"{page}: from {len(wanted)} runs that took {sum(results.cpu_s.values()):,.0f} s of processor time")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.evaluation", description=__doc__)
+    parser.add_argument("--traces", type=Path, required=True, metavar="DIR", help="where the traces and lengths are")
+    parser.add_argument("--fast", action="store_true", help="fewer seeds, shorter runs, written to .figures/fast")
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=min(MOST_PROCESSES, available_processors()),
+        metavar="N",
+        help="runs at a time (default: %(default)s)",
+    )
+    return parser
+
+
+def _check(wanted: Sequence[Case], traces: Path) -> None:
+    """Say before the first run what would stop a later one."""
+    missing = sorted({file for case in wanted for file in case.files if not (traces / file).is_file()})
+    if missing:
+        raise BadInput(f"{traces} does not have {', '.join(missing)}.")
+    for spec in dict.fromkeys(case.policy for case in wanted):
+        try:
+            policy(spec)
+        except ValueError as error:
+            raise BadInput(f"The report wants {spec}: {error}.") from None
+
+
+def _keep_out_of_git() -> None:
+    KEPT.mkdir(exist_ok=True)
+    (KEPT / ".gitignore").write_text("*\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,69 @@
+"""The paper's eight workloads (section VIII-B): two kinds of GPU times four arrival patterns, and who is compared."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from app.simulator.workload import Poisson
+from benchmarks.evaluation.case import Case, Recording, seeds
+from benchmarks.evaluation.scale import Scale
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """A model on a kind of GPU: room for `capacity` tokens of KV cache, and the cost file that describes it."""
+
+    name: str
+    short: str
+    capacity: int
+    costs: str
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """An arrival pattern."""
+
+    name: str
+    arrivals: Poisson | Recording
+
+
+A100 = Hardware("LLaMA-13B on A100-40GB", "13B", 13_698, "a100-40g-13b-pcie")
+RTX4090 = Hardware("LLaMA-7B on RTX 4090", "7B", 16_846, "rtx4090-7b-pcie")
+HARDWARE = (A100, RTX4090)
+
+LOW, MIDDLE, HIGH = (Load(f"Poisson {rate:g}/s", Poisson(rate)) for rate in (0.5, 0.8, 1.1))
+AZURE = Load("Azure", Recording("azure2023_conv.csv.gz"))
+LOADS = (LOW, MIDDLE, HIGH, AZURE)
+
+BASELINES = ("best_fit", "worst_fit", "load_balance")
+PAPERS = ("mell", "mell_repaired")
+OURS = "pack"
+POLICIES = (*BASELINES, *PAPERS, OURS)
+
+STALL = ":overload=stall"
+"""Best fit and worst fit may leave overload to the engine, which preempts; as they are, they evict."""
+
+Workload = tuple[Hardware, Load]
+WORKLOADS: tuple[Workload, ...] = tuple((hardware, load) for hardware in HARDWARE for load in LOADS)
+
+
+def runs(workload: Workload, policy: str, scale: Scale) -> list[Case]:
+    """One of the eight workloads under a policy in the idealised model, with every seed.
+
+    Azure's arrivals are what they are, so it has one; where the paper shows the course of a run, it is kept.
+    """
+    hardware, load = workload
+    if load == AZURE:
+        return [Case(policy, load.arrivals, scale.azure, hardware.capacity)]
+    first, *others = seeds(Case(policy, load.arrivals, scale.poisson, hardware.capacity), scale.seeds)
+    return [replace(first, with_series=load == HIGH), *others]
+
+
+def name(workload: Workload) -> str:
+    """What a workload is called where both of its parts matter."""
+    hardware, load = workload
+    return f"{hardware.short}, {load.name}"
+
+
+def every(policies: Sequence[str], scale: Scale) -> list[Case]:
+    """All eight workloads under these policies."""
+    return [case for workload in WORKLOADS for policy in policies for case in runs(workload, policy, scale)]

@@ -1,0 +1,36 @@
+"""Raw runs as tables and figures ask for them: a metric of a case, or its mean over several."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from app.simulator.metrics import Metrics
+from app.simulator.statistics import Interval, interval
+from benchmarks.evaluation.case import Case
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """The metrics of every case, and the seconds of processor time that it took."""
+
+    metrics: Mapping[Case, Metrics]
+    cpu_s: Mapping[Case, float]
+
+    def value(self, case: Case, metric: str) -> float:
+        """A metric by name; parts of it by `name.part`. What a run had nothing to count of is 0."""
+        found: Any = self.metrics[case]
+        for part in metric.split("."):
+            found = None if found is None else found[part]
+        return 0.0 if found is None else float(found)
+
+    def over(self, cases: Sequence[Case], metric: str) -> Interval:
+        """The mean of a metric over cases that differ in their seeds, with its 95 % confidence interval."""
+        return interval([self.value(case, metric) for case in cases])
+
+    def mean(self, cases: Sequence[Case], metric: str) -> float:
+        """The mean of a metric over cases."""
+        return self.over(cases, metric).mean
+
+    def most(self, cases: Sequence[Case], metric: str) -> float:
+        """The largest value of a metric in any of the cases."""
+        return max(self.value(case, metric) for case in cases)

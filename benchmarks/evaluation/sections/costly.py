@@ -1,0 +1,116 @@
+"""Every policy under real costs: GPU-seconds against delay."""
+
+from collections.abc import Iterator, Sequence
+
+from benchmarks.evaluation.case import Case, Physics, seeds
+from benchmarks.evaluation.eight import A100, BASELINES, HIGH, MIDDLE, OURS, PAPERS, RTX4090, STALL, Workload, name
+from benchmarks.evaluation.plots import cloud
+from benchmarks.evaluation.points import Point, beats, front
+from benchmarks.evaluation.results import Results
+from benchmarks.evaluation.scale import Scale
+from benchmarks.evaluation.sections.section import Section, blocks
+from benchmarks.evaluation.style import Pictures, drawing, legend
+from benchmarks.evaluation.tables import table
+from benchmarks.evaluation.words import listing, prose, seeds_in_words, spread
+
+STALLING = (f"best_fit{STALL}", f"worst_fit{STALL}")
+"""They leave requests waiting on full GPUs while others are empty, and so serve less: no match for the others."""
+SERVING = (*BASELINES, "load_balance:drain=true", *PAPERS, OURS)
+WORKLOADS: tuple[Workload, ...] = ((A100, MIDDLE), (RTX4090, HIGH))
+DELAY = "added_completion_s.p99"
+HEADER = (
+    "policy",
+    "GPU-seconds / 1,000",
+    "served/s",
+    "waiting",
+    "moves/s",
+    "evicted/s",
+    "preempted/s",
+    "stall p99 s",
+    "TTFT+ p99 s",
+    "done+ p99 s",
+)
+
+
+def runs(workload: Workload, policy: str, scale: Scale) -> list[Case]:
+    """One workload under real costs, with every seed."""
+    hardware, load = workload
+    case = Case(policy, load.arrivals, scale.costly, hardware.capacity, Physics(hardware.costs))
+    return seeds(case, scale.costly_seeds)
+
+
+def _cases(scale: Scale) -> list[Case]:
+    policies = (*SERVING, *STALLING)
+    return [case for workload in WORKLOADS for policy in policies for case in runs(workload, policy, scale)]
+
+
+def _write(results: Results, scale: Scale, pictures: Pictures) -> str:
+    found = {workload: _outcomes(results, workload, scale) for workload in WORKLOADS}
+    return blocks(
+        prose(
+            f"Real costs, {scale.costly.horizon_s:,.0f} s of which {scale.costly.warmup_s:,.0f} s are not counted,",
+            f"{seeds_in_words(scale.costly_seeds)}. Delays are what a request takes longer than alone on an idle GPU:",
+            "*done+* until its last token, *TTFT+* until its first; *stall* is time without tokens after the first one",
+            "because of moves, preemptions and evictions. Starting GPUs count as GPUs. What stalls (`overload=stall`)",
+            "is in the tables only: its requests wait on full GPUs, so it serves less.",
+        ),
+        *(prose(*_sentences(workload, outcomes)) for workload, outcomes in found.items()),
+        _figure(found, pictures),
+        *(part for workload in WORKLOADS for part in (f"{name(workload)}:", _table(results, workload, scale))),
+    )
+
+
+def _outcomes(results: Results, workload: Workload, scale: Scale) -> list[Point]:
+    def outcome(policy: str) -> Point:
+        cases = runs(workload, policy, scale)
+        label = "drains" if "drain=true" in policy else ""
+        return Point(policy, results.mean(cases, DELAY), results.mean(cases, "gpu_seconds") / 1000, label)
+
+    return [outcome(policy) for policy in SERVING]
+
+
+def _sentences(workload: Workload, outcomes: Sequence[Point]) -> Iterator[str]:
+    ours = next(each for each in outcomes if each.policy == OURS)
+    others = [each for each in outcomes if each is not ours]
+    beaten = [f"`{each.policy}`" for each in others if beats(ours, each)]
+    better = [f"`{each.policy}`" for each in others if beats(each, ours)]
+    yield f"{name(workload)}: `{OURS}` needs fewer GPU-seconds than {listing(beaten or ['no other'])} and adds no more"
+    yield f"delay at p99; the reverse holds for {listing(better)}; with the others it is one against the other."
+
+
+def _figure(found: dict[Workload, list[Point]], pictures: Pictures) -> str:
+    with drawing(2, height=3.6) as (figure, axes):
+        for each, (workload, outcomes) in zip(axes, found.items(), strict=True):
+            cloud(each, outcomes, front(outcomes))
+            each.set(title=name(workload), xlabel="added to completion, p99 (s)", xlim=(0, None))
+        axes[0].set_ylabel("GPU-seconds / 1,000")
+        legend(figure, axes[0], 7)
+        return pictures.save(figure, "costs", "GPU-seconds against delay under real costs; lower left is better")
+
+
+def _table(results: Results, workload: Workload, scale: Scale) -> str:
+    return table(HEADER, [_row(results, policy, runs(workload, policy, scale)) for policy in (*SERVING, *STALLING)])
+
+
+def _row(results: Results, policy: str, cases: Sequence[Case]) -> list[str]:
+    def number(metric: str, digits: int, factor: float = 1.0) -> str:
+        return spread(results.over(cases, metric), digits, factor)
+
+    def middle(metric: str) -> str:
+        return f"{results.mean(cases, metric):.2f}"
+
+    return [
+        f"`{policy}`",
+        number("gpu_seconds", 1, 1 / 1000),
+        middle("requests_finished_per_s"),
+        middle("requests_waiting_mean"),
+        middle("migrations_per_s"),
+        middle("evictions_per_s"),
+        middle("preemptions_per_s"),
+        number("stall_s.p99", 1),
+        number("added_ttft_s.p99", 1),
+        number(DELAY, 1),
+    ]
+
+
+SECTION = Section("GPU-seconds and delay under real costs", _cases, _write)

@@ -1,0 +1,148 @@
+"""GPUs over the bound against requests moved, for every policy and several tunings."""
+
+from collections.abc import Sequence
+
+from benchmarks.evaluation.case import Case
+from benchmarks.evaluation.eight import A100, AZURE, HIGH, LOW, OURS, RTX4090, Workload, name
+from benchmarks.evaluation.plots import cloud, logarithmic
+from benchmarks.evaluation.points import Point, front
+from benchmarks.evaluation.results import Results
+from benchmarks.evaluation.scale import Scale
+from benchmarks.evaluation.sections.section import Section, blocks
+from benchmarks.evaluation.style import Pictures, drawing, legend
+from benchmarks.evaluation.style import name as name_of
+from benchmarks.evaluation.tables import table
+from benchmarks.evaluation.words import listing, prose
+
+CORE = (
+    "best_fit",
+    "worst_fit",
+    "load_balance",
+    "load_balance:drain=true",
+    "mell",
+    "mell:headroom_s=4",
+    "mell_repaired:headroom_s=0",
+    "mell_repaired",
+    "mell_repaired:headroom_s=8",
+    "pack:headroom_s=0",
+    "pack",
+    "pack:headroom_s=4",
+    "pack:headroom_s=8",
+)
+MORE = (
+    "best_fit:headroom_s=20",
+    "best_fit:headroom_s=60",
+    "worst_fit:headroom_s=20",
+    "load_balance:threshold=0.1",
+    "load_balance:threshold=0.4",
+    "load_balance:drain=true,spare=0.05",
+    "load_balance:drain=true,spare=0.2",
+    "mell:headroom_s=8",
+    "mell_repaired:headroom_s=16",
+    "pack:headroom_s=2",
+    "pack:headroom_s=16",
+    "pack:comfort=0.8",
+    "pack:comfort=0.95",
+    "pack:drain_moves=0",
+    "pack:drain_moves=4",
+    "pack:drain_moves=16",
+    "pack:headroom_s=4,comfort=0.95",
+    "pack:headroom_s=4,drain_moves=4",
+)
+WORKLOADS: tuple[tuple[Workload, Sequence[str]], ...] = (
+    ((A100, HIGH), (*CORE, *MORE)),
+    ((RTX4090, LOW), (*CORE, *MORE)),
+    ((A100, AZURE), CORE),
+)
+
+
+def _case(workload: Workload, policy: str, scale: Scale) -> Case:
+    hardware, load = workload
+    span = scale.tuned_azure if load == AZURE else scale.tuned
+    return Case(policy, load.arrivals, span, hardware.capacity)
+
+
+def _cases(scale: Scale) -> list[Case]:
+    return [_case(workload, policy, scale) for workload, policies in WORKLOADS for policy in policies]
+
+
+def _tunings(results: Results, workload: Workload, policies: Sequence[str], scale: Scale) -> list[Point]:
+    def tuning(policy: str) -> Point:
+        case = _case(workload, policy, scale)
+        moved = sum(results.value(case, metric) for metric in ("migrations_per_s", "evictions_per_s"))
+        return Point(policy, moved, 100 * (results.value(case, "ratio_to_bound") - 1))
+
+    return [tuning(policy) for policy in policies]
+
+
+def _write(results: Results, scale: Scale, pictures: Pictures) -> str:
+    tuned = [(workload, _tunings(results, workload, policies, scale)) for workload, policies in WORKLOADS]
+    return blocks(
+        prose(
+            "Every point is a policy with some options, in the idealised model, one seed,",
+            f"{scale.tuned.horizon_s:,.0f} s (Azure {scale.tuned_azure.horizon_s:,.0f} s). *Moved* counts migrations",
+            "and evictions alike. The grey line joins what no other point beats on both axes. Variants that let",
+            "requests wait instead (`overload=stall`) have no place here: they serve less.",
+        ),
+        prose(*_sentences(tuned)),
+        _figure(tuned, pictures),
+        "The points on the line, and for every other policy its nearest to it:",
+        *(part for workload, tunings in tuned for part in (f"{name(workload)}:", _table(tunings))),
+    )
+
+
+def _sentences(tuned: Sequence[tuple[Workload, list[Point]]]) -> list[str]:
+    sentences = []
+    for workload, tunings in tuned:
+        best = front(tunings)
+        owners = list(dict.fromkeys(name_of(each.policy) for each in best))
+        counts = [f"{sum(name_of(t.policy) == owner for t in best)} of `{owner}`" for owner in owners]
+        sentences.append(f"{name(workload)}: on the line are {listing(counts)}; {_alone(best)}.")
+    return sentences
+
+
+def _alone(best: Sequence[Point]) -> str:
+    """From where on, towards the bound, there is no other policy than ours."""
+    others = [each for each in best if name_of(each.policy) != OURS]
+    ours = [each for each in best if name_of(each.policy) == OURS]
+    if not others:
+        return f"there is nothing but `{OURS}`"
+    nearest = min(others, key=lambda each: each.y)
+    if ours and min(each.y for each in ours) < nearest.y:
+        return f"nearer to the bound than {nearest.y:+.1f} % there is nothing but `{OURS}`"
+    return f"nearest to the bound is `{nearest.policy}`"
+
+
+def _figure(tuned: Sequence[tuple[Workload, list[Point]]], pictures: Pictures) -> str:
+    with drawing(3, width=10, height=3.6) as (figure, axes):
+        for each, (workload, tunings) in zip(axes, tuned, strict=True):
+            cloud(each, tunings, front(tunings))
+            logarithmic(each)
+            each.set(title=name(workload), xlabel="moved per second", ylim=(0, None))
+        axes[0].set_ylabel("GPUs over the L2 bound (%)")
+        legend(figure, axes[0], 7)
+        return pictures.save(figure, "frontier", "GPUs over the bound against requests moved; lower left is better")
+
+
+def _table(tunings: Sequence[Point]) -> str:
+    best = front(tunings)
+    owners = {name_of(each.policy) for each in best}
+    others = dict.fromkeys(name_of(each.policy) for each in tunings if name_of(each.policy) not in owners)
+    nearest = [_nearest([each for each in tunings if name_of(each.policy) == other], best) for other in others]
+    rows = [(each, "yes") for each in best] + [(each, "no") for each in nearest]
+    return table(
+        ("policy", "moved/s", "GPUs over L2", "on the line"),
+        [[f"`{each.policy}`", f"{each.x:.2f}", f"{each.y:+.1f} %", on] for each, on in rows],
+    )
+
+
+def _nearest(own: Sequence[Point], best: Sequence[Point]) -> Point:
+    """The one that needs the fewest GPUs beyond the best that moves no more than it does."""
+
+    def behind(each: Point) -> float:
+        return each.y - min(other.y for other in best if other.x <= each.x)
+
+    return min(own, key=behind)
+
+
+SECTION = Section("GPUs against migrations", _cases, _write)

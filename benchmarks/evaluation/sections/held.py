@@ -1,0 +1,119 @@
+"""Figure 6 of the paper: how many requests a fixed number of GPUs holds and serves, with migration and without."""
+
+from dataclasses import replace
+
+from benchmarks.evaluation.case import Case, Physics
+from benchmarks.evaluation.eight import A100, HIGH, PAPERS, STALL
+from benchmarks.evaluation.plots import bars, grouped
+from benchmarks.evaluation.results import Results
+from benchmarks.evaluation.scale import Scale
+from benchmarks.evaluation.sections.section import Section, blocks
+from benchmarks.evaluation.style import Pictures, drawing, legend, name
+from benchmarks.evaluation.tables import table
+from benchmarks.evaluation.words import change, prose, span
+
+GPUS = (20, 30, 40)
+COSTLY_GPUS = 30
+FIXED = tuple(f"{policy}{STALL}" for policy in ("best_fit", "worst_fit"))
+"""Without migration: requests stay where they were placed, and the engine preempts when memory runs out."""
+EVICTING = ("best_fit", "worst_fit")
+MIGRATING = ("load_balance", "mell", "mell_repaired", "pack")
+SERVED = "requests_finished_per_s"
+EVERYONE = (*FIXED, *EVICTING, *MIGRATING)
+HEADER = ("policy", "requests held", "served/s", "waiting", "serving ratio", "stall p99 s", "more held", "more served")
+
+
+def ideal(policy: str, gpus: int, scale: Scale) -> Case:
+    """A run with so many GPUs at most, in the idealised model."""
+    return Case(policy, HIGH.arrivals, scale.held, A100.capacity, max_gpus=gpus)
+
+
+def costly(policy: str, scale: Scale) -> Case:
+    """The same under real costs."""
+    return replace(ideal(policy, COSTLY_GPUS, scale), physics=Physics(A100.costs))
+
+
+def gain(results: Results, case: Case, metric: str = "requests_held_mean") -> float:
+    """The share by which a policy holds more than the better one of those that neither migrate nor evict."""
+    best = max(results.value(replace(case, policy=fixed), metric) for fixed in FIXED)
+    return results.value(case, metric) / best - 1
+
+
+def gains(results: Results, scale: Scale, policy: str) -> list[float]:
+    """The same for every number of GPUs in the idealised model."""
+    return [gain(results, ideal(policy, gpus, scale)) for gpus in GPUS]
+
+
+def _cases(scale: Scale) -> list[Case]:
+    return [ideal(policy, gpus, scale) for policy in EVERYONE for gpus in GPUS] + [
+        costly(policy, scale) for policy in EVERYONE
+    ]
+
+
+def _write(results: Results, scale: Scale, pictures: Pictures) -> str:
+    return blocks(
+        prose(
+            f"{A100.name}, {HIGH.name}, {scale.held.horizon_s:,.0f} s, one seed; more arrives than so few GPUs can",
+            "hold, so requests queue. *Held* is the mean number of requests whose KV is in GPU memory, the *serving",
+            "ratio* its share of all that are there (the paper's). Without migration means here that a request stays",
+            "where it was placed and the engine preempts the youngest when memory runs out (`overload=stall`).",
+            "`best_fit` and `worst_fit` as they are evict instead and place the evicted anew: in the idealised model,",
+            "where prefill is free, that is migration by another name.",
+        ),
+        prose(*_sentences(results, scale)),
+        _figure(results, scale, pictures),
+        *(
+            part
+            for gpus in GPUS
+            for part in (f"{gpus} GPUs, idealised:", _table(results, [ideal(p, gpus, scale) for p in EVERYONE]))
+        ),
+        f"{COSTLY_GPUS} GPUs, real costs:",
+        _table(results, [costly(policy, scale) for policy in EVERYONE]),
+    )
+
+
+def _sentences(results: Results, scale: Scale) -> list[str]:
+    found = [f"`{policy}` {span(gains(results, scale, policy), 0)}" for policy in (*PAPERS, "pack")]
+    real = [f"`{policy}` {change(gain(results, costly(policy, scale)), 0)}" for policy in (*PAPERS, "pack")]
+    return [
+        f"More requests held than the better of the two without migration: {', '.join(found)} (the paper: 23 to 60 %).",
+        f"Under real costs, with {COSTLY_GPUS} GPUs: {', '.join(real)}.",
+    ]
+
+
+def _figure(results: Results, scale: Scale, pictures: Pictures) -> str:
+    sentence = "Serving ratio with a fixed number of GPUs; hatched: without migration"
+    with drawing(1, height=3.4) as (figure, [axes]):
+        drawn = [
+            bars(
+                name(policy),
+                [results.value(ideal(policy, gpus, scale), "serving_ratio") for gpus in GPUS],
+                label=f"{name(policy)}, stalls" if policy in FIXED else policy,
+                hatch="///" if policy in FIXED else "",
+            )
+            for policy in (*FIXED, *MIGRATING)
+        ]
+        grouped(axes, [f"{gpus} GPUs" for gpus in GPUS], drawn)
+        axes.set(ylabel="serving ratio", ylim=(0, 1))
+        legend(figure, axes, 6)
+        return pictures.save(figure, "fig06", sentence)
+
+
+def _table(results: Results, cases: list[Case]) -> str:
+    return table(HEADER, [_row(results, case) for case in cases])
+
+
+def _row(results: Results, case: Case) -> list[str]:
+    return [
+        f"`{case.policy}`",
+        f"{results.value(case, 'requests_held_mean'):.1f}",
+        f"{results.value(case, SERVED):.3f}",
+        f"{results.value(case, 'requests_waiting_mean'):.1f}",
+        f"{results.value(case, 'serving_ratio'):.2f}",
+        f"{results.value(case, 'stall_s.p99'):.0f}",
+        change(gain(results, case), 0),
+        change(gain(results, case, SERVED), 0),
+    ]
+
+
+SECTION = Section("A fixed number of GPUs (Fig. 6)", _cases, _write)

@@ -1,0 +1,158 @@
+"""Section V of the paper at cluster scale: what a migration sends, on shared links and under real costs."""
+
+from dataclasses import dataclass
+
+from app.simulator.costs import PathChoice
+from benchmarks.evaluation.case import Case, Physics
+from benchmarks.evaluation.eight import A100, MIDDLE, OURS
+from benchmarks.evaluation.perform import TELLING_TOKENS
+from benchmarks.evaluation.plots import Curve, curves
+from benchmarks.evaluation.results import Results
+from benchmarks.evaluation.scale import Scale
+from benchmarks.evaluation.sections.section import Section, blocks
+from benchmarks.evaluation.style import NEUTRAL, Pictures, drawing, legend
+from benchmarks.evaluation.tables import table
+from benchmarks.evaluation.words import listing, prose, share
+
+GBITS = (1.0, 10.0, 25.0, 100.0)
+"""Between machines, in 10**9 bits per second; 10 is the paper's testbed."""
+BYTES_PER_GBIT = 1e9 / 8
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How it is decided what is sent."""
+
+    name: str
+    path: PathChoice
+    consensus: bool = True
+
+
+WAYS = (
+    Way("always KV", PathChoice.KV),
+    Way("always tokens", PathChoice.TOKENS),
+    Way("adaptive, alone", PathChoice.ADAPTIVE, consensus=False),
+    Way("adaptive, consensus", PathChoice.ADAPTIVE),
+)
+KV, TOKENS, ALONE, TOGETHER = WAYS
+PAUSE = "pause_s.p99"
+SLOWDOWN = "slowdown.p99"
+HEADER = (
+    "Gb/s",
+    "way",
+    "moves/s",
+    "by KV",
+    "put off",
+    "pause p50 s",
+    "pause p99 s",
+    "slowdown p50",
+    "slowdown p99",
+    "added p99 s",
+    "mean GPUs",
+)
+
+
+def case(way: Way, gbits: float, scale: Scale) -> Case:
+    """A run with that way and that link between machines."""
+    physics = Physics(A100.costs, way.path, way.consensus, gbits * BYTES_PER_GBIT)
+    return Case(OURS, MIDDLE.arrivals, scale.costly, A100.capacity, physics)
+
+
+def _cases(scale: Scale) -> list[Case]:
+    return [case(way, gbits, scale) for gbits in GBITS for way in WAYS]
+
+
+def _write(results: Results, scale: Scale, pictures: Pictures) -> str:
+    return blocks(
+        prose(
+            f"{A100.name}, {MIDDLE.name}, `{OURS}`, real costs, {scale.costly.horizon_s:,.0f} s, one seed; machines",
+            "of 8 GPUs share one uplink each, whose speed varies. *Alone*: each source decides by itself; *consensus*:",
+            "one planner sees all moves of the epoch (the paper's global consensus). The *pause* is how long a moved",
+            "request produces nothing; *slowdown* is how many times longer decoding took than alone on an idle GPU, of",
+            f"requests of {TELLING_TOKENS} or more tokens that never moved and were never preempted: what batching",
+            "costs is in it everywhere, what the prefills of others cost comes on top. *Put off* are moves for which",
+            "neither links nor prefill budgets had room.",
+        ),
+        prose(*_sentences(results, scale)),
+        _figure(results, scale, pictures),
+        table(HEADER, [_row(results, case(way, gbits, scale), way, gbits) for gbits in GBITS for way in WAYS]),
+    )
+
+
+def _sentences(results: Results, scale: Scale) -> list[str]:
+    def best(metric: str, gbits: float) -> str:
+        return min(WAYS, key=lambda way: results.value(case(way, gbits, scale), metric)).name
+
+    def pauses(gbits: float) -> str:
+        return ", ".join(f"{way.name} {results.value(case(way, gbits, scale), 'pause_s.p99'):.2f} s" for way in WAYS)
+
+    return [
+        f"p99 pause at 10 Gb/s: {pauses(10.0)}; at 100 Gb/s: {pauses(100.0)}.",
+        "The shortest p99 pause has "
+        + listing([f"{best('pause_s.p99', gbits)} at {gbits:g} Gb/s" for gbits in GBITS])
+        + "; the least p99 slowdown of neighbours has "
+        + listing([f"{best('slowdown.p99', gbits)} at {gbits:g} Gb/s" for gbits in GBITS])
+        + ".",
+    ]
+
+
+def _figure(results: Results, scale: Scale, pictures: Pictures) -> str:
+    with drawing(3, width=10, height=3.0) as (figure, axes):
+        panels = (
+            ("pause of a move, p99 (s)", PAUSE),
+            ("slowdown of neighbours, p99", SLOWDOWN),
+            ("added to completion, p99 (s)", "added_completion_s.p99"),
+        )
+        for each, (title, metric) in zip(axes, panels, strict=True):
+            curves(
+                each, [_curve(results, scale, way, metric, colour) for way, colour in zip(WAYS, NEUTRAL, strict=True)]
+            )
+            each.set(title=title, xlabel="Gb/s between machines", xscale="log")
+            # Over slow links pauses are longer by orders of magnitude.
+            if metric == PAUSE and max(results.value(case(KV, gbits, scale), metric) for gbits in GBITS) > 0:
+                each.set_yscale("log")
+            else:
+                each.set_ylim(bottom=1 if metric == SLOWDOWN else 0)
+            each.set_xticks(GBITS, [f"{gbits:g}" for gbits in GBITS])
+            each.xaxis.minorticks_off()
+        legend(figure, axes[0], 4)
+        return pictures.save(figure, "paths", "Pause, slowdown and delay by what is sent, against the speed of uplinks")
+
+
+def _curve(results: Results, scale: Scale, way: Way, metric: str, colour: str) -> Curve:
+    heights = [results.value(case(way, gbits, scale), metric) for gbits in GBITS]
+    return Curve(way.name, colour, GBITS, heights, dashed=way == ALONE, marker="o")
+
+
+def _row(results: Results, run: Case, way: Way, gbits: float) -> list[str]:
+    def number(metric: str, form: str = ".2f") -> str:
+        return format(results.value(run, metric), form)
+
+    return [
+        f"{gbits:g}",
+        way.name,
+        number("migrations_per_s"),
+        share(_by_kv(results, run), 0),
+        share(_put_off(results, run), 0),
+        number("pause_s.p50", ".3f"),
+        number(PAUSE),
+        number("slowdown.p50"),
+        number(SLOWDOWN),
+        number("added_completion_s.p99", ".1f"),
+        number("gpus_mean", ".1f"),
+    ]
+
+
+def _by_kv(results: Results, run: Case) -> float:
+    """The share of completed moves that sent KV."""
+    paths = results.metrics[run]["moves_by_path"]
+    completed: dict[str, int] = {path: members["completed"] for path, members in paths.items()}
+    return completed.get("kv", 0) / (sum(completed.values()) or 1)
+
+
+def _put_off(results: Results, run: Case) -> float:
+    outcomes: dict[str, int] = results.metrics[run]["moves_by_outcome"]
+    return outcomes.get("deferred", 0) / (sum(outcomes.values()) or 1)
+
+
+SECTION = Section("What a migration sends (section V)", _cases, _write)

@@ -1,0 +1,225 @@
+"""What the outcome under real costs depends on, and where migration does not pay."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from matplotlib.axes import Axes
+
+from app.simulator.workload import Poisson
+from benchmarks.evaluation.case import Case, Physics, Recording
+from benchmarks.evaluation.eight import A100, MIDDLE, OURS
+from benchmarks.evaluation.plots import Curve, curves
+from benchmarks.evaluation.results import Results
+from benchmarks.evaluation.scale import Scale
+from benchmarks.evaluation.sections.section import Section, blocks
+from benchmarks.evaluation.style import MARKERS, PALE, Pictures, colour, drawing, legend
+from benchmarks.evaluation.style import name as name_of
+from benchmarks.evaluation.tables import table
+from benchmarks.evaluation.words import change, listing, prose
+
+RATE = 0.8
+FIXED = ("best_fit", "worst_fit")
+MIGRATING = ("load_balance", OURS)
+EVERYONE = (*FIXED, *MIGRATING)
+DELAY = "added_completion_s.p99"
+PANELS = (("gpu_seconds", "GPU-seconds"), (DELAY, "p99 delay"))
+COLUMNS = 4
+TOLERANCE = 1.05
+"""p99 of some hundred requests is noisy: so much more than another's counts as equal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A run in which one thing is different."""
+
+    label: str
+    case: Case
+
+
+@dataclass(frozen=True, slots=True)
+class Dimension:
+    """What is varied, with everything else as in the base."""
+
+    name: str
+    variants: tuple[Variant, ...]
+
+
+def base(scale: Scale) -> Case:
+    """What is varied from: 13B, Poisson arrivals in the middle, the cost file as it is."""
+    return Case(OURS, MIDDLE.arrivals, scale.varied, A100.capacity, Physics(A100.costs))
+
+
+def dimensions(scale: Scale) -> list[Dimension]:
+    """Everything that is varied; the base is among each one's variants."""
+    whole = base(scale)
+
+    def poisson(rate: float, length_scale: float = 10.0) -> Case:
+        return replace(whole, arrivals=Poisson(rate), length_scale=length_scale)
+
+    def recorded(file: str) -> Case:
+        return replace(whole, arrivals=Recording(file, RATE))
+
+    def slowed(factor: float) -> Case:
+        return replace(whole, physics=replace(whole.physics, slowness=factor))
+
+    def varied(name: str, *variants: tuple[str, Case]) -> Dimension:
+        return Dimension(name, tuple(Variant(label, case) for label, case in variants))
+
+    return [
+        varied("requests per second", *((f"{rate:g}", poisson(rate)) for rate in (0.2, 0.5, RATE, 1.1))),
+        varied("length scale, at equal load", *((f"x {s:g}", poisson(RATE * 10 / s, s)) for s in (5.0, 10.0, 20.0))),
+        varied(
+            "arrivals, at equal mean rate",
+            ("Poisson", whole),
+            ("conv", recorded("azure2023_conv.csv.gz")),
+            ("code", recorded("azure2023_code.csv.gz")),
+            ("Mooncake", recorded("mooncake_conversation.csv.gz")),
+            ("burst", recorded("burstgpt_like_1400s.csv.gz")),
+        ),
+        varied("engine steps take", *((f"x {slow:g}", slowed(slow)) for slow in (0.5, 1.0, 2.0))),
+        varied("epoch (s)", *((f"{s:g}", replace(whole, epoch_s=s)) for s in (0.5, 1.0, 2.0, 5.0))),
+        varied("Gb/s between machines", *((f"{g:g}", _linked(whole, g)) for g in (1.0, 10.0, 100.0))),
+        varied("start-up (s)", *((f"{s:g}", _starting(whole, s)) for s in (0.0, 30.0, 120.0))),
+    ]
+
+
+def _linked(whole: Case, gbits: float) -> Case:
+    """10 Gb/s is what the cost file has."""
+    changed = None if gbits == 10 else gbits * 1e9 / 8
+    return replace(whole, physics=replace(whole.physics, inter_bytes_per_s=changed))
+
+
+def _starting(whole: Case, seconds: float) -> Case:
+    """30 s is what the cost file has."""
+    return replace(whole, physics=replace(whole.physics, startup_s=None if seconds == 30 else seconds))
+
+
+def _cases(scale: Scale) -> list[Case]:
+    return [
+        replace(variant.case, policy=policy)
+        for dimension in dimensions(scale)
+        for variant in dimension.variants
+        for policy in EVERYONE
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What migration brings in one variant, against the policy without it that needs the fewest GPU-seconds."""
+
+    label: str
+    against: str
+    saved: float
+    delay: float
+    other_delay: float
+
+    @property
+    def pays(self) -> bool:
+        """Whether it takes fewer GPU-seconds and no more delay at p99."""
+        return self.saved > 0 and self.delay <= TOLERANCE * self.other_delay
+
+
+def verdict(results: Results, variant: Variant) -> Verdict:
+    """Compare ours with the best of those that do not migrate."""
+
+    def value(policy: str, metric: str) -> float:
+        return results.value(replace(variant.case, policy=policy), metric)
+
+    against = min(FIXED, key=lambda policy: value(policy, "gpu_seconds"))
+    saved = 1 - value(OURS, "gpu_seconds") / value(against, "gpu_seconds")
+    return Verdict(variant.label, against, saved, value(OURS, DELAY), value(against, DELAY))
+
+
+def _write(results: Results, scale: Scale, pictures: Pictures) -> str:
+    varied = dimensions(scale)
+    return blocks(
+        prose(
+            f"{A100.name}, real costs, {scale.varied.horizon_s:,.0f} s, one seed; one thing at a time differs from",
+            f"Poisson arrivals at {RATE:g}/s and the cost file. Traces (Azure's conversation and code,",
+            "Mooncake, and an artificial burst) give arrival times only, scaled to the same mean rate.",
+            f" Migration *pays* here if `{OURS}` takes fewer GPU-seconds than the best of `best_fit` and",
+            f"`worst_fit`, and its p99 of added completion time is no higher (up to {change(TOLERANCE - 1, 0)} counts",
+            "as equal).",
+        ),
+        prose(*_sentences(results, varied)),
+        _figure(results, varied, pictures),
+        table(
+            ("varied", "", *(f"`{policy}`" for policy in EVERYONE), "saved", "delay ratio", "pays"),
+            _rows(results, varied),
+        ),
+        "Cells: thousands of GPU-seconds, and p99 of added completion time in seconds.",
+    )
+
+
+def _sentences(results: Results, varied: Sequence[Dimension]) -> Iterator[str]:
+    for dimension in varied:
+        verdicts = [verdict(results, variant) for variant in dimension.variants]
+        yes = [each.label for each in verdicts if each.pays]
+        no = [each.label for each in verdicts if not each.pays]
+        where = "pays throughout" if not no else f"pays at {listing(yes)}, not at {listing(no)}"
+        yield f"{dimension.name.capitalize()}: migration {where if yes else 'pays nowhere'}."
+
+
+def _figure(results: Results, varied: Sequence[Dimension], pictures: Pictures) -> str:
+    """Two rows of panels for every so many dimensions: GPU-seconds above, delay below."""
+    rows = len(PANELS) * -(-len(varied) // COLUMNS)
+    with drawing(COLUMNS, rows, width=11, height=2.1) as (figure, axes):
+        for each in axes:
+            each.set_axis_off()
+        for row, (metric, label) in enumerate(PANELS):
+            panels = [axes[_place(number, row)] for number in range(len(varied))]
+            for each, dimension in zip(panels, varied, strict=True):
+                _panel(each, results, dimension, metric)
+                each.set_title(dimension.name if row == 0 else "")
+            low, high = (choose(each.get_ylim()[end] for each in panels) for end, choose in ((0, min), (1, max)))
+            for each in panels:
+                each.set_ylim(low, high)
+            for each in panels[::COLUMNS]:
+                each.set_ylabel(label)
+        legend(figure, axes[0], 4)
+        return pictures.save(
+            figure,
+            "sensitivity",
+            "GPU-seconds and p99 delay under real costs, as ratios to the best without migration; below 1 is better",
+        )
+
+
+def _place(number: int, row: int) -> int:
+    """Where among all axes a dimension's panel is."""
+    block, column = divmod(number, COLUMNS)
+    return (len(PANELS) * block + row) * COLUMNS + column
+
+
+def _panel(axes: Axes, results: Results, dimension: Dimension, metric: str) -> None:
+    axes.set_axis_on()
+    axes.axhline(1, color=PALE, linewidth=1)
+    curves(axes, [_curve(results, dimension, policy, metric) for policy in EVERYONE])
+    axes.set_xticks(range(len(dimension.variants)), [variant.label for variant in dimension.variants])
+    axes.tick_params(axis="x", labelrotation=20 if len(dimension.variants) > COLUMNS else 0)
+    axes.margins(x=0.12)
+
+
+def _curve(results: Results, dimension: Dimension, policy: str, metric: str) -> Curve:
+    ratios = []
+    for variant in dimension.variants:
+        found = verdict(results, variant)
+        ours, theirs = (results.value(replace(variant.case, policy=each), metric) for each in (policy, found.against))
+        ratios.append(ours / theirs if theirs else 1.0)
+    return Curve(policy, colour(policy), range(len(ratios)), ratios, marker=MARKERS[name_of(policy)])
+
+
+def _rows(results: Results, varied: Sequence[Dimension]) -> Iterator[list[str]]:
+    for dimension in varied:
+        for number, variant in enumerate(dimension.variants):
+            found = verdict(results, variant)
+            cells = [_cell(results, replace(variant.case, policy=policy)) for policy in EVERYONE]
+            ratio = f"{found.delay / found.other_delay:.2f}" if found.other_delay else "-"
+            first = dimension.name if number == 0 else ""
+            yield [first, variant.label, *cells, change(found.saved), ratio, "yes" if found.pays else "no"]
+
+
+def _cell(results: Results, case: Case) -> str:
+    return f"{results.value(case, 'gpu_seconds') / 1000:.1f}, {results.value(case, DELAY):.0f}"
+
+
+SECTION = Section("Sensitivity: where migration pays", _cases, _write)

@@ -1,0 +1,23 @@
+"""Workloads that take a moment."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from app.simulator.lengths import SHIPPED_PATH
+from benchmarks.evaluation.case import LENGTHS
+from tests.app.replay.make_small_trace import PATH
+
+RECORDED = ("azure2023_conv", "azure2023_code", "mooncake_conversation", "burstgpt_like_1400s")
+
+
+@pytest.fixture
+def traces(tmp_path: Path) -> Path:
+    """A folder with all files that the report reads, filled with what the project ships."""
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    shutil.copy(SHIPPED_PATH, folder / LENGTHS)
+    for name in RECORDED:
+        shutil.copy(PATH, folder / f"{name}.csv.gz")
+    return folder

@@ -1,0 +1,66 @@
+"""What a case stands for."""
+
+from pathlib import Path
+
+import pytest
+
+from app.simulator.costs import IDEAL, PathChoice, read_costs
+from app.simulator.workload import Poisson, draw
+from benchmarks.evaluation.case import Case, Physics, Recording, Span, expected_requests, seeds
+from benchmarks.evaluation.eight import A100
+from benchmarks.evaluation.scale import FULL
+from benchmarks.evaluation.sections.sensitivity import base, dimensions
+
+SPAN = Span(1000.0, 10.0)
+AZURE = "azure2023_conv.csv.gz"
+
+
+def test_the_ideal_world_stays_ideal() -> None:
+    assert Physics().read() is IDEAL
+
+
+def test_costs_are_those_of_the_file_if_nothing_is_changed() -> None:
+    assert Physics(A100.costs).read() == read_costs(A100.costs)
+
+
+def test_costs_can_be_changed() -> None:
+    given = read_costs(A100.costs)
+    costs = Physics(A100.costs, PathChoice.KV, False, 7.0, 9.0, slowness=2.0).read()
+    assert given.compute and costs.compute and costs.migration
+    assert (costs.migration.path, costs.migration.consensus) == (PathChoice.KV, False)
+    assert (costs.migration.inter.bytes_per_s, costs.startup_s) == (7.0, 9.0)
+    assert costs.compute.linear[0][1] == 2 * given.compute.linear[0][1]
+    assert costs.compute.chunk_tokens == given.compute.chunk_tokens
+
+
+def test_arrivals_can_be_brought_to_a_mean_rate(traces: Path) -> None:
+    case = Case("pack", Recording(AZURE, mean_rate=0.1), SPAN, 1000)
+    jobs = draw(case.recipe(traces), 0).jobs
+    assert len(jobs) / jobs[-1].arrival_s == pytest.approx(0.1)
+    assert expected_requests(case, traces) == len(jobs)
+
+
+def test_arrivals_are_as_recorded_otherwise(traces: Path) -> None:
+    case = Case("pack", Recording(AZURE), SPAN, 1000)
+    assert draw(case.recipe(traces), 0).jobs[-1].arrival_s < 60
+
+
+def test_poisson_arrivals_are_expected_at_their_rate(traces: Path) -> None:
+    assert expected_requests(Case("pack", Poisson(0.5), SPAN, 1000), traces) == 500
+
+
+def test_seeds_are_all_that_differs() -> None:
+    case = Case("pack", Poisson(0.5), SPAN, 1000)
+    assert seeds(case, 2) == [case, Case("pack", Poisson(0.5), SPAN, 1000, seed=1)]
+
+
+def test_the_base_is_a_variant_of_every_dimension() -> None:
+    found = [[v.label for v in dimension.variants if v.case == base(FULL)] for dimension in dimensions(FULL)]
+    assert found == [["0.8"], ["x 10"], ["Poisson"], ["x 1"], ["1"], ["10"], ["30"]]
+
+
+def test_the_base_is_labelled_with_what_its_cost_file_says() -> None:
+    costs = read_costs(A100.costs)
+    assert costs.migration
+    assert costs.migration.inter.bytes_per_s * 8 / 1e9 == 10
+    assert costs.startup_s == 30

@@ -1,0 +1,104 @@
+"""The page as a whole."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib import pyplot
+from matplotlib.figure import Figure
+
+from benchmarks.evaluation.__main__ import main
+from benchmarks.evaluation.case import Case, Span
+from benchmarks.evaluation.page import SECTIONS, cases, write
+from benchmarks.evaluation.scale import FAST, FULL, Scale
+from benchmarks.evaluation.sections import batching, claims, paths, setting
+from benchmarks.evaluation.store import Store, carry_out
+from benchmarks.evaluation.style import Pictures
+from tests.benchmarks.evaluation import made_up
+
+TINY = Scale("tiny", 1, 1, *[Span(40.0, 10.0)] * 8)
+
+
+def verdicts(page: str) -> list[tuple[str, str]]:
+    """The verdicts of the table of claims, on `mell` and on `mell_repaired`."""
+    return re.findall(r"\*\*(reproduces|partly|does not)\*\*.*\*\*(reproduces|partly|does not)\*\*", page)
+
+
+class Undrawn(Pictures):
+    """Figures that are not written: laying them out takes seconds."""
+
+    def save(self, figure: Figure, file: str, sentence: str) -> str:
+        """See `Pictures`."""
+        pyplot.close(figure)
+        return f"![{sentence}]({self.link}/{file}.svg)"
+
+
+UNDRAWN = Undrawn(Path(), "evaluation")
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    """The whole page, made of made-up numbers."""
+    return write(made_up.results(cases(FULL)), FULL, UNDRAWN)
+
+
+def test_every_section_is_there(page: str) -> None:
+    titles = re.findall(r"^## (\d+)\. (.+)$", page, re.MULTILINE)
+    assert titles == [(str(number), section.title) for number, section in enumerate(SECTIONS, 1)]
+
+
+def test_nothing_is_left_unfilled(page: str) -> None:
+    assert not re.findall(r"[{}]|\bnan\b|\bNone\b|\binf\b|\bTODO\b|-0\.0+\b", page)
+
+
+def test_every_figure_has_a_name_and_a_sentence(page: str) -> None:
+    links = re.findall(r"!\[[A-Z][^]]{20,}\]\(evaluation/([a-z0-9]+)\.svg\)", page)
+    assert len(links) == len(set(links)) == 10
+
+
+def test_lines_are_short_outside_of_tables(page: str) -> None:
+    assert not [line for line in page.splitlines() if len(line) > 120 and line[0] not in "|!"]
+
+
+def test_only_a_short_version_says_so(page: str) -> None:
+    short = write(made_up.results(cases(FAST, [setting.SECTION])), FAST, UNDRAWN, [setting.SECTION])
+    assert "fast version" in short
+    assert "version: short" not in page
+
+
+def test_verdicts_follow_from_the_numbers() -> None:
+    def good(case: Case) -> Mapping[str, Any]:
+        is_mell = case.policy == "mell"
+        fewer = 5.0 if is_mell and case.batched else 10.0
+        return {
+            "gpus_mean": 20.0 if is_mell else 29.0,
+            "utilisation": 0.95 if is_mell else 0.7,
+            "migrations_per_s": fewer,
+            "requests_held_mean": 150.0 if is_mell else 100.0,
+        }
+
+    wanted = cases(FULL, [claims.SECTION])
+    found = write(made_up.results(wanted, good), FULL, UNDRAWN, [claims.SECTION])
+    first, second = ([pair[number] for pair in verdicts(found)] for number in (0, 1))
+    assert first.count("reproduces") == len(claims.CLAIMS) - 1
+    assert first.index("does not") == 4  # the advantage is the same at every rate
+    assert second.count("reproduces") == 2  # Theorems 2 and 3, of which nothing was changed
+
+
+def test_a_tiny_report_from_beginning_to_end(traces: Path, tmp_path: Path) -> None:
+    sections = [setting.SECTION, batching.SECTION, paths.SECTION]
+    results = carry_out(Store(tmp_path / "runs", traces), cases(TINY, sections), processes=1, quiet=True)
+    first, second = (write(results, TINY, Pictures(tmp_path / name, "x"), sections) for name in ("a", "b"))
+    assert first == second
+    assert first.count("| 13B, Poisson 0.5/s |") == 2
+    for link in re.findall(r"\(x/(.+\.svg)\)", first):
+        drawn = (tmp_path / "a" / link).read_bytes()
+        assert drawn == (tmp_path / "b" / link).read_bytes()
+        assert drawn.count(b"<path") > 20
+
+
+def test_missing_traces_are_named_before_anything_is_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--traces", str(tmp_path)]) == 2
+    assert "does not have azure2023_code.csv.gz, azure2023_conv.csv.gz, " in capsys.readouterr().err

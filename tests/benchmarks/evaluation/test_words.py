@@ -1,0 +1,46 @@
+"""Numbers as text, and tables."""
+
+import pytest
+
+from app.simulator.statistics import Interval
+from benchmarks.evaluation.tables import table, text_table
+from benchmarks.evaluation.words import change, counted, listing, prose, share, span, spread
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (share(0.1234), "12.3 %"),
+        (share(0.5, 0), "50 %"),
+        (change(0.1), "+10.0 %"),
+        (change(-0.0001), "+0.0 %"),
+        (span([0.2, -0.0001, 0.1]), "0.0 to 20.0 %"),
+        (spread(Interval(1234.5, None), 1), "1,234.5"),
+        (spread(Interval(0.05, 0.001), 1, factor=100), "5.0 ± 0.1"),
+        (listing([]), "none"),
+        (listing(["a"]), "a"),
+        (listing(["a", "b", "c"]), "a, b and c"),
+        (counted(0, of=8), "none"),
+        (counted(3, of=8), "3 of 8"),
+        (counted(8, of=8), "all 8"),
+    ],
+)
+def test_numbers_in_words(text: str, expected: str) -> None:
+    assert text == expected
+
+
+def test_prose_is_one_paragraph_of_short_lines() -> None:
+    assert prose("a " * 100, "b").splitlines() == [("a " * 60).strip(), ("a " * 40) + "b"]
+
+
+def test_a_table_has_its_numbers_to_the_right() -> None:
+    assert table(("x", "y"), [("a|b", "1")]) == "| x | y |\n| --- | ---: |\n| a/b | 1 |"
+
+
+def test_a_table_of_sentences_has_them_to_the_left() -> None:
+    assert text_table(("x", "y"), [("a", "b")]) == "| x | y |\n| --- | --- |\n| a | b |"
+
+
+def test_a_row_of_another_length_is_an_error() -> None:
+    with pytest.raises(ValueError, match="has not 2 cells"):
+        table(("x", "y"), [("a",)])
