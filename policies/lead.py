@@ -11,7 +11,10 @@ SHARE = 0.9
 
 
 class Lead:
-    """Measures the lead from the moves that have been made: an epoch, and as long as nine in ten of them took."""
+    """Measures the lead from the moves that have been made: two epochs, and as long as nine in ten of them took.
+
+    One epoch, since what is known is up to an epoch old; another, since the next chance to decide is an epoch away.
+    """
 
     def __init__(self, epoch_s: float) -> None:
         self._epoch_s = epoch_s
@@ -23,7 +26,7 @@ class Lead:
 
     @property
     def seconds(self) -> float:
-        """The lead in seconds; of one epoch as long as nothing has moved."""
+        """The lead in seconds; as long as nothing has moved, moves are taken to be instantaneous."""
         if not self._took:
-            return self._epoch_s
-        return self._epoch_s + sorted(self._took)[ceil(SHARE * len(self._took)) - 1]
+            return 2 * self._epoch_s
+        return 2 * self._epoch_s + sorted(self._took)[ceil(SHARE * len(self._took)) - 1]

@@ -10,6 +10,7 @@ from app.simulator.lengths import read_lengths
 from app.simulator.metrics import Window
 from app.simulator.setup import Setup
 from app.simulator.workload import Poisson, Recipe, Trace, read_trace
+from policies.limits import Limits
 from policies.model import Tokens
 
 LENGTHS = "lmsys_conv_quantiles.csv"
@@ -79,6 +80,7 @@ class Case:
     batched: bool = True
     epoch_s: float = 1.0
     decode_rate: float = 25.0
+    slack: float = 2.0
     with_series: bool = False
 
     @property
@@ -94,7 +96,8 @@ class Case:
 
     @property
     def setup(self) -> Setup:
-        """The cluster and its clockwork."""
+        """The cluster and its clockwork. Where GPUs take time to start, some room stays free and empty ones linger."""
+        startup_s = self.physics.read().startup_s
         return Setup(
             Tokens(self.capacity),
             self.decode_rate,
@@ -102,6 +105,7 @@ class Case:
             horizon_s=self.span.horizon_s,
             max_gpus=self.max_gpus,
             batched=self.batched,
+            limits=Limits(slack=self.slack, linger_s=startup_s) if startup_s else Limits(),
         )
 
     def recipe(self, traces: Path) -> Recipe:
