@@ -64,6 +64,12 @@ def test_a_step_reacts_to_everything_at_once() -> None:
     assert picture(cluster) == "A: p60 s30 | gpu-0: t90"
 
 
+def test_a_step_closes_what_it_empties() -> None:
+    cluster = named("A: p20 | B: q20")
+    assert step(cluster, Events(departed=[P]), Seen()) == Plan(closed=(A,))
+    assert picture(cluster) == "B: q20"
+
+
 def test_step_each_reacts_to_one_change_at_a_time() -> None:
     (cluster, events), seen = busy(), Seen()
     plans = step_each(cluster, events, seen)

@@ -73,11 +73,12 @@ def test_what_cannot_find_room_goes_home_and_the_rest_goes_on() -> None:
 
 
 def test_where_a_home_is_lost_all_go_back_and_overloads_are_cured_one_by_one() -> None:
-    before = "A: L.52 x.45 | B: z.505 y.49 | C: L.65 | D: u.6 s.3 | E: L.9"
+    before = "A: L.52 x.45 | B: z.505 y.49 | C: L.65 | D: u.6 s.3 | E: L.75 t.2 | F: T.2 T.2 T.2 T.2 | G: L.9"
     made = cluster(before, more=0)
-    plan = plan_after(mell(), made, departed="z", grown="x.75 u.75")
-    # x would go to B, which y has left, and then y cannot go anywhere.
-    assert shown(made) == "A: x.75 L.52 | B: y.49 | C: L.65 s.3 | D: u.75 | E: L.9"
+    plan = plan_after(mell(), made, departed="z t", grown="x.75 u.75")
+    # x would go to B, which y has left, and then y cannot go anywhere. Nor is the hole that t leaves refilled.
+    then = "A: x.75 L.52 | B: y.49 | C: L.65 s.3 | D: u.75 | E: L.75 | F: T.2 T.2 T.2 T.2 | G: L.9"
+    assert shown(made) == then
     assert (len(plan.moves), plan.evicted) == (1, ())
 
 
@@ -85,6 +86,8 @@ def test_what_waits_for_a_replica_then_waits_for_one() -> None:
     made = cluster("A: L.52 x.45 | B: z.505 y.49 | E: L.9", starts_as=ReplicaState.STARTING)
     plan = plan_after(mell(), made, departed="z", grown="x.75")
     assert (len(plan.opened), plan.moves, plan.evicted) == (1, (), ())
+    plan = plan_after(mell(), made, arrived="w.6")
+    assert (len(plan.opened), plan.queued) == (1, ("w",)), "the room on the first one is spoken for"
 
 
 def test_a_tiny_unit_is_not_moved_for_a_request_if_nothing_takes_it() -> None:

@@ -24,6 +24,7 @@ def grouped(drawing: str) -> list[list[str]]:
         pytest.param("a.1 b.02", [["a", "b"]], id="too little for a group is one"),
         pytest.param("a.1 b.02 c.01", [["a", "b", "c"]], id="closed above C/8"),
         pytest.param("a.1 b.02 c.01 d.1", [["a", "b", "c"], ["d"]], id="what is left over"),
+        pytest.param("a.125 b.1", [["a", "b"]], id="not at C/8"),
         pytest.param("a.05 b.12 c.05", [["a", "b"], ["c"]], id="the oldest first"),
         pytest.param("a.2 b.05 c.1", [["a"], ["b", "c"]], id="a TINY request by itself"),
         pytest.param("a.3 b.4 c.05", [["c"]], id="nothing larger"),
