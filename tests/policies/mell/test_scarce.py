@@ -82,12 +82,13 @@ def test_where_a_home_is_lost_all_go_back_and_overloads_are_cured_one_by_one() -
     assert (len(plan.moves), plan.evicted) == (1, ())
 
 
-def test_what_waits_for_a_replica_then_waits_for_one() -> None:
+@pytest.mark.parametrize(
+    ("arrived", "opened"), [pytest.param("", 1, id="alone"), pytest.param("w.6", 2, id="with an arrival")]
+)
+def test_what_then_has_no_room_waits_for_a_replica_to_start(arrived: str, opened: int) -> None:
     made = cluster("A: L.52 x.45 | B: z.505 y.49 | E: L.9", starts_as=ReplicaState.STARTING)
-    plan = plan_after(mell(), made, departed="z", grown="x.75")
-    assert (len(plan.opened), plan.moves, plan.evicted) == (1, (), ())
-    plan = plan_after(mell(), made, arrived="w.6")
-    assert (len(plan.opened), plan.queued) == (1, ("w",)), "the room on the first one is spoken for"
+    plan = plan_after(mell(), made, departed="z", grown="x.75", arrived=arrived)
+    assert (len(plan.opened), plan.moves, plan.evicted) == (opened, (), ())
 
 
 def test_a_tiny_unit_is_not_moved_for_a_request_if_nothing_takes_it() -> None:
