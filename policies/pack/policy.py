@@ -27,7 +27,7 @@ class Pack:
     replicas: nothing moves to keep a class pure or to refill a hole, only to cure an overload or to free a replica.
     """
 
-    headroom_s: float = field(default=1.0, metadata=about(HEADROOM, least=0))
+    headroom_s: float = field(default=2.0, metadata=about(HEADROOM, least=0))
     comfort: float = field(
         default=0.9,
         metadata=about("What comfortable room leaves all requests together for growth, in replicas.", least=0),

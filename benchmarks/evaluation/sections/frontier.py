@@ -39,7 +39,7 @@ MORE = (
     "load_balance:drain=true,spare=0.2",
     "mell:headroom_s=8",
     "mell_repaired:headroom_s=16",
-    "pack:headroom_s=2",
+    "pack:headroom_s=1",
     "pack:headroom_s=16",
     "pack:comfort=0.8",
     "pack:comfort=0.95",
