@@ -25,13 +25,17 @@ LinkId = NewType("LinkId", str)
 
 URGENCY: Mapping[Reason, int] = {
     Reason.OVERLOAD: 0,
-    Reason.MAKE_ROOM: 1,
-    Reason.RECLASS: 2,
-    Reason.FILL: 2,
-    Reason.BALANCE: 3,
-    Reason.DRAIN: 4,
+    Reason.EVACUATE: 1,
+    Reason.MAKE_ROOM: 2,
+    Reason.ADMIT: 2,
+    Reason.RECLASS: 3,
+    Reason.FILL: 3,
+    Reason.BALANCE: 4,
+    Reason.DRAIN: 5,
 }
-"""What comes first has the lowest number: a replica out of memory, then a request without a replica, then tidiness."""
+"""What comes first has the lowest number: a replica out of memory, one that is to be gone, a request without a replica;
+then tidiness.
+"""
 
 
 class Path(StrEnum):

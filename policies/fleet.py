@@ -78,6 +78,13 @@ class Fleet:
         self._leave(request)
         self._enter(request, replica)
 
+    def leave_behind(self, request: Request, source: Replica) -> None:
+        """The request turns out to be on its way from `source`, and to hold its blocks there, too."""
+        request.source = source
+        self.held[request.id] = request.tokens
+        source.held += request.tokens
+        self._touch(source)
+
     def remove_request(self, request: Request) -> None:
         """The request is over; all that it held is free."""
         self.release(request)
@@ -208,6 +215,10 @@ class Fleet:
     def running(self) -> list[Replica]:
         """Replicas that are up, oldest first."""
         return [r for r in self.replicas.values() if r.state is ReplicaState.RUNNING]
+
+    def up(self) -> int:
+        """How many replicas are up, or will be."""
+        return sum(r.state in (ReplicaState.RUNNING, ReplicaState.STARTING) for r in self.replicas.values())
 
     def in_order(self) -> list[Request]:
         """The requests that wait, oldest first."""

@@ -42,7 +42,7 @@ class Limits:
         while cluster.slack and cluster.spare() < cluster.slack and cluster.open() is not None:
             pass
         for replica in reversed(cluster.running()):
-            if replica.requests or replica.held:
+            if replica.requests or replica.held or replica.queued:
                 replica.idle_since = None
                 continue
             replica.idle_since = now if replica.idle_since is None else replica.idle_since

@@ -26,9 +26,10 @@ class ReplicaState(StrEnum):
 
 
 class Phase(StrEnum):
-    """What a request is doing: still queued or prefilling, or producing tokens."""
+    """What a request is doing. WAITING ones are queued and hold no KV blocks; MOVING ones are being handed over."""
 
     WAITING = "waiting"
+    PREFILL = "prefill"
     DECODE = "decode"
     MOVING = "moving"
 

@@ -1,12 +1,13 @@
 """Where an arriving request goes between epochs: at once, and without moving any other."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+from policies.cluster import Cluster
 from policies.events import Arrival
-from policies.model import ClusterState, ReplicaId, ReplicaState, Tokens
+from policies.model import ClusterState, ReplicaId, ReplicaState
 from policies.policy import Policy
-from policies.view import cluster_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,28 +32,43 @@ class NoReplica:
 Decision = Place | Queue | NoReplica
 
 
-def place(
-    policy: Policy,
-    state: ClusterState,
-    arrival: Arrival,
-    exclude: Collection[ReplicaId] = (),
-    headroom: Tokens = Tokens(0),
-) -> Decision:
-    """Choose a replica for `arrival`, never one in `exclude`; `headroom` tokens stay free for each request's growth.
+def place(policy: Policy, cluster: Cluster, arrival: Arrival, exclude: Collection[ReplicaId] = ()) -> Decision:
+    """Choose a replica for `arrival`, never one in `exclude`, and count the request there.
 
     A request that is on a replica already is placed as if it were not. What fits nowhere queues where the fewest
     requests are; of equals, where the most is free.
     """
-    cluster = cluster_of(state, headroom, exclude)
-    running = [r for r in cluster.replicas.values() if r.state is ReplicaState.RUNNING]
-    if not running:
-        return NoReplica()
     if arrival.id in cluster.requests:
         cluster.remove_request(cluster.requests[arrival.id])
-    chosen = policy.place(cluster, cluster.add_request(arrival.id, arrival.tokens))
-    if chosen is not None:
-        return Place(chosen.id)
-    return Queue(min(running, key=lambda r: (len(r.requests), -r.free, r.id)).id)
+    with _without(cluster, exclude):
+        running = cluster.running()
+        if not running:
+            return NoReplica()
+        request = cluster.add_request(arrival.id, arrival.tokens)
+        chosen = policy.place(cluster, request)
+        if chosen is not None:
+            cluster.host(request, chosen)
+            return Place(chosen.id)
+        queue = min(running, key=lambda r: (len(r.requests), -r.free, r.id))
+        cluster.host(request, queue)
+        return Queue(queue.id)
+
+
+@contextmanager
+def _without(cluster: Cluster, exclude: Collection[ReplicaId]) -> Iterator[None]:
+    """For a while, those replicas take nothing."""
+    excluded = [r for r in cluster.running() if r.id in exclude] if exclude else []
+    for replica in excluded:
+        replica.state = ReplicaState.DRAINING
+    if excluded:
+        cluster.invalidate()
+    try:
+        yield
+    finally:
+        for replica in excluded:
+            replica.state = ReplicaState.RUNNING
+        if excluded:
+            cluster.invalidate()
 
 
 def least_loaded(

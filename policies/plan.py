@@ -9,7 +9,9 @@ from policies.model import ReplicaId, RequestId, Tokens
 
 
 class Reason(StrEnum):
-    """Why a request is moved."""
+    """Why a request is moved. Policies give the first six; of the live scheduler's own, EVACUATE says that its replica
+    is to be gone, ADMIT that it was queued where there was no room for it.
+    """
 
     OVERLOAD = "overload"
     MAKE_ROOM = "make_room"
@@ -17,6 +19,8 @@ class Reason(StrEnum):
     RECLASS = "reclass"
     BALANCE = "balance"
     DRAIN = "drain"
+    EVACUATE = "evacuate"
+    ADMIT = "admit"
 
 
 @dataclass(frozen=True, slots=True)

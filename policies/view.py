@@ -1,29 +1,147 @@
-"""The cluster to decide on, made from what replicas report."""
+"""The cluster to decide on, made from what was observed."""
 
-from collections.abc import Collection
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 from policies.cluster import Cluster
-from policies.model import ClusterState, Phase, ReplicaId, ReplicaState, Tokens
+from policies.demand import Demand
+from policies.model import Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestId, RequestLoad, Tokens
+from policies.observation import Observation
 from policies.supply import Supply
+from policies.working import Replica, Request
+
+Name = TypeVar("Name", bound=str)
+
+_UP = (ReplicaState.STARTING, ReplicaState.RUNNING)
 
 
-def cluster_of(state: ClusterState, headroom: Tokens = Tokens(0), without: Collection[ReplicaId] = ()) -> Cluster:
-    """A cluster in which every replica and request is where `state` says, with no replica to be opened.
+@dataclass(slots=True)
+class Known:
+    """What outlives an observation: in which order replicas and requests appeared, and what policies and limits noted.
 
-    Replicas in `without` take nothing. The engines' count of free blocks is the truth about room: where requests
-    share blocks, their tokens add up to more than is in use.
+    `capacity` is a replica's in tokens, 0 as long as none has been seen.
     """
-    capacity = max((r.capacity_tokens for r in state.replicas), default=Tokens(0))
-    cluster = Cluster(capacity, Supply(limit=0), headroom)
-    for load in state.replicas:
-        runs = load.state is ReplicaState.RUNNING and load.id not in without
-        known = load.state if runs or load.state is not ReplicaState.RUNNING else ReplicaState.DRAINING
-        replica = cluster.add_replica(load.id, load.node, load.capacity_tokens, known)
-        replica.max_requests = load.max_requests
-        for reported in load.requests:
-            request = cluster.add_request(reported.id, Tokens(max(1, reported.tokens)))
-            request.pinned = reported.immovable is not None or reported.phase is Phase.MOVING
-            cluster.host(request, replica)
-        replica.shared = load.used_tokens - replica.load
+
+    capacity: Tokens = Tokens(0)
+    replicas: dict[ReplicaId, int] = field(default_factory=dict)
+    requests: dict[RequestId, int] = field(default_factory=dict)
+    resting: dict[RequestId, float] = field(default_factory=dict)
+    idle_since: dict[ReplicaId, float] = field(default_factory=dict)
+    demand: Demand = field(default_factory=Demand)
+
+    def meet(self, seen: Observation) -> None:
+        """Number what is new, the oldest request first, and forget what is gone."""
+        self.capacity = max((r.capacity_tokens for r in seen.state.replicas), default=Tokens(0)) or self.capacity
+        self.replicas = _numbered(self.replicas, [r.id for r in seen.state.replicas])
+        by_age = sorted((q for _, q in seen.state.requests()), key=lambda q: (-q.age_s, q.id))
+        self.requests = _numbered(self.requests, [q.id for q in by_age])
+        self.resting = {q: until for q, until in self.resting.items() if q in self.requests}
+        self.idle_since = {r: since for r, since in self.idle_since.items() if r in self.replicas}
+
+
+@dataclass(slots=True)
+class View:
+    """A cluster, and where those of its waiting requests are that are on a replica after all.
+
+    `homes` maps a request to its replica: it is queued there without KV blocks, or its replica is to be gone.
+    """
+
+    cluster: Cluster
+    homes: dict[RequestId, ReplicaId] = field(default_factory=dict)
+    leaving: set[RequestId] = field(default_factory=set)
+
+
+def view(seen: Observation, known: Known) -> View:
+    """The cluster in which every replica and request is where `seen` says. `known` must have met `seen`.
+
+    A request that is on its way is at its target, and holds its blocks at its source, too. Requests that are queued,
+    or whose replica is draining, wait for a place. The engines' count of free blocks is the truth about room: where
+    requests share blocks, their tokens add up to more than is in use.
+    """
+    up = sum(r.state in _UP for r in seen.state.replicas) + seen.opening
+    draining = sum(r.state is ReplicaState.DRAINING for r in seen.state.replicas)
+    supply = Supply(limit=max(0, seen.max_replicas - up - draining))
+    cluster = Cluster(
+        Tokens(max(1, known.capacity)), supply, demand=known.demand, holds=True, starts_as=ReplicaState.STARTING
+    )
+    made = View(cluster)
+    _add_replicas(cluster, seen, known)
+    targets = {move.request: move.target for move in seen.moves}
+    for load, reported in _in_order(seen, known):
+        _add_request(made, load, reported, cluster.replicas.get(targets.get(reported.id, ReplicaId(""))))
+    for load in seen.state.replicas:
+        if load.state is ReplicaState.RUNNING:
+            _correct(cluster.replicas[load.id], load)
+    for request_id, until in known.resting.items():
+        if request_id in cluster.requests:
+            cluster.rest(request_id, until)
     cluster.invalidate()
-    return cluster
+    return made
+
+
+def _numbered(known: Mapping[Name, int], names: list[Name]) -> dict[Name, int]:
+    kept = {name: known[name] for name in names if name in known}
+    first = max(kept.values(), default=-1) + 1
+    for name in names:
+        kept.setdefault(name, first + len(kept))
+    return kept
+
+
+def _add_replicas(cluster: Cluster, seen: Observation, known: Known) -> None:
+    for load in sorted(seen.state.replicas, key=lambda r: known.replicas[r.id]):
+        if load.state in _UP:
+            replica = cluster.add_replica(load.id, load.node, load.capacity_tokens or known.capacity, load.state)
+            replica.max_requests = load.max_requests or replica.max_requests
+            replica.idle_since = known.idle_since.get(load.id)
+    for number in range(seen.opening):
+        cluster.add_replica(ReplicaId(f"opening-{number}"), "", known.capacity, ReplicaState.STARTING)
+
+
+def _in_order(seen: Observation, known: Known) -> list[tuple[ReplicaLoad, RequestLoad]]:
+    """Every request once, the oldest first. One that is on two replicas is on the first: the second may yet let go."""
+    first: dict[RequestId, tuple[ReplicaLoad, RequestLoad]] = {}
+    for load, request in seen.state.requests():
+        other = first.get(request.id)
+        if other is None or request.hop < other[1].hop:
+            first[request.id] = (load, request)
+    return sorted(first.values(), key=lambda pair: known.requests[pair[1].id])
+
+
+def _add_request(made: View, load: ReplicaLoad, reported: RequestLoad, target: Replica | None) -> None:
+    cluster = made.cluster
+    home = cluster.replicas.get(load.id)
+    stays = reported.immovable is not None or reported.phase is Phase.MOVING
+    if home is None and stays and target is None:
+        return  # Its replica is to be gone, and nothing can be done about this one.
+    request = cluster.add_request(reported.id, Tokens(max(1, reported.tokens)))
+    request.pinned = stays
+    if target is not None:
+        cluster.host(request, target)
+        if home is not None and home is not target:
+            cluster.leave_behind(request, home)
+        request.pinned = True
+    elif home is None or (reported.phase is Phase.WAITING and not stays):
+        made.homes[request.id] = load.id
+        if home is None:
+            made.leaving.add(request.id)
+        else:
+            home.queued += 1
+    else:
+        cluster.host(request, home)
+
+
+def _correct(replica: Replica, load: ReplicaLoad) -> None:
+    """Set the difference between what the engine has in use and what the replica's requests should.
+
+    Requests that prefill, or are on their way here, may have all of their blocks by now, or none.
+    """
+    phases = {q.id: q.phase for q in load.requests}
+    uncertain = sum(q.tokens for q in replica.requests.values() if not _settled(q, phases))
+    sure = replica.load + replica.held - uncertain
+    unexplained = load.used_tokens - sure
+    replica.shared = unexplained - min(max(unexplained, 0), uncertain)
+
+
+def _settled(request: Request, phases: Mapping[RequestId, Phase]) -> bool:
+    return request.source is None and phases.get(request.id) in (Phase.DECODE, Phase.MOVING)

@@ -41,7 +41,8 @@ class Replica:
     have left by decision still hold here until their moves are done. `shared` corrects the sum of the requests'
     tokens to what the engine reports: below zero where requests share blocks, above where blocks are used by none.
     `headroom` is the growth kept free for each of them, `lead` by how much each grows until a decision takes effect.
-    All are in tokens. `idle_since` is the time, in seconds, of the epoch that first found it empty.
+    All are in tokens. `queued` counts requests that are in its engine's queue, without blocks. `idle_since` is the
+    time, in seconds, of the epoch that first found it empty.
     """
 
     id: ReplicaId
@@ -55,6 +56,7 @@ class Replica:
     shared: int = 0
     headroom: int = 0
     lead: int = 0
+    queued: int = 0
     idle_since: float | None = None
     requests: dict[RequestId, Request] = field(default_factory=dict)
 

@@ -18,8 +18,10 @@ from policies.model import (
     RequestLoad,
     Tokens,
 )
+from policies.observation import Observation
 from policies.placement import Decision, NoReplica, Place, Queue, least_loaded, place
 from policies.registry import POLICIES
+from policies.view import Known, view
 
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """A busy machine is no failure."""
@@ -39,7 +41,18 @@ def cluster(*replicas: ReplicaLoad) -> ClusterState:
 
 def choose(state: ClusterState, coming: Arrival, exclude: Collection[ReplicaId] = (), headroom: int = 0) -> Decision:
     """What best fit says."""
-    return place(POLICIES["best_fit"], state, coming, exclude, Tokens(headroom))
+    return decide("best_fit", state, coming, exclude, headroom)
+
+
+def decide(
+    policy: str, state: ClusterState, coming: Arrival, exclude: Collection[ReplicaId] = (), headroom: int = 0
+) -> Decision:
+    """What a policy says of a cluster that is as observed."""
+    seen, known = Observation(0.0, state), Known()
+    known.meet(seen)
+    made = view(seen, known).cluster
+    made.reserve(Tokens(headroom))
+    return place(POLICIES[policy], made, coming, exclude)
 
 
 def fits(load: ReplicaLoad, tokens: int, headroom: int) -> bool:
@@ -80,7 +93,7 @@ def test_place_means_that_it_fits(
 ) -> None:
     state = cluster(*loads)
     allowed = {r.id: r for r in state.running() if r.id not in exclude}
-    match place(POLICIES[name], state, coming, exclude, Tokens(headroom)):
+    match decide(name, state, coming, exclude, headroom):
         case Place(chosen):
             assert fits(allowed[chosen], coming.tokens, 0)
         case Queue(chosen):
@@ -112,7 +125,7 @@ def test_order_of_the_replicas_does_not_matter(
     name: str, loads: list[ReplicaLoad], coming: Arrival, data: st.DataObject
 ) -> None:
     shuffled = data.draw(st.permutations(loads))
-    assert place(POLICIES[name], cluster(*loads), coming) == place(POLICIES[name], cluster(*shuffled), coming)
+    assert decide(name, cluster(*loads), coming) == decide(name, cluster(*shuffled), coming)
 
 
 def test_fullest_replica_with_room_is_chosen() -> None:

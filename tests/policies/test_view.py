@@ -1,68 +1,148 @@
-"""The cluster that is made from reports."""
+"""The cluster that is made from an observation."""
+
+from dataclasses import replace
 
 import pytest
 
-from policies.model import (
-    Blocks,
-    ClusterState,
-    Phase,
-    ReplicaId,
-    ReplicaLoad,
-    ReplicaState,
-    RequestId,
-    RequestLoad,
-    Tokens,
-)
-from policies.view import cluster_of
+from policies.model import Blocks, ReplicaId, ReplicaState, RequestId
+from policies.observation import Observation
+from policies.view import Known, View, view
+from policies.working import Replica, Request
+from tests.policies.observed import observed
 
 
-def load(name: str, free: int = 10, *requests: RequestLoad, state: ReplicaState = ReplicaState.RUNNING) -> ReplicaLoad:
-    return ReplicaLoad(ReplicaId(name), state, "node", Tokens(160), 16, Blocks(free), 2, requests)
+def seen(observation: Observation, known: Known | None = None) -> View:
+    known = known or Known()
+    known.meet(observation)
+    made = view(observation, known)
+    made.cluster.check_integrity()
+    return made
 
 
-def request(name: str, tokens: int, phase: Phase = Phase.DECODE, immovable: str | None = None) -> RequestLoad:
-    return RequestLoad(RequestId(name), "", Tokens(tokens), phase, 0.0, 0, immovable)
+def replica(made: View, name: str) -> Replica:
+    return made.cluster.replicas[ReplicaId(name)]
+
+
+def request(made: View, name: str) -> Request:
+    return made.cluster.requests[RequestId(name)]
 
 
 def test_every_request_is_where_it_was_reported() -> None:
-    cluster = cluster_of(ClusterState((load("b", 4, request("q", 90)), load("a", 5, request("p", 70)))))
-    assert {r.id: list(r.requests) for r in cluster.replicas.values()} == {"a": ["p"], "b": ["q"]}
-    cluster.check_integrity()
+    made = seen(observed("a: p70 | b: q60 r10"))
+    assert {r.id: list(r.requests) for r in made.cluster.replicas.values()} == {"a": ["p"], "b": ["q", "r"]}
+    assert [(r.load, r.shared, r.free) for r in made.cluster.replicas.values()] == [(70, 0, 30), (70, 0, 30)]
 
 
-def test_the_engines_free_blocks_are_the_room() -> None:
-    shared = load("a", 6, request("p", 64), request("q", 64))
-    assert cluster_of(ClusterState((shared,))).replicas[ReplicaId("a")].free == 96
+@pytest.mark.parametrize(("drawn", "movable"), [("p7", True), ("p7~", True), ("p7>", False), ("p7!", False)])
+def test_what_may_move(drawn: str, movable: bool) -> None:
+    assert request(seen(observed(f"a: {drawn}")), "p").movable is movable
+
+
+@pytest.mark.parametrize(("name", "accepts"), [("a", True), ("a*", False)])
+def test_which_replicas_take_requests(name: str, accepts: bool) -> None:
+    assert replica(seen(observed(f"{name}:")), "a").accepts is accepts
+
+
+def test_a_full_batch_takes_no_more() -> None:
+    assert not replica(seen(observed("a: a1 b1 c1 d1 e1 f1 g1 h1")), "a").accepts
+
+
+# --- what the engine says of its room -------------------------------------------------------------------
+
+
+def with_free(observation: Observation, free: int) -> Observation:
+    (load,) = observation.state.replicas
+    return replace(observation, state=replace(observation.state, replicas=(replace(load, free_blocks=Blocks(free)),)))
 
 
 @pytest.mark.parametrize(
-    ("phase", "immovable", "movable"),
+    ("drawn", "free", "room"),
     [
-        pytest.param(Phase.DECODE, None, True, id="decoding"),
-        pytest.param(Phase.MOVING, None, False, id="already moving"),
-        pytest.param(Phase.DECODE, "why", False, id="immovable"),
+        pytest.param("p40 q40", 40, 40, id="two share twenty blocks"),
+        pytest.param("p40 q40", 10, 10, id="ten are used by nobody"),
+        pytest.param("p40 q40~", 60, 20, id="a prefill without blocks yet will need them"),
+        pytest.param("p40 q40~", 35, 20, id="a prefill with some of its blocks"),
+        pytest.param("p40 q40~", 5, 5, id="more than prefills explain"),
+        pytest.param("p40 q40~", 70, 30, id="sharing shows beside a prefill"),
     ],
 )
-def test_what_may_move(phase: Phase, immovable: str | None, movable: bool) -> None:
-    cluster = cluster_of(ClusterState((load("a", 5, request("p", 70, phase, immovable)),)))
-    assert cluster.requests[RequestId("p")].movable is movable
+def test_the_engines_free_blocks_are_the_truth(drawn: str, free: int, room: int) -> None:
+    assert replica(seen(with_free(observed(f"a: {drawn}"), free)), "a").free == room
+
+
+# --- what is on its way -----------------------------------------------------------------------------------
+
+
+def test_a_request_under_way_is_at_its_target_and_held_at_its_source() -> None:
+    made = seen(observed("a: p40 | b:", moves="p:a>b"))
+    assert request(made, "p").replica is replica(made, "b")
+    assert (replica(made, "a").held, replica(made, "a").free, replica(made, "b").free) == (40, 60, 60)
+    assert not request(made, "p").movable
+
+
+def test_one_that_has_arrived_is_there_once() -> None:
+    made = seen(observed("a: | b: p40", moves="p:a>b"))
+    assert (replica(made, "a").free, replica(made, "b").free) == (100, 60)
+
+
+def test_one_that_runs_on_two_replicas_counts_at_its_target_and_is_held_at_its_source() -> None:
+    found = observed("a: p40> | b: p40", moves="p:a>b")
+    a, b = found.state.replicas
+    newer = replace(b, requests=(replace(b.requests[0], hop=1),))
+    made = seen(replace(found, state=replace(found.state, replicas=(a, newer))))
+    assert [list(r.requests) for r in made.cluster.replicas.values()] == [[], ["p"]]
+    assert replica(made, "a").held == 40
+
+
+@pytest.mark.parametrize("target", ["b^:", "b*:", ""], ids=["draining", "starting", "gone"])
+def test_a_target_that_takes_nothing_is_none(target: str) -> None:
+    made = seen(observed(f"a: p40 | {target}", moves="p:a>c" if not target else "p:a>b"))
+    assert request(made, "p").replica is replica(made, "b" if target == "b*:" else "a")
+
+
+# --- who waits ----------------------------------------------------------------------------------------------
+
+
+def test_a_queued_request_waits_and_has_a_home() -> None:
+    made = seen(observed("a: p90 q30? | b:"))
+    assert list(made.cluster.waiting) == ["q"]
+    assert (made.homes, made.leaving) == ({"q": "a"}, set())
+
+
+def test_what_is_on_a_draining_replica_waits() -> None:
+    made = seen(observed("a^: p40 q30? r10! | b:"))
+    assert list(made.cluster.waiting) == ["p", "q"]
+    assert made.leaving == {"p", "q"}
+    assert "a" not in made.cluster.replicas
+
+
+# --- order and number -----------------------------------------------------------------------------------------
+
+
+def test_who_came_first_stays_first() -> None:
+    known = Known()
+    seen(observed("b: q10"), known)
+    made = seen(observed("a: p10 s10 | b: q10"), known)
+    assert sorted(made.cluster.requests.values(), key=lambda q: q.order) == [request(made, n) for n in "qps"]
+    assert [r.id for r in made.cluster.replicas.values()] == ["b", "a"]
 
 
 @pytest.mark.parametrize(
-    ("reported", "without", "accepts"),
-    [
-        (load("a"), (), True),
-        (load("a"), (ReplicaId("a"),), False),
-        (load("a", state=ReplicaState.STARTING), (), False),
-        (load("a", state=ReplicaState.DRAINING), (), False),
-        (load("a", 8, request("p", 1), request("q", 1)), (), False),
-    ],
-    ids=["running", "excluded", "starting", "draining", "full batch"],
+    ("drawn", "most", "opening", "left"),
+    [("a: | b:", 2, 0, 0), ("a: | b:", 5, 0, 3), ("a: | b*:", 5, 2, 1), ("a: | b^:", 3, 0, 1), ("a: | b:", 1, 0, 0)],
 )
-def test_which_replicas_take_requests(reported: ReplicaLoad, without: tuple[ReplicaId, ...], accepts: bool) -> None:
-    (replica,) = cluster_of(ClusterState((reported,)), without=without).replicas.values()
-    assert replica.accepts is accepts
+def test_how_many_may_be_opened(drawn: str, most: int, opening: int, left: int) -> None:
+    made = seen(observed(drawn, most=most, opening=opening))
+    assert made.cluster.supply.left == left
 
 
-def test_no_replica_is_opened() -> None:
-    assert cluster_of(ClusterState((load("a"),))).open() is None
+def test_replicas_that_were_asked_for_are_starting() -> None:
+    made = seen(observed("a:", most=3, opening=2))
+    states = [r.state for r in made.cluster.replicas.values()]
+    assert states == [ReplicaState.RUNNING, ReplicaState.STARTING, ReplicaState.STARTING]
+
+
+def test_a_replicas_capacity_is_known_from_the_others() -> None:
+    known = Known()
+    seen(observed("a:"), known)
+    assert replica(seen(observed("b*:"), known), "b").capacity == 100

@@ -1,0 +1,72 @@
+"""What the cluster's own past says: how fast requests grow, how long moves take, how long a replica takes to start."""
+
+from collections import deque
+from statistics import median
+
+from policies.lead import Lead
+from policies.model import Phase, ReplicaId, ReplicaState, RequestId, Tokens
+from policies.observation import Observation
+
+FIRST_GUESS_TOKENS_PER_S = 30.0
+FIRST_GUESS_STARTUP_S = 30.0
+"""Before anything was measured: a busy decode, and a model of some gigabytes from a local disk."""
+
+WEIGHT = 0.2
+"""How much the newest observation counts in the decode rate."""
+
+STARTS = 8
+"""How many starts are remembered."""
+
+
+class Experience:
+    """Learns from observations; times in seconds of the observations' clock."""
+
+    def __init__(self, epoch_s: float) -> None:
+        self._lead = Lead(epoch_s)
+        self._rate: float | None = None
+        self._sizes: dict[tuple[RequestId, int], Tokens] = {}
+        self._seen_s: float | None = None
+        self._starting: dict[ReplicaId, float] = {}
+        self._starts: deque[float] = deque(maxlen=STARTS)
+
+    def observe(self, seen: Observation) -> None:
+        """Take the next observation."""
+        for took_s in seen.took_s:
+            self._lead.observe(took_s)
+        self._measure_growth(seen)
+        self._measure_starts(seen)
+
+    @property
+    def lead_s(self) -> float:
+        """How long a decision takes to have its effect."""
+        return self._lead.seconds
+
+    @property
+    def decode_rate(self) -> float:
+        """Tokens per second by which a request grows that decodes."""
+        return FIRST_GUESS_TOKENS_PER_S if self._rate is None else self._rate
+
+    @property
+    def startup_s(self) -> float:
+        """From STARTING to RUNNING, the median of the last starts."""
+        return median(self._starts) if self._starts else FIRST_GUESS_STARTUP_S
+
+    def _measure_growth(self, seen: Observation) -> None:
+        sizes = {(q.id, q.hop): q.tokens for _, q in seen.state.requests() if q.phase is Phase.DECODE}
+        grown = [tokens - self._sizes[run] for run, tokens in sizes.items() if run in self._sizes]
+        passed_s = 0.0 if self._seen_s is None else seen.now - self._seen_s
+        if grown and passed_s > 0:
+            rate = sum(grown) / len(grown) / passed_s
+            self._rate = rate if self._rate is None else (1 - WEIGHT) * self._rate + WEIGHT * rate
+        self._sizes, self._seen_s = sizes, seen.now
+
+    def _measure_starts(self, seen: Observation) -> None:
+        states = {r.id: r.state for r in seen.state.replicas}
+        for replica, since in list(self._starting.items()):
+            if states.get(replica) is not ReplicaState.STARTING:
+                del self._starting[replica]
+                if states.get(replica) is ReplicaState.RUNNING:
+                    self._starts.append(seen.now - since)
+        for replica, state in states.items():
+            if state is ReplicaState.STARTING:
+                self._starting.setdefault(replica, seen.now)
