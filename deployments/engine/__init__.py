@@ -1,1 +1,1 @@
-"""The engine port, its vLLM implementation, and a fake one that needs neither Ray nor vLLM."""
+"""The engine port, on vLLM, at the pace of a GPU without one, and a fake; the last two need neither Ray nor vLLM."""

@@ -1,23 +1,17 @@
-"""An engine without a model: next tokens are a function of the context, KV blocks hold the tokens themselves.
+"""An engine for tests, without a model (see `tokens`): knobs say how fast it steps and what fails.
 
-A block loaded from outside is read back as what it holds, so corrupted blocks change the output, as they do in
-a real engine. Knobs say how fast it steps and what fails.
+It has no queue and no limit on memory; `paced` has both.
 """
 
 import asyncio
-import hashlib
-import struct
 from collections.abc import AsyncIterator
 
 from deployments.engine.port import EngineDead, EngineProcesses, EngineStats, Generated
+from deployments.engine.tokens import TOKEN_BYTES, Reading, TokenSlots, pack, unpack
 from migration.errors import BlocksGone, TransferFailed
-from migration.kv.staging import HEADER, Segments
 from migration.messages import Fingerprint, SlotRef
 from migration.request import Sampling
 from policies.model import Blocks, Bytes, Tokens
-
-_VOCABULARY = 500
-_FIRST_TOKEN = 3
 
 
 class FakeEngine:
@@ -32,7 +26,8 @@ class FakeEngine:
         model: str = "fake",
         cache: str = "fake-cache",
     ) -> None:
-        self.fingerprint = Fingerprint(model, cache, block_size, block_size * 4, slot_blocks * block_size * 4)
+        block_bytes = block_size * TOKEN_BYTES
+        self.fingerprint = Fingerprint(model, cache, block_size, block_bytes, slot_blocks * block_bytes)
         self.processes = EngineProcesses(core=0, worker=0)
         self.max_context = Tokens(num_blocks * block_size)
         self.step_s = step_s
@@ -42,24 +37,23 @@ class FakeEngine:
         self._num_blocks = num_blocks
         self._contexts: dict[str, list[int]] = {}
         self._cache: dict[tuple[int, ...], tuple[int, ...]] = {}
-        self._segments = Segments()
-        self._tickets = iter(range(1, 1 << 62))
+        self._slots = TokenSlots()
 
     async def generate(
         self, key: str, prompt: tuple[int, ...], outputs: tuple[int, ...], sampling: Sampling
     ) -> AsyncIterator[Generated]:
         """See `Engine.generate`."""
         context = list(prompt + outputs)
-        read = self._read(context)
+        reading = Reading(pack(self._read(context)))
         self._contexts[key] = context
         try:
             for count in range(len(outputs) + 1, sampling.max_tokens + 1):
                 await asyncio.sleep(self.step_s)
                 if self.dead:
                     raise EngineDead("killed by a test")
-                token = next_token(read)
+                token = reading.next_token()
                 context.append(token)
-                read.append(token)
+                reading.extend(pack((token,)))
                 yield Generated((token,), "length" if count == sampling.max_tokens else None)
         finally:
             del self._contexts[key]
@@ -72,19 +66,12 @@ class FakeEngine:
             raise BlocksGone("the request holds no blocks")
         if last * size > len(context) - 1:
             raise TransferFailed(f"block {last} is not full")
-        tokens = context[first * size : last * size]
-        data = struct.pack(f"<{len(tokens)}i", *tokens)
-        memory = self._segments.get(segment)
-        memory.view(offset + HEADER, len(data))[:] = data
-        ticket = next(self._tickets)
-        memory.stamp(offset, ticket)
-        return SlotRef(segment, offset, ticket), Bytes(HEADER + len(data))
+        return self._slots.write(segment, offset, pack(context[first * size : last * size]))
 
     async def load(self, tokens: tuple[int, ...], first: Blocks, last: Blocks, slot: SlotRef) -> None:
         """See `Engine.load`."""
         size = self.fingerprint.block_size
-        count = (last - first) * size
-        held = struct.unpack(f"<{count}i", self._segments.payload(slot, count * 4))
+        held = unpack(self._slots.read(slot, (last - first) * self.fingerprint.block_bytes))
         await asyncio.sleep(self.step_s)
         if any(tokens[: b * size] not in self._cache for b in range(1, first + 1)):
             return
@@ -135,15 +122,10 @@ class FakeEngine:
         return read
 
 
-def next_token(context: list[int]) -> int:
-    """The token that follows a context."""
-    digest = hashlib.blake2b(struct.pack(f"<{len(context)}i", *context), digest_size=4).digest()
-    return _FIRST_TOKEN + int.from_bytes(digest, "little") % (_VOCABULARY - _FIRST_TOKEN)
-
-
 def expected(prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
     """The output of an undisturbed run."""
-    context = list(prompt)
+    reading, outputs = Reading(pack(prompt)), []
     for _ in range(count):
-        context.append(next_token(context))
-    return tuple(context[len(prompt) :])
+        outputs.append(reading.next_token())
+        reading.extend(pack(outputs[-1:]))
+    return tuple(outputs)

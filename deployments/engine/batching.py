@@ -1,0 +1,205 @@
+"""What a paced engine computes in each step: vLLM's scheduler in small, free of time.
+
+There is no prefill or decode phase: a request has tokens whose KV is computed, and those that are not yet. When all
+are, the step gives it its next token. Requests are admitted first come first served, when there are blocks for their
+whole context; when a block is missing for one that runs, the youngest is preempted, and computed anew later.
+"""
+
+import hashlib
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from deployments.engine.blocks import Block, BlockPool
+from deployments.engine.pace import Pace
+from deployments.engine.tokens import TOKEN_BYTES, Reading, pack
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One run of one request; it is over when its context has `end` tokens."""
+
+    key: str
+    context: list[int]
+    end: int
+    computed: int = 0
+    blocks: list[Block] = field(default_factory=list)
+    names: list[bytes] = field(default_factory=list)
+    """Of the full blocks of the context so far as they were needed."""
+    reading: Reading = field(default_factory=Reading)
+    """Over what the computed blocks hold."""
+
+    @property
+    def todo(self) -> int:
+        """Tokens whose KV is still to be computed."""
+        return len(self.context) - self.computed
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One engine step: how many tokens it computes of which requests, in the order of their admission."""
+
+    chunks: tuple[tuple[Sequence, int], ...]
+    decodes: int
+    prefill_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """What a step gave one request; `last` if that was all it asked for."""
+
+    sequence: Sequence
+    token: int
+    last: bool
+
+
+class Batch:
+    """The requests of one engine, and its blocks."""
+
+    def __init__(self, pace: Pace) -> None:
+        self.pool = BlockPool(pace.num_gpu_blocks_override)
+        self.running: list[Sequence] = []
+        self.waiting: deque[Sequence] = deque()
+        self.preemptions = 0
+        self._pace = pace
+        self._size = pace.block_size
+
+    def add(self, sequence: Sequence) -> None:
+        """A request arrives."""
+        self.waiting.append(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """A request leaves, if it is still here."""
+        if sequence in self.running:
+            self.running.remove(sequence)
+            self._release(sequence)
+        elif sequence in self.waiting:
+            self.waiting.remove(sequence)
+
+    def begin(self) -> Step | None:
+        """What the next step computes; None if there is nothing to compute."""
+        left = self._pace.max_num_batched_tokens
+        chunks: list[tuple[Sequence, int]] = []
+        before = self.preemptions
+        for sequence in list(self.running):
+            if left and sequence.blocks and self._make_room(sequence):
+                chunks.append((sequence, min(sequence.todo, left)))
+                left -= chunks[-1][1]
+        while left and self.preemptions == before and self._admit():
+            sequence = self.running[-1]
+            chunks.append((sequence, min(sequence.todo, left)))
+            left -= chunks[-1][1]
+        if not chunks:
+            return None
+        decodes = sum(sequence.todo == 1 for sequence, _ in chunks)
+        return Step(tuple(chunks), decodes, sum(count for _, count in chunks) - decodes)
+
+    def end(self, step: Step) -> Iterator[Token]:
+        """The step is over: the tokens it gave to those that are still here."""
+        here = set(self.running)
+        for sequence, count in step.chunks:
+            if sequence not in here:
+                continue
+            self._compute(sequence, count)
+            if not sequence.todo:
+                token = sequence.reading.next_token()
+                sequence.context.append(token)
+                last = len(sequence.context) >= sequence.end
+                if last:
+                    self.remove(sequence)
+                yield Token(sequence, token, last)
+
+    def held(self, sequence: Sequence, first: int, last: int) -> bytes | None:
+        """What blocks [first, last) hold, packed; None unless all of them are computed."""
+        if last * self._size > sequence.computed:
+            return None
+        return b"".join(block.held for block in sequence.blocks[first:last])
+
+    def take_in(self, context: list[int], first: int, held: bytes) -> int | None:
+        """Put blocks from `first` on into the prefix cache, as what they hold.
+
+        Returns how many are new there: none if what comes before them is not. None if there is no room for them.
+        """
+        sequence = Sequence("", context, len(context))
+        size = self._size * TOKEN_BYTES
+        last = first + len(held) // size
+        sequence.blocks = self.pool.match(self._names(sequence, last))
+        known = len(sequence.blocks)
+        if known < first:
+            return 0
+        if self.pool.room_beside(sequence.blocks) < last - known:
+            return None
+        self.pool.claim(sequence.blocks)
+        for index in range(known, last):
+            block = self._allocate(sequence)
+            block.held += held[(index - first) * size : (index - first + 1) * size]
+            self.pool.seal(block, sequence.names[index])
+        self._release(sequence)
+        return last - known
+
+    # --- inside ---------------------------------------------------------------------------------------
+
+    def _make_room(self, sequence: Sequence) -> bool:
+        """Find a block for the next token if one is missing; False if the request itself was preempted for it."""
+        while len(sequence.blocks) * self._size < len(sequence.context):
+            if self.pool.free:
+                self._allocate(sequence)
+                continue
+            youngest = self.running.pop()
+            self._release(youngest)
+            self.waiting.appendleft(youngest)
+            self.preemptions += 1
+            if youngest is sequence:
+                return False
+        return True
+
+    def _admit(self) -> bool:
+        """Let the first that waits run, if there is room for it; what is cached of its context is computed."""
+        if not self.waiting or len(self.running) >= self._pace.max_num_seqs:
+            return False
+        sequence = self.waiting[0]
+        # The last token is computed in any case: that gives the next one.
+        cached = self.pool.match(self._names(sequence, (len(sequence.context) - 1) // self._size))
+        missing = self._pace.blocks(len(sequence.context)) - len(cached)
+        if self.pool.room_beside(cached) < missing:
+            return False
+        self.running.append(self.waiting.popleft())
+        self.pool.claim(cached)
+        sequence.blocks = cached
+        sequence.computed = len(cached) * self._size
+        sequence.reading = Reading(b"".join(block.held for block in cached))
+        for _ in range(missing):
+            self._allocate(sequence)
+        return True
+
+    def _allocate(self, sequence: Sequence) -> Block:
+        block = self.pool.allocate()
+        assert block is not None, "there was room"
+        sequence.blocks.append(block)
+        return block
+
+    def _release(self, sequence: Sequence) -> None:
+        self.pool.release(sequence.blocks)
+        sequence.blocks = []
+        sequence.computed = 0
+
+    def _compute(self, sequence: Sequence, count: int) -> None:
+        """Write the next `count` tokens into the request's blocks, and seal those that are full."""
+        end = sequence.computed + count
+        while sequence.computed < end:
+            index = sequence.computed // self._size
+            upto = min(end, (index + 1) * self._size)
+            held = pack(sequence.context[sequence.computed : upto])
+            sequence.blocks[index].held += held
+            sequence.reading.extend(held)
+            sequence.computed = upto
+            if upto % self._size == 0:
+                self.pool.seal(sequence.blocks[index], self._names(sequence, index + 1)[index])
+
+    def _names(self, sequence: Sequence, count: int) -> list[bytes]:
+        """Names of the first `count` blocks of a context: each covers everything up to the block's end."""
+        names = sequence.names
+        for index in range(len(names), count):
+            tokens = sequence.context[index * self._size : (index + 1) * self._size]
+            names.append(hashlib.blake2b((names[-1] if names else b"") + pack(tokens), digest_size=16).digest())
+        return names[:count]

@@ -1,0 +1,83 @@
+"""How fast a paced engine is and how much it holds: what `engine_kwargs` says when `engine` is `paced`.
+
+Names are vLLM's where vLLM has them. What it does not know is an error: an argument that has no effect would make
+believe that it had been measured.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+Count = Annotated[int, Field(ge=1)]
+NotNegative = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+
+
+class Pace(BaseModel):
+    """The times of one engine in seconds, its memory in KV blocks, and its limits.
+
+    Decoding is bound by memory: a step reads all weights, however many requests share it. So a step takes
+    `decode_s`, and `decode_s_per_seq` for each request that decodes in it; prefill rides along and adds its own time.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    num_gpu_blocks_override: Count
+    """KV blocks; none is set aside."""
+    block_size: Count = 16
+    """Tokens of a block."""
+    max_model_len: Count = 4096
+    """Tokens of prompt and output together."""
+    max_num_seqs: Count = 64
+    """Requests that run at once."""
+    max_num_batched_tokens: Count = 2048
+    """Tokens that one step computes: a longer prefill takes several steps."""
+    decode_s: Positive = 0.025
+    decode_s_per_seq: NotNegative = 0.0001
+    prefill_tokens_per_s: Positive = 10_000.0
+    startup_s: NotNegative = 0.0
+    """Until the engine can be used: loading weights, profiling, capturing graphs."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.num_gpu_blocks_override * self.block_size < self.max_model_len:
+            raise ValueError(
+                f"num_gpu_blocks_override: {self.num_gpu_blocks_override} blocks of {self.block_size} tokens do not "
+                f"hold max_model_len, {self.max_model_len} tokens; raise the first or lower the last"
+            )
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) is below max_num_seqs ({self.max_num_seqs}): "
+                f"not every request could decode in a step"
+            )
+        return self
+
+    def step_s(self, decodes: int, prefill_tokens: int) -> float:
+        """What a step takes that decodes so many requests and prefills so many tokens."""
+        return self.decode_s + self.decode_s_per_seq * decodes + prefill_tokens / self.prefill_tokens_per_s
+
+    def blocks(self, tokens: int) -> int:
+        """Blocks that hold so many tokens."""
+        return -(-tokens // self.block_size)
+
+
+def read_pace(engine_kwargs: Mapping[str, Any]) -> Pace:
+    """Check the arguments of a paced engine.
+
+    Raises:
+        ValueError: one line per mistake.
+    """
+    try:
+        return Pace.model_validate(dict(engine_kwargs))
+    except ValidationError as error:
+        raise ValueError("\n".join(_line(mistake) for mistake in error.errors())) from None
+
+
+def _line(mistake: Any) -> str:
+    name = ".".join(["engine_kwargs", *map(str, mistake["loc"])])
+    if mistake["type"] == "extra_forbidden":
+        return f"{name}: a paced engine has no such argument; it has {', '.join(Pace.model_fields)}"
+    if mistake["type"] == "missing":
+        return f"{name} is required: a paced engine has no GPU memory to measure"
+    return f"{name}: {mistake['msg'].removeprefix('Value error, ')}"

@@ -1,0 +1,195 @@
+"""A memory-bound engine without a GPU: real queues, batches and KV blocks, and steps that take the time they are told.
+
+Replicas that share a few cores are not GPUs: closing one makes the others faster. A paced engine takes as long whatever
+else runs, and hardly any CPU, so that many replicas of a real application fit on a small machine, and what policies do
+with them can be measured. All that it lacks is the model (see `tokens`).
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Self
+
+from deployments.engine.batching import Batch, Sequence, Step
+from deployments.engine.pace import Pace, read_pace
+from deployments.engine.port import EngineDead, EngineProcesses, EngineStats, Generated, InvalidRequest
+from deployments.engine.tokens import TOKEN_BYTES, TokenSlots
+from migration.errors import BlocksGone, TransferFailed
+from migration.messages import Fingerprint, SlotRef
+from migration.request import Sampling
+from policies.model import Blocks, Bytes, Tokens
+
+log = logging.getLogger(__name__)
+
+_NOTHING = Step((), 0, 0)
+
+
+class PacedEngine:
+    """One loop for all requests, with one timer per step; between steps it sleeps, and idle it has none.
+
+    A step that ends late (the process was busy) does not delay those after it, unless it was late by more than a step.
+    """
+
+    def __init__(self, model: str, pace: Pace, slot_bytes: int) -> None:
+        size = pace.block_size
+        self.max_context = Tokens(pace.max_model_len)
+        self.processes = EngineProcesses(core=os.getpid(), worker=os.getpid())
+        self.fingerprint = Fingerprint(
+            f"paced|{model}|{pace.max_model_len}", f"paced|{size}", size, size * TOKEN_BYTES, slot_bytes
+        )
+        self._pace = pace
+        self._batch = Batch(pace)
+        self._outputs: dict[str, tuple[Sequence, asyncio.Queue[Generated | EngineDead]]] = {}
+        self._loads: list[asyncio.Future[None]] = []
+        self._slots = TokenSlots()
+        self._loaded = 0
+        self._death: str | None = None
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.Handle | None = None
+        self._due = 0.0
+        self._step = _NOTHING
+        self._loading: list[asyncio.Future[None]] = []
+
+    @classmethod
+    async def start(cls, model: str, engine_kwargs: Mapping[str, Any], slot_bytes: int) -> Self:
+        """Start an engine; `model` is but a name.
+
+        Raises:
+            ValueError: `engine_kwargs` is not what `Pace` says.
+        """
+        pace = read_pace(engine_kwargs)
+        await asyncio.sleep(pace.startup_s)
+        return cls(model, pace, slot_bytes)
+
+    async def generate(
+        self, key: str, prompt: tuple[int, ...], outputs: tuple[int, ...], sampling: Sampling
+    ) -> AsyncIterator[Generated]:
+        """See `Engine.generate`. The next token is a function of the context, whatever `sampling` says of chance."""
+        self._check(prompt, outputs, sampling)
+        sequence = Sequence(key, [*prompt, *outputs], len(prompt) + sampling.max_tokens)
+        queue: asyncio.Queue[Generated | EngineDead] = asyncio.Queue()
+        self._outputs[key] = (sequence, queue)
+        self._batch.add(sequence)
+        self._wake()
+        try:
+            while True:
+                generated = await queue.get()
+                if isinstance(generated, EngineDead):
+                    raise generated
+                yield generated
+                if generated.finish:
+                    return
+        finally:
+            self._outputs.pop(key, None)
+            self._batch.remove(sequence)
+
+    async def gather(self, key: str, first: Blocks, last: Blocks, segment: str, offset: int) -> tuple[SlotRef, Bytes]:
+        """See `Engine.gather`."""
+        sequence, _ = self._outputs.get(key, (None, None))
+        if sequence is None or not sequence.blocks:
+            raise BlocksGone("the request holds no blocks (waiting, preempted or ended)")
+        held = self._batch.held(sequence, first, last)
+        if held is None:
+            raise TransferFailed(f"only {sequence.computed} tokens are computed, block {last} is not full")
+        return self._slots.write(segment, offset, held)
+
+    async def load(self, tokens: tuple[int, ...], first: Blocks, last: Blocks, slot: SlotRef) -> None:
+        """See `Engine.load`: takes part in one step, as a request that decodes does."""
+        if self._death is not None:
+            raise TransferFailed(f"the engine died: {self._death}")
+        held = self._slots.read(slot, (last - first) * self.fingerprint.block_bytes)
+        stepped = self._loop.create_future()
+        self._loads.append(stepped)
+        self._wake()
+        await stepped
+        loaded = self._batch.take_in(list(tokens), first, held)
+        if loaded is None:
+            raise TransferFailed(f"no room for {last - first} blocks")
+        self._loaded += loaded
+
+    async def blocks_loaded(self) -> int:
+        """See `Engine.blocks_loaded`."""
+        return self._loaded
+
+    def stats(self) -> EngineStats:
+        """See `Engine.stats`."""
+        pool, size = self._batch.pool, self._pace.block_size
+        return EngineStats(
+            capacity_tokens=Tokens(pool.size * size),
+            free_blocks=Blocks(pool.free),
+            block_size=size,
+            max_requests=self._pace.max_num_seqs,
+            running=len(self._batch.running),
+            waiting=len(self._batch.waiting),
+            preemptions=self._batch.preemptions,
+        )
+
+    async def check_health(self) -> None:
+        """See `Engine.check_health`."""
+        if self._death is not None:
+            raise EngineDead(self._death)
+
+    async def reset_prefix_cache(self) -> None:
+        """See `Engine.reset_prefix_cache`."""
+        self._batch.pool.forget()
+
+    def shutdown(self) -> None:
+        """See `Engine.shutdown`."""
+        self._die("it was shut down")
+
+    # --- inside ---------------------------------------------------------------------------------------
+
+    def _check(self, prompt: tuple[int, ...], outputs: tuple[int, ...], sampling: Sampling) -> None:
+        if self._death is not None:
+            raise EngineDead(self._death)
+        if not prompt:
+            raise InvalidRequest("the prompt is empty")
+        if len(prompt) + sampling.max_tokens > self._pace.max_model_len:
+            raise InvalidRequest(f"prompt and max_tokens exceed max_model_len, {self._pace.max_model_len}")
+        if len(outputs) >= sampling.max_tokens:
+            raise InvalidRequest(f"all {sampling.max_tokens} tokens of the output are there already")
+
+    def _wake(self) -> None:
+        """Begin a step as soon as everything that happens at once has happened, unless one is under way."""
+        if self._death is None and self._timer is None:
+            self._due = self._loop.time()
+            self._timer = self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """One step is over, the next one begins."""
+        try:
+            self._end_step()
+            self._begin_step()
+        except Exception as error:
+            log.exception("the engine failed")
+            self._die(f"it failed: {error}")
+
+    def _end_step(self) -> None:
+        for token in self._batch.end(self._step):
+            _, queue = self._outputs[token.sequence.key]
+            queue.put_nowait(Generated((token.token,), "length" if token.last else None))
+        for load in self._loading:
+            if not load.done():
+                load.set_result(None)
+
+    def _begin_step(self) -> None:
+        step = self._batch.begin()
+        self._loading, self._loads = self._loads, []
+        self._step, self._timer = step or _NOTHING, None
+        if step is None and not self._loading:
+            return
+        seconds = self._pace.step_s(self._step.decodes + len(self._loading), self._step.prefill_tokens)
+        self._due = max(self._due + seconds, self._loop.time())
+        self._timer = self._loop.call_at(self._due, self._turn)
+
+    def _die(self, why: str) -> None:
+        """Whoever waits for the engine hears of its end."""
+        self._death = self._death or why
+        if self._timer is not None:
+            self._timer.cancel()
+        for _, queue in self._outputs.values():
+            queue.put_nowait(EngineDead(self._death))
+        for load in (*self._loads, *self._loading):
+            if not load.done():
+                load.set_exception(TransferFailed(f"the engine died: {self._death}"))
