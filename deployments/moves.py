@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 
 from deployments.host import RequestHost
@@ -41,6 +41,7 @@ class Moves:
         self._leaving: dict[RequestId, SourceRun] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._coming: dict[str, TargetRun] = {}
+        self._adopted: OrderedDict[str, tuple[RequestId, int]] = OrderedDict()
         self._done: deque[MigrationRecord] = deque(maxlen=_REMEMBERED)
         host.on_end = self._request_ended
 
@@ -75,9 +76,13 @@ class Moves:
         self._done.appendleft(record)
         _log_record(record)
         self._on_record(record)
+        if record.outcome is Outcome.COMMITTED:
+            resumed = await run.resumed()
+            if record in self._done:
+                self._done[self._done.index(record)] = resumed
 
     def records(self) -> list[MigrationRecord]:
-        """Migrations that this replica leads or led, newest first."""
+        """Migrations that this replica leads or led, newest first; `resume_s` comes some time after the outcome."""
         return [run.record for run in reversed(self._leaving.values())] + list(self._done)
 
     # --- following ------------------------------------------------------------------------------------
@@ -104,7 +109,11 @@ class Moves:
 
     async def adopt(self, message: Adopt) -> None:
         """The request arrives. Raises Refused."""
-        await self._known(message.migration).adopt(message)
+        run = self._known(message.migration)
+        await run.adopt(message)
+        self._adopted[message.migration] = (run.request, run.hop)
+        if len(self._adopted) > _REMEMBERED:
+            self._adopted.popitem(last=False)
 
     def commit(self, migration: str) -> None:
         """The source has let go. A migration that is not known was confirmed by the reader already."""
@@ -115,6 +124,11 @@ class Moves:
         """The source keeps the request. A migration that is not known here is no error."""
         if run := self._coming.get(migration):
             run.post(target.Event.CANCEL)
+
+    async def resumed(self, migration: str) -> float | None:
+        """Seconds from the adoption of its request to its first token, once that is out; None if there is none."""
+        adopted = self._adopted.get(migration)
+        return await self._host.first_token(*adopted) if adopted is not None else None
 
     def attach(self, request: RequestId, hop: int, index: int) -> bool:
         """The reader follows the request here, from output token `index` on; False if it does not run here."""

@@ -32,3 +32,8 @@ class ServePeer:
     async def cancel(self, migration: str) -> None:
         """See `Peer.cancel`."""
         await self._replicas.call(self.id, "migration_cancel", migration)
+
+    async def resumed(self, migration: str) -> float | None:
+        """See `Peer.resumed`."""
+        seconds: float | None = await self._replicas.call(self.id, "migration_resumed", migration)
+        return seconds

@@ -3,13 +3,17 @@
 from dataclasses import dataclass
 from typing import Any
 
+from migration.beliefs import Profile
 from migration.record import MigrationRecord
 from policies.model import ReplicaLoad
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaReport:
-    """A replica's load, and what inspection shows beside it. `records` are its migrations, newest first."""
+    """A replica's load, and what inspection shows beside it. `records` are its migrations, newest first.
+
+    `profile` is what it measured of itself at its start.
+    """
 
     load: ReplicaLoad
     pids: tuple[int, int, int]
@@ -18,6 +22,7 @@ class ReplicaReport:
     slots_in_use: int
     fence: int
     records: tuple[MigrationRecord, ...]
+    profile: Profile | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The replica as `/mell/state` shows it."""

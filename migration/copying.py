@@ -15,12 +15,13 @@ class BlockCopy:
     """The blocks of one migration on their way.
 
     Chunks carry the output tokens that came since the one before. `heard` is how many the target is known to
-    have: tokens that rode on a chunk that failed have not arrived.
+    have: tokens that rode on a chunk that failed have not arrived. `seconds` is how long copying took, in vain or not.
     """
 
     def __init__(self, migration: str, request: RequestId, key: str, peer: Peer, world: World) -> None:
         self.sent = Bytes(0)
         self.heard = 0
+        self.seconds = 0.0
         self._migration = migration
         self._request = request
         self._key = key
@@ -41,6 +42,7 @@ class BlockCopy:
         world = self._world
         chunk: Chunk | None = None
         done = False
+        began = world.clock()
         try:
             async with asyncio.TaskGroup() as pushes:
                 for low, high in _pieces(first, last, world.blocks.fingerprint.blocks_per_slot):
@@ -57,6 +59,7 @@ class BlockCopy:
         except* Exception as errors:
             raise errors.exceptions[0] from None
         finally:
+            self.seconds += world.clock() - began
             if not done and chunk is not None:
                 # The two ends may disagree on what would come next.
                 world.transport.drop(chunk.channel)

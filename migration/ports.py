@@ -147,6 +147,10 @@ class Peer(Protocol):
         """Tell it to forget the migration and whatever it runs for it."""
         ...
 
+    async def resumed(self, migration: str) -> float | None:
+        """Wait for the adopted request's first new token: seconds from its adoption; None if there was none."""
+        ...
+
 
 class Transport(Protocol):
     """Carries the bytes of a staging slot to another replica."""

@@ -5,7 +5,7 @@ from enum import StrEnum
 from typing import Any
 
 from migration.messages import Path
-from policies.model import Blocks, Bytes, ReplicaId, RequestId
+from policies.model import Blocks, Bytes, ReplicaId, RequestId, Tokens
 
 
 class Outcome(StrEnum):
@@ -21,8 +21,14 @@ class MigrationRecord:
     """One migration. `outcome` is None while it runs; `state` is the source session's.
 
     `reason` says why it was done and, where the path is not the one asked for, why: "manual; kv failed: ...".
-    `bytes` and `blocks` count what was sent, `rounds` the pre-copy rounds, `pause_s` is from the freeze to the
-    target's confirmation as the source saw it (seconds), `duration_s` the whole of it.
+    `bytes` and `blocks` count what was sent, `rounds` the pre-copy rounds, `copy_s` the seconds spent on sending
+    them. `tokens` is the context at the freeze, None if it never came to that.
+
+    `pause_s` is from the freeze to the target's confirmation as the source saw it (seconds), `duration_s` from the
+    order to there. `resume_s` is from the freeze to the first new token at the target, the target's prefill
+    included and the way of the hand-over's message not; None if the target did not tell, or has not told yet.
+    `predicted_kv_s` and `predicted_tokens_s` are what a planner thought each path would take, from the order to the
+    first new token; None if nobody predicted it. `whole_s` is what it took.
     """
 
     id: str
@@ -41,6 +47,30 @@ class MigrationRecord:
     pause_s: float | None = None
     duration_s: float | None = None
     started_at: float = 0.0
+    tokens: Tokens | None = None
+    copy_s: float = 0.0
+    resume_s: float | None = None
+    predicted_kv_s: float | None = None
+    predicted_tokens_s: float | None = None
+
+    @property
+    def whole_s(self) -> float | None:
+        """Seconds from the order to the first new token at the target; None unless it moved and the target told."""
+        if self.outcome is not Outcome.COMMITTED:
+            return None
+        if self.duration_s is None or self.pause_s is None or self.resume_s is None:
+            return None
+        return self.duration_s - self.pause_s + self.resume_s
+
+    @property
+    def fell_back(self) -> bool:
+        """Whether blocks were to be copied, and it became a move by tokens."""
+        return self.path is Path.TOKENS and self.copy_s > 0
+
+    @property
+    def predicted_s(self) -> float | None:
+        """What was predicted for the path that it took."""
+        return self.predicted_kv_s if self.path is Path.KV else self.predicted_tokens_s
 
     def to_json(self) -> dict[str, Any]:
         """The record as the API shows it."""

@@ -18,20 +18,26 @@ from migration.record import MigrationRecord, Outcome
 from migration.request import Moved, Moving
 from migration.rounds import Progress, final_range, full_blocks, worth_another_round
 from migration.source import ACTIVITIES, FINAL, Command, Event, State
+from migration.times import Times
 from migration.world import World
-from policies.model import Blocks, ReplicaId, RequestId
+from policies.model import Blocks, ReplicaId, RequestId, Tokens
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is to be moved, where to, how, and why."""
+    """What is to be moved, where to, how, and why.
+
+    The predictions are seconds from now to the first new token at the target, by either path; None if nobody made one.
+    """
 
     id: str
     request: RequestId
     path: PathRequest
     reason: str
+    predicted_kv_s: float | None = None
+    predicted_tokens_s: float | None = None
 
 
 class SourceRun:
@@ -49,10 +55,8 @@ class SourceRun:
         self._path = Path.TOKENS if order.path is PathRequest.TOKENS else Path.KV
         self._notes: list[str] = [order.reason]
         self._error: str | None = None
-        self._started = world.clock()
-        self._wall = world.wall_clock()
-        self._frozen: float | None = None
-        self._pause: float | None = None
+        self._times = Times(world.clock, world.wall_clock)
+        self._tokens: Tokens | None = None
         snapshot = world.host.snapshot(order.request)
         self._spec = snapshot.spec
         self._hop = snapshot.hop
@@ -87,9 +91,14 @@ class SourceRun:
             bytes=self._copy.sent,
             blocks=self._progress.copied,
             rounds=self._progress.rounds,
-            pause_s=self._pause,
-            duration_s=self._world.clock() - self._started,
-            started_at=self._wall,
+            pause_s=self._times.pause_s,
+            duration_s=self._times.duration_s,
+            started_at=self._times.started_at,
+            tokens=self._tokens,
+            copy_s=self._copy.seconds,
+            resume_s=self._times.resume_s,
+            predicted_kv_s=self._order.predicted_kv_s,
+            predicted_tokens_s=self._order.predicted_tokens_s,
         )
 
     def post(self, event: Event, note: str | None = None) -> None:
@@ -108,11 +117,29 @@ class SourceRun:
         self._stop_activity()
         return self.record
 
+    async def resumed(self) -> MigrationRecord:
+        """The record of a migration that was committed, once the target has told when the request went on.
+
+        The request is the target's by now: nobody waits for this but the record. A target that does not tell
+        leaves it without.
+        """
+        try:
+            async with asyncio.timeout(self._world.limits.resume_s):
+                since_adopted = await self._peer.resumed(self._order.id)
+        except Exception as error:
+            log.info("migration %s: the target did not tell when it went on: %r", self._order.id, error)
+            return self.record
+        if since_adopted is not None:
+            self._times.resumed(since_adopted)
+        return self.record
+
     async def _feed(self, event: Event) -> None:
         before = self._session.state
         commands = self._session.feed(event)
         if self._session.state is not before:
             self._stop_activity()
+        if self._session.state in FINAL:
+            self._times.end()
         if event in _CAUSES and self._session.state is State.ABORTED and not self._error:
             self._error = _CAUSES[event]
         for command in commands:
@@ -133,15 +160,15 @@ class SourceRun:
             case Command.ANNOUNCE_MOVING:
                 host.announce(Moving(order.request, self._hop, self._next_hop, self._peer.id))
             case Command.MUTE:
-                host.mute(order.request)
-                self._frozen = self._world.clock()
+                self._tokens = Tokens(host.mute(order.request).context)
+                self._times.freeze()
             case Command.UNMUTE:
                 host.unmute(order.request)
-                self._note_pause()
+                self._times.release()
             case Command.ANNOUNCE_MOVED:
                 index = len(host.snapshot(order.request).outputs)
                 host.announce(Moved(order.request, self._hop, self._next_hop, index, self._peer.id))
-                self._note_pause()
+                self._times.release()
             case Command.DROP_REQUEST:
                 host.drop(order.request)
             case Command.COMMIT_TARGET:
@@ -150,10 +177,6 @@ class SourceRun:
                 await self._tell(self._peer.cancel)
             case Command.REFUSE_SECOND:
                 log.info("request %s is already moving to %s", order.request, self._peer.id)
-
-    def _note_pause(self) -> None:
-        if self._frozen is not None and self._pause is None:
-            self._pause = self._world.clock() - self._frozen
 
     async def _tell(self, call: Callable[[str], Awaitable[None]]) -> None:
         """Say the last word to the target. If it does not arrive, the target's lease says it instead."""
@@ -275,6 +298,7 @@ class SourceRun:
     async def _adopt(self) -> Event:
         outputs = self._world.host.snapshot(self._order.request).outputs
         heard = self._copy.heard
+        self._times.hand_over()
         await self._peer.adopt(Adopt(self._order.id, heard, outputs[heard:]))
         return Event.ADOPTED
 

@@ -10,13 +10,17 @@ from policies.model import ReplicaId
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Time limits of the activities, in seconds, and of pre-copying."""
+    """Time limits of the activities, in seconds, and of pre-copying.
+
+    `resume_s` is how long a migration's record waits for the target to tell when it went on; nothing else waits.
+    """
 
     prepare_s: float = 2.0
     copy_s: float = 10.0
     final_s: float = 2.0
     adopt_s: float = 5.0
     copy: CopyLimits = field(default_factory=CopyLimits)
+    resume_s: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """A transport for tests: the real ones, with faults that a test switches on by writing a file.
 
 Named in the test application's settings as `tests.integration.faults:make`; both ends of a migration read the same
-file, whose path is in MELL_TEST_FAULTS: {"over": "collective" | "shared", "fault": null | a `Fault`}.
+file, whose path is in MELL_TEST_FAULTS: {"over": "collective" | "shared", "fault": null | a `Fault`,
+"bytes_per_s": null | a number, for `Fault.SLOW`}.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ import os
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -30,12 +32,16 @@ class Fault(StrEnum):
     SILENT = "silent"
     FAIL = "fail"
     CORRUPT = "corrupt"
+    SLOW = "slow"
+    """All comes in through one link of so many bytes per second, one chunk after the other."""
 
 
-def write(path: Path, over: str, fault: Fault | None = None) -> None:
-    """Switch, for all processes at once."""
+def write(path: Path, over: str, fault: Fault | None = None, bytes_per_s: float | None = None) -> None:
+    """Switch, for all processes at once. Raises ValueError if SLOW is without a speed, or a speed without SLOW."""
+    if (fault is Fault.SLOW) != (bytes_per_s is not None):
+        raise ValueError("bytes_per_s goes with Fault.SLOW")
     fresh = path.with_suffix(".new")
-    fresh.write_text(json.dumps({"over": over, "fault": fault}))
+    fresh.write_text(json.dumps({"over": over, "fault": fault, "bytes_per_s": bytes_per_s}))
     fresh.replace(path)
 
 
@@ -53,9 +59,10 @@ class FaultyTransport:
         self._file = Path(os.environ[VARIABLE])
         self._over = {name: make_transport(replace(config, transport=name)) for name in ("collective", "shared")}
         self._segments = Segments()
+        self._link = asyncio.Lock()
 
-    def _switches(self) -> dict[str, str]:
-        switches: dict[str, str] = json.loads(self._file.read_text())
+    def _switches(self) -> dict[str, Any]:
+        switches: dict[str, Any] = json.loads(self._file.read_text())
         return switches
 
     @property
@@ -77,12 +84,16 @@ class FaultyTransport:
 
     async def receive(self, channel: str, staged: SlotRef, size: Bytes, slot: Slot | None) -> SlotRef:
         """Passed on, unless the fault says otherwise."""
-        fault = self._switches()["fault"]
+        switches = self._switches()
+        fault = switches["fault"]
         if fault == Fault.SILENT:
             await asyncio.Event().wait()
         if fault == Fault.FAIL:
             raise TransferFailed("a test said so")
         where = await self._real.receive(channel, staged, size, slot)
+        if fault == Fault.SLOW:
+            async with self._link:
+                await asyncio.sleep(size / switches["bytes_per_s"])
         if fault == Fault.CORRUPT:
             payload = self._segments.get(where.segment).view(where.offset + HEADER, size - HEADER)
             values = np.frombuffer(payload, dtype=np.float32)

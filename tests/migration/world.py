@@ -58,6 +58,9 @@ class LocalPeer:
     async def cancel(self, migration: str) -> None:
         (await self._pass("cancel")).cancel(migration)
 
+    async def resumed(self, migration: str) -> float | None:
+        return await (await self._pass("resumed")).resumed(migration)
+
 
 class Replica:
     """One replica around a fake engine."""
@@ -123,7 +126,7 @@ class Pair:
         """The newest record of a replica once none of its migrations runs."""
         moves = self.replica(source).moves
         async with asyncio.timeout(10):
-            while moves._leaving or not moves._done:
+            while moves._tasks or not moves._done:
                 await asyncio.sleep(0.001)
         return moves.records()[0]
 

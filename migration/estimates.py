@@ -1,0 +1,188 @@
+"""Which path each move of an epoch is to take, by what is believed of links and replicas; and how good predictions are.
+
+`choose` hands the beliefs to `paths.choose`, with the boundaries of the paper's section V: on a link, the bytes that
+pass within `time_limit_s`; on a replica, the tokens whose prefill takes at most the share `slowdown` of an epoch from
+those that decode there. There is one `Estimates` for the whole cluster, so no link and no target is promised twice.
+What was ordered before and has not ended counts in full, since how much of it is left is not known.
+
+All times are in seconds of the clock of `MigrationRecord.started_at`.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import median
+from typing import Any, TypeVar
+
+from migration import messages
+from migration.beliefs import Beliefs, Priors, Profile
+from migration.paths import Candidate, Choice, Link, LinkId, Path, Prefill, choose
+from migration.record import MigrationRecord, Outcome
+from policies.model import Bytes, ReplicaId, RequestId
+from policies.plan import Move
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+_REMEMBERED = 1024
+_HEARD = 1 << 16
+"""Migrations whose records are known: replicas tell of the same ones again and again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Boundaries:
+    """How much of its links and replicas a cluster spends on moves. An epoch has `epoch_s` seconds."""
+
+    epoch_s: float = 1.0
+    time_limit_s: float = 1.0
+    slowdown: float = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    """A move that was ordered with that path, and whose record has no outcome yet."""
+
+    move: Move
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """How predictions of one path compared with what it took, over the newest `count` moves.
+
+    `ratio` is the median of predicted / actual, `error` the median of |predicted - actual| / actual.
+    """
+
+    count: int
+    ratio: float
+    error: float
+
+
+class Estimates:
+    """See the module."""
+
+    def __init__(self, boundaries: Boundaries, priors: Priors | None = None) -> None:
+        self._boundaries = boundaries
+        self._beliefs = Beliefs(priors or Priors())
+        self._heard: OrderedDict[str, bool] = OrderedDict()
+        self._shared: OrderedDict[RequestId, tuple[Path, float]] = OrderedDict()
+        self._predicted: dict[messages.Path, deque[tuple[float, float]]] = {
+            path: deque(maxlen=_REMEMBERED) for path in messages.Path
+        }
+
+    def profile(self, replica: ReplicaId, profile: Profile) -> None:
+        """Take what a replica has measured of itself. What its migrations have shown stays."""
+        self._beliefs.profile(replica, profile)
+
+    def keep(self, replicas: Collection[ReplicaId]) -> None:
+        """Forget all other replicas, and their links."""
+        self._beliefs.keep(replicas)
+
+    def observe(self, record: MigrationRecord) -> None:
+        """Learn from what is told of a migration, in whatever order and however often.
+
+        Only the last word counts: one that was committed teaches something once its target has told when it went on.
+        """
+        pending = record.outcome is None or (record.outcome is Outcome.COMMITTED and record.resume_s is None)
+        if pending or record.id in self._heard:
+            return
+        _put(self._heard, record.id, True, _HEARD)
+        chosen, shared = self._shared.pop(record.request_id, (Path.DEFER, 0.0))
+        self._beliefs.learn(record, shared if chosen.value == record.path.value else 0.0)
+        if record.predicted_s is not None and record.whole_s and not record.fell_back:
+            self._predicted[record.path].append((record.predicted_s, record.whole_s))
+
+    def errors(self, path: messages.Path) -> Errors | None:
+        """How good the predictions for a path were; None before there were any."""
+        pairs = self._predicted[path]
+        if not pairs:
+            return None
+        ratio = median(predicted / actual for predicted, actual in pairs)
+        return Errors(len(pairs), ratio, median(abs(predicted - actual) / actual for predicted, actual in pairs))
+
+    def choose(self, moves: Sequence[Move], busy: Iterable[Ordered], now: float) -> list[Choice]:
+        """A path for every move, in the order of their urgency; `busy` is what was ordered before and has not ended.
+
+        KV is chosen only between replicas whose profiles say that their caches are alike.
+        """
+        queue = _Queue()
+        for ordered in busy:
+            queue.add(self._candidate(ordered.move), ordered.path)
+        candidates = [self._candidate(move) for move in moves]
+        links = {link: self._link(each, queue.bytes.get(link, 0.0), now) for each in candidates for link in each.links}
+        targets = dict.fromkeys(each.target for each in candidates)
+        prefills = {target: self._prefill(target, queue.tokens.get(target, 0.0), now) for target in targets}
+        choices = choose(candidates, links, prefills)
+        self._remember({each.request: each for each in candidates}, choices)
+        return choices
+
+    def decide(self, move: Move, busy: Iterable[Ordered], now: float) -> Choice:
+        """A path for a move that is not to wait: where there is no room, the one that is sooner over."""
+        [choice] = self.choose([move], busy, now)
+        if choice.path is not Path.DEFER:
+            return choice
+        return replace(choice, path=Path.KV if choice.kv_s <= choice.tokens_s else Path.TOKENS)
+
+    def _candidate(self, move: Move) -> Candidate:
+        size = self._beliefs.size(move.source, move.target, move.tokens)
+        links = () if size is None else (LinkId(f"{move.source}>{move.target}"),)
+        return Candidate(move.request, move.source, move.target, move.reason, move.tokens, size or Bytes(0), links)
+
+    def _link(self, candidate: Candidate, queued: float, now: float) -> Link:
+        line = self._beliefs.link(candidate.source, candidate.target, now)
+        return Link(line.rate, line.rate * self._boundaries.time_limit_s, queued, line.latency_s)
+
+    def _prefill(self, target: ReplicaId, queued: float, now: float) -> Prefill:
+        line = self._beliefs.prefill(target, now)
+        seconds = self._boundaries.slowdown * self._boundaries.epoch_s
+        return Prefill(line.rate, line.rate * seconds, queued, line.latency_s)
+
+    def _remember(self, candidates: Mapping[RequestId, Candidate], choices: Sequence[Choice]) -> None:
+        """What has to pass until each move is over, with those that begin at the same time.
+
+        Transfers share a link evenly: when one is over, each other has sent as much, or all of its own. A replica
+        prefills one request after the other.
+        """
+        queue = _Queue()
+        sent: dict[LinkId, list[Bytes]] = {}
+        for choice in choices:
+            candidate = candidates[choice.request]
+            queue.add(candidate, choice.path)
+            if choice.path is Path.TOKENS:
+                _put(self._shared, choice.request, (choice.path, queue.tokens[candidate.target]), _REMEMBERED)
+            elif choice.path is Path.KV:
+                sent.setdefault(candidate.links[0], []).append(candidate.size)
+        for choice in choices:
+            if choice.path is Path.KV:
+                size, link = candidates[choice.request].size, candidates[choice.request].links[0]
+                shared = sum(min(size, other) for other in sent[link])
+                _put(self._shared, choice.request, (choice.path, shared), _REMEMBERED)
+
+    def to_json(self, now: float) -> dict[str, Any]:
+        """What is believed, on how many observations, and how good predictions were."""
+        found = {path: self.errors(path) for path in messages.Path}
+        errors = {path.value: asdict(error) if error else None for path, error in found.items()}
+        return self._beliefs.to_json(now) | {"errors": errors}
+
+
+def _put(into: OrderedDict[K, V], key: K, value: V, most: int) -> None:
+    """Put something into a dictionary that forgets what came first."""
+    into[key] = value
+    if len(into) > most:
+        into.popitem(last=False)
+
+
+class _Queue:
+    """Bytes on links and tokens at targets."""
+
+    def __init__(self) -> None:
+        self.bytes: dict[LinkId, float] = {}
+        self.tokens: dict[ReplicaId, float] = {}
+
+    def add(self, candidate: Candidate, path: Path) -> None:
+        """Put a move where its path leads."""
+        if path is Path.TOKENS:
+            self.tokens[candidate.target] = self.tokens.get(candidate.target, 0.0) + candidate.tokens
+        elif path is Path.KV:
+            for link in candidate.links:
+                self.bytes[link] = self.bytes.get(link, 0.0) + candidate.size

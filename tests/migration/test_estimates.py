@@ -1,0 +1,424 @@
+"""What moves are believed to take, what is learned from those that ended, and which path each is given."""
+
+import json
+from dataclasses import replace
+from itertools import count
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from migration.beliefs import Priors, Profile
+from migration.estimates import Boundaries, Errors, Estimates, Ordered
+from migration.lines import Line
+from migration.messages import Fingerprint
+from migration.messages import Path as Taken
+from migration.paths import Choice, Path
+from migration.record import MigrationRecord, Outcome
+from policies.model import Blocks, Bytes, ReplicaId, RequestId, Tokens
+from policies.plan import Move, Reason
+
+A, B, C, D = (ReplicaId(name) for name in "abcd")
+KV_BYTES = 1000
+"""Of one token."""
+CACHE = Fingerprint("model", "cache", block_size=10, block_bytes=10 * KV_BYTES, slot_bytes=1 << 20)
+PRIORS = Priors(within_node=Line.of(1e6, 0.1), between_nodes=Line.of(1e5, 0.1), prefill=Line.of(500.0), handover_s=0.1)
+NUMBERS = count()
+
+
+def profile(
+    node: str = "one", rate: float = 1000.0, staging: float | None = None, cache: str = "cache", latency_s: float = 0.0
+) -> Profile:
+    """A replica that prefills so many tokens per second."""
+    return Profile(node, replace(CACHE, cache=cache), Line.of(rate, latency_s), staging)
+
+
+def make(priors: Priors = PRIORS, boundaries: Boundaries | None = None, **others: Profile) -> Estimates:
+    """Estimates of replicas a to d on one node; `others` replace or add some. Boundaries are out of the way."""
+    estimates = Estimates(boundaries or Boundaries(time_limit_s=1e6, slowdown=1e6), priors)
+    for name, found in ({name: profile() for name in "abcd"} | others).items():
+        estimates.profile(ReplicaId(name), found)
+    return estimates
+
+
+def move(
+    name: str = "r", tokens: int = 1000, source: str = "a", target: str = "b", reason: Reason = Reason.DRAIN
+) -> Move:
+    return Move(RequestId(name), ReplicaId(source), ReplicaId(target), Tokens(tokens), reason, 0)
+
+
+def record(
+    path: Taken = Taken.KV,
+    tokens: int = 1000,
+    whole_s: float | None = 1.0,
+    *,
+    source: str = "a",
+    target: str = "b",
+    request: str = "r",
+    outcome: Outcome = Outcome.COMMITTED,
+    at: float = 0.0,
+    copy_s: float | None = None,
+    sent: int | None = None,
+    predicted: tuple[float | None, float | None] = (None, None),
+) -> MigrationRecord:
+    """A migration that took `whole_s`, half of it in the pause; without it, its target did not tell."""
+    kv = path is Taken.KV
+    return MigrationRecord(
+        f"m{next(NUMBERS)}",
+        RequestId(request),
+        "",
+        ReplicaId(source),
+        ReplicaId(target),
+        path,
+        "test",
+        outcome.value,
+        outcome,
+        bytes=Bytes(sent if sent is not None else KV_BYTES * tokens * kv),
+        blocks=Blocks(tokens // 10 * kv),
+        pause_s=0.1,
+        duration_s=(whole_s or 1.0) / 2 + 0.1,
+        started_at=at,
+        tokens=Tokens(tokens),
+        copy_s=copy_s if copy_s is not None else 0.1 * kv,
+        resume_s=None if whole_s is None else whole_s / 2,
+        predicted_kv_s=predicted[0],
+        predicted_tokens_s=predicted[1],
+    )
+
+
+def predicted(estimates: Estimates, tokens: int = 1000, source: str = "a", target: str = "b") -> Choice:
+    """What a move that has everything for itself would take."""
+    return estimates.decide(move(tokens=tokens, source=source, target=target), (), 0.0)
+
+
+def takes(choice: Choice, kv_s: float, tokens_s: float) -> bool:
+    """Whether that was predicted."""
+    return choice.kv_s == pytest.approx(kv_s) and choice.tokens_s == pytest.approx(tokens_s)
+
+
+def path_of(estimates: Estimates, tokens: int = 1000, source: str = "a", target: str = "b") -> Path:
+    return predicted(estimates, tokens, source, target).path
+
+
+def test_the_whole_of_a_migration_is_from_the_order_to_the_first_new_token() -> None:
+    assert record(whole_s=3.0).whole_s == 3.0
+    assert record(whole_s=None).whole_s is None
+    assert record(outcome=Outcome.ABORTED).whole_s is None
+
+
+# --- what is believed ------------------------------------------------------------------------------------
+
+
+def test_without_evidence_links_are_as_their_kind_and_replicas_as_profiled() -> None:
+    estimates = make(d=profile("two", rate=4000.0))
+    near, far = predicted(estimates), predicted(estimates, target="d")
+    assert takes(near, 0.1 + 1.0, 0.1 + 1.0)
+    assert takes(far, 0.1 + 10.0, 0.1 + 0.25)
+
+
+def test_a_link_is_no_faster_than_its_ends_stage_blocks() -> None:
+    assert predicted(make(a=profile(staging=1e5))).kv_s == pytest.approx(10.1)
+    assert predicted(make(b=profile(staging=1e5))).kv_s == pytest.approx(10.1)
+    assert predicted(make(b=profile(staging=1e9))).kv_s == pytest.approx(1.1)
+
+
+def test_a_link_that_was_used_tells_of_others_of_its_kind_only() -> None:
+    estimates = make(c=profile("two"), d=profile("two"))
+    before = predicted(estimates, source="b", target="c").kv_s
+    estimates.observe(record(whole_s=5.0))
+    assert predicted(estimates).kv_s == pytest.approx(5.0)
+    assert predicted(estimates, source="c", target="d").kv_s == pytest.approx(5.0)
+    assert predicted(estimates, source="b", target="c").kv_s == before
+
+
+def test_a_link_is_believed_before_its_kind() -> None:
+    estimates = make()
+    estimates.observe(record(whole_s=5.0))
+    for _ in range(5):
+        estimates.observe(record(whole_s=20.0, source="c", target="d"))
+    assert predicted(estimates).kv_s == pytest.approx(5.0)
+    assert predicted(estimates, source="d", target="c").kv_s == pytest.approx(20.0)
+
+
+def test_directions_of_a_link_are_learned_apart() -> None:
+    estimates = make()
+    estimates.observe(record(whole_s=2.0))
+    estimates.observe(record(whole_s=8.0, source="b", target="a"))
+    assert predicted(estimates).kv_s == pytest.approx(2.0)
+    assert predicted(estimates, source="b", target="a").kv_s == pytest.approx(8.0)
+
+
+def test_a_prefill_is_learned_for_the_target_whatever_the_source() -> None:
+    estimates = make()
+    for tokens in (500, 1000, 2000, 1000, 500):
+        estimates.observe(record(Taken.TOKENS, tokens, 0.2 + tokens / 100, source="c"))
+    assert predicted(estimates).tokens_s == pytest.approx(10.2)
+    assert predicted(estimates, target="d").tokens_s == pytest.approx(1.1)
+
+
+def test_a_profile_that_comes_anew_leaves_the_evidence() -> None:
+    estimates = make()
+    estimates.observe(record(Taken.TOKENS, whole_s=5.0))
+    estimates.profile(B, profile(rate=1.0))
+    assert predicted(estimates).tokens_s == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize(
+    "useless",
+    [
+        record(whole_s=9.0, outcome=Outcome.ABORTED),
+        record(whole_s=9.0, outcome=Outcome.REFUSED),
+        record(whole_s=None),
+        record(Taken.TOKENS, whole_s=None),
+        replace(record(whole_s=9.0), tokens=None),
+    ],
+    ids=["aborted", "refused", "kv, nothing told", "tokens, nothing told", "never frozen"],
+)
+def test_what_did_not_move_or_was_not_told_teaches_nothing(useless: MigrationRecord) -> None:
+    estimates, before = make(), make().to_json(0.0)
+    estimates.observe(useless)
+    assert estimates.to_json(0.0) == before
+
+
+def test_a_copy_that_was_given_up_makes_the_link_slower_and_leaves_the_prefill() -> None:
+    estimates = make()
+    estimates.observe(record(Taken.TOKENS, whole_s=11.0, copy_s=10.0, sent=250_000))
+    choice = predicted(estimates)
+    assert choice.kv_s == pytest.approx(80.0)
+    assert choice.tokens_s == pytest.approx(1.1)
+
+
+def test_a_copy_that_failed_at_once_makes_the_link_slower_too() -> None:
+    estimates = make()
+    estimates.observe(record(Taken.TOKENS, copy_s=0.001, sent=0))
+    assert predicted(estimates).kv_s == pytest.approx(2.2)
+
+
+def test_a_link_that_is_well_known_is_not_doubted_for_one_copy_that_failed() -> None:
+    estimates = make()
+    for tokens in (500, 1000, 2000, 1000, 500, 1000):
+        estimates.observe(record(Taken.KV, tokens, 0.1 + tokens / 1000))
+    estimates.observe(record(Taken.TOKENS, copy_s=10.0, sent=0))
+    assert predicted(estimates).kv_s == pytest.approx(1.1)
+
+
+def test_what_is_gone_is_forgotten() -> None:
+    estimates = make()
+    estimates.observe(record(whole_s=5.0))
+    estimates.observe(record(Taken.TOKENS, whole_s=5.0))
+    estimates.keep({A, C})
+    shown = estimates.to_json(0.0)
+    assert shown["links"] == [] and [each["replica"] for each in shown["prefill"]] == [A, C]
+    assert path_of(estimates) is Path.TOKENS
+
+
+def test_what_is_told_again_teaches_nothing_new() -> None:
+    estimates, one = make(), record(whole_s=5.0, predicted=(1.0, 1.0))
+    incomplete = replace(one, resume_s=None)
+    running = replace(incomplete, outcome=None)
+    for told in (running, incomplete, one, one, incomplete):
+        estimates.observe(told)
+    assert estimates.to_json(0.0)["links"][0]["observations"] == 1
+    assert estimates.errors(Taken.KV) == Errors(1, 0.2, 0.8)
+
+
+@given(st.permutations(range(8)))
+def test_the_order_in_which_records_are_told_does_not_matter(order: list[int]) -> None:
+    records = [record(whole_s=1.0 + n, at=100.0 * n) for n in range(8)]
+    told, as_they_ended = make(), make()
+    for n in order:
+        told.observe(records[n])
+    for each in records:
+        as_they_ended.observe(each)
+    assert told.decide(move(), (), 800.0) == as_they_ended.decide(move(), (), 800.0)
+
+
+def test_old_evidence_gives_way_to_the_prior() -> None:
+    estimates = make()
+    estimates.observe(record(whole_s=50.0))
+    later = 20 * PRIORS.half_life_s
+    assert estimates.decide(move(), (), 0.0).kv_s == pytest.approx(50.0)
+    assert estimates.decide(move(), (), later).kv_s == pytest.approx(1.1)
+
+
+# --- what is chosen --------------------------------------------------------------------------------------
+
+
+@given(st.floats(1e5, 1e8), st.floats(100.0, 1e5), st.floats(0.0, 0.5), st.integers(1, 100_000))
+def test_the_choice_flips_at_the_break_even(bandwidth: float, rate: float, handover_s: float, tokens: int) -> None:
+    priors = replace(PRIORS, within_node=Line.of(bandwidth, 0.1), handover_s=handover_s)
+    estimates = make(priors, b=profile(rate=rate))
+    kv_s, tokens_s = 0.1 + KV_BYTES * tokens / bandwidth, handover_s + tokens / rate
+    choice = predicted(estimates, tokens)
+    assert takes(choice, kv_s, tokens_s)
+    if abs(kv_s - tokens_s) > 1e-6 * tokens_s:
+        assert choice.path is (Path.KV if kv_s < tokens_s else Path.TOKENS)
+
+
+def test_a_slow_link_sends_tokens_up_to_the_context_that_takes_longer_to_prefill() -> None:
+    """Prefill grows as fast as the link sends, but for what every copy takes: 0.5 s against 0.1 s."""
+    slow = make(replace(PRIORS, within_node=Line.of(2e6, 0.5), handover_s=0.1))
+    assert [path_of(slow, tokens) for tokens in (100, 700, 900, 5000)] == [Path.TOKENS] * 2 + [Path.KV] * 2
+
+
+@pytest.mark.parametrize("unlike", [profile(cache="other"), profile(cache="")], ids=["another cache", "no cache"])
+def test_kv_goes_only_between_caches_that_are_alike(unlike: Profile) -> None:
+    fast = replace(PRIORS, within_node=Line.of(1e12))
+    assert path_of(make(fast)) is Path.KV
+    assert path_of(make(fast, b=unlike)) is Path.TOKENS
+    assert path_of(make(fast, a=unlike, b=unlike)) is (Path.KV if unlike.fingerprint.cache else Path.TOKENS)
+
+
+def test_between_replicas_without_a_profile_only_tokens_go() -> None:
+    assert path_of(Estimates(Boundaries(), PRIORS)) is Path.TOKENS
+
+
+def test_a_move_that_cannot_wait_takes_the_sooner_path_though_there_is_no_room() -> None:
+    estimates = make(boundaries=Boundaries(time_limit_s=0.1, slowdown=0.1))
+    busy = [Ordered(move("x"), Path.KV), Ordered(move("y"), Path.KV), Ordered(move("z"), Path.TOKENS)]
+    assert [choice.path for choice in estimates.choose([move()], busy, 0.0)] == [Path.DEFER]
+    assert estimates.decide(move(), busy, 0.0).path is Path.TOKENS
+
+
+def test_what_was_ordered_before_counts_where_it_goes() -> None:
+    estimates = make(b=profile(rate=1001.0))
+    queued = {
+        "kv": predicted(estimates).kv_s + 1.0,
+        "tokens": predicted(estimates).tokens_s + 1000 / 1001,
+    }
+    after_kv = estimates.choose([move()], [Ordered(move("x"), Path.KV)], 0.0)
+    after_tokens = estimates.choose([move()], [Ordered(move("x", source="c"), Path.TOKENS)], 0.0)
+    elsewhere = estimates.choose([move()], [Ordered(move("x", target="c"), Path.KV)], 0.0)
+    assert [choice.kv_s for choice in after_kv] == [pytest.approx(queued["kv"])]
+    assert [choice.tokens_s for choice in after_tokens] == [pytest.approx(queued["tokens"])]
+    assert [choice.kv_s for choice in elsewhere] == [predicted(estimates).kv_s]
+
+
+def test_the_urgent_ones_go_first() -> None:
+    moves = [move("drain"), move("away", reason=Reason.EVACUATE), move("overload", reason=Reason.OVERLOAD)]
+    assert [str(c.request) for c in make().choose(moves, (), 0.0)] == ["overload", "away", "drain"]
+
+
+Moves = st.lists(
+    st.tuples(st.integers(1, 3000), st.sampled_from("abcd"), st.sampled_from("abcd"), st.sampled_from(list(Reason))),
+    max_size=14,
+)
+Limits = st.builds(Boundaries, st.just(1.0), st.floats(0.01, 5.0), st.floats(0.01, 5.0))
+
+
+def drawn(moves: list[tuple[int, str, str, Reason]], prefix: str) -> list[Move]:
+    return [move(f"{prefix}{n}", t, source, to, why) for n, (t, source, to, why) in enumerate(moves) if source != to]
+
+
+@given(Moves, Moves, Limits)
+def test_no_link_and_no_target_is_promised_more_than_its_boundary_but_to_a_single_move(
+    moves: list[tuple[int, str, str, Reason]], earlier: list[tuple[int, str, str, Reason]], limits: Boundaries
+) -> None:
+    estimates, wanted = make(boundaries=limits), drawn(moves, "m")
+    busy = [Ordered(each, Path.KV if n % 2 else Path.TOKENS) for n, each in enumerate(drawn(earlier, "e"))]
+    path = {choice.request: choice.path for choice in estimates.choose(wanted, busy, 0.0)}
+    assert sorted(path) == sorted(each.request for each in wanted)
+    for link in {(each.source, each.target) for each in wanted}:
+        new = [m.tokens for m in wanted if (m.source, m.target) == link and path[m.request] is Path.KV]
+        old = [o.move.tokens for o in busy if (o.move.source, o.move.target) == link and o.path is Path.KV]
+        fits = KV_BYTES * sum(new + old) <= PRIORS.within_node.rate * limits.time_limit_s * (1 + 1e-9)
+        assert not new or fits or (len(new) == 1 and not old)
+    for target in {each.target for each in wanted}:
+        new = [m.tokens for m in wanted if m.target == target and path[m.request] is Path.TOKENS]
+        old = [o.move.tokens for o in busy if o.move.target == target and o.path is Path.TOKENS]
+        fits = sum(new + old) <= 1000.0 * limits.slowdown * limits.epoch_s * (1 + 1e-9)
+        assert not new or fits or (len(new) == 1 and not old)
+
+
+@given(Moves, st.randoms(use_true_random=False))
+def test_neither_the_order_of_moves_nor_that_of_replicas_matters(
+    moves: list[tuple[int, str, str, Reason]], random: object
+) -> None:
+    wanted = drawn(moves, "m")
+    one, other = make(), make()
+    for name in reversed("abcd"):
+        other.profile(ReplicaId(name), profile())
+    assert one.choose(wanted, (), 0.0) == other.choose(wanted[::-1], (), 0.0)
+
+
+# --- learning by choosing --------------------------------------------------------------------------------
+
+
+@given(st.floats(1e4, 1e7), st.floats(50.0, 1e5), st.integers(10, 20_000))
+def test_who_hopes_for_the_best_ends_on_the_better_path(bandwidth: float, rate: float, tokens: int) -> None:
+    hopeful = replace(PRIORS, within_node=Line.of(1e8, 0.1), prefill=Line.of(1e6))
+    estimates = make(hopeful, b=profile(rate=1e6))
+    truth = {Path.KV: 0.2 + KV_BYTES * tokens / bandwidth, Path.TOKENS: 0.2 + tokens / rate}
+    for _ in range(6):
+        path = predicted(estimates, tokens).path
+        estimates.observe(record(Taken(path.value), tokens, truth[path]))
+    assert truth[predicted(estimates, tokens).path] <= min(truth.values()) * 1.01
+
+
+@pytest.mark.parametrize("path", [Path.KV, Path.TOKENS])
+def test_moves_that_share_a_link_or_a_target_do_not_make_it_look_slower(path: Path) -> None:
+    """Ten at once; each takes as long as all that has to pass until it is over."""
+    kv = path is Path.KV
+    fast, slow = Line.of(1e6, 0.1), Line.of(1e3, 0.1)
+    estimates = make(replace(PRIORS, within_node=fast if kv else slow), b=profile(rate=1.0 if kv else 1000.0))
+    wanted = [move(f"m{n}", 100 + 10 * n) for n in range(10)]
+    choices = estimates.choose(wanted, (), 0.0)
+    assert {choice.path for choice in choices} == {path}
+    tokens = {each.request: each.tokens for each in wanted}
+    before = predicted(estimates)
+    ahead = 0
+    for choice in choices:
+        own = tokens[choice.request]
+        ahead += own
+        passed = sum(min(own, other) for other in tokens.values()) / 1000 if kv else ahead / 1000
+        estimates.observe(record(Taken(path.value), own, 0.1 + passed, request=choice.request))
+    assert takes(predicted(estimates), before.kv_s, before.tokens_s)
+
+
+@pytest.mark.parametrize(("chosen", "ordered"), [(Path.KV, Taken.TOKENS), (Path.TOKENS, Taken.KV)])
+def test_a_move_that_went_another_way_than_was_chosen_is_taken_for_what_it_was(chosen: Path, ordered: Taken) -> None:
+    """Bytes of a copy that was not made are no tokens that were prefilled."""
+    estimates = make(replace(PRIORS, within_node=Line.of(1e9 if chosen is Path.KV else 1e4, 0.1)))
+    assert predicted(estimates).path is chosen
+    estimates.observe(record(ordered, whole_s=5.1))
+    half = predicted(estimates, 500)
+    assert {Taken.KV: half.kv_s, Taken.TOKENS: half.tokens_s}[ordered] == pytest.approx(0.1 + 2.5)
+
+
+def test_copies_that_are_given_up_again_and_again_are_not_ordered_again_and_again() -> None:
+    estimates, orders = make(replace(PRIORS, within_node=Line.of(1e8, 0.1))), []
+    for _ in range(5):
+        path = predicted(estimates).path
+        orders.append(path)
+        estimates.observe(record(Taken.TOKENS, whole_s=4.0, copy_s=3.0 * (path is Path.KV), sent=0))
+    assert orders[0] is Path.KV and orders[2:] == [Path.TOKENS] * 3
+
+
+# --- how good it was -------------------------------------------------------------------------------------
+
+
+def test_errors_compare_what_was_predicted_for_the_path_that_was_taken() -> None:
+    estimates = make()
+    for kv_s in (1.0, 2.0, 4.0):
+        estimates.observe(record(whole_s=2.0, predicted=(kv_s, 99.0)))
+    estimates.observe(record(Taken.TOKENS, whole_s=2.0, predicted=(99.0, 3.0)))
+    assert estimates.errors(Taken.KV) == Errors(3, 1.0, 0.5)
+    assert estimates.errors(Taken.TOKENS) == Errors(1, 1.5, 0.5)
+
+
+def test_moves_without_prediction_or_by_another_path_than_intended_count_for_no_error() -> None:
+    estimates = make()
+    estimates.observe(record())
+    estimates.observe(record(Taken.TOKENS, copy_s=1.0, predicted=(1.0, 1.0)))
+    assert estimates.errors(Taken.KV) is None and estimates.errors(Taken.TOKENS) is None
+
+
+def test_what_is_believed_can_be_shown() -> None:
+    estimates = make()
+    estimates.observe(record(whole_s=2.0, predicted=(2.0, 1.0)))
+    shown = json.loads(json.dumps(estimates.to_json(0.0)))
+    [link] = shown["links"]
+    assert (link["source"], link["target"], link["observations"]) == ("a", "b", 1)
+    assert link["bytes_per_s"] == pytest.approx(1e6 / 1.9) and link["latency_s"] == pytest.approx(0.1)
+    assert [each["replica"] for each in shown["prefill"]] == ["a", "b", "c", "d"]
+    assert shown["errors"] == {"kv": {"count": 1, "ratio": 1.0, "error": 0.0}, "tokens": None}
