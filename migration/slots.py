@@ -1,21 +1,23 @@
 """A replica's staging slots: a segment cut into equal parts, lent one at a time."""
 
 import asyncio
+from collections.abc import Callable
 
 from migration.errors import TransferTimeout
-from migration.kv.staging import HEADER, Segment
+from migration.kv.staging import HEADER, Segment, Staging
 from migration.ports import Slot
 
 
 class Slots:
-    """`count` slots of `slot_bytes` payload each, in one segment. Leasing waits until a slot is free."""
+    """`count` slots of `slot_bytes` payload each, in one segment. Leasing waits until a slot is free.
 
-    def __init__(self, count: int, slot_bytes: int) -> None:
+    `create` makes the segment; `DeviceSegment.create` does so in GPU memory.
+    """
+
+    def __init__(self, count: int, slot_bytes: int, create: Callable[[int], Staging] = Segment.create) -> None:
         stride = HEADER + slot_bytes
-        self._segment = Segment.create(count * stride)
-        self._slots = tuple(
-            Slot(self._segment.path, i * stride, self._segment.view(i * stride, stride)) for i in range(count)
-        )
+        self._segment = create(count * stride)
+        self._slots = tuple(self._segment.slot(i * stride, stride) for i in range(count))
         self._free: asyncio.Queue[Slot] = asyncio.Queue()
         for slot in self._slots:
             self._free.put_nowait(slot)

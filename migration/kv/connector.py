@@ -30,6 +30,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from migration.errors import TransferFailed
+from migration.kv.device import preload
 from migration.kv.layout import CacheLayout
 from migration.kv.staging import Segments
 from migration.messages import SlotRef
@@ -205,6 +206,9 @@ class MellConnector(KVConnectorBase_V1):
             self.layout = CacheLayout(kv_caches, self.num_blocks)
         except TransferFailed as error:
             self.unsupported = str(error)
+        else:
+            if self.layout.device.type == "cuda":
+                preload()
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Update the block tables, then load staged blocks; never raises."""

@@ -1,7 +1,8 @@
 """Staging slots: shared memory between a replica and its engine's worker, and between replicas of a node.
 
 A segment is an anonymous file (memfd) that other processes map through /proc: it needs no name that could
-clash, and the kernel frees it when its last user is gone, however that user died.
+clash, and the kernel frees it when its last user is gone, however that user died. `device` has segments whose
+payloads are in GPU memory.
 
 One slot is a header and a payload:
 
@@ -14,15 +15,50 @@ import mmap
 import os
 import struct
 from types import TracebackType
-from typing import Self
+from typing import Any, Protocol, Self
 
 from migration.errors import TransferFailed
 from migration.messages import SlotRef
+from migration.ports import Slot
 
 HEADER = 64
 """Bytes before the payload: room for the ticket, and a whole cache line so that the payload is aligned."""
 
-_TICKET = struct.Struct("<Q")
+DEVICE = "cuda:"
+"""How the paths of segments in GPU memory begin."""
+
+TICKET = struct.Struct("<Q")
+"""How a header holds the ticket, in its first bytes."""
+
+
+class Staging(Protocol):
+    """A segment, wherever its payloads are. `path` is how other processes of this node open it."""
+
+    path: str
+
+    def view(self, offset: int, size: int) -> Any:
+        """`size` writable bytes from `offset`: a memoryview, or a CuPy array if they are on a GPU.
+
+        Raises:
+            TransferFailed: they lie outside the segment.
+        """
+        ...
+
+    def ticket(self, offset: int) -> int:
+        """The ticket of the slot at `offset`."""
+        ...
+
+    def stamp(self, offset: int, ticket: int) -> None:
+        """Write the ticket of the slot at `offset`; 0 says that the payload is not valid."""
+        ...
+
+    def slot(self, offset: int, size: int) -> Slot:
+        """The slot of `size` bytes, header included, at `offset`."""
+        ...
+
+    def close(self) -> None:
+        """Give the memory back."""
+        ...
 
 
 class Segment:
@@ -43,12 +79,16 @@ class Segment:
 
     @classmethod
     def open(cls, path: str) -> Self:
-        """Map another process's segment. Raises TransferFailed when that process is gone."""
+        """Map another process's segment. Raises TransferFailed when that process is gone, or it is no segment."""
         try:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
             raise TransferFailed(f"staging segment {path}: {error.strerror}") from error
-        return cls(fd, os.fstat(fd).st_size, path)
+        try:
+            return cls(fd, os.fstat(fd).st_size, path)
+        except (OSError, ValueError) as error:
+            os.close(fd)
+            raise TransferFailed(f"staging segment {path}: {error}") from error
 
     def view(self, offset: int, size: int) -> memoryview:
         """`size` writable bytes from `offset`. Raises TransferFailed when they lie outside."""
@@ -58,12 +98,16 @@ class Segment:
 
     def ticket(self, offset: int) -> int:
         """The ticket of the slot at `offset`."""
-        value: int = _TICKET.unpack(self.view(offset, _TICKET.size))[0]
+        value: int = TICKET.unpack(self.view(offset, TICKET.size))[0]
         return value
 
     def stamp(self, offset: int, ticket: int) -> None:
         """Write the ticket of the slot at `offset`; 0 says that the payload is not valid."""
-        _TICKET.pack_into(self.view(offset, _TICKET.size), 0, ticket)
+        TICKET.pack_into(self.view(offset, TICKET.size), 0, ticket)
+
+    def slot(self, offset: int, size: int) -> Slot:
+        """The slot of `size` bytes, header included, at `offset`."""
+        return Slot(self.path, offset, self.view(offset, size))
 
     def close(self) -> None:
         """Give the mapping back once no view is in use; a view still in use keeps it alive."""
@@ -85,17 +129,17 @@ class Segments:
 
     def __init__(self, limit: int = 16) -> None:
         self._limit = limit
-        self._open: dict[str, Segment] = {}
+        self._open: dict[str, Staging] = {}
 
-    def get(self, path: str) -> Segment:
+    def get(self, path: str) -> Staging:
         """The segment at `path`; the one longest unused is closed when there are too many."""
-        segment = self._open.pop(path, None) or Segment.open(path)
+        segment = self._open.pop(path, None) or _open(path)
         self._open[path] = segment
         if len(self._open) > self._limit:
             self._open.pop(next(iter(self._open))).close()
         return segment
 
-    def payload(self, ref: SlotRef, size: int) -> memoryview:
+    def payload(self, ref: SlotRef, size: int) -> Any:
         """The payload of a slot. Raises TransferFailed unless it carries the expected ticket."""
         self.check(ref)
         return self.get(ref.segment).view(ref.offset + HEADER, size)
@@ -104,3 +148,11 @@ class Segments:
         """Raise TransferFailed unless the slot still carries the ticket."""
         if self.get(ref.segment).ticket(ref.offset) != ref.ticket:
             raise TransferFailed("the staging slot was reused before it was read")
+
+
+def _open(path: str) -> Staging:
+    if not path.startswith(DEVICE):
+        return Segment.open(path)
+    from migration.kv.device import DeviceSegment
+
+    return DeviceSegment.open(path)

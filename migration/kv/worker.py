@@ -4,6 +4,7 @@ vLLM mixes this class into its Worker (`worker_extension_cls`); `collective_rpc`
 the steps. An exception would end the worker, so what may fail returns an error as a value.
 """
 
+import logging
 import os
 import secrets
 from typing import Any
@@ -14,6 +15,8 @@ from migration.errors import BlocksGone, TransferFailed
 from migration.kv.connector import MellConnector
 from migration.kv.layout import CacheLayout
 from migration.kv.staging import HEADER
+
+log = logging.getLogger(__name__)
 
 
 class MellWorker:
@@ -44,6 +47,9 @@ class MellWorker:
             return {"error": str(error), "gone": True}
         except TransferFailed as error:
             return {"error": str(error)}
+        except Exception as error:
+            log.exception("gathering KV blocks failed")
+            return {"error": f"gathering KV blocks failed: {error}"}
 
     def _mell_gather(
         self, connector: MellConnector, key: str, first: int, last: int, segment: str, offset: int

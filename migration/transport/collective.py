@@ -6,11 +6,14 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
 
 import torch
 from ray.util import collective
 
 from migration.errors import TransferFailed, TransferTimeout
+from migration.kv.device import DeviceSlot
+from migration.kv.staging import HEADER, TICKET
 from migration.messages import SlotRef
 from migration.ports import Slot
 from policies.model import Bytes, ReplicaId
@@ -49,6 +52,47 @@ class Turns:
             self._changed.notify_all()
 
 
+class SlotMemory(Protocol):
+    """What a backend sends of a slot."""
+
+    def buffer(self, slot: Slot, size: Bytes) -> Any:
+        """The part of a slot's first `size` bytes that is sent. Raises TransferFailed if the slot is smaller."""
+        ...
+
+    def arrived(self, slot: Slot, staged: SlotRef) -> None:
+        """What the peer had staged there is in the slot."""
+        ...
+
+
+class HostMemory:
+    """Slots in host memory: the header comes along."""
+
+    def buffer(self, slot: Slot, size: Bytes) -> torch.Tensor:
+        """See `SlotMemory.buffer`."""
+        if size > len(slot.memory):
+            raise TransferFailed(f"no staging slot holds {size} bytes")
+        return torch.frombuffer(slot.memory, dtype=torch.uint8)[:size]
+
+    def arrived(self, slot: Slot, staged: SlotRef) -> None:
+        """See `SlotMemory.arrived`."""
+
+
+class DeviceMemory:
+    """Slots in GPU memory: payloads only. Headers are in host memory, and the receiver writes its own."""
+
+    def buffer(self, slot: Slot, size: Bytes) -> Any:
+        """See `SlotMemory.buffer`."""
+        if not isinstance(slot, DeviceSlot):
+            raise TransferFailed("the staging slots are not in GPU memory")
+        if size - HEADER > len(slot.payload):
+            raise TransferFailed(f"no staging slot holds {size} bytes")
+        return slot.payload[: size - HEADER]
+
+    def arrived(self, slot: Slot, staged: SlotRef) -> None:
+        """See `SlotMemory.arrived`."""
+        TICKET.pack_into(slot.memory, 0, staged.ticket)
+
+
 class CollectiveGroups:
     """Sends through `ray.util.collective` with the given registered backend.
 
@@ -61,9 +105,10 @@ class CollectiveGroups:
 
     shares_slots = False
 
-    def __init__(self, backend: str, timeout_s: float, threads: int = 8) -> None:
+    def __init__(self, backend: str, timeout_s: float, threads: int = 8, memory: SlotMemory | None = None) -> None:
         self.name = backend.lower()
         self._backend = backend
+        self._memory = memory or HostMemory()
         self._timeout_s = timeout_s
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="kv-transfer")
         self._numbers = itertools.count(1)
@@ -85,15 +130,16 @@ class CollectiveGroups:
 
     async def send(self, channel: str, slot: Slot, size: Bytes) -> None:
         """See `Transport.send`."""
-        group = _group(channel)
-        await self._pass(channel, SENDER, lambda: collective.send(_tensor(slot, size), RECEIVER, group))
+        group, buffer = _group(channel), self._memory.buffer(slot, size)
+        await self._pass(channel, SENDER, lambda: collective.send(buffer, RECEIVER, group))
 
     async def receive(self, channel: str, staged: SlotRef, size: Bytes, slot: Slot | None) -> SlotRef:
         """See `Transport.receive`."""
-        if slot is None or size > len(slot.memory):
-            raise TransferFailed(f"no staging slot holds {size} bytes")
-        group = _group(channel)
-        await self._pass(channel, RECEIVER, lambda: collective.recv(_tensor(slot, size), SENDER, group))
+        if slot is None:
+            raise TransferFailed("there is no staging slot to receive into")
+        group, buffer = _group(channel), self._memory.buffer(slot, size)
+        await self._pass(channel, RECEIVER, lambda: collective.recv(buffer, SENDER, group))
+        self._memory.arrived(slot, staged)
         return SlotRef(slot.segment, slot.offset, staged.ticket)
 
     def close(self) -> None:
@@ -161,10 +207,6 @@ class CollectiveGroups:
         except Exception as error:
             kind = TransferTimeout if "timed out" in str(error).lower() else TransferFailed
             raise kind(f"{self.name} {channel}: {error}") from error
-
-
-def _tensor(slot: Slot, size: Bytes) -> torch.Tensor:
-    return torch.frombuffer(slot.memory, dtype=torch.uint8)[:size]
 
 
 def _group(channel: str) -> str:

@@ -3,9 +3,6 @@
 Ray's own GLOO backend makes the first group the world of the process, so a replica could talk to one peer
 only, and its transfers wait half an hour for a silent peer. This one holds a process group of two that is
 nobody's default group.
-
-`init_collective_group` holds a process-wide lock around the constructor, so the constructor only notes what it
-was given; the two ends find each other at the first transfer, in whatever thread makes it.
 """
 
 import threading
@@ -15,35 +12,24 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
 from ray.util import get_node_ip_address
-from ray.util.collective.backend_registry import _global_registry, register_collective_backend
-from ray.util.collective.collective_group.base_collective_group import BaseGroup
 from ray.util.collective.types import RecvOptions, SendOptions
 
+from migration.transport import pair_group, rendezvous
+
 BACKEND = "MELL_GLOO"
-_NAMESPACE = b"mell"
-_POLL_S = 0.005
 
 
-class PairGroup(BaseGroup):
-    """Two ranks, point to point. Any other collective is refused."""
+class GlooPair(pair_group.PairGroup):
+    """A pair over gloo, between host memories."""
 
-    timeout_s = 10.0
-    """Of the rendezvous and of every transfer; set once per process by `register`."""
+    name = BACKEND
 
     def __init__(self, world_size: int, rank: int, group_name: str) -> None:
         super().__init__(world_size, rank, group_name)
-        if world_size != 2:
-            raise ValueError(f"{BACKEND} groups have two ranks, not {world_size}")
         self._lock = threading.Lock()
         self._group: Any = None
-        self._key = f"rendezvous/{group_name}".encode()
-
-    @classmethod
-    def backend(cls) -> str:
-        """The backend's name."""
-        return BACKEND
+        self._key = f"rendezvous/{group_name}"
 
     @classmethod
     def check_backend_availability(cls) -> bool:
@@ -62,7 +48,7 @@ class PairGroup(BaseGroup):
         """Drop the connection; the other end's transfers fail."""
         self._group = None
         if self.rank == 0:
-            _internal_kv_del(self._key, namespace=_NAMESPACE)
+            rendezvous.erase(self._key)
 
     @property
     def _limit(self) -> timedelta:
@@ -78,26 +64,15 @@ class PairGroup(BaseGroup):
     def _offer(self) -> Any:
         address = get_node_ip_address()
         store = dist.TCPStore(address, 0, 2, True, self._limit, wait_for_workers=False)
-        _internal_kv_put(self._key, f"{address}:{store.port}".encode(), overwrite=True, namespace=_NAMESPACE)
+        rendezvous.leave(self._key, f"{address}:{store.port}".encode())
         return store
 
     def _find(self) -> Any:
-        deadline = time.monotonic() + self.timeout_s
-        while (value := _internal_kv_get(self._key, namespace=_NAMESPACE)) is None:
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"the peer of {self.group_name} did not appear within {self.timeout_s} s")
-            time.sleep(_POLL_S)
-        address, port = value.decode().rsplit(":", 1)
+        found = rendezvous.find(self._key, time.monotonic() + self.timeout_s)
+        address, port = found.decode().rsplit(":", 1)
         return dist.TCPStore(address, int(port), 2, False, self._limit)
-
-    def _refuse(self, *_: Any, **__: Any) -> Any:
-        raise NotImplementedError(f"{BACKEND} groups only send and receive")
-
-    allreduce = barrier = reduce = broadcast = allgather = reducescatter = _refuse
 
 
 def register(timeout_s: float) -> None:
-    """Make the backend known to Ray in this process, once; every process that uses it must."""
-    PairGroup.timeout_s = timeout_s
-    if not _global_registry.is_registered(BACKEND):
-        register_collective_backend(BACKEND, PairGroup)
+    """Make the backend known to Ray in this process."""
+    pair_group.register(GlooPair, timeout_s)

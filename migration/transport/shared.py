@@ -18,10 +18,16 @@ def _place() -> str:
 
 
 class SharedSlots:
-    """The target's worker maps the source's segment. Only for replicas of one node."""
+    """The target's worker maps the source's segment, in host or GPU memory. Only for replicas of one node.
 
-    name = "shared"
+    `elsewhere` is the transport to use between nodes, for the error's text.
+    """
+
     shares_slots = True
+
+    def __init__(self, name: str = "shared", elsewhere: str = "collective") -> None:
+        self.name = name
+        self._elsewhere = elsewhere
 
     def channel(self, source: ReplicaId, target: ReplicaId) -> str:
         """See `Transport.channel`."""
@@ -33,7 +39,7 @@ class SharedSlots:
     async def receive(self, channel: str, staged: SlotRef, size: Bytes, slot: Slot | None) -> SlotRef:
         """See `Transport.receive`. Raises TransferFailed when the source is on another node."""
         if channel != _place():
-            raise TransferFailed("the replicas share no memory: set migration.transport to collective")
+            raise TransferFailed(f"the replicas share no memory: set migration.transport to {self._elsewhere}")
         return staged
 
     def drop(self, channel: str) -> None:

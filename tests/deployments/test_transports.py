@@ -1,14 +1,18 @@
 """Which transport a name stands for."""
 
+import sys
+
 import pytest
 
 from deployments.config import MigrationConfig
-from deployments.transports import NAMES, make_transport
+from deployments.transports import NAMES, ON_GPU, make_slots, make_transport
 from migration.errors import TransferFailed
+from migration.kv.device import DeviceSlot
 from migration.messages import SlotRef
 from migration.transport.collective import CollectiveGroups
 from migration.transport.shared import SharedSlots
 from policies.model import Bytes
+from tests.migration import fake_cupy
 
 
 def factory(config: MigrationConfig) -> SharedSlots:
@@ -26,6 +30,28 @@ def test_collective_is_made_without_a_group() -> None:
     assert isinstance(transport, CollectiveGroups) and not transport.shares_slots
 
 
+@pytest.mark.parametrize(("name", "shares"), [("cuda_ipc", True), ("nccl", False)])
+def test_transports_between_gpus_are_made_without_one(name: str, shares: bool) -> None:
+    assert make_transport(MigrationConfig(transport=name)).shares_slots is shares
+
+
+@pytest.mark.parametrize("name", [*NAMES, f"{__name__}:factory"])
+async def test_slots_are_where_the_transport_wants_them(name: str) -> None:
+    with fake_cupy.installed():
+        slots = make_slots(MigrationConfig(transport=name, slots=3, slot_bytes=4096))
+        with await slots.lease(1) as slot:
+            assert isinstance(slot, DeviceSlot) is (name in ON_GPU)
+        slots.close()
+
+
+@pytest.mark.parametrize("name", ON_GPU)
+def test_slots_on_a_gpu_need_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "cupy", None)
+        with pytest.raises(RuntimeError, match="make setup DEVICE=cuda"):
+            make_slots(MigrationConfig(transport=name))
+
+
 def test_every_name_makes_a_transport() -> None:
     assert all(make_transport(MigrationConfig(transport=name)) for name in NAMES)
 
@@ -35,7 +61,7 @@ def test_a_factory_of_ones_own_is_given_the_configuration() -> None:
     assert isinstance(make_transport(config), SharedSlots)
 
 
-@pytest.mark.parametrize("name", ["", "nccl", "Shared", "tests.deployments"])
+@pytest.mark.parametrize("name", ["", "mpi", "Shared", "tests.deployments"])
 def test_an_unknown_name_says_what_there_is(name: str) -> None:
     with pytest.raises(ValueError, match=r"shared.*collective.*module:factory"):
         make_transport(MigrationConfig(transport=name))
@@ -51,6 +77,8 @@ def test_a_factory_that_is_not_there_is_an_error(name: str, error: type[Exceptio
         make_transport(MigrationConfig(transport=name))
 
 
-async def test_slots_of_another_node_are_not_read() -> None:
-    with pytest.raises(TransferFailed, match=r"set migration\.transport to collective"):
-        await SharedSlots().receive("another node", SlotRef("/proc/1/fd/3", 0, 1), Bytes(64), None)
+@pytest.mark.parametrize(("name", "instead"), [("shared", "collective"), ("cuda_ipc", "nccl")])
+async def test_slots_of_another_node_are_not_read(name: str, instead: str) -> None:
+    transport = make_transport(MigrationConfig(transport=name))
+    with pytest.raises(TransferFailed, match=rf"set migration\.transport to {instead}"):
+        await transport.receive("another node", SlotRef("/proc/1/fd/3", 0, 1), Bytes(64), None)

@@ -1,5 +1,6 @@
 """Both halves of the vLLM connector, driven with the calls that vLLM makes, without an engine."""
 
+import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -363,3 +364,14 @@ def test_cache_that_cannot_be_moved_is_noted_and_its_loads_fail(
     assert connector.layout is None and reason in connector.unsupported
     step(connector, loads=[load(segment, 1)])
     assert connector.get_block_ids_with_load_errors() == {1}
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_cupy_is_imported_before_the_first_move_where_it_will_be_needed(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CacheLayout, "device", torch.device(device))
+    imported: list[str] = []
+    monkeypatch.setattr(importlib, "import_module", imported.append)
+    make_worker()
+    assert imported == ["cupy"] * (device == "cuda")

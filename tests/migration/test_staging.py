@@ -1,5 +1,6 @@
 """Shared staging memory: bounds, tickets, other processes, and what happens when they are gone."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -50,6 +51,14 @@ def test_segment_of_a_process_that_is_gone_cannot_be_opened() -> None:
     path = in_another_process("print(Segment.create(128).path)")
     with pytest.raises(TransferFailed, match=f"staging segment {path}: "):
         Segment.open(path)
+
+
+def test_file_that_is_no_segment_is_refused() -> None:
+    read, write = os.pipe()
+    with pytest.raises(TransferFailed, match="staging segment"):
+        Segment.open(f"/proc/self/fd/{write}")
+    os.close(read)
+    os.close(write)
 
 
 def test_mapping_outlives_the_process_that_made_it() -> None:

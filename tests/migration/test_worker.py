@@ -100,6 +100,16 @@ def test_failed_gather_leaves_no_valid_ticket(group: dict[str, Any], segment: Se
     assert segment.ticket(0) == 0
 
 
+def test_whatever_else_fails_is_an_error_too(
+    group: dict[str, Any], segment: Segment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU, copies can run out of memory."""
+    extension, _ = make_extension(group)
+    monkeypatch.setattr(torch, "index_select", lambda *_, **__: (_ for _ in ()).throw(MemoryError("no room")))
+    answer = extension.mell_gather("r.0", 0, 1, segment.path, 0)
+    assert "no room" in answer["error"] and segment.ticket(0) == 0
+
+
 def test_engine_without_the_connector_says_so(group: dict[str, Any], segment: Segment) -> None:
     extension, _ = make_extension(group)
     group["connector"] = None
@@ -111,7 +121,7 @@ def test_engine_without_the_connector_says_so(group: dict[str, Any], segment: Se
 def test_cache_is_described(group: dict[str, Any]) -> None:
     extension, _ = make_extension(group)
     told = extension.mell_describe()
-    assert told["layout"] == f"torch.float32:0:(2, {BLOCK}, 3)" and told["block_bytes"] == 2 * BLOCK * 3 * 4
+    assert told["layout"] == f"torch.float32(2, {BLOCK}, 3)@(1, 2, 3)" and told["block_bytes"] == 2 * BLOCK * 3 * 4
     assert (told["num_blocks"], told["unsupported"]) == (BLOCKS, None)
 
 

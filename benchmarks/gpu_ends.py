@@ -1,0 +1,163 @@
+"""What the GPU benchmark measures with: workers that copy, and replicas that send, each a process of its own."""
+
+import hashlib
+import multiprocessing
+import random
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from migration.kv.layout import CacheLayout
+from migration.kv.staging import HEADER, Segments
+from migration.messages import SlotRef
+from policies.model import Bytes, ReplicaId
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A KV cache: numbers of layers, blocks, KV heads, tokens per block, and values of K and V of a token and head."""
+
+    layers: int = 32
+    blocks: int = 2048
+    heads: int = 8
+    tokens: int = 16
+    content: int = 256
+
+    @property
+    def block_bytes(self) -> int:
+        """Of all layers, in bfloat16."""
+        return self.layers * self.heads * self.tokens * self.content * 2
+
+
+class Worker:
+    """One worker's cache and its half of a move, in a process of its own (see `Asked`). Methods return seconds."""
+
+    def __init__(self, shape: Shape, device: str, seed: int) -> None:
+        axes = (shape.layers, shape.blocks, shape.tokens, shape.heads, shape.content)
+        layers = torch.zeros(axes, dtype=torch.bfloat16, device=device).transpose(2, 3)
+        self._caches = {f"layers.{i}": layer for i, layer in enumerate(layers)}
+        self._layout = CacheLayout(self._caches, shape.blocks)
+        self._table = random.Random(seed).sample(range(shape.blocks), shape.blocks)
+        self._device = device
+        self._segments = Segments()
+
+    def fill(self) -> None:
+        """Random contents."""
+        for layer in self._caches.values():
+            layer.uniform_()
+
+    def open(self, path: str) -> float:
+        """Map a segment."""
+        return _timed(lambda: self._segments.get(path))
+
+    def copy(self, size: int) -> float:
+        """One tensor to another."""
+        one, other = (torch.empty(size, dtype=torch.uint8, device=self._device) for _ in range(2))
+
+        def copied() -> None:
+            other.copy_(one)
+            if self._device != "cpu":
+                torch.cuda.synchronize()
+
+        copied()
+        return _timed(copied)
+
+    def gather(self, count: int, path: str) -> tuple[float, int]:
+        """As `MellWorker.mell_gather`; with the ticket."""
+        segment, ticket = self._segments.get(path), secrets.randbits(63) | 1
+        payload = segment.view(HEADER, count * self._layout.block_bytes)
+        took = _timed(lambda: self._layout.gather(self._table[:count], payload))
+        segment.stamp(0, ticket)
+        return took, ticket
+
+    def scatter(self, count: int, path: str, ticket: int) -> float:
+        """As `MellConnector` loads blocks."""
+        ref = SlotRef(path, 0, ticket)
+        payload = self._segments.payload(ref, count * self._layout.block_bytes)
+        took = _timed(lambda: self._layout.scatter(self._table[:count], count, 0, payload))
+        self._segments.check(ref)
+        return took
+
+    def digest(self, count: int) -> str:
+        """Of the first blocks of the table."""
+        staged = memoryview(bytearray(count * self._layout.block_bytes))
+        self._layout.gather(self._table[:count], staged)
+        return hashlib.sha256(staged).hexdigest()
+
+
+class Asked:
+    """A `Worker` in another process: calls are sent, answers come back. `prepare` is called there first."""
+
+    def __init__(self, shape: Shape, device: str, seed: int, prepare: Callable[[], object] | None) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self._pipe, theirs = spawn.Pipe()
+        self._process = spawn.Process(target=_serve, args=(theirs, shape, device, seed, prepare), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def __call__(self, method: str, *arguments: object) -> Any:
+        """Call a method there. Raises EOFError if the process died; what it said is on stderr."""
+        self._pipe.send((method, arguments))
+        return self._pipe.recv()
+
+    def close(self) -> None:
+        """End the process."""
+        self._pipe.close()
+        self._process.join()
+
+
+def _serve(pipe: Connection, shape: Shape, device: str, seed: int, prepare: Callable[[], object] | None) -> None:
+    if prepare is not None:
+        prepare()
+    worker = Worker(shape, device, seed)
+    while True:
+        try:
+            method, arguments = pipe.recv()
+        except EOFError:
+            return
+        pipe.send(getattr(worker, method)(*arguments))
+
+
+class Replica:
+    """A replica's end of the NCCL transport, as a Ray actor with a GPU of its own."""
+
+    def __init__(self, slot_bytes: int) -> None:
+        from deployments.config import MigrationConfig
+        from deployments.transports import make_slots, make_transport
+
+        config = MigrationConfig(transport="nccl", slot_bytes=slot_bytes, transfer_timeout_s=60)
+        self._transport, self._slots, self._size = make_transport(config), make_slots(config), HEADER + slot_bytes
+
+    async def channels(self, count: int) -> list[str]:
+        """The next channels from source to target."""
+        return [self._transport.channel(ReplicaId("source"), ReplicaId("target")) for _ in range(count)]
+
+    async def send(self, channels: Sequence[str]) -> list[float]:
+        """Send a slot over and over; seconds of each."""
+        with await self._slots.lease(1) as slot:
+            return [await _awaited(self._transport.send(channel, slot, Bytes(self._size))) for channel in channels]
+
+    async def receive(self, channels: Sequence[str]) -> list[float]:
+        """The other end of `send`."""
+        with await self._slots.lease(1) as slot:
+            ref = SlotRef("", 0, 1)
+            return [
+                await _awaited(self._transport.receive(channel, ref, Bytes(self._size), slot)) for channel in channels
+            ]
+
+
+async def _awaited(work: Any) -> float:
+    began = time.perf_counter()
+    await work
+    return time.perf_counter() - began
+
+
+def _timed(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began

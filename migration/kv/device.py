@@ -1,0 +1,126 @@
+"""Staging segments whose payloads are in GPU memory, shared between processes by CUDA IPC. Needs CuPy.
+
+The replica process allocates a segment, because the slots are its own: it lends them, sends from them and takes them
+back, and they must outlive whatever happens to a worker. Workers, its own and with transport `cuda_ipc` those of other
+replicas on the node, map it. CUDA does not let a process open its own handle, so a worker cannot run in the replica's
+process; vLLM's never does.
+
+Headers stay in host memory, in a segment of the same size whose pages between the headers are never touched: a ticket
+is read and written without the GPU. Tickets order the two sides as they do on the host, because whoever puts bytes into
+a slot stamps it only once the GPU has finished (`CacheLayout.gather`, and the transports), and whoever reads checks
+again once the GPU has read them.
+
+The path of a segment is "cuda:", the IPC handle in hexadecimal, ":", and the path of the headers' segment. That one
+cannot be opened any more once its process is gone, so a handle of the dead is not opened either.
+"""
+
+import contextlib
+import importlib
+from dataclasses import dataclass
+from typing import Any, Self
+
+from migration.errors import TransferFailed
+from migration.kv.staging import DEVICE, HEADER, Segment
+from migration.ports import Slot
+
+
+def preload() -> None:
+    """Import CuPy if it is installed: it takes a second or two, which the first move would wait for in the worker."""
+    with contextlib.suppress(ImportError):
+        importlib.import_module("cupy")
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSlot(Slot):
+    """A slot in GPU memory: `memory` is only its header, in host memory; `payload` is a CuPy array of bytes."""
+
+    payload: Any
+
+
+class DeviceSegment:
+    """See the module. `create` and `open` use the current device of the calling thread."""
+
+    def __init__(self, path: str, headers: Segment, pointer: int, owned: bool) -> None:
+        import cupy
+
+        self.path = path
+        self.size = headers.size
+        self._headers = headers
+        self._pointer = pointer
+        self._owned = owned
+        self._device: int = cupy.cuda.runtime.getDevice()
+        memory = cupy.cuda.UnownedMemory(pointer, self.size, self, self._device)
+        self._bytes: Any = cupy.ndarray((self.size,), dtype=cupy.uint8, memptr=cupy.cuda.MemoryPointer(memory, 0))
+
+    @classmethod
+    def create(cls, size: int) -> Self:
+        """A new segment of `size` bytes.
+
+        The memory comes from CUDA itself: CuPy's and torch's allocators hand out parts of larger allocations, and a
+        handle always exports the whole.
+
+        Raises:
+            RuntimeError: there is no CuPy, no GPU, or not enough memory on it.
+        """
+        try:
+            import cupy
+        except ImportError as error:
+            raise RuntimeError("staging in GPU memory needs CuPy: run `make setup DEVICE=cuda`") from error
+        runtime = cupy.cuda.runtime
+        try:
+            pointer = runtime.malloc(size)
+        except runtime.CUDARuntimeError as error:
+            full = "; lower engine_kwargs.gpu_memory_utilization, migration.slots or migration.slot_mib"
+            hint = full if "cudaErrorMemoryAllocation" in str(error) else ""
+            raise RuntimeError(f"{size >> 20} MiB of GPU memory for staging slots: {error}{hint}") from error
+        headers = Segment.create(size)
+        handle: bytes = runtime.ipcGetMemHandle(pointer)
+        return cls(f"{DEVICE}{handle.hex()}:{headers.path}", headers, pointer, owned=True)
+
+    @classmethod
+    def open(cls, path: str) -> Self:
+        """Map another process's segment. Raises TransferFailed when that process is gone, or CUDA cannot map it."""
+        try:
+            import cupy
+
+            handle, headers_path = path.removeprefix(DEVICE).split(":", 1)
+            headers = Segment.open(headers_path)
+        except (ImportError, ValueError) as error:
+            raise TransferFailed(f"staging segment {path}: {error}") from error
+        try:
+            # The flag that CuPy sets by default also allows a GPU of this node that this process does not see.
+            pointer = cupy.cuda.runtime.ipcOpenMemHandle(bytes.fromhex(handle))
+        except (ValueError, cupy.cuda.runtime.CUDARuntimeError) as error:
+            headers.close()
+            raise TransferFailed(f"staging segment {path}: {error}") from error
+        return cls(path, headers, pointer, owned=False)
+
+    def view(self, offset: int, size: int) -> Any:
+        """`size` bytes from `offset` as a CuPy array. Raises TransferFailed when they lie outside."""
+        if offset < 0 or size < 0 or offset + size > self.size:
+            raise TransferFailed(f"bytes [{offset}, {offset + size}) lie outside a segment of {self.size}")
+        return self._bytes[offset : offset + size]
+
+    def ticket(self, offset: int) -> int:
+        """The ticket of the slot at `offset`."""
+        return self._headers.ticket(offset)
+
+    def stamp(self, offset: int, ticket: int) -> None:
+        """Write the ticket of the slot at `offset`; 0 says that the payload is not valid."""
+        self._headers.stamp(offset, ticket)
+
+    def slot(self, offset: int, size: int) -> DeviceSlot:
+        """The slot of `size` bytes, header included, at `offset`."""
+        payload = self.view(offset + HEADER, size - HEADER)
+        return DeviceSlot(self.path, offset, self._headers.view(offset, HEADER), payload)
+
+    def close(self) -> None:
+        """Free the memory, or unmap it. No view may be in use any more, nor the GPU be copying."""
+        import cupy
+
+        pointer, self._pointer = self._pointer, 0
+        if not pointer:
+            return
+        with cupy.cuda.Device(self._device):
+            (cupy.cuda.runtime.free if self._owned else cupy.cuda.runtime.ipcCloseMemHandle)(pointer)
+        self._headers.close()

@@ -1,0 +1,122 @@
+"""How a model's KV cache lies in memory.
+
+vLLM hands a connector one tensor per layer, a view [B, H, N, C] (blocks, heads, tokens, K beside V) of one allocation
+for all layers; the attention backend decides which axis is outermost in memory (vllm/v1/kv_cache_layout.py,
+KVCacheLayout; vllm/v1/worker/utils.py, allocate_kv_cache; vllm/v1/kv_cache_interface.py, create_kv_cache_views).
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+
+from migration.errors import TransferFailed
+
+_WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
+
+
+class Layer(NamedTuple):
+    """One layer's cache as [B, ...], the axes after the first in memory order; `order` names them in vLLM's view."""
+
+    blocks: torch.Tensor
+    order: tuple[int, ...]
+
+    def describe(self) -> str:
+        """What the layers of two caches must agree on for their blocks to be exchanged."""
+        return f"{self.blocks.dtype}{tuple(self.blocks.shape[1:])}@{self.order}"
+
+
+def layers_of(caches: Mapping[str, torch.Tensor], num_blocks: int) -> list[Layer]:
+    """The layers of a cache by their numbers, without those that are the memory of another (shared_kv_cache_layers).
+
+    Raises:
+        TransferFailed: a layer's blocks cannot be told apart.
+    """
+    first: dict[tuple[object, ...], Layer] = {}
+    for name in sorted(caches, key=_by_number):
+        layer = _layer(name, caches[name], num_blocks)
+        first.setdefault((layer.blocks.data_ptr(), layer.blocks.shape, layer.blocks.stride()), layer)
+    return list(first.values())
+
+
+def _by_number(name: str) -> list[str | int]:
+    """Sorts "layers.2" before "layers.10", as vLLM allocates them."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+
+
+def _layer(name: str, cache: torch.Tensor, num_blocks: int) -> Layer:
+    if not isinstance(cache, torch.Tensor):
+        raise TransferFailed(f"KV cache of {name}: {type(cache).__name__} is not a tensor")
+    dim = _block_dim(name, cache, num_blocks)
+    if cache.shape[dim] != num_blocks:
+        # Kernel blocks: a block is shown as several, which lie side by side (vLLM's create_kv_cache_views).
+        cache = cache.unflatten(0, (num_blocks, -1))
+    others = sorted((d for d in range(cache.dim()) if d != dim), key=cache.stride, reverse=True)
+    return Layer(cache.permute(dim, *others), tuple(others))
+
+
+def _block_dim(name: str, cache: torch.Tensor, num_blocks: int) -> int:
+    """The axis that counts blocks: the first; some backends of older versions put K and V before it."""
+    for dim in (0, 1):
+        if cache.dim() > dim and cache.shape[dim] == num_blocks:
+            return dim
+    if cache.dim() == 4 and cache.shape[0] and cache.shape[0] % num_blocks == 0:
+        return 0
+    raise TransferFailed(f"KV cache of {name}: no dimension of {tuple(cache.shape)} counts {num_blocks} blocks")
+
+
+def dense(blocks: torch.Tensor) -> torch.Tensor:
+    """The same bytes with as few axes as possible: those that lie within each other without a gap are one."""
+    axes: list[tuple[int, int]] = []
+    for size, stride in zip(blocks.shape[1:], blocks.stride()[1:], strict=True):
+        if axes and axes[-1][1] == size * stride:
+            axes[-1] = (axes[-1][0] * size, stride)
+        elif size > 1:
+            axes.append((size, stride))
+    sizes, strides = zip((blocks.shape[0], blocks.stride(0)), *axes, strict=True)
+    return blocks.as_strided(sizes, strides)
+
+
+def as_words(layers: Sequence[torch.Tensor], widest: int) -> list[torch.Tensor]:
+    """All layers as integers of the largest size, up to `widest` bytes, to which all of them are aligned."""
+    word = _WORDS[min(_word_bytes(layer, widest) for layer in layers)]
+    try:
+        return [layer.view(word) for layer in layers]
+    except RuntimeError as error:
+        raise TransferFailed(f"the KV cache's layers differ too much to be staged: {error}") from error
+
+
+def _word_bytes(layer: torch.Tensor, widest: int) -> int:
+    size: int = layer.element_size()
+    if layer.stride(-1) != 1:
+        return size
+    distances = (layer.shape[-1], layer.storage_offset(), *layer.stride()[:-1])
+    return math.gcd(widest, *(distance * size for distance in distances))
+
+
+def runs(layers: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Layers of one shape at a constant distance in one allocation, stacked as [L, B, ...]."""
+    found: list[list[torch.Tensor]] = []
+    for layer in layers:
+        if found and _continues(found[-1], layer):
+            found[-1].append(layer)
+        else:
+            found.append([layer])
+    return [_stacked(run) for run in found]
+
+
+def _continues(run: Sequence[torch.Tensor], layer: torch.Tensor) -> bool:
+    last = run[-1]
+    alike = (last.shape, last.stride()) == (layer.shape, layer.stride())
+    if not alike or last.untyped_storage().data_ptr() != layer.untyped_storage().data_ptr():
+        return False
+    step = layer.storage_offset() - last.storage_offset()
+    return step > 0 and (len(run) == 1 or step == last.storage_offset() - run[-2].storage_offset())
+
+
+def _stacked(run: Sequence[torch.Tensor]) -> torch.Tensor:
+    first = run[0]
+    step = run[1].storage_offset() - first.storage_offset() if len(run) > 1 else 0
+    return first.as_strided((len(run), *first.shape), (step, *first.stride()))

@@ -1,0 +1,54 @@
+"""When what happened to one migration, as its source saw it."""
+
+from migration.ports import Clock
+
+
+class Times:
+    """Each call notes the present; of several calls the first counts. Durations are None until they are over."""
+
+    def __init__(self, clock: Clock, wall_clock: Clock) -> None:
+        self._clock = clock
+        self._began = clock()
+        self.started_at = wall_clock()
+        self._frozen: float | None = None
+        self._handed: float | None = None
+        self._released: float | None = None
+        self._ended: float | None = None
+        self._since_adopted: float | None = None
+
+    def freeze(self) -> None:
+        """The reader hears nothing more of the source."""
+        self._frozen = self._clock() if self._frozen is None else self._frozen
+
+    def hand_over(self) -> None:
+        """The target is asked to adopt the request."""
+        self._handed = self._clock() if self._handed is None else self._handed
+
+    def release(self) -> None:
+        """The request is the target's, or the reader hears of the source again."""
+        self._released = self._clock() if self._released is None else self._released
+
+    def end(self) -> None:
+        """The migration is over."""
+        self._ended = self._clock() if self._ended is None else self._ended
+
+    def resumed(self, since_adopted_s: float) -> None:
+        """The target's first token came so many seconds after it had adopted the request."""
+        self._since_adopted = since_adopted_s
+
+    @property
+    def duration_s(self) -> float:
+        """From the beginning to the end, or until now."""
+        return (self._clock() if self._ended is None else self._ended) - self._began
+
+    @property
+    def pause_s(self) -> float | None:
+        """From the freeze to the release."""
+        return None if self._frozen is None or self._released is None else self._released - self._frozen
+
+    @property
+    def resume_s(self) -> float | None:
+        """From the freeze to the target's first token, but for the way of the hand-over."""
+        if self._frozen is None or self._handed is None or self._since_adopted is None:
+            return None
+        return self._handed - self._frozen + self._since_adopted

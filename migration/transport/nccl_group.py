@@ -1,0 +1,108 @@
+"""A collective backend for Ray: pairwise NCCL communicators with time-outs, made and dropped on demand.
+
+Ray's own NCCL backend has no time-outs, does not abort, meets through a named actor for every pair that outlives the
+replicas, and wants torch tensors that record streams. This one takes CuPy arrays, waits explicitly (`nccl_link`), and
+meets through Ray's key-value store:
+
+    rank 1                      rank 0
+    leaves "receiver"     ->    finds it, makes a unique id   (an id that nobody uses leaks a thread and a socket)
+    finds the id          <-    leaves "id"
+    both join; each takes back its own word
+
+A group fails once: after a time-out, an error or `destroy_group` every transfer fails, and whoever wants to go on
+makes a group of another name.
+"""
+
+import threading
+import time
+from typing import Any, Literal
+
+from ray.util.collective.types import RecvOptions, SendOptions
+
+from migration.transport import pair_group, rendezvous
+from migration.transport.nccl_link import SENDER, Link, join
+
+BACKEND = "MELL_NCCL"
+
+
+class NcclPair(pair_group.PairGroup):
+    """A pair over NCCL, between the memories of two GPUs; rank 0 sends, rank 1 receives."""
+
+    name = BACKEND
+
+    def __init__(self, world_size: int, rank: int, group_name: str) -> None:
+        super().__init__(world_size, rank, group_name)
+        self._using = threading.Lock()
+        self._closed = threading.Event()
+        self._link: Link | None = None
+        keys = f"nccl/{group_name}/id", f"nccl/{group_name}/receiver"
+        self._own, self._others = keys if rank == SENDER else keys[::-1]
+
+    @classmethod
+    def check_backend_availability(cls) -> bool:
+        """Whether there are CuPy, NCCL and a GPU."""
+        try:
+            import cupy
+            from cupy.cuda import nccl
+        except ImportError:
+            return False
+        return bool(nccl.available) and bool(cupy.cuda.is_available())
+
+    def send(self, tensors: list[Any], options: SendOptions) -> None:
+        """Send one CuPy array of bytes. Raises RuntimeError on time-out or when the peer is gone."""
+        self._pass("send", tensors[0])
+
+    def recv(self, tensors: list[Any], options: RecvOptions) -> None:
+        """Receive into one CuPy array of bytes. Raises as `send` does."""
+        self._pass("recv", tensors[0])
+
+    def destroy_group(self) -> None:
+        """Drop the connection without waiting. A transfer under way is aborted by the thread that makes it."""
+        self._closed.set()
+        rendezvous.erase(self._own)
+        threading.Thread(target=self._release, name="nccl-release", daemon=True).start()
+
+    def _release(self) -> None:
+        with self._using:
+            if self._link is not None:
+                self._link.abort()
+                self._link = None
+
+    def _pass(self, verb: Literal["send", "recv"], array: Any) -> None:
+        deadline = time.monotonic() + self.timeout_s
+
+        def stop() -> str | None:
+            if self._closed.is_set():
+                return f"{self.group_name} was closed"
+            return f"timed out after {self.timeout_s} s" if time.monotonic() > deadline else None
+
+        with self._using:
+            if self._closed.is_set():
+                raise RuntimeError(f"{self.group_name} was closed")
+            try:
+                if self._link is None:
+                    unique_id, device = self._meet(deadline), array.device.id
+                    self._link = join(lambda: Link(unique_id, self.rank, device, stop), deadline - time.monotonic())
+                    rendezvous.erase(self._own)
+                self._link.move(verb, array, stop)
+            except BaseException:
+                self._closed.set()
+                self._link = None
+                raise
+
+    def _meet(self, deadline: float) -> bytes:
+        """The unique id, once both ends are known to be there."""
+        if self.rank != SENDER:
+            rendezvous.leave(self._own, b"here")
+            return rendezvous.find(self._others, deadline, self._closed.is_set)
+        from cupy.cuda import nccl
+
+        rendezvous.find(self._others, deadline, self._closed.is_set)
+        unique_id: bytes = nccl.get_unique_id()
+        rendezvous.leave(self._own, unique_id)
+        return unique_id
+
+
+def register(timeout_s: float) -> None:
+    """Make the backend known to Ray in this process."""
+    pair_group.register(NcclPair, timeout_s)

@@ -1,0 +1,108 @@
+"""Copies on a GPU, and staging in its memory between processes: what tests/migration does with fakes, for real."""
+
+import pytest
+import torch
+
+from migration.kv.layout import CacheLayout
+from tests.migration.caches import LAYOUTS, paged
+
+# The fixtures and tests of that module, on the device below.
+from tests.migration.test_device_processes import (  # noqa: F401
+    staging,
+    test_block_that_was_changed_on_the_way_is_another,
+    test_blocks_go_from_one_worker_to_another,
+    test_failed_gather_leaves_no_valid_ticket,
+    test_payload_under_another_ticket_is_not_read,
+    test_segment_of_a_process_that_is_gone_is_not_opened,
+    test_slot_that_was_given_back_is_not_read,
+    workers,
+)
+
+BLOCKS = 64
+GPU = "cuda:0"
+
+
+@pytest.fixture(scope="module")
+def device() -> str:
+    """Instead of that module's."""
+    return "cuda"
+
+
+def on_gpu(caches: dict[str, torch.Tensor], name: str) -> dict[str, torch.Tensor]:
+    """The same cache on a GPU, in the same layout."""
+    copies = paged(name, BLOCKS, device=GPU)
+    for layer, copy in copies.items():
+        copy.view(torch.int16).copy_(caches[layer].view(torch.int16))
+    return copies
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_gpu_stages_the_bytes_that_a_cpu_stages(name: str) -> None:
+    import cupy
+
+    here = paged(name, BLOCKS, seed=1)
+    layout, there = CacheLayout(here, BLOCKS), CacheLayout(on_gpu(here, name), BLOCKS)
+    ids = list(range(BLOCKS - 1, 0, -3))
+    expected, slot = (
+        memoryview(bytearray(len(ids) * layout.block_bytes)),
+        cupy.empty(len(ids) * layout.block_bytes, dtype=cupy.uint8),
+    )
+    layout.gather(ids, expected)
+    there.gather(ids, slot)
+    assert there.kernels == 1 and there.describe() == layout.describe()
+    assert slot.get().tobytes() == bytes(expected)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_blocks_survive_the_way_through_gpu_memory(name: str) -> None:
+    import cupy
+
+    source, target = on_gpu(paged(name, BLOCKS, seed=1), name), paged(name, BLOCKS, device=GPU)
+    here, there = CacheLayout(source, BLOCKS), CacheLayout(target, BLOCKS)
+    slot = cupy.empty(3 * here.block_bytes, dtype=cupy.uint8)
+    here.gather([5, 63, 2], slot)
+    there.scatter([7, 0], 3, 1, slot)
+    for layer, blocks in target.items():
+        assert torch.equal(blocks.view(torch.int16)[[7, 0]], source[layer].view(torch.int16)[[63, 2]])
+        assert not blocks.view(torch.int16)[[1, 2, 5, 63]].any()
+
+
+def test_gpu_cache_goes_through_host_slots_too() -> None:
+    caches = paged("LBNHC", BLOCKS, seed=1)
+    layout, there = CacheLayout(caches, BLOCKS), CacheLayout(on_gpu(caches, "LBNHC"), BLOCKS)
+    expected, staged = (memoryview(bytearray(2 * layout.block_bytes)) for _ in range(2))
+    layout.gather([9, 4], expected)
+    there.gather([9, 4], staged)
+    assert bytes(staged) == bytes(expected)
+
+
+def test_gather_waits_for_the_step_in_flight() -> None:
+    """vLLM computes on a stream of its own, which still writes when a gather is asked for."""
+    import cupy
+
+    caches = paged("LBNHC", BLOCKS, device=GPU)
+    layout = CacheLayout(caches, BLOCKS)
+    slot = cupy.empty(layout.block_bytes, dtype=cupy.uint8)
+    with torch.cuda.stream(torch.cuda.Stream(GPU)):
+        torch.cuda._sleep(200_000_000)
+        for layer in caches.values():
+            layer.view(torch.int16)[3] = -1
+        layout.gather([3], slot)
+    assert set(slot.get().tolist()) == {255}
+
+
+def test_process_cannot_open_its_own_segment() -> None:
+    from migration.errors import TransferFailed
+    from migration.kv.device import DeviceSegment
+
+    made = DeviceSegment.create(1 << 20)
+    with pytest.raises(TransferFailed, match="staging segment cuda:"):
+        DeviceSegment.open(made.path)
+    made.close()
+
+
+def test_memory_that_is_not_there_is_not_promised() -> None:
+    from migration.kv.device import DeviceSegment
+
+    with pytest.raises(RuntimeError, match=r"lower engine_kwargs\.gpu_memory_utilization"):
+        DeviceSegment.create(1 << 45)

@@ -1,0 +1,50 @@
+"""The fake of CuPy promises nothing that CuPy does not keep. Needs CuPy, not a GPU."""
+
+import inspect
+from operator import attrgetter
+from typing import Any
+
+import pytest
+
+from tests.migration import fake_cupy
+
+cupy = pytest.importorskip("cupy", reason="CuPy is installed with make setup DEVICE=cuda")
+pytest.importorskip("cupy.cuda.nccl")
+
+
+OWN = {"free_bytes", "mapped", "changed", "ids", "made", "waiting", "error", "known"}
+"""What tests look at, and CuPy does not have."""
+
+
+def public(thing: Any) -> set[str]:
+    """Names of a module or class that are meant to be used."""
+    return {name for name in {*vars(thing), *vars(type(thing))} if not name.startswith("_")} - OWN
+
+
+@pytest.mark.parametrize("path", ["", "cuda", "cuda.runtime", "cuda.nccl"])
+def test_names_are_cupys(path: str) -> None:
+    with fake_cupy.installed() as fake:
+        names = public(attrgetter(path)(fake) if path else fake)
+    assert names and not names - set(dir(attrgetter(path)(cupy) if path else cupy))
+
+
+@pytest.mark.parametrize("name", ["Stream", "Device"])
+def test_members_are_cupys(name: str) -> None:
+    assert not public(getattr(fake_cupy, name)) - {"mro"} - set(dir(getattr(cupy.cuda, name)))
+
+
+def test_communicators_are_cupys() -> None:
+    members = public(fake_cupy.Nccl().NcclCommunicator) - {"mro"}
+    assert not members - set(dir(cupy.cuda.nccl.NcclCommunicator))
+
+
+def test_unique_id_has_the_type_and_length_of_cupys() -> None:
+    unique_id = cupy.cuda.nccl.get_unique_id()
+    assert type(unique_id) is type(fake_cupy.Nccl().get_unique_id()) and len(unique_id) == 128
+
+
+def test_unowned_memory_takes_the_same_arguments() -> None:
+    text = cupy.cuda.UnownedMemory.__doc__ or ""
+    with fake_cupy.installed() as fake:
+        names = list(inspect.signature(fake.cuda.UnownedMemory).parameters)
+    assert all(name in text.splitlines()[0] for name in names)
