@@ -14,7 +14,8 @@ from app.versions import installed_version
 from deployments.config import EngineConfig, MigrationConfig, SchedulerConfig, Topology
 from migration.rounds import CopyLimits
 from migration.world import Limits
-from policies.model import Tokens
+from policies.limits import Limits as EpochLimits
+from policies.planner import LiveLimits, Mode
 
 log = logging.getLogger("ray.serve")
 
@@ -43,7 +44,7 @@ def build_app(args: dict[str, Any]) -> serve.Application:
     check_installed(settings)
     _warn_untested()
     engine = _engine_config(settings)
-    topology = Topology(APP, settings.ingress.lease_s)
+    topology = Topology(APP, settings.ingress.lease_s, settings.deployment_config.engine_silence_s)
     engines = _engine_deployment(settings).bind(engine, _migration_config(settings), topology)
     scheduler = _scheduler_deployment(settings).bind(_scheduler_config(settings), topology)
     return _ingress_deployment(settings).bind(_ingress_config(settings, engine), topology, engines, scheduler)
@@ -73,8 +74,8 @@ def _warn_untested() -> None:
 def _engine_config(settings: Settings) -> EngineConfig:
     loading = settings.model_loading_config
     source = loading.model_source or str(ensure_tiny_model())
-    defaults = {} if settings.gpus else _CPU_ENGINE
-    return EngineConfig(loading.model_id, source, {**defaults, **settings.engine_kwargs})
+    defaults = {} if settings.gpus or settings.engine == "paced" else _CPU_ENGINE
+    return EngineConfig(loading.model_id, source, {**defaults, **settings.engine_kwargs}, settings.engine)
 
 
 def _migration_config(settings: Settings) -> MigrationConfig:
@@ -91,10 +92,24 @@ def _migration_config(settings: Settings) -> MigrationConfig:
 
 def _scheduler_config(settings: Settings) -> SchedulerConfig:
     s = settings.scheduler
+    scaling = settings.deployment_config.autoscaling_config
+    limits = EpochLimits(
+        moves_per_epoch=s.moves_per_epoch,
+        cooldown_s=s.cooldown_s,
+        headroom_s=s.headroom_s,
+        min_replicas=scaling.min_replicas,
+        slack=s.slack,
+    )
     return SchedulerConfig(
         policy=s.policy,
+        mode=Mode(s.mode),
         epoch_s=s.epoch_s,
-        headroom=Tokens(s.headroom_tokens),
+        limits=LiveLimits(limits, s.linger_s, s.foresight_s, s.manual_cooldown_s),
+        bounds=(scaling.min_replicas, scaling.max_replicas),
+        moves_at_once=s.moves_at_once,
+        link_time_s=s.link_time_s,
+        slowdown=s.slowdown,
+        record=s.record,
         # A replica reports a request from the moment it is submitted: two epochs are ample.
         placement_ttl_s=max(1.0, 2 * s.epoch_s),
         report_timeout_s=s.report_timeout_s,
@@ -138,6 +153,7 @@ def _engine_deployment(settings: Settings) -> Any:
         graceful_shutdown_wait_loop_s=0.2,
         graceful_shutdown_timeout_s=config.graceful_shutdown_timeout_s,
         health_check_period_s=config.health_check_period_s,
+        health_check_timeout_s=config.health_check_timeout_s,
         request_router_config=RequestRouterConfig(request_router_class="deployments.routing:TargetRouter"),
         autoscaling_config=AutoscalingConfig(
             min_replicas=scaling.min_replicas,
@@ -145,7 +161,7 @@ def _engine_deployment(settings: Settings) -> Any:
             max_replicas=scaling.max_replicas,
             upscale_delay_s=0,
             downscale_delay_s=0,
-            policy=AutoscalingPolicy(policy_function="deployments.scaling:KeepTarget"),
+            policy=AutoscalingPolicy(policy_function="deployments.scaling:MirrorWanted", policy_kwargs={"app": APP}),
         ),
     )
 

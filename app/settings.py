@@ -6,11 +6,13 @@ deployment_config.autoscaling_config).
 
 import importlib.metadata
 import re
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from policies.registry import policy
+
+TRANSPORTS = ("shared", "collective", "cuda_ipc", "nccl")
 
 
 class Section(BaseModel):
@@ -61,6 +63,12 @@ class Deployment(Section):
     num_gpus: float = Field(0.0, ge=0, description="GPUs of one replica; 0 means the CPU build of vLLM.")
     graceful_shutdown_timeout_s: float = Field(60.0, gt=0, description="Time for running requests at a stop.")
     health_check_period_s: float = Field(2.0, gt=0, description="How often Serve asks an engine how it is.")
+    health_check_timeout_s: float = Field(
+        10.0, gt=0, description="A replica that does not say how it is for so long is replaced."
+    )
+    engine_silence_s: float = Field(
+        30.0, gt=0, description="An engine that has requests and gives no token for so long hangs, and is replaced."
+    )
 
 
 class Migration(Section):
@@ -68,8 +76,8 @@ class Migration(Section):
 
     transport: str = Field(
         "shared",
-        description='"shared": replicas of one node map each other\'s staging slots; "collective": Ray '
-        'collective groups over gloo; "module:factory": your own.',
+        description='What carries KV blocks: "shared" (replicas of one node map each other\'s staging slots), '
+        '"collective" (Ray collective groups over gloo), on GPUs "cuda_ipc" and "nccl", or "module:factory", your own.',
     )
     slot_mib: int = Field(8, ge=1, le=1024, description="Payload of one staging slot, in MiB.")
     slots: int = Field(4, ge=2, le=64, description="Staging slots per replica, shared by all its migrations.")
@@ -85,18 +93,50 @@ class Migration(Section):
     @field_validator("transport")
     @classmethod
     def _known(cls, value: str) -> str:
-        if value in ("shared", "collective") or re.fullmatch(r"[\w.]+:\w+", value):
+        if value in TRANSPORTS or re.fullmatch(r"[\w.]+:\w+", value):
             return value
-        raise ValueError(f"{value!r} is not a transport: write shared, collective or module:factory")
+        raise ValueError(f"{value!r} is not a transport: write {', '.join(TRANSPORTS)} or module:factory")
 
 
 class Scheduler(Section):
     """The epoch loop and the placement of arriving requests."""
 
-    policy: str = Field("best_fit", description="Policy, by name, with options if any: `pack:headroom_s=2`.")
-    epoch_s: float = Field(1.0, ge=0.05, le=60, description="Seconds between epochs.")
-    headroom_tokens: int = Field(64, ge=0, description="Growth kept free for each request on a replica.")
+    policy: str = Field("pack", description="Policy, by name, with options if any: `pack:headroom_s=2`.")
+    mode: Literal["off", "observe", "act"] = Field(
+        "act",
+        description="Whether plans are carried out (`act`), only made (`observe`), or not made (`off`: arrivals are "
+        "placed where they fit). Replicas that are to be gone are evacuated in every mode.",
+    )
+    epoch_s: float = Field(1.0, ge=0.2, le=60, description="Seconds between epochs.")
+    headroom_s: float = Field(
+        0.0, ge=0, description="Seconds of growth kept free per request, if the policy asks for less."
+    )
+    moves_per_epoch: int | None = Field(
+        None, ge=0, description="Most requests that one epoch may move; null: any number."
+    )
+    moves_at_once: int = Field(32, ge=1, description="Most migrations under way at a time.")
+    link_time_s: float = Field(1.0, gt=0, description="How long what one epoch sends over a link may take.")
+    slowdown: float = Field(
+        0.2,
+        gt=0,
+        le=1,
+        description="Share of an epoch that prefills of moved requests may take from those that decode.",
+    )
+    cooldown_s: float = Field(5.0, ge=0, description="How long a request stays that the policy has moved.")
+    manual_cooldown_s: float = Field(60.0, ge=0, description="How long a request stays that an operator has moved.")
+    slack: float = Field(0.0, ge=0, description="Replicas' worth of KV capacity to keep free in all.")
+    foresight_s: float | None = Field(
+        None,
+        ge=0,
+        description="Keep free what demand may rise by in this time; null: the start-up time of a replica, as seen.",
+    )
+    linger_s: float | None = Field(
+        None, ge=0, description="How long an empty replica stays; null: the start-up time of a replica, as seen."
+    )
     report_timeout_s: float = Field(1.0, gt=0, description="Longest wait for a replica's report.")
+    record: str | None = Field(
+        None, min_length=1, description="Folder for recordings of every epoch, one file per start of the scheduler."
+    )
 
     @field_validator("policy")
     @classmethod
@@ -128,6 +168,11 @@ class Settings(Section):
     """Everything under `args`."""
 
     model_loading_config: ModelLoading = Field(default_factory=ModelLoading, description="The model.")
+    engine: Literal["vllm", "paced"] = Field(
+        "vllm",
+        description="The engine: vLLM or, to try out policies, noise without a model at the pace that `engine_kwargs` "
+        "say (`paced`).",
+    )
     accelerator_type: str | None = Field(None, description="Ray's name of the GPU type; implies num_gpus: 1.")
     engine_kwargs: dict[str, Any] = Field(default_factory=dict, description="Arguments of vLLM's engine.")
     deployment_config: Deployment = Field(default_factory=Deployment, description="Replicas and resources.")
@@ -147,7 +192,8 @@ class Settings(Section):
             if type(value) is not int or value < 1:
                 raise ValueError(f"engine_kwargs.{name} is {value!r}: write a positive whole number, or remove it")
         block_size = self.engine_kwargs.get("block_size")
-        if not self.gpus and block_size is not None and block_size % 32:
+        on_cpu = not self.gpus and self.engine == "vllm"
+        if on_cpu and block_size is not None and block_size % 32:
             raise ValueError(f"engine_kwargs.block_size is {block_size}: on CPU write a multiple of 32")
         if self.engine_kwargs.get("tensor_parallel_size", 1) != 1:
             raise ValueError("engine_kwargs.tensor_parallel_size: Mell runs one GPU per replica; remove it")

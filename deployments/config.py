@@ -4,16 +4,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from migration.world import Limits
-from policies.model import Tokens
+from policies.planner import LiveLimits, Mode
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """One engine: its name in the API, the model (a folder or a hub name), and vLLM's own arguments."""
+    """One engine: its name in the API, the model (a folder or a hub name), and the engine's own arguments.
+
+    `kind` is "vllm", or "paced" for one without a model that keeps the pace of a GPU.
+    """
 
     model_id: str
     model_source: str
     kwargs: dict[str, Any]
+    kind: str = "vllm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +39,32 @@ class MigrationConfig:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """The epoch loop; times in seconds."""
+    """The epoch loop; times in seconds.
 
-    policy: str = "best_fit"
+    `bounds` are the fewest and the most replicas, `moves_at_once` how many migrations may be under way.
+    `link_time_s` and `slowdown` are the boundaries of `migration.estimates.Boundaries`. `record` is a folder for
+    recordings of epochs.
+    """
+
+    policy: str = "pack"
+    mode: Mode = Mode.ACT
     epoch_s: float = 1.0
-    headroom: Tokens = Tokens(64)
+    limits: LiveLimits = field(default_factory=LiveLimits)
+    bounds: tuple[int, int] = (1, 1)
+    moves_at_once: int = 32
+    link_time_s: float = 1.0
+    slowdown: float = 0.2
     placement_ttl_s: float = 2.0
     report_timeout_s: float = 1.0
+    record: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """The names by which deployments find each other."""
+    """The names by which deployments find each other, and what they agree on (seconds): how long an ingress may be
+    silent before its requests end, how long an engine may be that has requests before it is given up.
+    """
 
     app: str
     ingress_lease_s: float = 10.0
+    engine_silence_s: float = 30.0

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from deployments.engine.port import Engine, EngineDead, Generated
@@ -33,10 +33,18 @@ class Run:
     outputs: list[int]
     started: float
     published: int
+    resumed_at: int = 0
     muted: bool = False
     finish: str | None = None
     last_hop: int = 0
     task: asyncio.Task[None] | None = field(default=None, repr=False)
+    first: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
+    first_s: float | None = None
+
+    @property
+    def decodes(self) -> bool:
+        """Whether the engine has given it a token in this run: its context is in KV blocks."""
+        return len(self.outputs) > self.resumed_at
 
     @property
     def key(self) -> str:
@@ -71,6 +79,7 @@ class RequestHost:
         self._runs: dict[RequestId, Run] = {}
         self._ended: OrderedDict[RequestId, Run] = OrderedDict()
         self._reserved: dict[str, int] = {}
+        self._heard = clock()
         self.stopping = False
 
     # --- for the ingress ------------------------------------------------------------------------------
@@ -90,7 +99,9 @@ class RequestHost:
             raise Refused(f"the request runs here already, under hop {current.hop}")
         if current is not None:
             self._remove(current)
-        run = Run(spec, hop, list(outputs), self._clock(), len(outputs), last_hop=hop)
+        run = Run(spec, hop, list(outputs), self._clock(), len(outputs), resumed_at=len(outputs), last_hop=hop)
+        if not self._runs:
+            self._heard = self._clock()
         self._runs[spec.id] = run
         run.task = asyncio.create_task(self._consume(run))
 
@@ -129,6 +140,14 @@ class RequestHost:
             tokens = tuple(run.outputs[index : run.published])
             self._outboxes.put(run.spec.ingress, Delta(request, hop, index, tokens, finish))
         return True
+
+    async def first_token(self, request: RequestId, hop: int) -> float | None:
+        """Wait until that run has published its first token; seconds from its start, None if it never did."""
+        run = self._runs.get(request) or self._ended.get(request)
+        if run is None or run.hop != hop:
+            return None
+        await run.first.wait()
+        return run.first_s
 
     # --- SourceHost -----------------------------------------------------------------------------------
 
@@ -197,6 +216,19 @@ class RequestHost:
         """See `TargetHost.add`."""
         self.submit(spec, hop, outputs)
 
+    def silent_s(self) -> float:
+        """For how long the engine has given no token although requests run; 0 when none do."""
+        return self._clock() - self._heard if self._runs else 0.0
+
+    def lose_all(self, reason: str) -> None:
+        """The engine is given up: every reader is told, and no more requests are taken."""
+        self.stopping = True
+        for run in list(self._runs.values()):
+            task = run.task
+            self._lose(run, reason)
+            if task is not None:
+                task.cancel()
+
     # --- inside ---------------------------------------------------------------------------------------
 
     @property
@@ -207,8 +239,10 @@ class RequestHost:
     def loads(self) -> Iterator[RequestLoad]:
         """Every request as policies see it."""
         now = self._clock()
+        queued = queued_keys(self._runs.values(), self._engine.stats().waiting)
         for run in self._runs.values():
-            phase = Phase.MOVING if run.muted else Phase.DECODE if run.outputs else Phase.WAITING
+            phase = Phase.WAITING if run.key in queued else Phase.DECODE if run.decodes else Phase.PREFILL
+            phase = Phase.MOVING if run.muted else phase
             yield RequestLoad(
                 id=run.spec.id,
                 label=run.spec.label,
@@ -241,6 +275,7 @@ class RequestHost:
             self._lose(run, f"the engine failed: {error}")
 
     def _take(self, run: Run, step: Generated) -> None:
+        self._heard = self._clock()
         run.outputs.extend(step.tokens)
         run.finish = step.finish
         if not run.muted:
@@ -255,6 +290,9 @@ class RequestHost:
             delta = Delta(run.spec.id, run.hop, run.published, tokens, run.finish)
             run.published = len(run.outputs)
             self._outboxes.put(run.spec.ingress, delta)
+        if tokens and not run.first.is_set():
+            run.first_s = self._clock() - run.started
+            run.first.set()
         if run.finish:
             self._retire(run)
             self.on_end(run.spec.id, False)
@@ -273,6 +311,23 @@ class RequestHost:
     def _retire(self, run: Run) -> None:
         if self._runs.get(run.spec.id) is run:
             del self._runs[run.spec.id]
+        run.first.set()
         self._ended[run.spec.id] = run
         if len(self._ended) > _REMEMBERED:
             self._ended.popitem(last=False)
+
+
+def queued_keys(runs: Iterable[Run], waiting: int) -> set[str]:
+    """The runs that hold no KV blocks, where the engine says that `waiting` do not.
+
+    vLLM admits first come, first served, and preempts the last to come: so these are the youngest runs without a token,
+    and, if there are not enough of those, the youngest with one.
+    """
+    if not waiting:
+        return set()
+    without: list[str] = []
+    decoding: list[str] = []
+    for run in runs:
+        (decoding if run.decodes else without).append(run.key)
+    queued = without[-waiting:]
+    return {*queued, *decoding[len(decoding) - max(0, waiting - len(queued)) :]}

@@ -12,6 +12,9 @@ from migration.request import IngressId, StreamEvent
 
 Batch = tuple[StreamEvent, ...]
 
+HEARTBEAT_S = 1.0
+"""The longest that a living replica leaves a reader without a word."""
+
 
 class Outbox:
     """Events for one ingress, kept until it reads them."""
@@ -35,12 +38,14 @@ class Outbox:
         self._wake.set()
 
     async def read(self, clock: Clock) -> AsyncIterator[Batch]:
-        """All events so far, then those that follow, batch by batch. A new reader ends the one before."""
+        """All events so far, then those that follow, batch by batch. A new reader ends the one before.
+
+        An empty first batch tells the reader that it is connected, an empty later one that the replica is alive.
+        """
         self._reader += 1
         reader, self.silent_since = self._reader, None
         self._wake.set()
         try:
-            # An immediate first item tells the reader that it is connected.
             yield ()
             while reader == self._reader:
                 if self._events:
@@ -50,10 +55,20 @@ class Outbox:
                     return
                 else:
                     self._wake.clear()
-                    await self._wake.wait()
+                    if not await self._woken():
+                        yield ()
         finally:
             if reader == self._reader:
                 self.silent_since = clock()
+
+    async def _woken(self) -> bool:
+        """Wait for something to tell; False if there is nothing for as long as a reader may be left without a word."""
+        try:
+            async with asyncio.timeout(HEARTBEAT_S):
+                await self._wake.wait()
+        except TimeoutError:
+            return False
+        return True
 
 
 class Outboxes:

@@ -11,7 +11,7 @@ import ray
 
 from deployments.calls import Submission
 from deployments.config import EngineConfig, MigrationConfig, Topology
-from deployments.engine.port import Engine
+from deployments.engine.port import Engine, EngineDead
 from deployments.host import RequestHost
 from deployments.membership import Membership
 from deployments.moves import Moves
@@ -20,12 +20,12 @@ from deployments.peer import ServePeer
 from deployments.report import ReplicaReport
 from deployments.routing import Replicas, own_id, own_node
 from deployments.scheduler_client import SchedulerClient
-from deployments.transports import make_transport
+from deployments.transports import make_slots, make_transport
 from migration.errors import Refused
 from migration.messages import Adopt, Chunk, Prepare, Prepared
+from migration.profiling import measure
 from migration.record import MigrationRecord
 from migration.request import IngressId
-from migration.slots import Slots
 from migration.source_run import Order
 from migration.world import World
 from policies.model import Blocks, ReplicaId, ReplicaLoad, ReplicaState, RequestId
@@ -46,10 +46,15 @@ class EngineReplica:
         self._node = own_node()
         self._ingress_lease_s = topology.ingress_lease_s
         self._fence = 0
-        self._engine: Engine = await _vllm_engine().start(engine.model_source, engine.kwargs, migration.slot_bytes)
+        self._silence_s = topology.engine_silence_s
+        self._hung = False
+        self._engine: Engine = await _engine_class(engine.kind).start(
+            engine.model_source, engine.kwargs, migration.slot_bytes
+        )
         self._outboxes = Outboxes(time.monotonic)
         self._host = RequestHost(self._engine, self._outboxes, time.monotonic, self._free_tokens)
-        self._slots = Slots(migration.slots, migration.slot_bytes)
+        self._slots = make_slots(migration)
+        self._profile = await measure(self._engine, self._slots, self._node, time.perf_counter)
         self._transport = make_transport(migration)
         self._scheduler = SchedulerClient(topology.app)
         self._moves = self._make_moves(migration, topology)
@@ -88,7 +93,9 @@ class EngineReplica:
     # --- Serve ----------------------------------------------------------------------------------------
 
     async def check_health(self) -> None:
-        """Raises when the engine died: Serve then replaces this replica."""
+        """Raises when the engine died or hangs: Serve then replaces this replica."""
+        if self._hung:
+            raise EngineDead("the engine hangs")
         await self._engine.check_health()
 
     async def __del__(self) -> None:
@@ -139,12 +146,32 @@ class EngineReplica:
             slots_in_use=self._slots.in_use,
             fence=self._fence,
             records=tuple(self._moves.records()),
+            profile=self._profile,
         )
 
     async def move(self, order: Order, target: ReplicaId, fence: int) -> MigrationRecord:
         """Begin to move a request. Raises RequestGone or Refused."""
         self._check_fence(fence)
         return self._moves.start(order, target)
+
+    async def drain(self, fence: int) -> None:
+        """Take nothing new from now on; what runs here is to be moved away. Raises Refused."""
+        self._check_fence(fence)
+        self._moves.stop()
+
+    async def close(self, fence: int) -> None:
+        """Take nothing new, if nothing is here. Raises Refused if something is, or is on its way here."""
+        self._check_fence(fence)
+        if any(self._host.loads()) or self._moves.pending:
+            raise Refused("the replica is not empty")
+        self._moves.stop()
+
+    async def reopen(self, fence: int) -> None:
+        """Take requests again, unless Serve is stopping this replica. Raises Refused."""
+        self._check_fence(fence)
+        if is_stopping():
+            raise Refused("Serve is stopping the replica")
+        self._host.stopping = False
 
     # --- for other replicas ---------------------------------------------------------------------------
 
@@ -163,6 +190,10 @@ class EngineReplica:
     async def migration_commit(self, migration: str) -> None:
         """See `Peer.commit`."""
         self._moves.commit(migration)
+
+    async def migration_resumed(self, migration: str) -> float | None:
+        """See `Peer.resumed`."""
+        return await self._moves.resumed(migration)
 
     async def migration_cancel(self, migration: str) -> None:
         """See `Peer.cancel`."""
@@ -191,9 +222,20 @@ class EngineReplica:
         self._fence = fence
 
     async def _watch(self) -> None:
-        """End the requests of ingresses that are gone; when Serve stops the replica, let it stop in time."""
+        """Look after what nobody calls about: ingresses that are gone, an engine that is short of room or hangs, and
+        Serve stopping the replica, which is to be in time.
+        """
+        preemptions = 0
         while True:
             await asyncio.sleep(_WATCH_PERIOD_S)
+            if (now := self._engine.stats().preemptions) != preemptions:
+                preemptions = now
+                self._scheduler.tell("hurry")
+            if self._host.silent_s() > self._silence_s:
+                self._hung = True
+                self._host.lose_all(f"the engine gave no token for {self._silence_s:g} s")
+                # Its processes may outlive this one otherwise: what stands still hears of no death.
+                await asyncio.to_thread(self._engine.shutdown)
             for ingress in self._outboxes.silent(self._ingress_lease_s):
                 count = self._host.forget_ingress(ingress)
                 self._outboxes.forget(ingress)
@@ -205,12 +247,14 @@ class EngineReplica:
                     self._outboxes.close()
 
 
-def _vllm_engine() -> Any:
-    """Import vLLM without losing this process's log.
-
-    Where vLLM configures logging, it closes every handler of the process: Serve's replica log would end here.
-    Its lines go to that log instead.
+def _engine_class(kind: str) -> Any:
+    """The engine of that kind. Importing vLLM must not cost this process its log: where vLLM configures logging, it
+    closes every handler of the process, Serve's replica log among them. Its lines go to that log instead.
     """
+    if kind == "paced":
+        from deployments.engine.paced import PacedEngine
+
+        return PacedEngine
     os.environ["VLLM_CONFIGURE_LOGGING"] = "0"
     from deployments.engine.vllm_engine import VllmEngine
 

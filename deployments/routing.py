@@ -2,9 +2,16 @@
 
 The target travels as the handle's session id. The router settles the very request it was asked about: Serve's
 base class may hand a chosen replica to another pending request of the same parent.
+
+A replica that is stopping has left the routers' lists but goes on serving: calls then go to its actor. That way is
+Serve's own between its processes, and internal to it (tested with Ray 2.60); where it fails, such a replica is
+`Unrouted`.
 """
 
+import asyncio
+import pickle
 import random
+import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +19,9 @@ from typing import Any
 import ray
 from ray import serve
 from ray.exceptions import RayActorError
+from ray.serve._private.common import DeploymentID, RequestMetadata
+from ray.serve._private.common import ReplicaID as FullReplicaId
+from ray.serve._private.constants import SERVE_NAMESPACE
 from ray.serve.exceptions import ReplicaUnavailableError
 from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
@@ -70,6 +80,7 @@ class Replicas:
     """Handles to single replicas of one deployment. Calls raise PeerLost when the replica is unreachable."""
 
     def __init__(self, deployment: str, app: str) -> None:
+        self._deployment = DeploymentID(deployment, app)
         self._handle: DeploymentHandle = serve.get_deployment_handle(deployment, app)
         self._one: dict[ReplicaId, DeploymentHandle] = {}
         self._streams: dict[ReplicaId, DeploymentHandle] = {}
@@ -81,16 +92,39 @@ class Replicas:
             handle = self._handle.options(session_id=replica, _by_reference=False)
             self._one[replica] = handle
         with _peer_errors(replica):
-            return await getattr(handle, method).remote(*args)
+            try:
+                return await getattr(handle, method).remote(*args)
+            except ReplicaUnavailableError:
+                return await self._call_actor(replica, method, args)
 
-    async def stream(self, replica: ReplicaId, method: str, *args: Any) -> AsyncIterator[Any]:
-        """Iterate over a generator method of one replica."""
+    async def _call_actor(self, replica: ReplicaId, method: str, args: tuple[Any, ...]) -> Any:
+        """Call a replica that the router does not list, if there is one."""
+        try:
+            actor = ray.get_actor(FullReplicaId(replica, self._deployment).to_full_id_str(), namespace=SERVE_NAMESPACE)
+            id = uuid.uuid4().hex
+            metadata = RequestMetadata(request_id=id, internal_request_id=id, call_method=method)
+            answer = actor.handle_request.remote(pickle.dumps(metadata), *args)
+        except (ValueError, AttributeError, TypeError) as error:
+            raise Unrouted(f"replica {replica} is not routable") from error
+        return await answer
+
+    async def stream(self, replica: ReplicaId, method: str, *args: Any, silence_s: float) -> AsyncIterator[Any]:
+        """Iterate over a generator method of one replica; one that gives nothing for `silence_s` seconds is lost."""
         handle = self._streams.get(replica)
         if handle is None:
             handle = self._handle.options(session_id=replica, stream=True, _by_reference=False)
             self._streams[replica] = handle
+        items = getattr(handle, method).remote(*args)
         with _peer_errors(replica):
-            async for item in getattr(handle, method).remote(*args):
+            while True:
+                try:
+                    async with asyncio.timeout(silence_s):
+                        item = await anext(items)
+                except StopAsyncIteration:
+                    return
+                except TimeoutError:
+                    items.cancel()
+                    raise PeerLost(f"replica {replica} said nothing for {silence_s:g} s") from None
                 yield item
 
     def forget(self, replica: ReplicaId) -> None:

@@ -6,26 +6,38 @@ requests run on where they are, and ingresses place new ones by themselves.
 
 import asyncio
 import logging
+import math
 import time
-import uuid
+from collections.abc import Collection, Mapping
+from pathlib import Path as FilePath
 from typing import Any
 
 from deployments.calls import PlaceCall
 from deployments.cluster import Cluster
 from deployments.config import SchedulerConfig, Topology
 from deployments.control import MoveAccepted, MoveAnswer, MoveRejected
+from deployments.dispatch import Dispatch, Route
+from deployments.epochs import Epochs
 from deployments.fencing import next_fence
 from deployments.membership import Membership
+from deployments.recording import Recorder, Setting
 from deployments.report import ReplicaReport
 from deployments.routing import Replicas, own_id
-from migration.errors import MigrationError, PeerLost, Refused
+from deployments.scaler import Scaler
+from deployments.telemetry import Telemetry
+from migration.errors import MigrationError, PeerLost
+from migration.estimates import Boundaries, Estimates
 from migration.messages import PathRequest
+from migration.paths import Choice, Path
 from migration.record import MigrationRecord
 from migration.source_run import Order
+from policies.breaker import Breaker
 from policies.events import Arrival
 from policies.ledger import Ledger
-from policies.model import ClusterState, ReplicaId, ReplicaLoad, RequestLoad
-from policies.placement import Decision, Place, Queue, place
+from policies.model import ClusterState, ReplicaId, ReplicaLoad, RequestId, RequestLoad
+from policies.placement import Decision, Place, Queue
+from policies.plan import Move, Reason
+from policies.planner import Planner
 from policies.registry import policy
 
 log = logging.getLogger("ray.serve")
@@ -40,142 +52,200 @@ class EpochScheduler:
     """Runs an epoch every `epoch_s` seconds; answers ingresses and operators in between."""
 
     async def __init__(self, config: SchedulerConfig, topology: Topology) -> None:  # type: ignore[misc]  # Serve awaits it
-        self._config = config
-        self._policy = policy(config.policy)
-        self._ledger = Ledger(config.placement_ttl_s)
-        self._replicas = Replicas("Engine", topology.app)
-        self._membership = Membership("Engine", topology.app, f"scheduler-{own_id()}")
-        self._cluster = Cluster(self._replicas, self._membership, topology.app, config.report_timeout_s)
-        self._fence = next_fence(topology.app)
-        self._reports: dict[ReplicaId, ReplicaReport] = {}
-        self._others: tuple[ReplicaLoad, ...] = ()
-        self._records: dict[str, MigrationRecord] = {}
-        self._as_of = 0.0
-        self._last_epoch = time.monotonic()
-        self._gathered = asyncio.Event()
+        replicas = Replicas("Engine", topology.app)
+        membership = Membership("Engine", topology.app, f"scheduler-{own_id()}", lambda _: self._members_changed())
+        cluster = Cluster(replicas, membership, topology.app, config.report_timeout_s)
+        telemetry = Telemetry()
+        scaler = Scaler(topology.app, replicas, cluster, config.bounds, telemetry.freed)
+        self._wire(config, next_fence(topology.app), replicas, membership, cluster, scaler, telemetry)
         self._loop = asyncio.create_task(self._run())
-        log.info("scheduler started with fence %d", self._fence)
+        log.info("scheduler started with fence %d, mode %s, policy %s", self._fence, config.mode, config.policy)
+
+    def _wire(
+        self,
+        config: SchedulerConfig,
+        fence: int,
+        replicas: Replicas,
+        membership: Membership,
+        cluster: Cluster,
+        scaler: Scaler,
+        telemetry: Telemetry,
+    ) -> None:
+        """Put the parts together."""
+        self._config = config
+        self._fence = fence
+        self._replicas = replicas
+        self._membership = membership
+        self._cluster = cluster
+        self._scaler = scaler
+        self._telemetry = telemetry
+        self._ledger = Ledger(config.placement_ttl_s)
+        self._breaker = Breaker()
+        self._dispatch = Dispatch(self, self._breaker, time.monotonic, config.moves_at_once)
+        self._planner = Planner(policy(config.policy), config.limits, config.epoch_s)
+        self._estimates = Estimates(Boundaries(config.epoch_s, config.link_time_s, config.slowdown))
+        self._profiled: set[ReplicaId] = set()
+        self._records: dict[str, MigrationRecord] = {}
+        self._recorder = _recorder(config, fence)
+        self._epochs = Epochs(
+            config,
+            fence,
+            cluster,
+            self._ledger,
+            self._planner,
+            self._dispatch,
+            scaler,
+            telemetry,
+            self._keep,
+            self._profile,
+            self._route,
+            self._recorder,
+        )
+
+    async def _run(self) -> None:
+        await self._membership.known.wait()
+        await self._epochs.run()
+
+    def _members_changed(self) -> None:
+        """A replica came, or left the list: its requests may have to be evacuated."""
+        self._epochs.hurry()
 
     async def check_health(self) -> None:
         """Raises when epochs have stopped: Serve then starts another scheduler."""
-        silent = time.monotonic() - self._last_epoch
+        silent = time.monotonic() - self._epochs.last
         if self._loop.done() or silent > _STALLED_EPOCHS * self._config.epoch_s + self._config.report_timeout_s:
             raise RuntimeError(f"no epoch for {silent:.1f} s")
 
     def __del__(self) -> None:
         self._loop.cancel()
         self._membership.stop()
+        if self._recorder is not None:
+            self._recorder.close()
 
-    # --- epochs ---------------------------------------------------------------------------------------
+    # --- moves ----------------------------------------------------------------------------------------
 
-    async def _run(self) -> None:
-        while True:
-            try:
-                await self._epoch()
-            except Refused as error:
-                log.warning("this scheduler has been replaced: %s", error)
-                return
-            except Exception:
-                log.exception("epoch failed; the next one starts afresh")
-            await asyncio.sleep(self._config.epoch_s)
+    async def move(self, source: ReplicaId, order: Order, target: ReplicaId) -> MigrationRecord:
+        """See `Sources.move`."""
+        record: MigrationRecord = await self._replicas.call(source, "move", order, target, self._fence)
+        return record
 
-    async def _epoch(self) -> None:
-        await self._membership.known.wait()
-        await self._gather()
-        self._others = await self._cluster.others()
-        self._last_epoch = time.monotonic()
+    def _route(self, moves: list[Move]) -> tuple[list[Move], Mapping[RequestId, Route]]:
+        """See `Routing`: one planner for the whole cluster gives every move its path (the paper's section V)."""
+        choices = self._estimates.choose(moves, self._dispatch.ordered(), time.time())
+        routes = {choice.request: _route(choice) for choice in choices if choice.path is not Path.DEFER}
+        return [move for move in moves if move.request in routes], routes
 
-    async def _gather(self, timeout_s: float | None = None) -> None:
-        self._reports = await self._cluster.gather(self._fence, timeout_s)
-        self._as_of = time.time()
-        self._ledger.report([report.load for report in self._reports.values()], time.monotonic())
-        for report in self._reports.values():
-            for record in report.records:
-                self._keep(record)
-        if self._reports:
-            self._gathered.set()
+    def _profile(self, reports: Collection[ReplicaReport]) -> None:
+        """Take what new replicas have measured of themselves, and forget those that are gone."""
+        known = {report.load.id for report in reports}
+        self._estimates.keep(known)
+        for report in reports:
+            if report.profile is not None and report.load.id not in self._profiled:
+                self._estimates.profile(report.load.id, report.profile)
+        self._profiled = known
 
-    # --- for ingresses --------------------------------------------------------------------------------
+    # --- for ingresses and replicas -------------------------------------------------------------------
 
     async def place(self, calls: tuple[PlaceCall, ...]) -> list[Decision]:
         """Where requests go; each counts there from now on."""
-        await self._gathered.wait()
+        await self._epochs.known.wait()
         return [self._place(call) for call in calls]
 
     def _place(self, call: PlaceCall) -> Decision:
-        now = time.monotonic()
         arrival = call.arrival
-        gone = tuple(r for r in self._reports if r not in self._membership.running)
-        decision = self._decide(arrival, (*call.exclude, *gone))
+        decision = self._planner.place(arrival, (*call.exclude, *self._gone()))
         match decision:
             case Place(replica) | Queue(replica):
-                self._ledger.place(arrival.id, call.label, replica, arrival.tokens, now)
+                self._ledger.place(arrival.id, call.label, replica, arrival.tokens, time.monotonic())
+        if not isinstance(decision, Place):
+            self._epochs.hurry()
         return decision
 
-    def _decide(self, arrival: Arrival, exclude: tuple[ReplicaId, ...]) -> Decision:
-        state = self._ledger.state(time.monotonic())
-        return place(self._policy, state, arrival, exclude, self._config.headroom)
+    def _gone(self) -> tuple[ReplicaId, ...]:
+        """Replicas that left since the last epoch."""
+        return tuple(r for r in self._epochs.reports if r not in self._membership.running)
 
     async def view(self) -> ClusterState:
         """The cluster as it is believed to be, for ingresses to fall back on."""
         return self._ledger.state(time.monotonic())
 
+    async def wanted(self) -> int:
+        """How many replicas there are to be."""
+        await self._epochs.known.wait()
+        return self._scaler.wanted
+
     async def record(self, record: MigrationRecord) -> None:
         """A migration ended, or an ingress resubmitted a request."""
         self._keep(record)
+
+    async def hurry(self) -> None:
+        """A replica is short of room, or is to be gone: have the next epoch soon."""
+        self._epochs.hurry()
 
     # --- for operators --------------------------------------------------------------------------------
 
     async def state(self) -> dict[str, Any]:
         """`/mell/state`, as of now: an operator who acts on it should not act on the last epoch."""
-        await self._gather(_OPERATOR_WAIT_S)
-        replicas = [report.to_json() for report in self._reports.values()]
+        await self._epochs.gather(_OPERATOR_WAIT_S)
+        reports = self._epochs.reports
+        replicas = [report.to_json() for report in reports.values()]
         replicas += [
             ReplicaReport(load, (0, 0, 0), 0, 0, 0, self._fence, ()).to_json() | {"pids": []}
-            for load in self._others
-            if load.id not in self._reports
+            for load in self._cluster.others()
         ]
         return {
-            "as_of": self._as_of,
-            "mode": "off",
+            "as_of": self._epochs.as_of,
+            "mode": str(self._config.mode),
             "policy": self._config.policy,
             "fence": self._fence,
+            "wanted_replicas": self._scaler.wanted,
+            "estimates": self._estimates.to_json(time.time()),
+            "resting_pairs": [list(pair) for pair in self._breaker.resting(time.monotonic())],
             "replicas": sorted(replicas, key=lambda r: str(r["id"])),
         }
 
     async def migrations(self) -> dict[str, Any]:
         """`/mell/migrations`: newest first."""
-        await self._gather(_OPERATOR_WAIT_S)
+        await self._epochs.gather(_OPERATOR_WAIT_S)
         newest = sorted(self._records.values(), key=lambda r: -r.started_at)
         return {"migrations": [record.to_json() for record in newest]}
 
-    async def migrate(self, reference: str, target: str | None, path: PathRequest) -> MoveAnswer:
-        """Move the request with that id or label, to `target` or where the policy would place it."""
-        await self._gather(_OPERATOR_WAIT_S)
+    async def migrate(self, id: str, reference: str, target: str | None, path: PathRequest) -> MoveAnswer:
+        """Move the request with that id or label, to `target` or where the policy would place it.
+
+        `id` is the migration's; asked for again under the same id, the move is not begun twice.
+        """
+        await self._epochs.gather(_OPERATOR_WAIT_S)
+        if id in self._records:
+            return MoveAccepted(id)
         found = [
             (report.load, request)
-            for report in self._reports.values()
+            for report in self._epochs.reports.values()
             for request in report.load.requests
             if reference in (request.id, request.label)
         ]
         if not found:
             return MoveRejected(404, f"no running request has the id or label {reference!r}")
-        if len(found) > 1:
+        if len({request.id for _, request in found}) > 1:
             candidates = [{"id": r.id, "label": r.label, "replica": load.id} for load, r in found]
             return MoveRejected(409, f"{len(found)} requests are called {reference!r}", {"candidates": candidates})
-        return await self._order(*found[0], target, path)
+        load, request = min(found, key=lambda pair: pair[1].hop)
+        return await self._order(id, load, request, target, path)
 
     async def _order(
-        self, load: ReplicaLoad, request: RequestLoad, target: str | None, path: PathRequest
+        self, id: str, load: ReplicaLoad, request: RequestLoad, target: str | None, path: PathRequest
     ) -> MoveAnswer:
         to = ReplicaId(target) if target else self._choose(load, request)
         if to is None:
             return MoveRejected(422, "no other replica is running")
-        if to not in self._reports:
-            return MoveRejected(422, f"no replica {to!r} is running", {"replicas": sorted(self._reports)})
-        order = Order(uuid.uuid4().hex[:16], request.id, path, "requested by operator")
+        if to not in self._epochs.reports:
+            return MoveRejected(422, f"no replica {to!r} is running", {"replicas": sorted(self._epochs.reports)})
+        move = Move(request.id, load.id, to, request.tokens, Reason.OVERLOAD, 0)
+        choice = self._estimates.decide(move, self._dispatch.ordered(), time.time())
+        path = _route(choice).path if path is PathRequest.AUTO else path
+        order = Order(id, request.id, path, "requested by operator", finite(choice.kv_s), finite(choice.tokens_s))
         try:
-            record: MigrationRecord = await self._replicas.call(load.id, "move", order, to, self._fence)
+            record = await self._dispatch.order(order, move, by_hand=True)
         except PeerLost as error:
             return MoveRejected(503, str(error))
         except MigrationError as error:
@@ -184,13 +254,54 @@ class EpochScheduler:
         return MoveAccepted(order.id)
 
     def _choose(self, load: ReplicaLoad, request: RequestLoad) -> ReplicaId | None:
-        decision = self._decide(Arrival(request.id, request.tokens), (load.id,))
+        decision = self._planner.place(Arrival(request.id, request.tokens), (load.id, *self._gone()))
         return decision.replica if isinstance(decision, Place | Queue) else None
+
+    async def drain(self, replica: str) -> MoveAnswer:
+        """Empty a replica and stop it; its requests move to others while they run."""
+        if replica not in self._epochs.reports:
+            return MoveRejected(404, f"no replica {replica!r} is running", {"replicas": sorted(self._epochs.reports)})
+        if len(self._membership.running) < 2 and self._scaler.max_replicas < 2:
+            return MoveRejected(422, "it is the only replica that there may be")
+        try:
+            await self._scaler.drain(ReplicaId(replica), self._fence)
+        except PeerLost as error:
+            return MoveRejected(503, str(error))
+        except MigrationError as error:
+            return MoveRejected(422, str(error))
+        self._epochs.hurry()
+        return MoveAccepted(replica)
+
+    # --- inside ---------------------------------------------------------------------------------------
 
     def _keep(self, record: MigrationRecord) -> None:
         """Keep the newest word on a migration; a record without an outcome never replaces one with it."""
         known = self._records.get(record.id)
-        if known is None or known.outcome is None:
-            self._records[record.id] = record
+        ended = known is not None and known.outcome is not None
+        if ended and record.outcome is None:
+            return
+        self._records[record.id] = record
+        if record.outcome is not None and not ended:
+            self._telemetry.migrated(record)
+        self._dispatch.heard(record)
+        self._estimates.observe(record)
         while len(self._records) > _RECORDS:
             del self._records[next(iter(self._records))]
+
+
+def _route(choice: Choice) -> Route:
+    path = PathRequest.TOKENS if choice.path is Path.TOKENS else PathRequest.KV
+    return Route(path, finite(choice.kv_s), finite(choice.tokens_s))
+
+
+def finite(seconds: float) -> float | None:
+    """A prediction that can be told: None instead of "never"."""
+    return seconds if math.isfinite(seconds) else None
+
+
+def _recorder(config: SchedulerConfig, fence: int) -> Recorder | None:
+    """Where epochs are recorded, if they are; every scheduler writes a file of its own."""
+    if config.record is None:
+        return None
+    path = FilePath(config.record) / f"epochs-{time.strftime('%Y%m%d-%H%M%S')}-{fence}.jsonl"
+    return Recorder(path, Setting(config.policy, config.limits, config.epoch_s))

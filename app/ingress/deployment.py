@@ -1,8 +1,10 @@
 """The `Ingress` deployment: HTTP in front, streams of tokens behind."""
 
 import asyncio
+import contextlib
 import logging
 import time
+import uuid
 from typing import Any
 
 from ray import serve
@@ -26,7 +28,10 @@ from migration.request import IngressId
 
 log = logging.getLogger("ray.serve")
 
-_CONTROL_TIMEOUT_S = 5.0
+_CONTROL_TIMEOUT_S = 3.0
+_CONTROL_PATIENCE_S = 12.0
+"""How long an order is repeated while the scheduler is slow or being replaced."""
+_CONTROL_RETRY_S = 0.3
 _STATE_TIMEOUT_S = 1.0
 _BIND_WAIT_S = 15.0
 _READY = """Mell is ready at {url}. Try:
@@ -58,7 +63,10 @@ class IngressBackend:
 
     def _changed(self, membership: Membership) -> None:
         self.streams.watch(membership)
-        if not self._started and len(membership.running) >= self._initial:
+        self._look_whether_started()
+
+    def _look_whether_started(self) -> None:
+        if not self._started and len(self._membership.running) >= self._initial:
             self._started = True
             log.info(_READY.format(url=self._url))
 
@@ -66,7 +74,16 @@ class IngressBackend:
         """Keep a view of the cluster for the time that the scheduler is away."""
         while True:
             await self._placer.refresh()
+            if not self._started:
+                await self._ask_for_fewer()
             await asyncio.sleep(self._refresh_s)
+
+    async def _ask_for_fewer(self) -> None:
+        """The scheduler may have closed an initial replica before this ingress saw it."""
+        with contextlib.suppress(Exception):
+            wanted: int = await self._scheduler.call("wanted", timeout_s=_STATE_TIMEOUT_S)
+            self._initial = min(self._initial, wanted)
+            self._look_whether_started()
 
     def health(self) -> str | None:
         """See `Backend.health`."""
@@ -96,14 +113,24 @@ class IngressBackend:
 
     async def migrate(self, reference: str, target: str | None, path: PathRequest) -> MoveAnswer:
         """See `Backend.migrate`."""
-        try:
-            answer: MoveAnswer = await self._scheduler.call(
-                "migrate", reference, target, path, timeout_s=_CONTROL_TIMEOUT_S
-            )
-        except Exception as error:
-            log.warning("the scheduler did not take the order: %r", error)
-            return MoveRejected(503, "the scheduler is away; try again")
-        return answer
+        return await self._order("migrate", uuid.uuid4().hex[:16], reference, target, path)
+
+    async def drain(self, replica: str) -> MoveAnswer:
+        """See `Backend.drain`."""
+        return await self._order("drain", replica)
+
+    async def _order(self, method: str, *args: object) -> MoveAnswer:
+        """Have the scheduler obey, which may be slow or just being replaced; obeying twice must do no harm."""
+        deadline = time.monotonic() + _CONTROL_PATIENCE_S
+        while True:
+            try:
+                answer: MoveAnswer = await self._scheduler.call(method, *args, timeout_s=_CONTROL_TIMEOUT_S)
+                return answer
+            except Exception as error:
+                log.warning("the scheduler did not take the order: %r", error)
+                if time.monotonic() > deadline:
+                    return MoveRejected(503, "the scheduler is away; try again")
+            await asyncio.sleep(_CONTROL_RETRY_S)
 
     def close(self) -> None:
         """Stop the background work."""

@@ -60,6 +60,10 @@ class Backend(Protocol):
         """Move a request."""
         ...
 
+    async def drain(self, replica: str) -> MoveAnswer:
+        """Empty a replica and stop it."""
+        ...
+
 
 class EventStream(Response):
     """Server-sent events. `events` is closed when they are over, or the writing is cancelled."""
@@ -130,6 +134,7 @@ class Routes:
             Route("/mell/state", self.state, methods=["GET"]),
             Route("/mell/migrations", self.migrations, methods=["GET"]),
             Route("/mell/migrations", self.migrate, methods=["POST"]),
+            Route("/mell/replicas/{replica}/drain", self.drain, methods=["POST"]),
         ]
         handlers = {
             ApiError: _api_error,
@@ -193,6 +198,14 @@ class Routes:
         answer = await self._backend.migrate(order.request_id, order.target, order.path)
         if isinstance(answer, MoveAccepted):
             return JSONResponse({"id": answer.id}, 202)
+        raise ApiError(answer.status, answer.message, details=answer.details)
+
+    async def drain(self, http: Request) -> Response:
+        """POST /mell/replicas/{id}/drain."""
+        self._check_admin(http)
+        answer = await self._backend.drain(http.path_params["replica"])
+        if isinstance(answer, MoveAccepted):
+            return JSONResponse({"id": answer.id, "state": "DRAINING"}, 202)
         raise ApiError(answer.status, answer.message, details=answer.details)
 
     def _check_admin(self, http: Request) -> None:

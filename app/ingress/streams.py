@@ -37,8 +37,12 @@ log = logging.getLogger("ray.serve")
 _RECONNECT_S = 0.05
 _ROUTER_SKEW_S = 2.0
 """How long a replica that is listed as running may be unknown to this process's router, or out of reach."""
+_CALL_S = 5.0
+"""How long a replica may take to answer a call; its engine has no part in any of them."""
 _MAX_RESUBMISSIONS = 8
 _RETRY_S = 0.1
+SILENCE_S = 10.0
+"""A replica that says nothing for so long has stopped or is cut off; a living one says at least that it lives."""
 _RESUBMISSION_STRIDE = 1 << 16
 
 
@@ -128,12 +132,20 @@ class Streams:
             except PeerLost as error:
                 log.info("placing %s: %s", spec.id, error)
                 lost = lost | {replica}
+                # It may have got the request all the same: what it makes of it must not be taken for the next one's.
+                self._new_hop(conversation, 1)
             else:
                 if replica not in self._down:
                     conversation.submitted = True
                     return
                 # It died after it had answered.
                 lost = lost | {replica}
+                self._new_hop(conversation, 1)
+
+    def _new_hop(self, conversation: Conversation, stride: int) -> None:
+        """What earlier hosts still say of the request is not listened to any more."""
+        conversation.top_hop += stride
+        conversation.take(conversation.cursor.advance(conversation.top_hop))
 
     def _submitter(self, replica: ReplicaId) -> Coalescer[Submission, None]:
         """Submissions to one replica: those that come while one is under way travel together."""
@@ -149,7 +161,10 @@ class Streams:
         deadline = time.monotonic() + _ROUTER_SKEW_S
         while True:
             try:
-                return await self._replicas.call(replica, method, *args)
+                async with asyncio.timeout(_CALL_S):
+                    return await self._replicas.call(replica, method, *args)
+            except TimeoutError:
+                raise PeerLost(f"replica {replica} did not answer within {_CALL_S:g} s") from None
             except Unrouted:
                 if replica not in self._running() or time.monotonic() > deadline:
                     raise
@@ -169,10 +184,12 @@ class Streams:
         while True:
             reason = "the replica ended its stream"
             try:
-                async for batch in self._replicas.stream(replica, "events", self._ingress):
+                connected = False
+                async for batch in self._replicas.stream(replica, "events", self._ingress, silence_s=SILENCE_S):
                     broken_since = None
                     self._down.discard(replica)
-                    if not batch:
+                    if not connected:
+                        connected = True
                         self._reconnected(replica)
                     for event in batch:
                         self._take(event, replica)
@@ -228,6 +245,12 @@ class Streams:
                 self._background(self._abandon(event.request, replica))
             return
         conversation.top_hop = max(conversation.top_hop, event.hop)
+        stale = isinstance(event, Delta) and event.hop < conversation.cursor.hop
+        if stale and replica != conversation.host and replica in conversation.touched:
+            # It was given up for lost, and is not.
+            conversation.touched.discard(replica)
+            self._background(self._abandon(event.request, replica))
+            return
         try:
             self._apply(event, conversation, replica)
         except GapError as error:
@@ -307,10 +330,8 @@ class Streams:
         if reason := unrepeatable(conversation.spec, conversation.cursor):
             raise saturated(reason)
         # Far above any hop that the lost replica may have given out without being heard.
-        conversation.top_hop += _RESUBMISSION_STRIDE
+        self._new_hop(conversation, _RESUBMISSION_STRIDE)
         conversation.moving = None
-        conversation.take(conversation.cursor.advance(conversation.top_hop))
-        conversation.touched.discard(lost)
         await self._submit(conversation, lost={lost})
 
     def _tell(self, conversation: Conversation, lost: ReplicaId, reason: str, took: float) -> None:

@@ -22,8 +22,7 @@ class TextStream:
 
     def __init__(self, tokenizer: Any, prompt: tuple[int, ...], stops: tuple[str, ...]) -> None:
         self._tokenizer = tokenizer
-        # A few prompt tokens tell the decoder what precedes the first output token (spaces, byte sequences).
-        self._stream = DecodeStream(ids=list(prompt[-6:]), skip_special_tokens=True)
+        self._stream = DecodeStream(ids=_context(tokenizer, prompt), skip_special_tokens=True)
         self._stops = stops
         self._hold = max(map(len, stops), default=1) - 1
         self._held = ""
@@ -48,6 +47,21 @@ class TextStream:
         """What was held back, once no more tokens come."""
         held, self._held = self._held, ""
         return held
+
+
+_CONTEXT = range(4, 24)
+
+
+def _context(tokenizer: Any, prompt: tuple[int, ...]) -> list[int]:
+    """The last tokens of a prompt, which tell the decoder what precedes the first output token: as few as will do.
+
+    They must be whole characters. The decoder would give out one that is not, and all before it, with the answer.
+    """
+    for size in _CONTEXT:
+        tokens = list(prompt[-size:])
+        if "\N{REPLACEMENT CHARACTER}" not in tokenizer.decode(tokens, skip_special_tokens=True):
+            return tokens
+    return []
 
 
 def _overlap(text: str, stops: tuple[str, ...], limit: int) -> int:

@@ -17,7 +17,7 @@ called `at_s` are counted from the start of the replay. A distribution is `{"cou
                 items: what `/mell/migrations` said of each, newest first
     timeline    [{at_s, running, finished, errors, moved, replicas}], one entry a second
                 moved: requests that changed replica since the entry before
-                replicas: null, or [{id, state, used_tokens, capacity_tokens, requests}]
+                replicas: null, or [{id, state, used_tokens, capacity_tokens, requests, preemptions}]
 """
 
 from collections.abc import Mapping, Sequence

@@ -22,6 +22,7 @@ class ReplicaSample:
     used_tokens: int
     capacity_tokens: int
     requests: int
+    preemptions: int = 0
 
     @property
     def used_percent(self) -> float:
@@ -76,6 +77,7 @@ def _parse_replica(replica: Mapping[str, Any]) -> ReplicaSample:
         used_tokens=int(replica["used_tokens"] or 0),
         capacity_tokens=int(replica["capacity_tokens"] or 0),
         requests=len(replica["requests"]),
+        preemptions=int(replica.get("preemptions") or 0),
     )
 
 

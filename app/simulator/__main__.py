@@ -1,6 +1,7 @@
 """The command line of the simulator: `python -m app.simulator --trace FILE --policy NAME`.
 
-Exit status: 0 when everything was simulated; 2 when what was asked for is impossible; 130 when it was interrupted.
+Exit status: 0 when everything was simulated; 1 when a recording's plans are not found again; 2 when what was asked for
+is impossible; 130 when it was interrupted.
 """
 
 import json
@@ -14,11 +15,12 @@ from app.simulator.errors import BadInput
 from app.simulator.listing import render_policies
 from app.simulator.options import parser
 from app.simulator.order import Order, read_order
+from app.simulator.replay import render_replay, replay
 from app.simulator.runs import perform_all
 from app.simulator.text import render
 from app.simulator.workload import draw
 
-BAD_INPUT, INTERRUPTED = 2, 130
+DIFFERENT, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,6 +30,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(render_policies())
         return 0
     try:
+        if given.recording is not None:
+            played = replay(given.recording)
+            print(render_replay(played))
+            return DIFFERENT if played.different else 0
         order = read_order(given)
         outcome = simulate(order, quiet=given.quiet)
     except BadInput as error:

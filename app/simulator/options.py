@@ -17,6 +17,12 @@ def parser() -> argparse.ArgumentParser:
         description="Play a workload through placement policies in virtual time.",
     )
     whole.add_argument("--list-policies", action="store_true", help="say what policies there are, and end")
+    whole.add_argument(
+        "--recording",
+        type=Path,
+        metavar="FILE",
+        help="decide the recorded epochs of a live scheduler again, compare the plans, and end",
+    )
     _add_workload(whole.add_argument_group("workload", WORKLOAD_HELP))
     _add_policies(whole.add_argument_group("policies", "Bounds on what a policy may do hold for all of them."))
     _add_cluster(whole.add_argument_group("cluster and time"))

@@ -106,7 +106,7 @@ NAN, INFINITY = float("nan"), float("inf")
         ("deployment_config.autoscaling_config.min_replicas", True),
         ("deployment_config.autoscaling_config.max_replicas", "2"),
         ("deployment_config.autoscaling_config.max_replicas", 2.0),
-        ("migration.transport", "nccl"),
+        ("migration.transport", "ncll"),
         ("migration.transport", "module:"),
         ("migration.slots", 1),
         ("migration.slot_mib", 0.5),
@@ -149,7 +149,7 @@ def test_whole_numbers_will_do_for_seconds() -> None:
         (nested("engine_kwargs.max_model_len", None), "write a positive whole number"),
         (nested("engine_kwargs.tensor_parallel_size", 2), "remove it"),
         (nested("engine_kwargs.tensor_parallel_size", "two"), "write a positive whole number"),
-        (nested("migration.transport", "nccl"), "write shared, collective or module:factory"),
+        (nested("migration.transport", "ncll"), "write shared, collective, cuda_ipc, nccl or module:factory"),
         (nested("scheduler.policy", "x"), "only best_fit, worst_fit"),
     ],
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from deployments.cluster import Cluster, _unreported
+from deployments.cluster import Cluster
 from deployments.membership import Membership
 from deployments.report import ReplicaReport
 from deployments.routing import Replicas
@@ -96,11 +96,28 @@ async def test_a_newer_scheduler_ends_this_one() -> None:
         await cluster.gather(1)
 
 
+class Details:
+    """Serve's controller, with one word on each replica."""
+
+    def __init__(self, **states: Any) -> None:
+        self.states = states
+        self.get_serve_instance_details = self
+
+    async def remote(self) -> dict[str, Any]:
+        replicas = [{"replica_id": r, "state": state, "node_id": None} for r, state in self.states.items()]
+        return {"applications": {"app": {"deployments": {"Engine": {"replicas": replicas}}}}}
+
+
 class Word(Enum):
     """Serve's states are enums in some versions, strings in others."""
 
     RUNNING = "RUNNING"
     STARTING = "STARTING"
+
+
+async def listed(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, **states: Any) -> None:
+    monkeypatch.setattr("deployments.cluster.controller", lambda: Details(**states))
+    await cluster.refresh()
 
 
 @pytest.mark.parametrize(
@@ -114,6 +131,44 @@ class Word(Enum):
         ("PENDING_MIGRATION", ReplicaState.DRAINING),
     ],
 )
-def test_what_only_serve_knows_has_no_room(state: Any, known_as: ReplicaState) -> None:
-    load = _unreported({"replica_id": "x", "state": state, "node_id": None})
+async def test_what_only_serve_knows_has_no_room(
+    monkeypatch: pytest.MonkeyPatch, state: Any, known_as: ReplicaState
+) -> None:
+    cluster, _, _ = make_cluster(running="")
+    await listed(cluster, monkeypatch, x=state)
+    (load,) = cluster.others()
     assert (load.id, load.state, load.node, load.free_tokens) == ("x", known_as, "", 0)
+
+
+@pytest.mark.parametrize(
+    ("state", "known_as"),
+    [
+        ("RUNNING", ReplicaState.RUNNING),
+        ("STOPPING", ReplicaState.DRAINING),
+        ("PENDING_MIGRATION", ReplicaState.DRAINING),
+    ],
+)
+async def test_serve_has_the_last_word_on_who_stays(
+    monkeypatch: pytest.MonkeyPatch, state: str, known_as: ReplicaState
+) -> None:
+    cluster, _, _ = make_cluster(a=make_report("a"), b=make_report("b"))
+    await listed(cluster, monkeypatch, a=state, b="RUNNING")
+    reports = await cluster.gather(1)
+    assert {r: report.load.state for r, report in reports.items()} == {"a": known_as, "b": ReplicaState.RUNNING}
+
+
+async def test_a_stopping_replica_is_asked_although_no_router_lists_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, _, _ = make_cluster(running="a", a=make_report("a"), b=make_report("b"))
+    await listed(cluster, monkeypatch, a="RUNNING", b="STOPPING")
+    reports = await cluster.gather(1)
+    assert reports[ReplicaId("b")].load.state is ReplicaState.DRAINING
+    assert not cluster.others()
+    assert (cluster.wanted_by_serve, cluster.runs(ReplicaId("b")), cluster.knows(ReplicaId("b"))) == (1, False, True)
+
+
+async def test_while_the_controller_is_away_its_last_word_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, _, _ = make_cluster(running="")
+    await listed(cluster, monkeypatch, x="STARTING")
+    monkeypatch.setattr("deployments.cluster.controller", lambda: None)
+    await cluster.refresh()
+    assert [load.id for load in cluster.others()] == ["x"]

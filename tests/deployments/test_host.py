@@ -8,7 +8,7 @@ import pytest
 
 from deployments.engine.fake import FakeEngine
 from deployments.engine.port import EngineDead, Generated, InvalidRequest
-from deployments.host import RequestHost
+from deployments.host import RequestHost, Run, queued_keys
 from deployments.outbox import Outboxes
 from migration.errors import Refused, RequestGone
 from migration.messages import Fingerprint, PathRequest, Prepare
@@ -370,9 +370,59 @@ async def test_nothing_comes_to_a_replica_that_stops() -> None:
 
 async def test_load_says_what_a_request_is_doing() -> None:
     desk = await running(0)
-    assert [load.phase for load in desk.host.loads()] == [Phase.WAITING]
+    assert [load.phase for load in desk.host.loads()] == [Phase.PREFILL]
     await desk.engine.step(0)
     (load,) = desk.host.loads()
     assert (load.phase, load.tokens, load.hop, load.label) == (Phase.DECODE, 41, 0, "label-r")
     desk.host.mute(R)
     assert [load.phase for load in desk.host.loads()] == [Phase.MOVING]
+
+
+@pytest.mark.parametrize(
+    ("waiting", "queued"),
+    [(0, ""), (1, "d"), (2, "cd"), (3, "bcd"), (4, "abcd"), (9, "abcd")],
+)
+def test_the_youngest_are_queued_those_without_a_token_first(waiting: int, queued: str) -> None:
+    """a and b have tokens, c and d, which came later, have none."""
+    runs = [Run(spec(id), 0, [1] if id in "ab" else [], 0.0, 0) for id in "abcd"]
+    assert queued_keys(runs, waiting) == {f"{id}.0" for id in queued}
+
+
+def test_a_run_that_was_continued_decodes_from_its_first_new_token_on() -> None:
+    run = Run(spec(), 1, [1, 2], 0.0, 2, resumed_at=2)
+    assert not run.decodes
+    run.outputs.append(3)
+    assert run.decodes
+
+
+class Clock:
+    """Time that a test sets."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def test_silence_is_measured_while_requests_run() -> None:
+    clock = Clock()
+    engine, boxes = StepEngine(), Outboxes(clock)
+    host = RequestHost(engine, boxes, clock, lambda: 1_000)
+    clock.now = 50.0
+    assert host.silent_s() == 0.0
+    host.submit(spec(), 0, ())
+    await settle()
+    clock.now = 53.0
+    assert host.silent_s() == 3.0
+    await engine.step(0)
+    assert host.silent_s() == 0.0
+
+
+async def test_an_engine_that_is_given_up_loses_every_request_and_takes_none() -> None:
+    desk = await running(2)
+    desk.host.lose_all("it hangs")
+    assert desk.published() == [Lost(R, 0, "it hangs")]
+    assert desk.ended == [(R, False)]
+    assert not list(desk.host.loads())
+    with pytest.raises(Refused, match="stopping"):
+        desk.host.submit(spec("other"), 0, ())

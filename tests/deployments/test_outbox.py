@@ -55,6 +55,18 @@ async def test_reader_is_woken_by_what_is_published_later() -> None:
     assert await batch == (event(0),)
 
 
+async def test_a_reader_to_whom_there_is_nothing_to_tell_hears_that_the_replica_lives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("deployments.outbox.HEARTBEAT_S", 0.01)
+    boxes = Outboxes(Clock())
+    stream = await connect(boxes)
+    async with asyncio.timeout(5):
+        assert [await anext(stream), await anext(stream)] == [(), ()]
+        boxes.put(HERE, event(0))
+        assert await anext(stream) == (event(0),)
+
+
 async def test_every_event_is_read_once() -> None:
     boxes = Outboxes(Clock())
     stream = await connect(boxes)

@@ -1,15 +1,17 @@
 """Which replica a call goes to, and how Ray's errors about it are told. Serve's router base is left out."""
 
 import asyncio
+import pickle
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ray.exceptions import ActorUnavailableError, RayActorError
+from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import ReplicaUnavailableError
 
-from deployments.routing import TargetRouter, Unrouted, _peer_errors
+from deployments.routing import Replicas, TargetRouter, Unrouted, _peer_errors
 from migration.errors import PeerLost, Refused
 from policies.model import ReplicaId
 
@@ -121,3 +123,99 @@ def test_errors_about_a_replica_are_told_in_our_words(raised: Exception, told: t
     with pytest.raises(told) as caught, _peer_errors(ReplicaId("a")):
         raise raised
     assert type(caught.value) is told
+
+
+# --- calls --------------------------------------------------------------------------------------------
+
+
+class Handle:
+    """A deployment's handle: `answer` is what a method returns, raises, or yields."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+        self.method = SimpleNamespace(remote=self._remote)
+
+    def options(self, **_: Any) -> "Handle":
+        return self
+
+    def _remote(self, *_: Any) -> Any:
+        return self._stream() if isinstance(self.answer, list) else self._one()
+
+    async def _one(self) -> Any:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    def _stream(self) -> "Items":
+        return Items(self.answer)
+
+
+class Items:
+    """A streamed answer; after its last item it says nothing more, unless that is None: then it ends."""
+
+    def __init__(self, items: list[Any]) -> None:
+        self.items = iter(items)
+        self.cancelled = False
+
+    def __aiter__(self) -> "Items":
+        return self
+
+    async def __anext__(self) -> Any:
+        item = next(self.items, "silence")
+        if item is None:
+            raise StopAsyncIteration
+        if item == "silence":
+            await asyncio.Event().wait()
+        return item
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+def replicas(answer: Any) -> Replicas:
+    made = Replicas.__new__(Replicas)
+    made._handle = Handle(answer)
+    made._deployment = DeploymentID("Engine", "mell")
+    made._one, made._streams = {}, {}
+    return made
+
+
+class Actor:
+    """A replica's actor, as Serve's own processes call it."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+        self.handle_request = SimpleNamespace(remote=self._remote)
+
+    async def _remote(self, metadata: bytes, *args: Any) -> str:
+        self.calls.append((pickle.loads(metadata).call_method, args))
+        return "from the actor"
+
+
+async def test_a_replica_that_left_the_routers_list_is_reached_by_its_actor(monkeypatch: pytest.MonkeyPatch) -> None:
+    actor = Actor()
+    actors = {("SERVE_REPLICA::mell#Engine#x", "serve"): actor}
+    monkeypatch.setattr("ray.get_actor", lambda name, namespace: actors[name, namespace])
+    assert await replicas(ReplicaUnavailableError("x")).call(ReplicaId("x"), "method", 1, 2) == "from the actor"
+    assert actor.calls == [("method", (1, 2))]
+
+
+async def test_one_without_an_actor_is_unrouted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(name: str, namespace: str) -> Any:
+        raise ValueError("no such actor")
+
+    monkeypatch.setattr("ray.get_actor", none)
+    with pytest.raises(Unrouted):
+        await replicas(ReplicaUnavailableError("x")).call(ReplicaId("x"), "method")
+
+
+async def test_a_stream_is_read_to_its_end() -> None:
+    made = replicas([1, 2, None])
+    assert [item async for item in made.stream(ReplicaId("x"), "method", silence_s=5)] == [1, 2]
+
+
+async def test_a_stream_that_falls_silent_is_lost() -> None:
+    stream = replicas([1, 2]).stream(ReplicaId("x"), "method", silence_s=0.02)
+    assert [await anext(stream), await anext(stream)] == [1, 2]
+    with pytest.raises(PeerLost, match=r"said nothing for 0\.02 s"):
+        await anext(stream)

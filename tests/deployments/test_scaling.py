@@ -1,10 +1,24 @@
-"""The autoscaling policy that Serve's controller calls."""
+"""What runs in Serve's controller: the autoscaling policy, and stopping just one replica."""
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
+from ray.serve._private.common import DeploymentID, ReplicaState
 
-from deployments.scaling import KeepTarget
+from deployments import scaling
+from deployments.scaling import STALE_S, MirrorWanted, Wanted, read_wanted, stop_exactly, write_wanted
+
+
+@pytest.fixture(autouse=True)
+def store(monkeypatch: pytest.MonkeyPatch) -> dict[bytes, bytes]:
+    """The key-value store, and a controller of start "g"."""
+    kept: dict[bytes, bytes] = {}
+    monkeypatch.setattr(scaling, "_internal_kv_get", lambda key, namespace: kept.get(key))
+    monkeypatch.setattr(scaling, "_internal_kv_put", lambda key, value, **_: kept.update({key: value}))
+    monkeypatch.setattr(scaling, "_generation", lambda: "g")
+    return kept
 
 
 @dataclass
@@ -12,15 +26,81 @@ class Context:
     """The little that the policy reads of Serve's context."""
 
     target_num_replicas: int
-    current_num_replicas: int = 0
-    total_num_requests: float = 0
 
 
-@pytest.mark.parametrize("target", [0, 1, 2, 100])
-@pytest.mark.parametrize("requests", [0, 1000])
-def test_the_target_stays_whatever_the_load(target: int, requests: int) -> None:
-    assert KeepTarget()(Context(target, 5, requests)) == (target, {})
+def now(count: int, age_s: float = 0.0) -> Wanted:
+    return Wanted(count, time.time() - age_s)
 
 
-def test_it_is_made_with_whatever_serve_passes() -> None:
-    assert KeepTarget(anything=1)(Context(3)) == (3, {})
+def test_the_schedulers_number_counts() -> None:
+    write_wanted("mell", "g", now(5))
+    assert MirrorWanted("mell")(Context(2)) == (5, {})
+
+
+@pytest.mark.parametrize(
+    ("app", "generation", "age_s"),
+    [("other", "g", 0.0), ("mell", "earlier", 0.0), ("mell", "g", STALE_S + 1)],
+    ids=["another application", "another start of Serve", "stale"],
+)
+def test_without_a_fresh_number_the_target_stays(app: str, generation: str, age_s: float) -> None:
+    write_wanted(app, generation, now(5, age_s))
+    assert MirrorWanted("mell")(Context(2)) == (2, {})
+
+
+@pytest.mark.parametrize("garbage", [b"", b"{}", b"5", b'{"count": 1}'])
+def test_what_cannot_be_read_is_no_number(store: dict[bytes, bytes], garbage: bytes) -> None:
+    write_wanted("mell", "g", now(5))
+    store.update(dict.fromkeys(store, garbage))
+    assert read_wanted("mell", "g") is None
+    assert MirrorWanted("mell")(Context(2)) == (2, {})
+
+
+@dataclass(frozen=True)
+class Id:
+    """A replica's id, as Serve has it."""
+
+    unique_id: str
+
+
+@dataclass
+class Replica:
+    """A replica, as Serve has it."""
+
+    replica_id: Id
+
+
+@dataclass
+class Controller:
+    """Serve's controller with one deployment; it notes what is done to it."""
+
+    running: list[Replica]
+    stopped: list[str] = field(default_factory=list)
+    target: int | None = None
+
+    def __post_init__(self) -> None:
+        self.deployment_state_manager: Any = self
+        self._deployment_states = {DeploymentID("Engine", "mell"): self}
+        self._replicas = self
+
+    def get(self, states: list[ReplicaState]) -> list[Replica]:
+        return self.running if ReplicaState.RUNNING in states else []
+
+    def stop_replicas(self, replicas: set[Id]) -> None:
+        self.stopped += [r.unique_id for r in replicas]
+
+    def set_target_num_replicas(self, deployment: DeploymentID, count: int) -> None:
+        self.target = count
+
+
+def test_just_that_replica_is_stopped_and_the_number_follows() -> None:
+    controller = Controller([Replica(Id("a")), Replica(Id("b")), Replica(Id("c"))])
+    assert stop_exactly(controller, "mell", "Engine", "b", 2)
+    assert (controller.stopped, controller.target) == (["b"], 2)
+    assert MirrorWanted("mell")(Context(3)) == (2, {}), "or the next step would start another"
+
+
+def test_of_a_replica_that_is_gone_nothing_changes() -> None:
+    controller = Controller([Replica(Id("a"))])
+    assert not stop_exactly(controller, "mell", "Engine", "b", 0)
+    assert (controller.stopped, controller.target) == ([], None)
+    assert read_wanted("mell", "g") is None

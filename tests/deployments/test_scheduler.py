@@ -1,24 +1,33 @@
 """The scheduler between its epochs: where it places requests, and what it answers to operators."""
 
 import asyncio
-import time
+from collections.abc import Collection, Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from deployments.calls import PlaceCall
+from deployments.cluster import Cluster
 from deployments.config import SchedulerConfig
 from deployments.control import MoveAccepted, MoveRejected
+from deployments.epochs import EARLIEST_S
+from deployments.recording import Recorder, Setting, read_recording
 from deployments.report import ReplicaReport
+from deployments.scaler import Scaler
 from deployments.scheduler import _RECORDS, EpochScheduler
+from deployments.telemetry import Telemetry
+from migration.beliefs import Profile
 from migration.errors import PeerLost, Refused, RequestGone
-from migration.messages import Path, PathRequest
+from migration.lines import Line
+from migration.messages import Fingerprint, PathRequest
+from migration.messages import Path as MovePath
 from migration.record import MigrationRecord, Outcome
 from policies.events import Arrival
-from policies.ledger import Ledger
-from policies.model import Phase, ReplicaId, ReplicaLoad, RequestId, RequestLoad, Tokens
+from policies.model import Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestId, RequestLoad, Tokens
 from policies.placement import NoReplica, Place, Queue
+from policies.planner import Decided, LiveLimits, Mode, Planner
 from policies.registry import policy
 from tests.deployments.test_cluster import Answers, Running, make_report
 
@@ -27,14 +36,14 @@ AUTO = PathRequest.AUTO
 
 def make_record(name: str = "m1", outcome: Outcome | None = None, at: float = 0.0) -> MigrationRecord:
     a, b = ReplicaId("a"), ReplicaId("b")
-    return MigrationRecord(name, RequestId("r"), "label", a, b, Path.KV, "test", "copy", outcome, started_at=at)
+    return MigrationRecord(name, RequestId("r"), "label", a, b, MovePath.KV, "test", "copy", outcome, started_at=at)
 
 
 def running(name: str, label: str = "") -> RequestLoad:
     return RequestLoad(RequestId(name), label or name, Tokens(10), Phase.DECODE, 1.0, 0)
 
 
-class Reports:
+class Reports(Cluster):
     """A cluster that reports what it is told to."""
 
     def __init__(self, *reports: ReplicaReport) -> None:
@@ -42,44 +51,99 @@ class Reports:
         self.fault: Exception | None = None
         self.starting: tuple[ReplicaLoad, ...] = ()
 
+    async def refresh(self) -> None:
+        pass
+
     async def gather(self, fence: int, timeout_s: float | None = None) -> dict[ReplicaId, ReplicaReport]:
         if self.fault:
             raise self.fault
         return self.reports
 
-    async def others(self) -> tuple[ReplicaLoad, ...]:
+    def others(self) -> tuple[ReplicaLoad, ...]:
         return self.starting
+
+    def runs(self, replica: ReplicaId) -> bool:
+        return replica in self.reports
+
+    knows = runs
+
+
+class Scale(Scaler):
+    """Notes what it is to open, close and drain."""
+
+    def __init__(self, max_replicas: int) -> None:
+        self.max_replicas = max_replicas
+        self._wanted = 2
+        self.opened = 0
+        self.closed: list[ReplicaId] = []
+        self.drained: list[ReplicaId] = []
+        self.fault: Exception | None = None
+
+    @property
+    def opening(self) -> int:
+        return 0
+
+    def open(self, count: int) -> None:
+        self.opened += count
+
+    def close(self, replicas: Iterable[ReplicaId], fence: int) -> None:
+        self.closed += replicas
+
+    def stand_by(self) -> None:
+        pass
+
+    def emptying(self, replicas: Collection[ReplicaId]) -> None:
+        pass
+
+    def close_drained(self, reports: Iterable[ReplicaReport], fence: int) -> None:
+        pass
+
+    def look_for_gone(self, filled: Collection[ReplicaId]) -> None:
+        pass
+
+    async def drain(self, replica: ReplicaId, fence: int) -> None:
+        if self.fault:
+            raise self.fault
+        self.drained.append(replica)
+
+
+class Counts(Telemetry):
+    """Notes which migrations ended."""
+
+    def __init__(self) -> None:
+        self.ended: list[str] = []
+
+    def migrated(self, record: MigrationRecord) -> None:
+        self.ended.append(record.id)
+
+    def epoch(self, loads: Iterable[ReplicaLoad], passed_s: float) -> None:
+        pass
 
 
 class Scheduler(EpochScheduler):
     """The scheduler, with its parts put together by hand: the constructor finds them in a Serve cluster."""
 
     def __init__(self, cluster: Reports, replicas: Answers, config: SchedulerConfig) -> None:
-        self._config = config
-        self._policy = policy(config.policy)
-        self._ledger = Ledger(config.placement_ttl_s)
-        self._replicas = replicas
-        self._membership = self.members = Running("".join(cluster.reports))
-        self._cluster: Any = cluster
-        self._fence = 3
-        self._reports = {}
-        self._others = ()
-        self._records = {}
-        self._as_of = 0.0
-        self._last_epoch = time.monotonic()
-        self._gathered = asyncio.Event()
+        self.members = Running("".join(cluster.reports))
+        self.scale, self.counts, self.cluster = Scale(4), Counts(), cluster
+        self._wire(config, 3, replicas, self.members, cluster, self.scale, self.counts)
         self._loop = asyncio.create_task(asyncio.sleep(0))
 
     def __del__(self) -> None:
         pass
 
+    async def epoch(self) -> None:
+        await self._epochs.epoch()
 
-async def make_scheduler(*reports: ReplicaReport, headroom: int = 0, epochs: int = 1, **answers: Any) -> Scheduler:
+
+async def make_scheduler(
+    *reports: ReplicaReport, epochs: int = 1, mode: Mode = Mode.OFF, spec: str = "best_fit", **answers: Any
+) -> Scheduler:
     """A scheduler after its first epoch. `answers` are what replicas say to the order to move."""
-    config = SchedulerConfig(headroom=Tokens(headroom), epoch_s=0.01)
+    config = SchedulerConfig(policy=spec, mode=mode, epoch_s=0.0, limits=LiveLimits(linger_s=0.0, foresight_s=0.0))
     scheduler = Scheduler(Reports(*(reports or (make_report("a"), make_report("b", 5)))), Answers(**answers), config)
     for _ in range(epochs):
-        await scheduler._epoch()
+        await scheduler.epoch()
     return scheduler
 
 
@@ -124,7 +188,7 @@ async def test_before_the_first_report_a_request_waits() -> None:
     placing = asyncio.create_task(place(scheduler, 20))
     await asyncio.sleep(0.01)
     assert not placing.done()
-    await scheduler._epoch()
+    await scheduler.epoch()
     assert await placing == Place(ReplicaId("b"))
 
 
@@ -138,7 +202,7 @@ async def test_the_view_holds_what_was_placed() -> None:
 
 
 async def move(scheduler: Scheduler, reference: str = "r", target: str | None = None) -> Any:
-    return await scheduler.migrate(reference, target, AUTO)
+    return await scheduler.migrate("m1", reference, target, AUTO)
 
 
 def on_a(*requests: RequestLoad) -> tuple[ReplicaReport, ReplicaReport]:
@@ -151,8 +215,30 @@ async def test_a_request_is_ordered_to_move(reference: str, target: str | None) 
     scheduler = await make_scheduler(*on_a(running("r", "mine")), a=make_record())
     answer = await move(scheduler, reference, target)
     ((replica, method, order, to, fence),) = scheduler._replicas.asked  # type: ignore[attr-defined]
-    assert (replica, method, order.request, order.path, to, fence) == ("a", "move", "r", AUTO, "b", 3)
+    assert (replica, method, order.request, to, fence) == ("a", "move", "r", "b", 3)
     assert answer == MoveAccepted(order.id)
+    assert order.path is PathRequest.TOKENS, "nothing is known of their caches"
+
+
+@pytest.mark.parametrize(
+    ("asked", "prefill", "path"),
+    [
+        (AUTO, 1e1, PathRequest.KV),
+        (AUTO, 1e12, PathRequest.TOKENS),
+        (PathRequest.KV, 1e12, PathRequest.KV),
+        (PathRequest.TOKENS, 1e3, PathRequest.TOKENS),
+    ],
+)
+async def test_where_nothing_is_asked_the_sooner_path_is_taken(
+    asked: PathRequest, prefill: float, path: PathRequest
+) -> None:
+    profile = Profile("n", Fingerprint("m", "c", 4, 16, 64), Line.of(prefill), 1e6)
+    reports = [replace(report, profile=profile) for report in on_a(running("r"))]
+    scheduler = await make_scheduler(*reports, a=make_record())
+    await scheduler.migrate("m1", "r", "b", asked)
+    ((_, _, order, _, _),) = scheduler._replicas.asked  # type: ignore[attr-defined]
+    assert order.path is path
+    assert order.predicted_kv_s > 0 and order.predicted_tokens_s > 0
 
 
 @pytest.mark.parametrize("reference", ["x", "", "R"])
@@ -205,6 +291,13 @@ async def test_migrations_are_told_newest_first() -> None:
     assert [record["id"] for record in (await scheduler.migrations())["migrations"]] == ["m3", "m2", "m1"]
 
 
+async def test_a_migration_is_counted_once() -> None:
+    scheduler = await make_scheduler()
+    for outcome in (None, Outcome.COMMITTED, Outcome.COMMITTED):
+        await scheduler.record(make_record(outcome=outcome))
+    assert scheduler.counts.ended == ["m1"]
+
+
 async def test_old_migrations_are_forgotten() -> None:
     scheduler = await make_scheduler()
     for n in range(_RECORDS + 10):
@@ -214,11 +307,93 @@ async def test_old_migrations_are_forgotten() -> None:
 
 async def test_the_state_shows_replicas_that_only_serve_knows() -> None:
     scheduler = await make_scheduler(make_report("b", requests=(running("r", "mine"),)))
-    scheduler._cluster.starting = (make_report("a").load,)
-    await scheduler._epoch()
+    scheduler.cluster.starting = (make_report("a").load,)
+    await scheduler.epoch()
     state = await scheduler.state()
     assert [(r["id"], r["pids"]) for r in state["replicas"]] == [("a", []), ("b", [1, 2, 3])]
     assert [r["label"] for r in state["replicas"][1]["requests"]] == ["mine"]
+    assert (state["mode"], state["policy"], state["wanted_replicas"]) == ("off", "best_fit", 2)
+
+
+# --- epochs -------------------------------------------------------------------------------------------
+
+
+def half_empty() -> tuple[ReplicaReport, ReplicaReport]:
+    """One of these can be emptied into the other."""
+    return make_report("a", 253, requests=(running("p"),)), make_report("b", 253, requests=(running("q"),))
+
+
+NO_GROWTH = "pack:headroom_s=0,comfort=0,rest=0"
+
+
+@pytest.mark.parametrize(("mode", "ordered"), [(Mode.ACT, 1), (Mode.OBSERVE, 0), (Mode.OFF, 0)])
+async def test_only_a_scheduler_that_acts_moves_requests(mode: Mode, ordered: int) -> None:
+    scheduler = await make_scheduler(*half_empty(), mode=mode, spec=NO_GROWTH, a=make_record(), b=make_record())
+    await asyncio.sleep(0.01)
+    assert len(scheduler._replicas.asked) == ordered  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("mode", "closed"), [(Mode.ACT, ["b"]), (Mode.OBSERVE, []), (Mode.OFF, [])])
+async def test_only_a_scheduler_that_acts_closes_replicas(mode: Mode, closed: list[str]) -> None:
+    empty, used = make_report("b", 256), make_report("a", 250, requests=(running("p"),))
+    assert (await make_scheduler(used, empty, mode=mode)).scale.closed == closed
+
+
+async def test_a_replica_that_is_to_be_gone_is_evacuated_by_one_that_does_not_act() -> None:
+    leaving = make_report("a", 253, requests=(running("p"),))
+    leaving = replace(leaving, load=replace(leaving.load, state=ReplicaState.DRAINING))
+    scheduler = await make_scheduler(leaving, make_report("b", 256), a=make_record())
+    await asyncio.sleep(0.01)
+    ((replica, method, order, to, fence),) = scheduler._replicas.asked  # type: ignore[attr-defined]
+    assert (replica, method, order.request, order.reason, to, fence) == ("a", "move", "p", "evacuate", "b", 3)
+
+
+async def test_epochs_can_be_recorded_and_give_the_same_plans_again(tmp_path: Path) -> None:
+    setting = Setting(NO_GROWTH, LiveLimits(linger_s=0.0, foresight_s=0.0), 0.0)
+    scheduler = await make_scheduler(
+        *half_empty(), epochs=0, mode=Mode.ACT, spec=NO_GROWTH, a=make_record("m2"), b=make_record("m3")
+    )
+    scheduler._epochs._recorder = Recorder(tmp_path / "new" / "epochs.jsonl", setting)
+    for _ in range(3):
+        await scheduler.epoch()
+    scheduler._epochs._recorder.close()
+    read, epochs = read_recording(tmp_path / "new" / "epochs.jsonl")
+    assert read == setting
+    planner = Planner(policy(read.policy), read.limits, read.epoch_s)
+    told = list(epochs)
+    assert len(told) == 3 and told[0].orders
+    for epoch in told:
+        planner.observe(epoch.seen)
+        assert planner.decide(epoch.mode) == Decided(epoch.plan, epoch.orders)
+
+
+# --- draining -----------------------------------------------------------------------------------------
+
+
+async def test_a_replica_is_drained_at_an_operators_word() -> None:
+    scheduler = await make_scheduler()
+    assert await scheduler.drain("a") == MoveAccepted("a")
+    assert scheduler.scale.drained == ["a"]
+
+
+async def test_what_does_not_run_is_not_drained() -> None:
+    answer = await (await make_scheduler()).drain("z")
+    assert isinstance(answer, MoveRejected) and (answer.status, answer.details) == (404, {"replicas": ["a", "b"]})
+
+
+async def test_the_only_replica_that_there_may_be_is_not_drained() -> None:
+    scheduler = await make_scheduler(make_report("a"))
+    scheduler.scale.max_replicas = 1
+    answer = await scheduler.drain("a")
+    assert isinstance(answer, MoveRejected) and answer.status == 422
+
+
+@pytest.mark.parametrize(("fault", "status"), [(PeerLost("dead"), 503), (Refused("newer"), 422)])
+async def test_a_drain_that_does_not_begin_is_told(fault: Exception, status: int) -> None:
+    scheduler = await make_scheduler()
+    scheduler.scale.fault = fault
+    answer = await scheduler.drain("a")
+    assert isinstance(answer, MoveRejected) and (answer.status, answer.message) == (status, str(fault))
 
 
 # --- the loop -----------------------------------------------------------------------------------------
@@ -226,18 +401,33 @@ async def test_the_state_shows_replicas_that_only_serve_knows() -> None:
 
 async def test_an_epoch_that_fails_is_followed_by_another() -> None:
     scheduler = await make_scheduler()
-    scheduler._cluster.fault = RuntimeError("broken")
+    scheduler.cluster.fault = RuntimeError("broken")
     loop = asyncio.create_task(scheduler._run())
     await asyncio.sleep(0.02)
-    failed_at, scheduler._cluster.fault = scheduler._last_epoch, None
-    await asyncio.sleep(0.05)
-    assert scheduler._last_epoch > failed_at
+    failed_at, scheduler.cluster.fault = scheduler._epochs.last, None
+    async with asyncio.timeout(5):
+        while scheduler._epochs.last == failed_at:
+            await asyncio.sleep(0.01)
+    loop.cancel()
+
+
+async def test_early_epochs_come_early_but_not_at_once() -> None:
+    config = SchedulerConfig(policy="best_fit", mode=Mode.OFF, epoch_s=60.0)
+    scheduler = Scheduler(Reports(make_report("a")), Answers(), config)
+    loop = asyncio.create_task(scheduler._run())
+    await scheduler._epochs.known.wait()
+    first = scheduler._epochs.last
+    await scheduler.hurry()
+    async with asyncio.timeout(10):
+        while scheduler._epochs.last == first:
+            await asyncio.sleep(0.01)
+    assert scheduler._epochs.last - first >= EARLIEST_S
     loop.cancel()
 
 
 async def test_a_scheduler_that_was_replaced_stops() -> None:
     scheduler = await make_scheduler()
-    scheduler._cluster.fault = Refused("newer")
+    scheduler.cluster.fault = Refused("newer")
     async with asyncio.timeout(1):
         await scheduler._run()
 
@@ -246,7 +436,7 @@ async def test_a_scheduler_whose_epochs_stopped_is_unhealthy() -> None:
     scheduler = await make_scheduler()
     scheduler._loop = asyncio.create_task(asyncio.Event().wait())  # type: ignore[arg-type]
     await scheduler.check_health()
-    scheduler._last_epoch -= 30 * 0.01 + 1.1
+    scheduler._epochs.last -= 1.1
     with pytest.raises(RuntimeError, match="no epoch"):
         await scheduler.check_health()
     scheduler._loop.cancel()

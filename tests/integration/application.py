@@ -36,11 +36,12 @@ class Answer:
 
 @dataclass
 class Application:
-    """Mell, started once for all integration tests."""
+    """A running Mell. `folder` holds its configuration and its log."""
 
     url: str
     faults: Path
     capacity: int
+    folder: Path
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator["Client"]:
@@ -91,6 +92,10 @@ class Client:
         """GET /mell/migrations."""
         found: list[dict[str, Any]] = (await self.http.get("/mell/migrations")).json()["migrations"]
         return found
+
+    async def drain(self, replica: str) -> httpx.Response:
+        """POST /mell/replicas/{id}/drain."""
+        return await self.http.post(f"/mell/replicas/{replica}/drain")
 
     async def outcome(self, migration: str) -> dict[str, Any]:
         """The record of a migration once it has ended."""

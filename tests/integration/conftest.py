@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -28,50 +29,122 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.integration)
 
 
+class Stage:
+    """Shows one application at a time: two on one machine would be in each other's way."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._shown: str | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._application: Application | None = None
+
+    def show(self, name: str, config: dict[str, Any]) -> Application:
+        """The application of that name, started by `serve run` as a user does it unless it is there already."""
+        if self._shown != name or self._application is None:
+            self.clear()
+            self._application, self._shown = self._start(name, config), name
+        return self._application
+
+    def _start(self, name: str, config: dict[str, Any]) -> Application:
+        folder = self.folder / name
+        folder.mkdir()
+        port = _free_port()
+        config["applications"][0]["args"]["ingress"]["port"] = port
+        switches, path, log = folder / "faults.json", folder / "serve_config.yaml", folder / "serve.log"
+        faults.write(switches, "collective")
+        path.write_text(yaml.safe_dump(config))
+        with log.open("w") as output:
+            self._process = subprocess.Popen(
+                [str(Path(sys.executable).parent / "serve"), "run", str(path)],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=_environment(switches),
+                cwd=ROOT,
+                process_group=0,
+            )
+        url = f"http://127.0.0.1:{port}"
+        _wait_until_healthy(self._process, url, log)
+        return Application(url, switches, (BLOCKS - 1) * 32, folder)
+
+    def clear(self) -> None:
+        """Stop what is shown."""
+        if self._process is not None:
+            os.killpg(self._process.pid, signal.SIGINT)
+            try:
+                self._process.wait(90)
+            except subprocess.TimeoutExpired:
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._process = self._application = self._shown = None
+
+
 @pytest.fixture(scope="session")
-def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Application]:
-    """Mell by `serve run`, as a user starts it, on a free port."""
-    folder = tmp_path_factory.mktemp("mell")
-    port = _free_port()
-    switches = folder / "faults.json"
-    faults.write(switches, "collective")
-    config = folder / "serve_config.yaml"
-    config.write_text(yaml.safe_dump(_config(port)))
-    log = (folder / "serve.log").open("w")
-    process = subprocess.Popen(
-        [str(Path(sys.executable).parent / "serve"), "run", str(config)],
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        env=_environment(switches),
-        cwd=ROOT,
-        process_group=0,
-    )
-    app = Application(f"http://127.0.0.1:{port}", switches, (BLOCKS - 1) * 32)
-    try:
-        _wait_until_healthy(process, app.url, folder / "serve.log")
-        yield app
-    finally:
-        os.killpg(process.pid, signal.SIGINT)
-        try:
-            process.wait(90)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-        log.close()
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """Where applications are shown."""
+    made = Stage(tmp_path_factory.mktemp("mell"))
+    yield made
+    made.clear()
 
 
-def _config(port: int) -> dict[str, object]:
+@pytest.fixture
+def application(stage: Stage) -> Iterator[Application]:
+    """Two replicas with real engines that stay as they are: requests move only by order. Without faults."""
+    shown = stage.show("real", _real())
+    faults.write(shown.faults, "collective")
+    yield shown
+    faults.write(shown.faults, "collective")
+
+
+@pytest.fixture
+def paced(stage: Stage) -> Application:
+    """One to four replicas that keep the pace of a GPU, packed, opened and closed by the scheduler."""
+    return stage.show("paced", _paced(stage.folder / "paced" / "epochs"))
+
+
+def _shipped() -> dict[str, Any]:
+    config: dict[str, Any] = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
+    return config
+
+
+def _real() -> dict[str, Any]:
     """The shipped configuration, with short times and the transport that can be made to fail."""
-    config: dict[str, object] = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
-    args = config["applications"][0]["args"]  # type: ignore[index]
-    args["ingress"]["port"] = port
+    config = _shipped()
+    args = config["applications"][0]["args"]
     args["engine_kwargs"]["num_gpu_blocks_override"] = BLOCKS
-    args["scheduler"]["epoch_s"] = 0.5
+    args["scheduler"] = {"policy": "best_fit", "mode": "off", "epoch_s": 0.5}
+    args["deployment_config"]["engine_silence_s"] = 15.0
     args["migration"] = {
         "transport": "tests.integration.faults:make",
         "slot_mib": 2,
         "transfer_timeout_s": 1.0,
         "copy_timeout_s": 2.0,
         "lease_s": 3.0,
+    }
+    return config
+
+
+def _paced(recordings: Path) -> dict[str, Any]:
+    config = _shipped()
+    args = config["applications"][0]["args"]
+    args["engine"] = "paced"
+    args["engine_kwargs"] = {
+        "num_gpu_blocks_override": 256,
+        "block_size": 16,
+        "max_model_len": 4000,
+        "decode_s": 0.02,
+        "startup_s": 1.0,
+    }
+    args["deployment_config"] = {
+        "num_cpus": 0.05,
+        "graceful_shutdown_timeout_s": 30.0,
+        "health_check_period_s": 1.0,
+        "autoscaling_config": {"min_replicas": 1, "initial_replicas": 2, "max_replicas": 4},
+    }
+    args["scheduler"] = {
+        "epoch_s": 0.5,
+        "linger_s": 3.0,
+        "foresight_s": 0.0,
+        "cooldown_s": 1.0,
+        "record": str(recordings),
     }
     return config
 
@@ -104,11 +177,3 @@ def _free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-@pytest.fixture(autouse=True)
-def no_faults(application: Application) -> Iterator[None]:
-    """Every test begins and ends without faults."""
-    faults.write(application.faults, "collective")
-    yield
-    faults.write(application.faults, "collective")

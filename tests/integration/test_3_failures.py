@@ -93,7 +93,7 @@ async def test_target_that_dies_in_the_middle_costs_nothing(application: Applica
         await client.idle()
 
 
-@pytest.mark.parametrize("victim", ["replica", "engine core"])
+@pytest.mark.parametrize("victim", ["replica", "engine core", "worker", "engine core that stands still"])
 async def test_streams_survive_what_runs_them(application: Application, victim: str) -> None:
     async with application.client() as client:
         want = await undisturbed(client, victim)
@@ -101,7 +101,8 @@ async def test_streams_survive_what_runs_them(application: Application, victim: 
         whole = asyncio.create_task(client.complete(prompt(100, f"{victim}/0"), TOKENS))
         await asyncio.sleep(0.2)
         doomed = await home(client)
-        os.kill(doomed["pids"][0 if victim == "replica" else 1], signal.SIGKILL)
+        index = {"replica": 0, "worker": 2}.get(victim, 1)
+        os.kill(doomed["pids"][index], signal.SIGSTOP if "still" in victim else signal.SIGKILL)
         await asyncio.gather(*tasks)
         assert [a.text for a in answers] == want
         assert (await whole)[0] == want[0]

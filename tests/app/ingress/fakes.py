@@ -118,7 +118,7 @@ class Wires(Replicas):
                 return replica.moves.attach(*args)
         raise NotImplementedError(method)
 
-    async def stream(self, replica: ReplicaId, method: str, *args: Any) -> AsyncIterator[Batch]:
+    async def stream(self, replica: ReplicaId, method: str, *args: Any, silence_s: float) -> AsyncIterator[Batch]:
         assert method == "events"
         batches = self._alive(replica).outboxes.read(*args)
         cut = self._cuts[replica] = asyncio.get_running_loop().create_future()
@@ -322,6 +322,11 @@ class Backend:
         if not found:
             return MoveRejected(404, "no such request")
         return MoveAccepted(self.service.move(found[0], target or "b", path).id)
+
+    async def drain(self, replica: str) -> MoveAnswer:
+        if replica not in self.service.replicas:
+            return MoveRejected(404, f"no replica {replica!r} is running")
+        return self.answer or MoveAccepted(replica)
 
 
 @dataclass

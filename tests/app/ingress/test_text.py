@@ -81,6 +81,18 @@ def test_no_prompt_breaks_the_decoding(tokenizer: Tokenizer, prompt: tuple[int, 
     assert isinstance("".join(stream.feed((t,)).text for t in tokens), str)
 
 
+@pytest.mark.parametrize("length", [0, 1, 5, 40])
+def test_nothing_of_a_prompt_that_ends_inside_a_character_is_said(tokenizer: Tokenizer, length: int) -> None:
+    """Such prompts come as token ids, and from clients that cut texts by bytes."""
+    half = ids_of(tokenizer, "ü")[:1]
+    prompt = (*ids_of(tokenizer, "Blocks move " * length)[:length], *half)
+    answer = ids_of(tokenizer, "replicas keep")
+    stream = TextStream(tokenizer, prompt, ())
+    said = "".join(stream.feed((token,)).text for token in answer) + stream.flush()
+    assert "Block" not in said
+    assert said.endswith("replicas keep")
+
+
 def test_special_tokens_are_not_said(tokenizer: Tokenizer) -> None:
     end = tokenizer.token_to_id("</s>")
     assert end is not None

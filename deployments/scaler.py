@@ -1,0 +1,133 @@
+"""Opens and closes engine replicas: how many there are to be, and which one goes.
+
+A replica goes in steps that can each fail and then leave things as they were: it promises to take nothing more, is
+found empty, and Serve stops that very one. Where Serve does not know how, it lowers the number, Serve stops one of its
+choosing, and that one is evacuated; the emptied one takes requests again.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
+
+from deployments.cluster import Cluster
+from deployments.report import ReplicaReport
+from deployments.retirement import generation, retire
+from deployments.routing import Replicas
+from deployments.scaling import Wanted, read_wanted, write_wanted
+from migration.errors import MigrationError, Refused
+from policies.model import ReplicaId, ReplicaState
+
+log = logging.getLogger("ray.serve")
+
+_REMEMBERED_S = 60.0
+"""A number that a scheduler stood by within this time is taken over by the next one; an older one is stale."""
+
+
+class Scaler:
+    """Owns the number of replicas. `freed` is called with the seconds that it took to empty and stop one."""
+
+    def __init__(
+        self,
+        app: str,
+        replicas: Replicas,
+        cluster: Cluster,
+        bounds: tuple[int, int],
+        freed: Callable[[float], None],
+    ) -> None:
+        self._app = app
+        self._replicas = replicas
+        self._cluster = cluster
+        self._min, self.max_replicas = bounds
+        self._freed = freed
+        self._wanted: int | None = None
+        self._emptying: dict[ReplicaId, float] = {}
+        self._closing: dict[ReplicaId, asyncio.Task[None]] = {}
+
+    @property
+    def wanted(self) -> int:
+        """How many replicas there are to be."""
+        if self._wanted is None:
+            self._wanted = self._inherited()
+        return self._wanted
+
+    def _inherited(self) -> int:
+        found = read_wanted(self._app, generation())
+        if found is not None and time.time() - found.at < _REMEMBERED_S:
+            return found.count
+        return min(max(self._cluster.wanted_by_serve, self._min), self.max_replicas)
+
+    @property
+    def opening(self) -> int:
+        """Replicas that are wanted and that Serve does not list yet."""
+        return max(0, self.wanted - self._cluster.wanted_by_serve)
+
+    def stand_by(self) -> None:
+        """Say that the number still holds."""
+        write_wanted(self._app, generation(), Wanted(self.wanted, time.time()))
+
+    def open(self, count: int) -> None:
+        """Want so many more."""
+        if count:
+            self._wanted = min(self.wanted + count, self.max_replicas)
+            log.info("opening %d replicas, %d in all", count, self._wanted)
+            self.stand_by()
+
+    def emptying(self, replicas: Collection[ReplicaId]) -> None:
+        """Those replicas are being emptied, as of now or since an earlier call."""
+        for replica in replicas:
+            self._emptying.setdefault(replica, time.monotonic())
+
+    def close(self, replicas: Iterable[ReplicaId], fence: int) -> None:
+        """Close those replicas if they really are empty."""
+        for replica in replicas:
+            if replica not in self._closing:
+                self.emptying([replica])
+                task = asyncio.create_task(self._close(replica, fence))
+                self._closing[replica] = task
+                task.add_done_callback(partial(self._closed, replica))
+
+    def _closed(self, replica: ReplicaId, task: "asyncio.Task[None]") -> None:
+        del self._closing[replica]
+        if not task.cancelled() and (error := task.exception()):
+            log.warning("closing replica %s failed: %r", replica, error)
+
+    def close_drained(self, reports: Iterable[ReplicaReport], fence: int) -> None:
+        """Close those that drain by an operator's word, and are empty by now."""
+        for report in reports:
+            load = report.load
+            if load.state is ReplicaState.DRAINING and not load.requests and self._cluster.runs(load.id):
+                self.close([load.id], fence)
+
+    async def _close(self, replica: ReplicaId, fence: int) -> None:
+        try:
+            await self._replicas.call(replica, "close", fence)
+        except MigrationError as error:
+            log.info("replica %s is not closed: %s", replica, error)
+            return
+        self._wanted = max(self._min, self.wanted - 1)
+        if await retire(self._app, "Engine", replica, self._wanted):
+            log.info("replica %s is empty and closes; %d stay", replica, self._wanted)
+            return
+        # Serve will stop one of its choosing; that one is evacuated, and this one has the room.
+        self.stand_by()
+        with contextlib.suppress(MigrationError):
+            await self._replicas.call(replica, "reopen", fence)
+
+    def look_for_gone(self, filled: Collection[ReplicaId]) -> None:
+        """Note which of the replicas that were being emptied are gone, and forget those that are `filled` again."""
+        for replica, since in list(self._emptying.items()):
+            if not self._cluster.knows(replica):
+                self._freed(time.monotonic() - since)
+            elif replica not in filled:
+                continue
+            del self._emptying[replica]
+
+    async def drain(self, replica: ReplicaId, fence: int) -> None:
+        """Have a replica take nothing more; what is on it moves away, and it closes. Raises MigrationError."""
+        if not self._cluster.runs(replica):
+            raise Refused(f"replica {replica} is not running")
+        await self._replicas.call(replica, "drain", fence)
+        self.emptying([replica])

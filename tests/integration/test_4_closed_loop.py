@@ -1,0 +1,240 @@
+"""The closed loop on paced engines: pack, move, empty, stop just the emptied one; and no stream notices."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import cache
+from typing import Any
+
+import ray
+from tokenizers import Tokenizer
+
+from app.ingress.text import TextStream
+from app.simulator.replay import replay
+from app.tinymodel import ensure_tiny_model
+from deployments.engine.fake import expected
+from deployments.retirement import controller
+from tests.integration.application import Answer, Application, Client, eventually, process, prompt
+
+LONG = 3000
+"""Output tokens that take a paced engine a minute."""
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(ensure_tiny_model() / "tokenizer.json"))
+
+
+def undisturbed(prompt: list[int], count: int) -> str:
+    """What a paced engine answers whom nothing happens to."""
+    text = TextStream(tokenizer(), tuple(prompt), ())
+    return text.feed(expected(tuple(prompt), count)).text + text.flush()
+
+
+class Streams:
+    """Streams that are read to their ends, or until a test has seen enough."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._read: list[tuple[list[int], int, Answer, asyncio.Task[None]]] = []
+
+    async def start(self, count: int, tokens: int, length: int = 100, name: str = "s") -> None:
+        """Begin so many, and wait until each has had a token."""
+        for _ in range(count):
+            label = f"{name}-{len(self._read)}"
+            answer, tokens_in = Answer(), prompt(length, label)
+            task = asyncio.create_task(self._client.stream(answer, tokens_in, tokens, label))
+            self._read.append((tokens_in, tokens, answer, task))
+        for _, _, answer, _ in self._read[-count:]:
+            await answer.until(1)
+
+    async def end(self) -> None:
+        """Read all to their ends: each gives just what an undisturbed run gives."""
+        for tokens_in, count, answer, task in self._read:
+            await task
+            assert (answer.error, answer.finish) == (None, "length")
+            assert answer.text == undisturbed(tokens_in, count)
+        self._read.clear()
+
+    async def check(self) -> None:
+        """What they have had so far is what an undisturbed run gives."""
+        for tokens_in, count, answer, _ in self._read:
+            assert answer.error is None
+            assert undisturbed(tokens_in, count).startswith(answer.text)
+
+    async def leave(self) -> None:
+        """The clients go."""
+        for _, _, _, task in self._read:
+            task.cancel()
+        await asyncio.gather(*(task for _, _, _, task in self._read), return_exceptions=True)
+
+
+@asynccontextmanager
+async def scene(application: Application) -> AsyncIterator[tuple[Client, Streams]]:
+    """A client, and streams that are gone when the test is over."""
+    async with application.client() as client:
+        streams = Streams(client)
+        try:
+            yield client, streams
+        finally:
+            await streams.leave()
+            await client.idle()
+
+
+async def replicas(client: Client) -> dict[str, int]:
+    """The running replicas, and how many requests each has."""
+    return {r["id"]: len(r["requests"]) for r in await client.running()}
+
+
+async def until(client: Client, condition: Any, within_s: float = 40) -> dict[str, int]:
+    """Wait for the running replicas to be as a test wants them."""
+    found: dict[str, int] = {}
+
+    async def so() -> bool:
+        found.clear()
+        found.update(await replicas(client))
+        return bool(condition(found))
+
+    await eventually(so, within_s)
+    return found
+
+
+async def two(client: Client, streams: Streams) -> dict[str, int]:
+    """Two replicas with requests on both: the second opens when the first is full."""
+    await streams.start(4, LONG, 700, "fill")
+    return await until(client, lambda now: len(now) == 2 and all(now.values()))
+
+
+async def test_load_opens_replicas_and_its_end_closes_them(paced: Application) -> None:
+    async with scene(paced) as (client, streams):
+        await until(client, lambda now: len(now) == 1)
+        await streams.start(8, 300, 700)
+        grown = await until(client, lambda now: len(now) >= 2)
+        await streams.end()
+        left = await until(client, lambda now: len(now) == 1)
+        assert set(left) <= set(grown)
+        told = (await client.state())["wanted_replicas"]
+        assert told == 1
+
+
+async def test_requests_are_packed_and_just_the_emptied_replica_stops(paced: Application) -> None:
+    async with scene(paced) as (client, streams):
+        await streams.start(5, 150, 700, "short")
+        await streams.start(2, 1200, 100, "long")
+        await until(client, lambda now: len(now) >= 2)
+        packed = await until(client, lambda now: list(now.values()) == [2])
+        state = await client.state()
+        assert state["wanted_replicas"] == 1
+        await streams.end()
+        moved = [
+            m for m in await client.migrations() if m["reason"].startswith("drain") and m["outcome"] == "committed"
+        ]
+        assert set(packed) == {r["id"] for r in state["replicas"] if r["state"] == "RUNNING"}
+        assert not {m["source"] for m in moved[:1]} & set(packed)
+
+
+async def test_a_replica_is_drained_although_its_requests_run_for_long(paced: Application) -> None:
+    async with scene(paced) as (client, streams):
+        await streams.start(2, LONG)
+        (home,) = [r for r, count in (await replicas(client)).items() if count == 2]
+        assert (await client.drain("nobody")).status_code == 404
+        assert (await client.drain(home)).status_code == 202
+        assert (await client.drain(home)).status_code == 202, "asked twice, it drains all the same"
+
+        async def gone() -> bool:
+            return home not in [r["id"] for r in (await client.state())["replicas"]]
+
+        await eventually(gone, 40)
+        await streams.check()
+        assert sum((await replicas(client)).values()) == 2
+
+
+async def test_a_replica_that_serve_stops_is_evacuated(paced: Application) -> None:
+    """What a downscale of Serve's own, a node that is drained and a redeploy come to: it is stopped with work on it."""
+    async with scene(paced) as (client, streams):
+        victim = max((await two(client, streams)).items(), key=lambda item: item[1])[0]
+        await asyncio.to_thread(stop_in_serve, paced, victim)
+
+        async def gone() -> bool:
+            return victim not in [r["id"] for r in (await client.state())["replicas"]]
+
+        await eventually(gone, 25)
+        await streams.check()
+        assert sum((await replicas(client)).values()) == 4
+        reasons = {m["reason"] for m in await client.migrations() if m["source"] == victim}
+        assert "evacuate" in reasons
+        assert not any(reason.startswith("replica lost") for reason in reasons)
+
+
+def stop_in_serve(application: Application, replica: str) -> None:
+    """Have Serve's controller stop a replica, as it does of its own accord."""
+    if not ray.is_initialized():
+        ray.init(address="auto", namespace="serve", logging_level="ERROR")
+    ray.get(controller().__ray_call__.remote(_stop, replica))
+
+
+def _stop(serve_controller: Any, replica: str) -> None:
+    from ray.serve._private.common import DeploymentID, ReplicaState
+
+    state = serve_controller.deployment_state_manager._deployment_states[DeploymentID("Engine", "mell")]
+    state.stop_replicas(
+        {r.replica_id for r in state._replicas.get([ReplicaState.RUNNING]) if r.replica_id.unique_id == replica}
+    )
+
+
+async def test_the_number_of_replicas_survives_the_scheduler(paced: Application) -> None:
+    async with scene(paced) as (client, streams):
+        before = await two(client, streams)
+        fence = (await client.state())["fence"]
+        process("ServeReplica:mell:Scheduler").kill()
+
+        async def back() -> bool:
+            return bool((await client.state())["fence"] > fence)
+
+        await eventually(back, 60)
+        assert (await client.state())["wanted_replicas"] == 2
+        assert set(await replicas(client)) == set(before)
+        await streams.check()
+
+
+async def test_the_controller_may_die(paced: Application) -> None:
+    async with scene(paced) as (client, streams):
+        before = await two(client, streams)
+        process("ServeController").kill()
+        await asyncio.sleep(5)
+        await streams.check()
+        assert set(before) <= set(await until(client, lambda now: len(now) == 2))
+
+
+async def test_a_replica_that_stands_still_costs_a_pause(paced: Application) -> None:
+    async with scene(paced) as (client, streams):
+        await streams.start(2, 600)
+        (home,) = [r for r in await client.running() if len(r["requests"]) == 2]
+        os.kill(home["pids"][0], signal.SIGSTOP)
+        try:
+            await streams.end()
+        finally:
+            os.kill(home["pids"][0], signal.SIGKILL)
+
+
+async def test_under_a_steady_load_nothing_opens_or_closes(paced: Application) -> None:
+    async with scene(paced) as (client, streams):
+        (only,) = await until(client, lambda now: len(now) == 1)
+        await streams.start(3, 500, 300)
+        seen = set()
+        for _ in range(30):
+            state = await client.state()
+            seen.add((state["wanted_replicas"], *(r["id"] for r in state["replicas"])))
+            await asyncio.sleep(0.25)
+        assert seen == {(1, only)}
+        await streams.end()
+
+
+def test_the_recorded_epochs_give_the_same_plans_again(paced: Application) -> None:
+    recordings = sorted((paced.folder / "epochs").glob("*.jsonl"))
+    assert len(recordings) >= 2, "one of each scheduler"
+    outcomes = [replay(path) for path in recordings]
+    assert [outcome.different for outcome in outcomes] == [()] * len(outcomes)
+    assert sum(outcome.moves for outcome in outcomes) > 0
