@@ -8,7 +8,7 @@ from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
 from app.ingress.config import IngressConfig
-from app.settings import Settings, check_installed
+from app.settings import Autoscaling, Settings, check_installed
 from app.tinymodel import ensure_tiny_model
 from app.versions import installed_version
 from deployments.config import EngineConfig, MigrationConfig, SchedulerConfig, Topology
@@ -24,6 +24,9 @@ TESTED_VLLM = "0.32"
 APP = "mell"
 UNLIMITED = 1_000_000_000
 """Serve must never reject a call by its own count: a targeted call has nowhere else to go."""
+
+_METRICS_S = 2.0
+"""How often replicas tell Serve's own autoscaler of their requests."""
 
 _CPU_ENGINE = {"dtype": "float32", "block_size": 32, "enforce_eager": True}
 _CPU_ENV = {
@@ -155,14 +158,28 @@ def _engine_deployment(settings: Settings) -> Any:
         health_check_period_s=config.health_check_period_s,
         health_check_timeout_s=config.health_check_timeout_s,
         request_router_config=RequestRouterConfig(request_router_class="deployments.routing:TargetRouter"),
-        autoscaling_config=AutoscalingConfig(
-            min_replicas=scaling.min_replicas,
-            initial_replicas=scaling.initial,
-            max_replicas=scaling.max_replicas,
-            upscale_delay_s=0,
-            downscale_delay_s=0,
-            policy=AutoscalingPolicy(policy_function="deployments.scaling:MirrorWanted", policy_kwargs={"app": APP}),
-        ),
+        autoscaling_config=_autoscaling(scaling),
+    )
+
+
+def _autoscaling(scaling: Autoscaling) -> AutoscalingConfig:
+    """The scheduler's number at once or, if that is asked for, Serve's own rule with its delays."""
+    by_serve = scaling.target_ongoing_requests is not None
+    bounds = {
+        "min_replicas": scaling.min_replicas,
+        "initial_replicas": scaling.initial,
+        "max_replicas": scaling.max_replicas,
+    }
+    if not by_serve:
+        policy = AutoscalingPolicy(policy_function="deployments.scaling:MirrorWanted", policy_kwargs={"app": APP})
+        return AutoscalingConfig(**bounds, upscale_delay_s=0, downscale_delay_s=0, policy=policy)
+    return AutoscalingConfig(
+        **bounds,
+        target_ongoing_requests=scaling.target_ongoing_requests,
+        upscale_delay_s=scaling.upscale_delay_s,
+        downscale_delay_s=scaling.downscale_delay_s,
+        metrics_interval_s=_METRICS_S,
+        policy=AutoscalingPolicy(policy_function="deployments.scaling:CountRequests"),
     )
 
 

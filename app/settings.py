@@ -38,6 +38,14 @@ class Autoscaling(Section):
     min_replicas: int = Field(1, ge=1, description="Fewest replicas.")
     initial_replicas: int | None = Field(None, ge=1, description="Replicas at start; min_replicas if not set.")
     max_replicas: int = Field(1, ge=1, description="Most replicas.")
+    target_ongoing_requests: float | None = Field(
+        None,
+        gt=0,
+        description="Have Serve's own autoscaler decide, by so many requests per replica; wants another `scheduler.mode` "
+        "than `act`.",
+    )
+    upscale_delay_s: float = Field(30.0, ge=0, description="Serve's own autoscaler: wait before more replicas.")
+    downscale_delay_s: float = Field(600.0, ge=0, description="Serve's own autoscaler: wait before fewer replicas.")
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -191,6 +199,11 @@ class Settings(Section):
             value = self.engine_kwargs.get(name, 1)
             if type(value) is not int or value < 1:
                 raise ValueError(f"engine_kwargs.{name} is {value!r}: write a positive whole number, or remove it")
+        by_serve = self.deployment_config.autoscaling_config.target_ongoing_requests is not None
+        if by_serve and self.scheduler.mode == "act":
+            raise ValueError(
+                "autoscaling_config.target_ongoing_requests: two would scale; remove it, or write scheduler.mode: off"
+            )
         block_size = self.engine_kwargs.get("block_size")
         on_cpu = not self.gpus and self.engine == "vllm"
         if on_cpu and block_size is not None and block_size % 32:

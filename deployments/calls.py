@@ -9,11 +9,12 @@ from policies.model import ReplicaId
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """Run a request under `hop`, after the output tokens it already has."""
+    """Run a request under `hop`, after the output tokens it already has, which `model` gave (None: there are none)."""
 
     spec: RequestSpec
     hop: int
     outputs: tuple[int, ...]
+    model: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from deployments.outbox import Batch, Outboxes
 from deployments.peer import ServePeer
 from deployments.report import ReplicaReport
 from deployments.routing import Replicas, own_id, own_node
+from deployments.scaling import REQUESTS
 from deployments.scheduler_client import SchedulerClient
 from deployments.transports import make_slots, make_transport
 from migration.errors import Refused
@@ -98,6 +99,10 @@ class EngineReplica:
             raise EngineDead("the engine hangs")
         await self._engine.check_health()
 
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """For Serve's own autoscaler, where that is used: see `deployments.scaling.CountRequests`."""
+        return {REQUESTS: float(sum(1 for _ in self._host.loads()))}
+
     async def __del__(self) -> None:
         self._reaper.cancel()
         self._membership.stop()
@@ -113,16 +118,19 @@ class EngineReplica:
         async for batch in self._outboxes.read(ingress):
             yield batch
 
-    async def submit(self, requests: tuple[Submission, ...]) -> list[Refused | None]:
-        """Run requests; for each, why it was refused, or None."""
+    async def submit(self, requests: tuple[Submission, ...]) -> list[Refused | str]:
+        """Run requests; for each, why it was refused, or the model that runs it."""
         return [self._submit(request) for request in requests]
 
-    def _submit(self, request: Submission) -> Refused | None:
+    def _submit(self, request: Submission) -> Refused | str:
+        model = self._engine.fingerprint.model
+        if request.model not in (None, model):
+            return Refused("another version of the model runs here")
         try:
             self._moves.submit(request.spec, request.hop, request.outputs)
         except Refused as error:
             return error
-        return None
+        return model
 
     async def abandon(self, request: RequestId) -> None:
         """The reader left: end the request here, under whatever hop."""
@@ -213,6 +221,7 @@ class EngineReplica:
             block_size=stats.block_size,
             free_blocks=Blocks(max(0, stats.free_blocks - promised)),
             max_requests=stats.max_requests,
+            model=self._engine.fingerprint.model,
             requests=tuple(self._host.loads()),
         )
 

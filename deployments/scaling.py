@@ -1,13 +1,13 @@
 """What runs inside Serve's controller: it mirrors the scheduler's number of replicas, and stops just the emptied one.
 
-Serve's own policy counts requests in flight; here an ingress holds one stream per replica however many requests there
-are, so that number says nothing. The scheduler's number lives in Ray's internal key-value store, under a key of this
+The scheduler's number lives in Ray's internal key-value store, under a key of this
 application and this start of Serve: it survives restarts of the scheduler and of the controller, and a configuration
 that is applied again.
 
 Serve ships this module by value to its controller, which may not have the project: it imports nothing of it.
 """
 
+import copy
 import json
 import time
 from dataclasses import dataclass
@@ -16,9 +16,13 @@ from typing import Any
 import ray
 from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
 from ray.serve._private.common import DeploymentID, ReplicaState
+from ray.serve.autoscaling_policy import replica_queue_length_autoscaling_policy
 
 STALE_S = 15.0
 """A scheduler that has not stood by its number for so long has no say; Serve keeps what it has."""
+
+REQUESTS = "requests"
+"""The name under which replicas tell Serve how many requests they have."""
 
 _NAMESPACE = b"mell"
 
@@ -68,6 +72,21 @@ class MirrorWanted:
         if wanted is None or time.time() - wanted.at > STALE_S:
             return context.target_num_replicas, {}
         return wanted.count, {}
+
+
+class CountRequests:
+    """Serve's own rule, so many ongoing requests per replica, with the requests that replicas say they have.
+
+    Serve would count calls, and an ingress has one per replica however many requests there are.
+    """
+
+    def __call__(self, context: Any) -> tuple[float, dict[str, Any]]:
+        """As Serve's default policy."""
+        counts = (context.aggregated_metrics or {}).get(REQUESTS, {})
+        seen = copy.copy(context)
+        seen.__dict__["total_num_requests"] = sum(counts.values())
+        decided: tuple[float, dict[str, Any]] = replica_queue_length_autoscaling_policy(seen)
+        return decided
 
 
 def stop_exactly(serve_controller: Any, app: str, deployment: str, replica: str, count: int) -> bool:

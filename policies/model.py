@@ -49,7 +49,10 @@ class RequestLoad:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLoad:
-    """One replica as the engine reports it; `free_blocks` is the engine's own count, the truth about room."""
+    """One replica as the engine reports it; `free_blocks` is the engine's own count, the truth about room.
+
+    A request can continue only where `model` is the same.
+    """
 
     id: ReplicaId
     state: ReplicaState
@@ -59,6 +62,7 @@ class ReplicaLoad:
     free_blocks: Blocks
     max_requests: int
     requests: tuple[RequestLoad, ...] = ()
+    model: str = ""
 
     @property
     def free_tokens(self) -> Tokens:

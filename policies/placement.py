@@ -40,7 +40,7 @@ def place(policy: Policy, cluster: Cluster, arrival: Arrival, exclude: Collectio
     """
     if arrival.id in cluster.requests:
         cluster.remove_request(cluster.requests[arrival.id])
-    with _without(cluster, exclude):
+    with without(cluster, exclude):
         running = cluster.running()
         if not running:
             return NoReplica()
@@ -55,7 +55,7 @@ def place(policy: Policy, cluster: Cluster, arrival: Arrival, exclude: Collectio
 
 
 @contextmanager
-def _without(cluster: Cluster, exclude: Collection[ReplicaId]) -> Iterator[None]:
+def without(cluster: Cluster, exclude: Collection[ReplicaId]) -> Iterator[None]:
     """For a while, those replicas take nothing."""
     excluded = [r for r in cluster.running() if r.id in exclude] if exclude else []
     for replica in excluded:

@@ -17,7 +17,7 @@ from policies.experience import Experience
 from policies.limits import Limits
 from policies.model import ClusterState, ReplicaId, RequestId, Tokens
 from policies.observation import Observation
-from policies.placement import Decision, place
+from policies.placement import Decision, place, without
 from policies.plan import Move, Plan, Reason
 from policies.policy import Policy
 from policies.view import Known, View, view
@@ -104,14 +104,14 @@ class Planner:
         changes = self._changes()
         limits.begin(self._view.cluster, self._seen.now)
         evacuation = self._evacuate()
-        orders = _orders(evacuation, self._view)
+        orders = self._orders(evacuation)
         plan = evacuation
         if mode is not Mode.OFF:
             self._replace_missing()
             left = replace(changes, waiting=tuple(self._view.cluster.in_order()))
             plan = epoch.decide(self._view.cluster, left, self._policy, limits, self._seen.now)
         if mode is Mode.ACT:
-            orders += _orders(plan, self._view)
+            orders += self._orders(plan)
             self._remember()
         else:
             self._look()
@@ -153,16 +153,42 @@ class Planner:
         cluster = self._view.cluster
         leaving = [cluster.requests[request_id] for request_id in self._view.leaving]
         for request in sorted(leaving, key=lambda q: (-q.tokens, q.order)):
-            target = self._policy.place(cluster, request) or _without_headroom(cluster, request)
+            with without(cluster, self._strangers(request)):
+                target = self._policy.place(cluster, request) or _without_headroom(cluster, request)
             if target is not None:
                 cluster.place(request, target)
         return cluster.settle()
+
+    def _strangers(self, request: Request) -> list[ReplicaId]:
+        """Replicas where the request cannot continue: they run another version."""
+        models = {load.id: load.model for load in self._seen.state.replicas}
+        own = models[self._view.homes[request.id]]
+        return [replica for replica in self._view.cluster.replicas if models.get(replica, own) != own]
 
     def _replace_missing(self) -> None:
         """Open what is missing to the fewest replicas: those that drain do not count."""
         cluster = self._view.cluster
         while cluster.up() < cluster.min_replicas and cluster.open() is not None:
             pass
+
+    def _orders(self, plan: Plan) -> tuple[Move, ...]:
+        """What a plan comes to where every request is on some replica: moves, and placements that lead to another one.
+
+        While two versions run side by side, what leads from one to the other is left out.
+        """
+        cluster, homes = self._view.cluster, self._view.homes
+        evicted = {eviction.request: eviction.source for eviction in plan.evicted}
+        placed = []
+        for placement in plan.placements:
+            request = placement.request
+            source = evicted.get(request) or homes.get(request)
+            if source is not None:
+                reason = _reason(request, evicted, self._view)
+                tokens = cluster.requests[request].tokens
+                placed.append(Move(request, source, placement.replica, tokens, reason, 0))
+        models = {load.id: load.model for load in self._seen.state.replicas}
+        moves = (move for move in (*placed, *plan.moves) if move.source != move.target)
+        return tuple(move for move in moves if models[move.source] == models[move.target])
 
     def _remember(self) -> None:
         cluster = self._view.cluster
@@ -174,19 +200,6 @@ def _without_headroom(cluster: Cluster, request: Request) -> Replica | None:
     """The replica with the most free blocks, if the request fits there now: what is to be gone cannot be choosy."""
     fitting = [r for r in cluster.running() if r.accepts and r.free >= request.tokens]
     return max(fitting, key=lambda r: r.free, default=None)
-
-
-def _orders(plan: Plan, seen: View) -> tuple[Move, ...]:
-    """What a plan comes to where every request is on some replica: moves, and placements that lead to another one."""
-    tokens = {q.id: q.tokens for q in seen.cluster.requests.values()}
-    evicted = {eviction.request: eviction.source for eviction in plan.evicted}
-    placed = []
-    for placement in plan.placements:
-        request, target = placement.request, placement.replica
-        source = evicted.get(request) or seen.homes.get(request)
-        if source is not None and source != target:
-            placed.append(Move(request, source, target, tokens[request], _reason(request, evicted, seen), 0))
-    return (*placed, *plan.moves)
 
 
 def _reason(request: RequestId, evicted: Mapping[RequestId, ReplicaId], seen: View) -> Reason:

@@ -12,7 +12,7 @@ from policies.model import ReplicaId, RequestId
 
 @dataclass(slots=True)
 class Conversation:
-    """One request, as its reader sees it; `submitted` while its host has it.
+    """One request, as its reader sees it; `submitted` while its host has it, whose model is `model`.
 
     `ready` is set when there is something in `fresh`, or it is over.
     """
@@ -29,6 +29,7 @@ class Conversation:
     resubmissions: int = 0
     recovering: asyncio.Task[None] | None = None
     submitted: bool = False
+    model: str | None = None
 
     @property
     def id(self) -> RequestId:

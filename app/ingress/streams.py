@@ -59,7 +59,7 @@ class Streams:
         self._live: dict[RequestId, Conversation] = {}
         self._readers: dict[ReplicaId, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._submitters: dict[ReplicaId, Coalescer[Submission, None]] = {}
+        self._submitters: dict[ReplicaId, Coalescer[Submission, str]] = {}
         self._down: set[ReplicaId] = set()
         self._patience_s = patience_s
         self._membership: Membership | None = None
@@ -126,7 +126,9 @@ class Streams:
             conversation.host = replica
             conversation.touched.add(replica)
             try:
-                await self._submitter(replica)(Submission(spec, cursor.hop, tuple(cursor.tokens)))
+                tokens = tuple(cursor.tokens)
+                submission = Submission(spec, cursor.hop, tokens, conversation.model if tokens else None)
+                conversation.model = await self._submitter(replica)(submission)
             except Refused as error:
                 refused[replica] = str(error)
             except PeerLost as error:
@@ -147,12 +149,12 @@ class Streams:
         conversation.top_hop += stride
         conversation.take(conversation.cursor.advance(conversation.top_hop))
 
-    def _submitter(self, replica: ReplicaId) -> Coalescer[Submission, None]:
+    def _submitter(self, replica: ReplicaId) -> Coalescer[Submission, str]:
         """Submissions to one replica: those that come while one is under way travel together."""
 
-        async def submit(requests: tuple[Submission, ...]) -> Sequence[Exception | None]:
-            refusals: list[Exception | None] = await self._call(replica, "submit", requests)
-            return refusals
+        async def submit(requests: tuple[Submission, ...]) -> Sequence[Exception | str]:
+            answers: list[Exception | str] = await self._call(replica, "submit", requests)
+            return answers
 
         return self._submitters.setdefault(replica, Coalescer(submit))
 

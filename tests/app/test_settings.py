@@ -64,7 +64,7 @@ def test_every_setting_has_a_default_and_a_description(section: type[Section]) -
         "model",
         "model_loading_config.source",
         "deployment_config.num_cpu",
-        "deployment_config.autoscaling_config.target_ongoing_requests",
+        "deployment_config.autoscaling_config.look_back_period_s",
         "migration.slot",
         "scheduler.epoch",
         "ingress.key",

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 from ray.serve._private.common import DeploymentID, ReplicaState
+from ray.serve.config import AutoscalingConfig, AutoscalingContext
 
 from deployments import scaling
-from deployments.scaling import STALE_S, MirrorWanted, Wanted, read_wanted, stop_exactly, write_wanted
+from deployments.scaling import STALE_S, CountRequests, MirrorWanted, Wanted, read_wanted, stop_exactly, write_wanted
 
 
 @pytest.fixture(autouse=True)
@@ -104,3 +105,31 @@ def test_of_a_replica_that_is_gone_nothing_changes() -> None:
     assert not stop_exactly(controller, "mell", "Engine", "b", 0)
     assert (controller.stopped, controller.target) == ([], None)
     assert read_wanted("mell", "g") is None
+
+
+# --- Serve's own rule ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("counts", "running", "wanted"), [((8, 8), 2, 4), ((2, 0), 2, 0.5), ((), 1, 0)])
+def test_serves_own_rule_counts_what_replicas_say(counts: tuple[int, ...], running: int, wanted: float) -> None:
+    context = AutoscalingContext(
+        deployment_id=DeploymentID("Engine", "mell"),
+        deployment_name="Engine",
+        app_name="mell",
+        current_num_replicas=running,
+        target_num_replicas=running,
+        running_replicas=[],
+        total_num_requests=1000,
+        total_queued_requests=0,
+        aggregated_metrics={scaling.REQUESTS: dict(enumerate(counts))},  # type: ignore[dict-item]
+        raw_metrics={},
+        capacity_adjusted_min_replicas=1,
+        capacity_adjusted_max_replicas=10,
+        policy_state={},
+        last_scale_up_time=None,
+        last_scale_down_time=None,
+        current_time=0.0,
+        config=AutoscalingConfig(target_ongoing_requests=4),
+    )
+    assert CountRequests()(context)[0] == wanted
+    assert context.total_num_requests == 1000

@@ -1,8 +1,8 @@
 """Observed clusters drawn as text: `observed("a: p50 q30! | b^: r20?")`, in tokens of a capacity of 100.
 
 A request is a name and its tokens; `?` is queued, `~` prefills, `>` is being handed over, `!` must stay. A replica that
-is starting has a star (`b*`), one that is to be gone a caret (`b^`). Blocks are of one token; what decodes, is handed
-over or prefills holds its blocks.
+is starting has a star (`b*`), one that is to be gone a caret (`b^`); `b@v2` runs another version. Blocks are of one
+token; what decodes, is handed over or prefills holds its blocks.
 """
 
 import re
@@ -43,6 +43,7 @@ def observed(
 
 def _load(drawing: str) -> ReplicaLoad:
     name, _, requests = drawing.partition(":")
+    name, _, model = name.strip().partition("@")
     match = re.fullmatch(r"(\w+)([*^]?)", name.strip())
     if match is None:
         raise ValueError(f"{name!r} is no replica")
@@ -50,7 +51,7 @@ def _load(drawing: str) -> ReplicaLoad:
     used = sum(q.tokens for q in there if q.phase is not Phase.WAITING)
     state = _STATES[match[2]]
     capacity = Tokens(0) if state is ReplicaState.STARTING else C
-    return ReplicaLoad(ReplicaId(match[1]), state, "n", capacity, 1, Blocks(max(0, capacity - used)), 8, there)
+    return ReplicaLoad(ReplicaId(match[1]), state, "n", capacity, 1, Blocks(max(0, capacity - used)), 8, there, model)
 
 
 def _request(text: str, age: int) -> RequestLoad:

@@ -116,6 +116,14 @@ def test_what_fits_nowhere_has_a_replica_opened() -> None:
     assert len(decided.plan.opened) == 1
 
 
+def test_of_two_versions_each_keeps_its_requests() -> None:
+    assert orders(decide(planner(), observed("a^: p40 | b@v2: q10 | c: r50"), mode=Mode.OFF).orders) == [
+        "p:a>c evacuate"
+    ]
+    assert not decide(planner(), observed("a^: p40 | b@v2: q10"), mode=Mode.OFF).orders
+    assert not decide(planner(), observed("a: p40 | b@v2: q10")).orders
+
+
 @pytest.mark.parametrize("mode", [Mode.OFF, Mode.OBSERVE])
 def test_unless_it_is_to_act_nothing_else_is_done(mode: Mode) -> None:
     made = planner()

@@ -51,6 +51,7 @@ class Replica(world.Replica):
         super().__init__(name, {}, FakeEngine(step_s), SharedSlots(), lease_s, LIMITS)
         self.moves = Moves(self.moves._world, self.host, lambda to: Peer(cluster[to], self), lease_s)
         self.dead = False
+        self.model = self.engine.fingerprint.model
 
 
 class Peer(world.LocalPeer):
@@ -111,7 +112,7 @@ class Wires(Replicas):
     def _answer(replica: Replica, method: str, *args: Any) -> Any:
         match method:
             case "submit":
-                return [_submit(replica.moves, request) for request in args[0]]
+                return [_submit(replica, request) for request in args[0]]
             case "abandon":
                 return replica.moves.client_gone(*args)
             case "attach":
@@ -154,12 +155,14 @@ class Wires(Replicas):
         return self.replicas[replica]
 
 
-def _submit(moves: Moves, request: Submission) -> Refused | None:
+def _submit(replica: Replica, request: Submission) -> Refused | str:
+    if request.model not in (None, replica.model):
+        return Refused("another version of the model runs here")
     try:
-        moves.submit(request.spec, request.hop, request.outputs)
+        replica.moves.submit(request.spec, request.hop, request.outputs)
     except Refused as error:
         return error
-    return None
+    return replica.model
 
 
 class Members(Membership):

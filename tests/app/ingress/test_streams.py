@@ -267,6 +267,18 @@ async def test_what_the_engine_loses_goes_on_elsewhere() -> None:
     await service.idle()
 
 
+async def test_an_answer_is_not_continued_by_another_version_of_the_model() -> None:
+    service, request = make_service(), spec()
+    for name in "bc":
+        service.replica(name).model = "newer"
+    async with service.streams.open(request) as conversation:
+        await service.reading(conversation, 10)
+        service.replica("a").engine.dead = True
+        with pytest.raises(ApiError, match="another version"):
+            await output(conversation)
+    await service.idle()
+
+
 async def test_what_every_replica_loses_is_given_up() -> None:
     service, request = make_service(), spec()
     for replica in service.replicas.values():
