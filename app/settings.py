@@ -41,8 +41,8 @@ class Autoscaling(Section):
     target_ongoing_requests: float | None = Field(
         None,
         gt=0,
-        description="Have Serve's own autoscaler decide, by so many requests per replica; wants another `scheduler.mode` "
-        "than `act`.",
+        description="Have Serve's own autoscaler decide, by so many requests per replica; `scheduler.mode` must not be "
+        "`act` then.",
     )
     upscale_delay_s: float = Field(30.0, ge=0, description="Serve's own autoscaler: wait before more replicas.")
     downscale_delay_s: float = Field(600.0, ge=0, description="Serve's own autoscaler: wait before fewer replicas.")

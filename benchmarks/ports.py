@@ -179,3 +179,7 @@ class ActorPeer:
     async def cancel(self, migration: str) -> None:
         """See `Peer`."""
         raise TransferFailed("the migration failed")
+
+    async def resumed(self, migration: str) -> float | None:
+        """See `Peer`. Nothing is generated here."""
+        return None

@@ -18,6 +18,7 @@ from app.tinymodel import ensure_tiny_model
 
 MODEL = "mell-tiny"
 ENGINE = {"max_model_len": 4096, "max_num_seqs": 64, "num_gpu_blocks_override": 1024}
+PACED = {"num_gpu_blocks_override": 256, "block_size": 16, "max_model_len": 4000, "decode_s": 0.02, "startup_s": 1.0}
 ENV = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -48,14 +49,33 @@ def mell(port: int, replicas: int, **args: Any) -> Iterator[int]:
     settings = config["applications"][0]["args"]
     settings["ingress"]["port"] = port
     settings["deployment_config"]["autoscaling_config"] = {"min_replicas": replicas, "max_replicas": replicas}
-    for section, values in args.items():
-        settings.setdefault(section, {}).update(values)
+    for name, value in args.items():
+        if isinstance(value, dict):
+            settings.setdefault(name, {}).update(value)
+        else:
+            settings[name] = value
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         yaml.safe_dump(config, file)
         file.flush()
         command = [str(Path(sys.executable).parent / "serve"), "run", file.name]
         with _process(command, f"http://127.0.0.1:{port}/health", f"Mell, {replicas} replica(s)"):
             yield port
+
+
+@contextlib.contextmanager
+def paced(port: int, replicas: tuple[int, int], **args: Any) -> Iterator[int]:
+    """Mell with paced engines (`PACED`) that pack opens and closes within these bounds, unless `args` say otherwise."""
+    low, high = replicas
+    deployment = {
+        "num_cpus": 0.05,
+        "graceful_shutdown_timeout_s": 30.0,
+        "health_check_period_s": 1.0,
+        "autoscaling_config": {"min_replicas": low, "max_replicas": high},
+    }
+    scheduler = {"policy": "pack", "epoch_s": 0.5, "linger_s": 3.0, "foresight_s": 0.0, "cooldown_s": 1.0}
+    settings = {"engine_kwargs": PACED, "deployment_config": deployment, "scheduler": scheduler}
+    with mell(port, low, engine="paced", **(settings | args)):
+        yield port
 
 
 @contextlib.contextmanager

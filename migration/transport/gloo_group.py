@@ -5,6 +5,7 @@ only, and its transfers wait half an hour for a silent peer. This one holds a pr
 nobody's default group.
 """
 
+import os
 import threading
 import time
 from datetime import timedelta
@@ -57,12 +58,12 @@ class GlooPair(pair_group.PairGroup):
     def _connect(self) -> Any:
         with self._lock:
             if self._group is None:
-                store = self._offer() if self.rank == 0 else self._find()
-                self._group = dist.ProcessGroupGloo(store, self.rank, 2, self._limit)
+                address = get_node_ip_address()
+                store = self._offer(address) if self.rank == 0 else self._find()
+                self._group = dist.ProcessGroupGloo(store, self.rank, 2, _options(address, self._limit))
             return self._group
 
-    def _offer(self) -> Any:
-        address = get_node_ip_address()
+    def _offer(self, address: str) -> Any:
         store = dist.TCPStore(address, 0, 2, True, self._limit, wait_for_workers=False)
         rendezvous.leave(self._key, f"{address}:{store.port}".encode())
         return store
@@ -71,6 +72,19 @@ class GlooPair(pair_group.PairGroup):
         found = rendezvous.find(self._key, time.monotonic() + self.timeout_s)
         address, port = found.decode().rsplit(":", 1)
         return dist.TCPStore(address, int(port), 2, False, self._limit)
+
+
+def _options(address: str, limit: timedelta) -> Any:
+    """Listen at the node's address, or where `GLOO_SOCKET_IFNAME` says.
+
+    By itself gloo listens at what the host's name resolves to: on many machines a loopback address, where no other node
+    reaches it.
+    """
+    create, interface = dist.ProcessGroupGloo.create_device, os.environ.get("GLOO_SOCKET_IFNAME")
+    options = dist.ProcessGroupGloo._Options()
+    options._timeout = limit
+    options._devices = [create(interface=interface) if interface else create(hostname=address)]
+    return options
 
 
 def register(timeout_s: float) -> None:
