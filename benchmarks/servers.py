@@ -44,11 +44,15 @@ def bare_vllm(port: int) -> Iterator[int]:
 
 @contextlib.contextmanager
 def mell(port: int, replicas: int, **args: Any) -> Iterator[int]:
-    """Mell with that many engine replicas; `args` are merged into the application's settings."""
+    """Mell with that many engine replicas that stay as they are, where requests move only by order.
+
+    `args` are merged into the application's settings.
+    """
     config = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
     settings = config["applications"][0]["args"]
     settings["ingress"]["port"] = port
     settings["deployment_config"]["autoscaling_config"] = {"min_replicas": replicas, "max_replicas": replicas}
+    settings["scheduler"] = {"policy": "best_fit", "mode": "off"}
     for name, value in args.items():
         if isinstance(value, dict):
             settings.setdefault(name, {}).update(value)
@@ -72,7 +76,7 @@ def paced(port: int, replicas: tuple[int, int], **args: Any) -> Iterator[int]:
         "health_check_period_s": 1.0,
         "autoscaling_config": {"min_replicas": low, "max_replicas": high},
     }
-    scheduler = {"policy": "pack", "epoch_s": 0.5, "linger_s": 3.0, "foresight_s": 0.0, "cooldown_s": 1.0}
+    scheduler = {"policy": "pack", "mode": "act", "epoch_s": 0.5, "linger_s": 3.0, "foresight_s": 0.0, "cooldown_s": 1.0}
     settings = {"engine_kwargs": PACED, "deployment_config": deployment, "scheduler": scheduler}
     with mell(port, low, engine="paced", **(settings | args)):
         yield port

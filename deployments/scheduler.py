@@ -43,6 +43,7 @@ from policies.registry import policy
 log = logging.getLogger("ray.serve")
 
 _RECORDS = 1000
+_ENDED = 1 << 16
 _STALLED_EPOCHS = 30
 _OPERATOR_WAIT_S = 0.3
 """How long an operator's call waits for replicas that are slow to report, before it makes do with their last word."""
@@ -86,6 +87,7 @@ class EpochScheduler:
         self._estimates = Estimates(Boundaries(config.epoch_s, config.link_time_s, config.slowdown))
         self._profiled: set[ReplicaId] = set()
         self._records: dict[str, MigrationRecord] = {}
+        self._ended: dict[str, None] = {}
         self._recorder = _recorder(config, fence)
         self._epochs = Epochs(
             config,
@@ -276,17 +278,23 @@ class EpochScheduler:
 
     def _keep(self, record: MigrationRecord) -> None:
         """Keep the newest word on a migration; a record without an outcome never replaces one with it."""
-        known = self._records.get(record.id)
-        ended = known is not None and known.outcome is not None
-        if ended and record.outcome is None:
+        if record.outcome is None and record.id in self._ended:
             return
         self._records[record.id] = record
-        if record.outcome is not None and not ended:
+        if record.outcome is not None and record.id not in self._ended:
             self._telemetry.migrated(record)
+            _put(self._ended, record.id)
         self._dispatch.heard(record)
         self._estimates.observe(record)
         while len(self._records) > _RECORDS:
             del self._records[next(iter(self._records))]
+
+
+def _put(ended: dict[str, None], id: str) -> None:
+    """Remember a migration that ended; replicas tell of the same ones again and again, for as long as they live."""
+    ended[id] = None
+    if len(ended) > _ENDED:
+        del ended[next(iter(ended))]
 
 
 def _route(choice: Choice) -> Route:

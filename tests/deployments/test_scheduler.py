@@ -305,6 +305,13 @@ async def test_old_migrations_are_forgotten() -> None:
     assert len(scheduler._records) == _RECORDS and "m9" not in scheduler._records
 
 
+async def test_a_migration_that_was_forgotten_and_is_told_again_is_not_counted_again() -> None:
+    scheduler = await make_scheduler()
+    for n in (*range(_RECORDS + 10), 0):
+        await scheduler.record(make_record(f"m{n}", Outcome.COMMITTED))
+    assert scheduler.counts.ended.count("m0") == 1
+
+
 async def test_the_state_shows_replicas_that_only_serve_knows() -> None:
     scheduler = await make_scheduler(make_report("b", requests=(running("r", "mine"),)))
     scheduler.cluster.starting = (make_report("a").load,)
