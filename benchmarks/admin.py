@@ -60,6 +60,12 @@ class Admin:
             raise RuntimeError(f"moving {label}: {answer.status_code} {answer.text}")
         return str(answer.json()["id"])
 
+    async def drain(self, replica: str) -> None:
+        """Have a replica emptied and stopped. Raises RuntimeError when that is refused."""
+        answer = await self._http.post(f"/mell/replicas/{replica}/drain")
+        if answer.status_code != 202:
+            raise RuntimeError(f"draining {replica}: {answer.status_code} {answer.text}")
+
     async def record(self, migration: str) -> dict[str, Any]:
         """The record of a migration, once it has ended. Raises TimeoutError."""
         deadline = time.monotonic() + WAIT_S

@@ -76,7 +76,7 @@ def paced(port: int, replicas: tuple[int, int], **args: Any) -> Iterator[int]:
         "health_check_period_s": 1.0,
         "autoscaling_config": {"min_replicas": low, "max_replicas": high},
     }
-    scheduler = {"policy": "pack", "mode": "act", "epoch_s": 0.5, "linger_s": 3.0, "foresight_s": 0.0, "cooldown_s": 1.0}
+    scheduler = {"policy": "pack", "mode": "act", "epoch_s": 0.5} | {"linger_s": 3.0, "foresight_s": 0.0}
     settings = {"engine_kwargs": PACED, "deployment_config": deployment, "scheduler": scheduler}
     with mell(port, low, engine="paced", **(settings | args)):
         yield port

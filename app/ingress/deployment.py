@@ -9,6 +9,7 @@ from typing import Any
 
 from ray import serve
 from ray.serve.handle import DeploymentHandle
+from ray.serve.metrics import Counter
 from starlette.applications import Starlette
 
 from app.ingress.completions import Model
@@ -55,7 +56,12 @@ class IngressBackend:
         placer = Placer(self._scheduler, self._membership, config.place_timeout_s)
         self._placer = placer
         self.streams = Streams(
-            self.id, Replicas("Engine", topology.app), placer, self._scheduler, config.no_replica_timeout_s
+            self.id,
+            Replicas("Engine", topology.app),
+            placer,
+            self._scheduler,
+            config.no_replica_timeout_s,
+            lost=Counter("mell_requests_lost", "Requests under way that could not be continued.").inc,
         )
         self._state: dict[str, Any] = {"as_of": 0.0, "mode": "off", "replicas": []}
         self._migrations: dict[str, Any] = {"migrations": []}

@@ -14,7 +14,7 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
 from app.ingress.conversation import Conversation, unrepeatable
@@ -47,10 +47,16 @@ _RESUBMISSION_STRIDE = 1 << 16
 
 
 class Streams:
-    """All conversations of one ingress."""
+    """All conversations of one ingress. `lost` is called for each that was under way and could not be continued."""
 
     def __init__(
-        self, ingress: IngressId, replicas: Replicas, placer: Placer, scheduler: SchedulerClient, patience_s: float
+        self,
+        ingress: IngressId,
+        replicas: Replicas,
+        placer: Placer,
+        scheduler: SchedulerClient,
+        patience_s: float,
+        lost: Callable[[], None] = lambda: None,
     ) -> None:
         self._ingress = ingress
         self._replicas = replicas
@@ -62,6 +68,7 @@ class Streams:
         self._submitters: dict[ReplicaId, Coalescer[Submission, str]] = {}
         self._down: set[ReplicaId] = set()
         self._patience_s = patience_s
+        self._lost = lost
         self._membership: Membership | None = None
 
     @property
@@ -301,10 +308,12 @@ class Streams:
             if not await self._found_at_target(conversation):
                 await self._resubmit(conversation, lost)
         except ApiError as error:
+            self._lost()
             conversation.fail(error)
             return
         except Exception as error:
             log.exception("continuing request %s failed", conversation.id)
+            self._lost()
             conversation.fail(ApiError(500, f"the request could not be continued: {type(error).__name__}"))
             return
         self._tell(conversation, lost, reason, time.monotonic() - started)

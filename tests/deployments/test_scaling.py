@@ -121,7 +121,7 @@ def test_serves_own_rule_counts_what_replicas_say(counts: tuple[int, ...], runni
         running_replicas=[],
         total_num_requests=1000,
         total_queued_requests=0,
-        aggregated_metrics={scaling.REQUESTS: dict(enumerate(counts))},  # type: ignore[dict-item]
+        aggregated_metrics={scaling.REQUESTS: dict(enumerate(counts))},
         raw_metrics={},
         capacity_adjusted_min_replicas=1,
         capacity_adjusted_max_replicas=10,

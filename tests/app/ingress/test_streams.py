@@ -269,11 +269,10 @@ async def test_what_the_engine_loses_goes_on_elsewhere() -> None:
 
 async def test_an_answer_is_not_continued_by_another_version_of_the_model() -> None:
     service, request = make_service(), spec()
-    for name in "bc":
-        service.replica(name).model = "newer"
+    service.replica("b").model = "newer"
     async with service.streams.open(request) as conversation:
         await service.reading(conversation, 10)
-        service.replica("a").engine.dead = True
+        service.kill("a")
         with pytest.raises(ApiError, match="another version"):
             await output(conversation)
     await service.idle()
@@ -283,9 +282,11 @@ async def test_what_every_replica_loses_is_given_up() -> None:
     service, request = make_service(), spec()
     for replica in service.replicas.values():
         replica.engine.dead = True
+    lost: list[None] = []
+    service.streams._lost = lambda: lost.append(None)
     with pytest.raises(ApiError, match="too many replicas") as failed:
         await served(service, request)
-    assert failed.value.status == 503
+    assert (failed.value.status, len(lost)) == (503, 1)
     assert [method for _, method in service.wires.calls].count("submit") == 9
     await service.idle()
 

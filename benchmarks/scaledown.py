@@ -1,0 +1,203 @@
+"""Taking one of two replicas away while long answers run on both: Mell, and plain Ray Serve.
+
+    python -m benchmarks.scaledown [--streams 8] [--tokens 2000] [--grace 30]
+
+Both run the same paced engines (`deployments.engine.paced`), two replicas with streams on both. Then one goes: in
+Mell by `POST /mell/replicas/{id}/drain`, in Ray Serve by deploying one replica instead of two. Told are the seconds
+until it is gone, and how many streams came whole, which means with the tokens of an undisturbed run. `--grace` is
+Serve's `graceful_shutdown_timeout_s` for both. The exit status is 1 if Mell broke a stream.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from benchmarks.admin import Admin
+from benchmarks.chaos.offers import undisturbed
+from benchmarks.load import random_prompt
+from benchmarks.servers import PACED, mell
+from deployments.engine.fake import expected
+
+PORT = 8100
+ENGINE = PACED | {"num_gpu_blocks_override": 2048}
+PROMPT = 100
+POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one scene. `gone_s` is None if the replica outlived the answers."""
+
+    gone_s: float | None
+    whole: int
+    broken: int
+
+
+def main() -> int:
+    """Show both scenes; the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--streams", type=int, default=8, help="long answers, half of them on each replica")
+    parser.add_argument("--tokens", type=int, default=2000, help="tokens of each; 50 per second or less")
+    parser.add_argument("--grace", type=float, default=30.0, help="graceful_shutdown_timeout_s, in seconds")
+    options = parser.parse_args()
+    ours = _mell(options)
+    print(_told("Mell", ours), flush=True)
+    theirs = asyncio.run(_serve(options))
+    print(_told("Ray Serve", theirs))
+    return 1 if ours.broken else 0
+
+
+def _told(name: str, outcome: Outcome) -> str:
+    gone = "did not go" if outcome.gone_s is None else f"gone after {outcome.gone_s:.1f} s"
+    return f"{name}: the replica was {gone}; {outcome.whole} streams whole, {outcome.broken} broken"
+
+
+# --- Mell ---------------------------------------------------------------------------------------------
+
+
+def _mell(options: argparse.Namespace) -> Outcome:
+    deployment = {
+        "num_cpus": 0.05,
+        "graceful_shutdown_timeout_s": options.grace,
+        "autoscaling_config": {"min_replicas": 1, "initial_replicas": 2, "max_replicas": 2},
+    }
+    scheduler = {"policy": "worst_fit", "mode": "off", "epoch_s": 0.5}
+    with mell(PORT, 2, engine="paced", engine_kwargs=ENGINE, deployment_config=deployment, scheduler=scheduler):
+        return asyncio.run(_drain(options))
+
+
+async def _drain(options: argparse.Namespace) -> Outcome:
+    async with Admin(PORT) as admin, httpx.AsyncClient(trust_env=False, timeout=options.grace + 600) as http:
+
+        def read(prompt: list[int]) -> AsyncIterator[str]:
+            return _completion(http, prompt, options.tokens)
+
+        def want(prompt: list[int]) -> str:
+            return undisturbed(tuple(prompt), options.tokens)
+
+        async def one_less() -> Callable[[], Awaitable[bool]]:
+            victim = (await admin.replicas())[-1]
+            await admin.drain(victim)
+
+            async def gone() -> bool:
+                return victim not in await admin.replicas()
+
+            return gone
+
+        return await _scene(options, read, want, one_less)
+
+
+async def _completion(http: httpx.AsyncClient, prompt: list[int], tokens: int) -> AsyncIterator[str]:
+    """The text of a stream from Mell. Raises ConnectionError when the stream says that it failed."""
+    body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True}
+    async with http.stream("POST", f"http://127.0.0.1:{PORT}/v1/completions", json=body) as response:
+        async for line in response.aiter_lines():
+            if line.startswith("data: {"):
+                event = json.loads(line[6:])
+                if "error" in event:
+                    raise ConnectionError(event["error"]["message"])
+                yield event["choices"][0]["text"]
+
+
+# --- Ray Serve ----------------------------------------------------------------------------------------
+
+
+async def _serve(options: argparse.Namespace) -> Outcome:
+    import ray
+    from ray import serve
+
+    from deployments.engine.paced import PacedEngine
+    from migration.request import Sampling
+
+    class Plain:
+        """One engine behind Serve's own handles, as a deployment would be written without Mell."""
+
+        async def __init__(self) -> None:  # type: ignore[misc]  # Serve awaits it
+            self._engine = await PacedEngine.start("plain", ENGINE, 1 << 20)
+            self._count = 0
+
+        async def generate(self, prompt: list[int], tokens: int) -> AsyncIterator[list[int]]:
+            """The tokens of each step."""
+            self._count += 1
+            sampling = Sampling(max_tokens=tokens, temperature=0.0, ignore_eos=True)
+            async for step in self._engine.generate(f"r{self._count}", tuple(prompt), (), sampling):
+                yield list(step.tokens)
+
+    ray.init(logging_level="ERROR", namespace="serve", num_cpus=4)
+    deployment = serve.deployment(
+        Plain, graceful_shutdown_timeout_s=options.grace, max_ongoing_requests=1000, ray_actor_options={"num_cpus": 0.1}
+    )
+    try:
+        handle = await asyncio.to_thread(lambda: serve.run(deployment.options(num_replicas=2).bind(), name="plain"))
+        streaming = handle.options(stream=True)
+
+        async def read(prompt: list[int]) -> AsyncIterator[str]:
+            async for step in streaming.generate.remote(prompt, options.tokens):
+                yield "".join(f"{token} " for token in step)
+
+        def want(prompt: list[int]) -> str:
+            return "".join(f"{token} " for token in expected(tuple(prompt), options.tokens))
+
+        async def one_less() -> Callable[[], Awaitable[bool]]:
+            from deployments.retirement import controller
+
+            bound = deployment.options(num_replicas=1).bind()
+            await asyncio.to_thread(lambda: serve.run(bound, name="plain", blocking=False))
+
+            async def gone() -> bool:
+                details: dict[str, Any] = await controller().get_serve_instance_details.remote()
+                return len(details["applications"]["plain"]["deployments"]["Plain"]["replicas"]) == 1
+
+            return gone
+
+        return await _scene(options, read, want, one_less)
+    finally:
+        await asyncio.to_thread(serve.shutdown)
+        ray.shutdown()
+
+
+# --- the scene ----------------------------------------------------------------------------------------
+
+
+async def _scene(
+    options: argparse.Namespace,
+    read: Callable[[list[int]], AsyncIterator[str]],
+    want: Callable[[list[int]], str],
+    one_less: Callable[[], Awaitable[Callable[[], Awaitable[bool]]]],
+) -> Outcome:
+    """Begin the streams, take a replica away once all are under way, and read them to their ends."""
+    begun = [asyncio.Event() for _ in range(options.streams)]
+
+    async def one(number: int) -> bool:
+        prompt, pieces = random_prompt(PROMPT, number), []
+        try:
+            async for piece in read(prompt):
+                pieces.append(piece)
+                begun[number].set()
+        except Exception as error:
+            print(f"  stream {number} broke after {len(pieces)} steps: {error!r:.100}", flush=True)
+            return False
+        return "".join(pieces) == want(prompt)
+
+    streams = [asyncio.create_task(one(number)) for number in range(options.streams)]
+    for event in begun:
+        await event.wait()
+    started = time.monotonic()
+    gone, gone_s = await one_less(), None
+    while gone_s is None and not all(stream.done() for stream in streams):
+        await asyncio.sleep(POLL_S)
+        if await gone():
+            gone_s = time.monotonic() - started
+    whole = sum(await asyncio.gather(*streams))
+    return Outcome(gone_s, whole, options.streams - whole)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""The command line, with runs that take no time."""
+
+import csv
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from app.replay.state import Sample
+from benchmarks.economics import __main__ as economics
+from benchmarks.economics.case import Case, Conditions, Window
+from benchmarks.economics.measure import arrivals
+from benchmarks.economics.observed import Run, read_runs
+from tests.benchmarks.economics.made_up import case, looks, run, served
+
+STATES = {"mell": {"a": "RUNNING"}, "worst_fit": {"a": "RUNNING", "b": "RUNNING"}, "serve": {"a": "RUNNING"}}
+
+
+@pytest.fixture
+def traces(tmp_path: Path) -> Path:
+    """A request every 10 s for ten minutes: 100 tokens, then 10 more."""
+    with gzip.open(tmp_path / "steady.csv.gz", "wt", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["arrival_s", "prompt_tokens", "output_tokens"])
+        writer.writerows([at_s, 100, 10] for at_s in range(0, 600, 10))
+    return tmp_path
+
+
+@pytest.fixture
+def performed(monkeypatch: pytest.MonkeyPatch) -> list[Case]:
+    """Runs that were carried out; a third one fails."""
+    done: list[Case] = []
+
+    def perform(case: Case, traces: Path, show: Callable[[Sample], None]) -> Run:
+        if len(done) == 2:
+            done.append(case)
+            raise RuntimeError("the application did not start")
+        done.append(case)
+        show(Sample(1.0, 0, 0, 0))
+        return run(case, requests=[served(70.0)], seen=looks(STATES[case.variant]))
+
+    monkeypatch.setattr(economics, "perform", perform)
+    return done
+
+
+def measure(traces: Path, *options: str) -> int:
+    where = ["--traces", str(traces), "--out", str(traces / "runs"), "--windows", "steady:0", "--repeat", "1"]
+    return economics.main([*where, "--seconds", "100", *options])
+
+
+def test_runs_are_kept_as_they_end_and_the_rest_is_made_up_for(traces: Path, performed: list[Case]) -> None:
+    assert measure(traces) == economics.FAILED
+    assert [one.case.variant for one in read_runs(traces / "runs")] == ["mell", "worst_fit"]
+    assert measure(traces) == 0
+    assert [one.variant for one in performed] == ["mell", "worst_fit", "serve", "serve"]
+
+
+def test_tables_are_of_what_was_asked_for(
+    traces: Path, performed: list[Case], capsys: pytest.CaptureFixture[str]
+) -> None:
+    measure(traces, "--variants", "mell", "worst_fit")
+    capsys.readouterr()
+    assert measure(traces, "--variants", "mell") == 0
+    assert "1 of worst_fit" not in capsys.readouterr().out
+    assert economics.main(["--report", str(traces / "runs")]) == 0
+    out = capsys.readouterr().out
+    assert "100 s after 60 s of warm-up" in out
+    assert "GPU-seconds" in out and "0.50 [0.50, 0.50]" in out
+
+
+def test_predictions_leave_out_what_the_simulator_cannot_play(
+    traces: Path, performed: list[Case], capsys: pytest.CaptureFixture[str]
+) -> None:
+    measure(traces, "--variants", "mell", "serve")
+    capsys.readouterr()
+    assert economics.main(["--predict", str(traces / "runs")]) == 0
+    out = capsys.readouterr().out
+    assert "mell on steady:0" in out and "serve on" not in out
+
+
+def test_nothing_to_predict_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert economics.main(["--predict", str(tmp_path / "none")]) == economics.BAD_INPUT
+    assert "no runs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("window", ["nowhere:0", "steady:11", "steady"])
+def test_windows_are_checked_before_anything_runs(traces: Path, performed: list[Case], window: str) -> None:
+    assert measure(traces, "--windows", "steady:0", window) == economics.BAD_INPUT
+    assert performed == []
+
+
+def test_arrivals_are_cut_stretched_and_fitted_to_the_context(traces: Path) -> None:
+    conditions = Conditions(warmup_s=20.0, seconds=60.0)
+    due = arrivals(case(window=Window("steady", 1.0, time_scale=2.0), conditions=conditions), traces)
+    assert [one.at_s for one in due] == [0.0, 20.0, 40.0, 60.0]
+    assert [one.row for one in due] == [6, 7, 8, 9]
+    long = arrivals(case(window=Window("steady", 1.0, token_scale=90.0), conditions=conditions), traces)
+    assert {one.prompt_tokens + one.output_tokens for one in long} == {conditions.pace.max_model_len}

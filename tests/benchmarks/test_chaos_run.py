@@ -1,0 +1,314 @@
+"""Runs and rounds against a server that is made up: what it does wrong has to be seen."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Self, cast
+
+import psutil
+import pytest
+
+from app.replay.trace import Arrival
+from benchmarks import soak
+from benchmarks.chaos import run as running
+from benchmarks.chaos.client import Client
+from benchmarks.chaos.forcing import Forcing, Shape
+from benchmarks.chaos.hand import NOTHING, Blow, Hand, Streams
+from benchmarks.chaos.heard import Heard, Verdict
+from benchmarks.chaos.offers import Offer, make_offers, undisturbed
+from benchmarks.chaos.report import is_good
+from benchmarks.chaos.run import Result, Run
+from benchmarks.chaos.strikes import Kind, Strike
+from benchmarks.chaos.watch import Watch
+
+OFFERS = make_offers([Arrival(i, 0.02 * i, 10 + i, 20) for i in range(4)], "made up")
+LEAVE = Strike(0.1, Kind.LEAVE, 0.0)
+MOVE = Strike(0.1, Kind.MOVE, 0.5)
+
+
+class MadeUp:
+    """Two replicas, "a" and "b", that are both this very process, or `pid`. Knobs say what goes wrong."""
+
+    def __init__(
+        self,
+        wrong: str = "",
+        silent: str = "",
+        slots: int = 0,
+        stuck_moves: bool = False,
+        pid: int | None = None,
+        characters: int = 4,
+    ) -> None:
+        self.characters = characters
+        self.pid = pid or os.getpid()
+        self.wrong = wrong
+        self.silent = silent
+        self.slots = slots
+        self.stuck_moves = stuck_moves
+        self.hosts: dict[str, str] = {}
+        self.ordered: list[tuple[str, str]] = []
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    async def stream(self, offer: Offer, heard: Heard) -> None:
+        loop = asyncio.get_running_loop()
+        heard.sent_s = loop.time()
+        text = undisturbed(offer.prompt, offer.output)
+        self.hosts[offer.label] = "a"
+        try:
+            for i in range(0, len(text), self.characters):
+                await asyncio.sleep(0.02)
+                heard.text += text[i : i + self.characters]
+                heard.chunks += 1
+            if offer.label != self.silent:
+                heard.tokens, heard.finish, heard.done = offer.output, "length", True
+            if offer.label == self.wrong:
+                heard.text = heard.text[:-1] + "~"
+        finally:
+            heard.ended_s = loop.time()
+            del self.hosts[offer.label]
+
+    async def state(self) -> dict[str, Any]:
+        return {"as_of": time.time(), "replicas": [self._replica("a"), self._replica("b")]}
+
+    def _replica(self, name: str) -> dict[str, Any]:
+        requests = [{"label": label} for label, host in self.hosts.items() if host == name]
+        held = {"used_tokens": 16 * len(requests), "staging_slots_in_use": self.slots}
+        return {"id": name, "state": "RUNNING", "pids": [self.pid] * 3, "requests": requests, **held}
+
+    async def move(self, label: str, path: str, target: str | None = None) -> tuple[int, str]:
+        if label not in self.hosts:
+            return 404, "no such request"
+        self.hosts[label] = target or "b"
+        self.ordered.append((label, self.hosts[label]))
+        return 202, f"m{len(self.ordered)}"
+
+    async def migrations(self) -> list[dict[str, Any]]:
+        told = {"path": "kv", "error": None, "pause_s": 0.01, "blocks": 1, "bytes": 64}
+        outcome = None if self.stuck_moves else "committed"
+        return [{"id": f"m{i + 1}", "outcome": outcome, **told} for i in range(len(self.ordered))]
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits long for what does not come."""
+    monkeypatch.setattr(running, "QUIET_S", 0.3)
+    monkeypatch.setattr(running, "PATIENCE_S", 5.0)
+
+
+async def run(server: MadeUp, *strikes: Strike) -> Result:
+    return await Run(cast(Client, server)).run(OFFERS, strikes)
+
+
+def verdicts(result: Result) -> dict[str, Verdict]:
+    return {judged.offer.label: judged.verdict for judged in result.judged}
+
+
+async def test_streams_strikes_and_the_request_afterwards_are_all_told() -> None:
+    server = MadeUp()
+    result = await run(server, LEAVE, MOVE)
+    told = verdicts(result)
+    assert told.pop(OFFERS[0].label) is Verdict.LEFT
+    assert set(told) == {offer.label for offer in OFFERS[1:]} | {"chaos-probe"}
+    assert set(told.values()) == {Verdict.EXACT}
+    assert {blow.strike.kind: blow.outcome for blow in result.blows} == {Kind.LEAVE: "left", Kind.MOVE: "committed"}
+    assert is_good(result)
+
+
+async def test_one_changed_character_is_seen() -> None:
+    result = await run(MadeUp(wrong=OFFERS[2].label))
+    assert verdicts(result)[OFFERS[2].label] is Verdict.WRONG
+    assert not is_good(result)
+
+
+async def test_an_end_without_a_last_word_is_seen() -> None:
+    result = await run(MadeUp(silent=OFFERS[1].label))
+    assert verdicts(result)[OFFERS[1].label] is Verdict.SILENT
+    assert not is_good(result)
+
+
+async def test_a_stream_without_an_end_is_cut_and_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "PATIENCE_S", 0.02)
+    result = await run(MadeUp())
+    assert Verdict.SILENT in verdicts(result).values()
+    assert not is_good(result)
+
+
+async def test_a_slot_that_is_not_given_back_is_a_leak() -> None:
+    result = await run(MadeUp(slots=1))
+    assert result.leaks == ["replica a holds 1 staging slots", "replica b holds 1 staging slots"]
+    assert not is_good(result)
+
+
+async def test_a_strike_without_a_victim_is_not_carried_out() -> None:
+    result = await run(MadeUp(), Strike(2.0, Kind.MOVE, 0.5), Strike(0.0, Kind.SCHEDULER, 0.5))
+    assert [blow.outcome for blow in result.blows] == [NOTHING, NOTHING]
+
+
+@contextlib.contextmanager
+def child() -> Iterator[int]:
+    """A process below this one, as an engine's is below its replica."""
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        yield process.pid
+    finally:
+        process.kill()
+        process.communicate()
+
+
+async def strike_child(kind: Kind, pid: int, lasts_s: float = 0.0) -> Blow:
+    """A replica that is the process `pid`, with one request, is struck."""
+    server = MadeUp(pid=pid)
+    server.hosts["its request"] = "a"
+    watch = Watch(cast(Client, server))
+    await watch.look()
+    return await Hand(cast(Client, server), watch, Streams()).strike(Strike(0.0, kind, 0.0, lasts_s))
+
+
+async def test_a_replica_is_killed_and_the_streams_that_it_had_are_told() -> None:
+    with child() as pid:
+        blow = await strike_child(Kind.KILL, pid)
+        assert (blow.victim, blow.hit, blow.outcome) == ("a", ("its request",), "SIGKILL")
+        assert await asyncio.to_thread(psutil.Process(pid).wait) == -signal.SIGKILL
+
+
+async def test_a_stalled_replica_stands_still_and_goes_on() -> None:
+    with child() as pid:
+        striking = asyncio.create_task(strike_child(Kind.STALL, pid, lasts_s=0.5))
+        await eventually(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+        assert (await striking).outcome == "SIGSTOP, SIGCONT"
+        await eventually(lambda: psutil.Process(pid).status() != psutil.STATUS_STOPPED)
+
+
+async def test_a_replica_that_hangs_is_killed_in_the_end() -> None:
+    with child() as pid:
+        assert (await strike_child(Kind.HANG, pid, lasts_s=0.1)).outcome == "SIGSTOP, SIGKILL"
+        assert await asyncio.to_thread(psutil.Process(pid).wait) == -signal.SIGKILL
+
+
+async def test_a_process_that_is_dead_is_not_struck() -> None:
+    server = MadeUp()
+    watch = Watch(cast(Client, server))
+    with child() as pid:
+        server.pid = pid
+        await watch.look()
+    blow = await Hand(cast(Client, server), watch, Streams()).strike(Strike(0.0, Kind.KILL, 0.0))
+    assert (blow.victim, blow.outcome) == ("", NOTHING)
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+async def test_a_process_whose_replica_is_gone_is_a_leak() -> None:
+    server = MadeUp()
+    watch = Watch(cast(Client, server))
+    with child() as left:
+        await watch.look()
+        assert await watch.leaks(within_s=0.2) == []
+        state = await server.state()
+        # The replicas are other processes now; of the old ones, the child is still there.
+        for replica in state["replicas"]:
+            replica["pids"] = [os.getppid()] * 3
+        watch.processes.tree = lambda pid: []  # type: ignore[method-assign]
+        assert f"process {left} belongs to no replica" in await watch.leaks(within_s=0.0)
+    assert f"process {left} belongs to no replica" not in await watch.leaks(within_s=0.0)
+
+
+async def test_state_that_is_older_than_the_question_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = MadeUp()
+    old = await server.state()
+
+    async def stale() -> dict[str, Any]:
+        return old
+
+    monkeypatch.setattr(server, "state", stale)
+    assert await Watch(cast(Client, server)).leaks(within_s=0.1) == ["the scheduler does not tell its state"]
+
+
+# --- forced moves -------------------------------------------------------------------------------------
+
+SHAPE = Shape(streams=3, at_once=3, prompt=(10, 20), output=(60, 80))
+
+
+async def calculated(offer: Offer) -> str:
+    return undisturbed(offer.prompt, offer.output)
+
+
+async def test_a_round_moves_requests_between_the_replicas_until_they_end() -> None:
+    server = MadeUp()
+    client = cast(Client, server)
+    seen: list[None] = []
+    done = await Forcing(client, Watch(client), SHAPE, 1, calculated).round(1, 6, lambda: seen.append(None))
+    assert (done.verdicts, done.bad, done.leaks) == (["exact"] * 3, [], [])
+    assert len(done.moves) == len(seen) == 6
+    assert {target for _, target in server.ordered} == {"a", "b"}
+
+
+async def test_a_round_compares_what_came_with_what_should_have() -> None:
+    async def other(offer: Offer) -> str:
+        return "~" + undisturbed(offer.prompt, offer.output)
+
+    client = cast(Client, MadeUp())
+    done = await Forcing(client, Watch(client), SHAPE, 1, other).round(1, 2)
+    assert done.verdicts == ["wrong tokens"] * 3
+    assert len(done.bad) == 3
+
+
+async def test_a_move_without_an_outcome_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.chaos.forcing.MOVE_S", 0.3)
+    client = cast(Client, MadeUp(stuck_moves=True))
+    done = await Forcing(client, Watch(client), SHAPE, 1, calculated).round(1, 2)
+    assert len(done.bad) == 2 and all("has no outcome" in line for line in done.bad)
+
+
+# --- the soak -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def soaked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, list[str]]]:
+    """Runs the soak on a made-up server; its exit status, and the lines of its file."""
+    file = tmp_path / "soak.jsonl"
+
+    def run_it(moves: int, seed: int = 0, slots: int = 0) -> tuple[int, list[str]]:
+        monkeypatch.setattr("benchmarks.chaos.forcing.QUIET_S", 0.1)
+        monkeypatch.setattr(soak, "_servers", lambda options: contextlib.nullcontext())
+        monkeypatch.setattr(soak, "Client", lambda url: MadeUp(slots=slots, characters=60))
+        options = ["--engine", "paced", "--moves", str(moves), "--out", str(file), "--seed", str(seed)]
+        monkeypatch.setattr(sys, "argv", ["soak", *options])
+        status = soak.main()
+        return status, file.read_text().splitlines()
+
+    return run_it
+
+
+def test_a_soak_goes_on_where_it_stopped(soaked: Callable[..., tuple[int, list[str]]]) -> None:
+    first_status, first = soaked(moves=3)
+    again_status, again = soaked(moves=3)
+    more_status, more = soaked(moves=5)
+    assert (first_status, again_status, more_status) == (0, 0, 0)
+    assert again == first
+    assert more[: len(first)] == first and len(more) > len(first)
+    assert soak.count_moves([json.loads(line) for line in more]) == 5
+
+
+def test_a_soak_that_leaks_stops_at_once(soaked: Callable[..., tuple[int, list[str]]]) -> None:
+    status, lines = soaked(moves=500, slots=1)
+    assert (status, len(lines)) == (1, 2)
+
+
+def test_the_file_of_another_soak_is_left_alone(soaked: Callable[..., tuple[int, list[str]]]) -> None:
+    _, before = soaked(moves=1)
+    assert soaked(moves=1, seed=5) == (2, before)

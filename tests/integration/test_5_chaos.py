@@ -1,0 +1,48 @@
+"""Faults at random times, and hundreds of forced moves: no stream notices more than a pause, and nothing is left."""
+
+from dataclasses import asdict
+
+from benchmarks.chaos.client import Client
+from benchmarks.chaos.forcing import Forcing, Shape
+from benchmarks.chaos.heard import Verdict
+from benchmarks.chaos.offers import Offer, draw_trace, make_offers, undisturbed
+from benchmarks.chaos.report import is_good, make_document, render
+from benchmarks.chaos.run import Run
+from benchmarks.chaos.strikes import Kind, draw_strikes
+from benchmarks.chaos.watch import Watch
+from tests.integration.application import Application
+
+SEED, SPAN_S, EVERY_S = 1, 24.0, 1.8
+MOVES = 300
+
+
+async def calculated(offer: Offer) -> str:
+    return undisturbed(offer.prompt, offer.output)
+
+
+async def test_faults_at_random_times_cost_pauses(paced: Application) -> None:
+    offers = make_offers(draw_trace(SEED, SPAN_S), SEED)
+    strikes = draw_strikes(SEED, SPAN_S, EVERY_S)
+    assert {strike.kind for strike in strikes} == set(Kind)
+    async with Client(paced.url) as client:
+        result = await Run(client).run(offers, strikes)
+    document = make_document(result, {"seed": SEED})
+    assert is_good(result), render(document)
+    assert document["streams"][Verdict.EXACT] > len(offers) / 2, render(document)
+    assert document["faults"][Kind.KILL]["streams"], "no stream was on the replica that was killed"
+
+
+async def test_hundreds_of_forced_moves_change_nothing(paced: Application) -> None:
+    # Prompts of one length whose requests need two replicas: the policy closes neither while they run.
+    shape = Shape(streams=12, at_once=12, prompt=(300, 300), output=(300, 500))
+    async with Client(paced.url) as client:
+        watch = Watch(client)
+        await watch.look()
+        done = await Forcing(client, watch, shape, SEED, calculated).round(1, MOVES)
+    assert (done.bad, done.leaks) == ([], []), asdict(done)
+    assert done.verdicts == [Verdict.EXACT] * shape.streams
+    committed = {path: sum((m["path"], m["outcome"]) == (path, "committed") for m in done.moves) for path in PATHS}
+    assert sum(committed.values()) > MOVES / 2 and min(committed.values()) > MOVES / 10, (committed, done.rejected)
+
+
+PATHS = ("kv", "tokens")

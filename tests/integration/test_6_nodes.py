@@ -1,0 +1,276 @@
+"""Several nodes: requests move between them, leave one that is to be gone, and outlive one that dies.
+
+The nodes are raylets of this machine with addresses of their own; each has room for one paced engine. Ingress and
+scheduler stay on the head.
+"""
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import ray
+import yaml
+from ray.cluster_utils import Cluster
+
+from tests.integration.application import Application, Client, eventually
+from tests.integration.conftest import ROOT, Stage
+from tests.integration.test_4_closed_loop import Streams, replicas, scene, until
+
+HEAD = "127.0.1.1"
+"""Not 127.0.0.1, which Ray takes for the machine's address towards others."""
+
+CONTEXT = 2500
+"""Prompt tokens that take much longer to compute anew than to move."""
+
+APART = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+"""What gives a node processes of its own: the others cannot map its memory."""
+
+
+class Nodes:
+    """A Ray cluster: a head without room for engines, and nodes with room for one each, by their addresses."""
+
+    def __init__(self) -> None:
+        head = {"num_cpus": 0, "resources": {"head": 1}, "include_dashboard": False, "node_ip_address": HEAD}
+        self._cluster = Cluster(initialize_head=True, head_node_args=head)
+        self._nodes: dict[str, Any] = {}
+        self._apart: dict[str, subprocess.Popen[bytes]] = {}
+        self._added = 1
+
+    @property
+    def address(self) -> str:
+        """The cluster's."""
+        return str(self._cluster.address)
+
+    @property
+    def ids(self) -> dict[str, str]:
+        """The nodes' addresses by their ids."""
+        return {node.node_id: address for address, node in self._nodes.items()}
+
+    def add(self) -> str:
+        """A node more; returns its address."""
+        address = self._next()
+        self._nodes[address] = self._cluster.add_node(num_cpus=1, node_ip_address=address)
+        return address
+
+    def add_apart(self) -> str:
+        """A node more, whose processes are in a PID namespace of their own."""
+        address = self._next()
+        start = ["ray", "start", f"--address={self.address}", f"--node-ip-address={address}", "--num-cpus=1", "--block"]
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        self._apart[address] = subprocess.Popen([*APART, *start, "--object-store-memory=100000000"], **quiet)
+        return address
+
+    def _next(self) -> str:
+        self._added += 1
+        return f"127.0.1.{self._added}"
+
+    def drain(self, address: str) -> None:
+        """Have Ray tell everybody that the node is to be gone, as before a preemption."""
+        node = ["--address", self.address, "--node-id", self._nodes[address].node_id]
+        reason = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "a test said so"]
+        subprocess.run(["ray", "drain-node", *node, *reason], check=True, capture_output=True)
+
+    def kill(self, address: str) -> None:
+        """The node is no more."""
+        if address in self._apart:
+            self._apart[address].kill()
+            self._apart.pop(address).wait()
+        else:
+            self._cluster.remove_node(self._nodes.pop(address), allow_graceful=False)
+
+    def keep(self, count: int) -> None:
+        """Have so many, which Serve may use."""
+        while len(self._nodes) > count:
+            self.kill(next(iter(self._nodes)))
+        while len(self._nodes) < count:
+            self.add()
+
+    def close(self) -> None:
+        """All are gone."""
+        for address in tuple(self._apart):
+            self.kill(address)
+        self._cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def nodes(stage: Stage) -> Iterator[Nodes]:
+    """Two nodes, and applications that are shown from now on are shown on them."""
+    stage.clear()
+    ray.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("PYTHONPATH", str(ROOT))
+        patch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+        made = Nodes()
+        try:
+            made.keep(2)
+            patch.setenv("RAY_ADDRESS", made.address)
+            yield made
+        finally:
+            stage.clear()
+            made.close()
+
+
+def config(transport: str) -> dict[str, Any]:
+    """Two paced engines of a node each, evened out by the scheduler."""
+    shipped: dict[str, Any] = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
+    (application,) = shipped["applications"]
+    on_head = {"num_cpus": 0, "resources": {"head": 0.001}}
+    application["deployments"] = [{"name": name, "ray_actor_options": on_head} for name in ("Scheduler", "Ingress")]
+    application["args"] |= {
+        "engine": "paced",
+        "engine_kwargs": {
+            "num_gpu_blocks_override": 1024,
+            "block_size": 16,
+            "max_model_len": 8000,
+            "decode_s": 0.02,
+            "startup_s": 0.5,
+        },
+        "deployment_config": {
+            "num_cpus": 1.0,
+            "graceful_shutdown_timeout_s": 30.0,
+            "health_check_period_s": 1.0,
+            "autoscaling_config": {"min_replicas": 2, "max_replicas": 2},
+        },
+        "migration": {"transport": transport, "slot_mib": 1},
+        "scheduler": {"policy": "pack:evenness=0.1", "epoch_s": 0.5, "cooldown_s": 1.0, "manual_cooldown_s": 1.0},
+    }
+    return shipped
+
+
+@asynccontextmanager
+async def two(nodes: Nodes, application: Application) -> AsyncIterator[tuple[Client, Streams, list[str]]]:
+    """A client, its streams, and a replica on each of two nodes."""
+    nodes.keep(2)
+    async with scene(application) as (client, streams):
+        await until(client, lambda now: len(now) == 2, 60)
+        yield client, streams, list(await replicas(client))
+
+
+@pytest.fixture
+def spread(nodes: Nodes, stage: Stage) -> Application:
+    """The application on several nodes."""
+    return stage.show("nodes", config("collective"))
+
+
+async def home(client: Client, label: str) -> str:
+    """The replica that a request runs on."""
+    (found,) = [r["id"] for r in await client.running() if label in [q["label"] for q in r["requests"]]]
+    return str(found)
+
+
+async def moved(client: Client, label: str, target: str) -> dict[str, Any]:
+    """The record of a move by KV to that replica."""
+    ordered = await client.move(label, target=target, path="kv")
+    assert ordered.status_code == 202, ordered.text
+    return await client.outcome(ordered.json()["id"])
+
+
+async def where(client: Client) -> dict[str, dict[str, Any]]:
+    """The running replicas by their ids."""
+    return {r["id"]: r for r in await client.running()}
+
+
+async def test_a_request_moves_by_hand_from_node_to_node_and_back(nodes: Nodes, spread: Application) -> None:
+    async with two(nodes, spread) as (client, streams, both):
+        before = await where(client)
+        assert len({replica["node"] for replica in before.values()}) == 2
+        await streams.start(1, 400, CONTEXT, "hand")
+        for _ in range(2):
+            source = await home(client, "hand-0")
+            (target,) = set(both) - {source}
+            record = await moved(client, "hand-0", target)
+            assert (record["outcome"], record["path"]) == ("committed", "kv"), record
+            assert record["blocks"] >= CONTEXT // 16 - 1
+        after = await where(client)
+        loaded = {r: after[r]["kv_blocks_loaded"] - before[r]["kv_blocks_loaded"] for r in both}
+        assert max(loaded.values()) >= CONTEXT // 16 - 1, "moved there, the blocks were computed anew"
+        assert min(loaded.values()) > 0, "moved back, those that had come since were computed anew"
+        await streams.end()
+
+
+async def test_transfers_are_between_the_addresses_of_the_nodes(nodes: Nodes, spread: Application) -> None:
+    async with two(nodes, spread) as (client, streams, both):
+        await streams.start(1, 2000, 200, "address")
+        source = await home(client, "address-0")
+        (target,) = set(both) - {source}
+        assert (await moved(client, "address-0", target))["path"] == "kv"
+        for replica in (await where(client)).values():
+            sockets = psutil.Process(replica["pids"][0]).net_connections("tcp4")
+            listening = {s.laddr.ip for s in sockets if s.status == psutil.CONN_LISTEN}
+            assert listening == {nodes.ids[replica["node"]]}
+
+
+async def test_the_scheduler_evens_out_two_nodes_by_kv(nodes: Nodes, spread: Application) -> None:
+    async with two(nodes, spread) as (client, streams, both):
+        await streams.start(2, 600, CONTEXT, "even")
+        homes = [await home(client, f"even-{i}") for i in range(2)]
+        assert set(homes) == set(both)
+        assert (await moved(client, "even-0", homes[1]))["outcome"] == "committed"
+        await until(client, lambda now: sorted(now.values()) == [1, 1])
+        (record, *_) = [m for m in await client.migrations() if m["reason"] == "balance"]
+        assert (record["source"], record["target"]) == (homes[1], homes[0])
+        assert (record["outcome"], record["path"]) == ("committed", "kv"), record
+        assert record["blocks"] > 0
+        await streams.end()
+
+
+async def test_a_node_that_is_to_be_gone_is_evacuated(nodes: Nodes, spread: Application) -> None:
+    async with two(nodes, spread) as (client, streams, both):
+        await streams.start(4, 800, CONTEXT, "drain")
+        now = await where(client)
+        assert all(replica["requests"] for replica in now.values())
+        victim = both[0]
+        address = nodes.ids[now[victim]["node"]]
+        nodes.add()
+        await asyncio.to_thread(nodes.drain, address)
+
+        async def gone() -> bool:
+            return victim not in [r["id"] for r in (await client.state())["replicas"]]
+
+        await eventually(gone, 40)
+        left = await until(client, lambda found: len(found) == 2, 40)
+        assert victim not in left and sum(left.values()) == 4
+        records = [m for m in await client.migrations() if m["source"] == victim and m["label"].startswith("drain")]
+        assert {m["reason"] for m in records} == {"evacuate"}, "requests were lost, or never moved"
+        assert {(m["outcome"], m["path"]) for m in records} == {("committed", "kv")}
+        nodes.kill(address)
+        await streams.end()
+
+
+async def test_a_node_that_dies_costs_a_pause(nodes: Nodes, spread: Application) -> None:
+    async with two(nodes, spread) as (client, streams, both):
+        await streams.start(4, 600, CONTEXT, "death")
+        now = await where(client)
+        assert all(replica["requests"] for replica in now.values())
+        lost = [q["label"] for q in now[both[0]]["requests"]]
+        await asyncio.to_thread(nodes.kill, nodes.ids[now[both[0]]["node"]])
+        await streams.end()
+        told = {m["label"]: m["reason"] for m in await client.migrations() if m["source"] == both[0]}
+        assert all(told[label].startswith("replica lost") for label in lost)
+
+
+async def test_memory_that_nodes_do_not_share_is_not_shared(nodes: Nodes, stage: Stage) -> None:
+    if shutil.which("unshare") is None or subprocess.run([*APART, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no PID namespaces here (they need root)")
+    nodes.keep(1)
+    address = nodes.add_apart()
+    try:
+        async with scene(stage.show("nodes-shared", config("shared"))) as (client, streams):
+            both = list(await until(client, lambda now: len(now) == 2, 60))
+            await streams.start(1, 400, CONTEXT, "shared")
+            (target,) = set(both) - {await home(client, "shared-0")}
+            record = await moved(client, "shared-0", target)
+            assert (record["outcome"], record["path"], record["blocks"]) == ("committed", "tokens", 0), record
+            assert "set migration.transport to collective" in record["reason"]
+            await streams.end()
+    finally:
+        nodes.kill(address)
