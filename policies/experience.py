@@ -14,6 +14,9 @@ FIRST_GUESS_STARTUP_S = 30.0
 WEIGHT = 0.2
 """How much the newest observation counts in the decode rate."""
 
+PATIENCE = 3.0
+"""A start that lasts so many times as long as usual is not waited for: it may want a GPU that is not free."""
+
 STARTS = 8
 """How many starts are remembered."""
 
@@ -50,6 +53,10 @@ class Experience:
     def startup_s(self) -> float:
         """From STARTING to RUNNING, the median of the last starts."""
         return median(self._starts) if self._starts else FIRST_GUESS_STARTUP_S
+
+    def awaits_start(self, now: float) -> bool:
+        """Whether a replica is starting, and has not been for so long that it may never run."""
+        return any(now - since < PATIENCE * self.startup_s for since in self._starting.values())
 
     def _measure_growth(self, seen: Observation) -> None:
         sizes = {(q.id, q.hop): q.tokens for _, q in seen.state.requests() if q.phase is Phase.DECODE}

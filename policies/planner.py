@@ -111,8 +111,9 @@ class Planner:
             left = replace(changes, waiting=tuple(self._view.cluster.in_order()))
             plan = epoch.decide(self._view.cluster, left, self._policy, limits, self._seen.now)
         if mode is Mode.ACT:
-            orders += self._orders(plan)
             self._remember()
+            plan = self._keep_what_is_open(plan)
+            orders += self._orders(plan)
         else:
             self._look()
         cluster = self._view.cluster
@@ -158,6 +159,13 @@ class Planner:
             if target is not None:
                 cluster.place(request, target)
         return cluster.settle()
+
+    def _keep_what_is_open(self, plan: Plan) -> Plan:
+        """While a replica starts, because there is too little, none is emptied or closed: it would be opened again."""
+        if not (self._seen.opening or plan.opened or self._experience.awaits_start(self._seen.now)):
+            return plan
+        self.put_off([move.request for move in plan.moves if move.reason is Reason.DRAIN])
+        return replace(plan, moves=tuple(m for m in plan.moves if m.reason is not Reason.DRAIN), closed=())
 
     def _strangers(self, request: Request) -> list[ReplicaId]:
         """Replicas where the request cannot continue: they run another version."""

@@ -82,6 +82,23 @@ def test_what_fits_nowhere_opens_one_replica_and_only_one() -> None:
     assert not decide(made, observed("a: p90 q40? | b*:", 2.0, most=3)).plan.opened
 
 
+@pytest.mark.parametrize("starting", ["| c*:", ""], ids=["starting", "asked for"])
+def test_while_a_replica_starts_none_is_emptied_or_closed(starting: str) -> None:
+    opening = 0 if starting else 1
+    made = planner(linger_s=0.0)
+    decided = decide(made, observed(f"a: p40! | b: r15 | d: {starting}", most=9, opening=opening))
+    assert (decided.orders, decided.plan.closed) == ((), ())
+    decided = decide(made, observed("a: p40! | b: r15 | d:", 1.0))
+    assert orders(decided.orders) == ["r:b>a drain"]
+    assert decided.plan.closed == ("d",)
+
+
+def test_a_start_that_does_not_end_is_not_waited_for() -> None:
+    made = planner(linger_s=0.0)
+    assert not decide(made, observed("a: p40! | b: r15 | c*:", most=9)).orders
+    assert decide(made, observed("a: p40! | b: r15 | c*:", 91.0, most=9)).orders
+
+
 # --- queued requests --------------------------------------------------------------------------------------
 
 

@@ -38,7 +38,7 @@ def performed(monkeypatch: pytest.MonkeyPatch) -> list[Case]:
             raise RuntimeError("the application did not start")
         done.append(case)
         show(Sample(1.0, 0, 0, 0))
-        return run(case, requests=[served(70.0)], seen=looks(STATES[case.variant]))
+        return run(case, requests=[served(130.0)], seen=looks(STATES[case.variant]))
 
     monkeypatch.setattr(economics, "perform", perform)
     return done
@@ -65,7 +65,7 @@ def test_tables_are_of_what_was_asked_for(
     assert "1 of worst_fit" not in capsys.readouterr().out
     assert economics.main(["--report", str(traces / "runs")]) == 0
     out = capsys.readouterr().out
-    assert "100 s after 60 s of warm-up" in out
+    assert "100 s after 120 s of warm-up" in out
     assert "GPU-seconds" in out and "0.50 [0.50, 0.50]" in out
 
 

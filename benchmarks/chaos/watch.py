@@ -1,0 +1,122 @@
+"""Keeps an eye on the cluster while it is struck, and says afterwards what it has not let go of."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+import psutil
+
+from benchmarks.chaos.client import Client
+from benchmarks.chaos.processes import ENGINE, Processes
+
+PERIOD_S = 0.5
+TWICE = 2
+
+
+def holdings(replica: Mapping[str, Any]) -> str | None:
+    """What a replica still holds, as `/mell/state` tells; None if nothing.
+
+    `used_tokens` are those of blocks that running requests use, and of room that is promised to requests on their way.
+    """
+    held = {
+        "requests": len(replica["requests"]),
+        "tokens in used blocks or promised room": replica["used_tokens"],
+        "staging slots": replica["staging_slots_in_use"],
+    }
+    return ", ".join(f"{count} {name}" for name, count in held.items() if count) or None
+
+
+class Closed:
+    """Replicas that closed with something in hand: the closed do not show in the last look any more.
+
+    One that is told to close is empty, and no move is under way there. If it says twice in a row that it holds
+    something although it has no request, it takes that to its grave.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[str, list[str]] = {}
+
+    def look(self, state: Mapping[str, Any]) -> None:
+        """Take in a state."""
+        for replica in state["replicas"]:
+            held = holdings(replica)
+            if held and replica["pids"] and replica["state"] == "DRAINING" and not replica["requests"]:
+                self._held.setdefault(replica["id"], []).append(held)
+            elif replica["pids"]:
+                self._held.pop(replica["id"], None)
+
+    def leaks(self) -> list[str]:
+        """One line per such replica."""
+        return [f"replica {r} closed with {held[-1]}" for r, held in self._held.items() if len(held) >= TWICE]
+
+
+class Watch:
+    """Looks at the state regularly.
+
+    `state` is the newest, which may be older than the scheduler's death; `seen` are all replicas' processes so far.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.state: dict[str, Any] = {"as_of": 0.0, "replicas": []}
+        self.closed = Closed()
+        self.seen: set[psutil.Process] = set()
+        self._processes: Processes | None = None
+
+    @property
+    def processes(self) -> Processes:
+        """The cluster's processes. Raises RuntimeError before the first replica was seen."""
+        if self._processes is None:
+            raise RuntimeError("no replica has been seen")
+        return self._processes
+
+    def running(self) -> list[dict[str, Any]]:
+        """The replicas that run, by their id."""
+        return [replica for replica in self.state["replicas"] if replica["state"] == "RUNNING" and replica["pids"]]
+
+    async def look(self) -> None:
+        """Look once. Raises httpx.HTTPError."""
+        self.state = await self._client.state()
+        self.closed.look(self.state)
+        for replica in self.state["replicas"]:
+            if replica["pids"]:
+                self._remember(replica["pids"][0])
+
+    def _remember(self, pid: int) -> None:
+        if self._processes is None:
+            with contextlib.suppress(psutil.Error):
+                self._processes = Processes(pid)
+        if self._processes is not None:
+            self.seen.update(self._processes.tree(pid))
+
+    async def keep_looking(self) -> None:
+        """Look until cancelled."""
+        while True:
+            with contextlib.suppress(httpx.HTTPError):
+                await self.look()
+            await asyncio.sleep(PERIOD_S)
+
+    async def leaks(self, within_s: float) -> list[str]:
+        """What is still held once nothing runs any more, after `within_s` seconds at the latest."""
+        since, deadline = time.time(), time.monotonic() + within_s
+        while True:
+            with contextlib.suppress(httpx.HTTPError):
+                await self.look()
+            found = self._found(since)
+            if not found or time.monotonic() > deadline:
+                return found + self.closed.leaks()
+            await asyncio.sleep(PERIOD_S)
+
+    def _found(self, since: float) -> list[str]:
+        if self.state["as_of"] < since:
+            return ["the scheduler does not tell its state"]
+        if not self.running():
+            return ["no replica runs"]
+        held = ((r["id"], holdings(r)) for r in self.state["replicas"] if r["pids"])
+        found = [f"replica {replica} holds {what}" for replica, what in held if what]
+        known = {p for r in self.state["replicas"] for pid in r["pids"][:1] for p in self.processes.tree(pid)}
+        there = self.seen.union(*(self.processes.tree(p.pid) for p in self.processes.titled(ENGINE)))
+        return found + [f"process {p.pid} belongs to no replica" for p in there - known if p.is_running()]

@@ -1,0 +1,169 @@
+"""What requests cost in GPU-seconds, and how they are served for it, by variants of the application on real traces.
+
+    python -m benchmarks.economics --traces DIR      run what is missing in --out, and print the tables
+    python -m benchmarks.economics --report FILE     print the tables of a file of runs
+    python -m benchmarks.economics --predict FILE    play its runs in the simulator, and compare
+
+Variants: `mell` packs, moves, opens and closes; `worst_fit` places where there is most room, opens and closes, and
+never moves; `pack_unmoved` packs arrivals, and never moves; `serve` leaves the number of replicas to Serve, and
+`serve_quick` does with shorter delays.
+Replicas are paced (no GPU, no model). A run starts the application anew, and takes its warm-up and its window plus
+about a minute; variants take turns. Runs that are in the file already are not repeated.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
+
+from app.replay.errors import BadInput
+from app.replay.state import Sample
+from benchmarks.economics.case import BASELINE, SCHEDULERS, Case, Conditions, default_pace, read_window, turns
+from benchmarks.economics.figures import figures
+from benchmarks.economics.measure import arrivals, perform
+from benchmarks.economics.observed import Run, keep, missing, read_runs
+from benchmarks.economics.predict import calibration, costs_of, predict, predictable
+from benchmarks.economics.report import Result, compare, render
+
+FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, report or predict; the exit status."""
+    given = _parser().parse_args(argv)
+    try:
+        if given.predict:
+            print(_predicted(read_runs(given.predict)))
+        elif given.report:
+            print(_tables(read_runs(given.report), given.baseline))
+        else:
+            cases = _cases(given)
+            _measure(cases, given.traces, given.out)
+            print(_tables([run for run in read_runs(given.out) if run.case in set(cases)], given.baseline))
+    except BadInput as error:
+        print(error, file=sys.stderr)
+        return BAD_INPUT
+    except RuntimeError as error:
+        print(error, file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        print("Interrupted; the runs that ended are kept.", file=sys.stderr)
+        return INTERRUPTED
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.economics",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    usual = Conditions()
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--traces", type=Path, metavar="DIR", help="folder of the traces: run what is missing")
+    what.add_argument("--report", type=Path, metavar="FILE", help="print the tables of these runs")
+    what.add_argument("--predict", type=Path, metavar="FILE", help="play these runs in the simulator")
+    add = parser.add_argument
+    add("--out", type=Path, default=Path("economics.jsonl"), help="file of runs (default: %(default)s)")
+    add("--variants", nargs="+", choices=SCHEDULERS, default=["mell", "worst_fit", "serve"])
+    add(
+        "--windows",
+        nargs="+",
+        default=["azure2023_conv:5:3", "azure2023_conv:28:3", "burstgpt_like_1400s:11:2"],
+        metavar="TRACE:MINUTE[:SCALE]",
+        help="traces, the minute of each where the warm-up begins, and a factor on its times (default: %(default)s)",
+    )
+    add("--repeat", type=int, default=3, help="runs of each variant and window (default: %(default)s)")
+    add("--seconds", type=float, default=usual.seconds, help="length of a window (default: %(default)s)")
+    add("--warmup", type=float, default=usual.warmup_s, help="seconds before it (default: %(default)s)")
+    add("--token-scale", type=float, default=1.0, help="factor on lengths (default: %(default)s)")
+    add("--max-replicas", type=int, default=usual.max_replicas, help="default: %(default)s")
+    add(
+        "--startup",
+        type=float,
+        default=usual.pace.startup_s,
+        help="seconds an engine takes to start (default: %(default)s)",
+    )
+    add("--slack", type=float, default=usual.slack, help="replicas' worth to keep free (default: %(default)s)")
+    add(
+        "--foresight",
+        type=float,
+        default=usual.foresight_s,
+        help="seconds: keep free what demand has risen by within these (default: %(default)s)",
+    )
+    add(
+        "--ongoing",
+        type=int,
+        default=usual.ongoing,
+        help="requests per replica that `serve` aims at (default: %(default)s)",
+    )
+    add("--baseline", choices=SCHEDULERS, default=BASELINE, help="what ratios are to (default: %(default)s)")
+    return parser
+
+
+def _cases(given: argparse.Namespace) -> list[Case]:
+    """The runs that were asked for, once it is known that their windows exist: days may pass until the last one."""
+    conditions = Conditions(
+        warmup_s=given.warmup,
+        seconds=given.seconds,
+        max_replicas=given.max_replicas,
+        slack=given.slack,
+        foresight_s=given.foresight,
+        ongoing=given.ongoing,
+        pace=default_pace().model_copy(update={"startup_s": given.startup}),
+    )
+    windows = [read_window(text, given.token_scale) for text in given.windows]
+    cases = turns(given.variants, windows, given.repeat, conditions)
+    for window in windows:
+        arrivals(next(case for case in cases if case.window == window), given.traces)
+    return cases
+
+
+def _measure(cases: Sequence[Case], traces: Path, out: Path) -> None:
+    left = missing(cases, read_runs(out))
+    with tqdm(total=len(cases), initial=len(cases) - len(left), unit="run", desc="economics") as bar:
+
+        def show(now: Sample) -> None:
+            bar.set_postfix(at_s=round(now.at_s), running=now.running, done=now.finished, errors=now.errors)
+
+        for case in left:
+            bar.set_description(f"{case.variant} on {case.window.name}")
+            keep(out, perform(case, traces, show))
+            bar.update()
+
+
+def _tables(runs: Sequence[Run], baseline: str) -> str:
+    """Runs under different conditions are not compared."""
+    parts = []
+    for conditions, members in _by_conditions(runs):
+        results = [Result(run.case, figures(run.observed, conditions)) for run in members]
+        parts += [conditions.name, render(results, baseline)]
+    return "\n\n".join(parts)
+
+
+def _predicted(runs: Sequence[Run]) -> str:
+    known = predictable(runs)
+    if not known:
+        raise BadInput("There are no runs that the simulator can play.")
+    parts = []
+    with tqdm(total=len(known), unit="run", desc="simulated") as bar:
+        for conditions, members in _by_conditions(known):
+            costs, results = costs_of(conditions.pace, members), []
+            for run in members:
+                results.append(Result(run.case, figures(run.observed, conditions), predict(run, costs)))
+                bar.update()
+            parts += [conditions.name, calibration(costs), compare(results)]
+    return "\n\n".join(parts)
+
+
+def _by_conditions(runs: Sequence[Run]) -> list[tuple[Conditions, list[Run]]]:
+    found: dict[Conditions, list[Run]] = {}
+    for run in runs:
+        found.setdefault(run.case.conditions, []).append(run)
+    return list(found.items())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

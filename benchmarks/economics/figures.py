@@ -1,0 +1,134 @@
+"""From runs to figures; pure. A measured run and a simulated one have the same figures under the same names."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from app.replay.summary import quantiles
+from benchmarks.economics.case import Conditions
+from benchmarks.economics.observed import Look, Observed, Served
+
+EXISTING = ("STARTING", "RUNNING", "DRAINING")
+"""States in which a replica holds its GPU."""
+
+Figures = dict[str, float | None]
+"""By name; None where there is nothing to count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """How a figure is reported: `scale` turns it into `unit`."""
+
+    name: str
+    title: str
+    unit: str = ""
+    scale: float = 1.0
+    digits: int = 0
+
+
+ROWS = (
+    Row("gpu_seconds", "GPU-seconds"),
+    Row("replicas", "replicas, mean", digits=2),
+    Row("ttft_p50", "time to first token, p50", "ms", 1e3),
+    Row("ttft_p99", "time to first token, p99", "ms", 1e3),
+    Row("tpot_p50", "per further token, p50", "ms", 1e3, 1),
+    Row("tpot_p99", "per further token, p99", "ms", 1e3, 1),
+    Row("gap_p99", "between chunks, p99", "ms", 1e3),
+    Row("gap_max", "between chunks, longest", "ms", 1e3),
+    Row("total_p50", "completion, p50", "s", digits=1),
+    Row("total_p99", "completion, p99", "s", digits=1),
+    Row("preemptions", "preemptions"),
+    Row("migrations", "migrations, committed"),
+    Row("migrations_tokens", "of these by tokens"),
+    Row("migrations_void", "migrations, without effect"),
+    Row("pause_p99", "migration pause, p99", "ms", 1e3),
+    Row("requests", "requests"),
+    Row("failed", "requests failed"),
+    Row("lag_p99", "sent too late by, p99", "ms", 1e3),
+    Row("cpu", "processors busy", "%", 1e2),
+)
+
+
+def figures(observed: Observed, conditions: Conditions) -> Figures:
+    """What a measured run amounts to; only what happened between warm-up and the last arrival counts, and what became
+    of the requests that arrived then.
+    """
+    begin, end = conditions.warmup_s, conditions.until_s
+    ordered = [m for m in observed.migrations if begin <= m.at_s < end]
+    committed = [m for m in ordered if m.outcome == "committed"]
+    pauses = quantiles(m.pause_s for m in committed if m.pause_s is not None)
+    return {
+        **usage(existing(observed.looks), begin, end),
+        **delays([r for r in observed.requests if begin <= r.at_s < end]),
+        "gap_p99": observed.gap_s.p99 if observed.gap_s else None,
+        "gap_max": observed.gap_s.max if observed.gap_s else None,
+        "preemptions": _preemptions(observed.looks, end) - _preemptions(observed.looks, begin),
+        "migrations": len(committed),
+        "migrations_tokens": sum(m.path == "tokens" for m in committed),
+        "migrations_void": len(ordered) - len(committed),
+        "pause_p99": pauses.p99 if pauses else None,
+        "lag_p99": observed.send_lag_s.p99 if observed.send_lag_s else None,
+        "cpu": observed.cpu,
+    }
+
+
+def usage(counts: Sequence[tuple[float, int]], begin: float, end: float) -> Figures:
+    """GPU-seconds between two moments, from (second, replicas that exist) pairs."""
+    seconds = integral(counts, begin, end)
+    return {"gpu_seconds": seconds, "replicas": seconds / (end - begin)}
+
+
+def delays(requests: Sequence[Served]) -> Figures:
+    """How requests were served. What a request waits is counted from when it was due."""
+    begun = [(r, r.first_s) for r in requests if r.first_s is not None]
+    first = quantiles(first_s - r.at_s for r, first_s in begun)
+    # A mean over a request's tokens: the simulator knows of no others.
+    further = quantiles((r.ended_s - first_s) / (r.output - 1) for r, first_s in begun if r.whole and r.output > 1)
+    total = quantiles(r.ended_s - r.at_s for r in requests if r.whole)
+    return {
+        "ttft_p50": first.p50 if first else None,
+        "ttft_p99": first.p99 if first else None,
+        "tpot_p50": further.p50 if further else None,
+        "tpot_p99": further.p99 if further else None,
+        "total_p50": total.p50 if total else None,
+        "total_p99": total.p99 if total else None,
+        "requests": len(requests),
+        "failed": sum(not r.whole for r in requests),
+    }
+
+
+def integral(counts: Sequence[tuple[float, int]], begin: float, end: float) -> float:
+    """The area under (second, count) steps from `begin` to `end`: each count holds until the next one, the first one
+    from ever, the last one for good. Raises `ValueError` if there are none.
+    """
+    if not counts:
+        raise ValueError("nothing was counted")
+    steps = [(min(counts[0][0], begin), counts[0][1]), *counts[1:], (end, 0)]
+    return sum(count * max(0.0, min(until, end) - max(at, begin)) for (at, count), (until, _) in pairwise(steps))
+
+
+def existing(looks: Iterable[Look]) -> list[tuple[float, int]]:
+    """How many replicas held a GPU, by second; looks that saw nothing are left out."""
+    return [
+        (look.at_s, sum(state in EXISTING for state in look.states.values()))
+        for look in looks
+        if look.states is not None
+    ]
+
+
+def startups(looks: Iterable[Look]) -> list[float]:
+    """How long replicas took from when they were first seen until they were first seen running."""
+    since: dict[str, float] = {}
+    took = []
+    for look in looks:
+        for replica, state in (look.states or {}).items():
+            if state == "STARTING":
+                since.setdefault(replica, look.at_s)
+            elif state == "RUNNING" and replica in since:
+                took.append(look.at_s - since.pop(replica))
+    return took
+
+
+def _preemptions(looks: Sequence[Look], at_s: float) -> int:
+    """Preemptions until then."""
+    return max((look.preemptions for look in looks if look.at_s <= at_s), default=0)

@@ -1,0 +1,55 @@
+"""Carries out one run: starts the application, replays the window's requests, watches the replicas, stops it again."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import psutil
+
+from app.replay.client import connect, find_model
+from app.replay.measured import Measured
+from app.replay.run import Replay
+from app.replay.state import Sample
+from app.replay.trace import Arrival, Lengths, Window, cut, fit, read_trace
+from app.replay.watch import Watch
+from benchmarks.economics.case import Case, settings
+from benchmarks.economics.observed import Run, observe
+from benchmarks.servers import mell
+
+PORT = 8100
+SEED = 1
+
+Show = Callable[[Sample], None]
+
+
+def arrivals(case: Case, traces: Path) -> tuple[Arrival, ...]:
+    """The requests of a run, warm-up included. Raises `BadInput` if the trace does not have that window."""
+    window, conditions = case.window, case.conditions
+    minutes = conditions.until_s / 60 / window.time_scale
+    rows = read_trace(traces / f"{window.trace}.csv.gz")
+    due = cut(rows, Window(minutes, window.start_minute, window.time_scale))
+    return fit(due, Lengths(window.token_scale, conditions.pace.max_model_len))
+
+
+def perform(case: Case, traces: Path, show: Show) -> Run:
+    """One run; `show` is told once a second how far it is.
+
+    Raises `BadInput` for a window that does not exist, RuntimeError if the application does not start.
+    """
+    due = arrivals(case, traces)
+    with mell(PORT, 1, **settings(case)):
+        psutil.cpu_percent()  # from now on
+        began = time.time()
+        measured = asyncio.run(_replay(due, show))
+        cpu = psutil.cpu_percent() / 100
+    return Run(case, observe(case, measured, began, cpu))
+
+
+async def _replay(due: Sequence[Arrival], show: Show) -> Measured:
+    url = f"http://127.0.0.1:{PORT}"
+    async with connect(url) as http, connect(url) as admin:
+        watch = Watch(admin, SEED)
+        await watch.begin()
+        replay = Replay(http, await find_model(http), SEED, watch, show)
+        return await replay.run(due, 0.0, asyncio.Event())

@@ -1,0 +1,140 @@
+"""What the simulator says of the same requests; its costs are known (the engines' pace) or were measured in the runs.
+
+Serve's own autoscaler is not simulated. Live, a request that waits is queued on a replica, and giving it another one is
+a migration by tokens; simulated, it is not on any replica yet.
+"""
+
+from collections.abc import Sequence
+from statistics import median
+
+from app.simulator.costs import ComputeCosts, Costs, LinkCosts, MigrationCosts
+from app.simulator.job import Job
+from app.simulator.observer import Life, Path
+from app.simulator.recorder import Recorder
+from app.simulator.setup import Setup
+from app.simulator.world import simulate
+from benchmarks.economics.case import SCHEDULERS, Case
+from benchmarks.economics.figures import Figures, delays, startups, usage
+from benchmarks.economics.observed import Migration, Run, Served
+from deployments.engine.pace import Pace
+from deployments.engine.tokens import TOKEN_BYTES
+from policies.limits import Limits
+from policies.model import RequestId, Tokens
+from policies.registry import policy
+
+COOLDOWN_S = 5.0
+"""The live scheduler's default, which the runs leave as it is."""
+MEMCPY_BYTES_PER_S = 1e9
+"""Blocks are copied within one machine, and a token of a paced engine takes four bytes: far from a bottleneck."""
+TAIL_S = 600.0
+"""So long after the last arrival the simulation ends, for requests to end before."""
+
+
+def costs_of(pace: Pace, runs: Sequence[Run]) -> Costs:
+    """The costs of runs that had this pace."""
+    starts = [took for run in runs for took in startups(run.observed.looks)]
+    # Moves by tokens say nothing of links: most are of requests that wait, and have no KV yet.
+    moves = [m for run in runs for m in run.observed.migrations if (m.path, m.outcome) == ("kv", "committed")]
+    requests = [request for run in runs for request in run.observed.requests]
+    return Costs(
+        name="paced",
+        slots=False,
+        startup_s=median(starts) if starts else pace.startup_s,
+        compute=compute_costs(pace, median(r.prompt + r.output / 2 for r in requests)),
+        migration=migration_costs(moves, pace.block_size),
+    )
+
+
+def compute_costs(pace: Pace, context: float) -> ComputeCosts:
+    """Step times of a paced engine.
+
+    The simulator knows one price per token, prefilled or decoded. What a decode costs beyond that is put on its
+    context, which is taken to have `context` tokens: exact only where there is no difference.
+    """
+    per_token_s = 1 / pace.prefill_tokens_per_s
+    return ComputeCosts(
+        linear=((1, per_token_s), (pace.max_num_batched_tokens, pace.max_num_batched_tokens * per_token_s)),
+        overhead_s=pace.decode_s,
+        context_s=max(0.0, pace.decode_s_per_seq - per_token_s) / context,
+        chunk_tokens=pace.max_num_batched_tokens,
+    )
+
+
+def migration_costs(moves: Sequence[Migration], block_size: int) -> MigrationCosts:
+    """What migrations took: the pause is the hand-over, all before it is shared by the rounds of copying."""
+    pauses = [m.pause_s for m in moves if m.pause_s is not None]
+    rounds = [(m.duration_s - (m.pause_s or 0.0)) / (m.rounds + 1) for m in moves]
+    link = LinkCosts(MEMCPY_BYTES_PER_S, max(0.0, median(rounds)) if rounds else 0.0)
+    return MigrationCosts(
+        intra=link,
+        inter=link,
+        kv_bytes=TOKEN_BYTES,
+        block_tokens=block_size,
+        handover_s=median(pauses) if pauses else 0.0,
+    )
+
+
+def calibration(costs: Costs) -> str:
+    """What was measured, in a sentence."""
+    moving = costs.migration
+    assert moving is not None
+    return (
+        f"Calibrated: a replica starts in {costs.startup_s:.1f} s, a round of copying takes "
+        f"{1e3 * moving.intra.latency_s:.1f} ms, a hand-over {1e3 * moving.handover_s:.1f} ms."
+    )
+
+
+def predict(run: Run, costs: Costs) -> Figures:
+    """The figures of a run as the simulator has them, for the requests that the run had."""
+    case, conditions = run.case, run.case.conditions
+    jobs = [
+        Job(RequestId(f"r{i}"), r.at_s, Tokens(r.prompt), Tokens(r.output))
+        for i, r in enumerate(sorted(run.observed.requests, key=lambda r: r.at_s))
+    ]
+    recorder = Recorder(lambda now: None)
+    simulate(jobs, policy(str(SCHEDULERS[case.variant]["policy"])), setup_of(case, costs), costs, recorder)
+    begin, end = conditions.warmup_s, conditions.until_s
+    done = [served(life) for life in recorder.lives if begin <= life.job.arrival_s < end]
+    ordered = [t for t in recorder.transfers if begin <= t.began_s < end]
+    completed = [t for t in ordered if t.completed]
+    return {
+        **usage([(epoch.now_s, epoch.gpus) for epoch in recorder.epochs], begin, end),
+        **delays(done),
+        "preemptions": sum(begin <= at_s < end for at_s, _ in recorder.preemptions),
+        "migrations": len(completed),
+        "migrations_tokens": sum(t.path is Path.TOKENS for t in completed),
+        "migrations_void": len(ordered) - len(completed),
+    }
+
+
+def setup_of(case: Case, costs: Costs) -> Setup:
+    """The cluster and the limits of a case; as live, empty replicas stay for as long as one takes to start."""
+    conditions, pace = case.conditions, case.conditions.pace
+    moves = SCHEDULERS[case.variant].get("moves_per_epoch")
+    limits = Limits(
+        moves_per_epoch=moves,
+        cooldown_s=COOLDOWN_S,
+        min_replicas=1,
+        slack=conditions.slack,
+        foresight_s=conditions.foresight_s,
+        linger_s=costs.startup_s,
+    )
+    return Setup(
+        capacity=Tokens(pace.num_gpu_blocks_override * pace.block_size),
+        epoch_s=conditions.epoch_s,
+        gpus_per_node=conditions.max_replicas,
+        horizon_s=conditions.until_s + TAIL_S,
+        max_gpus=conditions.max_replicas,
+        limits=limits,
+    )
+
+
+def served(life: Life) -> Served:
+    """A simulated request, as a measured one is told of."""
+    job = life.job
+    return Served(job.arrival_s, job.prompt, job.output, life.first_token_s, life.finished_s, whole=True)
+
+
+def predictable(runs: Sequence[Run]) -> list[Run]:
+    """The runs that the simulator can play."""
+    return [run for run in runs if SCHEDULERS[run.case.variant]["mode"] == "act"]

@@ -1,0 +1,93 @@
+"""Figures as tables: every figure as median and range over the runs, and as ratios to the baseline, run by run."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from benchmarks.economics.case import Case
+from benchmarks.economics.figures import ROWS, Figures, Row
+from benchmarks.load import spread
+
+TITLE, CELL = 30, 26
+"""Widths of columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A run's figures, and those that were predicted for it if any were."""
+
+    case: Case
+    measured: Figures
+    predicted: Figures | None = None
+
+
+def render(results: Sequence[Result], baseline: str) -> str:
+    """What was measured, for each window and for all together."""
+    windows = list(dict.fromkeys(one.case.window.name for one in results))
+    parts = [(name, [one for one in results if one.case.window.name == name]) for name in windows]
+    if len(windows) > 1:
+        parts.append(("all windows", list(results)))
+    return "\n\n".join("\n".join(_table(name, members, baseline)) for name, members in parts)
+
+
+def _table(name: str, results: Sequence[Result], baseline: str) -> Iterator[str]:
+    by_variant: dict[str, list[Result]] = {}
+    for one in results:
+        by_variant.setdefault(one.case.variant, []).append(one)
+    counts = ", ".join(f"{len(members)} of {variant}" for variant, members in by_variant.items())
+    yield f"{name}: {counts}. Median [min, max]; below, ratios to {baseline}, run by run."
+    yield _line("", by_variant)
+    for row in ROWS:
+        yield _line(_title(row), [_values([one.measured for one in m], row) for m in by_variant.values()])
+        ratios = [_ratios(members, by_variant.get(baseline, []), row.name) for members in by_variant.values()]
+        if any(ratios):
+            yield _line(
+                "", [_spread(found, 2) if v != baseline else "" for v, found in zip(by_variant, ratios, strict=True)]
+            )
+
+
+def _ratios(results: Sequence[Result], baseline: Sequence[Result], name: str) -> list[float]:
+    """Of each run to the baseline's of the same window and turn; those where either is nothing are left out."""
+    base = {one.case.pairs_with: one.measured.get(name) for one in baseline}
+    pairs = [(one.measured.get(name), base.get(one.case.pairs_with)) for one in results]
+    return [ours / theirs for ours, theirs in pairs if ours and theirs]
+
+
+def compare(results: Sequence[Result]) -> str:
+    """Predicted against measured, by variant and window; the error is the prediction's, run by run."""
+    groups: dict[tuple[str, str], list[tuple[Figures, Figures]]] = {}
+    for one in results:
+        if one.predicted is not None:
+            pair = (one.measured, one.predicted)
+            groups.setdefault((one.case.variant, one.case.window.name), []).append(pair)
+    return "\n\n".join("\n".join(_comparison(*name, pairs)) for name, pairs in groups.items())
+
+
+def _comparison(variant: str, window: str, pairs: Sequence[tuple[Figures, Figures]]) -> Iterator[str]:
+    yield f"{variant} on {window}: runs: {len(pairs)}. Median [min, max]."
+    yield _line("", ["measured", "predicted", "error, %"])
+    for row in ROWS:
+        if row.name in pairs[0][1]:
+            measured, predicted = ([pair[side] for pair in pairs] for side in (0, 1))
+            yield _line(_title(row), [_values(measured, row), _values(predicted, row), _spread(_errors(pairs, row), 0)])
+
+
+def _errors(pairs: Sequence[tuple[Figures, Figures]], row: Row) -> list[float]:
+    """In per cent; without those where there was nothing to predict."""
+    both = [(measured.get(row.name), predicted.get(row.name)) for measured, predicted in pairs]
+    return [100 * (guess / value - 1) for value, guess in both if value and guess is not None]
+
+
+def _title(row: Row) -> str:
+    return f"{row.title}, {row.unit}" if row.unit else row.title
+
+
+def _values(found: Sequence[Figures], row: Row) -> str:
+    return _spread([value * row.scale for one in found if (value := one.get(row.name)) is not None], row.digits)
+
+
+def _spread(values: Sequence[float], digits: int) -> str:
+    return spread(values, digits) if values else "-"
+
+
+def _line(title: str, cells: Sequence[str] | dict[str, list[Result]]) -> str:
+    return (f"{title:{TITLE}}" + "".join(f"{cell:>{CELL}}" for cell in cells)).rstrip()

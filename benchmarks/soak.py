@@ -1,0 +1,190 @@
+"""Soak: thousands of forced migrations, without a wrong token, a leak or a process that grows.
+
+    python -m benchmarks.soak --moves 10000 --out soak.jsonl [--engine vllm|paced] [--replicas 2] [--at-once 4]
+                              [--seed 0]
+
+In rounds: streams are opened, and until they end random ones move to random other replicas by random paths, several at
+a time. Then every answer is compared with an undisturbed run, and once the cluster is quiet, its state and the memory
+of its processes are looked at. Undisturbed runs of real engines (vLLM on the CPU, the default) are those of stock
+vLLM's own server, in whose cache nothing was ever moved; those of paced engines are calculated.
+
+Every round is one line of the file. Run again with the same file, it goes on where it stopped. Exit status: 0 if all
+moves so far were without a fault, 1 if not, 2 if the file is another soak's.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import httpx
+from tqdm import tqdm
+
+from benchmarks.chaos.client import Client
+from benchmarks.chaos.forcing import Forcing, Shape
+from benchmarks.chaos.offers import Offer, text_of, undisturbed
+from benchmarks.chaos.watch import Watch
+from benchmarks.load import percentile
+from benchmarks.servers import MODEL, bare_vllm, mell, paced
+
+BARE_PORT, MELL_PORT = 8107, 8106
+PER_ROUND = 400
+"""Most moves of one round: the scheduler remembers the records of a thousand."""
+
+Line = dict[str, Any]
+
+
+def main() -> int:
+    """Parse the options, go on with the rounds, print what all of them came to; the exit status."""
+    options = _options()
+    setting = {name: getattr(options, name) for name in ("engine", "replicas", "at_once", "seed")}
+    lines = read_lines(options.out)
+    if lines and lines[0].get("setting") != setting:
+        print(f"{options.out} is of {lines[0].get('setting')}, not of {setting}", file=sys.stderr)
+        return 2
+    if not lines:
+        lines = [{"setting": setting}]
+    fresh = options.out.with_suffix(".new")
+    fresh.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    fresh.replace(options.out)
+    if count_moves(lines) < options.moves:
+        with _servers(options):
+            asyncio.run(_soak(options, lines))
+    print("\n".join(render(lines)))
+    return 0 if is_good(lines) else 1
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--moves", type=int, default=10_000, help="moves in all, those in the file included")
+    parser.add_argument("--out", type=Path, required=True, help="JSON lines: what has been done")
+    parser.add_argument("--engine", choices=["vllm", "paced"], default="vllm")
+    parser.add_argument("--replicas", type=int, default=2)
+    parser.add_argument("--at-once", type=int, default=4, help="moves at a time")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    if options.replicas < 2:
+        parser.error("--replicas must be 2 at least")
+    return options
+
+
+def read_lines(path: Path) -> list[Line]:
+    """What has been done: the setting, then rounds. A last line that was cut off is as if never written.
+
+    Raises:
+        ValueError: another line is not JSON.
+    """
+    raw = path.read_text().split("\n") if path.exists() else [""]
+    return [json.loads(line) for line in raw[:-1]]
+
+
+def _rounds(lines: Sequence[Line]) -> Sequence[Line]:
+    return lines[1:]
+
+
+def count_moves(lines: Sequence[Line]) -> int:
+    """Moves that were accepted, whatever came of them."""
+    return sum(len(line["moves"]) for line in _rounds(lines))
+
+
+def is_good(lines: Sequence[Line]) -> bool:
+    """Whether no round had a fault."""
+    return not any(line["bad"] or line["leaks"] for line in _rounds(lines))
+
+
+@contextlib.contextmanager
+def _servers(options: argparse.Namespace) -> Iterator[None]:
+    """Mell, whose policy leaves all requests where they are; for real engines, stock vLLM beside it."""
+    with contextlib.ExitStack() as stack:
+        if options.engine == "paced":
+            both = (options.replicas, options.replicas)
+            stack.enter_context(paced(MELL_PORT, both, scheduler={"policy": "best_fit", "mode": "off"}))
+        else:
+            stack.enter_context(bare_vllm(BARE_PORT))
+            stack.enter_context(mell(MELL_PORT, options.replicas, scheduler={"mode": "off"}))
+        yield
+
+
+async def _soak(options: argparse.Namespace, lines: list[Line]) -> None:
+    """Rounds until there have been moves enough, or one had a fault: then all is left as it was found."""
+    start = 1 + max((line["run"] for line in _rounds(lines)), default=0)
+    async with Client(f"http://127.0.0.1:{MELL_PORT}") as client:
+        watch = Watch(client)
+        await watch.look()
+        expected = _calculated if options.engine == "paced" else _stock
+        forcing = Forcing(client, watch, Shape(at_once=options.at_once), options.seed, expected)
+        with tqdm(total=options.moves, initial=count_moves(lines), unit="move", desc="soak") as bar:
+            while (left := options.moves - count_moves(lines)) > 0 and is_good(lines):
+                done = await forcing.round(len(lines), min(PER_ROUND, left), lambda: _advance(bar))
+                line = {"run": start, "memory_mb": watch.processes.memory_mb(), **asdict(done)}
+                lines.append(line)
+                with options.out.open("a") as file:
+                    file.write(json.dumps(line) + "\n")
+
+
+def _advance(bar: Any) -> None:
+    bar.update()
+
+
+async def _calculated(offer: Offer) -> str:
+    return undisturbed(offer.prompt, offer.output)
+
+
+async def _stock(offer: Offer) -> str:
+    """What stock vLLM answers, as Mell writes it."""
+    body = offer.body(MODEL) | {"stream": False, "stream_options": None, "return_token_ids": True}
+    async with httpx.AsyncClient(trust_env=False, timeout=120) as http:
+        answer = await http.post(f"http://127.0.0.1:{BARE_PORT}/v1/completions", json=body)
+    (choice,) = answer.raise_for_status().json()["choices"]
+    return text_of(offer.prompt, tuple(choice["token_ids"]))
+
+
+def render(lines: Sequence[Line]) -> Iterator[str]:
+    """All rounds as text: moves by outcome, pauses, memory from the first to the last round of the newest run."""
+    rounds = _rounds(lines)
+    moves = [move for line in rounds for move in line["moves"]]
+    verdicts = Counter(verdict for line in rounds for verdict in line["verdicts"])
+    yield f"{len(moves)} moves in {len(rounds)} rounds; streams: {_counts(verdicts)}"
+    yield f"orders that were not accepted: {_counts(sum((Counter(line['rejected']) for line in rounds), Counter()))}"
+    for asked, path, outcome in sorted({(m["asked"], m["path"], m["outcome"]) for m in moves}):
+        found = [m for m in moves if (m["asked"], m["path"], m["outcome"]) == (asked, path, outcome)]
+        yield f"  {asked:>6} asked, by {path:6} {outcome:10}{len(found):7}{_pauses(found)}"
+        yield from (
+            f"{'':12}{count} x {why}" for why, count in Counter(m["error"] for m in found if m["error"]).items()
+        )
+    yield from _memory(rounds)
+    yield from (f"BAD: round {line['number']}: {what}" for line in rounds for what in line["bad"])
+    yield from (f"LEAK: round {line['number']}: {what}" for line in rounds for what in line["leaks"])
+
+
+def _counts(counts: Counter[str]) -> str:
+    return ", ".join(f"{count} x {name}" for name, count in sorted(counts.items())) or "none"
+
+
+def _pauses(moves: Sequence[Line]) -> str:
+    pauses = [1e3 * move["pause_s"] for move in moves if move["pause_s"] is not None]
+    if not pauses:
+        return ""
+    told = ", ".join(f"p{round(100 * q)} {percentile(pauses, q):.1f}" for q in (0.5, 0.9, 0.99))
+    return f"   pause ms {told}, max {max(pauses):.1f}"
+
+
+def _memory(rounds: Sequence[Line]) -> Iterator[str]:
+    """What leaks shows as a difference between the last rounds; the first ones fill caches."""
+    newest = [line["memory_mb"] for line in rounds if line["run"] == rounds[-1]["run"]]
+    yield f"memory (USS, MB) after rounds of the newest run, of {len(newest)}: first, half-way, last"
+    for name in sorted(newest[-1] if newest else ()):
+        first, middle, last = (newest[i].get(name, 0.0) for i in (0, len(newest) // 2, -1))
+        yield f"  {name:50}{first:9.1f}{middle:9.1f}{last:9.1f}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
