@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from policies.registry import policy
 
-TRANSPORTS = ("shared", "collective", "cuda_ipc", "nccl")
+ON_HOST, ON_GPU = ("shared", "collective"), ("cuda_ipc", "nccl")
+"""Transports of slots in host memory and in GPU memory; `deployments.transports` makes them."""
 
 
 class Section(BaseModel):
@@ -101,9 +102,9 @@ class Migration(Section):
     @field_validator("transport")
     @classmethod
     def _known(cls, value: str) -> str:
-        if value in TRANSPORTS or re.fullmatch(r"[\w.]+:\w+", value):
+        if value in (*ON_HOST, *ON_GPU) or re.fullmatch(r"[\w.]+:\w+", value):
             return value
-        raise ValueError(f"{value!r} is not a transport: write {', '.join(TRANSPORTS)} or module:factory")
+        raise ValueError(f"{value!r} is not a transport: write {', '.join((*ON_HOST, *ON_GPU))} or module:factory")
 
 
 class Scheduler(Section):
@@ -199,6 +200,8 @@ class Settings(Section):
             value = self.engine_kwargs.get(name, 1)
             if type(value) is not int or value < 1:
                 raise ValueError(f"engine_kwargs.{name} is {value!r}: write a positive whole number, or remove it")
+        if self.migration.transport in ON_GPU and not self.gpus:
+            raise ValueError(f"migration.transport is {self.migration.transport}: without GPUs write {ON_HOST[0]}")
         by_serve = self.deployment_config.autoscaling_config.target_ongoing_requests is not None
         if by_serve and self.scheduler.mode == "act":
             raise ValueError(

@@ -25,8 +25,8 @@ class MigrationConfig:
     """How requests move; times in seconds.
 
     `slot_bytes` is the payload of one staging slot, `slots` how many there are (at least two, so that one is
-    filled while another is sent). `transport` is "shared" (replicas of one node), "collective", or
-    "module:attribute" of a factory that takes a `MigrationConfig`.
+    filled while another is sent). `transport` is one of `deployments.transports.NAMES`,
+    or "module:attribute" of a factory that takes a `MigrationConfig`.
     """
 
     transport: str = "shared"

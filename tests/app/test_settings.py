@@ -150,6 +150,8 @@ def test_whole_numbers_will_do_for_seconds() -> None:
         (nested("engine_kwargs.tensor_parallel_size", 2), "remove it"),
         (nested("engine_kwargs.tensor_parallel_size", "two"), "write a positive whole number"),
         (nested("migration.transport", "ncll"), "write shared, collective, cuda_ipc, nccl or module:factory"),
+        (nested("migration.transport", "nccl"), "without GPUs write shared"),
+        (nested("deployment_config.autoscaling_config.target_ongoing_requests", 4.0), "write scheduler.mode: off"),
         (nested("scheduler.policy", "x"), "only best_fit, worst_fit"),
     ],
 )
