@@ -96,6 +96,11 @@ class Cluster:
         )
 
     @property
+    def listed(self) -> bool:
+        """Whether Serve has ever said which replicas it has."""
+        return bool(self._listed)
+
+    @property
     def wanted_by_serve(self) -> int:
         """How many replicas Serve has or starts, without those that it is stopping."""
         return sum(state != "STOPPING" for state, _ in self._listed.values())

@@ -48,10 +48,10 @@ class Scaler:
 
     @property
     def wanted(self) -> int:
-        """How many replicas there are to be."""
-        if self._wanted is None:
+        """How many replicas there are to be; before Serve has been asked for its own, the fewest."""
+        if self._wanted is None and self._cluster.listed:
             self._wanted = self._inherited()
-        return self._wanted
+        return self._min if self._wanted is None else self._wanted
 
     def _inherited(self) -> int:
         found = read_wanted(self._app, generation())

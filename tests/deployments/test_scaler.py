@@ -25,6 +25,8 @@ class Listed(Cluster):
     def __init__(self, running: str, starting: int = 0) -> None:
         self.running, self.starting = set(running), starting
 
+    listed = True
+
     @property
     def wanted_by_serve(self) -> int:
         return len(self.running) + self.starting
@@ -86,6 +88,14 @@ async def test_where_the_first_number_comes_from(
     make: Callable[..., World], running: str, age_s: float, wanted: int
 ) -> None:
     assert make(running, Wanted(3, time.time() - age_s)).scaler.wanted == wanted
+
+
+async def test_before_serve_has_been_asked_nothing_is_settled(make: Callable[..., World]) -> None:
+    world = make("abc")
+    world.cluster.listed = False
+    assert world.scaler.wanted == 1
+    world.cluster.listed = True
+    assert world.scaler.wanted == 3
 
 
 async def test_opening_is_bounded_and_told_at_once(make: Callable[..., World]) -> None:
