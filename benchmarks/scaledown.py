@@ -3,7 +3,7 @@
     python -m benchmarks.scaledown [--streams 8] [--tokens 2000] [--grace 30]
 
 Both run the same paced engines (`deployments.engine.paced`), two replicas with streams on both. Then one goes: in
-Mell by `POST /mell/replicas/{id}/drain`, in Ray Serve by deploying one replica instead of two. Told are the seconds
+Mell by `POST /mell/replicas/{id}/drain`, in Ray Serve by wanting one replica instead of two. Told are the seconds
 until it is gone, and how many streams came whole, which means with the tokens of an undisturbed run. `--grace` is
 Serve's `graceful_shutdown_timeout_s` for both. The exit status is 1 if Mell broke a stream.
 """
@@ -55,8 +55,8 @@ def main() -> int:
 
 
 def _told(name: str, outcome: Outcome) -> str:
-    gone = "did not go" if outcome.gone_s is None else f"gone after {outcome.gone_s:.1f} s"
-    return f"{name}: the replica was {gone}; {outcome.whole} streams whole, {outcome.broken} broken"
+    gone = "did not go" if outcome.gone_s is None else f"was gone after {outcome.gone_s:.1f} s"
+    return f"{name}: the replica {gone}; {outcome.whole} streams whole, {outcome.broken} broken"
 
 
 # --- Mell ---------------------------------------------------------------------------------------------
@@ -112,8 +112,10 @@ async def _completion(http: httpx.AsyncClient, prompt: list[int], tokens: int) -
 async def _serve(options: argparse.Namespace) -> Outcome:
     import ray
     from ray import serve
+    from ray.serve._private.common import DeploymentID
 
     from deployments.engine.paced import PacedEngine
+    from deployments.retirement import controller
     from migration.request import Sampling
 
     class Plain:
@@ -146,10 +148,7 @@ async def _serve(options: argparse.Namespace) -> Outcome:
             return "".join(f"{token} " for token in expected(tuple(prompt), options.tokens))
 
         async def one_less() -> Callable[[], Awaitable[bool]]:
-            from deployments.retirement import controller
-
-            bound = deployment.options(num_replicas=1).bind()
-            await asyncio.to_thread(lambda: serve.run(bound, name="plain", blocking=False))
+            await controller().update_deployment_replicas.remote(DeploymentID("Plain", "plain"), 1)
 
             async def gone() -> bool:
                 details: dict[str, Any] = await controller().get_serve_instance_details.remote()

@@ -258,7 +258,7 @@ async def test_a_replica_that_stands_still_costs_a_pause(paced: Application) -> 
 
 async def test_under_a_steady_load_nothing_opens_or_closes(paced: Application) -> None:
     async with scene(paced) as (client, streams):
-        (only,) = await until(client, lambda now: len(now) == 1)
+        only = await alone(client)
         await streams.start(3, 500, 300)
         seen = set()
         for _ in range(30):
@@ -267,6 +267,19 @@ async def test_under_a_steady_load_nothing_opens_or_closes(paced: Application) -
             await asyncio.sleep(0.25)
         assert seen == {(1, only)}
         await streams.end()
+
+
+async def alone(client: Client) -> str:
+    """Wait until one replica is wanted, and no other is starting or going; its id."""
+    found: list[str] = []
+
+    async def so() -> bool:
+        state = await client.state()
+        found[:] = [r["id"] for r in state["replicas"]]
+        return bool(state["wanted_replicas"] == 1 and len(found) == 1)
+
+    await eventually(so, 60)
+    return found[0]
 
 
 def test_the_recorded_epochs_give_the_same_plans_again(paced: Application) -> None:
