@@ -73,6 +73,7 @@ def view(seen: Observation, known: Known) -> View:
     for load in seen.state.replicas:
         if load.state is ReplicaState.RUNNING:
             _correct(cluster.replicas[load.id], load)
+    _admit_at_home(made)
     for request_id, until in known.resting.items():
         if request_id in cluster.requests:
             cluster.rest(request_id, until)
@@ -129,6 +130,16 @@ def _add_request(made: View, load: ReplicaLoad, reported: RequestLoad, target: R
             home.queued += 1
     else:
         cluster.host(request, home)
+
+
+def _admit_at_home(made: View) -> None:
+    """What is queued where there is room for it now runs there in the engine's next step, whatever is decided."""
+    for request_id, home_id in list(made.homes.items()):
+        request, home = made.cluster.requests[request_id], made.cluster.replicas.get(home_id)
+        if home is not None and home.free >= request.tokens:
+            made.cluster.host(request, home)
+            home.queued -= 1
+            del made.homes[request_id]
 
 
 def _correct(replica: Replica, load: ReplicaLoad) -> None:

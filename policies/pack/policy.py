@@ -45,6 +45,10 @@ class Pack:
     reach: int = field(
         default=8, metadata=about("How many replicas, those with the most room, an exchange may involve.", least=0)
     )
+    near: bool = field(
+        default=False,
+        metadata=about("Whether a move stays on its node for tight room, too, and not only for comfortable room."),
+    )
 
     def place(self, cluster: Cluster, request: Request) -> Replica | None:
         """The tightest replica with comfortable room, else with tight room, else an empty one."""
@@ -73,7 +77,7 @@ class Pack:
         requests = max(1, len(cluster.requests))
         growth = max(2 * cluster.headroom, self.comfort * cluster.capacity / requests, self.rest * cluster.lead)
         comfort = round((growth - cluster.headroom) * requests / max(1, len(cluster.replicas)))
-        return Seeker(cluster, comfort, self.reach, not cluster.may_close())
+        return Seeker(cluster, comfort, self.reach, not cluster.may_close(), self.near)
 
 
 def _cure(seeker: Seeker, replica: Replica, openings: Openings) -> None:

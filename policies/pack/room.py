@@ -22,7 +22,8 @@ class Seeker:
     searched for a swap: among so many, a single move does.
 
     With `spread` the replica with the most room is the best: nothing is to be closed, so what is open may as well be
-    used, and smaller batches decode faster.
+    used, and smaller batches decode faster. With `near` a move stays on its node even if room on another one fits
+    better, unless that is comfortable and the node's is not.
 
     Where moves take time, the room that one makes is there when it is done. `promises` keeps it until then for the
     request that it is made for: tokens by replica.
@@ -32,20 +33,26 @@ class Seeker:
     comfort: int
     reach: int
     spread: bool = False
+    near: bool = False
     crowd: int = 12
     promises: dict[Replica, int] = field(default_factory=dict)
 
     def find(self, tokens: int, leaves: Replica | None = None) -> Replica | None:
         """The tightest replica in use with comfortable room for `tokens`; if there is none, with tight room.
 
-        For a request that `leaves` a replica; where moves take time, comfortable room on the same node comes first.
+        For a request that `leaves` a replica; where moves take time, comfortable room on the same node comes before
+        other comfortable room, and with `near` tight room there before other tight room.
         """
-        if leaves is not None and self.cluster.holds:
-            near = self._find(tokens + self.comfort, lambda r: r is not leaves and r.node == leaves.node)
-            if near is not None:
-                return near
-        others = _except(leaves)
-        return self._find(tokens + self.comfort, others) or self._find(tokens, others)
+        return self._choose(tokens + self.comfort, leaves, near=True) or self._choose(tokens, leaves, near=self.near)
+
+    def _choose(self, tokens: int, leaves: Replica | None, *avoid: Replica | None, near: bool) -> Replica | None:
+        """The best replica for a request that `leaves` one; with `near`, where moves take time, first of its node."""
+        others = _except(leaves, *avoid)
+        if near and leaves is not None and self.cluster.holds:
+            found = self._find(tokens, lambda r: r.node == leaves.node and others(r))
+            if found is not None:
+                return found
+        return self._find(tokens, others)
 
     def _find(self, tokens: int, accept: Callable[[Replica], bool]) -> Replica | None:
         """The best replica in which so much fits: the tightest that is in use, or with `spread` the widest."""
@@ -94,7 +101,7 @@ class Seeker:
             if request is None:
                 continue
             # Where the smallest fits nowhere, no larger one does.
-            target = self._find(request.tokens, _except(host, avoid))
+            target = self._choose(request.tokens, host, avoid, near=self.near)
             if target is not None:
                 cluster.move(request, target, Reason.MAKE_ROOM)
                 return host

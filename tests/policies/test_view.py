@@ -109,6 +109,13 @@ def test_a_queued_request_waits_and_has_a_home() -> None:
     assert (made.homes, made.leaving) == ({"q": "a"}, set())
 
 
+@pytest.mark.parametrize(("drawn", "waiting"), [("p70 q30? r10?", "r"), ("p71 q30? r10?", "q"), ("q30? r10?", "")])
+def test_what_is_queued_where_there_is_room_runs_there(drawn: str, waiting: str) -> None:
+    made = seen(observed(f"a: {drawn} | b:"))
+    assert list(made.cluster.waiting) == list(waiting) == list(made.homes)
+    assert replica(made, "a").queued == len(waiting)
+
+
 def test_what_is_on_a_draining_replica_waits() -> None:
     made = seen(observed("a^: p40 q30? r10! | b:"))
     assert list(made.cluster.waiting) == ["p", "q"]
