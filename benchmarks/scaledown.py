@@ -137,7 +137,8 @@ async def _serve(options: argparse.Namespace) -> Outcome:
         Plain, graceful_shutdown_timeout_s=options.grace, max_ongoing_requests=1000, ray_actor_options={"num_cpus": 0.1}
     )
     try:
-        handle = await asyncio.to_thread(lambda: serve.run(deployment.options(num_replicas=2).bind(), name="plain"))
+        bound = deployment.options(num_replicas=2).bind()
+        handle = await asyncio.to_thread(lambda: serve.run(bound, name="plain", external_scaler_enabled=True))
         streaming = handle.options(stream=True)
 
         async def read(prompt: list[int]) -> AsyncIterator[str]:
