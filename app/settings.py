@@ -6,6 +6,7 @@ deployment_config.autoscaling_config).
 
 import importlib.metadata
 import re
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -31,6 +32,32 @@ class ModelLoading(Section):
     model_source: str | None = Field(
         None, description="Folder or hub name of the model; without it, a tiny one is made locally."
     )
+    chat_template: str | None = Field(
+        None,
+        min_length=1,
+        description="File with a Jinja chat template, read at the start; without it, the tokenizer's own is used.",
+    )
+
+    @field_validator("chat_template")
+    @classmethod
+    def _readable(cls, value: str | None) -> str | None:
+        if value is not None:
+            _read(value)
+        return value
+
+    def read_chat_template(self) -> str | None:
+        """The text of the chat template; None without one."""
+        return _read(self.chat_template) if self.chat_template is not None else None
+
+
+def _read(path: str) -> str:
+    try:
+        text = Path(path).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
+    if not text.strip():
+        raise ValueError(f"{path} is empty")
+    return text
 
 
 class Autoscaling(Section):

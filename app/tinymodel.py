@@ -10,11 +10,15 @@ import shutil
 import tempfile
 from pathlib import Path
 
-VERSION = 1
+VERSION = 2
 """Raised when what is made changes, so that a cached model of another version is never used."""
 
 VOCAB_SIZE = 512
 CONTEXT = 4096
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
+)
 _SEED = 20240607
 _CORPUS = (
     "A request is its token ids; the KV cache of a request is only a cache. "
@@ -78,6 +82,7 @@ def _make_tokenizer(folder: Path) -> None:
     tokenizer.add_tokens([f" w{i}" for i in range(missing)])
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
     fast.model_max_length = CONTEXT
+    fast.chat_template = CHAT_TEMPLATE
     fast.save_pretrained(folder)
 
 

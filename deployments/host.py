@@ -186,10 +186,7 @@ class RequestHost:
 
     def why_immovable(self, request: RequestId) -> str | None:
         """Why a request must stay, None if it may move. Raises RequestGone."""
-        sampling = self._live(request).spec.sampling
-        if sampling.seed is not None and not sampling.greedy:
-            return "seeded sampling: the engine cannot restore the generator's state"
-        return None
+        return self._live(request).spec.sampling.tied
 
     # --- TargetHost -----------------------------------------------------------------------------------
 

@@ -14,19 +14,43 @@ IngressId = NewType("IngressId", str)
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are drawn and when generation ends. Stop strings are the ingress's business."""
+    """How tokens are drawn and when generation ends. Stop strings are the ingress's business.
+
+    `max_tokens` and `min_tokens` count from the first output token on, wherever it was drawn. `logit_bias` holds pairs
+    of token id and bias. Before there are `min_tokens`, neither the model's end nor one of `stop_token_ids` is drawn.
+    """
 
     max_tokens: int
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
     seed: int | None = None
     ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
     @property
     def greedy(self) -> bool:
         """Whether the next token is a function of the tokens alone."""
         return self.temperature == 0.0
+
+    @property
+    def tied(self) -> str | None:
+        """Why a request with output tokens cannot be continued exactly by another engine; None if it can.
+
+        An engine takes the output that it is to continue for prompt. Presence and frequency penalties count output
+        only; the repetition penalty asks whether a token has occurred in either, and so stays what it was.
+        """
+        if self.seed is not None and not self.greedy:
+            return "seeded sampling: the engine cannot restore the generator's state"
+        if self.presence_penalty or self.frequency_penalty:
+            return "presence or frequency penalty: the engine takes earlier output for prompt, which they do not count"
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,6 @@ class Conversation:
 
 def unrepeatable(spec: RequestSpec, cursor: Cursor) -> str | None:
     """Why a request whose replica died cannot be continued as it began, None if it can."""
-    if spec.sampling.seed is not None and not spec.sampling.greedy and cursor.tokens:
-        return "the replica died, and seeded sampling cannot be continued elsewhere exactly"
+    if cursor.tokens and (tied := spec.sampling.tied):
+        return f"the replica died, and the answer cannot be continued elsewhere exactly ({tied})"
     return None

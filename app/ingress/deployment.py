@@ -12,12 +12,13 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.metrics import Counter
 from starlette.applications import Starlette
 
-from app.ingress.completions import Model
 from app.ingress.config import IngressConfig
 from app.ingress.http import Routes
+from app.ingress.model import Model
 from app.ingress.placing import Placer
 from app.ingress.server import HttpServer, endpoint, listen
 from app.ingress.streams import Streams
+from app.ingress.template import ChatTemplate
 from app.versions import VERSION, installed_version
 from deployments.config import Topology
 from deployments.control import MoveAnswer, MoveRejected
@@ -155,6 +156,7 @@ def _load_model(config: IngressConfig) -> Model:
         vocab_size=model.vocab_size,
         max_context=config.max_context or model.max_position_embeddings,
         created=int(time.time()),
+        chat=ChatTemplate.of(tokenizer),
     )
 
 

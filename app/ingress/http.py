@@ -1,12 +1,11 @@
-"""The HTTP routes, on plain Starlette: bodies are read with a limit, streams are written without layers."""
+"""The HTTP routes, on plain Starlette."""
 
-import asyncio
 import hmac
 import ipaddress
 import re
 import uuid
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import aclosing, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 from starlette.applications import Starlette
@@ -16,10 +15,16 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from app.ingress.completions import Answer, Model, to_spec
+from app.ingress.answer import Answer, Shape
+from app.ingress.asgi import EventStream, read_body, unless_left
+from app.ingress.chat import CHAT
+from app.ingress.completions import COMPLETIONS
 from app.ingress.errors import ApiError
-from app.ingress.schema import CompletionRequest, parse_completion, parse_move
+from app.ingress.generation import Endpoint, to_spec
+from app.ingress.model import Model
+from app.ingress.schema import Generation, parse_detokenize, parse_move, parse_tokenize
 from app.ingress.streams import Streams
+from app.ingress.tokens import detokenize, tokenize
 from deployments.control import MoveAccepted, MoveAnswer
 from migration.messages import PathRequest
 from migration.request import IngressId, RequestSpec
@@ -28,7 +33,8 @@ from policies.model import RequestId
 MAX_LABEL = 128
 _NOT_IN_LABEL = re.compile(r"[^A-Za-z0-9._:/@+=-]")
 CLIENT_CLOSED = 499
-Result = TypeVar("Result")
+Body = TypeVar("Body")
+Asked = TypeVar("Asked", bound=Generation)
 
 
 class Backend(Protocol):
@@ -65,39 +71,14 @@ class Backend(Protocol):
         ...
 
 
-class EventStream(Response):
-    """Server-sent events. `events` is closed when they are over, or the writing is cancelled."""
-
-    media_type = "text/event-stream"
-
-    def __init__(self, events: AsyncIterator[bytes]) -> None:
-        self.status_code = 200
-        self.background = None
-        self.body = b""
-        self._events = events
-        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
-
-    def init_headers(self, headers: Any = None) -> None:
-        """As Starlette's, without a content length."""
-        super().init_headers(headers)
-        self.raw_headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Write the stream."""
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        async with aclosing(self._events) as events:  # type: ignore[type-var]
-            async for chunk in events:
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
 class Completion:
     """The ASGI response to a completion: opens the conversation, and ends it when the client leaves."""
 
-    def __init__(self, request: CompletionRequest, spec: RequestSpec, backend: Backend) -> None:
+    def __init__(self, request: Generation, spec: RequestSpec, backend: Backend, shape: Shape) -> None:
         self._request = request
         self._spec = spec
         self._backend = backend
+        self._shape = shape
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer. Raises ApiError if nothing was sent yet."""
@@ -107,7 +88,7 @@ class Completion:
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         # One task opens, answers and closes: there is no moment at which a cancellation would leave it open.
         async with self._backend.streams.open(self._spec) as conversation:
-            answer = Answer(self._request, conversation, self._backend.model)
+            answer = Answer(self._request, conversation, self._backend.model, self._shape)
             response: Response
             if self._request.stream:
                 options = self._request.stream_options
@@ -127,7 +108,11 @@ class Routes:
         """The ASGI application."""
         routes = [
             Route("/v1/completions", self.completions, methods=["POST"]),
+            Route("/v1/chat/completions", self.chat, methods=["POST"]),
             Route("/v1/models", self.models, methods=["GET"]),
+            Route("/v1/models/{model:path}", self.model, methods=["GET"]),
+            Route("/tokenize", self.tokenize, methods=["POST"]),
+            Route("/detokenize", self.detokenize, methods=["POST"]),
             Route("/health", self.health, methods=["GET"]),
             Route("/live", self.live, methods=["GET"]),
             Route("/version", self.version, methods=["GET"]),
@@ -146,26 +131,40 @@ class Routes:
 
     async def completions(self, http: Request) -> Completion:
         """POST /v1/completions."""
+        return await self._generate(http, COMPLETIONS)
+
+    async def chat(self, http: Request) -> Completion:
+        """POST /v1/chat/completions."""
+        return await self._generate(http, CHAT)
+
+    async def _generate(self, http: Request, endpoint: Endpoint[Asked]) -> Completion:
         backend = self._backend
-        request_id = RequestId(f"cmpl-{uuid.uuid4().hex}")
+        request_id = RequestId(f"{endpoint.id_prefix}-{uuid.uuid4().hex}")
         # Serve's proxy sees to it that every request and its response carry an X-Request-Id.
         label = read_label(http.headers.get("x-request-id")) or request_id
-        request = parse_completion(await read_body(http, backend.max_body_bytes))
-        spec = to_spec(request, backend.model, request_id, label, backend.id)
-        return Completion(request, spec, backend)
+        request = await self._read(http, endpoint.parse)
+        spec = to_spec(endpoint, request, backend.model, request_id, label, backend.id)
+        return Completion(request, spec, backend, endpoint.shape)
+
+    async def _read(self, http: Request, parse: Callable[[bytes], Body]) -> Body:
+        return parse(await read_body(http, self._backend.max_body_bytes))
+
+    async def tokenize(self, http: Request) -> Response:
+        """POST /tokenize."""
+        return JSONResponse(tokenize(await self._read(http, parse_tokenize), self._backend.model))
+
+    async def detokenize(self, http: Request) -> Response:
+        """POST /detokenize."""
+        return JSONResponse(detokenize(await self._read(http, parse_detokenize), self._backend.model))
 
     async def models(self, http: Request) -> Response:
         """GET /v1/models."""
-        model = self._backend.model
-        entry = {
-            "id": model.id,
-            "object": "model",
-            "created": model.created,
-            "owned_by": "mell",
-            "max_model_len": model.max_context,
-            "vocab_size": model.vocab_size,
-        }
-        return JSONResponse({"object": "list", "data": [entry]})
+        return JSONResponse({"object": "list", "data": [self._backend.model.entry()]})
+
+    async def model(self, http: Request) -> Response:
+        """GET /v1/models/{id}."""
+        self._backend.model.check_name(http.path_params["model"])
+        return JSONResponse(self._backend.model.entry())
 
     async def health(self, http: Request) -> Response:
         """GET /health: 200 when requests can be served."""
@@ -194,7 +193,7 @@ class Routes:
     async def migrate(self, http: Request) -> Response:
         """POST /mell/migrations."""
         self._check_admin(http)
-        order = parse_move(await read_body(http, self._backend.max_body_bytes))
+        order = await self._read(http, parse_move)
         answer = await self._backend.migrate(order.request_id, order.target, order.path)
         if isinstance(answer, MoveAccepted):
             return JSONResponse({"id": answer.id}, 202)
@@ -218,53 +217,6 @@ class Routes:
         given = http.headers.get("authorization", "")
         if not hmac.compare_digest(given.encode(), f"Bearer {key}".encode()):
             raise ApiError(401, "this call wants Authorization: Bearer <admin key>", code="invalid_api_key")
-
-
-async def read_body(http: Request, limit: int) -> bytes:
-    """The body.
-
-    Raises:
-        ApiError: 415 when it says that it is not JSON; 413 as soon as it is known to be too large.
-        ClientDisconnect: the client left.
-    """
-    media_type = http.headers.get("content-type", "").partition(";")[0].strip().lower()
-    # Not for order's sake: a web page may send other types to loopback, where /mell is open, without being asked.
-    if media_type not in ("", "application/json"):
-        raise ApiError(415, f"the body is {media_type}: send Content-Type: application/json")
-    too_large = ApiError(413, f"the body is larger than {limit} bytes", code="request_too_large")
-    declared = http.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > limit:
-        raise too_large
-    body = bytearray()
-    async for chunk in http.stream():
-        body += chunk
-        if len(body) > limit:
-            raise too_large
-    return bytes(body)
-
-
-async def unless_left(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
-    """What `work` returns; it is cancelled when the client leaves. Raises ClientDisconnect.
-
-    Only reading tells that a client left: uvicorn takes what is sent to nobody without a word. (Serve's proxy
-    cancels the whole call instead.)
-    """
-    working = asyncio.create_task(work)
-    leaving = asyncio.create_task(_left(receive))
-    try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-        raise ClientDisconnect
-    finally:
-        working.cancel()
-        leaving.cancel()
-        await asyncio.wait({working, leaving})
-
-
-async def _left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def read_label(header: str | None) -> str | None:

@@ -17,31 +17,45 @@ class Piece:
 class TextStream:
     """Detokenizes one answer. `tokenizer` is the `tokenizers.Tokenizer` behind the model's tokenizer.
 
-    Text that could be the beginning of a stop string is held back until it is known not to be.
+    Text that could be the beginning of a stop string is held back until it is known not to be. A stop string that is
+    complete within the first `min_tokens` tokens does not end the answer.
     """
 
-    def __init__(self, tokenizer: Any, prompt: tuple[int, ...], stops: tuple[str, ...]) -> None:
+    def __init__(self, tokenizer: Any, prompt: tuple[int, ...], stops: tuple[str, ...], min_tokens: int = 0) -> None:
         self._tokenizer = tokenizer
         self._stream = DecodeStream(ids=_context(tokenizer, prompt), skip_special_tokens=True)
         self._stops = stops
         self._hold = max(map(len, stops), default=1) - 1
         self._held = ""
+        self._exempt_tokens = min_tokens
+        self._exempt = 0
+        """So much of what is held back is of exempt tokens."""
 
     def feed(self, tokens: tuple[int, ...]) -> Piece:
         """The text that these tokens complete."""
-        fresh = "".join(self._stream.step(self._tokenizer, token) or "" for token in tokens)
+        exempt, tokens = tokens[: self._exempt_tokens], tokens[self._exempt_tokens :]
+        self._exempt_tokens -= len(exempt)
+        spared = self._decode(exempt)
+        fresh = spared + self._decode(tokens)
         if not self._stops:
             return Piece(fresh)
         text = self._held + fresh
+        start = len(self._held) + len(spared) if exempt else self._exempt
         # The stop string that is complete first, and of those the longest: the answer is then the same however its
         # tokens came, one by one or (after a move) many at once.
-        found = [(i + len(stop), i) for stop in self._stops if (i := text.find(stop)) >= 0]
+        found = [
+            (i + len(stop), i) for stop in self._stops if (i := text.find(stop, max(0, start - len(stop) + 1))) >= 0
+        ]
         if found:
             self._held = ""
             return Piece(text[: min(found)[1]], stopped=True)
         keep = _overlap(text, self._stops, self._hold)
         self._held = text[len(text) - keep :]
+        self._exempt = max(0, start - len(text) + keep)
         return Piece(text[: len(text) - keep])
+
+    def _decode(self, tokens: tuple[int, ...]) -> str:
+        return "".join(self._stream.step(self._tokenizer, token) or "" for token in tokens)
 
     def flush(self) -> str:
         """What was held back, once no more tokens come."""

@@ -1,14 +1,22 @@
 """The HTTP surface of the running application."""
 
+import asyncio
+import json
+from typing import Any
+
 import pytest
 
-from tests.integration.application import Application, prompt, request
+from tests.integration.application import MODEL, Application, Client, eventually, prompt, request
+
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Where do blocks move?"}]
 
 
 async def test_models_version_and_health(application: Application) -> None:
     async with application.client() as client:
         (model,) = (await client.http.get("/v1/models")).json()["data"]
         assert (model["id"], model["max_model_len"]) == ("mell-tiny", 4096)
+        assert (await client.http.get(f"/v1/models/{MODEL}")).json() == model
+        assert (await client.http.get("/v1/models/other")).status_code == 404
         assert (await client.http.get("/version")).json()["vllm"].startswith("0.32")
         assert (await client.http.get("/health")).status_code == 200
         assert (await client.http.get("/live")).status_code == 200
@@ -58,4 +66,93 @@ async def test_bad_input_is_refused_in_openais_shape(application: Application, b
         response = await client.http.post("/v1/completions", content=body, headers=headers)
         assert response.status_code == status, response.text
         assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+        await client.idle()
+
+
+# --- chats, and sampling under a move -----------------------------------------------------------------
+
+
+async def test_a_chat_is_streamed_as_it_is_told_whole(application: Application) -> None:
+    async with application.client() as client:
+        body = {"messages": CHAT, "max_tokens": 20, "temperature": 0, "ignore_eos": True}
+        whole = (await client.http.post("/v1/chat/completions", json=body)).json()
+        assert (whole["object"], whole["choices"][0]["finish_reason"]) == ("chat.completion", "length")
+        tokens = (await client.http.post("/tokenize", json={"messages": CHAT})).json()
+        assert whole["usage"] == {
+            "prompt_tokens": tokens["count"],
+            "completion_tokens": 20,
+            "total_tokens": tokens["count"] + 20,
+        }
+        text = (await client.http.post("/detokenize", json={"tokens": tokens["tokens"]})).json()["prompt"]
+        assert text.startswith("system: Be brief.") and text.endswith("assistant:")
+        stream = (await client.http.post("/v1/chat/completions", json={**body, "stream": True})).text
+        *events, done = [line[6:] for line in stream.splitlines() if line]
+        deltas = [json.loads(event)["choices"][0]["delta"] for event in events]
+        assert done == "[DONE]" and deltas[0] == {"role": "assistant", "content": ""}
+        assert "".join(delta["content"] for delta in deltas) == whole["choices"][0]["message"]["content"]
+
+
+async def under_way(client: Client, label: str, output: int) -> None:
+    """Wait until a replica reports the request with that many tokens of output, prompts being short."""
+
+    async def told() -> bool:
+        requests = [r for replica in await client.running() for r in replica["requests"]]
+        return any(r["label"] == label and r["tokens"] > output + 60 for r in requests)
+
+    await eventually(told)
+
+
+async def answer(client: Client, path: str, body: dict[str, Any], label: str) -> Any:
+    """What is said, why it ended and after how many tokens."""
+    response = await client.http.post(path, json=body, headers={"X-Request-Id": label})
+    assert response.status_code == 200, response.text
+    choice = response.json()["choices"][0]
+    said = choice["text"] if "text" in choice else choice["message"]["content"]
+    return said, choice["finish_reason"], response.json()["usage"]["completion_tokens"]
+
+
+LONG = 600
+COMPLETION, CHATS = "/v1/completions", "/v1/chat/completions"
+MOVABLE: dict[str, tuple[str, dict[str, Any]]] = {
+    "a chat": (CHATS, {"messages": CHAT, "max_tokens": LONG, "temperature": 0, "ignore_eos": True}),
+    "its least and last tokens": (
+        COMPLETION,
+        request(prompt(20, "least"), LONG, min_tokens=350, stop_token_ids=list(range(20, 60))),
+    ),
+    "repetition penalty and biases": (
+        COMPLETION,
+        request(prompt(20, "penalty"), LONG, repetition_penalty=1.1, logit_bias={"7": 1.5, "8": -100}),
+    ),
+}
+
+
+@pytest.mark.parametrize(("path", "body"), MOVABLE.values(), ids=MOVABLE)
+@pytest.mark.parametrize("by", ["kv", "tokens"])
+async def test_what_moves_is_answered_as_if_it_had_not(
+    application: Application, path: str, body: dict[str, Any], by: str
+) -> None:
+    async with application.client() as client:
+        label = f"moved by {by}".replace(" ", "-")
+        unmoved = await answer(client, path, body, "unmoved")
+        asking = asyncio.create_task(answer(client, path, body, label))
+        await under_way(client, label, 20)
+        accepted = await client.move(label, path=by)
+        assert accepted.status_code == 202, accepted.text
+        assert (await client.outcome(accepted.json()["id"]))["outcome"] == "committed"
+        assert await asking == unmoved
+        if "min_tokens" in body:
+            assert unmoved[1] == "stop" and 350 < unmoved[2] < LONG
+        await client.idle()
+
+
+@pytest.mark.parametrize("penalty", ["presence_penalty", "frequency_penalty"])
+async def test_what_counts_output_stays(application: Application, penalty: str) -> None:
+    async with application.client() as client:
+        body = request(prompt(20, penalty), 300, **{penalty: 0.5})
+        plain = request(prompt(20, penalty), 300)
+        asking = asyncio.create_task(answer(client, COMPLETION, body, penalty))
+        await under_way(client, penalty, 0)
+        refused = await client.move(penalty)
+        assert refused.status_code == 422 and "penalty" in refused.json()["error"]["message"]
+        assert await asking != await answer(client, COMPLETION, plain, "plain")
         await client.idle()

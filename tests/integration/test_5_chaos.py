@@ -1,5 +1,6 @@
 """Faults at random times, and hundreds of forced moves: no stream notices more than a pause, and nothing is left."""
 
+from collections import Counter
 from dataclasses import asdict
 
 from benchmarks.chaos.client import Client
@@ -13,7 +14,7 @@ from benchmarks.chaos.watch import Watch
 from tests.integration.application import Application
 
 SEED, SPAN_S, EVERY_S = 1, 24.0, 1.8
-MOVES = 300
+MOVES = 250
 
 
 async def calculated(offer: Offer) -> str:
@@ -33,16 +34,14 @@ async def test_faults_at_random_times_cost_pauses(paced: Application) -> None:
 
 
 async def test_hundreds_of_forced_moves_change_nothing(paced: Application) -> None:
-    # Prompts of one length whose requests need two replicas: the policy closes neither while they run.
-    shape = Shape(streams=12, at_once=12, prompt=(300, 300), output=(300, 500))
+    # More than one replica holds, so that the policy opens others: there has to be somewhere to move to.
+    shape = Shape(streams=10, at_once=10, prompt=(200, 400), output=(700, 900))
     async with Client(paced.url) as client:
         watch = Watch(client)
         await watch.look()
         done = await Forcing(client, watch, shape, SEED, calculated).round(1, MOVES)
     assert (done.bad, done.leaks) == ([], []), asdict(done)
     assert done.verdicts == [Verdict.EXACT] * shape.streams
-    committed = {path: sum((m["path"], m["outcome"]) == (path, "committed") for m in done.moves) for path in PATHS}
-    assert sum(committed.values()) > MOVES / 2 and min(committed.values()) > MOVES / 10, (committed, done.rejected)
-
-
-PATHS = ("kv", "tokens")
+    told = Counter((move["path"], move["outcome"], move["error"]) for move in done.moves)
+    committed = Counter(move["path"] for move in done.moves if move["outcome"] == "committed")
+    assert committed.total() > MOVES / 2 and min(committed["kv"], committed["tokens"]) > MOVES / 10, told

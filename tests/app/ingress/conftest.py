@@ -1,23 +1,34 @@
 """The tiny model's tokenizer, made once, and the routes over a fresh service."""
 
+from typing import Any
+
 import pytest
 from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
 
-from app.ingress.completions import Model
+from app.ingress.model import Model
+from app.ingress.template import ChatTemplate
 from app.tinymodel import VOCAB_SIZE, _make_tokenizer
 from tests.app.ingress.fakes import MAX_CONTEXT, Api, make_api
 
 
 @pytest.fixture(scope="session")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The tokenizer as transformers loads it."""
     folder = tmp_path_factory.mktemp("tokenizer")
     _make_tokenizer(folder)
-    return Tokenizer.from_file(str(folder / "tokenizer.json"))
+    return PreTrainedTokenizerFast.from_pretrained(folder)
 
 
 @pytest.fixture(scope="session")
-def model(tokenizer: Tokenizer) -> Model:
-    return Model("tiny", tokenizer, VOCAB_SIZE, MAX_CONTEXT, created=1)
+def tokenizer(pretrained: Any) -> Tokenizer:
+    backend: Tokenizer = pretrained.backend_tokenizer
+    return backend
+
+
+@pytest.fixture(scope="session")
+def model(pretrained: Any, tokenizer: Tokenizer) -> Model:
+    return Model("tiny", tokenizer, VOCAB_SIZE, MAX_CONTEXT, created=1, chat=ChatTemplate.of(pretrained))
 
 
 @pytest.fixture

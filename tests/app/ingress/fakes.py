@@ -4,23 +4,25 @@ Knobs are plain attributes: a replica is killed, a wire is cut, a call is made t
 """
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
 from starlette.applications import Starlette
 
-from app.ingress.completions import Model
 from app.ingress.conversation import Conversation
 from app.ingress.http import Routes
+from app.ingress.model import Model
 from app.ingress.placing import Placer
 from app.ingress.streams import Streams
 from deployments.calls import PlaceCall, Submission
 from deployments.control import MoveAccepted, MoveAnswer, MoveRejected
 from deployments.engine.fake import FakeEngine
+from deployments.engine.port import Generated
 from deployments.membership import Membership
 from deployments.moves import Moves
 from deployments.outbox import Batch
@@ -29,7 +31,7 @@ from deployments.scheduler_client import SchedulerClient
 from migration.errors import PeerLost, Refused
 from migration.messages import PathRequest
 from migration.record import MigrationRecord
-from migration.request import IngressId
+from migration.request import IngressId, Sampling
 from migration.rounds import CopyLimits
 from migration.source_run import Order
 from migration.transport.shared import SharedSlots
@@ -44,11 +46,28 @@ MAX_CONTEXT = 1024
 LOOPBACK = ("127.0.0.1", 4711)
 
 
+class StoppingEngine(FakeEngine):
+    """A fake engine that heeds `stop_token_ids`, from `min_tokens` on."""
+
+    async def generate(
+        self, key: str, prompt: tuple[int, ...], outputs: tuple[int, ...], sampling: Sampling
+    ) -> AsyncIterator[Generated]:
+        count = len(outputs)
+        drawing = super().generate(key, prompt, outputs, sampling)
+        async with contextlib.aclosing(drawing) as steps:  # type: ignore[type-var]
+            async for step in steps:
+                count += len(step.tokens)
+                if step.tokens[-1] in sampling.stop_token_ids and count >= sampling.min_tokens:
+                    yield replace(step, finish="stop")
+                    return
+                yield step
+
+
 class Replica(world.Replica):
     """A replica that can die: then it answers nobody, tells nobody anything, and is heard no more."""
 
     def __init__(self, name: str, cluster: "dict[ReplicaId, Replica]", step_s: float, lease_s: float) -> None:
-        super().__init__(name, {}, FakeEngine(step_s), SharedSlots(), lease_s, LIMITS)
+        super().__init__(name, {}, StoppingEngine(step_s), SharedSlots(), lease_s, LIMITS)
         self.moves = Moves(self.moves._world, self.host, lambda to: Peer(cluster[to], self), lease_s)
         self.dead = False
         self.model = self.engine.fingerprint.model
@@ -354,8 +373,12 @@ class Api:
     async def complete(self, headers: dict[str, str] | None = None, **fields: Any) -> httpx.Response:
         return await self.post("/v1/completions", json={"prompt": PROMPT, **fields}, headers=headers)
 
+    async def chat(self, headers: dict[str, str] | None = None, **fields: Any) -> httpx.Response:
+        return await self.post("/v1/chat/completions", json={"messages": MESSAGES, **fields}, headers=headers)
+
 
 PROMPT = list(spec().prompt)
+MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Where do blocks move?"}]
 
 
 def make_api(model: Model, service: Service | None = None, **options: Any) -> Api:

@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.requests import Request
 
-from app.ingress.completions import Model
-from app.ingress.http import read_body
-from tests.app.ingress.fakes import MAX_CONTEXT, PROMPT, Api, make_api
+from app.ingress.asgi import read_body
+from app.ingress.model import Model
+from tests.app.ingress.fakes import MAX_CONTEXT, MESSAGES, PROMPT, Api, make_api
 
 JSON = {"Content-Type": "application/json"}
 
@@ -33,8 +33,8 @@ def untouched(api: Api) -> bool:
     return not submitted and not service.streams.count and all(r.idle for r in service.replicas.values())
 
 
-async def post(api: Api, content: bytes) -> httpx.Response:
-    return await api.post("/v1/completions", content=content, headers=JSON)
+async def post(api: Api, content: bytes, path: str = "/v1/completions") -> httpx.Response:
+    return await api.post(path, content=content, headers=JSON)
 
 
 # --- fields -------------------------------------------------------------------------------------------
@@ -42,46 +42,158 @@ async def post(api: Api, content: bytes) -> httpx.Response:
 HUGE = 10**400
 NAN, INFINITY = float("nan"), float("inf")
 
-WRONG: dict[str, list[Any]] = {
+BOTH: dict[str, list[Any]] = {
     "model": [5, [], {}, True],
-    "prompt": [
-        *(5, 1.5, True, {}, "", [], [""], ["one", "two"], [[1, 2]], [1.5], [1.0], [True], [None], [-1], [1, -1]),
-        *([512], [HUGE], [-HUGE], [1] * (MAX_CONTEXT + 1), [1] * MAX_CONTEXT, "word " * MAX_CONTEXT),
-    ],
     "max_tokens": [0, -1, HUGE, -HUGE, MAX_CONTEXT, 1.5, 1.0, "5", True, [], {}],
+    "min_tokens": [-1, HUGE, 1.5, "1", None, True, MAX_CONTEXT],
     "temperature": [-0.1, 2.1, HUGE, NAN, INFINITY, -INFINITY, "1", True, [], {}],
     "top_p": [0, -0.1, 1.1, NAN, INFINITY, -INFINITY, "1", True, []],
     "top_k": [-2, 1.5, "1", True, []],
+    "min_p": [-0.1, 1.1, NAN, INFINITY, "1", True, []],
     "seed": [1 << 63, -(1 << 63) - 1, HUGE, 1.5, "1", True, []],
+    "presence_penalty": [-2.1, 2.1, NAN, INFINITY, "0", True, []],
+    "frequency_penalty": [-2.1, 2.1, NAN, -INFINITY, "0", True, []],
+    "repetition_penalty": [0, -1, NAN, INFINITY, HUGE, "1", True, []],
+    "logit_bias": [
+        *([], 5, "5", {"x": 1}, {"5": "1"}, {"5": 101}, {"5": -101}, {"5": NAN}, {"5": None}, {"": 1}, {"1.5": 1}),
+        *({"512": 1}, {"-1": 1}, {str(HUGE): 1}, {str(n): 1 for n in range(1025)}),
+    ],
     "stop": ["", [""], ["a", ""], ["a"] * 17, 5, True, [5], [None], [["a"]], {}],
+    "stop_token_ids": [5, "5", [512], [-1], [HUGE], [5, "5"], [1.5], [None], [True], [5] * 129, {}],
     "ignore_eos": [1, "true", None, []],
     "stream": [1, "true", []],
     "stream_options": [{}, {"include_usage": True}, 5, True, []],
     "user": [5, [], {}],
     "n": [2, 0, "1", []],
+}
+COMPLETION: dict[str, list[Any]] = {
+    "prompt": [
+        *(5, 1.5, True, {}, "", [], [""], ["one", "two"], [[1, 2]], [1.5], [1.0], [True], [None], [-1], [1, -1]),
+        *([512], [HUGE], [-HUGE], [1] * (MAX_CONTEXT + 1), [1] * MAX_CONTEXT, "word " * MAX_CONTEXT),
+    ],
     "best_of": [2, "1"],
     "echo": [True, "false"],
     "logprobs": [0, 1, True],
     "suffix": ["", "x"],
-    "presence_penalty": [0.1, "0"],
-    "frequency_penalty": [-1, "0"],
-    "logit_bias": [{}, {"5": 1}],
 }
-CASES = [(field, value) for field, values in WRONG.items() for value in values]
+CHAT: dict[str, list[Any]] = {
+    "max_completion_tokens": [0, -1, HUGE, MAX_CONTEXT, 1.5, "5", True],
+    "tools": [[], [{"type": "function", "function": {"name": "f"}}], {}],
+    "tool_choice": ["auto", "required", {}],
+    "functions": [[], [{"name": "f"}]],
+    "function_call": ["auto", {"name": "f"}],
+    "response_format": [{"type": "json_object"}, {"type": "json_schema", "json_schema": {}}, {}, "text", 5],
+    "logprobs": [True, 1, "false"],
+    "top_logprobs": [0, 1],
+}
+COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
+BODIES: dict[str, dict[str, Any]] = {COMPLETIONS: {"prompt": PROMPT}, CHATS: {"messages": MESSAGES}}
+WRONG = {COMPLETIONS: BOTH | COMPLETION, CHATS: BOTH | CHAT}
+CASES = [(path, name, value) for path, fields in WRONG.items() for name, values in fields.items() for value in values]
 
 
 def name(value: Any) -> str:
     return value if isinstance(value, str) and len(value) < 30 else str(value)[:30]
 
 
-@pytest.mark.parametrize(("field", "value"), CASES, ids=name)
-async def test_a_wrong_field_is_named(api: Api, field: str, value: Any) -> None:
-    error = refusal(await post(api, json.dumps({"prompt": PROMPT, field: value}).encode()))
+@pytest.mark.parametrize(("path", "field", "value"), CASES, ids=name)
+async def test_a_wrong_field_is_named(api: Api, path: str, field: str, value: Any) -> None:
+    error = refusal(await post(api, json.dumps({**BODIES[path], field: value}).encode(), path))
     assert error["type"] == "invalid_request_error" and untouched(api)
     assert error["param"] == ("max_tokens" if value == "word " * MAX_CONTEXT or field == "max_tokens" else field) or (
         field == "prompt" and error["code"] == "context_length_exceeded"
     )
     assert error["param"] in error["message"]
+
+
+def user(content: Any) -> list[Any]:
+    return [{"role": "user", "content": content}]
+
+
+def picture(**extra: Any) -> Any:
+    return {"type": "image_url", "image_url": {"url": "https://x/y.png"}, **extra}
+
+
+WRONG_MESSAGES: dict[str, tuple[Any, str]] = {
+    "null": (None, "messages"),
+    "none": ([], "messages"),
+    "a text": ("hello", "messages"),
+    "an object": ({"role": "user", "content": "x"}, "messages"),
+    "a list of texts": (["hello"], "messages[0]"),
+    "no role": ([{"content": "x"}], "messages[0].role"),
+    "an unknown role": ([{"role": "robot", "content": "x"}], "messages[0].role"),
+    "no content": ([{"role": "user"}], "messages[0].content"),
+    "null for content": (user(None), "messages[0].content"),
+    "a number for content": (user(5), "messages[0].content"),
+    "an object for content": (user({"type": "text", "text": "x"}), "messages[0].content"),
+    "no parts": (user([]), "messages[0].content"),
+    "a part that is a text": (user(["x"]), "messages[0].content"),
+    "a picture": (user([{"type": "text", "text": "x"}, picture()]), "messages[0].content"),
+    "a picture with a text": (user([picture(text="x")]), "messages[0].content"),
+    "sound": (user([{"type": "input_audio", "input_audio": {}}]), "messages[0].content"),
+    "a part without text": (user([{"type": "text"}]), "messages[0].content"),
+    "a part with a number": (user([{"type": "text", "text": 5}]), "messages[0].content"),
+    "a part with more": (user([{"type": "text", "text": "x", "y": 1}]), "messages[0].content"),
+    "the second": ([*user("x"), *user(5)], "messages[1].content"),
+    "calls of tools": ([{"role": "assistant", "content": "x", "tool_calls": []}], "messages[0].tool_calls"),
+    "a function's call": ([{"role": "assistant", "content": "x", "function_call": {}}], "messages[0].function_call"),
+    "an unknown member": ([{"role": "user", "content": "x", "mood": "good"}], "messages[0].mood"),
+    "a name that is a number": ([{"role": "user", "content": "x", "name": 5}], "messages[0].name"),
+    "too much": (user("word " * MAX_CONTEXT), "messages"),
+}
+
+
+@pytest.mark.parametrize(("messages", "param"), WRONG_MESSAGES.values(), ids=WRONG_MESSAGES)
+async def test_a_wrong_message_is_named_with_its_path(api: Api, messages: Any, param: str) -> None:
+    error = refusal(await api.chat(messages=messages))
+    assert error["param"] == param and param in error["message"] and untouched(api)
+
+
+@pytest.mark.parametrize("messages", [[], "hello", [{"role": "user"}], user([picture()])], ids=str)
+async def test_messages_that_make_no_chat_have_no_tokens(api: Api, messages: Any) -> None:
+    chat, tokens = [refusal(await api.post(path, json={"messages": messages})) for path in (CHATS, "/tokenize")]
+    assert chat == tokens and chat["param"].startswith("messages")
+
+
+async def test_two_bounds_of_one_answer_are_one_too_many(api: Api) -> None:
+    error = refusal(await api.chat(max_tokens=5, max_completion_tokens=5))
+    assert error["param"] == "max_completion_tokens" and "max_tokens" in error["message"]
+
+
+@pytest.mark.parametrize(("bound", "shown"), [({"max_tokens": 5}, "5"), ({}, "16")], ids=["given", "default"])
+async def test_more_tokens_than_there_may_be_are_not_waited_for(api: Api, bound: Any, shown: str) -> None:
+    error = refusal(await api.complete(min_tokens=17, **bound))
+    assert error["param"] == "min_tokens" and shown in error["message"] and "17" in error["message"]
+
+
+WRONG_TOKENS: dict[str, tuple[str, Any, str]] = {
+    "nothing": ("/tokenize", {}, "prompt"),
+    "both": ("/tokenize", {"prompt": "x", "messages": MESSAGES}, "prompt"),
+    "token ids": ("/tokenize", {"prompt": [5]}, "prompt"),
+    "a word for yes": ("/tokenize", {"prompt": "x", "add_special_tokens": "yes"}, "add_special_tokens"),
+    "an open end": ("/tokenize", {"messages": MESSAGES, "continue_final_message": True}, "continue_final_message"),
+    "tools": ("/tokenize", {"messages": MESSAGES, "tools": []}, "tools"),
+    "an unknown member": ("/tokenize", {"prompt": "x", "y": 1}, "y"),
+    "no tokens": ("/detokenize", {}, "tokens"),
+    "a text": ("/detokenize", {"tokens": "x"}, "tokens"),
+    "an id that is none": ("/detokenize", {"tokens": [1, 512]}, "tokens"),
+    "a negative id": ("/detokenize", {"tokens": [-1]}, "tokens"),
+    "a huge id": ("/detokenize", {"tokens": [HUGE]}, "tokens"),
+    "a yes": ("/detokenize", {"tokens": [True]}, "tokens"),
+}
+
+
+@pytest.mark.parametrize(("path", "content", "param"), WRONG_TOKENS.values(), ids=WRONG_TOKENS)
+async def test_what_has_no_tokens_is_named(api: Api, path: str, content: Any, param: str) -> None:
+    error = refusal(await api.post(path, json=content))
+    assert error["param"] == param and param in error["message"]
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHATS, "/tokenize", "/detokenize"])
+async def test_no_endpoint_knows_another_model(api: Api, path: str) -> None:
+    bodies: dict[str, dict[str, Any]] = {**BODIES, "/tokenize": {"prompt": "x"}, "/detokenize": {"tokens": [5]}}
+    error = refusal(await api.post(path, json={**bodies[path], "model": "other"}), 404)
+    assert (error["param"], error["code"]) == ("model", "model_not_found") and untouched(api)
 
 
 @pytest.mark.parametrize("value", [{"include_usage": 1}, {"include_usage": "yes"}, {"other": True}, 5, []], ids=str)
@@ -211,7 +323,10 @@ async def test_json_is_read(api: Api, kind: str) -> None:
 
 @pytest.mark.parametrize(
     ("method", "path"),
-    [("GET", "/v1/completions"), ("PUT", "/v1/completions"), ("POST", "/v1/models"), ("DELETE", "/mell/migrations")],
+    [
+        *(("GET", "/v1/completions"), ("PUT", "/v1/completions"), ("GET", "/v1/chat/completions")),
+        *(("POST", "/v1/models"), ("POST", "/v1/models/tiny"), ("GET", "/tokenize"), ("DELETE", "/mell/migrations")),
+    ],
 )
 async def test_a_wrong_method_is_told_which_are_right(api: Api, method: str, path: str) -> None:
     response = await api.send(method, path)
@@ -219,7 +334,7 @@ async def test_a_wrong_method_is_told_which_are_right(api: Api, method: str, pat
     assert response.headers["allow"]
 
 
-@pytest.mark.parametrize("path", ["/", "/v1", "/v1/chat/completions", "/v1/completions/x", "/%00", "/v1/models/tiny"])
+@pytest.mark.parametrize("path", ["/", "/v1", "/v1/chat", "/v1/completions/x", "/%00", "/v1/embeddings"])
 async def test_an_unknown_path_is_not_found(api: Api, path: str) -> None:
     assert refusal(await api.post(path, json={}), 404)["type"] == "not_found_error"
 
@@ -237,22 +352,31 @@ leaves = (
 anything = st.recursive(
     leaves, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner), max_leaves=8
 )
-fields = st.dictionaries(st.sampled_from([*WRONG, "zzz"]), anything | st.lists(st.integers(-2, 600), max_size=5))
+messages = st.lists(
+    st.dictionaries(st.sampled_from(["role", "content", "name", "tool_calls"]), anything | st.just("user"))
+    | st.just({"role": "user", "content": "x"})
+)
+names = st.sampled_from([*WRONG[COMPLETIONS], *WRONG[CHATS], "messages", "zzz"])
+fields = st.dictionaries(names, anything | st.lists(st.integers(-2, 600), max_size=5))
 bounded = fields.map(lambda given: {"max_tokens": 1, **given})
+chats = st.tuples(bounded, messages).map(lambda both: {**both[0], "messages": both[1]})
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(value=anything | fields | bounded)
-async def test_no_json_makes_us_fail(api: Api, value: Any) -> None:
-    response = await post(api, json.dumps(value).encode())
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(value=anything | fields | bounded | chats)
+@pytest.mark.parametrize("path", [COMPLETIONS, CHATS, "/tokenize"])
+async def test_no_json_makes_us_fail(api: Api, path: str, value: Any) -> None:
+    if path == CHATS and isinstance(value, dict):
+        value = {"max_tokens": 1, **value}
+    response = await post(api, json.dumps(value).encode(), path)
     assert response.status_code < 500, response.text
     assert response.status_code < 400 or refusal(response, response.status_code)
     await api.backend.service.idle()
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=st.binary(max_size=200) | anything.map(lambda value: json.dumps(value).encode()))
-@pytest.mark.parametrize("path", ["/v1/completions", "/mell/migrations"])
+@pytest.mark.parametrize("path", [COMPLETIONS, CHATS, "/tokenize", "/detokenize", "/mell/migrations"])
 async def test_no_bytes_make_us_fail(api: Api, path: str, content: bytes) -> None:
     response = await api.post(path, content=content, headers=JSON)
     assert response.status_code < 500, response.text

@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from app.ingress.completions import Model
 from app.ingress.http import MAX_LABEL, read_label
+from app.ingress.model import Model
 from deployments.control import MoveAccepted, MoveRejected
 from deployments.engine.fake import expected
 from migration.messages import PathRequest

@@ -305,6 +305,44 @@ async def test_seeded_sampling_ends_with_its_replica() -> None:
     await service.idle()
 
 
+PENALTIES = {
+    "presence": Sampling(LONG, temperature=0.0, presence_penalty=0.5),
+    "frequency": Sampling(LONG, temperature=0.0, frequency_penalty=-0.5),
+}
+
+
+@pytest.mark.parametrize("penalty", PENALTIES.values(), ids=PENALTIES)
+async def test_what_penalises_output_stays_and_ends_with_its_replica(penalty: Sampling) -> None:
+    service, request = make_service(), replace(spec(), sampling=penalty)
+    async with service.streams.open(request) as conversation:
+        await service.reading(conversation, 10)
+        with pytest.raises(Refused, match="presence or frequency penalty"):
+            service.move(request.id, "b")
+        service.kill("a")
+        with pytest.raises(ApiError, match="presence or frequency penalty") as failed:
+            await output(conversation)
+    assert failed.value.status == 503
+    await service.idle()
+
+
+@pytest.mark.parametrize("harm", ["move", "kill"])
+@pytest.mark.parametrize("min_tokens", [0, 40])
+async def test_what_ends_an_answer_ends_it_wherever_it_is(harm: str, min_tokens: int) -> None:
+    """The tokens from before count: towards the least there must be, and the most there may be."""
+    service, request = make_service(), spec(tokens=LONG)
+    drawn = whole(request)
+    sampling = replace(request.sampling, stop_token_ids=(drawn[30], drawn[50]), min_tokens=min_tokens)
+    async with service.streams.open(replace(request, sampling=sampling)) as conversation:
+        await service.reading(conversation, 10)
+        if harm == "move":
+            service.move(request.id, "b")
+        else:
+            service.kill("a")
+        assert await output(conversation) == drawn[: 51 if min_tokens else 31]
+        assert conversation.host == "b"
+    await service.idle()
+
+
 async def test_seeded_sampling_that_has_not_begun_begins_elsewhere() -> None:
     service, request = make_service(step_s=0.05), sampled(seed=1, tokens=3)
     async with service.streams.open(request) as conversation:
@@ -319,8 +357,19 @@ async def test_seeded_sampling_that_has_not_begun_begins_elsewhere() -> None:
         (sampled(seed=1), [], True),
         (sampled(seed=1), [1], False),
         (spec(seed=1), [1], True),
+        (replace(spec(), sampling=PENALTIES["presence"]), [], True),
+        (replace(spec(), sampling=PENALTIES["presence"]), [1], False),
+        (replace(spec(), sampling=PENALTIES["frequency"]), [1], False),
+        (
+            replace(spec(), sampling=Sampling(9, min_tokens=5, logit_bias=((5, 1.0),), repetition_penalty=2.0)),
+            [1],
+            True,
+        ),
     ],
-    ids=["no seed", "nothing sampled yet", "seeded and begun", "seeded but greedy"],
+    ids=[
+        *("no seed", "nothing sampled yet", "seeded and begun", "seeded but greedy"),
+        *("nothing to penalise yet", "presence penalised", "frequency penalised", "functions of all tokens"),
+    ],
 )
 def test_what_can_be_continued_elsewhere(request_: RequestSpec, tokens: list[int], repeatable: bool) -> None:
     assert (unrepeatable(request_, Cursor(tokens=tokens)) is None) is repeatable

@@ -19,9 +19,11 @@ def ids_of(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
     return tuple(tokenizer.encode(text).ids)
 
 
-def feed(tokenizer: Tokenizer, steps: list[tuple[int, ...]], stops: tuple[str, ...] = ()) -> tuple[str, bool]:
+def feed(
+    tokenizer: Tokenizer, steps: list[tuple[int, ...]], stops: tuple[str, ...] = (), min_tokens: int = 0
+) -> tuple[str, bool]:
     """The whole text of an answer that comes in these steps, and whether a stop string ended it."""
-    stream = TextStream(tokenizer, PROMPT, stops)
+    stream = TextStream(tokenizer, PROMPT, stops, min_tokens)
     text = ""
     for step in steps:
         piece = stream.feed(step)
@@ -164,17 +166,49 @@ def test_text_is_held_back_no_longer_than_needed(tokenizer: Tokenizer) -> None:
     assert pieces == ["z", "", "", "ab", "a", ""] and stream.flush() == "ab" and stream.flush() == ""
 
 
+@pytest.mark.parametrize("size", HOWEVER.values(), ids=HOWEVER)
+@pytest.mark.parametrize(
+    ("text", "stops", "min_tokens", "said"),
+    [
+        ("abcabc", ("b",), 0, "a"),
+        ("abcabc", ("b",), 1, "a"),
+        ("abcabc", ("b",), 2, "abca"),
+        ("abcabc", ("b",), 5, None),
+        ("abcabc", ("bc",), 2, "a"),
+        ("abcabc", ("bc",), 3, "abca"),
+        ("abcabc", ("ab", "abcab"), 2, ""),
+        ("abcdef", ("ab", "abX", "e"), 2, "abcd"),
+        ("aaaaaa", ("aa",), 3, "aa"),
+        ("aaaaaa", ("aa",), 6, None),
+        ("abcabc", ("c",), 900, None),
+    ],
+)
+def test_a_stop_string_that_is_complete_too_early_ends_nothing(
+    tokenizer: Tokenizer, text: str, stops: tuple[str, ...], min_tokens: int, said: str | None, size: int
+) -> None:
+    """One that only begins early does end the answer, as in vLLM."""
+    tokens = ids_of_letters(tokenizer, text)
+    steps = [tokens[i : i + size] for i in range(0, len(tokens), size)]
+    expected = (text, False) if said is None else (said, True)
+    assert feed(tokenizer, steps, stops, min_tokens) == expected
+
+
 letters = st.text("ab", max_size=12)
 some_stops = st.lists(st.text("ab", min_size=1, max_size=4), max_size=4).map(tuple)
 
 
 @calm
-@given(text=letters, stops=some_stops, cuts=st.lists(st.integers(1, 12)))
+@given(text=letters, stops=some_stops, cuts=st.lists(st.integers(1, 12)), min_tokens=st.integers(0, 8))
 def test_the_answer_is_the_same_however_its_tokens_come(
-    tokenizer: Tokenizer, text: str, stops: tuple[str, ...], cuts: list[int]
+    tokenizer: Tokenizer, text: str, stops: tuple[str, ...], cuts: list[int], min_tokens: int
 ) -> None:
     tokens = ids_of_letters(tokenizer, text)
-    said = feed(tokenizer, split(tokens, cuts), stops)
-    assert said == feed(tokenizer, singly(tokens), stops)
-    assert said[1] == any(stop in text for stop in stops)
-    assert text.startswith(said[0]) and not any(stop in said[0] for stop in stops)
+    said = feed(tokenizer, split(tokens, cuts), stops, min_tokens)
+    assert said == feed(tokenizer, singly(tokens), stops, min_tokens)
+    ends = [
+        (end, end - len(stop))
+        for stop in stops
+        for end in range(max(min_tokens + 1, len(stop)), len(text) + 1)
+        if text[:end].endswith(stop)
+    ]
+    assert said == ((text[: min(ends)[1]], True) if ends else (text, False))

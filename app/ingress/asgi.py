@@ -1,0 +1,87 @@
+"""What Starlette lacks: bodies with a limit, streams without layers, and clients that leave."""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from app.ingress.errors import ApiError
+
+Result = TypeVar("Result")
+
+
+class EventStream(Response):
+    """Server-sent events. `events` is closed when they are over, or the writing is cancelled."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[bytes]) -> None:
+        self.status_code = 200
+        self.background = None
+        self.body = b""
+        self._events = events
+        self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+
+    def init_headers(self, headers: Any = None) -> None:
+        """As Starlette's, without a content length."""
+        super().init_headers(headers)
+        self.raw_headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Write the stream."""
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        async with aclosing(self._events) as events:  # type: ignore[type-var]
+            async for chunk in events:
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def read_body(http: Request, limit: int) -> bytes:
+    """The body.
+
+    Raises:
+        ApiError: 415 when it says that it is not JSON; 413 as soon as it is known to be too large.
+        ClientDisconnect: the client left.
+    """
+    media_type = http.headers.get("content-type", "").partition(";")[0].strip().lower()
+    # Not for order's sake: a web page may send other types to loopback, where /mell is open, without being asked.
+    if media_type not in ("", "application/json"):
+        raise ApiError(415, f"the body is {media_type}: send Content-Type: application/json")
+    too_large = ApiError(413, f"the body is larger than {limit} bytes", code="request_too_large")
+    declared = http.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > limit:
+        raise too_large
+    body = bytearray()
+    async for chunk in http.stream():
+        body += chunk
+        if len(body) > limit:
+            raise too_large
+    return bytes(body)
+
+
+async def unless_left(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
+    """What `work` returns; it is cancelled when the client leaves. Raises ClientDisconnect.
+
+    Only reading tells that a client left: uvicorn takes what is sent to nobody without a word. (Serve's proxy
+    cancels the whole call instead.)
+    """
+    working = asyncio.create_task(work)
+    leaving = asyncio.create_task(_left(receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ClientDisconnect
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.wait({working, leaving})
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

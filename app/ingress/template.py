@@ -1,0 +1,64 @@
+"""Chat templates: the Jinja text that makes one prompt of the messages of a chat."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import jinja2
+
+from app.ingress.errors import ApiError
+
+Message = Mapping[str, str]
+"""`role` and `content`, and `name` and `tool_call_id` where the client gave them."""
+
+
+class ChatTemplate:
+    """A chat template, rendered by the model's tokenizer (transformers' sandboxed Jinja)."""
+
+    def __init__(self, tokenizer: Any, source: str) -> None:
+        self._tokenizer = tokenizer
+        self._source = source
+
+    @classmethod
+    def of(cls, tokenizer: Any, configured: str | None = None) -> Self | None:
+        """The configured template, else the tokenizer's own (its default, of several); None without either.
+
+        Raises:
+            ValueError: the configured one is not Jinja.
+        """
+        own = tokenizer.chat_template
+        if isinstance(own, Mapping):
+            own = own.get("default")
+        source = configured or own
+        template = cls(tokenizer, source) if source else None
+        if template is not None and configured:
+            template._check()
+        return template
+
+    def _check(self) -> None:
+        try:
+            self._render([{"role": "user", "content": "x"}], add_generation_prompt=True)
+        except jinja2.TemplateSyntaxError as error:
+            raise ValueError(f"model_loading_config.chat_template: line {error.lineno}: {error.message}") from error
+        except jinja2.TemplateError:
+            # It may want other messages.
+            pass
+
+    def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
+        """The prompt, special tokens included. Raises ApiError 400 for messages that the template refuses."""
+        try:
+            return self._render(messages, add_generation_prompt)
+        except jinja2.TemplateSyntaxError:
+            raise
+        except jinja2.TemplateError as error:
+            raise ApiError(
+                400, f"messages: the chat template says: {error}", param="messages", code="invalid_value"
+            ) from None
+
+    def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+        prompt: str = self._tokenizer.apply_chat_template(
+            list(messages),
+            chat_template=self._source,
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+        )
+        return prompt
