@@ -135,6 +135,7 @@ def _ingress_config(settings: Settings, engine: EngineConfig) -> IngressConfig:
         no_replica_timeout_s=i.no_replica_timeout_s,
         refresh_s=settings.scheduler.epoch_s,
         admin_key=i.admin_key,
+        chat_template=settings.model_loading_config.read_chat_template(),
     )
 
 

@@ -20,3 +20,4 @@ class IngressConfig:
     no_replica_timeout_s: float
     refresh_s: float
     admin_key: str | None
+    chat_template: str | None = None

@@ -156,7 +156,7 @@ def _load_model(config: IngressConfig) -> Model:
         vocab_size=model.vocab_size,
         max_context=config.max_context or model.max_position_embeddings,
         created=int(time.time()),
-        chat=ChatTemplate.of(tokenizer),
+        chat=ChatTemplate.of(tokenizer, config.chat_template),
     )
 
 

@@ -58,7 +58,7 @@ class Engine(Protocol):
     ) -> AsyncIterator[Generated]:
         """Continue a request after `outputs`; yields once per step. Closing the iterator aborts the request.
 
-        `sampling` is the whole request's: what `outputs` used up (max_tokens) is the engine's to subtract.
+        `sampling` is the whole request's: what `outputs` used up (max_tokens, min_tokens) is the engine's to subtract.
 
         Raises:
             InvalidRequest: before the first token.
