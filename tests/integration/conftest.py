@@ -1,5 +1,6 @@
 """One running application for all integration tests: real Serve, two real engines, real HTTP."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -68,13 +69,21 @@ class Stage:
 
     def clear(self) -> None:
         """Stop what is shown."""
-        if self._process is not None:
-            os.killpg(self._process.pid, signal.SIGINT)
-            try:
-                self._process.wait(90)
-            except subprocess.TimeoutExpired:
-                os.killpg(self._process.pid, signal.SIGKILL)
+        # A first signal may come while nobody listens; an application that does not obey must not cost the next test.
+        signals = (signal.SIGINT, signal.SIGINT, signal.SIGKILL)
+        if self._process is not None and not any(_ended(self._process, by) for by in signals):
+            raise RuntimeError("serve run does not end")
         self._process = self._application = self._shown = None
+
+
+def _ended(process: "subprocess.Popen[bytes]", by: signal.Signals) -> bool:
+    """Whether the process group ends by that signal, or has ended before."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, by)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(45)
+        return True
+    return False
 
 
 @pytest.fixture(scope="session")
