@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,8 @@ class Stage:
                 env=_environment(switches),
                 cwd=ROOT,
                 process_group=0,
+                # Who is started in the background ignores this signal, and so would what it starts.
+                preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
             )
         url = f"http://127.0.0.1:{port}"
         _wait_until_healthy(self._process, url, log)
