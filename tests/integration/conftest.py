@@ -49,7 +49,7 @@ class Stage:
 
     def _start(self, name: str, config: dict[str, Any]) -> Application:
         folder = self.folder / name
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         port = _free_port()
         config["applications"][0]["args"]["ingress"]["port"] = port
         switches, path, log = folder / "faults.json", folder / "serve_config.yaml", folder / "serve.log"
