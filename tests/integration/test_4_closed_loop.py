@@ -8,17 +8,15 @@ from contextlib import asynccontextmanager
 from functools import cache
 from typing import Any
 
-import ray
-import yaml
 from tokenizers import Tokenizer
 
 from app.ingress.text import TextStream
 from app.simulator.replay import replay
 from app.tinymodel import ensure_tiny_model
 from deployments.engine.fake import expected
-from deployments.retirement import controller
 from tests.integration.application import Answer, Application, Client, eventually, process, prompt
 from tests.integration.conftest import Stage
+from tests.integration.serving import redeploy_engines, stop_replica
 
 LONG = 3000
 """Output tokens that take a paced engine a minute."""
@@ -157,7 +155,7 @@ async def test_a_replica_that_serve_stops_is_evacuated(paced: Application) -> No
     """What a downscale of Serve's own, a node that is drained and a redeploy come to: it is stopped with work on it."""
     async with scene(paced) as (client, streams):
         victim = max((await two(client, streams)).items(), key=lambda item: item[1])[0]
-        await asyncio.to_thread(stop_in_serve, paced, victim)
+        await stop_replica(victim)
 
         async def gone() -> bool:
             return victim not in [r["id"] for r in (await client.state())["replicas"]]
@@ -170,34 +168,13 @@ async def test_a_replica_that_serve_stops_is_evacuated(paced: Application) -> No
         assert not any(reason.startswith("replica lost") for reason in reasons)
 
 
-def connect() -> None:
-    """Join the application's Ray cluster."""
-    if not ray.is_initialized():
-        ray.init(address="auto", namespace="serve", logging_level="ERROR")
-
-
-def stop_in_serve(application: Application, replica: str) -> None:
-    """Have Serve's controller stop a replica, as it does of its own accord."""
-    connect()
-    ray.get(controller().__ray_call__.remote(_stop, replica))
-
-
-def _stop(serve_controller: Any, replica: str) -> None:
-    from ray.serve._private.common import DeploymentID, ReplicaState
-
-    state = serve_controller.deployment_state_manager._deployment_states[DeploymentID("Engine", "mell")]
-    state.stop_replicas(
-        {r.replica_id for r in state._replicas.get([ReplicaState.RUNNING]) if r.replica_id.unique_id == replica}
-    )
-
-
 async def test_new_engines_take_over_what_runs_on_the_old_ones(paced: Application) -> None:
     """A rolling redeploy of the engines alone: ingress and scheduler stay."""
     async with scene(paced) as (client, streams):
         await until(client, lambda now: len(now) == 1)
         await streams.start(2, LONG)
         (old,) = await replicas(client)
-        await asyncio.to_thread(redeploy_engines, paced)
+        await redeploy_engines(paced)
 
         async def gone() -> bool:
             return old not in [r["id"] for r in (await client.state())["replicas"]]
@@ -207,18 +184,6 @@ async def test_new_engines_take_over_what_runs_on_the_old_ones(paced: Applicatio
         assert sum((await replicas(client)).values()) == 2
         told = {m["reason"]: m["outcome"] for m in await client.migrations() if m["source"] == old}
         assert told.get("evacuate") == "committed"
-
-
-def redeploy_engines(application: Application) -> None:
-    """Apply the configuration again, with engines that ask for a little more of a CPU."""
-    from ray.serve.context import _get_global_client
-    from ray.serve.schema import ServeDeploySchema
-
-    connect()
-    config = yaml.safe_load((application.folder / "serve_config.yaml").read_text())
-    engine = {"name": "Engine", "ray_actor_options": {"num_cpus": 0.06}}
-    config["applications"][0]["deployments"] = [engine]
-    _get_global_client().deploy_apps(ServeDeploySchema.model_validate(config))
 
 
 async def test_the_number_of_replicas_survives_the_scheduler(paced: Application) -> None:

@@ -16,7 +16,6 @@ from typing import Any
 
 import psutil
 import pytest
-import ray
 import yaml
 from ray.cluster_utils import Cluster
 
@@ -104,7 +103,6 @@ class Nodes:
 def nodes(stage: Stage) -> Iterator[Nodes]:
     """Two nodes, and applications that are shown from now on are shown on them."""
     stage.clear()
-    ray.shutdown()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("PYTHONPATH", str(ROOT))

@@ -1,0 +1,54 @@
+"""What tests do to the application's Serve from inside its Ray cluster.
+
+Each function runs in a process of its own: Ray ends whoever has joined a cluster when that cluster ends, and the tests
+outlive it.
+"""
+
+import asyncio
+import multiprocessing
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+import ray
+import yaml
+from ray.serve.context import _get_global_client
+from ray.serve.schema import ServeDeploySchema
+
+from deployments.retirement import controller
+from tests.integration.application import Application
+
+
+async def stop_replica(replica: str) -> None:
+    """Have Serve's controller stop a replica, as it does of its own accord."""
+    await _joined(_stop_replica, replica)
+
+
+async def redeploy_engines(application: Application) -> None:
+    """Apply the configuration again, with engines that ask for a little more of a CPU."""
+    config = yaml.safe_load((application.folder / "serve_config.yaml").read_text())
+    engine = {"name": "Engine", "ray_actor_options": {"num_cpus": 0.06}}
+    config["applications"][0]["deployments"] = [engine]
+    await _joined(_deploy, config)
+
+
+async def _joined(done: Callable[[Any], None], told: Any) -> None:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), ray.init, ("auto",)) as pool:
+        await asyncio.get_running_loop().run_in_executor(pool, done, told)
+
+
+def _stop_replica(replica: str) -> None:
+    ray.get(controller().__ray_call__.remote(_stop, replica))
+
+
+def _stop(serve_controller: Any, replica: str) -> None:
+    from ray.serve._private.common import DeploymentID, ReplicaState
+
+    state = serve_controller.deployment_state_manager._deployment_states[DeploymentID("Engine", "mell")]
+    state.stop_replicas(
+        {r.replica_id for r in state._replicas.get([ReplicaState.RUNNING]) if r.replica_id.unique_id == replica}
+    )
+
+
+def _deploy(config: dict[str, Any]) -> None:
+    _get_global_client().deploy_apps(ServeDeploySchema.model_validate(config))
