@@ -1,6 +1,12 @@
-"""Unit tests run without a cluster: whatever would start one fails."""
+"""Unit tests run without a cluster: whatever would start one fails. No test fails because the machine is slow."""
 
+import hypothesis
 import pytest
+
+hypothesis.settings.register_profile(
+    "unhurried", hypothesis.settings(), deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("unhurried")
 
 
 @pytest.fixture(autouse=True)

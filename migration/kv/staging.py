@@ -67,8 +67,8 @@ class Segment:
     def __init__(self, fd: int, size: int, path: str) -> None:
         self.path = path
         self.size = size
-        self._fd = fd
         self._map = mmap.mmap(fd, size)
+        self._fd: int | None = fd  # Ours from here on: if mapping it fails, it is still the caller's.
 
     @classmethod
     def create(cls, size: int) -> Self:
@@ -110,10 +110,17 @@ class Segment:
         return Slot(self.path, offset, self.view(offset, size))
 
     def close(self) -> None:
-        """Give the mapping back once no view is in use; a view still in use keeps it alive."""
+        """Give the mapping back once no view is in use; a view still in use keeps it alive. More than once is once."""
+        if self._fd is None:
+            return
         os.close(self._fd)
+        self._fd = None
         with contextlib.suppress(BufferError):  # A tensor still refers to the mapping: both go together.
             self._map.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_fd"):
+            self.close()
 
     def __enter__(self) -> Self:
         return self
