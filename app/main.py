@@ -1,6 +1,8 @@
 """The composition root: from validated settings to a Serve application."""
 
 import logging
+import os
+from pathlib import Path
 from typing import Any
 
 import pydantic
@@ -8,6 +10,7 @@ from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
 from app.ingress.config import IngressConfig
+from app.ingress.keys import VARIABLE, ApiKey, parse_keys
 from app.settings import Autoscaling, Settings, check_installed
 from app.tinymodel import ensure_tiny_model
 from app.versions import installed_version
@@ -78,7 +81,9 @@ def _engine_config(settings: Settings) -> EngineConfig:
     loading = settings.model_loading_config
     source = loading.model_source or str(ensure_tiny_model())
     defaults = {} if settings.gpus or settings.engine == "paced" else _CPU_ENGINE
-    return EngineConfig(loading.model_id, source, {**defaults, **settings.engine_kwargs}, settings.engine)
+    # What vLLM's metrics call the model.
+    named = {} if settings.engine == "paced" else {"served_model_name": loading.model_id}
+    return EngineConfig(loading.model_id, source, {**named, **defaults, **settings.engine_kwargs}, settings.engine)
 
 
 def _migration_config(settings: Settings) -> MigrationConfig:
@@ -136,7 +141,23 @@ def _ingress_config(settings: Settings, engine: EngineConfig) -> IngressConfig:
         refresh_s=settings.scheduler.epoch_s,
         admin_key=i.admin_key,
         chat_template=settings.model_loading_config.read_chat_template(),
+        tool_call_parser=settings.model_loading_config.tool_call_parser,
+        api_keys_file=str(Path(i.api_keys_file).absolute()) if i.api_keys_file is not None else None,
+        api_keys=_listed_keys(i.api_keys_file),
+        max_requests=i.max_requests,
+        max_prompt_tokens=i.max_prompt_tokens,
+        request_timeout_s=i.request_timeout_s,
     )
+
+
+def _listed_keys(file: str | None) -> tuple[ApiKey, ...]:
+    """The keys in the environment. Raises ValueError when they are no such list, or there is a file, too."""
+    listed = os.environ.get(VARIABLE)
+    if listed is None:
+        return ()
+    if file is not None:
+        raise ValueError(f"API keys are in {VARIABLE} and in ingress.api_keys_file: remove one of them")
+    return parse_keys(listed, VARIABLE)
 
 
 def _engine_deployment(settings: Settings) -> Any:

@@ -11,10 +11,9 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from app.ingress.keys import KeyFile
+from deployments.config import ON_GPU, ON_HOST
 from policies.registry import policy
-
-ON_HOST, ON_GPU = ("shared", "collective"), ("cuda_ipc", "nccl")
-"""Transports of slots in host memory and in GPU memory; `deployments.transports` makes them."""
 
 
 class Section(BaseModel):
@@ -36,6 +35,13 @@ class ModelLoading(Section):
         None,
         min_length=1,
         description="File with a Jinja chat template, read at the start; without it, the tokenizer's own is used.",
+    )
+    tool_call_parser: str | None = Field(
+        None,
+        min_length=1,
+        description="Name of vLLM's parser for the model's calls of tools (`hermes`, `llama3_json`, ...); without it, "
+        'chats with `tool_choice: "auto"` are refused. The ingress imports vLLM for it: about 5 s more at its start, '
+        "and 130 MiB more of memory.",
     )
 
     @field_validator("chat_template")
@@ -193,11 +199,33 @@ class Ingress(Section):
     place_timeout_s: float = Field(0.5, gt=0, description="Longest wait for the scheduler before placing without it.")
     no_replica_timeout_s: float = Field(30.0, ge=0, description="How long a request waits for a live replica.")
     lease_s: float = Field(10.0, gt=0, description="How long replicas keep requests of an ingress that is silent.")
+    max_prompt_tokens: int | None = Field(
+        None, ge=1, description="Longest prompt, in tokens; null: what the context holds."
+    )
+    max_requests: int | None = Field(
+        2048, ge=1, description="Requests that one ingress process answers at a time; more get 503. null: any number."
+    )
+    request_timeout_s: float | None = Field(
+        None, gt=0, description="Time that a request may take in all, from its arrival to its last token; null: any."
+    )
+    api_keys_file: str | None = Field(
+        None,
+        min_length=1,
+        description="File with the API keys of /v1, /tokenize and /detokenize and their limits, see operations.md; "
+        "without it and `MELL_API_KEYS` they are open to everybody.",
+    )
     admin_key: str | None = Field(
         None,
         min_length=8,
         description="Bearer key of the /mell calls; without it they are open on loopback only.",
     )
+
+    @field_validator("api_keys_file")
+    @classmethod
+    def _has_keys(cls, value: str | None) -> str | None:
+        if value is not None:
+            KeyFile(value).read()
+        return value
 
 
 class Settings(Section):

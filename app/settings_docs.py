@@ -34,7 +34,8 @@ What stands outside of `args` is Ray Serve's own: `proxy_location`, `http_option
 clients connect to the ingress itself and Serve's proxy is not needed. To serve through the proxy, write `port: null`,
 set `proxy_location` to `HeadOnly` or `EveryNode`, and address and port under `http_options`.
 
-The environment variable `MELL_CACHE` names the folder for models that Mell makes itself (default: `~/.cache/mell`).
+The environment variable `MELL_CACHE` names the folder for models that Mell makes itself (default: `~/.cache/mell`), and
+`MELL_API_KEYS` may hold the list of API keys instead of `ingress.api_keys_file` ([operations.md](operations.md)).
 """
 
 _ENGINE_KWARGS = """\

@@ -6,6 +6,9 @@ from typing import Any
 from migration.world import Limits
 from policies.planner import LiveLimits, Mode
 
+ON_HOST, ON_GPU = ("shared", "collective"), ("cuda_ipc", "nccl")
+"""Transports of slots in host memory and in GPU memory; `deployments.transports` makes them."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
@@ -25,7 +28,7 @@ class MigrationConfig:
     """How requests move; times in seconds.
 
     `slot_bytes` is the payload of one staging slot, `slots` how many there are (at least two, so that one is
-    filled while another is sent). `transport` is one of `deployments.transports.NAMES`,
+    filled while another is sent). `transport` is one of `ON_HOST` and `ON_GPU`,
     or "module:attribute" of a factory that takes a `MigrationConfig`.
     """
 

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from deployments.engine.port import Engine, EngineDead, Generated
+from deployments.engine.port import Engine, EngineDead, Generated, InvalidRequest
 from deployments.outbox import Outboxes
 from migration.errors import Refused, RequestGone
 from migration.messages import Prepare
@@ -40,6 +40,8 @@ class Run:
     task: asyncio.Task[None] | None = field(default=None, repr=False)
     first: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
     first_s: float | None = None
+    logprobs: list[bytes] = field(default_factory=list, repr=False)
+    """Of the tokens from `resumed_at` on, if the request asks for them."""
 
     @property
     def decodes(self) -> bool:
@@ -55,6 +57,12 @@ class Run:
     def context(self) -> int:
         """Prompt and output tokens."""
         return len(self.spec.prompt) + len(self.outputs)
+
+    def delta(self, index: int, finish: str | None) -> Delta:
+        """What was published from output token `index` on."""
+        tokens = tuple(self.outputs[index : self.published])
+        scores = self.logprobs[index - self.resumed_at : self.published - self.resumed_at] if self.logprobs else ()
+        return Delta(self.spec.id, self.hop, index, tokens, finish, tuple(scores))
 
 
 class RequestHost:
@@ -88,12 +96,15 @@ class RequestHost:
         """Run a request under `hop`, after the output tokens it already has.
 
         Raises:
-            Refused: the replica is stopping, the request does not fit the model, or it runs here already.
+            Refused: the replica is stopping, the request does not fit the model or cannot be continued exactly, or it
+                runs here already.
         """
         if self.stopping:
             raise Refused("the replica is stopping")
         if len(spec.prompt) + spec.sampling.max_tokens > self._engine.max_context:
             raise Refused("prompt and max_tokens exceed the model's context")
+        if outputs and (tied := self._engine.tied(spec.sampling)):
+            raise Refused(f"the answer cannot be continued here exactly ({tied})")
         current = self._runs.get(spec.id)
         if current is not None and current.hop >= hop:
             raise Refused(f"the request runs here already, under hop {current.hop}")
@@ -128,17 +139,18 @@ class RequestHost:
     def resume(self, request: RequestId, hop: int, index: int) -> bool:
         """Publish again what was published from output token `index` on.
 
-        False if that run is not known, or ended here without its output's end: nothing will follow.
+        False if that run is not known, or ended here without its output's end: nothing will follow. False also if
+        logprobs are asked for of tokens that came from elsewhere: those stayed there. The reader submits anew then.
         """
         run = self._runs.get(request) or self._ended.get(request)
         if run is None or run.hop != hop:
             return False
         if request not in self._runs and (run.muted or run.finish is None):
             return False
+        if index < run.resumed_at and run.spec.sampling.logprobs is not None:
+            return False
         if index < run.published or (run.finish and not run.muted):
-            finish = None if run.muted else run.finish
-            tokens = tuple(run.outputs[index : run.published])
-            self._outboxes.put(run.spec.ingress, Delta(request, hop, index, tokens, finish))
+            self._outboxes.put(run.spec.ingress, run.delta(index, None if run.muted else run.finish))
         return True
 
     async def first_token(self, request: RequestId, hop: int) -> float | None:
@@ -186,7 +198,7 @@ class RequestHost:
 
     def why_immovable(self, request: RequestId) -> str | None:
         """Why a request must stay, None if it may move. Raises RequestGone."""
-        return self._live(request).spec.sampling.tied
+        return self._engine.tied(self._live(request).spec.sampling)
 
     # --- TargetHost -----------------------------------------------------------------------------------
 
@@ -267,6 +279,8 @@ class RequestHost:
                 self._lose(run, "the engine ended the request without a reason")
         except EngineDead as error:
             self._lose(run, f"the engine died: {error}")
+        except InvalidRequest as error:
+            self._lose(run, str(error), invalid=True)
         except Exception as error:
             log.exception("request %s failed in the engine", spec.id)
             self._lose(run, f"the engine failed: {error}")
@@ -274,6 +288,8 @@ class RequestHost:
     def _take(self, run: Run, step: Generated) -> None:
         self._heard = self._clock()
         run.outputs.extend(step.tokens)
+        if step.logprobs:
+            run.logprobs.extend(step.logprobs)
         run.finish = step.finish
         if not run.muted:
             self._publish(run)
@@ -282,22 +298,21 @@ class RequestHost:
 
     def _publish(self, run: Run) -> None:
         """Send what has not been sent; with the end of the output, the run ends."""
-        tokens = tuple(run.outputs[run.published :])
-        if tokens or run.finish:
-            delta = Delta(run.spec.id, run.hop, run.published, tokens, run.finish)
-            run.published = len(run.outputs)
-            self._outboxes.put(run.spec.ingress, delta)
-        if tokens and not run.first.is_set():
+        index, run.published = run.published, len(run.outputs)
+        fresh = index < run.published
+        if fresh or run.finish:
+            self._outboxes.put(run.spec.ingress, run.delta(index, run.finish))
+        if fresh and not run.first.is_set():
             run.first_s = self._clock() - run.started
             run.first.set()
         if run.finish:
             self._retire(run)
             self.on_end(run.spec.id, False)
 
-    def _lose(self, run: Run, reason: str) -> None:
+    def _lose(self, run: Run, reason: str, invalid: bool = False) -> None:
         if self._runs.get(run.spec.id) is run:
             self._retire(run)
-            self._outboxes.put(run.spec.ingress, Lost(run.spec.id, run.hop, reason))
+            self._outboxes.put(run.spec.ingress, Lost(run.spec.id, run.hop, reason, invalid))
             self.on_end(run.spec.id, False)
 
     def _remove(self, run: Run) -> None:

@@ -8,10 +8,12 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import ray
+from prometheus_client import REGISTRY
 
 from deployments.calls import Submission
 from deployments.config import EngineConfig, MigrationConfig, Topology
 from deployments.engine.port import Engine, EngineDead
+from deployments.exposition import Family, expose
 from deployments.host import RequestHost
 from deployments.membership import Membership
 from deployments.moves import Moves
@@ -110,6 +112,10 @@ class EngineReplica:
         self._transport.close()
         self._slots.close()
         self._engine.shutdown()
+
+    async def metrics(self) -> tuple[Family, ...]:
+        """What vLLM counts, rendered beside the event loop."""
+        return await asyncio.to_thread(expose, REGISTRY, {"replica": self._id}, "vllm:")
 
     # --- for the ingress ------------------------------------------------------------------------------
 

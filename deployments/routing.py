@@ -77,9 +77,13 @@ class TargetRouter(RequestRouter):
 
 
 class Replicas:
-    """Handles to single replicas of one deployment. Calls raise PeerLost when the replica is unreachable."""
+    """Handles to single replicas of one deployment. Calls raise PeerLost when the replica is unreachable.
 
-    def __init__(self, deployment: str, app: str) -> None:
+    Where the deployment's router is not `TargetRouter`, `routed` is false: calls then go to the replica's actor.
+    """
+
+    def __init__(self, deployment: str, app: str, routed: bool = True) -> None:
+        self._routed = routed
         self._deployment = DeploymentID(deployment, app)
         self._handle: DeploymentHandle = serve.get_deployment_handle(deployment, app)
         self._one: dict[ReplicaId, DeploymentHandle] = {}
@@ -87,6 +91,9 @@ class Replicas:
 
     async def call(self, replica: ReplicaId, method: str, *args: Any) -> Any:
         """Call a method of one replica. What the method raises is raised here."""
+        if not self._routed:
+            with _peer_errors(replica):
+                return await self._call_actor(replica, method, args)
         handle = self._one.get(replica)
         if handle is None:
             handle = self._handle.options(session_id=replica, _by_reference=False)

@@ -18,6 +18,7 @@ from deployments.config import SchedulerConfig, Topology
 from deployments.control import MoveAccepted, MoveAnswer, MoveRejected
 from deployments.dispatch import Dispatch, Route
 from deployments.epochs import Epochs
+from deployments.exposition import Family
 from deployments.fencing import next_fence
 from deployments.membership import Membership
 from deployments.recording import Recorder, Setting
@@ -29,6 +30,7 @@ from migration.errors import MigrationError, PeerLost
 from migration.estimates import Boundaries, Estimates
 from migration.messages import PathRequest
 from migration.paths import Choice, Path
+from migration.recent import Recent
 from migration.record import MigrationRecord
 from migration.source_run import Order
 from policies.breaker import Breaker
@@ -44,6 +46,7 @@ log = logging.getLogger("ray.serve")
 
 _RECORDS = 1000
 _ENDED = 1 << 16
+"""Migrations that are known to have ended: replicas tell of the same ones again and again, for as long as they live."""
 _STALLED_EPOCHS = 30
 _OPERATOR_WAIT_S = 0.3
 """How long an operator's call waits for replicas that are slow to report, before it makes do with their last word."""
@@ -57,6 +60,7 @@ class EpochScheduler:
         membership = Membership("Engine", topology.app, f"scheduler-{own_id()}", lambda _: self._members_changed())
         cluster = Cluster(replicas, membership, topology.app, config.report_timeout_s)
         telemetry = Telemetry()
+        self._id = own_id()
         scaler = Scaler(topology.app, replicas, cluster, config.bounds, telemetry.freed)
         self._wire(config, next_fence(topology.app), replicas, membership, cluster, scaler, telemetry)
         self._loop = asyncio.create_task(self._run())
@@ -86,8 +90,8 @@ class EpochScheduler:
         self._planner = Planner(policy(config.policy), config.limits, config.epoch_s)
         self._estimates = Estimates(Boundaries(config.epoch_s, config.link_time_s, config.slowdown))
         self._profiled: set[ReplicaId] = set()
-        self._records: dict[str, MigrationRecord] = {}
-        self._ended: dict[str, None] = {}
+        self._records: Recent[str, MigrationRecord] = Recent(_RECORDS)
+        self._ended: Recent[str, None] = Recent(_ENDED)
         self._recorder = _recorder(config, fence)
         self._epochs = Epochs(
             config,
@@ -175,6 +179,10 @@ class EpochScheduler:
         """How many replicas there are to be."""
         await self._epochs.known.wait()
         return self._scaler.wanted
+
+    async def metrics(self) -> tuple[Family, ...]:
+        """What the scheduler counts."""
+        return self._telemetry.expose(self._id)
 
     async def record(self, record: MigrationRecord) -> None:
         """A migration ended, or an ingress resubmitted a request."""
@@ -283,18 +291,9 @@ class EpochScheduler:
         self._records[record.id] = record
         if record.outcome is not None and record.id not in self._ended:
             self._telemetry.migrated(record)
-            _put(self._ended, record.id)
+            self._ended[record.id] = None
         self._dispatch.heard(record)
         self._estimates.observe(record)
-        while len(self._records) > _RECORDS:
-            del self._records[next(iter(self._records))]
-
-
-def _put(ended: dict[str, None], id: str) -> None:
-    """Remember a migration that ended; replicas tell of the same ones again and again, for as long as they live."""
-    ended[id] = None
-    if len(ended) > _ENDED:
-        del ended[next(iter(ended))]
 
 
 def _route(choice: Choice) -> Route:

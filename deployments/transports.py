@@ -8,15 +8,12 @@ nccl         GPU memory     sent through Ray collective groups over NCCL; every 
 
 import importlib
 
-from deployments.config import MigrationConfig
+from deployments.config import ON_GPU, ON_HOST, MigrationConfig
 from migration.kv.device import DeviceSegment
 from migration.kv.staging import Segment
 from migration.ports import Transport
 from migration.slots import Slots
 from migration.transport.shared import SharedSlots
-
-ON_GPU = ("cuda_ipc", "nccl")
-NAMES = ("shared", "collective", *ON_GPU)
 
 
 def make_transport(config: MigrationConfig) -> Transport:
@@ -44,7 +41,7 @@ def make_transport(config: MigrationConfig) -> Transport:
             return CollectiveGroups(nccl_group.BACKEND, config.transfer_timeout_s, memory=DeviceMemory())
     module, _, attribute = config.transport.partition(":")
     if not attribute:
-        raise ValueError(f"unknown transport {config.transport!r}: use one of {NAMES} or module:factory")
+        raise ValueError(f"unknown transport {config.transport!r}: use one of {(*ON_HOST, *ON_GPU)} or module:factory")
     made: Transport = getattr(importlib.import_module(module), attribute)(config)
     return made
 

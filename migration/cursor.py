@@ -9,6 +9,7 @@ the reader itself resubmits the request. So a lost confirmation can cost work, n
     hop > current    the new host is ahead of the old one's last word: kept until `Moved`
 """
 
+from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -24,13 +25,15 @@ class GapError(MigrationError):
 class Cursor:
     """Reassembles one request's output from the deltas of every replica it lived on.
 
-    `target` is the replica that the newest `Moved` named, None before the first.
+    `target` is the replica that the newest `Moved` named, None before the first. `logprobs` are those of the newest
+    tokens, one each, until the reader takes them from the left; none if the request does not ask for them.
     """
 
     hop: int = 0
     tokens: list[int] = field(default_factory=list)
     finish: str | None = None
     target: str | None = None
+    logprobs: deque[bytes] = field(default_factory=deque)
     _early: list[Delta] = field(default_factory=list)
     _early_moves: list[Moved] = field(default_factory=list)
 
@@ -52,8 +55,11 @@ class Cursor:
             return ()
         if delta.index > self.next_index:
             raise GapError(f"token {self.next_index} is missing before {delta.index} (hop {delta.hop})")
-        fresh = delta.tokens[self.next_index - delta.index :]
+        known = self.next_index - delta.index
+        fresh = delta.tokens[known:]
         self.tokens.extend(fresh)
+        if delta.logprobs:
+            self.logprobs.extend(delta.logprobs[known:])
         self.finish = delta.finish
         return fresh
 

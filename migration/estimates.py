@@ -8,21 +8,19 @@ What was ordered before and has not ended counts in full, since how much of it i
 All times are in seconds of the clock of `MigrationRecord.started_at`.
 """
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any
 
 from migration import messages
 from migration.beliefs import Beliefs, Priors, Profile
 from migration.paths import Candidate, Choice, Link, LinkId, Path, Prefill, choose
+from migration.recent import Recent
 from migration.record import MigrationRecord, Outcome
 from policies.model import Bytes, ReplicaId, RequestId
 from policies.plan import Move
-
-K = TypeVar("K")
-V = TypeVar("V")
 
 _REMEMBERED = 1024
 _HEARD = 1 << 16
@@ -64,8 +62,8 @@ class Estimates:
     def __init__(self, boundaries: Boundaries, priors: Priors | None = None) -> None:
         self._boundaries = boundaries
         self._beliefs = Beliefs(priors or Priors())
-        self._heard: OrderedDict[str, bool] = OrderedDict()
-        self._shared: OrderedDict[RequestId, tuple[Path, float]] = OrderedDict()
+        self._heard: Recent[str, bool] = Recent(_HEARD)
+        self._shared: Recent[RequestId, tuple[Path, float]] = Recent(_REMEMBERED)
         self._predicted: dict[messages.Path, deque[tuple[float, float]]] = {
             path: deque(maxlen=_REMEMBERED) for path in messages.Path
         }
@@ -86,7 +84,7 @@ class Estimates:
         pending = record.outcome is None or (record.outcome is Outcome.COMMITTED and record.resume_s is None)
         if pending or record.id in self._heard:
             return
-        _put(self._heard, record.id, True, _HEARD)
+        self._heard[record.id] = True
         chosen, shared = self._shared.pop(record.request_id, (Path.DEFER, 0.0))
         self._beliefs.learn(record, shared if chosen.value == record.path.value else 0.0)
         if record.predicted_s is not None and record.whole_s and not record.fell_back:
@@ -149,27 +147,20 @@ class Estimates:
             candidate = candidates[choice.request]
             queue.add(candidate, choice.path)
             if choice.path is Path.TOKENS:
-                _put(self._shared, choice.request, (choice.path, queue.tokens[candidate.target]), _REMEMBERED)
+                self._shared[choice.request] = (choice.path, queue.tokens[candidate.target])
             elif choice.path is Path.KV:
                 sent.setdefault(candidate.links[0], []).append(candidate.size)
         for choice in choices:
             if choice.path is Path.KV:
                 size, link = candidates[choice.request].size, candidates[choice.request].links[0]
                 shared = sum(min(size, other) for other in sent[link])
-                _put(self._shared, choice.request, (choice.path, shared), _REMEMBERED)
+                self._shared[choice.request] = (choice.path, shared)
 
     def to_json(self, now: float) -> dict[str, Any]:
         """What is believed, on how many observations, and how good predictions were."""
         found = {path: self.errors(path) for path in messages.Path}
         errors = {path.value: asdict(error) if error else None for path, error in found.items()}
         return self._beliefs.to_json(now) | {"errors": errors}
-
-
-def _put(into: OrderedDict[K, V], key: K, value: V, most: int) -> None:
-    """Put something into a dictionary that forgets what came first."""
-    into[key] = value
-    if len(into) > most:
-        into.popitem(last=False)
 
 
 class _Queue:

@@ -5,11 +5,26 @@ what makes resending tokens, moving KV and surviving a crash one mechanism.
 """
 
 from dataclasses import dataclass
-from typing import NewType
+from typing import Literal, NewType
 
 from policies.model import RequestId
 
 IngressId = NewType("IngressId", str)
+
+
+Kind = Literal["json", "json_object", "regex", "choice", "grammar", "structural_tag"]
+
+
+@dataclass(frozen=True, slots=True)
+class Structured:
+    """What the output has to match, as vLLM's structured outputs have it.
+
+    `value` is a JSON schema, a regular expression, a JSON list of texts, a grammar in EBNF or a structural tag in JSON;
+    empty for "json_object".
+    """
+
+    kind: Kind
+    value: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +33,7 @@ class Sampling:
 
     `max_tokens` and `min_tokens` count from the first output token on, wherever it was drawn. `logit_bias` holds pairs
     of token id and bias. Before there are `min_tokens`, neither the model's end nor one of `stop_token_ids` is drawn.
+    `logprobs` says with how many of the likeliest tokens the logprob of each token is told; None: it is not told.
     """
 
     max_tokens: int
@@ -33,24 +49,13 @@ class Sampling:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+    structured: Structured | None = None
 
     @property
-    def greedy(self) -> bool:
-        """Whether the next token is a function of the tokens alone."""
-        return self.temperature == 0.0
-
-    @property
-    def tied(self) -> str | None:
-        """Why a request with output tokens cannot be continued exactly by another engine; None if it can.
-
-        An engine takes the output that it is to continue for prompt. Presence and frequency penalties count output
-        only; the repetition penalty asks whether a token has occurred in either, and so stays what it was.
-        """
-        if self.seed is not None and not self.greedy:
-            return "seeded sampling: the engine cannot restore the generator's state"
-        if self.presence_penalty or self.frequency_penalty:
-            return "presence or frequency penalty: the engine takes earlier output for prompt, which they do not count"
-        return None
+    def seeded(self) -> bool:
+        """Whether tokens are drawn at random, and the same ones each time."""
+        return self.seed is not None and self.temperature > 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +73,8 @@ class RequestSpec:
 class Delta:
     """Output tokens [index, index + len(tokens)) of a request, emitted under `hop`.
 
-    `finish` is OpenAI's finish reason on the last delta: "stop" or "length".
+    `finish` is OpenAI's finish reason on the last delta: "stop" or "length". `logprobs` has one entry per token, packed
+    (see `migration.logprobs`), if the request asks for them, else none.
     """
 
     request: RequestId
@@ -76,6 +82,7 @@ class Delta:
     index: int
     tokens: tuple[int, ...]
     finish: str | None = None
+    logprobs: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +108,15 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The host cannot go on with the request; whoever reads it may continue it elsewhere."""
+    """The host cannot go on with the request; whoever reads it may continue it elsewhere.
+
+    Unless it is `invalid`: then no engine takes it.
+    """
 
     request: RequestId
     hop: int
     reason: str
+    invalid: bool = False
 
 
 StreamEvent = Delta | Moving | Moved | Lost

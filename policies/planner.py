@@ -77,12 +77,8 @@ class Planner:
         self._experience = Experience(epoch_s)
         self._hosts: dict[RequestId, tuple[ReplicaId, Kind]] = {}
         self._seen = Observation(0.0, ClusterState(()))
+        self._models: dict[ReplicaId, str] = {}
         self._view = View(Cluster(Tokens(1)))
-
-    @property
-    def experience(self) -> Experience:
-        """What has been learned of the cluster."""
-        return self._experience
 
     @property
     def cluster(self) -> Cluster:
@@ -92,6 +88,7 @@ class Planner:
     def observe(self, seen: Observation) -> None:
         """The cluster is found to be so."""
         self._seen = seen
+        self._models = {load.id: load.model for load in seen.state.replicas}
         self._experience.observe(seen)
         self._known.meet(seen)
         for request_id in seen.by_hand:
@@ -169,9 +166,8 @@ class Planner:
 
     def _strangers(self, request: Request) -> list[ReplicaId]:
         """Replicas where the request cannot continue: they run another version."""
-        models = {load.id: load.model for load in self._seen.state.replicas}
-        own = models[self._view.homes[request.id]]
-        return [replica for replica in self._view.cluster.replicas if models.get(replica, own) != own]
+        own = self._models[self._view.homes[request.id]]
+        return [replica for replica in self._view.cluster.replicas if self._models.get(replica, own) != own]
 
     def _replace_missing(self) -> None:
         """Open what is missing to the fewest replicas: those that drain do not count."""
@@ -194,9 +190,8 @@ class Planner:
                 reason = _reason(request, evicted, self._view)
                 tokens = cluster.requests[request].tokens
                 placed.append(Move(request, source, placement.replica, tokens, reason, 0))
-        models = {load.id: load.model for load in self._seen.state.replicas}
         moves = (move for move in (*placed, *plan.moves) if move.source != move.target)
-        return tuple(move for move in moves if models[move.source] == models[move.target])
+        return tuple(move for move in moves if self._models[move.source] == self._models[move.target])
 
     def _remember(self) -> None:
         cluster = self._view.cluster

@@ -1,17 +1,22 @@
-"""What Starlette lacks: bodies with a limit, streams without layers, and clients that leave."""
+"""What Starlette lacks: bodies with a limit, streams without layers, deadlines, and clients that leave."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.ingress.errors import ApiError
 
 Result = TypeVar("Result")
+
+_LAST_WORDS_S = 1.0
+"""How long a client may take to read that its time is up."""
 
 
 class EventStream(Response):
@@ -85,3 +90,46 @@ async def unless_left(receive: Receive, work: Coroutine[Any, Any, Result]) -> Re
 async def _left(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+async def within(timeout_s: float | None, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> ApiError | None:
+    """Run `app`; after `timeout_s` it is cancelled, wherever it is, and only then is the client told.
+
+    A stream of events ends with an error and [DONE]; another answer that has begun is cut off. Returns that error.
+
+    Raises:
+        ApiError: 504 when nothing had been sent yet.
+    """
+    answer = _Sent(send)
+    try:
+        async with asyncio.timeout(timeout_s) as time:
+            await app(scope, receive, answer)
+    except TimeoutError:
+        if not time.expired():
+            raise
+        error = ApiError(504, f"the request took longer than {timeout_s:g} s", code="timeout")
+        if not answer.started:
+            raise error from None
+        if answer.is_event_stream and not answer.complete:
+            last = f"data: {json.dumps(error.body())}\n\ndata: [DONE]\n\n".encode()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LAST_WORDS_S):
+                    await send({"type": "http.response.body", "body": last, "more_body": False})
+        return error
+    return None
+
+
+class _Sent:
+    """Sends, and remembers how far the answer has come."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.started = self.complete = self.is_event_stream = False
+
+    async def __call__(self, message: Message) -> None:
+        await self._send(message)
+        if message["type"] == "http.response.start":
+            self.started = True
+            self.is_event_stream = Headers(scope=message).get("content-type", "").startswith(EventStream.media_type)
+        else:
+            self.complete = not message.get("more_body", False)

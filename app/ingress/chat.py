@@ -1,36 +1,41 @@
 """POST /v1/chat/completions: its prompts, and the shape of its answers."""
 
-from app.ingress.answer import Shape
+from app.ingress.calling import calling
+from app.ingress.choice import Shape
 from app.ingress.errors import ApiError
-from app.ingress.generation import Endpoint
+from app.ingress.generation import Endpoint, Prompt
+from app.ingress.logprobs import chat_logprobs
 from app.ingress.model import Model
 from app.ingress.schema import ChatRequest, parse_chat
 
 
-def prompt_tokens(request: ChatRequest, model: Model) -> tuple[int, ...]:
-    """Token ids of the messages by the model's chat template, which writes the special tokens itself.
+def prompts(request: ChatRequest, model: Model) -> tuple[Prompt]:
+    """The one prompt that the model's chat template makes of messages and tools; it writes the special tokens itself.
 
     Raises:
         ApiError: 400 when there is no template, or it refuses the messages.
     """
-    prompt = model.template().render([message.fields() for message in request.messages])
-    ids = model.encode(prompt, special=False)
+    messages = [message.fields() for message in request.messages]
+    text = model.template().render(messages, [tool.fields() for tool in request.tools or ()])
+    ids = model.encode(text, special=False)
     if not ids:
         raise ApiError(400, "messages: the chat template makes nothing of them", param="messages", code="invalid_value")
-    return ids
+    return (Prompt(ids),)
 
 
 CHAT = Endpoint(
     id_prefix="chatcmpl",
     parse=parse_chat,
-    tokens=prompt_tokens,
+    prompts=prompts,
     shape=Shape(
         whole="chat.completion",
         chunk="chat.completion.chunk",
         said=lambda text: {"message": {"role": "assistant", "content": text, "refusal": None}},
+        logprobs=chat_logprobs,
         before='"delta":{"content":',
         after="}",
         opening='"delta":{"role":"assistant","content":""}',
     ),
     default_tokens=None,
+    calling=calling,
 )

@@ -1,8 +1,9 @@
 """POST /v1/completions: its prompts, and the shape of its answers."""
 
-from app.ingress.answer import Shape
+from app.ingress.choice import Shape
 from app.ingress.errors import ApiError
-from app.ingress.generation import Endpoint
+from app.ingress.generation import Endpoint, Prompt
+from app.ingress.logprobs import completion_logprobs
 from app.ingress.model import Model
 from app.ingress.schema import CompletionRequest, parse_completion
 
@@ -10,21 +11,32 @@ DEFAULT_MAX_TOKENS = 16
 """OpenAI's default of the completions endpoint."""
 
 
-def prompt_tokens(request: CompletionRequest, model: Model) -> tuple[int, ...]:
-    """The prompt's token ids. Raises ApiError 400 when there are none, or unknown ones."""
-    if not isinstance(request.prompt, str):
-        model.check_ids("prompt", request.prompt)
-        return tuple(request.prompt)
-    ids = model.encode(request.prompt, special=True)
+def prompts(request: CompletionRequest, model: Model) -> tuple[Prompt, ...]:
+    """The prompts' token ids. Raises ApiError 400 when one has none, or unknown ones."""
+    return tuple(_prompt(prompt, model, bool(request.echo)) for prompt in request.prompts)
+
+
+def _prompt(prompt: str | list[int], model: Model, echo: bool) -> Prompt:
+    """As in vLLM, a text is echoed as it was written, and token ids as their text with the special tokens."""
+    if not isinstance(prompt, str):
+        model.check_ids("prompt", prompt)
+        return Prompt(tuple(prompt), model.tokenizer.decode(prompt, skip_special_tokens=False) if echo else "")
+    ids = model.encode(prompt, special=True)
     if not ids:
         raise ApiError(400, "the prompt is empty", param="prompt", code="invalid_value")
-    return ids
+    return Prompt(ids, prompt if echo else "")
 
 
 COMPLETIONS = Endpoint(
     id_prefix="cmpl",
     parse=parse_completion,
-    tokens=prompt_tokens,
-    shape=Shape(whole="text_completion", chunk="text_completion", said=lambda text: {"text": text}, before='"text":'),
+    prompts=prompts,
+    shape=Shape(
+        whole="text_completion",
+        chunk="text_completion",
+        said=lambda text: {"text": text},
+        logprobs=completion_logprobs,
+        before='"text":',
+    ),
     default_tokens=DEFAULT_MAX_TOKENS,
 )

@@ -2,10 +2,16 @@
 
 from dataclasses import dataclass
 
+from app.ingress.keys import ApiKey
+
 
 @dataclass(frozen=True, slots=True)
 class IngressConfig:
-    """Times in seconds; `max_context` is None when the model's own limit applies."""
+    """Times in seconds; `max_context` is None when the model's own limit applies.
+
+    `api_keys` are those that stand in no file. Of `max_prompt_tokens`, `max_requests` and `request_timeout_s`, None is
+    no limit.
+    """
 
     model_id: str
     model_source: str
@@ -21,3 +27,9 @@ class IngressConfig:
     refresh_s: float
     admin_key: str | None
     chat_template: str | None = None
+    tool_call_parser: str | None = None
+    api_keys_file: str | None = None
+    api_keys: tuple[ApiKey, ...] = ()
+    max_requests: int | None = None
+    max_prompt_tokens: int | None = None
+    request_timeout_s: float | None = None

@@ -1,10 +1,12 @@
 """One request as its reader sees it: where it is, what of it has come, and how it ends."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
 from app.ingress.errors import ApiError
+from app.ingress.together import together
 from migration.cursor import Cursor
 from migration.request import Moving, RequestSpec
 from policies.model import ReplicaId, RequestId
@@ -26,9 +28,11 @@ class Conversation:
     fresh: list[tuple[int, ...]] = field(default_factory=list)
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     error: ApiError | None = None
+    moves: int = 0
     resubmissions: int = 0
     recovering: asyncio.Task[None] | None = None
     submitted: bool = False
+    closed: bool = False
     model: str | None = None
 
     @property
@@ -42,6 +46,11 @@ class Conversation:
             self.fresh.append(tokens)
         if tokens or self.cursor.finish:
             self.ready.set()
+
+    def new_hop(self, stride: int) -> None:
+        """What earlier hosts still say of the request is not listened to any more."""
+        self.top_hop += stride
+        self.take(self.cursor.advance(self.top_hop))
 
     def fail(self, error: ApiError) -> None:
         """The answer cannot be completed."""
@@ -68,8 +77,27 @@ class Conversation:
             await self.ready.wait()
 
 
-def unrepeatable(spec: RequestSpec, cursor: Cursor) -> str | None:
-    """Why a request whose replica died cannot be continued as it began, None if it can."""
-    if cursor.tokens and (tied := spec.sampling.tied):
-        return f"the replica died, and the answer cannot be continued elsewhere exactly ({tied})"
-    return None
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A conversation under way. `close` ends it wherever it is; more than once is once."""
+
+    conversation: Conversation
+    close: Callable[[], Awaitable[None]]
+
+
+@asynccontextmanager
+async def opened(
+    open: Callable[[RequestSpec], AbstractAsyncContextManager[Conversation]], specs: Sequence[RequestSpec]
+) -> AsyncIterator[list[Opened]]:
+    """Have the choices of one answer served, all at once; on leaving, those that are still open are closed.
+
+    Raises:
+        ApiError: no replica took one of them. The others are closed.
+    """
+    async with AsyncExitStack() as all_of_them:
+
+        async def enter(spec: RequestSpec) -> Opened:
+            one = await all_of_them.enter_async_context(AsyncExitStack())
+            return Opened(await one.enter_async_context(open(spec)), one.aclose)
+
+        yield await together([enter(spec) for spec in specs])

@@ -5,28 +5,35 @@ import contextlib
 import logging
 import time
 import uuid
+from collections.abc import Sequence
 from typing import Any
 
 from ray import serve
 from ray.serve.handle import DeploymentHandle
-from ray.serve.metrics import Counter
 from starlette.applications import Starlette
 
+from app.ingress.admission import Gate
 from app.ingress.config import IngressConfig
 from app.ingress.http import Routes
+from app.ingress.keys import KeyFile
+from app.ingress.metrics import Metrics
 from app.ingress.model import Model
+from app.ingress.observed import Observed
 from app.ingress.placing import Placer
 from app.ingress.server import HttpServer, endpoint, listen
 from app.ingress.streams import Streams
 from app.ingress.template import ChatTemplate
+from app.ingress.tool_parser import ToolParser
 from app.versions import VERSION, installed_version
 from deployments.config import Topology
 from deployments.control import MoveAnswer, MoveRejected
+from deployments.exposition import Family
 from deployments.membership import Membership
 from deployments.routing import Replicas, own_id
 from deployments.scheduler_client import SchedulerClient
 from migration.messages import PathRequest
 from migration.request import IngressId
+from policies.model import ReplicaId
 
 log = logging.getLogger("ray.serve")
 
@@ -46,7 +53,12 @@ class IngressBackend:
     def __init__(self, config: IngressConfig, topology: Topology) -> None:
         self.id = IngressId(own_id())
         self.max_body_bytes = config.max_body_bytes
+        self.max_prompt_tokens = config.max_prompt_tokens
+        self.request_timeout_s = config.request_timeout_s
         self.admin_key = config.admin_key
+        self.observed = Observed(config.model_id)
+        self._key_file = KeyFile(config.api_keys_file) if config.api_keys_file is not None else None
+        self.gate = Gate(self._key_file.read() if self._key_file is not None else config.api_keys, config.max_requests)
         self.model = _load_model(config)
         self._initial = config.initial_replicas
         self._url = endpoint(config.host, config.port) if config.port else "http://127.0.0.1:8000"
@@ -54,15 +66,25 @@ class IngressBackend:
         self._refresh_s = config.refresh_s
         self._scheduler = SchedulerClient(topology.app)
         self._membership = Membership("Engine", topology.app, f"ingress-{self.id}", self._changed)
+        self._ingresses = Membership("Ingress", topology.app, f"ingresses-{self.id}")
+        replicas = Replicas("Engine", topology.app)
+        self._metrics = Metrics(
+            (ReplicaId(self.id), self.own_metrics),
+            self._scheduler,
+            [
+                ("Engine", replicas, self._membership),
+                ("Ingress", Replicas("Ingress", topology.app, routed=False), self._ingresses),
+            ],
+        )
         placer = Placer(self._scheduler, self._membership, config.place_timeout_s)
         self._placer = placer
         self.streams = Streams(
             self.id,
-            Replicas("Engine", topology.app),
+            replicas,
             placer,
             self._scheduler,
             config.no_replica_timeout_s,
-            lost=Counter("mell_requests_lost", "Requests under way that could not be continued.").inc,
+            lost=self.observed.lost.inc,
         )
         self._state: dict[str, Any] = {"as_of": 0.0, "mode": "off", "replicas": []}
         self._migrations: dict[str, Any] = {"migrations": []}
@@ -78,8 +100,10 @@ class IngressBackend:
             log.info(_READY.format(url=self._url))
 
     async def _refresh(self) -> None:
-        """Keep a view of the cluster for the time that the scheduler is away."""
+        """Keep a view of the cluster for the time that the scheduler is away, and heed changes of the key file."""
         while True:
+            if self._key_file is not None:
+                self.gate.heed(self._key_file)
             await self._placer.refresh()
             if not self._started:
                 await self._ask_for_fewer()
@@ -101,6 +125,14 @@ class IngressBackend:
     def version(self) -> dict[str, str]:
         """See `Backend.version`."""
         return {"version": VERSION, **{name: installed_version(name) for name in ("vllm", "ray", "torch")}}
+
+    def own_metrics(self) -> Sequence[Family]:
+        """What this ingress counts."""
+        return self.observed.expose(self.id)
+
+    async def metrics(self) -> bytes:
+        """See `Backend.metrics`."""
+        return await self._metrics.scrape()
 
     async def state(self) -> dict[str, Any]:
         """See `Backend.state`; the last one known, with its age in `as_of`, while the scheduler is away."""
@@ -143,6 +175,7 @@ class IngressBackend:
         """Stop the background work."""
         self._refresher.cancel()
         self._membership.stop()
+        self._ingresses.stop()
 
 
 def _load_model(config: IngressConfig) -> Model:
@@ -157,6 +190,7 @@ def _load_model(config: IngressConfig) -> Model:
         max_context=config.max_context or model.max_position_embeddings,
         created=int(time.time()),
         chat=ChatTemplate.of(tokenizer, config.chat_template),
+        parser=ToolParser.load(config.tool_call_parser, tokenizer) if config.tool_call_parser is not None else None,
     )
 
 
@@ -183,6 +217,10 @@ class IngressReplica:
     async def __serve_build_asgi_app__(self) -> Starlette:
         """Called by Serve once this replica is constructed."""
         return Routes(self._backend).app()
+
+    async def metrics(self) -> Sequence[Family]:
+        """What this ingress counts, for the one that is scraped."""
+        return self._backend.own_metrics()
 
     async def __del__(self) -> None:
         if self._server is not None:

@@ -1,5 +1,6 @@
 """Errors in OpenAI's shape: {"error": {"message", "type", "param", "code"}}."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,19 +14,28 @@ _TYPES = {
     413: "invalid_request_error",
     415: "invalid_request_error",
     422: "invalid_request_error",
+    429: "rate_limit_error",
     503: "service_unavailable_error",
+    504: "timeout_error",
 }
 
 
 @dataclass
 class ApiError(Exception):
-    """An answer that is an error; `details` are members beside OpenAI's four."""
+    """An answer that is an error; `details` are members beside OpenAI's four, `retry_after_s` becomes a header."""
 
     status: int
     message: str
     param: str | None = None
     code: str | None = None
     details: dict[str, Any] = field(default_factory=dict)
+    retry_after_s: float | None = None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers that belong to it: Retry-After in whole seconds, rounded up; what a 401 must have."""
+        retry = {} if self.retry_after_s is None else {"Retry-After": str(max(1, math.ceil(self.retry_after_s)))}
+        return {**retry, **({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})}
 
     def body(self) -> dict[str, Any]:
         """The JSON body."""

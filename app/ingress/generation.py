@@ -1,45 +1,87 @@
 """From a validated request to what replicas need to know of it: what completions and chats have in common."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
-from app.ingress.answer import Shape
+from app.ingress.calls import Calling
+from app.ingress.choice import Shape
 from app.ingress.errors import ApiError
 from app.ingress.model import Model
 from app.ingress.schema import Generation
-from migration.request import IngressId, RequestSpec, Sampling
+from migration.request import IngressId, RequestSpec, Sampling, Structured
 from policies.model import RequestId
 
 Request = TypeVar("Request", bound=Generation)
 
 
 @dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt; `echo` is the text that its answers begin with."""
+
+    tokens: tuple[int, ...]
+    echo: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Endpoint(Generic[Request]):
-    """An endpoint that generates text. `tokens` makes a prompt of a request, and may raise ApiError.
+    """An endpoint that generates text. `prompts` makes prompts of a request, and may raise ApiError.
 
     `default_tokens` is the longest answer to a request that does not say; None: what the prompt leaves of the context.
+    `calling` says how tools are called, None: they are not; it may raise ApiError.
     """
 
     id_prefix: str
     parse: Callable[[bytes], Request]
-    tokens: Callable[[Request, Model], tuple[int, ...]]
+    prompts: Callable[[Request, Model], Sequence[Prompt]]
     shape: Shape
     default_tokens: int | None
+    calling: Callable[[Request, Model], Calling | None] = lambda request, model: None
 
 
-def to_spec(
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a request asks of replicas: one spec per choice, `n` for each prompt, in the order of their indices."""
+
+    id: RequestId
+    prompts: tuple[Prompt, ...]
+    specs: tuple[RequestSpec, ...]
+    calling: Calling | None = None
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts, each counted once."""
+        return sum(len(prompt.tokens) for prompt in self.prompts)
+
+    def echo(self, choice: int) -> str:
+        """The text that a choice begins with."""
+        return self.prompts[choice * len(self.prompts) // len(self.specs)].echo
+
+
+def to_plan(
     endpoint: Endpoint[Request], request: Request, model: Model, request_id: RequestId, label: str, ingress: IngressId
-) -> RequestSpec:
+) -> Plan:
     """What replicas need to know of a request.
+
+    Several choices are requests of their own, with the index behind the id and, as in vLLM (v1/engine/
+    parallel_sampling.py), the index among those of the prompt added to the seed.
 
     Raises:
         ApiError: 404 for another model, 400 for a request that cannot be served.
     """
     model.check_name(request.model)
-    prompt = endpoint.tokens(request, model)
-    longest = _longest(endpoint, request, len(prompt), model.max_context)
-    return RequestSpec(request_id, label, prompt, _sampling(request, model, longest), ingress)
+    calling = endpoint.calling(request, model)
+    structured = request.structured if calling is None else calling.structured
+    prompts = tuple(endpoint.prompts(request, model))
+    specs: list[RequestSpec] = []
+    for prompt in prompts:
+        longest = _longest(endpoint, request, len(prompt.tokens), model.max_context)
+        sampling = _sampling(request, model, longest, structured)
+        for index in range(request.choices):
+            own_id = RequestId(f"{request_id}-{len(specs)}") if len(prompts) * request.choices > 1 else request_id
+            own = sampling if sampling.seed is None else replace(sampling, seed=sampling.seed + index)
+            specs.append(RequestSpec(own_id, label, prompt.tokens, own, ingress))
+    return Plan(request_id, prompts, tuple(specs), calling)
 
 
 def _longest(endpoint: Endpoint[Request], request: Request, prompt: int, context: int) -> int:
@@ -58,7 +100,7 @@ def _longest(endpoint: Endpoint[Request], request: Request, prompt: int, context
     )
 
 
-def _sampling(request: Generation, model: Model, max_tokens: int) -> Sampling:
+def _sampling(request: Generation, model: Model, max_tokens: int, structured: Structured | None) -> Sampling:
     if request.min_tokens > max_tokens:
         raise ApiError(
             400,
@@ -84,6 +126,8 @@ def _sampling(request: Generation, model: Model, max_tokens: int) -> Sampling:
         frequency_penalty=request.frequency_penalty or 0.0,
         repetition_penalty=_or(request.repetition_penalty, 1.0),
         logit_bias=logit_bias,
+        logprobs=request.likeliest,
+        structured=structured,
     )
 
 

@@ -4,8 +4,9 @@ import hmac
 import ipaddress
 import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from starlette.applications import Starlette
@@ -13,26 +14,33 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.ingress.answer import Answer, Shape
+from app.ingress.admission import ClientCall, Gate, Visit
+from app.ingress.answer import Answer
 from app.ingress.asgi import EventStream, read_body, unless_left
 from app.ingress.chat import CHAT
+from app.ingress.choice import Shape
 from app.ingress.completions import COMPLETIONS
+from app.ingress.conversation import opened
 from app.ingress.errors import ApiError
-from app.ingress.generation import Endpoint, to_spec
+from app.ingress.generation import Endpoint, Plan, to_plan
+from app.ingress.metrics import CONTENT_TYPE
 from app.ingress.model import Model
+from app.ingress.observed import CLIENT_CLOSED_STATUS, Observed, Watch
 from app.ingress.schema import Generation, parse_detokenize, parse_move, parse_tokenize
 from app.ingress.streams import Streams
 from app.ingress.tokens import detokenize, tokenize
 from deployments.control import MoveAccepted, MoveAnswer
 from migration.messages import PathRequest
-from migration.request import IngressId, RequestSpec
+from migration.request import IngressId
 from policies.model import RequestId
 
 MAX_LABEL = 128
 _NOT_IN_LABEL = re.compile(r"[^A-Za-z0-9._:/@+=-]")
-CLIENT_CLOSED = 499
+UNSAID_TOKENS = 256
+"""What a key is charged until an answer is over for which the client has not set a length: about a usual answer."""
+
 Body = TypeVar("Body")
 Asked = TypeVar("Asked", bound=Generation)
 
@@ -43,7 +51,11 @@ class Backend(Protocol):
     id: IngressId
     model: Model
     streams: Streams
+    gate: Gate
+    observed: Observed
     max_body_bytes: int
+    max_prompt_tokens: int | None
+    request_timeout_s: float | None
     admin_key: str | None
 
     def health(self) -> str | None:
@@ -52,6 +64,10 @@ class Backend(Protocol):
 
     def version(self) -> dict[str, str]:
         """Versions of Mell and of what it runs on."""
+        ...
+
+    async def metrics(self) -> bytes:
+        """`/metrics`."""
         ...
 
     async def state(self) -> dict[str, Any]:
@@ -72,13 +88,17 @@ class Backend(Protocol):
 
 
 class Completion:
-    """The ASGI response to a completion: opens the conversation, and ends it when the client leaves."""
+    """The ASGI response to a completion: opens its conversations, and ends them when the client leaves."""
 
-    def __init__(self, request: Generation, spec: RequestSpec, backend: Backend, shape: Shape) -> None:
+    def __init__(
+        self, request: Generation, plan: Plan, backend: Backend, shape: Shape, visit: Visit, watch: Watch
+    ) -> None:
         self._request = request
-        self._spec = spec
+        self._plan = plan
         self._backend = backend
         self._shape = shape
+        self._visit = visit
+        self._watch = watch
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer. Raises ApiError if nothing was sent yet."""
@@ -87,15 +107,18 @@ class Completion:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         # One task opens, answers and closes: there is no moment at which a cancellation would leave it open.
-        async with self._backend.streams.open(self._spec) as conversation:
-            answer = Answer(self._request, conversation, self._backend.model, self._shape)
+        async with opened(self._backend.streams.open, self._plan.specs) as conversations:
+            answer = Answer(self._request, self._plan, conversations, self._backend.model, self._shape, self._watch)
             response: Response
-            if self._request.stream:
-                options = self._request.stream_options
-                response = EventStream(answer.events(include_usage=bool(options and options.include_usage)))
-            else:
-                response = JSONResponse(await answer.whole())
-            await response(scope, receive, send)
+            try:
+                if self._request.stream:
+                    options = self._request.stream_options
+                    response = EventStream(answer.events(include_usage=bool(options and options.include_usage)))
+                else:
+                    response = JSONResponse(await answer.whole())
+                await response(scope, receive, send)
+            finally:
+                self._visit.used = answer.close()
 
 
 class Routes:
@@ -106,16 +129,22 @@ class Routes:
 
     def app(self) -> Starlette:
         """The ASGI application."""
+        backend = self._backend
+
+        def limited(name: str, answer: Callable[[Request, Visit, Watch], Awaitable[ASGIApp]]) -> ClientCall:
+            return ClientCall(backend.gate, backend.request_timeout_s, partial(backend.observed.begin, name), answer)
+
         routes = [
-            Route("/v1/completions", self.completions, methods=["POST"]),
-            Route("/v1/chat/completions", self.chat, methods=["POST"]),
+            Route("/v1/completions", limited("completions", self.completions), methods=["POST"]),
+            Route("/v1/chat/completions", limited("chat", self.chat), methods=["POST"]),
             Route("/v1/models", self.models, methods=["GET"]),
             Route("/v1/models/{model:path}", self.model, methods=["GET"]),
-            Route("/tokenize", self.tokenize, methods=["POST"]),
-            Route("/detokenize", self.detokenize, methods=["POST"]),
+            Route("/tokenize", limited("tokenize", self.tokenize), methods=["POST"]),
+            Route("/detokenize", limited("detokenize", self.detokenize), methods=["POST"]),
             Route("/health", self.health, methods=["GET"]),
             Route("/live", self.live, methods=["GET"]),
             Route("/version", self.version, methods=["GET"]),
+            Route("/metrics", self.metrics, methods=["GET"]),
             Route("/mell/state", self.state, methods=["GET"]),
             Route("/mell/migrations", self.migrations, methods=["GET"]),
             Route("/mell/migrations", self.migrate, methods=["POST"]),
@@ -129,40 +158,56 @@ class Routes:
         }
         return Starlette(routes=routes, exception_handlers=handlers)  # type: ignore[arg-type]
 
-    async def completions(self, http: Request) -> Completion:
+    async def completions(self, http: Request, visit: Visit, watch: Watch) -> Completion:
         """POST /v1/completions."""
-        return await self._generate(http, COMPLETIONS)
+        return await self._generate(http, visit, watch, COMPLETIONS)
 
-    async def chat(self, http: Request) -> Completion:
+    async def chat(self, http: Request, visit: Visit, watch: Watch) -> Completion:
         """POST /v1/chat/completions."""
-        return await self._generate(http, CHAT)
+        return await self._generate(http, visit, watch, CHAT)
 
-    async def _generate(self, http: Request, endpoint: Endpoint[Asked]) -> Completion:
+    async def _generate(self, http: Request, visit: Visit, watch: Watch, endpoint: Endpoint[Asked]) -> Completion:
         backend = self._backend
         request_id = RequestId(f"{endpoint.id_prefix}-{uuid.uuid4().hex}")
         # Serve's proxy sees to it that every request and its response carry an X-Request-Id.
         label = read_label(http.headers.get("x-request-id")) or request_id
         request = await self._read(http, endpoint.parse)
-        spec = to_spec(endpoint, request, backend.model, request_id, label, backend.id)
-        return Completion(request, spec, backend, endpoint.shape)
+        plan = to_plan(endpoint, request, backend.model, request_id, label, backend.id)
+        self._check_prompt(request, max(len(prompt.tokens) for prompt in plan.prompts))
+        visit.charge(most_tokens(request, plan))
+        watch.accepted(request_id, label, [prompt.tokens for prompt in plan.prompts])
+        return Completion(request, plan, backend, endpoint.shape, visit, watch)
+
+    def _check_prompt(self, request: Generation, tokens: int) -> None:
+        most = self._backend.max_prompt_tokens
+        if most is not None and tokens > most:
+            field = request.prompt_field
+            message = f"{field}: the prompt has {tokens} tokens, and at most {most} are taken here"
+            raise ApiError(400, message, param=field, code="context_length_exceeded")
 
     async def _read(self, http: Request, parse: Callable[[bytes], Body]) -> Body:
         return parse(await read_body(http, self._backend.max_body_bytes))
 
-    async def tokenize(self, http: Request) -> Response:
+    async def tokenize(self, http: Request, visit: Visit, watch: Watch) -> Response:
         """POST /tokenize."""
-        return JSONResponse(tokenize(await self._read(http, parse_tokenize), self._backend.model))
+        answer = tokenize(await self._read(http, parse_tokenize), self._backend.model)
+        watch.served()
+        return JSONResponse(answer)
 
-    async def detokenize(self, http: Request) -> Response:
+    async def detokenize(self, http: Request, visit: Visit, watch: Watch) -> Response:
         """POST /detokenize."""
-        return JSONResponse(detokenize(await self._read(http, parse_detokenize), self._backend.model))
+        answer = detokenize(await self._read(http, parse_detokenize), self._backend.model)
+        watch.served()
+        return JSONResponse(answer)
 
     async def models(self, http: Request) -> Response:
         """GET /v1/models."""
+        self._check_client(http)
         return JSONResponse({"object": "list", "data": [self._backend.model.entry()]})
 
     async def model(self, http: Request) -> Response:
         """GET /v1/models/{id}."""
+        self._check_client(http)
         self._backend.model.check_name(http.path_params["model"])
         return JSONResponse(self._backend.model.entry())
 
@@ -179,6 +224,10 @@ class Routes:
     async def version(self, http: Request) -> Response:
         """GET /version."""
         return JSONResponse(self._backend.version())
+
+    async def metrics(self, http: Request) -> Response:
+        """GET /metrics: names and numbers, nothing of any one request."""
+        return Response(await self._backend.metrics(), media_type=CONTENT_TYPE)
 
     async def state(self, http: Request) -> Response:
         """GET /mell/state."""
@@ -207,6 +256,10 @@ class Routes:
             return JSONResponse({"id": answer.id, "state": "DRAINING"}, 202)
         raise ApiError(answer.status, answer.message, details=answer.details)
 
+    def _check_client(self, http: Request) -> None:
+        """Raise ApiError unless the caller has an API key, where they are asked for."""
+        self._backend.gate.authenticate(http.headers.get("authorization"))
+
     def _check_admin(self, http: Request) -> None:
         """Raise ApiError unless the caller may see and move other clients' requests."""
         key = self._backend.admin_key
@@ -217,6 +270,14 @@ class Routes:
         given = http.headers.get("authorization", "")
         if not hmac.compare_digest(given.encode(), f"Bearer {key}".encode()):
             raise ApiError(401, "this call wants Authorization: Bearer <admin key>", code="invalid_api_key")
+
+
+def most_tokens(request: Generation, plan: Plan) -> int:
+    """Prompts and answers, at most; where the client has not said how long an answer may be, usual answers."""
+    longest = [spec.sampling.max_tokens for spec in plan.specs]
+    if request.longest[1] is None:
+        longest = [min(tokens, UNSAID_TOKENS) for tokens in longest]
+    return plan.prompt_tokens + sum(longest)
 
 
 def read_label(header: str | None) -> str | None:
@@ -232,7 +293,7 @@ def _is_loopback(http: Request) -> bool:
 
 
 def _api_error(http: Request, error: ApiError) -> Response:
-    return JSONResponse(error.body(), error.status)
+    return JSONResponse(error.body(), error.status, error.headers)
 
 
 def _http_error(http: Request, error: HTTPException) -> Response:
@@ -241,7 +302,7 @@ def _http_error(http: Request, error: HTTPException) -> Response:
 
 def _nobody_left(http: Request, error: ClientDisconnect) -> Response:
     """For the log only."""
-    return Response(status_code=CLIENT_CLOSED)
+    return Response(status_code=CLIENT_CLOSED_STATUS)
 
 
 def _internal_error(http: Request, error: Exception) -> Response:

@@ -1,15 +1,21 @@
 """The served model, as far as the ingress knows it: its name, its tokens and how a chat becomes a prompt."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from app.ingress.calls import Calling
 from app.ingress.errors import ApiError
+from app.ingress.schema import ChatRequest
 from app.ingress.template import ChatTemplate
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """`tokenizer` is a `tokenizers.Tokenizer`; `chat` is None for a model without a chat template."""
+    """`tokenizer` is a `tokenizers.Tokenizer`; `chat` is None for a model without a chat template.
+
+    `parser` says how the model calls tools in its own manner, if that is known; it may raise ApiError.
+    """
 
     id: str
     tokenizer: Any
@@ -17,6 +23,7 @@ class Model:
     max_context: int
     created: int
     chat: ChatTemplate | None = None
+    parser: Callable[[ChatRequest], Calling] | None = None
 
     def entry(self) -> dict[str, Any]:
         """OpenAI's model object."""

@@ -10,18 +10,9 @@ from app.ingress.errors import ApiError
 Body = TypeVar("Body", bound=BaseModel)
 
 _UNSUPPORTED = {
-    "n",
-    "best_of",
-    "echo",
-    "logprobs",
-    "top_logprobs",
     "suffix",
-    "tools",
-    "tool_choice",
-    "tool_calls",
     "functions",
     "function_call",
-    "response_format",
     "audio",
     "refusal",
     "annotations",
@@ -30,12 +21,13 @@ _UNSUPPORTED = {
 """Parameters that are known, and served with one value only."""
 
 _EITHER = {
-    "prompt": "write one text or one list of token ids, not empty",
+    "prompt": "write a text, a list of token ids, or a list of texts or of such lists, none of them empty",
     "stop": "write a string or a list of strings, none of them empty",
+    "tool_choice": 'write "none", "auto", "required", or {"type": "function", "function": {"name": "..."}}',
 }
 """Fields of several types, of which pydantic would explain the first only."""
 
-_NESTED = {"messages", "stream_options"}
+_NESTED = {"messages", "tools", "stream_options", "response_format", "structured_outputs"}
 """Objects within the body: the mistake is named with its path. Elsewhere a path has pydantic's own names in it."""
 
 

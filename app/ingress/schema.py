@@ -1,12 +1,18 @@
 """Request bodies: as OpenAI and vLLM define them, and moves. What is not supported is refused, never ignored."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Sequence
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import Field
 
 from app.ingress.errors import ApiError
+from app.ingress.formats import ResponseFormat, StructuredOutputs
+from app.ingress.messages import Messages
 from app.ingress.refusals import parse
+from app.ingress.strict import Strict
+from app.ingress.tools import NamedTool, ToolChoice, Tools
 from migration.messages import PathRequest
+from migration.request import Structured
 
 _INT64 = 1 << 63
 MAX_STOPS = 16
@@ -14,13 +20,17 @@ MAX_STOP_TOKENS = 128
 MAX_BIASES = 1024
 """The two above: as many as vLLM's GPU sampler holds (v1/worker/gpu/sample/logit_bias.py)."""
 
+MAX_N = 16
+MAX_CHOICES = 128
+"""Choices of one answer, over all prompts: each is a request of its own to the replicas."""
+MAX_LOGPROBS, MAX_TOP_LOGPROBS = 5, 20
+"""OpenAI's maxima for completions and chats; the latter is vLLM's default for `max_logprobs`, too."""
+
 NotEmpty = Annotated[str, Field(min_length=1)]
-
-
-class Strict(BaseModel):
-    """A body: unknown members are refused, values are not converted between types."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+# A list's first wrong member tells that it is another kind of list: the others need not be looked at.
+Tokens = Annotated[list[int], Field(min_length=1, fail_fast=True)]
+Texts = Annotated[list[NotEmpty], Field(min_length=1, fail_fast=True)]
+TokenLists = Annotated[list[Tokens], Field(min_length=1, fail_fast=True)]
 
 
 class StreamOptions(Strict):
@@ -52,8 +62,9 @@ class Generation(Strict):
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     user: str | None = None
-
-    n: Literal[1] | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    n: int | None = Field(None, ge=1, le=MAX_N)
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -67,60 +78,46 @@ class Generation(Strict):
         """The parameter that bounds the answer, and what it says."""
         return "max_tokens", self.max_tokens
 
+    @property
+    def structured(self) -> Structured | None:
+        """What the answer has to match, if anything."""
+        wanted = self.structured_outputs or self.response_format
+        return wanted.structured if wanted is not None else None
+
+    @property
+    def choices(self) -> int:
+        """Choices for each prompt."""
+        return self.n or 1
+
+    @property
+    def likeliest(self) -> int | None:
+        """With how many of the likeliest tokens the logprob of each token is told; None: it is not told."""
+        raise NotImplementedError
+
 
 class CompletionRequest(Generation):
     """Body of POST /v1/completions."""
 
     prompt_field = "prompt"
 
-    prompt: NotEmpty | Annotated[list[int], Field(min_length=1)]
+    prompt: Annotated[NotEmpty | Tokens | Texts | TokenLists, Field(union_mode="left_to_right")]
+    best_of: int | None = Field(None, ge=1)
+    echo: bool | None = False
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
 
-    best_of: Literal[1] | None = None
-    echo: Literal[False] | None = None
-    logprobs: None = None
     suffix: None = None
 
+    @property
+    def prompts(self) -> Sequence[str | list[int]]:
+        """One or more prompts, as they were written."""
+        if isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
+            return [self.prompt]
+        return self.prompt
 
-def _text(content: Any) -> Any:
-    """Text parts become one text, a line each, as in vLLM."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list) or not content:
-        raise ValueError("write a string or a list of text parts")
-    for part in content:
-        if not isinstance(part, dict) or part.get("type") != "text":
-            raise ValueError('only parts of type "text" are supported')
-        if set(part) != {"type", "text"} or not isinstance(part["text"], str):
-            raise ValueError('a text part is {"type": "text", "text": "..."}')
-    return "\n".join(part["text"] for part in content)
-
-
-class ChatMessage(Strict):
-    """One message of a chat. Calls of tools and other media are not supported; their members may be null."""
-
-    role: Literal["system", "user", "assistant", "tool"]
-    content: Annotated[str, BeforeValidator(_text)]
-    name: str | None = None
-    tool_call_id: str | None = None
-
-    tool_calls: None = None
-    function_call: None = None
-    refusal: None = None
-    audio: None = None
-    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
-
-    def fields(self) -> dict[str, str]:
-        """What a chat template sees."""
-        return self.model_dump(include={"role", "content", "name", "tool_call_id"}, exclude_none=True)
-
-
-Messages = Annotated[list[ChatMessage], Field(min_length=1)]
-
-
-class ResponseFormat(Strict):
-    """The format of an answer."""
-
-    type: Literal["text"]
+    @property
+    def likeliest(self) -> int | None:
+        """See `Generation.likeliest`."""
+        return self.logprobs
 
 
 class ChatRequest(Generation):
@@ -130,14 +127,14 @@ class ChatRequest(Generation):
 
     messages: Messages
     max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = False
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
 
-    tools: None = None
-    tool_choice: Literal["none"] | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     functions: None = None
     function_call: Literal["none"] | None = None
-    response_format: ResponseFormat | None = None
-    logprobs: Literal[False] | None = None
-    top_logprobs: None = None
 
     @property
     def longest(self) -> tuple[str, int | None]:
@@ -145,6 +142,21 @@ class ChatRequest(Generation):
         if self.max_completion_tokens is not None:
             return "max_completion_tokens", self.max_completion_tokens
         return "max_tokens", self.max_tokens
+
+    @property
+    def likeliest(self) -> int | None:
+        """See `Generation.likeliest`."""
+        return self.top_logprobs or 0 if self.logprobs else None
+
+    @property
+    def tool_use(self) -> ToolChoice:
+        """Which tools may be called, or must be."""
+        return "none" if self.tools is None else self.tool_choice or "auto"
+
+    @property
+    def calls_in_parallel(self) -> bool:
+        """Whether an answer may have several calls."""
+        return self.parallel_tool_calls is not False
 
 
 class TokenizeRequest(Strict):
@@ -157,8 +169,9 @@ class TokenizeRequest(Strict):
     add_generation_prompt: bool = True
     return_token_strs: bool | None = False
 
+    tools: Tools | None = None
+
     continue_final_message: Literal[False] = False
-    tools: None = None
 
 
 class DetokenizeRequest(Strict):
@@ -180,6 +193,12 @@ def parse_completion(body: bytes) -> CompletionRequest:
     """Read a request body. Raises ApiError 400 that names the field."""
     request = parse(CompletionRequest, body)
     _check_together(request)
+    if request.best_of not in (None, request.choices):
+        raise _unsupported("best_of", "only as many as n can be drawn")
+    if request.echo and request.logprobs is not None:
+        raise _unsupported("echo", "the logprobs of a prompt are not told: leave out echo or logprobs")
+    if (total := len(request.prompts) * request.choices) > MAX_CHOICES:
+        raise _wrong("prompt", f"{total} choices are wanted (prompts times n), at most {MAX_CHOICES} are told at once")
     return request
 
 
@@ -188,12 +207,10 @@ def parse_chat(body: bytes) -> ChatRequest:
     request = parse(ChatRequest, body)
     _check_together(request)
     if None not in (request.max_tokens, request.max_completion_tokens):
-        raise ApiError(
-            400,
-            "max_completion_tokens: it replaces max_tokens, write one of them",
-            param="max_completion_tokens",
-            code="invalid_value",
-        )
+        raise _wrong("max_completion_tokens", "it replaces max_tokens, write one of them")
+    if request.top_logprobs and not request.logprobs:
+        raise _wrong("top_logprobs", "is only allowed with logprobs: true")
+    _check_tools(request)
     return request
 
 
@@ -201,7 +218,9 @@ def parse_tokenize(body: bytes) -> TokenizeRequest:
     """Read a request body. Raises ApiError 400 that names the field."""
     request = parse(TokenizeRequest, body)
     if (request.prompt is None) == (request.messages is None):
-        raise ApiError(400, "prompt: write either prompt or messages", param="prompt", code="invalid_value")
+        raise _wrong("prompt", "write either prompt or messages")
+    if request.tools is not None and request.messages is None:
+        raise _wrong("tools", "is only allowed with messages")
     return request
 
 
@@ -220,3 +239,26 @@ def _check_together(request: Generation) -> None:
         raise ApiError(400, "stream_options is only allowed with stream: true", param="stream_options")
     if len(request.stops) > MAX_STOPS:
         raise ApiError(400, f"stop: at most {MAX_STOPS} strings", param="stop")
+    if request.structured_outputs is not None and request.response_format is not None:
+        raise _wrong("structured_outputs", "write it or response_format")
+    if request.seed is not None and request.seed + request.choices > _INT64:
+        raise _wrong("seed", "the seeds of n choices are this one and those after it, each a 64-bit integer")
+
+
+def _check_tools(request: ChatRequest) -> None:
+    if request.tools is None and request.tool_choice not in (None, "none"):
+        raise _wrong("tool_choice", "is only allowed with tools")
+    if isinstance(request.tool_use, NamedTool):
+        name = request.tool_use.function.name
+        if name not in [tool.function.name for tool in request.tools or ()]:
+            raise _wrong("tool_choice", f"none of the tools is the function {name!r}")
+    if request.tool_use not in ("none", "auto") and request.structured is not None:
+        raise _wrong("tool_choice", "a call that must be made has a form of its own: leave out the other one")
+
+
+def _wrong(field: str, why: str) -> ApiError:
+    return ApiError(400, f"{field}: {why}", param=field, code="invalid_value")
+
+
+def _unsupported(field: str, why: str) -> ApiError:
+    return ApiError(400, f"{field}: {why}", param=field, code="unsupported_parameter")

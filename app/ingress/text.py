@@ -18,12 +18,20 @@ class TextStream:
     """Detokenizes one answer. `tokenizer` is the `tokenizers.Tokenizer` behind the model's tokenizer.
 
     Text that could be the beginning of a stop string is held back until it is known not to be. A stop string that is
-    complete within the first `min_tokens` tokens does not end the answer.
+    complete within the first `min_tokens` tokens does not end the answer. Special tokens have a text only if
+    `special_tokens`.
     """
 
-    def __init__(self, tokenizer: Any, prompt: tuple[int, ...], stops: tuple[str, ...], min_tokens: int = 0) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        prompt: tuple[int, ...],
+        stops: tuple[str, ...],
+        min_tokens: int = 0,
+        special_tokens: bool = False,
+    ) -> None:
         self._tokenizer = tokenizer
-        self._stream = DecodeStream(ids=_context(tokenizer, prompt), skip_special_tokens=True)
+        self._stream = DecodeStream(ids=_context(tokenizer, prompt), skip_special_tokens=not special_tokens)
         self._stops = stops
         self._hold = max(map(len, stops), default=1) - 1
         self._held = ""

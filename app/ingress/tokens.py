@@ -15,7 +15,8 @@ def tokenize(request: TokenizeRequest, model: Model) -> dict[str, Any]:
     model.check_name(request.model)
     if request.messages is not None:
         messages = [message.fields() for message in request.messages]
-        text = model.template().render(messages, request.add_generation_prompt)
+        tools = [tool.fields() for tool in request.tools or ()]
+        text = model.template().render(messages, tools, request.add_generation_prompt)
     else:
         text = request.prompt or ""
     special = request.messages is None if request.add_special_tokens is None else request.add_special_tokens

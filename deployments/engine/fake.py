@@ -32,12 +32,17 @@ class FakeEngine:
         self.max_context = Tokens(num_blocks * block_size)
         self.step_s = step_s
         self.dead = False
+        self.ties: str | None = None
         self.preempted: set[str] = set()
         self.loaded = 0
         self._num_blocks = num_blocks
         self._contexts: dict[str, list[int]] = {}
         self._cache: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._slots = TokenSlots()
+
+    def tied(self, sampling: Sampling) -> str | None:
+        """See `Engine.tied`."""
+        return self.ties
 
     async def generate(
         self, key: str, prompt: tuple[int, ...], outputs: tuple[int, ...], sampling: Sampling
@@ -52,9 +57,10 @@ class FakeEngine:
                 if self.dead:
                     raise EngineDead("killed by a test")
                 token = reading.next_token()
+                scores = () if sampling.logprobs is None else (reading.next_logprobs(sampling.logprobs),)
                 context.append(token)
                 reading.extend(pack((token,)))
-                yield Generated((token,), "length" if count == sampling.max_tokens else None)
+                yield Generated((token,), "length" if count == sampling.max_tokens else None, scores)
         finally:
             del self._contexts[key]
 
@@ -129,3 +135,9 @@ def expected(prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
         outputs.append(reading.next_token())
         reading.extend(pack(outputs[-1:]))
     return tuple(outputs)
+
+
+def expected_logprobs(prompt: tuple[int, ...], count: int, top: int) -> tuple[bytes, ...]:
+    """The logprobs of an undisturbed run."""
+    contexts = (prompt + expected(prompt, index) for index in range(count))
+    return tuple(Reading(pack(context)).next_logprobs(top) for context in contexts)

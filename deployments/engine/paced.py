@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Self
 
 from deployments.engine.batching import Batch, Sequence, Step
@@ -23,6 +24,15 @@ from policies.model import Blocks, Bytes, Tokens
 log = logging.getLogger(__name__)
 
 _NOTHING = Step((), 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Output:
+    """Where the tokens of one run go, and with how many logprobs (see `Sampling.logprobs`)."""
+
+    sequence: Sequence
+    queue: asyncio.Queue[Generated | EngineDead]
+    logprobs: int | None
 
 
 class PacedEngine:
@@ -40,7 +50,7 @@ class PacedEngine:
         )
         self._pace = pace
         self._batch = Batch(pace)
-        self._outputs: dict[str, tuple[Sequence, asyncio.Queue[Generated | EngineDead]]] = {}
+        self._outputs: dict[str, _Output] = {}
         self._loads: list[asyncio.Future[None]] = []
         self._slots = TokenSlots()
         self._loaded = 0
@@ -62,6 +72,10 @@ class PacedEngine:
         await asyncio.sleep(pace.startup_s)
         return cls(model, pace, slot_bytes)
 
+    def tied(self, sampling: Sampling) -> str | None:
+        """See `Engine.tied`."""
+        return None
+
     async def generate(
         self, key: str, prompt: tuple[int, ...], outputs: tuple[int, ...], sampling: Sampling
     ) -> AsyncIterator[Generated]:
@@ -69,7 +83,7 @@ class PacedEngine:
         self._check(prompt, outputs, sampling)
         sequence = Sequence(key, [*prompt, *outputs], len(prompt) + sampling.max_tokens)
         queue: asyncio.Queue[Generated | EngineDead] = asyncio.Queue()
-        self._outputs[key] = (sequence, queue)
+        self._outputs[key] = _Output(sequence, queue, sampling.logprobs)
         self._batch.add(sequence)
         self._wake()
         try:
@@ -86,12 +100,12 @@ class PacedEngine:
 
     async def gather(self, key: str, first: Blocks, last: Blocks, segment: str, offset: int) -> tuple[SlotRef, Bytes]:
         """See `Engine.gather`."""
-        sequence, _ = self._outputs.get(key, (None, None))
-        if sequence is None or not sequence.blocks:
+        output = self._outputs.get(key)
+        if output is None or not output.sequence.blocks:
             raise BlocksGone("the request holds no blocks (waiting, preempted or ended)")
-        held = self._batch.held(sequence, first, last)
+        held = self._batch.held(output.sequence, first, last)
         if held is None:
-            raise TransferFailed(f"only {sequence.computed} tokens are computed, block {last} is not full")
+            raise TransferFailed(f"only {output.sequence.computed} tokens are computed, block {last} is not full")
         return self._slots.write(segment, offset, held)
 
     async def load(self, tokens: tuple[int, ...], first: Blocks, last: Blocks, slot: SlotRef) -> None:
@@ -167,8 +181,10 @@ class PacedEngine:
 
     def _end_step(self) -> None:
         for token in self._batch.end(self._step):
-            _, queue = self._outputs[token.sequence.key]
-            queue.put_nowait(Generated((token.token,), "length" if token.last else None))
+            output = self._outputs[token.sequence.key]
+            # What gave the token has not been read on since.
+            scores = () if output.logprobs is None else (token.sequence.reading.next_logprobs(output.logprobs),)
+            output.queue.put_nowait(Generated((token.token,), "length" if token.last else None, scores))
         for load in self._loading:
             if not load.done():
                 load.set_result(None)
@@ -188,8 +204,8 @@ class PacedEngine:
         self._death = self._death or why
         if self._timer is not None:
             self._timer.cancel()
-        for _, queue in self._outputs.values():
-            queue.put_nowait(EngineDead(self._death))
+        for output in self._outputs.values():
+            output.queue.put_nowait(EngineDead(self._death))
         for load in (*self._loads, *self._loading):
             if not load.done():
                 load.set_exception(TransferFailed(f"the engine died: {self._death}"))

@@ -11,10 +11,14 @@ from policies.model import Blocks, Bytes, Tokens
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """What one engine step gave one request; `finish` is "stop" or "length" on the last one."""
+    """What one engine step gave one request; `finish` is "stop" or "length" on the last one.
+
+    `logprobs` has one entry per token, packed (see `migration.logprobs`), if the request asks for them, else none.
+    """
 
     tokens: tuple[int, ...]
     finish: str | None = None
+    logprobs: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,10 @@ class Engine(Protocol):
     fingerprint: Fingerprint
     processes: EngineProcesses
     max_context: Tokens
+
+    def tied(self, sampling: Sampling) -> str | None:
+        """Why such a request with output cannot be continued exactly by another such engine; None if it can."""
+        ...
 
     def generate(
         self, key: str, prompt: tuple[int, ...], outputs: tuple[int, ...], sampling: Sampling

@@ -8,6 +8,7 @@ import hashlib
 import struct
 from collections.abc import Sequence
 
+from migration import logprobs
 from migration.kv.staging import HEADER, Segments
 from migration.messages import SlotRef
 from policies.model import Bytes
@@ -43,7 +44,19 @@ class Reading:
 
     def next_token(self) -> int:
         """The token that follows what has been read."""
-        return _FIRST_TOKEN + int.from_bytes(self._digest.digest(), "little") % (_VOCABULARY - _FIRST_TOKEN)
+        return _FIRST_TOKEN + self._drawn() % (_VOCABULARY - _FIRST_TOKEN)
+
+    def next_logprobs(self, top: int) -> bytes:
+        """That token's logprobs with the `top` likeliest, packed: made up of what has been read, too.
+
+        The token is the likeliest one; those with the next ids follow at falling logprobs.
+        """
+        first, best = self.next_token() - _FIRST_TOKEN, -(self._drawn() % 512) / 256
+        ids = [_FIRST_TOKEN + (first + i) % (_VOCABULARY - _FIRST_TOKEN) for i in range(top)]
+        return logprobs.pack(best, ids, [best - i / 4 for i in range(top)])
+
+    def _drawn(self) -> int:
+        return int.from_bytes(self._digest.digest(), "little")
 
 
 class TokenSlots:

@@ -4,25 +4,29 @@ import asyncio
 import contextlib
 import hashlib
 import itertools
+import json
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any, Self
 
 import vllm
 from vllm import SamplingParams
 from vllm.config import KVTransferConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.exceptions import VLLMClientError
+from vllm.logprobs import FlatLogprobs
 from vllm.outputs import RequestOutput
-from vllm.sampling_params import RequestOutputKind
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from deployments.engine.port import EngineDead, EngineProcesses, EngineStats, Generated, InvalidRequest
+from migration import logprobs
 from migration.errors import BlocksGone, TransferFailed
 from migration.kv.connector import Load
 from migration.messages import Fingerprint, SlotRef
-from migration.request import Sampling
+from migration.request import Sampling, Structured
 from policies.model import Blocks, Bytes, Tokens
 
 _OWNED = ("kv_transfer_config", "worker_extension_cls", "model", "enable_prefix_caching", "max_logprobs")
@@ -40,6 +44,8 @@ class VllmEngine:
         self._loads = itertools.count()
         self._loaded = 0
         self._counting: asyncio.Task[None] | None = None
+        self._restores_seeds: bool = config.use_v2_model_runner or config.device_config.device_type == "cpu"
+        self._reasons = bool(config.structured_outputs_config.reasoning_parser)
         self.max_context = Tokens(config.model_config.max_model_len)
         self.processes = _processes(described)
         self.fingerprint = _fingerprint(config, described, slot_bytes)
@@ -70,14 +76,26 @@ class VllmEngine:
         (described,) = await engine.collective_rpc("mell_describe")
         return cls(engine, latest, described, slot_bytes)
 
+    def tied(self, sampling: Sampling) -> str | None:
+        """See `Engine.tied`."""
+        if sampling.seeded and not self._restores_seeds:
+            return "seeded sampling: on a GPU, model runner V1's generator cannot be restored"
+        if sampling.structured and self._reasons:
+            return "structured output: where the reasoning ended is not restored"
+        return None
+
     async def generate(
         self, key: str, prompt: tuple[int, ...], outputs: tuple[int, ...], sampling: Sampling
     ) -> AsyncIterator[Generated]:
         """See `Engine.generate`."""
-        params = _sampling_params(sampling, len(outputs), {"mell_key": key})
+        with _refusals():
+            params = _sampling_params(sampling, len(outputs), {"mell_key": key, "mell_output": len(outputs)})
         async for output in self._run(key, prompt + outputs, params):
             completion = output.outputs[0]
-            yield Generated(tuple(completion.token_ids), completion.finish_reason)
+            if completion.finish_reason == "error":
+                raise (InvalidRequest if sampling.structured else RuntimeError)("the engine gave the request up")
+            scores = () if sampling.logprobs is None else _packed(completion.logprobs)
+            yield Generated(tuple(completion.token_ids), completion.finish_reason, scores)
 
     async def gather(self, key: str, first: Blocks, last: Blocks, segment: str, offset: int) -> tuple[SlotRef, Bytes]:
         """See `Engine.gather`."""
@@ -106,12 +124,11 @@ class VllmEngine:
         stream = self._engine.generate({"prompt_token_ids": list(tokens)}, params, key)
         try:
             async with contextlib.aclosing(stream) as outputs:
-                async for output in outputs:
-                    yield output
+                with _refusals():
+                    async for output in outputs:
+                        yield output
         except EngineDeadError as error:
             raise EngineDead(str(error)) from error
-        except ValueError as error:
-            raise InvalidRequest(str(error)) from error
 
     async def blocks_loaded(self) -> int:
         """See `Engine.blocks_loaded`."""
@@ -162,6 +179,15 @@ class VllmEngine:
         self._engine.shutdown()
 
 
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    """What vLLM says against a request, in the port's words."""
+    try:
+        yield
+    except (ValueError, VLLMClientError) as error:
+        raise InvalidRequest(str(error)) from error
+
+
 def _processes(described: Mapping[str, Any]) -> EngineProcesses:
     """The worker's parent is EngineCore, unless the worker runs inside EngineCore: then that is our own child."""
     worker, parent = described["worker_pid"], described["parent_pid"]
@@ -200,9 +226,9 @@ class _StatLogger(StatLoggerBase):
         pass
 
 
-def _sampling_params(sampling: Sampling, used: int, transfer: Mapping[str, Any]) -> SamplingParams:
+def _sampling_params(sampling: Sampling, outputs: int, transfer: Mapping[str, Any]) -> SamplingParams:
     return SamplingParams(
-        max_tokens=sampling.max_tokens - used,
+        max_tokens=sampling.max_tokens,
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
@@ -210,14 +236,38 @@ def _sampling_params(sampling: Sampling, used: int, transfer: Mapping[str, Any])
         seed=sampling.seed,
         ignore_eos=sampling.ignore_eos,
         stop_token_ids=list(sampling.stop_token_ids),
-        min_tokens=max(0, sampling.min_tokens - used),
+        min_tokens=sampling.min_tokens if sampling.min_tokens > outputs else 0,
         presence_penalty=sampling.presence_penalty,
         frequency_penalty=sampling.frequency_penalty,
         repetition_penalty=sampling.repetition_penalty,
         logit_bias=dict(sampling.logit_bias) or None,
+        logprobs=sampling.logprobs,
+        flat_logprobs=sampling.logprobs is not None,
+        structured_outputs=_structured(sampling.structured),
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
         extra_args={"kv_transfer_params": dict(transfer)},
+    )
+
+
+def _structured(wanted: Structured | None) -> StructuredOutputsParams | None:
+    match wanted:
+        case None:
+            return None
+        case Structured("json_object"):
+            return StructuredOutputsParams(json_object=True)
+        case Structured("choice", value):
+            return StructuredOutputsParams(choice=json.loads(value))
+        case Structured(kind, value):
+            return StructuredOutputsParams(**{kind: value})
+
+
+def _packed(flat: FlatLogprobs) -> tuple[bytes, ...]:
+    """The logprobs of one step's tokens: of each, vLLM puts the sampled token first, and then the likeliest."""
+    ids, values = flat.token_ids, flat.logprobs
+    return tuple(
+        logprobs.pack(values[start], ids[start + 1 : end], values[start + 1 : end])
+        for start, end in zip(flat.start_indices, flat.end_indices, strict=True)
     )
 
 

@@ -1,18 +1,19 @@
 """The vLLM connector: knows which blocks a request has, and loads moved blocks into new requests.
 
 Scheduler side (EngineCore process), in time order; nothing here owns blocks, vLLM frees them as always:
-    on_new_request               learn the request's key, and its staged blocks if it has any
+    on_new_request               learn the request's key, its output so far and its staged blocks, if it has any
     get_num_new_matched_tokens   how much of the context the staged blocks cover beyond the local cache
     update_state_after_alloc     which cache blocks they go to
-    build_connector_meta         each step: loads to do, and what changed in the block tables
+    build_connector_meta         each step: loads to do, output to restore, and what changed in the block tables
 
 Worker side:
     register_kv_caches           learn the layout
-    start_load_kv                each step, before the forward pass: block tables, then loads
+    start_load_kv                each step, before the forward pass: block tables, loads, then output to restore
     get_block_ids_with_load_errors   blocks that could not be loaded; vLLM recomputes them
 
-A request carries its key in `SamplingParams.extra_args["kv_transfer_params"]`: {"mell_key": str} and, when it
-is to load blocks, "mell_load": a `Load` as a mapping. Keys are Mell's own; vLLM's request ids stay its business.
+A request carries its key in `SamplingParams.extra_args["kv_transfer_params"]`: {"mell_key": str}; "mell_output": int,
+how many tokens at the prompt's end are output (see `history`); and, when it is to load blocks, "mell_load": a `Load` as
+a mapping. Keys are Mell's own; vLLM's request ids stay its business.
 An exception in the worker half would kill the engine and every request on it, so a load that fails is
 reported as failed blocks and never raises.
 """
@@ -30,6 +31,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from migration.errors import TransferFailed
+from migration.kv import history
 from migration.kv.device import preload
 from migration.kv.layout import CacheLayout
 from migration.kv.staging import Segments
@@ -97,6 +99,8 @@ class StepMetadata(KVConnectorMetadata):
     changes: list[TableChange] = field(default_factory=list)
     gone: list[str] = field(default_factory=list)
     loads: list[BlockLoad] = field(default_factory=list)
+    outputs: dict[str, int] = field(default_factory=dict)
+    """How many tokens of a new request are output, by vLLM's request ids; 0 for one that is seeded and has none."""
 
 
 @dataclass(slots=True)
@@ -119,21 +123,29 @@ class MellConnector(KVConnectorBase_V1):
         self._keys: dict[str, str] = {}
         self._wanted: dict[str, Load] = {}
         self._loads: list[BlockLoad] = []
+        self._begun: dict[str, tuple[Request, int]] = {}
         # worker side
+        self.runner: Any = None
         self.layout: CacheLayout | None = None
         self.unsupported: str | None = None
         self.tables: dict[str, BlockTable] = {}
         self.blocks_loaded = 0
         self.segments = Segments()
         self._failed: set[int] = set()
+        self._sampled_in_vain = False
 
     # --- scheduler side -------------------------------------------------------------------------------
 
     def on_new_request(self, request: "Request") -> None:
-        """Learn the request's key and the blocks staged for it."""
+        """Learn the request's key, its output so far and the blocks staged for it."""
         params = request.kv_transfer_params or {}
         if key := params.get("mell_key"):
             self._keys[request.request_id] = key
+            outputs = params.get("mell_output", 0)
+            if outputs:
+                history.replay(request, outputs)
+            if outputs or request.sampling_params.seed is not None:
+                self._begun[request.request_id] = (request, outputs)
         if load := params.get("mell_load"):
             self._wanted[request.request_id] = Load.from_params(load)
 
@@ -165,6 +177,7 @@ class MellConnector(KVConnectorBase_V1):
         meta = StepMetadata(loads=self._loads)
         self._loads = []
         self._note_gone(scheduler_output, meta)
+        self._note_begun(scheduler_output, meta)
         if self._groups > 1:
             return meta
         scheduled = scheduler_output.num_scheduled_tokens
@@ -189,11 +202,21 @@ class MellConnector(KVConnectorBase_V1):
         """Tables that are void from this step on: of requests that ended, and of preempted ones."""
         for request_id in scheduler_output.finished_req_ids:
             self._wanted.pop(request_id, None)
+            self._begun.pop(request_id, None)
             if key := self._keys.pop(request_id, None):
                 meta.gone.append(key)
         for request_id in scheduler_output.preempted_req_ids or ():
             if key := self._keys.get(request_id):
                 meta.gone.append(key)
+
+    def _note_begun(self, scheduler_output: "SchedulerOutput", meta: StepMetadata) -> None:
+        """Requests that begin, and were begun elsewhere or are seeded."""
+        if not self._begun:
+            return
+        for new in scheduler_output.scheduled_new_reqs:
+            request, outputs = self._begun.pop(new.req_id, (None, 0))
+            if request is not None and history.split(request, outputs, new):
+                meta.outputs[new.req_id] = outputs
 
     # --- worker side ----------------------------------------------------------------------------------
 
@@ -211,7 +234,7 @@ class MellConnector(KVConnectorBase_V1):
                 preload()
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Update the block tables, then load staged blocks; never raises."""
+        """Update the block tables, load staged blocks, then restore output; never raises."""
         meta = self._get_connector_metadata()
         assert isinstance(meta, StepMetadata)
         for key in meta.gone:
@@ -223,8 +246,15 @@ class MellConnector(KVConnectorBase_V1):
             else:
                 table.computed = change.computed
                 table.blocks.extend(change.blocks)
+        if self._sampled_in_vain:
+            history.rewind(self.runner)
         for block_load in meta.loads:
             self._load(block_load)
+        self._sampled_in_vain = bool(self._failed)
+        for request_id, outputs in meta.outputs.items():
+            history.restore(self.runner, request_id, outputs)
+        if meta.outputs:
+            history.refresh(self.runner)
 
     def _load(self, wanted: BlockLoad) -> None:
         """Scatter staged blocks, or report the cache blocks as failed."""

@@ -22,9 +22,16 @@ log = logging.getLogger(__name__)
 class MellWorker:
     """Mixed into vLLM's Worker; method names carry the prefix so that they cannot clash with its own."""
 
+    model_runner: Any
+    """The Worker's."""
+
     def mell_describe(self) -> dict[str, Any]:
-        """The cache's layout (empty when blocks cannot be moved, with the reason) and the processes' ids."""
+        """The cache's layout (empty when blocks cannot be moved, with the reason) and the processes' ids.
+
+        To be asked before the first request: the connector gets to know the model runner by it.
+        """
         connector = _connector()
+        connector.runner = self.model_runner
         layout = connector.layout
         return {
             "layout": layout.describe() if layout else "",

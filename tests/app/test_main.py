@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from app.ingress.config import IngressConfig
+from app.ingress.keys import ApiKey, digest, entry
 from app.main import APP, build_app
 from app.tinymodel import VERSION
 from deployments.config import EngineConfig, MigrationConfig, SchedulerConfig
@@ -19,6 +20,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     (folder / "config.json").write_text("{}")
     monkeypatch.setenv("MELL_CACHE", str(tmp_path))
+    monkeypatch.delenv("MELL_API_KEYS", raising=False)
     monkeypatch.setattr("app.main.check_installed", lambda settings: None)
     return folder
 
@@ -45,16 +47,20 @@ def test_every_deployment_is_given_its_configuration(made: Path) -> None:
     assert (migration.transport, migration.slot_bytes, scheduler.epoch_s) == ("shared", 8 << 20, 1.0)
 
 
+NAMED = {"served_model_name": "mell-tiny"}
+"""What vLLM's metrics call the model."""
+
+
 def test_without_gpus_the_engine_is_set_for_the_cpu() -> None:
     engine = deployments({})["Engine"]
-    assert engine.init_args[0].kwargs == {"dtype": "float32", "block_size": 32, "enforce_eager": True}
+    assert engine.init_args[0].kwargs == {**NAMED, "dtype": "float32", "block_size": 32, "enforce_eager": True}
     assert "num_gpus" not in engine.ray_actor_options
     assert engine.ray_actor_options["runtime_env"]["env_vars"]["OMP_NUM_THREADS"] == "1"
 
 
 def test_with_gpus_the_engine_is_left_to_vllm() -> None:
     engine = deployments({"accelerator_type": "H100"})["Engine"]
-    assert engine.init_args[0].kwargs == {}
+    assert engine.init_args[0].kwargs == NAMED
     assert engine.ray_actor_options["num_gpus"] == 1.0
     assert engine.ray_actor_options["accelerator_type"] == "H100"
     assert "OMP_NUM_THREADS" not in engine.ray_actor_options["runtime_env"]["env_vars"]
@@ -77,6 +83,45 @@ def test_serve_never_turns_a_call_away(name: str) -> None:
 
 def test_there_is_one_scheduler() -> None:
     assert deployments({"ingress": {"num_replicas": 3}})["Scheduler"].num_replicas == 1
+
+
+def ingress_config(**ingress: Any) -> IngressConfig:
+    config = deployments({"ingress": ingress})["Ingress"].init_args[0]
+    assert isinstance(config, IngressConfig)
+    return config
+
+
+def test_limits_of_the_ingress_reach_it() -> None:
+    config = ingress_config(max_requests=7, max_prompt_tokens=8, request_timeout_s=9.0)
+    assert (config.max_requests, config.max_prompt_tokens, config.request_timeout_s) == (7, 8, 9.0)
+    assert (config.api_keys_file, config.api_keys) == (None, ())
+
+
+def test_keys_are_read_where_the_ingress_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a replacement of the ingress does not accept keys again that were removed."""
+    (tmp_path / "keys.yaml").write_text(entry("a", "k"))
+    monkeypatch.chdir(tmp_path)
+    config = ingress_config(api_keys_file="keys.yaml")
+    assert (config.api_keys_file, config.api_keys) == (str(tmp_path / "keys.yaml"), ())
+
+
+def test_keys_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MELL_API_KEYS", entry("a", "k"))
+    assert ingress_config().api_keys == (ApiKey("a", digest("k")),)
+
+
+@pytest.mark.parametrize("listed", ["", "[]", "sk-not-a-list"])
+def test_a_bad_list_in_the_environment_starts_nothing(monkeypatch: pytest.MonkeyPatch, listed: str) -> None:
+    monkeypatch.setenv("MELL_API_KEYS", listed)
+    with pytest.raises(ValueError, match=r"^MELL_API_KEYS: no"):
+        build_app({})
+
+
+def test_keys_come_from_one_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "keys.yaml").write_text(entry("a", "k"))
+    monkeypatch.setenv("MELL_API_KEYS", entry("b", "l"))
+    with pytest.raises(ValueError, match="remove one of them"):
+        build_app({"ingress": {"api_keys_file": str(tmp_path / "keys.yaml")}})
 
 
 def test_mistakes_are_told_before_anything_is_built() -> None:

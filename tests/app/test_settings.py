@@ -120,6 +120,12 @@ NAN, INFINITY = float("nan"), float("inf")
         ("ingress.admin_key", "short"),
         ("ingress.admin_key", 12345678),
         ("ingress.max_body_bytes", 10),
+        ("ingress.max_requests", 0),
+        ("ingress.max_prompt_tokens", 0),
+        ("ingress.request_timeout_s", 0),
+        ("ingress.request_timeout_s", NAN),
+        ("ingress.api_keys_file", ""),
+        ("ingress.api_keys_file", "/no/such/file"),
         ("ingress.place_timeout_s", INFINITY),
         ("ingress.port", 0),
         ("ingress.port", "8000"),
@@ -157,6 +163,12 @@ def test_whole_numbers_will_do_for_seconds() -> None:
 )
 def test_a_contradiction_says_what_to_write(args: dict[str, Any], advice: str) -> None:
     assert advice in refused(args)
+
+
+def test_a_bad_list_of_keys_is_a_mistake_that_is_told(tmp_path: Path) -> None:
+    (tmp_path / "keys.yaml").write_text("[]")
+    message = refused(nested("ingress.api_keys_file", str(tmp_path / "keys.yaml")))
+    assert "  ingress.api_keys_file: " in message and "no key in it" in message and "python -m app.keys" in message
 
 
 def test_any_block_size_will_do_on_gpus() -> None:

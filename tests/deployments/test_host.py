@@ -165,16 +165,22 @@ async def test_end_of_the_output_ends_the_run() -> None:
     ("step", "reason"),
     [
         (EngineDead("gone"), "the engine died: gone"),
-        (InvalidRequest("too long"), "the engine failed: too long"),
+        (RuntimeError("odd"), "the engine failed: odd"),
         (None, "the engine ended the request without a reason"),
     ],
-    ids=["dies", "refuses", "just stops"],
+    ids=["dies", "fails", "just stops"],
 )
 async def test_reader_is_told_when_the_engine(step: Exception | None, reason: str) -> None:
     desk = await running()
     await desk.engine.give(step)
     assert desk.published() == [Lost(R, 0, reason)]
     assert desk.ended == [(R, False)] and not list(desk.host.loads())
+
+
+async def test_reader_is_told_that_no_engine_would_take_the_request() -> None:
+    desk = await running(0)
+    await desk.engine.give(InvalidRequest("no grammar"))
+    assert desk.published() == [Lost(R, 0, "no grammar", invalid=True)]
 
 
 async def test_abort_is_for_one_hop_only_and_silent() -> None:
@@ -267,6 +273,56 @@ async def test_request_that_was_lost_is_not_resumed() -> None:
     assert not desk.host.resume(R, 0, 0)
 
 
+# --- logprobs -----------------------------------------------------------------------------------------
+
+
+async def scoring(resumed: tuple[int, ...] = ()) -> Desk:
+    """A desk whose request r, with those tokens from elsewhere, got 7, 8 and 9, with logprobs b"7", b"8" and b"9"."""
+    desk, request = make_desk(), spec()
+    desk.host.submit(replace(request, sampling=replace(request.sampling, logprobs=0)), 0, resumed)
+    await desk.engine.give(Generated((7,), None, (b"7",)))
+    await desk.engine.give(Generated((8, 9), None, (b"8", b"9")))
+    return desk
+
+
+async def test_logprobs_are_published_with_their_tokens() -> None:
+    desk = await scoring(resumed=(5, 6))
+    assert desk.published() == [
+        replace(delta(2, 7), logprobs=(b"7",)),
+        replace(delta(3, 8, 9), logprobs=(b"8", b"9")),
+    ]
+
+
+async def test_logprobs_are_withheld_with_their_tokens() -> None:
+    desk = await scoring()
+    desk.published()
+    desk.host.mute(R)
+    await desk.engine.give(Generated((10,), None, (b"10",)))
+    assert desk.host.resume(R, 0, 1)
+    assert desk.published() == [replace(delta(1, 8, 9), logprobs=(b"8", b"9"))]
+    desk.host.unmute(R)
+    assert desk.published() == [replace(delta(3, 10), logprobs=(b"10",))]
+
+
+@pytest.mark.parametrize(("index", "again"), [(4, (b"9",)), (2, (b"7", b"8", b"9"))])
+async def test_logprobs_are_given_again_with_their_tokens(index: int, again: tuple[bytes, ...]) -> None:
+    desk = await scoring(resumed=(5, 6))
+    desk.published()
+    assert desk.host.resume(R, 0, index)
+    (told,) = desk.published()
+    assert isinstance(told, Delta) and (told.index, told.logprobs) == (index, again)
+
+
+async def test_tokens_from_elsewhere_cannot_be_given_with_their_logprobs() -> None:
+    """Their reader gets them by submitting anew; without logprobs it gets them here."""
+    desk = await scoring(resumed=(5, 6))
+    desk.published()
+    assert not desk.host.resume(R, 0, 1) and desk.published() == []
+    plain = make_desk()
+    plain.host.submit(spec(), 0, (5, 6))
+    assert plain.host.resume(R, 0, 1) and plain.published() == [delta(1, 6)]
+
+
 # --- the source of a migration ------------------------------------------------------------------------
 
 
@@ -325,16 +381,20 @@ async def test_request_that_is_not_here_is_gone(call: str) -> None:
         getattr(make_desk().host, call)(R)
 
 
-@pytest.mark.parametrize(
-    ("temperature", "seed", "stays"),
-    [(0.0, 1, False), (1.0, None, False), (1.0, 1, True)],
-    ids=["greedy with a seed may move", "sampled without a seed may move", "sampled with a seed stays"],
-)
-async def test_only_seeded_sampling_stays(temperature: float, seed: int | None, stays: bool) -> None:
+async def test_what_the_engine_cannot_continue_stays() -> None:
+    desk = await running()
+    assert desk.host.why_immovable(R) is None
+    desk.engine.ties = "it is unique"
+    assert desk.host.why_immovable(R) == "it is unique"
+    assert [load.immovable for load in desk.host.loads()] == ["it is unique"]
+
+
+async def test_what_the_engine_cannot_continue_may_begin_there() -> None:
     desk = make_desk()
-    desk.host.submit(replace(spec(), sampling=Sampling(5, temperature=temperature, seed=seed)), 0, ())
-    assert (desk.host.why_immovable(R) is not None) == stays
-    assert [load.immovable is not None for load in desk.host.loads()] == [stays]
+    desk.engine.ties = "it is unique"
+    desk.host.submit(spec(), 0, ())
+    with pytest.raises(Refused, match=r"exactly \(it is unique"):
+        desk.host.submit(spec("other"), 0, (1,))
 
 
 # --- the target of a migration ------------------------------------------------------------------------

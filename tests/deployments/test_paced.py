@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from deployments.engine.fake import FakeEngine, expected
+from deployments.engine.fake import FakeEngine, expected, expected_logprobs
 from deployments.engine.paced import PacedEngine
 from deployments.engine.port import EngineDead, InvalidRequest
 from migration.errors import BlocksGone, TransferFailed
@@ -52,7 +52,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return super().call_at(*args, **kwargs)
 
 
-class _NoWait(selectors.SelectSelector):
+class _NoWait(selectors.DefaultSelector):
     def __init__(self, loop: VirtualLoop) -> None:
         super().__init__()
         self._loop = loop
@@ -472,6 +472,17 @@ async def test_the_protocol_moves_a_request_between_paced_engines() -> None:
     record = await pair.settled()
     assert (record.outcome, record.path) == (Outcome.COMMITTED, "kv")
     assert 0 < record.blocks == await pair.b.engine.blocks_loaded()
+
+
+@virtual
+async def test_logprobs_are_those_of_any_engine_without_a_model() -> None:
+    engine, request = await PacedEngine.start("model", PACE, SLOT_BYTES), prompt(8)
+    sampling = Sampling(10, temperature=0.0, logprobs=2)
+    steps = [step async for step in engine.generate("r", request, (), sampling)]
+    assert tuple(packed for step in steps for packed in step.logprobs) == expected_logprobs(request, 10, 2)
+    plain = [step async for step in engine.generate("s", request, (), Sampling(10, temperature=0.0))]
+    assert [step.tokens for step in plain] == [step.tokens for step in steps]
+    assert all(step.logprobs == () for step in plain)
 
 
 # --- ends -----------------------------------------------------------------------------------------------

@@ -172,8 +172,9 @@ class Items:
         self.cancelled = True
 
 
-def replicas(answer: Any) -> Replicas:
+def replicas(answer: Any, routed: bool = True) -> Replicas:
     made = Replicas.__new__(Replicas)
+    made._routed = routed
     made._handle = Handle(answer)
     made._deployment = DeploymentID("Engine", "mell")
     made._one, made._streams = {}, {}
@@ -198,6 +199,7 @@ async def test_a_replica_that_left_the_routers_list_is_reached_by_its_actor(monk
     monkeypatch.setattr("ray.get_actor", lambda name, namespace: actors[name, namespace])
     assert await replicas(ReplicaUnavailableError("x")).call(ReplicaId("x"), "method", 1, 2) == "from the actor"
     assert actor.calls == [("method", (1, 2))]
+    assert await replicas("from anyone", routed=False).call(ReplicaId("x"), "method") == "from the actor"
 
 
 async def test_one_without_an_actor_is_unrouted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from deployments.config import MigrationConfig
-from deployments.transports import NAMES, ON_GPU, make_slots, make_transport
+from deployments.config import ON_GPU, ON_HOST, MigrationConfig
+from deployments.transports import make_slots, make_transport
 from migration.errors import TransferFailed
 from migration.kv.device import DeviceSlot
 from migration.messages import SlotRef
@@ -13,6 +13,8 @@ from migration.transport.collective import CollectiveGroups
 from migration.transport.shared import SharedSlots
 from policies.model import Bytes
 from tests.migration import fake_cupy
+
+NAMES = (*ON_HOST, *ON_GPU)
 
 
 def factory(config: MigrationConfig) -> SharedSlots:

@@ -23,11 +23,11 @@ async def reference(client: Client, tokens: list[int], count: int) -> str:
 
 
 async def moved(
-    client: Client, label: str, tokens: list[int], count: int, at: list[int], paths: list[str]
+    client: Client, label: str, tokens: list[int], count: int, at: list[int], paths: list[str], **sampling: Any
 ) -> tuple[Answer, list[dict[str, Any]]]:
     """Run a request that is moved when it has had `at[i]` tokens; its answer and its migrations."""
     answer, records = Answer(), []
-    reading = asyncio.create_task(client.stream(answer, tokens, count, label))
+    reading = asyncio.create_task(client.stream(answer, tokens, count, label, **sampling))
     for position, path in zip(at, paths, strict=True):
         await answer.until(position)
         response = await client.move(label, path=path)
@@ -104,8 +104,8 @@ async def test_sixty_moves_change_nothing(application: Application) -> None:
         read = sum(r["kv_blocks_loaded"] for r in await client.running()) - before
     assert sum(committed.values()) >= MOVES, committed
     assert min(committed["kv"], committed["tokens"]) >= 15, committed
-    # Where the target is the replica of the unmoved run, it has the blocks already.
-    assert read >= 0.5 * sum(cold) > 0, "the moved blocks were hardly read"
+    # Where the target is the replica of the unmoved run, it has the blocks already: by chance about every other time.
+    assert read >= 0.1 * sum(cold) > 0, "the moved blocks were hardly read"
     assert len(diversity) > 500, "the model repeats itself: equality would prove nothing"
 
 
@@ -181,23 +181,62 @@ async def test_full_target_refuses(application: Application) -> None:
         await client.idle()
 
 
-async def test_unmovable_unknown_and_ambiguous(application: Application) -> None:
+STATEFUL: dict[str, dict[str, Any]] = {
+    "seeded": {"temperature": 1.0, "seed": 7},
+    "constrained": {"temperature": 1.0, "seed": 5, "structured_outputs": {"regex": "([a-z]{3} ){100}"}},
+    "penalised": {"presence_penalty": 1.0, "frequency_penalty": 1.0, "repetition_penalty": 1.3},
+    "all of it": {
+        "temperature": 1.2,
+        "seed": -3,
+        "top_p": 0.95,
+        "top_k": 50,
+        "min_p": 0.001,
+        "logit_bias": {"9": 2.0},
+        "presence_penalty": -0.5,
+        "frequency_penalty": 0.7,
+        "repetition_penalty": 0.9,
+        "min_tokens": 60,
+    },
+}
+
+
+@pytest.mark.parametrize("sampling", STATEFUL.values(), ids=STATEFUL)
+async def test_what_depends_on_earlier_output_is_the_same_when_moved(
+    application: Application, sampling: dict[str, Any]
+) -> None:
+    tokens = prompt(400, sorted(sampling))
+    async with application.client() as client:
+        want, _ = await client.complete(tokens, 120, **sampling)
+        answer, records = await moved(
+            client, f"stateful-{len(sampling)}", tokens, 120, [1, 35, 70], ["kv", "tokens", "kv"], **sampling
+        )
+        await client.idle()
+    assert [r["outcome"] for r in records] == ["committed"] * 3
+    assert answer.text == want
+
+
+async def test_a_seeded_prompt_in_many_pieces_does_not_end_its_engine(application: Application) -> None:
+    """It is sampled after each piece, and what was sampled is taken back."""
+    tokens = prompt(3500, "pieces")
+    async with application.client() as client:
+        drawn = [(await client.complete(tokens, 20, temperature=1, seed=s))[0] for s in (1, 1, 2)]
+        await client.idle()
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+async def test_unknown_and_ambiguous(application: Application) -> None:
     async with application.client() as client:
         assert (await client.move("nobody")).status_code == 404
-        answers = [Answer(), Answer(), Answer()]
+        answers = [Answer(), Answer()]
         streams = [
             asyncio.create_task(client.stream(answers[0], prompt(20, "t1"), 800, "twin")),
             asyncio.create_task(client.stream(answers[1], prompt(20, "t2"), 800, "twin")),
-            asyncio.create_task(client.stream(answers[2], prompt(20, "t3"), 800, "seeded", temperature=1, seed=1)),
         ]
         for answer in answers:
             await answer.until(1)
         twin = await client.move("twin")
         assert twin.status_code == 409
         assert len(twin.json()["error"]["candidates"]) == 2
-        seeded = await client.move("seeded")
-        assert seeded.status_code == 422
-        assert "seeded" in seeded.json()["error"]["message"]
         chosen = twin.json()["error"]["candidates"][0]["id"]
         assert (await client.move(chosen, target="nowhere")).status_code == 422
         assert (await client.move(chosen)).status_code == 202

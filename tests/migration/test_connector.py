@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +27,11 @@ class Request:
 
     request_id: str = "v1"
     kv_transfer_params: dict[str, Any] | None = None
+    prompt_token_ids: list[int] = field(default_factory=lambda: [1, 2, 3, 4])
+    num_prompt_tokens: int = 4
+    sampling_params: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(seed=None))
+    structured_output_request: SimpleNamespace | None = None
+    _output_token_ids: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -35,6 +41,8 @@ class New:
     req_id: str
     block_ids: tuple[list[int], ...]
     num_computed_tokens: int = 0
+    prompt_token_ids: list[int] | None = None
+    prefill_token_ids: list[int] | None = None
 
 
 @dataclass
@@ -189,6 +197,90 @@ def test_request_that_matched_nothing_loads_nothing_then_or_later() -> None:
     assert connector.get_num_new_matched_tokens(asked, 0) == (0, False)
 
 
+# --- scheduler side: output so far --------------------------------------------------------------------
+
+
+def begin(outputs: int, seed: int | None = None, whole: list[int] | None = None) -> tuple[Request, New, Any]:
+    """A request that is first scheduled, what the worker is told of it, and what it is to restore."""
+    asked = request()
+    asked.kv_transfer_params = {"mell_key": "r.0", "mell_output": outputs}
+    asked.sampling_params.seed = seed
+    connector = make_connector()
+    connector.on_new_request(asked)
+    assert asked.num_prompt_tokens == 4, "it is admitted as a prompt"
+    new = New("v1", ([5],), 0, asked.prompt_token_ids, whole)
+    meta = connector.build_connector_meta(Scheduled({"v1": 4}, [new]))
+    assert connector.build_connector_meta(Scheduled({"v1": 4}, [new])).outputs == {}
+    return asked, new, meta.outputs
+
+
+@pytest.mark.parametrize(
+    ("outputs", "seed", "restored"),
+    [(0, None, {}), (0, 7, {"v1": 0}), (3, None, {"v1": 3}), (1, 7, {"v1": 1})],
+    ids=["begins", "begins seeded", "was begun elsewhere", "was begun elsewhere seeded"],
+)
+def test_output_is_split_from_the_prompt_when_a_request(
+    outputs: int, seed: int | None, restored: dict[str, int]
+) -> None:
+    asked, new, told = begin(outputs, seed)
+    cut = 4 - outputs
+    assert (asked.prompt_token_ids, asked._output_token_ids) == ([1, 2, 3, 4][:cut], [1, 2, 3, 4][cut:])
+    assert asked.num_prompt_tokens == cut
+    assert told == restored
+    assert new.prompt_token_ids == [1, 2, 3, 4], "V1 makes its batch of this"
+
+
+def test_model_runner_v2_is_told_prompt_and_all_tokens_and_restores_nothing() -> None:
+    _, new, told = begin(3, 7, whole=[1, 2, 3, 4])
+    assert (new.prompt_token_ids, new.prefill_token_ids, told) == ([1], [1, 2, 3, 4], {})
+
+
+class Grammar:
+    """Accepts tokens up to a limit."""
+
+    def __init__(self, limit: int = 100) -> None:
+        self.limit = limit
+        self.accepted: list[int] = []
+
+    def accept_tokens(self, request_id: str, tokens: list[int]) -> bool:
+        self.accepted += tokens
+        return max(tokens) < self.limit
+
+
+def constrained(outputs: int, compiling: "Future[Grammar]") -> Request:
+    asked = request()
+    asked.kv_transfer_params = {"mell_key": "r.0", "mell_output": outputs}
+    asked.structured_output_request = SimpleNamespace(_grammar=compiling, grammar=compiling)
+    make_connector().on_new_request(asked)
+    return asked
+
+
+def test_grammar_accepts_the_output_once_it_is_compiled_and_is_not_ready_before() -> None:
+    compiling: Future[Grammar] = Future()
+    asked, grammar = constrained(2, compiling), Grammar()
+    ready = asked.structured_output_request.grammar  # type: ignore[union-attr]
+    assert not ready.done()
+    compiling.set_result(grammar)
+    assert ready.result(0) is grammar and grammar.accepted == [3, 4]
+
+
+@pytest.mark.parametrize("fault", ["compile", "accept"])
+def test_grammar_that_does_not_fit_fails_its_request_alone(fault: str) -> None:
+    compiling: Future[Grammar] = Future()
+    asked = constrained(2, compiling)
+    if fault == "compile":
+        compiling.set_exception(ValueError("no grammar"))
+    else:
+        compiling.set_result(Grammar(limit=4))
+    with pytest.raises(ValueError, match="grammar"):
+        asked.structured_output_request.grammar.result(0)  # type: ignore[union-attr]
+
+
+def test_grammar_of_a_request_that_begins_is_left_alone() -> None:
+    compiling: Future[Grammar] = Future()
+    assert constrained(0, compiling).structured_output_request.grammar is compiling  # type: ignore[union-attr]
+
+
 # --- scheduler side: block tables ---------------------------------------------------------------------
 
 
@@ -328,6 +420,26 @@ def test_failed_load_is_reported_once_and_raises_nothing(segment: Segment, knobs
     assert connector.get_block_ids_with_load_errors() == set(blocks)
     assert connector.get_block_ids_with_load_errors() == set()
     assert held(cache) == {} and connector.blocks_loaded == 0
+
+
+@pytest.mark.parametrize(("ticket", "taken_back"), [(7, False), (8, True)], ids=["loaded", "failed"])
+def test_a_step_after_a_load_that_failed_takes_back_what_was_drawn(
+    segment: Segment, ticket: int, taken_back: bool
+) -> None:
+    """vLLM throws away what that step sampled."""
+    from migration.kv.history import SeededGenerator
+
+    connector, _ = make_worker(segment)
+    generator = SeededGenerator(3, [])
+    connector.runner = SimpleNamespace(requests={"v1": SimpleNamespace(generator=generator)})
+    step(connector, loads=[load(segment, 9, ticket=ticket)])
+    connector.get_block_ids_with_load_errors()
+    first = torch.rand(1, generator=generator)
+    step(connector)
+    assert (torch.rand(1, generator=generator) == first) == taken_back
+    second = torch.rand(1, generator=generator)
+    step(connector)
+    assert torch.rand(1, generator=generator) != second
 
 
 def test_load_from_a_process_that_is_gone_is_reported() -> None:

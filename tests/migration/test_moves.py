@@ -198,18 +198,11 @@ async def test_second_move_of_the_same_request_is_refused() -> None:
     assert await pair.finished(cursor) == expected(request.prompt, 60)
 
 
-async def test_seeded_sampling_stays() -> None:
-    pair = make_pair()
-    request = spec(seed=1)
-    sampled = type(request)(
-        request.id,
-        request.label,
-        request.prompt,
-        type(request.sampling)(5, temperature=1.0, seed=1),
-        request.ingress,
-    )
-    pair.submit(sampled)
-    with pytest.raises(Refused, match="seeded"):
+async def test_what_the_engine_cannot_continue_stays() -> None:
+    pair, request = make_pair(), spec()
+    pair.a.engine.ties = "it is unique"
+    pair.submit(request)
+    with pytest.raises(Refused, match="it is unique"):
         pair.move(request.id)
 
 

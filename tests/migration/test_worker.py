@@ -40,7 +40,9 @@ def make_extension(group: dict[str, Any], computed: int = 10) -> tuple[Any, torc
     cache[:] = torch.arange(cache.numel()).reshape(cache.shape)
     step(connector, changes=[change(computed, 5, 9, 2, replace=True)])
     group["connector"] = connector
-    return MellWorker(), cache
+    worker = MellWorker()
+    worker.model_runner = object()
+    return worker, cache
 
 
 def test_full_blocks_are_gathered_in_context_order(group: dict[str, Any], segment: Segment) -> None:

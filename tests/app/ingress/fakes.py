@@ -7,16 +7,18 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
 from starlette.applications import Starlette
 
+from app.ingress.admission import Gate
 from app.ingress.conversation import Conversation
 from app.ingress.http import Routes
 from app.ingress.model import Model
+from app.ingress.observed import Observed
 from app.ingress.placing import Placer
 from app.ingress.streams import Streams
 from deployments.calls import PlaceCall, Submission
@@ -47,7 +49,9 @@ LOOPBACK = ("127.0.0.1", 4711)
 
 
 class StoppingEngine(FakeEngine):
-    """A fake engine that heeds `stop_token_ids`, from `min_tokens` on."""
+    """A fake engine that heeds `stop_token_ids`, from `min_tokens` on; with a `script`, its tokens are all it says."""
+
+    script: tuple[int, ...] | None = None
 
     async def generate(
         self, key: str, prompt: tuple[int, ...], outputs: tuple[int, ...], sampling: Sampling
@@ -57,6 +61,13 @@ class StoppingEngine(FakeEngine):
         async with contextlib.aclosing(drawing) as steps:  # type: ignore[type-var]
             async for step in steps:
                 count += len(step.tokens)
+                if self.script is not None:
+                    # What it says is also what its KV blocks hold.
+                    self._contexts[key][-1] = self.script[count - 1]
+                    step = replace(step, tokens=(self.script[count - 1],))
+                    if count == len(self.script):
+                        yield replace(step, finish="stop")
+                        return
                 if step.tokens[-1] in sampling.stop_token_ids and count >= sampling.min_tokens:
                     yield replace(step, finish="stop")
                     return
@@ -241,6 +252,12 @@ class Service:
     def replica(self, name: str) -> Replica:
         return self.replicas[ReplicaId(name)]
 
+    def say(self, tokens: Sequence[int]) -> None:
+        """Have every answer be these tokens, of which the last one ends it."""
+        for replica in self.replicas.values():
+            assert isinstance(replica.engine, StoppingEngine)
+            replica.engine.script = tuple(tokens)
+
     def kill(self, name: str, noticed: bool = True) -> None:
         """The process is gone; `noticed` by Serve's controller, too."""
         replica = self.replica(name)
@@ -248,6 +265,11 @@ class Service:
         self.wires.cut(name, PeerLost(f"replica {name} died"))
         if noticed:
             self.members.become(*(r for r in self.members.running if r != name))
+
+    def tie(self, why: str) -> None:
+        """No engine can continue what another one has begun."""
+        for replica in self.replicas.values():
+            replica.engine.ties = why
 
     def move(self, request: RequestId, to: str, path: PathRequest = PathRequest.KV) -> MigrationRecord:
         """Begin to move a request from wherever it is."""
@@ -311,12 +333,24 @@ def make_service(
 class Backend:
     """Implements `app.ingress.http.Backend` over a service; `answer` is given instead of moving anything."""
 
-    def __init__(self, service: Service, model: Model, max_body_bytes: int = 1 << 20) -> None:
+    def __init__(
+        self,
+        service: Service,
+        model: Model,
+        max_body_bytes: int = 1 << 20,
+        gate: Gate | None = None,
+        max_prompt_tokens: int | None = None,
+        request_timeout_s: float | None = None,
+    ) -> None:
         self.id: IngressId = INGRESS
         self.model = model
         self.streams = service.streams
         self.service = service
         self.max_body_bytes = max_body_bytes
+        self.gate = gate or Gate()
+        self.observed = Observed(model.id)
+        self.max_prompt_tokens = max_prompt_tokens
+        self.request_timeout_s = request_timeout_s
         self.admin_key: str | None = None
         self.unhealthy: str | None = None
         self.answer: MoveAnswer | None = None
@@ -327,6 +361,9 @@ class Backend:
 
     def version(self) -> dict[str, str]:
         return {"version": "1", "vllm": "2", "ray": "3", "torch": "4"}
+
+    async def metrics(self) -> bytes:
+        return b"# metrics\n"
 
     async def state(self) -> dict[str, Any]:
         loads = [(r.id, load) for r in self.service.replicas.values() for load in r.host.loads()]
@@ -390,7 +427,9 @@ def make_api(model: Model, service: Service | None = None, **options: Any) -> Ap
 class Exchange:
     """One HTTP request, message by message. When its client leaves, sending goes on like uvicorn's, to nobody."""
 
-    def __init__(self, api: Api, body: bytes, path: str = "/v1/completions") -> None:
+    def __init__(
+        self, api: Api, body: bytes, path: str = "/v1/completions", headers: dict[str, str] | None = None
+    ) -> None:
         self.sent: list[dict[str, Any]] = []
         self._incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._incoming.put_nowait({"type": "http.request", "body": body, "more_body": False})
@@ -407,7 +446,8 @@ class Exchange:
             "raw_path": path.encode(),
             "root_path": "",
             "query_string": b"",
-            "headers": [(b"content-type", b"application/json")],
+            "headers": [(b"content-type", b"application/json")]
+            + [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()],
             "client": LOOPBACK,
             "server": ("mell", 80),
         }

@@ -64,27 +64,34 @@ BOTH: dict[str, list[Any]] = {
     "stream": [1, "true", []],
     "stream_options": [{}, {"include_usage": True}, 5, True, []],
     "user": [5, [], {}],
-    "n": [2, 0, "1", []],
+    "n": [17, 0, -1, HUGE, 1.5, "1", True, []],
 }
 COMPLETION: dict[str, list[Any]] = {
     "prompt": [
-        *(5, 1.5, True, {}, "", [], [""], ["one", "two"], [[1, 2]], [1.5], [1.0], [True], [None], [-1], [1, -1]),
+        *(5, 1.5, True, {}, "", [], [""], ["a", ""], ["a", 5], [5, "a"], [[]], [[1], []], [[1], "a"], [[1.5]]),
+        *([1.5], [1.0], [True], [None], [-1], [1, -1], [[1], [-1]], [["a"]], [[[1]]], ["a"] * 129, [[5]] * 129),
         *([512], [HUGE], [-HUGE], [1] * (MAX_CONTEXT + 1), [1] * MAX_CONTEXT, "word " * MAX_CONTEXT),
     ],
-    "best_of": [2, "1"],
-    "echo": [True, "false"],
-    "logprobs": [0, 1, True],
+    "best_of": [2, 0, "1", True],
+    "echo": ["false", 1],
+    "logprobs": [6, -1, HUGE, 1.5, "1", True],
     "suffix": ["", "x"],
 }
 CHAT: dict[str, list[Any]] = {
     "max_completion_tokens": [0, -1, HUGE, MAX_CONTEXT, 1.5, "5", True],
-    "tools": [[], [{"type": "function", "function": {"name": "f"}}], {}],
-    "tool_choice": ["auto", "required", {}],
+    "tools": [[], {}, 5, "f"],
+    "tool_choice": ["auto", "required", "f", {}, 5, {"type": "function", "function": {"name": "f"}}],
+    "parallel_tool_calls": [0, "false", []],
     "functions": [[], [{"name": "f"}]],
     "function_call": ["auto", {"name": "f"}],
-    "response_format": [{"type": "json_object"}, {"type": "json_schema", "json_schema": {}}, {}, "text", 5],
-    "logprobs": [True, 1, "false"],
-    "top_logprobs": [0, 1],
+    "response_format": [
+        "text",
+        5,
+        {"type": "json_schema"},
+        {"type": "text", "json_schema": {"name": "x", "schema": {}}},
+    ],
+    "logprobs": [1, "false"],
+    "top_logprobs": [1, 21, -1, HUGE, 1.5, "1", True],
 }
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 BODIES: dict[str, dict[str, Any]] = {COMPLETIONS: {"prompt": PROMPT}, CHATS: {"messages": MESSAGES}}
@@ -114,6 +121,7 @@ def picture(**extra: Any) -> Any:
     return {"type": "image_url", "image_url": {"url": "https://x/y.png"}, **extra}
 
 
+CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 WRONG_MESSAGES: dict[str, tuple[Any, str]] = {
     "null": (None, "messages"),
     "none": ([], "messages"),
@@ -135,7 +143,18 @@ WRONG_MESSAGES: dict[str, tuple[Any, str]] = {
     "a part with a number": (user([{"type": "text", "text": 5}]), "messages[0].content"),
     "a part with more": (user([{"type": "text", "text": "x", "y": 1}]), "messages[0].content"),
     "the second": ([*user("x"), *user(5)], "messages[1].content"),
-    "calls of tools": ([{"role": "assistant", "content": "x", "tool_calls": []}], "messages[0].tool_calls"),
+    "a user's call": ([{"role": "user", "content": "x", "tool_calls": [CALL]}], "messages[0].tool_calls"),
+    "calls that are an object": ([{"role": "assistant", "tool_calls": CALL}], "messages[0].tool_calls"),
+    "an assistant without a word": ([{"role": "assistant", "content": None, "tool_calls": []}], "messages[0].content"),
+    "a call of nothing": ([{"role": "assistant", "tool_calls": [{"id": "a"}]}], "messages[0].tool_calls[0].function"),
+    "a call without an id": (
+        [{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}],
+        "messages[0].tool_calls[0].id",
+    ),
+    "arguments that are no text": (
+        [{"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "f", "arguments": {}}}]}],
+        "messages[0].tool_calls[0].function.arguments",
+    ),
     "a function's call": ([{"role": "assistant", "content": "x", "function_call": {}}], "messages[0].function_call"),
     "an unknown member": ([{"role": "user", "content": "x", "mood": "good"}], "messages[0].mood"),
     "a name that is a number": ([{"role": "user", "content": "x", "name": 5}], "messages[0].name"),
@@ -147,6 +166,25 @@ WRONG_MESSAGES: dict[str, tuple[Any, str]] = {
 async def test_a_wrong_message_is_named_with_its_path(api: Api, messages: Any, param: str) -> None:
     error = refusal(await api.chat(messages=messages))
     assert error["param"] == param and param in error["message"] and untouched(api)
+
+
+@pytest.mark.parametrize(
+    ("tool", "param"),
+    [
+        ("f", "tools[0]"),
+        ({"type": "function"}, "tools[0].function"),
+        ({"type": "retrieval", "function": {"name": "f"}}, "tools[0].type"),
+        ({"type": "function", "function": {}}, "tools[0].function.name"),
+        ({"type": "function", "function": {"name": ""}}, "tools[0].function.name"),
+        ({"type": "function", "function": {"name": "f", "parameters": []}}, "tools[0].function.parameters"),
+        ({"type": "function", "function": {"name": "f", "mood": "good"}}, "tools[0].function.mood"),
+    ],
+    ids=str,
+)
+async def test_a_wrong_tool_is_named_with_its_path(api: Api, tool: Any, param: str) -> None:
+    error = refusal(await api.chat(tools=[tool], tool_choice="required"))
+    assert error["param"] == param and param in error["message"] and untouched(api)
+    assert refusal(await api.post("/tokenize", json={"messages": MESSAGES, "tools": [tool]})) == error
 
 
 @pytest.mark.parametrize("messages", [[], "hello", [{"role": "user"}], user([picture()])], ids=str)
@@ -229,10 +267,10 @@ async def test_a_prompt_that_leaves_no_room_says_how_much_there_is(api: Api) -> 
 
 
 @pytest.mark.parametrize(
-    "prompt", ["one text or one list", ["one", "two"], [[1, 2], [3]], [True]], ids=["empty", "texts", "lists", "bools"]
+    "prompt", ["", ["one", ""], [[1, 2], []], ["one", 5], [True]], ids=["empty", "texts", "lists", "both", "bools"]
 )
 async def test_what_a_prompt_may_be_is_said(api: Api, prompt: Any) -> None:
-    error = refusal(await api.complete(prompt=prompt if isinstance(prompt, list) else ""))
+    error = refusal(await api.complete(prompt=prompt))
     assert "list of token ids" in error["message"]
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from app.ingress.chat import CHAT
 from app.ingress.completions import COMPLETIONS
-from app.ingress.generation import to_spec
+from app.ingress.generation import to_plan
 from app.ingress.model import Model
 from app.ingress.schema import ChatRequest, CompletionRequest
 from deployments.engine.fake import expected
@@ -39,8 +39,8 @@ def test_replicas_are_told_what_the_client_asks_for(model: Model, given: dict[st
     names = RequestId("r"), "label", IngressId("i")
     completion = CompletionRequest.model_validate({"prompt": PROMPT, "max_tokens": 9, **given})
     chat = ChatRequest.model_validate({"messages": MESSAGES, "max_completion_tokens": 9, **given})
-    assert to_spec(COMPLETIONS, completion, model, *names).sampling == told
-    assert to_spec(CHAT, chat, model, *names).sampling == told
+    for plan in (to_plan(COMPLETIONS, completion, model, *names), to_plan(CHAT, chat, model, *names)):
+        assert [spec.sampling for spec in plan.specs] == [told]
 
 
 def reason_and_text(choice: Any) -> tuple[str | None, str]:

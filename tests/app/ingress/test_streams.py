@@ -1,14 +1,15 @@
 """Streams that outlive replicas: whatever happens to a replica, the client gets the tokens of an undisturbed run."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
 
-from app.ingress.conversation import Conversation, unrepeatable
+from app.ingress.conversation import Conversation
 from app.ingress.errors import ApiError
 from deployments.engine.fake import expected
-from migration.cursor import Cursor
+from deployments.engine.port import Generated, InvalidRequest
 from migration.errors import PeerLost, Refused
 from migration.messages import PathRequest
 from migration.record import Outcome
@@ -283,7 +284,7 @@ async def test_what_every_replica_loses_is_given_up() -> None:
     for replica in service.replicas.values():
         replica.engine.dead = True
     lost: list[None] = []
-    service.streams._lost = lambda: lost.append(None)
+    service.streams._recovery._lost = lambda: lost.append(None)
     with pytest.raises(ApiError, match="too many replicas") as failed:
         await served(service, request)
     assert (failed.value.status, len(lost)) == (503, 1)
@@ -294,34 +295,41 @@ async def test_what_every_replica_loses_is_given_up() -> None:
 # --- sampling -----------------------------------------------------------------------------------------
 
 
-async def test_seeded_sampling_ends_with_its_replica() -> None:
-    service = make_service()
-    async with service.streams.open(sampled(seed=1)) as conversation:
+async def test_what_no_engine_can_continue_exactly_stays_and_ends_with_its_replica() -> None:
+    service, request = make_service(), spec(tokens=LONG)
+    service.tie("no two are alike")
+    async with service.streams.open(request) as conversation:
         await service.reading(conversation, 10)
+        with pytest.raises(Refused, match="no two are alike"):
+            service.move(request.id, "b")
         service.kill("a")
-        with pytest.raises(ApiError, match="seeded sampling") as failed:
+        with pytest.raises(ApiError, match=r"cannot be continued here exactly \(no two are alike") as failed:
             await output(conversation)
     assert failed.value.status == 503
     await service.idle()
 
 
-PENALTIES = {
-    "presence": Sampling(LONG, temperature=0.0, presence_penalty=0.5),
-    "frequency": Sampling(LONG, temperature=0.0, frequency_penalty=-0.5),
-}
-
-
-@pytest.mark.parametrize("penalty", PENALTIES.values(), ids=PENALTIES)
-async def test_what_penalises_output_stays_and_ends_with_its_replica(penalty: Sampling) -> None:
-    service, request = make_service(), replace(spec(), sampling=penalty)
+async def test_what_has_not_begun_begins_elsewhere_however_it_is_sampled() -> None:
+    service, request = make_service(step_s=0.05), spec(tokens=3)
+    service.tie("no two are alike")
     async with service.streams.open(request) as conversation:
-        await service.reading(conversation, 10)
-        with pytest.raises(Refused, match="presence or frequency penalty"):
-            service.move(request.id, "b")
         service.kill("a")
-        with pytest.raises(ApiError, match="presence or frequency penalty") as failed:
-            await output(conversation)
-    assert failed.value.status == 503
+        assert await output(conversation) == whole(request)
+
+
+async def test_what_no_engine_takes_is_the_clients_error_and_not_tried_again() -> None:
+    service, request = make_service(), spec()
+
+    async def refuse(*args: object) -> AsyncIterator[Generated]:
+        for _ in range(1):
+            raise InvalidRequest("not a grammar")
+        yield Generated(())
+
+    service.replica("a").engine.generate = refuse  # type: ignore[assignment, method-assign]
+    with pytest.raises(ApiError, match="not a grammar") as failed:
+        await served(service, request)
+    assert failed.value.status == 400
+    assert [method for _, method in service.wires.calls].count("submit") == 1
     await service.idle()
 
 
@@ -341,38 +349,6 @@ async def test_what_ends_an_answer_ends_it_wherever_it_is(harm: str, min_tokens:
         assert await output(conversation) == drawn[: 51 if min_tokens else 31]
         assert conversation.host == "b"
     await service.idle()
-
-
-async def test_seeded_sampling_that_has_not_begun_begins_elsewhere() -> None:
-    service, request = make_service(step_s=0.05), sampled(seed=1, tokens=3)
-    async with service.streams.open(request) as conversation:
-        service.kill("a")
-        assert len(await output(conversation)) == 3
-
-
-@pytest.mark.parametrize(
-    ("request_", "tokens", "repeatable"),
-    [
-        (sampled(seed=None), [1], True),
-        (sampled(seed=1), [], True),
-        (sampled(seed=1), [1], False),
-        (spec(seed=1), [1], True),
-        (replace(spec(), sampling=PENALTIES["presence"]), [], True),
-        (replace(spec(), sampling=PENALTIES["presence"]), [1], False),
-        (replace(spec(), sampling=PENALTIES["frequency"]), [1], False),
-        (
-            replace(spec(), sampling=Sampling(9, min_tokens=5, logit_bias=((5, 1.0),), repetition_penalty=2.0)),
-            [1],
-            True,
-        ),
-    ],
-    ids=[
-        *("no seed", "nothing sampled yet", "seeded and begun", "seeded but greedy"),
-        *("nothing to penalise yet", "presence penalised", "frequency penalised", "functions of all tokens"),
-    ],
-)
-def test_what_can_be_continued_elsewhere(request_: RequestSpec, tokens: list[int], repeatable: bool) -> None:
-    assert (unrepeatable(request_, Cursor(tokens=tokens)) is None) is repeatable
 
 
 # --- streams that break while the replica lives -------------------------------------------------------
@@ -446,7 +422,7 @@ async def test_a_word_of_a_move_lost_with_a_stream_costs_nothing(lost: type) -> 
 
 
 async def test_a_stream_of_an_idle_replica_breaks_and_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.ingress.streams._ROUTER_SKEW_S", 0.1)
+    monkeypatch.setattr("app.ingress.streams.ROUTER_SKEW_S", 0.1)
     service, request = make_service("a"), spec()
     await asyncio.sleep(0.2)
     service.wires.cut("a", ConnectionError("broken"))

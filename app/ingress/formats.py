@@ -1,0 +1,72 @@
+"""What an answer has to match: OpenAI's `response_format` and vLLM's `structured_outputs`.
+
+Whether a schema or a grammar makes sense, the engine says: it is the one that compiles it.
+"""
+
+import json
+from typing import Annotated, Any, Literal, Self, cast
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from app.ingress.strict import Strict
+from migration.request import Kind, Structured
+
+Text = Annotated[str, Field(min_length=1)]
+
+
+class JsonSchema(Strict):
+    """OpenAI's named schema. `name`, `description` and `strict` are accepted; the schema is always followed."""
+
+    name: Text
+    schema_: dict[str, Any] = Field(alias="schema")
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Strict):
+    """OpenAI's format of an answer."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if (self.json_schema is not None) != (self.type == "json_schema"):
+            raise ValueError('write json_schema with type "json_schema", and only then')
+        return self
+
+    @property
+    def structured(self) -> Structured | None:
+        """What the engine is told; None for any text."""
+        if self.json_schema is not None:
+            return Structured("json", json.dumps(self.json_schema.schema_))
+        return Structured("json_object") if self.type == "json_object" else None
+
+
+def _schema(value: Any) -> Any:
+    """A schema as text, however it was written."""
+    return json.dumps(value) if isinstance(value, dict) else value
+
+
+class StructuredOutputs(Strict):
+    """vLLM's constraints, of which there may be one."""
+
+    json_: Annotated[Text, BeforeValidator(_schema)] | None = Field(None, alias="json")
+    json_object: Literal[True] | None = None
+    regex: Text | None = None
+    choice: Annotated[list[Text], Field(min_length=1)] | None = None
+    grammar: Text | None = None
+    structural_tag: Text | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if len(self.model_dump(exclude_none=True)) != 1:
+            raise ValueError("write one of json, json_object, regex, choice, grammar, structural_tag")
+        return self
+
+    @property
+    def structured(self) -> Structured:
+        """What the engine is told."""
+        ((kind, value),) = self.model_dump(by_alias=True, exclude_none=True).items()
+        told = value if isinstance(value, str) else json.dumps(value)
+        return Structured(cast(Kind, kind), "" if kind == "json_object" else told)

@@ -1,0 +1,168 @@
+"""API keys at rest: names, SHA-256 digests and limits, as a list in YAML or JSON.
+
+A key has 256 random bits, so a plain digest is as hard to invert as the key is to guess; slow hashes are for passwords.
+"""
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pydantic
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from app.ingress.limits import KeyLimits
+
+VARIABLE = "MELL_API_KEYS"
+"""The environment variable that may hold the list instead of a file."""
+
+_PREFIX = "mell-"
+_MADE_BY = "`python -m app.keys NAME` makes a key and its entry"
+
+
+class KeyListError(ValueError):
+    """A list of keys that cannot be used; says what to write, and never holds what stands in the list."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """One key: `sha256` is the digest of its UTF-8 text, in lower-case hexadecimal digits."""
+
+    name: str
+    sha256: str
+    limits: KeyLimits = field(default_factory=KeyLimits)
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    name: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    requests_per_minute: int | None = Field(None, ge=1)
+    tokens_per_minute: int | None = Field(None, ge=1)
+    concurrent_requests: int | None = Field(None, ge=1)
+
+    def key(self) -> ApiKey:
+        limits = KeyLimits(self.requests_per_minute, self.tokens_per_minute, self.concurrent_requests)
+        return ApiKey(self.name, self.sha256, limits)
+
+
+_ENTRIES = TypeAdapter(list[_Entry])
+_WORDS = {
+    "name": "1 to 64 of A-Za-z0-9._-, in quotes if it looks like a number",
+    "sha256": f"64 hexadecimal digits, in lower case; {_MADE_BY}",
+}
+
+
+def parse_keys(text: str, where: str) -> tuple[ApiKey, ...]:
+    """The keys of a list, at least one. `where` names the list in errors.
+
+    Raises:
+        KeyListError: it is not such a list, or names or keys occur twice.
+    """
+    try:
+        listed = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        raise KeyListError(f"{where}{f', line {mark.line + 1}' if mark else ''}: neither YAML nor JSON") from None
+    try:
+        keys = [entry.key() for entry in _ENTRIES.validate_python(listed)]
+    except pydantic.ValidationError as error:
+        raise KeyListError(f"{where}: {_explain(error.errors(include_input=False)[0])}") from None
+    if not keys:
+        raise KeyListError(f"{where}: no key in it; {_MADE_BY}")
+    _check_distinct(where, keys)
+    return tuple(keys)
+
+
+def _explain(first: Any) -> str:
+    loc = first["loc"]
+    if not loc:
+        return f"not a list of keys; {_MADE_BY}"
+    entry = f"key {loc[0] + 1}"
+    if len(loc) == 1:
+        return f"{entry} is not a mapping with name and sha256; {_MADE_BY}"
+    name = loc[1]
+    match first["type"]:
+        case "extra_forbidden" | "invalid_key":
+            return f"{entry} has a member that does not exist; there are {', '.join(_Entry.model_fields)}"
+        case "missing":
+            return f"{entry} has no {name}; {_MADE_BY}"
+        case _:
+            return f"{entry}, {name}: write {_WORDS.get(str(name), 'a whole number above 0, or leave it out')}"
+
+
+def _check_distinct(where: str, keys: list[ApiKey]) -> None:
+    for attribute in ("name", "sha256"):
+        values = [getattr(key, attribute) for key in keys]
+        for number, value in enumerate(values):
+            if (first := values.index(value)) < number:
+                raise KeyListError(f"{where}: keys {first + 1} and {number + 1} have the same {attribute}")
+
+
+class KeyFile:
+    """A list of keys in a file, which is read again when the file has changed."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._seen: tuple[int, ...] | None = None
+
+    def read(self) -> tuple[ApiKey, ...]:
+        """The keys. Raises KeyListError."""
+        self._seen = None
+        keys = self.changed()
+        assert keys is not None
+        return keys
+
+    def changed(self) -> tuple[ApiKey, ...] | None:
+        """The keys if the file is another one than when last asked, else None. Raises KeyListError, once per change."""
+        path, before = Path(self.path), self._seen
+        self._seen = ()
+        try:
+            status = path.stat()
+            self._seen = (status.st_ino, status.st_size, status.st_mtime_ns)
+            text = path.read_text("utf-8") if self._seen != before else None
+        except (OSError, UnicodeDecodeError) as error:
+            if before == ():
+                return None
+            raise KeyListError(f"{self.path} cannot be read: {getattr(error, 'strerror', 'not UTF-8')}") from None
+        return None if text is None else parse_keys(text, self.path)
+
+
+def new_key() -> str:
+    """A key with 256 random bits."""
+    return _PREFIX + secrets.token_urlsafe(32)
+
+
+def entry(name: str, key: str) -> str:
+    """The entry of a key, to be added to a list. Raises KeyListError for a name that cannot be used."""
+    text: str = yaml.safe_dump([{"name": name, "sha256": digest(key)}], sort_keys=False)
+    try:
+        parse_keys(text, name)
+    except KeyListError:
+        raise KeyListError(f"{name!r} is not a name: write {_WORDS['name']}") from None
+    return text
+
+
+def digest(key: str) -> str:
+    """SHA-256 of a key, in hexadecimal digits."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def find(keys: Iterable[ApiKey], given: str) -> ApiKey | None:
+    """The key that `given` is, None if it is none of them. How long it takes says nothing of how near it came."""
+    theirs, found = digest(given), None
+    for key in keys:
+        if hmac.compare_digest(theirs, key.sha256):
+            found = key
+    return found
+
+
+def bearer(authorization: str | None) -> str | None:
+    """The key in an Authorization header (RFC 6750: the scheme's case does not matter), None if there is none."""
+    scheme, _, key = (authorization or "").partition(" ")
+    return key.strip() or None if scheme.lower() == "bearer" else None

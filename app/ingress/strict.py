@@ -1,0 +1,9 @@
+"""The base of everything that clients send as JSON."""
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Strict(BaseModel):
+    """A body or a part of one: unknown members are refused, values are not converted between types."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)

@@ -1,0 +1,26 @@
+"""Make an API key: `python -m app.keys NAME >> FILE`, with the file that `ingress.api_keys_file` names.
+
+The entry goes to standard output, the key itself to standard error: it is shown once and stored nowhere.
+"""
+
+import sys
+
+from app.ingress.keys import KeyListError, entry, new_key
+
+
+def main(arguments: list[str]) -> None:
+    """Write the entry and the key."""
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        raise SystemExit(__doc__)
+    key = new_key()
+    try:
+        text = entry(arguments[0], key)
+    except KeyListError as error:
+        raise SystemExit(f"app.keys: {error}") from None
+    sys.stdout.write(text)
+    sys.stdout.flush()
+    sys.stderr.write(f"API key of {arguments[0]}, shown only now: {key}\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,66 @@
+"""Metrics on their way from the processes that count to the one that is scraped: Prometheus's text format in pieces.
+
+Every process renders what is in its own registry, with its name as a label. Putting the pieces of several processes
+together is then joining strings: the format wants all samples of a family under one HELP and TYPE, and no more.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from prometheus_client import generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+_HEAD_LINES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One metric of one process: `head` is its HELP and TYPE, `samples` its sample lines; each line ends in a newline.
+
+    `name` is without the `_total` of a counter.
+    """
+
+    name: str
+    head: str
+    samples: str
+
+
+class _One:
+    """A registry of one metric."""
+
+    def __init__(self, metric: Metric) -> None:
+        self._metric = metric
+
+    def collect(self) -> Iterable[Metric]:
+        return (self._metric,)
+
+
+def expose(registry: Collector, labels: Mapping[str, str], prefix: str = "") -> tuple[Family, ...]:
+    """The metrics whose names begin with `prefix`, with `labels` added to every sample.
+
+    The times at which series were created are left out: Prometheus's text format has no place for them but a gauge
+    per series.
+    """
+    return tuple(_render(metric, labels) for metric in registry.collect() if metric.name.startswith(prefix))
+
+
+def _render(metric: Metric, labels: Mapping[str, str]) -> Family:
+    labelled = Metric(metric.name, metric.documentation, metric.type)
+    created = f"{metric.name}_created"
+    labelled.samples = [
+        sample._replace(labels={**sample.labels, **labels}) for sample in metric.samples if sample.name != created
+    ]
+    lines = generate_latest(_One(labelled)).decode().splitlines(keepends=True)
+    return Family(metric.name, "".join(lines[:_HEAD_LINES]), "".join(lines[_HEAD_LINES:]))
+
+
+def merge(processes: Iterable[Sequence[Family]]) -> bytes:
+    """All processes' metrics as one text, by name; what the first says of a metric stands for all."""
+    heads: dict[str, str] = {}
+    samples: dict[str, list[str]] = {}
+    for families in processes:
+        for family in families:
+            heads.setdefault(family.name, family.head)
+            samples.setdefault(family.name, []).append(family.samples)
+    return "".join(heads[name] + "".join(samples[name]) for name in sorted(heads)).encode()

@@ -1,0 +1,297 @@
+"""Who is let in: keys and their limits over HTTP, how many at a time, and what a refusal or an end gives back."""
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app.ingress.admission import Gate
+from app.ingress.http import UNSAID_TOKENS
+from app.ingress.keys import ApiKey, KeyFile, digest, entry
+from app.ingress.limits import KeyLimits
+from app.ingress.model import Model
+from tests.app.ingress.fakes import MAX_CONTEXT, PROMPT, Api, Exchange, body, eventually, make_api, make_service
+
+ALICE = {"Authorization": "Bearer alice-key"}
+BOB = {"Authorization": "Bearer bob-key"}
+
+
+class Clock:
+    """A time that passes when it is told to, in seconds."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def key(name: str, **limits: int) -> ApiKey:
+    return ApiKey(name, digest(f"{name}-key"), KeyLimits(**limits))
+
+
+def limited(model: Model, clock: Clock | None = None, max_requests: int | None = None, **limits: int) -> Api:
+    """The routes for Alice, who is limited, and Bob, who is not."""
+    gate = Gate([key("alice", **limits), key("bob")], max_requests, clock or Clock())
+    return make_api(model, gate=gate)
+
+
+def refusal(response: httpx.Response) -> tuple[int, str, str | None]:
+    """Status, code, and when to come back."""
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return response.status_code, error["code"], response.headers.get("retry-after")
+
+
+# --- keys ---------------------------------------------------------------------------------------------
+
+CLIENT_CALLS: dict[str, tuple[str, str, Any]] = {
+    "completions": ("POST", "/v1/completions", {"prompt": PROMPT, "max_tokens": 1}),
+    "chats": ("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}),
+    "models": ("GET", "/v1/models", None),
+    "model": ("GET", "/v1/models/tiny", None),
+    "tokenize": ("POST", "/tokenize", {"prompt": "x"}),
+    "detokenize": ("POST", "/detokenize", {"tokens": PROMPT}),
+}
+
+
+@pytest.mark.parametrize(("method", "path", "content"), CLIENT_CALLS.values(), ids=CLIENT_CALLS)
+async def test_with_keys_clients_need_one(model: Model, method: str, path: str, content: Any) -> None:
+    api = limited(model)
+    options = {} if content is None else {"json": content}
+    assert (await api.send(method, path, headers=ALICE, **options)).status_code == 200
+    for wrong in ({}, {"Authorization": "Bearer eve-key"}, {"X-API-Key": "alice-key"}, {"Authorization": "alice-key"}):
+        response = await api.send(method, path, headers=wrong, **options)
+        assert refusal(response) == (401, "invalid_api_key", None)
+        assert response.json()["error"]["type"] == "authentication_error"
+        assert response.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize(("method", "path", "content"), CLIENT_CALLS.values(), ids=CLIENT_CALLS)
+async def test_without_keys_everybody_may(api: Api, method: str, path: str, content: Any) -> None:
+    options = {} if content is None else {"json": content}
+    assert (await api.send(method, path, headers=ALICE, **options)).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/health", "/live", "/version"])
+async def test_probes_need_no_key(model: Model, path: str) -> None:
+    assert (await limited(model).get(path)).status_code == 200
+
+
+def test_every_route_is_a_clients_an_operators_or_a_probe(api: Api) -> None:
+    """Whoever adds a route decides who may call it, and adds it here."""
+    paths = {getattr(route, "path", "") for route in api.app.routes}
+    clients = {path for _, path, _ in CLIENT_CALLS.values()} - {"/v1/models/tiny"} | {"/v1/models/{model:path}"}
+    operators = {"/mell/state", "/mell/migrations", "/mell/replicas/{replica}/drain"}
+    assert paths == clients | operators | {"/health", "/live", "/version", "/metrics"}
+
+
+async def test_an_api_key_is_no_admin_key_and_an_admin_key_no_api_key(model: Model) -> None:
+    api = limited(model)
+    api.backend.admin_key = "the-admin-key"
+    admin = {"Authorization": "Bearer the-admin-key"}
+    assert (await api.get("/mell/state", headers=admin)).status_code == 200
+    assert refusal(await api.get("/mell/state", headers=ALICE)) == (401, "invalid_api_key", None)
+    assert refusal(await api.get("/v1/models", headers=admin)) == (401, "invalid_api_key", None)
+
+
+async def test_nobody_without_a_key_has_his_body_read(model: Model) -> None:
+    """Else strangers could have us hold megabytes."""
+    exchange = Exchange(limited(model), b"")
+    exchange._incoming.get_nowait()
+    await exchange.ended()
+    assert exchange.sent[0]["status"] == 401
+
+
+# --- limits of a key ----------------------------------------------------------------------------------
+
+
+async def test_requests_per_minute(model: Model) -> None:
+    clock = Clock()
+    api = limited(model, clock, requests_per_minute=2)
+    for _ in range(2):
+        assert (await api.complete(ALICE, max_tokens=1)).status_code == 200
+    response = await api.complete(ALICE, max_tokens=1)
+    assert refusal(response) == (429, "rate_limit_exceeded", "30")
+    assert response.json()["error"]["type"] == "rate_limit_error"
+    assert (await api.complete(BOB, max_tokens=1)).status_code == 200
+    clock.now += 9.5
+    assert refusal(await api.post("/tokenize", json={"prompt": "x"}, headers=ALICE))[2] == "21"
+    clock.now += 20.5
+    assert (await api.complete(ALICE, max_tokens=1)).status_code == 200
+
+
+async def test_models_may_be_listed_at_any_rate(model: Model) -> None:
+    api = limited(model, requests_per_minute=1)
+    assert all([(await api.get("/v1/models", headers=ALICE)).status_code == 200 for _ in range(3)])
+
+
+async def test_tokens_are_charged_as_used(model: Model) -> None:
+    api = limited(model, tokens_per_minute=600)
+    assert (await api.complete(ALICE, max_tokens=60)).status_code == 200
+    response = await api.complete(ALICE, max_tokens=480)
+    assert refusal(response) == (429, "rate_limit_exceeded", "2")  # 520 of the 500 that are left, at 10 per second
+    assert (await api.complete(ALICE, max_tokens=460)).status_code == 200
+
+
+async def test_tokens_are_charged_at_most_while_a_request_runs(model: Model) -> None:
+    gate = Gate([key("alice", tokens_per_minute=600)], clock=Clock())
+    api = make_api(model, make_service(step_s=0.01), gate=gate)
+    exchange = Exchange(api, body(max_tokens=540, stream=True), headers=ALICE)
+    await exchange.chunks(3)
+    assert refusal(await api.complete(ALICE, max_tokens=20)) == (429, "rate_limit_exceeded", "4")
+    exchange.disconnect()
+    await exchange.ended()
+    answer = await api.complete(ALICE, max_tokens=20)
+    assert answer.status_code == 200, "what the client that left has not used is its key's again"
+
+
+@pytest.mark.parametrize(("path", "unsaid"), [("/v1/completions", 16), ("/v1/chat/completions", UNSAID_TOKENS)])
+async def test_an_answer_of_no_set_length_is_charged_as_a_usual_one(model: Model, path: str, unsaid: int) -> None:
+    content = {"prompt": "x"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "x"}]}
+    sizes = await make_api(model).post("/tokenize", json=content)
+    charged = sizes.json()["count"] + unsaid
+    for spare, status in ((0, 200), (-1, 429)):
+        api = limited(model, tokens_per_minute=MAX_CONTEXT + charged)
+        api.backend.gate._meters["alice"].charge(MAX_CONTEXT - spare, 1000.0)
+        assert (await api.post(path, json=content, headers=ALICE)).status_code == status
+
+
+async def test_a_request_that_no_replica_takes_costs_no_tokens(model: Model) -> None:
+    gate = Gate([key("alice", tokens_per_minute=100)], clock=Clock())
+    service = make_service("a", no_replica_timeout_s=0)
+    service.kill("a")
+    api = make_api(model, service, gate=gate)
+    for _ in range(3):
+        assert (await api.complete(ALICE, max_tokens=60)).status_code == 503
+
+
+async def test_requests_at_a_time(model: Model) -> None:
+    gate = Gate([key("alice", concurrent_requests=2), key("bob")], clock=Clock())
+    api = make_api(model, make_service(step_s=0.01), gate=gate)
+    first, second = [Exchange(api, body(max_tokens=900, stream=True), headers=ALICE) for _ in range(2)]
+    await first.chunks(1)
+    await second.chunks(1)
+    assert refusal(await api.complete(ALICE, max_tokens=1)) == (429, "rate_limit_exceeded", "1")
+    assert (await api.complete(BOB, max_tokens=1)).status_code == 200
+    first.task.cancel()
+    await first.ended()
+    assert (await api.complete(ALICE, max_tokens=1)).status_code == 200
+    second.disconnect()
+    await second.ended()
+
+
+# --- how many at a time -------------------------------------------------------------------------------
+
+
+async def test_beyond_the_most_requests_at_a_time_there_is_503(model: Model) -> None:
+    api = make_api(model, make_service(step_s=0.01), gate=Gate(max_requests=2))
+    running = [Exchange(api, body(max_tokens=900, stream=True)), Exchange(api, body(max_tokens=900))]
+    await eventually(lambda: api.backend.streams.count == 2)
+    response = await api.complete(max_tokens=1)
+    assert refusal(response) == (503, "saturated", "1")
+    assert response.json()["error"]["type"] == "service_unavailable_error"
+    assert (await api.get("/health")).status_code == 200
+    for exchange in running:
+        exchange.disconnect()
+        await exchange.ended()
+    assert (await api.complete(max_tokens=1)).status_code == 200
+
+
+async def test_who_is_turned_away_for_others_has_used_nothing(model: Model) -> None:
+    api = limited(model, max_requests=1, requests_per_minute=1)
+    with api.backend.gate.enter(BOB["Authorization"]):
+        assert refusal(await api.complete(ALICE, max_tokens=1))[1] == "saturated"
+    assert (await api.complete(ALICE, max_tokens=1)).status_code == 200
+
+
+ENDS: dict[str, bytes] = {
+    "answered": body(max_tokens=2),
+    "streamed": body(max_tokens=2, stream=True),
+    "malformed": b"{",
+    "another model": body(model="other"),
+    "too long": body(max_tokens=10**6),
+    "too large": b" " * (2 << 20),
+}
+
+
+@pytest.mark.parametrize("content", ENDS.values(), ids=ENDS)
+async def test_whatever_its_end_a_request_leaves(model: Model, content: bytes) -> None:
+    gate = Gate([key("alice", concurrent_requests=1)], max_requests=1, clock=Clock())
+    api = make_api(model, gate=gate)
+    for _ in range(3):
+        response = await api.post(
+            "/v1/completions", content=content, headers={**ALICE, "Content-Type": "application/json"}
+        )
+        assert response.status_code not in (429, 503)
+
+
+@pytest.mark.parametrize("how", ["disconnect", "cancellation"])
+async def test_who_leaves_while_he_sends_his_body_leaves(model: Model, how: str) -> None:
+    gate = Gate(max_requests=1)
+    exchange = Exchange(make_api(model, gate=gate), b"")
+    exchange._incoming.get_nowait()
+    await eventually(lambda: gate._running == 1)
+    if how == "disconnect":
+        exchange.disconnect()
+    else:
+        exchange.task.cancel()
+    await exchange.ended()
+    assert gate._running == 0
+
+
+async def test_a_prompt_may_have_a_most_of_tokens(model: Model) -> None:
+    api = make_api(model, max_prompt_tokens=len(PROMPT))
+    assert (await api.complete(max_tokens=1)).status_code == 200
+    response = await api.complete(prompt=[*PROMPT, 7], max_tokens=1)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", "prompt")
+
+
+# --- other keys ---------------------------------------------------------------------------------------
+
+
+async def test_a_changed_file_changes_the_keys_and_nothing_else(model: Model, tmp_path: Path) -> None:
+    path = tmp_path / "keys.yaml"
+    path.write_text(entry("alice", "alice-key") + "  requests_per_minute: 2\n" + entry("eve", "eve-key"))
+    file = KeyFile(str(path))
+    gate = Gate(file.read(), clock=Clock())
+    api = make_api(model, gate=gate)
+    eve = {"Authorization": "Bearer eve-key"}
+    assert [(await api.complete(who, max_tokens=1)).status_code for who in (ALICE, eve)] == [200, 200]
+    path.write_text(entry("alice", "new-key") + "  requests_per_minute: 3\n" + entry("bob", "bob-key"))
+    gate.heed(file)
+    new = {"Authorization": "Bearer new-key"}
+    asked = (ALICE, eve, BOB, new, new, new)
+    assert [(await api.complete(who, max_tokens=1)).status_code for who in asked] == [401, 401, 200, 200, 200, 429]
+
+
+async def test_a_bad_file_is_logged_and_leaves_the_keys(
+    model: Model, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "keys.yaml"
+    path.write_text(entry("alice", "alice-key"))
+    file = KeyFile(str(path))
+    gate = Gate(file.read())
+    path.write_text("[]")
+    with caplog.at_level(logging.ERROR, logger="ray.serve"):
+        gate.heed(file)
+        gate.heed(file)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"the API keys stay as they were: {path}: no key in it; `python -m app.keys NAME` makes a key and its entry"
+    ]
+    api = make_api(model, gate=gate)
+    assert (await api.complete(ALICE, max_tokens=1)).status_code == 200
+    assert (await api.complete(max_tokens=1)).status_code == 401
+
+
+async def test_a_key_that_is_gone_does_not_break_what_it_began(model: Model) -> None:
+    gate = Gate([key("alice")], clock=Clock())
+    api = make_api(model, gate=gate)
+    asking = asyncio.create_task(api.complete(ALICE, max_tokens=300))
+    await eventually(lambda: api.backend.streams.count == 1)
+    gate.change([key("bob")])
+    assert (await asking).status_code == 200 and gate._running == 0

@@ -1,0 +1,172 @@
+"""A request whose time is up: what its client is told, and that nothing of it is left."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from starlette.types import Message, Receive, Scope, Send
+
+from app.ingress.admission import Gate
+from app.ingress.asgi import within
+from app.ingress.errors import ApiError
+from app.ingress.model import Model
+from tests.app.ingress.fakes import Api, Exchange, body, events, make_api, make_service
+
+SHORT_S = 0.2
+
+
+def slow_api(model: Model, step_s: float = 0.01, **options: Any) -> Api:
+    """Answers of 900 tokens take seconds, and have a fraction of one."""
+    options = {"gate": Gate(max_requests=1), "request_timeout_s": SHORT_S, **options}
+    return make_api(model, make_service(step_s=step_s), **options)
+
+
+async def left_nothing(api: Api) -> None:
+    await api.backend.service.idle()
+    assert api.backend.gate._running == 0
+
+
+async def test_a_whole_answer_that_takes_too_long_is_a_504(model: Model) -> None:
+    api = slow_api(model)
+    response = await api.complete(max_tokens=900)
+    assert response.status_code == 504
+    assert response.json()["error"] == {
+        "message": "the request took longer than 0.2 s",
+        "type": "timeout_error",
+        "param": None,
+        "code": "timeout",
+    }
+    await left_nothing(api)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_a_stream_that_takes_too_long_ends_with_an_error_and_done(model: Model, path: str) -> None:
+    api = slow_api(model)
+    fields: dict[str, Any] = {"max_tokens": 900, "stream": True, "stream_options": {"include_usage": True}}
+    response = await (api.complete(**fields) if path == "/v1/completions" else api.chat(**fields))
+    *chunks, error, done = events(response)
+    assert len(chunks) > 3 and all("choices" in chunk for chunk in chunks) and done == "[DONE]"
+    assert set(error) == {"error"} and error["error"]["code"] == "timeout"
+    await left_nothing(api)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_who_waits_for_a_replica_too_long_gets_504(model: Model, stream: bool) -> None:
+    service = make_service("a", no_replica_timeout_s=30)
+    service.kill("a")
+    api = make_api(model, service, gate=Gate(max_requests=1), request_timeout_s=SHORT_S)
+    response = await api.complete(stream=stream)
+    assert (response.status_code, response.json()["error"]["code"]) == (504, "timeout")
+    await left_nothing(api)
+
+
+async def test_who_sends_his_body_too_slowly_gets_504(model: Model) -> None:
+    api = slow_api(model)
+    exchange = Exchange(api, b"")
+    exchange._incoming.get_nowait()
+    exchange._incoming.put_nowait({"type": "http.request", "body": b'{"prompt"', "more_body": True})
+    await exchange.ended()
+    assert exchange.sent[0]["status"] == 504
+    await left_nothing(api)
+
+
+async def test_a_client_that_does_not_read_holds_nothing_when_its_time_is_up(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.ingress.asgi._LAST_WORDS_S", 0.5)
+    api = slow_api(model)
+    exchange = Exchange(api, body(max_tokens=900, stream=True))
+    await exchange.chunks(2)
+    exchange.gate.clear()
+    await api.backend.service.idle()
+    assert not exchange.task.done(), "its request is ended before it is told"
+    await exchange.ended()
+    assert exchange.task.exception() is None
+    assert exchange.sent[-1]["more_body"], "the server cuts a connection whose answer is not complete"
+    await left_nothing(api)
+
+
+async def test_who_is_in_time_is_not_disturbed(model: Model) -> None:
+    api = slow_api(model, step_s=0.001, request_timeout_s=30.0)
+    whole = await api.complete(max_tokens=20)
+    *chunks, done = events(await api.complete(max_tokens=20, stream=True))
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == whole.json()["choices"][0]["text"]
+    assert done == "[DONE]"
+
+
+async def test_a_leaving_client_is_not_told_of_time(model: Model) -> None:
+    api = slow_api(model, request_timeout_s=30.0)
+    exchange = Exchange(api, body(max_tokens=900, stream=True))
+    await exchange.chunks(2)
+    exchange.disconnect()
+    await exchange.ended()
+    await left_nothing(api)
+
+
+# --- what runs within a time --------------------------------------------------------------------------
+
+
+async def _receive() -> Message:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def run(app: Any) -> list[Message]:
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    await within(0.02, app, {"type": "http"}, _receive, send)
+    return sent
+
+
+def start(media_type: str) -> Message:
+    headers = [(b"content-type", media_type.encode())]
+    return {"type": "http.response.start", "status": 200, "headers": headers}
+
+
+def answering(*messages: Message) -> Any:
+    """Sends these, and then takes for ever."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        for message in messages:
+            await send(message)
+        await asyncio.Event().wait()
+
+    return app
+
+
+async def test_a_stream_is_told_once_how_it_ends() -> None:
+    _, last = await run(answering(start("text/event-stream; charset=utf-8")))
+    assert not last["more_body"]
+    error, done = last["body"].decode().split("\n\n")[:-1]
+    assert json.loads(error.removeprefix("data: "))["error"]["code"] == "timeout" and done == "data: [DONE]"
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [start("application/json")],
+        [start("application/json"), {"type": "http.response.body", "body": b"{"}],
+        [start("text/event-stream"), {"type": "http.response.body", "body": b"", "more_body": False}],
+    ],
+    ids=["headers", "a whole answer", "a stream that is complete"],
+)
+async def test_nothing_is_added_to_other_answers(messages: list[Message]) -> None:
+    assert await run(answering(*messages)) == messages
+
+
+async def test_a_time_out_of_our_own_is_not_the_requests() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        raise TimeoutError("inside")
+
+    with pytest.raises(TimeoutError, match="inside"):
+        await run(app)
+
+
+async def test_before_the_first_byte_it_is_an_error() -> None:
+    with pytest.raises(ApiError) as error:
+        await run(answering())
+    assert error.value.status == 504

@@ -1,0 +1,169 @@
+"""API keys: what lists of them may say, what is told when they do not, and which key is which."""
+
+import contextlib
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from app.ingress.keys import ApiKey, KeyFile, KeyListError, bearer, digest, entry, find, new_key, parse_keys
+from app.ingress.limits import KeyLimits
+
+A, B = digest("a"), digest("b")
+
+
+def test_a_list_in_yaml_is_the_list_in_json() -> None:
+    entries = [
+        {"name": "team-a", "sha256": A, "requests_per_minute": 600, "tokens_per_minute": 9, "concurrent_requests": 8},
+        {"name": "b.2", "sha256": B},
+    ]
+    yaml = f"""
+- name: team-a  # the first
+  sha256: {A}
+  requests_per_minute: 600
+  tokens_per_minute: 9
+  concurrent_requests: 8
+- {{name: b.2, sha256: {B}}}
+"""
+    keys = (ApiKey("team-a", A, KeyLimits(600, 9, 8)), ApiKey("b.2", B))
+    assert parse_keys(yaml, "here") == parse_keys(json.dumps(entries), "here") == keys
+
+
+SECRET = "mell-this-is-the-key-itself"
+BAD = {
+    "nothing": ("", "not a list of keys"),
+    "no key": ("[]", "no key in it"),
+    "a key itself": (SECRET, "not a list of keys"),
+    "keys themselves": (f"- {SECRET}", "key 1 is not a mapping"),
+    "a mapping": (f"keys: [{{name: a, sha256: {A}}}]", "not a list of keys"),
+    "no YAML": (f"- name: a\n  sha256: [{SECRET}\n", "line 3: neither YAML nor JSON"),
+    "no date": ("- name: 2026-99-99", "neither YAML nor JSON"),
+    "an object": ("!!python/object/apply:os.getcwd []", "line 1: neither YAML nor JSON"),
+    "brackets": ("[" * 10_000, "neither YAML nor JSON"),
+    "no digest": ("- name: a", "key 1 has no sha256"),
+    "no name": (f"- sha256: {A}", "key 1 has no name"),
+    "the key for its digest": (f"- {{name: a, sha256: {SECRET}}}", "key 1, sha256: write 64 hexadecimal digits"),
+    "a digest in capitals": (f"- {{name: a, sha256: {A.upper()}}}", "key 1, sha256: write 64 hexadecimal"),
+    "a long digest": (f"- {{name: a, sha256: {A}0}}", "key 1, sha256: write"),
+    "a name that is a number": (f"- {{name: 12, sha256: {A}}}", "key 1, name: write .* in quotes"),
+    "a name with a space": (f"- {{name: a b, sha256: {A}}}", "key 1, name: write"),
+    "no name to speak of": (f"- {{name: '', sha256: {A}}}", "key 1, name: write"),
+    "a limit of 0": (
+        f"- {{name: a, sha256: {A}, requests_per_minute: 0}}",
+        "requests_per_minute: write a whole number",
+    ),
+    "half a request": (f"- {{name: a, sha256: {A}, concurrent_requests: 0.5}}", "concurrent_requests: write a whole"),
+    "a limit in quotes": (f"- {{name: a, sha256: {A}, tokens_per_minute: '9'}}", "tokens_per_minute: write a whole"),
+    "an unknown limit": (f"- {{name: a, sha256: {A}, {SECRET}: 9}}", "key 1 has a member that does not exist"),
+    "a member that is no text": (f"- {{name: a, sha256: {A}, 9: 9}}", "key 1 has a member that does not exist"),
+    "a name twice": (f"- {{name: a, sha256: {A}}}\n- {{name: a, sha256: {B}}}", "keys 1 and 2 have the same name"),
+    "a key twice": (f"- {{name: a, sha256: {A}}}\n- {{name: b, sha256: {A}}}", "keys 1 and 2 have the same sha256"),
+}
+
+
+@pytest.mark.parametrize(("text", "told"), BAD.values(), ids=BAD)
+def test_a_bad_list_says_what_to_write_and_nothing_of_what_stands_there(text: str, told: str) -> None:
+    with pytest.raises(KeyListError, match=f"^keys.yaml.*{told}") as error:
+        parse_keys(text, "keys.yaml")
+    assert SECRET not in str(error.value)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.text() | st.lists(st.sampled_from(list("-{}[]:,'\"&*! \nabc019"))).map("".join))
+def test_any_text_is_a_list_or_an_error_of_its_own(text: str) -> None:
+    with contextlib.suppress(KeyListError):
+        assert parse_keys(text, "here")
+
+
+def test_a_new_key_is_the_one_of_its_entry() -> None:
+    key = new_key()
+    (made,) = parse_keys(entry("team-a", key), "here")
+    assert made == ApiKey("team-a", digest(key)) and key not in entry("team-a", key)
+    assert find([ApiKey("other", B), made], key) is made
+    assert len(key) > 40 and new_key() != key
+
+
+@pytest.mark.parametrize("name", ["12", "yes", "null", "1.5", "a-b_c.D", "2026-01-01"])
+def test_an_entry_may_have_a_name_that_yaml_would_take_for_something_else(name: str) -> None:
+    assert parse_keys(entry(name, "k"), "here")[0].name == name
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a" * 65, "ä", "a\n"])
+def test_an_entry_has_no_name_that_a_list_may_not_have(name: str) -> None:
+    with pytest.raises(KeyListError, match="is not a name"):
+        entry(name, "k")
+
+
+@pytest.mark.parametrize("given", ["", "A", "a ", "aa", A, "\udcff", "é"])
+def test_nothing_else_is_the_key(given: str) -> None:
+    assert find([ApiKey("a", A)], given) is None
+
+
+@pytest.mark.parametrize(
+    ("header", "key"),
+    [
+        (None, None),
+        ("", None),
+        ("Bearer", None),
+        ("Bearer ", None),
+        ("Bearer k", "k"),
+        ("bearer k", "k"),
+        ("BEARER  k ", "k"),
+        ("Basic k", None),
+        ("k", None),
+        ("Bearerk", None),
+    ],
+)
+def test_a_key_comes_as_a_bearer(header: str | None, key: str | None) -> None:
+    assert bearer(header) == key
+
+
+# --- files --------------------------------------------------------------------------------------------
+
+
+def write(path: Path, *names: str) -> None:
+    """As operators and orchestrators do it: another file takes the place of the old one."""
+    new = path.with_suffix(".new")
+    new.write_text("".join(entry(name, name) for name in names))
+    os.replace(new, path)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "keys.yaml"
+    write(path, "a")
+    return path
+
+
+def test_a_file_is_read_again_only_when_it_has_changed(path: Path) -> None:
+    file = KeyFile(str(path))
+    assert file.read() == (ApiKey("a", A),) and file.changed() is None
+    write(path, "a", "b")
+    assert file.changed() == (ApiKey("a", A), ApiKey("b", B)) and file.changed() is None
+
+
+@pytest.mark.parametrize("wrong", ["bad", "gone", "no text"])
+def test_a_bad_change_is_told_once_and_a_good_one_heard_afterwards(path: Path, wrong: str) -> None:
+    file = KeyFile(str(path))
+    file.read()
+    match wrong:
+        case "bad":
+            path.write_text("[]")
+        case "gone":
+            path.unlink()
+        case "no text":
+            path.write_bytes(b"\xff\xfe")
+    with pytest.raises(KeyListError, match=str(path)):
+        file.changed()
+    assert file.changed() is None
+    write(path, "b")
+    assert file.changed() == (ApiKey("b", B),)
+
+
+@pytest.mark.parametrize("name", ["missing.yaml", "."])
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str) -> None:
+    with pytest.raises(KeyListError, match="cannot be read"):
+        KeyFile(str(tmp_path / name)).read()

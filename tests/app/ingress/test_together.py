@@ -1,0 +1,111 @@
+"""Several waits as one: in whatever order they end, and whoever fails."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from app.ingress.together import merged, together
+
+
+class Source:
+    """Gives what `give` is given; an exception is raised, and None ends it."""
+
+    def __init__(self) -> None:
+        self.queue: asyncio.Queue[int | Exception | None] = asyncio.Queue()
+        self.closed = False
+
+    def give(self, *items: int | Exception | None) -> None:
+        for item in items:
+            self.queue.put_nowait(item)
+
+    async def read(self) -> AsyncGenerator[int, None]:
+        try:
+            while (item := await self.queue.get()) is not None:
+                if isinstance(item, Exception):
+                    raise item
+                yield item
+        finally:
+            self.closed = True
+
+
+async def test_items_come_as_they_are_there() -> None:
+    a, b = Source(), Source()
+    items = merged([a.read(), b.read()])
+    b.give(1)
+    assert await anext(items) == 1
+    a.give(2)
+    assert await anext(items) == 2
+    b.give(3, None)
+    assert await anext(items) == 3
+    a.give(4, None)
+    assert [item async for item in items] == [4]
+    assert a.closed and b.closed
+
+
+async def test_each_source_keeps_its_order() -> None:
+    sources = [Source() for _ in range(5)]
+    for number, source in enumerate(sources):
+        source.give(*(100 * number + n for n in range(10)), None)
+    told = [item async for item in merged([source.read() for source in sources])]
+    assert len(told) == 50
+    for number in range(5):
+        assert [n for n in told if n // 100 == number] == [100 * number + n for n in range(10)]
+
+
+async def test_the_first_failure_ends_all() -> None:
+    a, b = Source(), Source()
+    items = merged([a.read(), b.read()])
+    a.give(1, ValueError("broken"))
+    assert await anext(items) == 1
+    with pytest.raises(ValueError, match="broken"):
+        await anext(items)
+    assert a.closed and b.closed
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_who_stops_reading_leaves_nothing_behind(begun: bool) -> None:
+    a, b = Source(), Source()
+    items = merged([a.read(), b.read()])
+    a.give(1)
+    await anext(items)
+    if begun:
+        waiting = asyncio.ensure_future(anext(items))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait({waiting})
+    else:
+        await items.aclose()
+    assert a.closed and b.closed and len(asyncio.all_tasks()) == 1
+
+
+async def test_all_results_come_in_order() -> None:
+    first = asyncio.Event()
+
+    async def late() -> int:
+        await first.wait()
+        return 1
+
+    async def early() -> int:
+        first.set()
+        return 2
+
+    assert await together([late(), early()]) == [1, 2]
+
+
+async def test_a_failure_ends_the_others_before_it_is_raised() -> None:
+    ended = []
+
+    async def forever() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(True)
+
+    async def fail() -> None:
+        await asyncio.sleep(0)
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        await together([forever(), fail()])
+    assert ended == [True] and len(asyncio.all_tasks()) == 1

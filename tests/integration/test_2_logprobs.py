@@ -1,0 +1,121 @@
+"""Logprobs and several choices on real engines: a move changes neither."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from tests.integration.application import Application, Client, eventually, prompt, request
+
+LONG = 600
+COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Where do blocks move?"}]
+NOISE = 1e-4
+"""Sums in another order: a moved context is computed in chunks, an unmoved one token by token."""
+
+BODIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "a completion": (COMPLETIONS, request(prompt(20, "logprobs"), LONG, logprobs=5)),
+    "a chat": (
+        CHATS,
+        {
+            "messages": CHAT,
+            "max_tokens": LONG,
+            "temperature": 0,
+            "ignore_eos": True,
+            "logprobs": True,
+            "top_logprobs": 20,
+        },
+    ),
+}
+
+
+async def answer(client: Client, path: str, body: dict[str, Any], label: str) -> list[Any]:
+    """The choices of an answer."""
+    response = await client.http.post(path, json=body, headers={"X-Request-Id": label})
+    assert response.status_code == 200, response.text
+    choices: list[Any] = response.json()["choices"]
+    return choices
+
+
+async def under_way(client: Client, label: str, count: int) -> list[str]:
+    """The ids of a request's choices, once replicas report that each has some output."""
+    ids: list[str] = []
+
+    async def told() -> bool:
+        requests = [r for replica in await client.running() for r in replica["requests"] if r["label"] == label]
+        ids[:] = sorted(r["id"] for r in requests if r["tokens"] > 80)
+        return len(ids) == count
+
+    await eventually(told)
+    return ids
+
+
+async def moved(client: Client, request_id: str, by: str) -> None:
+    accepted = await client.move(request_id, path=by)
+    assert accepted.status_code == 202, accepted.text
+    assert (await client.outcome(accepted.json()["id"]))["outcome"] == "committed"
+
+
+def flat(choice: Any) -> tuple[list[str], list[float], list[dict[str, float]]]:
+    """Tokens, their logprobs, and the likeliest with theirs."""
+    logprobs = choice["logprobs"]
+    if "content" not in logprobs:
+        return logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"]
+    content = logprobs["content"]
+    likeliest = [{str(top["bytes"]): top["logprob"] for top in token["top_logprobs"]} for token in content]
+    return [token["token"] for token in content], [token["logprob"] for token in content], likeliest
+
+
+def farthest(ones: Sequence[float], others: Sequence[float]) -> float:
+    return max(abs(one - other) for one, other in zip(ones, others, strict=True))
+
+
+def compare(one: Any, other: Any) -> None:
+    """The same tokens, and nearly the same logprobs; who is likeliest may differ where two are as likely."""
+    (tokens, logprobs, likeliest), (others, other_logprobs, other_likeliest) = flat(one), flat(other)
+    assert tokens == others and len(tokens) == LONG
+    assert farthest(logprobs, other_logprobs) < NOISE
+    for ours, theirs in zip(likeliest, other_likeliest, strict=True):
+        assert farthest(sorted(ours.values()), sorted(theirs.values())) < NOISE
+        shared = ours.keys() & theirs.keys()
+        assert len(shared) >= len(ours) - 1
+        assert farthest([ours[key] for key in shared], [theirs[key] for key in shared]) < NOISE
+
+
+@pytest.mark.parametrize(("path", "body"), BODIES.values(), ids=BODIES)
+@pytest.mark.parametrize("by", ["kv", "tokens"])
+async def test_a_moved_answer_has_the_logprobs_of_an_unmoved_one(
+    application: Application, path: str, body: dict[str, Any], by: str
+) -> None:
+    async with application.client() as client:
+        label = f"scored-{by}"
+        (unmoved,) = await answer(client, path, body, "unmoved")
+        asking = asyncio.create_task(answer(client, path, body, label))
+        (request_id,) = await under_way(client, label, 1)
+        await moved(client, request_id, by)
+        (told,) = await asking
+        compare(told, unmoved)
+        assert min(flat(unmoved)[1]) < -0.1, "a model that is always sure would prove nothing"
+        await client.idle()
+
+
+async def test_one_of_two_choices_moves(application: Application) -> None:
+    async with application.client() as client:
+        body = request(prompt(20, "two"), LONG, n=2, logprobs=1)
+        asking = asyncio.create_task(answer(client, COMPLETIONS, body, "two"))
+        first, second = await under_way(client, "two", 2)
+        assert (first[-2:], second[-2:]) == ("-0", "-1")
+        await moved(client, second, "kv")
+        one, other = await asking
+        assert (one["index"], other["index"], one["text"]) == (0, 1, other["text"])
+        compare(one, other)
+        await client.idle()
+
+
+async def test_seeded_choices_differ_and_repeat(application: Application) -> None:
+    async with application.client() as client:
+        body = request(prompt(20, "seeds"), 30, n=2, temperature=1, seed=7)
+        first, again = [await answer(client, COMPLETIONS, body, "seeds") for _ in range(2)]
+        alone = await answer(client, COMPLETIONS, {**body, "n": 1, "seed": 8}, "alone")
+        assert first == again and first[0]["text"] != first[1]["text"] == alone[0]["text"]

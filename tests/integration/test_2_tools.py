@@ -1,0 +1,113 @@
+"""Calls of tools that the client demands, on real engines: they follow their schema, and a move changes nothing."""
+
+import asyncio
+import json
+import re
+from typing import Any
+
+import pytest
+
+from tests.integration.application import Application, Client, eventually
+
+CHATS = "/v1/chat/completions"
+WHY = "([a-z]{3} ){60}"
+"""Long enough to be moved while it is written."""
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "replica": {"enum": ["a", "b", "c"]},
+                    "why": {"type": "string", "pattern": f"^{WHY}$"},
+                },
+                "required": ["replica", "why"],
+                "additionalProperties": False,
+            },
+        },
+    }
+    for name in ("move", "drain")
+]
+NAMED = {"type": "function", "function": {"name": "drain"}}
+
+
+def body(choice: Any, **extra: Any) -> dict[str, Any]:
+    return {
+        "messages": [{"role": "user", "content": "Where do blocks move?"}],
+        "tools": TOOLS,
+        "tool_choice": choice,
+        "temperature": 1,
+        "seed": 7,
+        "max_tokens": 3000,
+        **extra,
+    }
+
+
+def calls(told: list[Any]) -> list[tuple[str, str]]:
+    return [(call["function"]["name"], call["function"]["arguments"]) for call in told]
+
+
+async def whole(client: Client, choice: Any) -> tuple[list[tuple[str, str]], str]:
+    """Calls and finish reason of an answer."""
+    response = await client.http.post(CHATS, json=body(choice))
+    assert response.status_code == 200, response.text
+    (told,) = response.json()["choices"]
+    assert told["message"]["content"] is None
+    return calls(told["message"]["tool_calls"]), told["finish_reason"]
+
+
+async def streamed(client: Client, choice: Any, label: str) -> tuple[list[tuple[str, str]], str]:
+    """The same, of an answer that is told as it comes."""
+    told: dict[int, Any] = {}
+    reason = ""
+    headers = {"X-Request-Id": label}
+    async with client.http.stream("POST", CHATS, json=body(choice, stream=True), headers=headers) as response:
+        async for line in response.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            (one,) = json.loads(line[6:])["choices"]
+            for part in one["delta"].get("tool_calls", ()):
+                if part["index"] in told:
+                    told[part["index"]]["function"]["arguments"] += part["function"]["arguments"]
+                else:
+                    told[part["index"]] = part
+            reason = one["finish_reason"] or reason
+    return calls([told[index] for index in sorted(told)]), reason
+
+
+async def move(client: Client, label: str, by: str) -> None:
+    """Move a request that has been under way for a while."""
+
+    async def under_way() -> bool:
+        requests = [request for replica in await client.running() for request in replica["requests"]]
+        return any(request["label"] == label and request["tokens"] > 120 for request in requests)
+
+    await eventually(under_way)
+    accepted = await client.move(label, path=by)
+    assert accepted.status_code == 202, accepted.text
+    assert (await client.outcome(accepted.json()["id"]))["outcome"] == "committed"
+
+
+@pytest.mark.parametrize("by", ["kv", "tokens"])
+@pytest.mark.parametrize(
+    ("choice", "names", "reason"),
+    [("required", {"move", "drain"}, "tool_calls"), (NAMED, {"drain"}, "stop")],
+    ids=["required", "named"],
+)
+async def test_demanded_calls_follow_their_schema_and_move(
+    application: Application, choice: Any, names: set[str], reason: str, by: str
+) -> None:
+    async with application.client() as client:
+        told, finish = await whole(client, choice)
+        label = f"calls-{by}-{reason}"
+        asking = asyncio.create_task(streamed(client, choice, label))
+        await move(client, label, by)
+        assert await asking == (told, finish)
+        await client.idle()
+    assert told and finish == reason
+    for name, arguments in told:
+        read = json.loads(arguments)
+        assert name in names and set(read) == {"replica", "why"}
+        assert read["replica"] in ("a", "b", "c") and re.fullmatch(WHY, read["why"])

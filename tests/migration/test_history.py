@@ -1,0 +1,91 @@
+"""Output restored in the worker: the stand-ins have as much of vLLM's model runner V1 as is touched."""
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from migration.kv.history import SeededGenerator, refresh, restore, rewind
+
+SEED = 11
+
+
+@dataclass
+class State:
+    """vLLM's CachedRequestState."""
+
+    prompt_token_ids: list[int]
+    generator: torch.Generator | None = None
+    output_token_ids: list[int] = field(default_factory=list)
+    sampling_params: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(seed=SEED))
+    num_prompt_tokens: int = 0
+
+
+def make_runner(state: State) -> Any:
+    """A runner whose batch has the request in its third place."""
+    batch = SimpleNamespace(
+        req_id_to_index={"v1": 2}, num_prompt_tokens=[0, 0, len(state.prompt_token_ids)], generators={}
+    )
+    batch.sampling_metadata = None
+    batch._make_sampling_metadata = lambda: tuple(state.output_token_ids)
+    return SimpleNamespace(requests={"v1": state}, input_batch=batch)
+
+
+def draw(generator: torch.Generator) -> int:
+    """One number, as vLLM's sampler draws it on the CPU."""
+    return int(torch.randint(0, 1 << 31, (1,), generator=generator, dtype=torch.long).item())
+
+
+def drawn(count: int) -> list[int]:
+    """The first numbers of a fresh generator."""
+    generator = torch.Generator()
+    generator.manual_seed(SEED)
+    return [draw(generator) for _ in range(count)]
+
+
+def test_output_becomes_output_in_the_very_list_that_the_batch_knows() -> None:
+    state = State([1, 2, 3, 4, 5])
+    runner, known = make_runner(state), state.output_token_ids
+    restore(runner, "v1", 2)
+    assert (state.prompt_token_ids, known, state.num_prompt_tokens) == ([1, 2, 3], [4, 5], 3)
+    assert runner.input_batch.num_prompt_tokens == [0, 0, 3]
+    refresh(runner)
+    assert runner.input_batch.sampling_metadata == (4, 5)
+
+
+@pytest.mark.parametrize("outputs", [0, 1, 4])
+def test_seeded_request_goes_on_drawing_where_it_was(outputs: int) -> None:
+    state = State([1, 2, 3, 4, 5], torch.Generator())
+    runner = make_runner(state)
+    restore(runner, "v1", outputs)
+    assert runner.input_batch.generators == {2: state.generator}
+    assert draw(runner.input_batch.generators[2]) == drawn(5)[outputs]
+
+
+def test_request_without_a_seed_gets_no_generator() -> None:
+    runner = make_runner(State([1, 2, 3]))
+    restore(runner, "v1", 1)
+    assert runner.input_batch.generators == {}
+
+
+def test_what_was_sampled_in_the_middle_of_a_prompt_is_taken_back() -> None:
+    output: list[int] = [7]
+    generator = SeededGenerator(SEED, output)
+    draw(generator)
+    generator.set_offset(generator.get_offset() - 4)
+    assert draw(generator) == drawn(2)[1]
+    output.append(8)
+    assert draw(generator) == drawn(3)[2]
+
+
+def test_what_was_sampled_in_vain_is_taken_back_of_all_seeded_requests() -> None:
+    state, plain = State([1, 2, 3], torch.Generator()), State([1])
+    runner = make_runner(state)
+    runner.requests["v2"] = plain
+    restore(runner, "v1", 1)
+    assert state.generator is not None
+    draw(state.generator)
+    rewind(runner)
+    assert draw(state.generator) == drawn(2)[1]
