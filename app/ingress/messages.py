@@ -25,7 +25,7 @@ def _text(content: Any) -> Any:
 class ChatMessage(Strict):
     """One message of a chat. Other media are not supported; their members may be null."""
 
-    role: Literal["system", "user", "assistant", "tool"]
+    role: Literal["developer", "system", "user", "assistant", "tool"]
     tool_calls: list[ToolCall] | None = None
     content: Annotated[str | None, BeforeValidator(_text), Field(validate_default=True)] = None
     name: str | None = None

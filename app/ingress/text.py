@@ -1,6 +1,7 @@
 """From token ids to text, step by step: UTF-8 sequences that span tokens, and stop strings that span steps."""
 
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from tokenizers.decoders import DecodeStream
@@ -49,14 +50,15 @@ class TextStream:
             return Piece(fresh)
         text = self._held + fresh
         start = len(self._held) + len(spared) if exempt else self._exempt
-        # The stop string that is complete first, and of those the longest: the answer is then the same however its
-        # tokens came, one by one or (after a move) many at once.
+        # The stop string that is complete first, and of those the one listed first, as in vLLM: the answer is then the
+        # same however its tokens came, one by one or (after a move) many at once.
         found = [
             (i + len(stop), i) for stop in self._stops if (i := text.find(stop, max(0, start - len(stop) + 1))) >= 0
         ]
         if found:
             self._held = ""
-            return Piece(text[: min(found)[1]], stopped=True)
+            _, begin = min(found, key=itemgetter(0))
+            return Piece(text[:begin], stopped=True)
         keep = _overlap(text, self._stops, self._hold)
         self._held = text[len(text) - keep :]
         self._exempt = max(0, start - len(text) + keep)

@@ -1,0 +1,177 @@
+"""OpenAI's own Python client finds what it expects: objects, streams, errors and retries."""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
+from typing import Any, Literal
+
+import anyio
+import httpx2
+import openai
+import pytest
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient, DefaultHttpxClient, OpenAI
+from pydantic import BaseModel, ConfigDict
+from transformers import AutoTokenizer
+
+from app.ingress.admission import Gate
+from app.ingress.keys import ApiKey, digest
+from app.ingress.limits import KeyLimits
+from app.ingress.model import Model
+from app.tinymodel import VOCAB_SIZE, ensure_tiny_model
+from tests.app.ingress.fakes import MAX_CONTEXT, make_api
+from tests.integration.application import MODEL, Application, prompt
+
+CHAT: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Where do blocks move?"}]
+STEADY: Any = {"temperature": 0, "extra_body": {"ignore_eos": True}}
+
+
+class Move(BaseModel):
+    """What a model that writes noise can be made to say."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    path: Literal["kv", "tokens"]
+    committed: bool
+
+
+@pytest.fixture
+def client(application: Application) -> Iterator[OpenAI]:
+    """A client as a user makes it, but for proxies, and that it does not try again."""
+    http = DefaultHttpxClient(trust_env=False)
+    with OpenAI(base_url=f"{application.url}/v1", api_key="none", http_client=http, max_retries=0) as made:
+        yield made
+
+
+@pytest.fixture
+async def concurrent(application: Application) -> AsyncIterator[AsyncOpenAI]:
+    """The same for asyncio."""
+    http = DefaultAsyncHttpxClient(trust_env=False)
+    async with AsyncOpenAI(base_url=f"{application.url}/v1", api_key="none", http_client=http, max_retries=0) as made:
+        yield made
+
+
+def test_models(client: OpenAI) -> None:
+    (model,) = client.models.list()
+    assert (model.id, model.object, model.owned_by) == (MODEL, "model", "mell")
+    assert client.models.retrieve(MODEL) == model
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.models.retrieve("other")
+    assert (caught.value.param, caught.value.code) == ("model", "model_not_found")
+
+
+def test_a_completion(client: OpenAI) -> None:
+    told = client.completions.create(model=MODEL, prompt=prompt(9, "openai"), max_tokens=12, logprobs=2, **STEADY)
+    (choice,) = told.choices
+    assert told.object == "text_completion" and choice.finish_reason == "length"
+    assert told.usage is not None and told.usage.total_tokens == 9 + 12
+    assert choice.logprobs is not None and len(choice.logprobs.token_logprobs or []) == 12
+    assert choice.text and len(choice.logprobs.top_logprobs or []) == len(choice.logprobs.tokens or []) == 12
+
+
+def test_choices_of_several_prompts(client: OpenAI) -> None:
+    told = client.completions.create(model=MODEL, prompt=["Blocks", "Tokens"], n=2, seed=5, max_tokens=8, echo=True)
+    assert [choice.index for choice in told.choices] == [0, 1, 2, 3]
+    assert [choice.text[:6] for choice in told.choices] == ["Blocks", "Blocks", "Tokens", "Tokens"]
+
+
+def test_a_chat_is_streamed_with_its_usage(client: OpenAI) -> None:
+    asked: Any = {"model": MODEL, "messages": CHAT, "max_completion_tokens": 12, **STEADY}
+    whole = client.chat.completions.create(**asked)
+    with client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}) as stream:
+        *chunks, last = stream
+    assert chunks[0].choices[0].delta.role == whole.choices[0].message.role == "assistant"
+    assert "".join(c.choices[0].delta.content or "" for c in chunks) == whole.choices[0].message.content != ""
+    assert (last.choices, last.usage) == ([], whole.usage)
+    assert [c.choices[0].finish_reason for c in chunks] == [None] * (len(chunks) - 1) + ["length"]
+
+
+def test_logprobs_of_a_chat(client: OpenAI) -> None:
+    told = client.chat.completions.create(
+        model=MODEL, messages=CHAT, max_tokens=6, logprobs=True, top_logprobs=3, **STEADY
+    )
+    scored = told.choices[0].logprobs
+    assert scored is not None and scored.content is not None and len(scored.content) == 6
+    for token in scored.content:
+        assert token.bytes == list(token.token.encode())
+        assert len(token.top_logprobs) == 3 and token.top_logprobs[0].logprob == token.logprob
+
+
+def test_a_chat_that_follows_a_schema(client: OpenAI) -> None:
+    wanted: Any = {"type": "json_schema", "json_schema": {"name": "move", "schema": Move.model_json_schema()}}
+    told = client.chat.completions.create(model=MODEL, messages=CHAT, seed=1, max_tokens=200, response_format=wanted)
+    assert told.choices[0].finish_reason == "stop"
+    Move.model_validate_json(told.choices[0].message.content or "")
+
+
+def test_a_chat_becomes_an_object(client: OpenAI) -> None:
+    told = client.chat.completions.parse(model=MODEL, messages=CHAT, seed=1, max_tokens=200, response_format=Move)
+    assert isinstance(told.choices[0].message.parsed, Move)
+
+
+async def test_streams_of_a_concurrent_client(concurrent: AsyncOpenAI) -> None:
+    asked: Any = {"model": MODEL, "prompt": "Blocks move", "max_tokens": 10, "n": 2, "seed": 3}
+    whole = await concurrent.completions.create(**asked)
+    texts = {0: "", 1: ""}
+    async with await concurrent.completions.create(**asked, stream=True) as stream:
+        async for chunk in stream:
+            for choice in chunk.choices:
+                texts[choice.index] += choice.text
+    assert texts == {choice.index: choice.text for choice in whole.choices}
+    assert texts[0] != texts[1]
+
+
+async def test_the_stream_helper_of_chats(concurrent: AsyncOpenAI) -> None:
+    asked: Any = {"model": MODEL, "messages": CHAT, "seed": 1, "max_tokens": 200, "response_format": Move}
+    async with concurrent.chat.completions.stream(**asked) as stream:
+        told = await stream.get_final_completion()
+    assert isinstance(told.choices[0].message.parsed, Move)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "param", "code"),
+    [
+        ({"temperature": 3}, openai.BadRequestError, "temperature", "invalid_value"),
+        ({"extra_body": {"made_up": 1}}, openai.BadRequestError, "made_up", "unknown_parameter"),
+        ({"max_tokens": 5000}, openai.BadRequestError, "max_tokens", "context_length_exceeded"),
+        ({"messages": []}, openai.BadRequestError, "messages", "invalid_value"),
+        ({"model": "other"}, openai.NotFoundError, "model", "model_not_found"),
+    ],
+    ids=["too hot", "made up", "too long", "no messages", "other model"],
+)
+def test_errors_are_the_clients_exceptions(
+    client: OpenAI, changes: Any, error: type[openai.APIStatusError], param: str, code: str
+) -> None:
+    with pytest.raises(error) as caught:
+        client.chat.completions.create(**{"model": MODEL, "messages": CHAT, "max_tokens": 5, **changes})
+    assert (caught.value.param, caught.value.code) == (param, code)
+    assert isinstance(caught.value.body, dict) and caught.value.body["message"]
+
+
+def test_the_clients_request_id_comes_back(client: OpenAI) -> None:
+    asked: Any = {"model": MODEL, "prompt": "Blocks", "max_tokens": 1, "extra_headers": {"X-Request-Id": "mine"}}
+    told = client.completions.create(**asked)
+    assert told._request_id == "mine" and told.id.startswith("cmpl-")
+
+
+@pytest.mark.parametrize(
+    "gate",
+    [Gate(max_requests=1), Gate([ApiKey("alice", digest("alice-key"), KeyLimits(concurrent_requests=1))])],
+    ids=["503, saturated", "429, a limit of the key"],
+)
+async def test_the_client_comes_back_when_it_is_told_to(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The routes over fake engines: what takes the place of the request has left when the client has waited."""
+    model = Model(
+        MODEL, AutoTokenizer.from_pretrained(ensure_tiny_model()).backend_tokenizer, VOCAB_SIZE, MAX_CONTEXT, 1
+    )
+    other, waits = ExitStack(), list[float]()
+    other.enter_context(gate.enter("Bearer alice-key"))
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        other.close()
+
+    monkeypatch.setattr(anyio, "sleep", sleep)
+    http = DefaultAsyncHttpxClient(transport=httpx2.ASGITransport(make_api(model, gate=gate).app), trust_env=False)
+    async with AsyncOpenAI(base_url="http://mell/v1", api_key="alice-key", http_client=http, max_retries=1) as client:
+        told = await client.completions.create(model=MODEL, prompt="Blocks", max_tokens=2)
+    assert told.usage is not None and told.usage.completion_tokens == 2
+    assert waits == [1.0], "the client waits for what Retry-After says"
