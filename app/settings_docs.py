@@ -45,8 +45,8 @@ Passed to vLLM's `AsyncEngineArgs` as they are; vLLM's documentation describes t
 `block_size` and `max_model_len` must be positive whole numbers, and on CPU `block_size` a multiple of 32;
 `tensor_parallel_size` can only be 1.
 
-Without GPUs, Mell's defaults are `dtype: float32`, `block_size: 32` and `enforce_eager: true`; `served_model_name`, which
-vLLM's metrics call the model, is `model_id` unless it is given. Mell itself sets
+Without GPUs, Mell's defaults are `dtype: float32`, `block_size: 32` and `enforce_eager: true`. What vLLM's
+metrics call the model, `served_model_name`, is `model_id` unless it is given. Mell itself sets
 `model`, `enable_prefix_caching`, `kv_transfer_config` and `worker_extension_cls`; an engine whose `engine_kwargs`
 hold one of these, or `max_logprobs`, does not start.
 
