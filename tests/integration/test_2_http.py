@@ -143,16 +143,3 @@ async def test_what_moves_is_answered_as_if_it_had_not(
         if "min_tokens" in body:
             assert unmoved[1] == "stop" and 350 < unmoved[2] < LONG
         await client.idle()
-
-
-@pytest.mark.parametrize("penalty", ["presence_penalty", "frequency_penalty"])
-async def test_what_counts_output_stays(application: Application, penalty: str) -> None:
-    async with application.client() as client:
-        body = request(prompt(20, penalty), 300, **{penalty: 0.5})
-        plain = request(prompt(20, penalty), 300)
-        asking = asyncio.create_task(answer(client, COMPLETION, body, penalty))
-        await under_way(client, penalty, 0)
-        refused = await client.move(penalty)
-        assert refused.status_code == 422 and "penalty" in refused.json()["error"]["message"]
-        assert await asking != await answer(client, COMPLETION, plain, "plain")
-        await client.idle()
