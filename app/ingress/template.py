@@ -63,10 +63,14 @@ class ChatTemplate:
             ) from None
 
     def _render(self, messages: Sequence[Message], tools: Sequence[Tool] | None, add_generation_prompt: bool) -> str:
+        source = self._source_with_tools if tools else self._source
+        if '"developer"' not in source and "'developer'" not in source:
+            # As in vLLM: to such a template the newer name means nothing.
+            messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
         prompt: str = self._tokenizer.apply_chat_template(
             list(messages),
             tools=list(tools) if tools else None,
-            chat_template=self._source_with_tools if tools else self._source,
+            chat_template=source,
             tokenize=False,
             add_generation_prompt=add_generation_prompt,
         )

@@ -220,6 +220,20 @@ def test_there_may_be_no_template(pretrained: Any, own: Any) -> None:
     assert ChatTemplate.of(OneTemplate(pretrained, own)) is None
 
 
+@pytest.mark.parametrize(
+    ("source", "shown"),
+    [
+        ("{{ messages[0].role }}", "system"),
+        ("{{ 'dev' if messages[0].role == 'developer' else 'other' }}", "dev"),
+    ],
+    ids=["that does not know it", "that knows it"],
+)
+def test_a_developer_is_the_system_to_a_template(pretrained: Any, source: str, shown: str) -> None:
+    template = ChatTemplate.of(OneTemplate(pretrained, source))
+    assert template is not None
+    assert template.render([{"role": "developer", "content": "x"}]) == shown
+
+
 def test_a_configured_template_that_is_not_jinja_is_told_at_the_start(pretrained: Any) -> None:
     with pytest.raises(ValueError, match=r"chat_template: line 2: "):
         ChatTemplate.of(OneTemplate(pretrained, None), "x\n{% if %}")
