@@ -7,7 +7,8 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any
 
-from app.ingress.choice import Choice, Shape
+from app.ingress.asgi import DONE
+from app.ingress.choice import Choice, Outset, Shape
 from app.ingress.conversation import Opened
 from app.ingress.errors import ApiError
 from app.ingress.generation import Plan
@@ -33,13 +34,15 @@ class Answer:
         begin = Choice if plan.calling is None else partial(CallingChoice, calling=plan.calling)
         self._choices = [
             begin(
-                index,
-                opened,
-                model.tokenizer,
-                shape,
-                request.stops,
-                plan.echo(index),
-                watch.choice(opened.conversation),
+                Outset(
+                    index,
+                    opened,
+                    model.tokenizer,
+                    shape,
+                    request.stops,
+                    plan.echo(index),
+                    watch.choice(opened.conversation),
+                )
             )
             for index, opened in enumerate(conversations)
         ]
@@ -71,11 +74,11 @@ class Answer:
                     yield chunk
         except ApiError as error:
             self._watch.failed(error)
-            yield f"data: {json.dumps(error.body())}\n\n".encode()
+            yield error.event()
         else:
             if include_usage:
                 yield f"data: {json.dumps({**head, 'choices': [], 'usage': self.usage()})}\n\n".encode()
-        yield b"data: [DONE]\n\n"
+        yield DONE
 
     def close(self) -> int:
         """Tell the watch how far the answer has come, however it was left; the tokens that were used."""

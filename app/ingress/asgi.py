@@ -1,7 +1,6 @@
 """What Starlette lacks: bodies with a limit, streams without layers, deadlines, and clients that leave."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import aclosing, suppress
 from typing import Any, TypeVar
@@ -17,6 +16,10 @@ Result = TypeVar("Result")
 
 _LAST_WORDS_S = 1.0
 """How long a client may take to read that its time is up."""
+
+
+DONE = b"data: [DONE]\n\n"
+"""The last event of a stream."""
 
 
 class EventStream(Response):
@@ -111,7 +114,7 @@ async def within(timeout_s: float | None, app: ASGIApp, scope: Scope, receive: R
         if not answer.started:
             raise error from None
         if answer.is_event_stream and not answer.complete:
-            last = f"data: {json.dumps(error.body())}\n\ndata: [DONE]\n\n".encode()
+            last = error.event() + DONE
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LAST_WORDS_S):
                     await send({"type": "http.response.body", "body": last, "more_body": False})

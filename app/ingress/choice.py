@@ -29,33 +29,36 @@ class Shape:
     opening: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Outset:
+    """What a choice is made of; `echo` is the text that it begins with."""
+
+    index: int
+    opened: Opened
+    tokenizer: Any
+    shape: Shape
+    stops: tuple[str, ...]
+    echo: str
+    steps: Steps
+
+
 class Choice:
-    """Turns a conversation into text, step by step; `echo` is the text that it begins with.
+    """Turns a conversation into text, step by step.
 
     Special tokens are a part of the text if `special_tokens`.
     """
 
-    def __init__(
-        self,
-        index: int,
-        opened: Opened,
-        tokenizer: Any,
-        shape: Shape,
-        stops: tuple[str, ...],
-        echo: str,
-        steps: Steps,
-        special_tokens: bool = False,
-    ) -> None:
-        spec = opened.conversation.spec
-        self._steps = steps
-        self._conversation, self._close = opened.conversation, opened.close
-        self._text = TextStream(tokenizer, spec.prompt, stops, spec.sampling.min_tokens, special_tokens)
-        self._scorer = None if spec.sampling.logprobs is None else Scorer(tokenizer)
+    def __init__(self, outset: Outset, special_tokens: bool = False) -> None:
+        spec, stops = outset.opened.conversation.spec, outset.stops
+        self._steps = outset.steps
+        self._conversation, self._close = outset.opened.conversation, outset.opened.close
+        self._text = TextStream(outset.tokenizer, spec.prompt, stops, spec.sampling.min_tokens, special_tokens)
+        self._scorer = None if spec.sampling.logprobs is None else Scorer(outset.tokenizer)
         self._top = spec.sampling.logprobs or 0
-        self._index = index
-        self._shape = shape
+        self._index = outset.index
+        self._shape = outset.shape
         self._by_one = bool(stops)
-        self._echo = echo
+        self._echo = outset.echo
         self._scored: list[Scored] = []
         """The tokens of the newest step, if logprobs are asked for."""
         self._finish: str | None = None
@@ -75,16 +78,14 @@ class Choice:
         return {
             "index": self._index,
             **self._shape.said("".join(texts)),
-            "logprobs": None if self._scorer is None else self._shape.logprobs(scored, self._top),
+            "logprobs": self._logprobs(scored),
             "finish_reason": self._finish,
         }
 
     async def events(self, start: str, tail: str) -> AsyncGenerator[bytes, None]:
         """The choice as server-sent events, one per engine step, between `start` and `tail`. Raises ApiError."""
         shape = self._shape
-        start += f'"choices":[{{"index":{self._index},'
-        # Written together with the first text: a client that times the first chunk times the first token.
-        opening = f'{start}{shape.opening},"logprobs":null,"finish_reason":null}}]{tail}' if shape.opening else ""
+        start, opening = self._begun(start, tail)
         start += shape.before
         logprobs = "null"
         async for text in self._pieces():
@@ -94,6 +95,18 @@ class Choice:
             chunk = f'{start}{json.dumps(text)}{shape.after},"logprobs":{logprobs},"finish_reason":{reason}}}]{tail}'
             yield (opening + chunk).encode()
             opening = ""
+
+    def _begun(self, start: str, tail: str) -> tuple[str, str]:
+        """How its chunks start, and the opening one, if there is one.
+
+        That is written together with the first text: a client that times the first chunk times the first token.
+        """
+        start += f'"choices":[{{"index":{self._index},'
+        opening = self._shape.opening
+        return start, f'{start}{opening},"logprobs":null,"finish_reason":null}}]{tail}' if opening else ""
+
+    def _logprobs(self, scored: Sequence[Scored]) -> dict[str, Any] | None:
+        return None if self._scorer is None else self._shape.logprobs(scored, self._top)
 
     async def _pieces(self) -> AsyncGenerator[str, None]:
         """The text of every step; with the last one `_finish` is set. Raises ApiError."""

@@ -1,5 +1,6 @@
 """Errors in OpenAI's shape: {"error": {"message", "type", "param", "code"}}."""
 
+import json
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,6 +37,10 @@ class ApiError(Exception):
         """The headers that belong to it: Retry-After in whole seconds, rounded up; what a 401 must have."""
         retry = {} if self.retry_after_s is None else {"Retry-After": str(max(1, math.ceil(self.retry_after_s)))}
         return {**retry, **({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})}
+
+    def event(self) -> bytes:
+        """It as a server-sent event."""
+        return f"data: {json.dumps(self.body())}\n\n".encode()
 
     def body(self) -> dict[str, Any]:
         """The JSON body."""

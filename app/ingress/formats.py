@@ -8,16 +8,14 @@ from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from app.ingress.strict import Strict
+from app.ingress.strict import NotEmpty, Strict
 from migration.request import Kind, Structured
-
-Text = Annotated[str, Field(min_length=1)]
 
 
 class JsonSchema(Strict):
     """OpenAI's named schema. `name`, `description` and `strict` are accepted; the schema is always followed."""
 
-    name: Text
+    name: NotEmpty
     schema_: dict[str, Any] = Field(alias="schema")
     description: str | None = None
     strict: bool | None = None
@@ -51,12 +49,12 @@ def _schema(value: Any) -> Any:
 class StructuredOutputs(Strict):
     """vLLM's constraints, of which there may be one."""
 
-    json_: Annotated[Text, BeforeValidator(_schema)] | None = Field(None, alias="json")
+    json_: Annotated[NotEmpty, BeforeValidator(_schema)] | None = Field(None, alias="json")
     json_object: Literal[True] | None = None
-    regex: Text | None = None
-    choice: Annotated[list[Text], Field(min_length=1)] | None = None
-    grammar: Text | None = None
-    structural_tag: Text | None = None
+    regex: NotEmpty | None = None
+    choice: Annotated[list[NotEmpty], Field(min_length=1)] | None = None
+    grammar: NotEmpty | None = None
+    structural_tag: NotEmpty | None = None
 
     @model_validator(mode="after")
     def _one(self) -> Self:

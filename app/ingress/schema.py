@@ -9,7 +9,7 @@ from app.ingress.errors import ApiError
 from app.ingress.formats import ResponseFormat, StructuredOutputs
 from app.ingress.messages import Messages
 from app.ingress.refusals import parse
-from app.ingress.strict import Strict
+from app.ingress.strict import NotEmpty, Strict
 from app.ingress.tools import NamedTool, ToolChoice, Tools
 from migration.messages import PathRequest
 from migration.request import Structured
@@ -26,7 +26,6 @@ MAX_CHOICES = 128
 MAX_LOGPROBS, MAX_TOP_LOGPROBS = 5, 20
 """OpenAI's maxima for completions and chats; the latter is vLLM's default for `max_logprobs`, too."""
 
-NotEmpty = Annotated[str, Field(min_length=1)]
 # A list's first wrong member tells that it is another kind of list: the others need not be looked at.
 Tokens = Annotated[list[int], Field(min_length=1, fail_fast=True)]
 Texts = Annotated[list[NotEmpty], Field(min_length=1, fail_fast=True)]

@@ -1,6 +1,10 @@
 """The base of everything that clients send as JSON."""
 
-from pydantic import BaseModel, ConfigDict
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+NotEmpty = Annotated[str, Field(min_length=1)]
 
 
 class Strict(BaseModel):

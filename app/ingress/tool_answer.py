@@ -5,27 +5,15 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from app.ingress.calls import Calling, Said, joined
-from app.ingress.choice import Choice, Shape
-from app.ingress.conversation import Opened
+from app.ingress.choice import Choice, Outset
 from app.ingress.logprobs import Scored
-from app.ingress.observed import Steps
 
 
 class CallingChoice(Choice):
     """A choice whose text is read for calls, token by token: how many came in a step makes no difference."""
 
-    def __init__(
-        self,
-        index: int,
-        opened: Opened,
-        tokenizer: Any,
-        shape: Shape,
-        stops: tuple[str, ...],
-        echo: str,
-        steps: Steps,
-        calling: Calling,
-    ) -> None:
-        super().__init__(index, opened, tokenizer, shape, stops, echo, steps, calling.special_tokens)
+    def __init__(self, outset: Outset, calling: Calling) -> None:
+        super().__init__(outset, calling.special_tokens)
         self._by_one = True
         self._calling = calling
         self._called = False
@@ -47,15 +35,14 @@ class CallingChoice(Choice):
         return {
             "index": self._index,
             "message": _message(said),
-            "logprobs": None if self._scorer is None else self._shape.logprobs(scored, self._top),
+            "logprobs": self._logprobs(scored),
             "finish_reason": self.finish,
         }
 
     async def events(self, start: str, tail: str) -> AsyncGenerator[bytes, None]:
         """See `Choice.events`; a step after which there is nothing to tell has no event, unless it is the first."""
         reading = self._begin()
-        start += f'"choices":[{{"index":{self._index},'
-        opening = f'{start}{self._shape.opening},"logprobs":null,"finish_reason":null}}]{tail}'
+        start, opening = self._begun(start, tail)
         async for _ in self._pieces():
             fed, self._fed = self._fed, []
             said = self._heard(joined([reading.part(*one) for one in fed]))
@@ -64,7 +51,7 @@ class CallingChoice(Choice):
             if delta or self._scorer is not None or self._finish:
                 rest = {
                     "delta": delta,
-                    "logprobs": None if self._scorer is None else self._shape.logprobs(self._scored, self._top),
+                    "logprobs": self._logprobs(self._scored),
                     "finish_reason": self.finish,
                 }
                 chunk = f"{start}{json.dumps(rest, separators=(',', ':'))[1:]}]{tail}"

@@ -7,9 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from app.ingress.errors import ApiError
-from app.ingress.strict import Strict
-
-Text = Annotated[str, Field(min_length=1)]
+from app.ingress.strict import NotEmpty, Strict
 
 
 class Function(Strict):
@@ -18,7 +16,7 @@ class Function(Strict):
     `strict` is for those parsers of vLLM that heed it; a call that is forced follows the schema always.
     """
 
-    name: Text
+    name: NotEmpty
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -46,7 +44,7 @@ class Tool(Strict):
 class FunctionName(Strict):
     """A function by its name."""
 
-    name: Text
+    name: NotEmpty
 
 
 class NamedTool(Strict):
@@ -59,14 +57,14 @@ class NamedTool(Strict):
 class CalledFunction(Strict):
     """A function with its arguments, which are an object in JSON, or should be: models err."""
 
-    name: Text
+    name: NotEmpty
     arguments: str | None = None
 
 
 class ToolCall(Strict):
     """A call that the assistant made earlier in the chat."""
 
-    id: Text
+    id: NotEmpty
     type: Literal["function"] = "function"
     function: CalledFunction
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from app.ingress.calls import Call, Calling, ListReading, NamedReading, Said, joined
 from app.ingress.chat import CHAT
+from app.ingress.choice import Outset
 from app.ingress.conversation import Conversation, Opened
 from app.ingress.errors import ApiError
 from app.ingress.model import Model
@@ -410,16 +411,8 @@ async def test_a_reading_hears_one_token_at_a_time_however_they_come(model: Mode
     heard = Heard()
     conversation = Conversation(spec(), ReplicaId("a"))
     cursor = conversation.cursor
-    choice = CallingChoice(
-        0,
-        Opened(conversation, AsyncMock()),
-        model.tokenizer,
-        CHAT.shape,
-        (),
-        "",
-        cast(Any, Unseen()),
-        Calling(lambda prompt: heard, None, "tool_calls"),
-    )
+    outset = Outset(0, Opened(conversation, AsyncMock()), model.tokenizer, CHAT.shape, (), "", cast(Any, Unseen()))
+    choice = CallingChoice(outset, Calling(lambda prompt: heard, None, "tool_calls"))
 
     async def come() -> None:
         for at in range(0, len(ids), size):
