@@ -71,11 +71,22 @@ class Streams:
         await asyncio.gather(*(task for _, _, _, task in self._read), return_exceptions=True)
 
 
+async def alone(client: Client) -> None:
+    """Wait until one replica is wanted, and no other is starting or going."""
+
+    async def so() -> bool:
+        state = await client.state()
+        return bool(state["wanted_replicas"] == len(state["replicas"]) == 1)
+
+    await eventually(so, 60)
+
+
 @asynccontextmanager
 async def scene(application: Application) -> AsyncIterator[tuple[Client, Streams]]:
-    """A client, and streams that are gone when the test is over."""
+    """A client of one lone replica, and streams that are gone when the test is over."""
     async with application.client() as client:
         streams = Streams(client)
+        await alone(client)
         try:
             yield client, streams
         finally:
@@ -109,7 +120,6 @@ async def two(client: Client, streams: Streams) -> dict[str, int]:
 
 async def test_load_opens_replicas_and_its_end_closes_them(paced: Application) -> None:
     async with scene(paced) as (client, streams):
-        await until(client, lambda now: len(now) == 1)
         await streams.start(8, 300, 700)
         grown = await until(client, lambda now: len(now) >= 2)
         await streams.end()
@@ -171,7 +181,6 @@ async def test_a_replica_that_serve_stops_is_evacuated(paced: Application) -> No
 async def test_new_engines_take_over_what_runs_on_the_old_ones(paced: Application) -> None:
     """A rolling redeploy of the engines alone: ingress and scheduler stay."""
     async with scene(paced) as (client, streams):
-        await until(client, lambda now: len(now) == 1)
         await streams.start(2, LONG)
         (old,) = await replicas(client)
         await redeploy_engines(paced)
@@ -223,7 +232,7 @@ async def test_a_replica_that_stands_still_costs_a_pause(paced: Application) -> 
 
 async def test_under_a_steady_load_nothing_opens_or_closes(paced: Application) -> None:
     async with scene(paced) as (client, streams):
-        only = await alone(client)
+        (only,) = await replicas(client)
         await streams.start(3, 500, 300)
         seen = set()
         for _ in range(30):
@@ -232,19 +241,6 @@ async def test_under_a_steady_load_nothing_opens_or_closes(paced: Application) -
             await asyncio.sleep(0.25)
         assert seen == {(1, only)}
         await streams.end()
-
-
-async def alone(client: Client) -> str:
-    """Wait until one replica is wanted, and no other is starting or going; its id."""
-    found: list[str] = []
-
-    async def so() -> bool:
-        state = await client.state()
-        found[:] = [r["id"] for r in state["replicas"]]
-        return bool(state["wanted_replicas"] == 1 and len(found) == 1)
-
-    await eventually(so, 60)
-    return found[0]
 
 
 def test_the_recorded_epochs_give_the_same_plans_again(paced: Application) -> None:
