@@ -26,6 +26,7 @@ from ray.serve.exceptions import ReplicaUnavailableError
 from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
+from deployments.cancellation import CalleeCancelled, callee_cancelled
 from migration.errors import PeerLost
 from policies.model import ReplicaId
 
@@ -38,11 +39,14 @@ class Unrouted(PeerLost):
 def _peer_errors(replica: ReplicaId) -> Iterator[None]:
     """Turn Ray's errors about a replica into Mell's."""
     try:
-        yield
+        with callee_cancelled():
+            yield
     except ReplicaUnavailableError as error:
         raise Unrouted(f"replica {replica} is not routable") from error
     except RayActorError as error:
         raise PeerLost(f"replica {replica} died: {type(error).__name__}") from error
+    except CalleeCancelled as error:
+        raise PeerLost(f"replica {replica} broke the call off") from error
 
 
 class TargetRouter(RequestRouter):

@@ -7,6 +7,8 @@ from typing import Any
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
+from deployments.cancellation import callee_cancelled
+
 log = logging.getLogger("ray.serve")
 
 
@@ -25,9 +27,15 @@ class SchedulerClient:
         return self._cached
 
     async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
-        """Call a method; what it raises is raised here. Raises TimeoutError when there is no answer in time."""
-        async with asyncio.timeout(timeout_s):
-            return await getattr(self._handle, method).remote(*args)
+        """Call a method; what it raises is raised here.
+
+        Raises:
+            TimeoutError: there was no answer in time.
+            CalleeCancelled: the scheduler broke the call off.
+        """
+        with callee_cancelled():
+            async with asyncio.timeout(timeout_s):
+                return await getattr(self._handle, method).remote(*args)
 
     def tell(self, method: str, *args: Any) -> None:
         """Call a method without waiting. If it does not arrive, the next report says the same."""

@@ -21,6 +21,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
+from deployments.engine.counted import Counted
 from deployments.engine.port import EngineDead, EngineProcesses, EngineStats, Generated, InvalidRequest
 from migration import logprobs
 from migration.errors import BlocksGone, TransferFailed
@@ -42,8 +43,7 @@ class VllmEngine:
         self._num_blocks: int = described["num_blocks"] - 1  # vLLM keeps one null block
         self._block_size: int = config.cache_config.block_size
         self._loads = itertools.count()
-        self._loaded = 0
-        self._counting: asyncio.Task[None] | None = None
+        self._loaded = Counted(self._count)
         self._restores_seeds: bool = config.use_v2_model_runner or config.device_config.device_type == "cpu"
         self._reasons = bool(config.structured_outputs_config.reasoning_parser)
         self.max_context = Tokens(config.model_config.max_model_len)
@@ -118,7 +118,7 @@ class VllmEngine:
                 pass
         except InvalidRequest as error:
             raise TransferFailed(str(error)) from error
-        self._counting = asyncio.create_task(self._count())
+        self._loaded.refresh()
 
     async def _run(self, key: str, tokens: tuple[int, ...], params: SamplingParams) -> AsyncIterator[RequestOutput]:
         stream = self._engine.generate({"prompt_token_ids": list(tokens)}, params, key)
@@ -132,19 +132,16 @@ class VllmEngine:
 
     async def blocks_loaded(self) -> int:
         """See `Engine.blocks_loaded`."""
-        if self._counting is not None:
-            await self._counting
-        return self._loaded
+        return await self._loaded.value()
 
-    async def _count(self) -> None:
-        """Ask the worker how many blocks it has loaded.
+    async def _count(self) -> int:
+        """Ask the worker how many blocks it has loaded. Raises EngineDeadError.
 
         Only after a load: a worker that is asked spins for a second afterwards, so that asking it regularly
         would keep a core busy on every idle replica.
         """
-        with contextlib.suppress(EngineDeadError):
-            (counters,) = await self._engine.collective_rpc("mell_counters")
-            self._loaded = counters["blocks_loaded"]
+        (counters,) = await self._engine.collective_rpc("mell_counters")
+        return int(counters["blocks_loaded"])
 
     def stats(self) -> EngineStats:
         """See `Engine.stats`."""
