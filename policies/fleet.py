@@ -161,7 +161,8 @@ class Fleet:
 
     def need(self, tokens: int) -> int:
         """The room that a request of that size asks for; beyond its size no more than an empty replica has."""
-        return max(tokens, min(tokens + self.headroom, self.capacity))
+        grown = tokens + self.headroom
+        return grown if grown <= self.capacity else max(tokens, self.capacity)
 
     def fits(self, request: Request, replica: Replica) -> bool:
         """Whether the request may go to the replica."""
@@ -214,7 +215,7 @@ class Fleet:
 
     def running(self) -> list[Replica]:
         """Replicas that are up, oldest first."""
-        return [r for r in self.replicas.values() if r.state is ReplicaState.RUNNING]
+        return [r for r in self.replicas.values() if r.state is _RUNNING]
 
     def up(self) -> int:
         """How many replicas are up, or will be."""

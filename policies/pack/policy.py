@@ -9,7 +9,7 @@ from policies.even import even_out
 from policies.model import ReplicaState
 from policies.options import HEADROOM, about
 from policies.pack.drain import drain
-from policies.pack.room import Seeker, by_size
+from policies.pack.room import Seeker, by_size, largest_below, smallest
 from policies.plan import Reason
 from policies.working import Replica, Request
 
@@ -84,16 +84,15 @@ def _cure(seeker: Seeker, replica: Replica, openings: Openings) -> None:
     """Move requests away until the rest fits: the smallest that is enough, or else several that are smaller."""
     cluster = seeker.cluster
     while replica.strain > 0 and len(replica.requests) > 1:
-        movable = sorted((q for q in replica.requests.values() if cluster.may_move(q)), key=by_size)
-        if not movable:
-            return
-        small = sum(q.tokens + replica.lead < replica.strain for q in movable)
+        need = replica.strain - replica.lead
         # The smallest that is enough: where it fits nowhere, no larger one does.
-        request = movable[min(small, len(movable) - 1)]
-        target = seeker.find(request.tokens, replica)
-        if target is None and small:
-            target = seeker.find(movable[small - 1].tokens, replica)
-            request = movable[small - 1] if target is not None else request
+        request = smallest(cluster, replica, need)
+        target = None if request is None else seeker.find(request.tokens, replica)
+        if target is None and (less := largest_below(cluster, replica, need)) is not None:
+            target = seeker.find(less.tokens, replica)
+            request = less if target is not None else request or less
+        if request is None:
+            return
         target = target or _make_or_open(seeker, request, openings, replica)
         if target is None or not cluster.may_move(request):
             return

@@ -47,12 +47,11 @@ class Seeker:
 
     def _choose(self, tokens: int, leaves: Replica | None, *avoid: Replica | None, near: bool) -> Replica | None:
         """The best replica for a request that `leaves` one; with `near`, where moves take time, first of its node."""
-        others = _except(leaves, *avoid)
         if near and leaves is not None and self.cluster.holds:
-            found = self._find(tokens, lambda r: r.node == leaves.node and others(r))
+            found = self._find(tokens, lambda r: r.node == leaves.node and r is not leaves and r not in avoid)
             if found is not None:
                 return found
-        return self._find(tokens, others)
+        return self._find(tokens, lambda r: r is not leaves and r not in avoid)
 
     def _find(self, tokens: int, accept: Callable[[Replica], bool]) -> Replica | None:
         """The best replica in which so much fits: the tightest that is in use, or with `spread` the widest."""
@@ -96,8 +95,7 @@ class Seeker:
         for host in hosts:
             # Whoever leaves takes its headroom along.
             lack = cluster.need(tokens) - host.room - cluster.headroom
-            enough = (q for q in host.requests.values() if q.tokens >= lack and cluster.may_move(q))
-            request = min(enough, key=by_size, default=None)
+            request = smallest(cluster, host, lack)
             if request is None:
                 continue
             # Where the smallest fits nowhere, no larger one does.
@@ -137,10 +135,37 @@ class Seeker:
         return host
 
 
+def smallest(cluster: Cluster, replica: Replica, tokens: int) -> Request | None:
+    """The smallest request of at least so many tokens that may move; of equals the oldest.
+
+    An inner loop of every decision, like `largest_below`: whether a request may move is asked last.
+    """
+    best: Request | None = None
+    for request in replica.requests.values():
+        size = request.tokens
+        if (
+            size >= tokens
+            and (best is None or size < best.tokens or (size == best.tokens and request.order < best.order))
+            and cluster.may_move(request)
+        ):
+            best = request
+    return best
+
+
+def largest_below(cluster: Cluster, replica: Replica, tokens: int) -> Request | None:
+    """The largest request of fewer tokens that may move; of equals the youngest."""
+    best: Request | None = None
+    for request in replica.requests.values():
+        size = request.tokens
+        if (
+            size < tokens
+            and (best is None or size > best.tokens or (size == best.tokens and request.order > best.order))
+            and cluster.may_move(request)
+        ):
+            best = request
+    return best
+
+
 def by_size(request: Request) -> tuple[int, int]:
     """A sort key: the smallest first, of equals the oldest."""
     return (request.tokens, request.order)
-
-
-def _except(*avoid: Replica | None) -> Callable[[Replica], bool]:
-    return lambda replica: replica not in avoid
