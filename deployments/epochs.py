@@ -9,6 +9,7 @@ from deployments.cluster import Cluster
 from deployments.config import SchedulerConfig
 from deployments.dispatch import Dispatch, Route
 from deployments.recording import Epoch, Recorder
+from deployments.rehearsal import Rehearsal
 from deployments.report import ReplicaReport
 from deployments.scaler import Scaler
 from deployments.telemetry import Telemetry
@@ -47,6 +48,7 @@ class Epochs:
         profile: Callable[[Collection[ReplicaReport]], None],
         route: Routing,
         recorder: Recorder | None = None,
+        rehearsal: Rehearsal | None = None,
     ) -> None:
         self._config = config
         self._fence = fence
@@ -60,6 +62,7 @@ class Epochs:
         self._profile = profile
         self._route = route
         self._recorder = recorder
+        self._rehearsal = rehearsal
         self._soon = asyncio.Event()
         self.reports: dict[ReplicaId, ReplicaReport] = {}
         self.as_of = 0.0
@@ -95,7 +98,7 @@ class Epochs:
         passed_s = time.monotonic() - self.last
         self.last = time.monotonic()
         seen = self._observe()
-        self._telemetry.epoch(seen.state.replicas, passed_s)
+        self._telemetry.epoch(seen.state.replicas, passed_s, self._scaler.wanted)
         self._planner.observe(seen)
         decided = self._planner.decide(self._config.mode)
         if self.reports:
@@ -103,6 +106,8 @@ class Epochs:
         put_off = self._act(decided)
         if self._recorder is not None:
             self._recorder.record(Epoch(seen, self._config.mode, decided.plan, decided.orders, put_off))
+        if self._rehearsal is not None:
+            self._rehearsal.epoch(seen, [report.profile for report in self.reports.values()])
 
     async def gather(self, timeout_s: float | None = None) -> None:
         """Take the replicas' reports, without deciding anything. Raises Refused when a newer scheduler is at work."""

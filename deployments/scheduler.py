@@ -22,6 +22,7 @@ from deployments.exposition import Family
 from deployments.fencing import next_fence
 from deployments.membership import Membership
 from deployments.recording import Recorder, Setting
+from deployments.rehearsal import Rehearsal
 from deployments.report import ReplicaReport
 from deployments.routing import Replicas, own_id
 from deployments.scaler import Scaler
@@ -39,8 +40,9 @@ from policies.ledger import Ledger
 from policies.model import ClusterState, ReplicaId, ReplicaLoad, RequestId, RequestLoad
 from policies.placement import Decision, Place, Queue
 from policies.plan import Move, Reason
-from policies.planner import Planner
+from policies.planner import Mode, Planner
 from policies.registry import policy
+from policies.shadow import Shadow
 
 log = logging.getLogger("ray.serve")
 
@@ -91,8 +93,9 @@ class EpochScheduler:
         self._estimates = Estimates(Boundaries(config.epoch_s, config.link_time_s, config.slowdown))
         self._profiled: set[ReplicaId] = set()
         self._records: Recent[str, MigrationRecord] = Recent(_RECORDS)
-        self._ended: Recent[str, None] = Recent(_ENDED)
+        self._ended: Recent[str, bool] = Recent(_ENDED)
         self._recorder = _recorder(config, fence)
+        self._rehearsal = _rehearsal(config, telemetry)
         self._epochs = Epochs(
             config,
             fence,
@@ -106,6 +109,7 @@ class EpochScheduler:
             self._profile,
             self._route,
             self._recorder,
+            self._rehearsal,
         )
 
     async def _run(self) -> None:
@@ -203,7 +207,8 @@ class EpochScheduler:
             ReplicaReport(load, (0, 0, 0), 0, 0, 0, self._fence, ()).to_json() | {"pids": []}
             for load in self._cluster.others()
         ]
-        return {
+        dry_run = self._rehearsal.so_far if self._rehearsal else None
+        state = {
             "as_of": self._epochs.as_of,
             "mode": str(self._config.mode),
             "policy": self._config.policy,
@@ -213,6 +218,7 @@ class EpochScheduler:
             "resting_pairs": [list(pair) for pair in self._breaker.resting(time.monotonic())],
             "replicas": sorted(replicas, key=lambda r: str(r["id"])),
         }
+        return state | ({"dry_run": dry_run.to_json()} if dry_run else {})
 
     async def migrations(self) -> dict[str, Any]:
         """`/mell/migrations`: newest first."""
@@ -289,11 +295,19 @@ class EpochScheduler:
         if record.outcome is None and record.id in self._ended:
             return
         self._records[record.id] = record
-        if record.outcome is not None and record.id not in self._ended:
-            self._telemetry.migrated(record)
-            self._ended[record.id] = None
+        if record.outcome is not None:
+            self._count(record)
         self._dispatch.heard(record)
         self._estimates.observe(record)
+
+    def _count(self, record: MigrationRecord) -> None:
+        """Count an ended migration once, and once what it took: its target tells that later."""
+        timed = self._ended.get(record.id)
+        if timed is None:
+            self._telemetry.migrated(record)
+        if not timed and record.whole_s is not None:
+            self._telemetry.resumed(record.path, record.whole_s)
+        self._ended[record.id] = bool(timed) or record.whole_s is not None
 
 
 def _route(choice: Choice) -> Route:
@@ -312,3 +326,10 @@ def _recorder(config: SchedulerConfig, fence: int) -> Recorder | None:
         return None
     path = FilePath(config.record) / f"epochs-{time.strftime('%Y%m%d-%H%M%S')}-{fence}.jsonl"
     return Recorder(path, Setting(config.policy, config.limits, config.epoch_s))
+
+
+def _rehearsal(config: SchedulerConfig, telemetry: Telemetry) -> Rehearsal | None:
+    """What a scheduler does with its decisions that only observes."""
+    if config.mode is not Mode.OBSERVE:
+        return None
+    return Rehearsal(Shadow(policy(config.policy), config.limits, config.epoch_s), telemetry)

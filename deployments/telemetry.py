@@ -1,4 +1,4 @@
-"""What the scheduler counts: migrations, replicas, GPU time."""
+"""What the scheduler counts: migrations, replicas, GPU time; when it only observes, what acting would come to."""
 
 from collections import Counter as Counts
 from collections.abc import Iterable
@@ -7,11 +7,13 @@ from prometheus_client import CollectorRegistry
 
 from deployments.exposition import Family, expose
 from deployments.instruments import Counter, Gauge, Histogram
+from migration.messages import Path
 from migration.record import MigrationRecord, Outcome
+from policies.dry_run import DryRun
 from policies.model import ReplicaLoad, ReplicaState
 
 _PAUSES_S = [0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5]
-_PREDICTED_S = [0.01, 0.03, 0.1, 0.3, 1, 3, 10]
+_MOVES_S = [0.01, 0.03, 0.1, 0.3, 1, 3, 10]
 _FREE_S = [0.5, 1, 2, 5, 10, 20, 30, 60, 120]
 
 
@@ -33,10 +35,18 @@ class Telemetry:
             "mell_migration_predicted_seconds",
             "Predicted time of a migration, from the order to the first token at the target.",
             registry,
-            _PREDICTED_S,
+            _MOVES_S,
+            ("path",),
+        )
+        self._took = Histogram(
+            "mell_migration_seconds",
+            "What a migration took, from the order to the first token at the target.",
+            registry,
+            _MOVES_S,
             ("path",),
         )
         self._replicas = Gauge("mell_replicas", "Engine replicas by state.", registry, ("state",))
+        self._wanted = Gauge("mell_replicas_wanted", "Engine replicas there are to be.", registry)
         self._gpu_seconds = Counter("mell_gpu_seconds", "Seconds times replicas that exist.", registry)
         self._free = Histogram(
             "mell_time_to_free_replica_seconds",
@@ -44,6 +54,7 @@ class Telemetry:
             registry,
             _FREE_S,
         )
+        self._dry_run: _DryRun | None = None
 
     def expose(self, replica: str) -> tuple[Family, ...]:
         """All of it, as the metrics of that replica of the scheduler."""
@@ -60,8 +71,13 @@ class Telemetry:
         if record.predicted_s is not None:
             self._predicted.observe(record.predicted_s, path)
 
-    def epoch(self, loads: Iterable[ReplicaLoad], passed_s: float) -> None:
-        """An epoch found those replicas, so many seconds after the last one."""
+    def resumed(self, path: Path, took_s: float) -> None:
+        """A migrated request has gone on at its target, so long after the order."""
+        self._took.observe(took_s, str(path))
+
+    def epoch(self, loads: Iterable[ReplicaLoad], passed_s: float, wanted: int) -> None:
+        """An epoch found those replicas, so many seconds after the last one, where `wanted` are to be."""
+        self._wanted.set(wanted)
         states = Counts(load.state for load in loads)
         for state in ReplicaState:
             self._replicas.set(states[state], str(state))
@@ -70,3 +86,31 @@ class Telemetry:
     def freed(self, took_s: float) -> None:
         """A replica is gone that was emptied."""
         self._free.observe(took_s)
+
+    def dry_run(self, so_far: DryRun) -> None:
+        """The dry run has come to that; without one there are no metrics of it."""
+        if self._dry_run is None:
+            self._dry_run = _DryRun(self._registry)
+        self._dry_run.tell(so_far)
+
+
+class _DryRun:
+    """The metrics of a dry run."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._needed = Gauge("mell_dry_run_replicas_needed", "Replicas there would be.", registry)
+        self._waiting = Gauge("mell_dry_run_requests_waiting", "Requests that would wait for a place.", registry)
+        self._gpu_seconds = Counter("mell_dry_run_gpu_seconds", "Seconds times replicas there would be.", registry)
+        self._moves = Counter("mell_dry_run_moves", "Moves there would have been.", registry)
+        self._tokens = Counter("mell_dry_run_moved_tokens", "Tokens of these moves.", registry)
+        self._bytes = Counter("mell_dry_run_moved_bytes", "KV bytes of these moves.", registry)
+        self._told: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0)
+
+    def tell(self, so_far: DryRun) -> None:
+        self._needed.set(so_far.replicas_needed)
+        self._waiting.set(so_far.requests_waiting)
+        counts = (so_far.gpu_seconds_needed, so_far.moves, so_far.moved_tokens, so_far.moved_bytes or 0)
+        counters = (self._gpu_seconds, self._moves, self._tokens, self._bytes)
+        for counter, count, told in zip(counters, counts, self._told, strict=True):
+            counter.inc(count - told)
+        self._told = counts

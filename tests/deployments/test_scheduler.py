@@ -24,6 +24,7 @@ from migration.lines import Line
 from migration.messages import Fingerprint, PathRequest
 from migration.messages import Path as MovePath
 from migration.record import MigrationRecord, Outcome
+from policies.dry_run import DryRun
 from policies.events import Arrival
 from policies.model import Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestId, RequestLoad, Tokens
 from policies.placement import NoReplica, Place, Queue
@@ -108,16 +109,24 @@ class Scale(Scaler):
 
 
 class Counts(Telemetry):
-    """Notes which migrations ended."""
+    """Notes which migrations ended, and what dry runs come to."""
 
     def __init__(self) -> None:
         self.ended: list[str] = []
+        self.took_s: list[float] = []
+        self.dry_runs: list[DryRun] = []
 
     def migrated(self, record: MigrationRecord) -> None:
         self.ended.append(record.id)
 
-    def epoch(self, loads: Iterable[ReplicaLoad], passed_s: float) -> None:
+    def resumed(self, path: MovePath, took_s: float) -> None:
+        self.took_s.append(took_s)
+
+    def epoch(self, loads: Iterable[ReplicaLoad], passed_s: float, wanted: int) -> None:
         pass
+
+    def dry_run(self, so_far: DryRun) -> None:
+        self.dry_runs.append(so_far)
 
 
 class Scheduler(EpochScheduler):
@@ -298,6 +307,14 @@ async def test_a_migration_is_counted_once() -> None:
     assert scheduler.counts.ended == ["m1"]
 
 
+async def test_what_a_migration_took_counts_once_its_target_has_told() -> None:
+    scheduler = await make_scheduler()
+    ended = replace(make_record(outcome=Outcome.COMMITTED), duration_s=1.0, pause_s=0.25)
+    for record in (ended, replace(ended, resume_s=0.5), replace(ended, resume_s=0.5), ended):
+        await scheduler.record(record)
+    assert (scheduler.counts.ended, scheduler.counts.took_s) == (["m1"], [1.25])
+
+
 async def test_old_migrations_are_forgotten() -> None:
     scheduler = await make_scheduler()
     for n in range(_RECORDS + 10):
@@ -372,6 +389,44 @@ async def test_epochs_can_be_recorded_and_give_the_same_plans_again(tmp_path: Pa
     for epoch in told:
         planner.observe(epoch.seen)
         assert planner.decide(epoch.mode) == Decided(epoch.plan, epoch.orders)
+
+
+# --- the dry run --------------------------------------------------------------------------------------
+
+
+def profiled(report: ReplicaReport) -> ReplicaReport:
+    """The report of a replica that knows of itself that a token takes sixteen bytes."""
+    return replace(report, profile=Profile("n", Fingerprint("m", "c", 4, 64, 256), Line.of(1e3), 1e6))
+
+
+async def test_a_scheduler_that_observes_tells_what_acting_would_come_to() -> None:
+    reports = [profiled(report) for report in half_empty()]
+    scheduler = await make_scheduler(*reports, epochs=3, mode=Mode.OBSERVE, spec=NO_GROWTH)
+    told = (await scheduler.state())["dry_run"]
+    assert (told["replicas_now"], told["replicas_needed"], told["requests_waiting"]) == (2, 1, 0)
+    assert (told["moves"], told["moved_tokens"], told["moved_bytes"]) == (1, 12, 12 * 16)
+    assert told["gpu_seconds_saved"] == pytest.approx(told["since_s"])
+    assert told["said"].endswith(": 1 move, 192 B")
+    assert [so_far.moves for so_far in scheduler.counts.dry_runs] == [1, 1, 1]
+    assert scheduler._replicas.asked == [] == scheduler.scale.closed  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("mode", [Mode.ACT, Mode.OFF])
+async def test_only_a_scheduler_that_observes_has_a_dry_run(mode: Mode) -> None:
+    scheduler = await make_scheduler(*half_empty(), mode=mode, spec=NO_GROWTH, a=make_record(), b=make_record())
+    await asyncio.sleep(0.01)
+    assert "dry_run" not in await scheduler.state()
+    assert scheduler.counts.dry_runs == []
+
+
+async def test_before_any_replica_runs_there_is_no_dry_run() -> None:
+    scheduler = await make_scheduler(epochs=0, mode=Mode.OBSERVE)
+    assert "dry_run" not in await scheduler.state()
+
+
+async def test_what_a_token_takes_may_be_unknown() -> None:
+    scheduler = await make_scheduler(*half_empty(), mode=Mode.OBSERVE, spec=NO_GROWTH)
+    assert (await scheduler.state())["dry_run"]["moved_bytes"] is None
 
 
 # --- draining -----------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from deployments.exposition import merge
 from deployments.telemetry import Telemetry
 from migration.messages import Path
 from migration.record import MigrationRecord, Outcome
+from policies.dry_run import DryRun
 from policies.model import Blocks, Bytes, ReplicaId, ReplicaLoad, ReplicaState, RequestId, Tokens
 from tests.deployments.test_exposition import parsed
 
@@ -67,8 +68,8 @@ def test_a_reason_is_counted_without_its_details(telemetry: Telemetry, reason: s
 
 def test_replicas_by_state_and_their_time(telemetry: Telemetry) -> None:
     running, starting = load("a", ReplicaState.RUNNING), load("b", ReplicaState.STARTING)
-    telemetry.epoch([running, running, starting], passed_s=2.0)
-    telemetry.epoch([running], passed_s=1.5)
+    telemetry.epoch([running, running, starting], passed_s=2.0, wanted=4)
+    telemetry.epoch([running], passed_s=1.5, wanted=2)
     seen = values(telemetry)
     assert seen["mell_replicas"] == {
         ("s", "RUNNING"): 1,
@@ -77,6 +78,12 @@ def test_replicas_by_state_and_their_time(telemetry: Telemetry) -> None:
         ("s", "STOPPED"): 0,
     }
     assert seen["mell_gpu_seconds_total"] == {("s",): 7.5}
+    assert seen["mell_replicas_wanted"] == {("s",): 2}
+
+
+def test_what_a_migration_took(telemetry: Telemetry) -> None:
+    telemetry.resumed(Path.TOKENS, 0.4)
+    assert values(telemetry)["mell_migration_seconds_sum"] == {("tokens", "s"): 0.4}
 
 
 def test_a_freed_replica(telemetry: Telemetry) -> None:
@@ -87,3 +94,36 @@ def test_a_freed_replica(telemetry: Telemetry) -> None:
 def test_counters_without_labels_are_there_from_the_start(telemetry: Telemetry) -> None:
     seen = values(telemetry)
     assert seen["mell_gpu_seconds_total"] == seen["mell_migration_bytes_total"] == {("s",): 0}
+
+
+# --- a dry run ----------------------------------------------------------------------------------------
+
+DRY_RUN = DryRun(
+    since_s=10.0,
+    replicas_now=4,
+    replicas_needed=3,
+    requests_waiting=1,
+    gpu_seconds_real=40.0,
+    gpu_seconds_needed=32.0,
+    moves=5,
+    moved_tokens=Tokens(600),
+)
+
+
+def test_without_a_dry_run_there_is_nothing_of_one(telemetry: Telemetry) -> None:
+    telemetry.epoch([load("a", ReplicaState.RUNNING)], passed_s=1.0, wanted=1)
+    assert not [name for name in values(telemetry) if "dry_run" in name]
+
+
+def test_a_dry_run_is_told_as_it_stands(telemetry: Telemetry) -> None:
+    telemetry.dry_run(DRY_RUN)
+    telemetry.dry_run(replace(DRY_RUN, replicas_needed=2, gpu_seconds_needed=34.0, moves=6, moved_bytes=Bytes(9600)))
+    seen = {name: samples[("s",)] for name, samples in values(telemetry).items() if "dry_run" in name}
+    assert seen == {
+        "mell_dry_run_replicas_needed": 2,
+        "mell_dry_run_requests_waiting": 1,
+        "mell_dry_run_gpu_seconds_total": 34.0,
+        "mell_dry_run_moves_total": 6,
+        "mell_dry_run_moved_tokens_total": 600,
+        "mell_dry_run_moved_bytes_total": 9600,
+    }

@@ -1,0 +1,80 @@
+"""What a dry run comes to, in a sentence."""
+
+from dataclasses import replace
+
+import pytest
+
+from policies.dry_run import DryRun, said
+from policies.model import Bytes, Tokens
+
+RUN = DryRun(
+    since_s=2460.0,
+    replicas_now=8,
+    replicas_needed=5,
+    requests_waiting=0,
+    gpu_seconds_real=8 * 2460.0,
+    gpu_seconds_needed=5 * 2460.0,
+    moves=212,
+    moved_tokens=Tokens(300_000),
+    moved_bytes=Bytes(round(1.4 * (1 << 30))),
+)
+
+
+def test_it_says_how_many_gpus_for_how_long_and_at_what_price() -> None:
+    assert said(RUN) == "would have freed 3 GPUs for 41 minutes: 212 moves, 1.4 GiB"
+
+
+@pytest.mark.parametrize(
+    ("needed", "text"),
+    [
+        (7.0, "freed 1 GPU for"),
+        (5.54, "freed 2.5 GPUs for"),
+        (7.96, "freed no GPU in"),
+        (8.04, "freed no GPU in"),
+        (8.5, "taken 0.5 GPUs more for"),
+        (9.0, "taken 1 GPU more for"),
+    ],
+)
+def test_gpus_are_a_mean_over_the_time_and_may_be_more(needed: float, text: str) -> None:
+    assert f"would have {text} 41 minutes" in said(replace(RUN, gpu_seconds_needed=needed * RUN.since_s))
+
+
+@pytest.mark.parametrize(
+    ("since_s", "text"),
+    [
+        (1.0, "1 second"),
+        (119.0, "119 seconds"),
+        (120.0, "2 minutes"),
+        (7199.0, "120 minutes"),
+        (7200.0, "2 hours"),
+        (86400.0 * 3, "3 days"),
+    ],
+)
+def test_time_is_told_in_a_unit_of_which_there_are_two(since_s: float, text: str) -> None:
+    assert f" {text}: " in said(replace(RUN, since_s=since_s))
+
+
+@pytest.mark.parametrize(
+    ("moves", "size", "text"),
+    [
+        (1, 1, "1 move, 1 B"),
+        (0, 0, "0 moves, 0 B"),
+        (2, 1536, "2 moves, 1.5 KiB"),
+        (2, 1 << 41, "2 moves, 2.0 TiB"),
+        (2, None, "2 moves"),
+    ],
+)
+def test_what_is_not_known_of_the_price_is_left_out(moves: int, size: int | None, text: str) -> None:
+    told = said(replace(RUN, moves=moves, moved_bytes=None if size is None else Bytes(size)))
+    assert told.endswith(f": {text}")
+
+
+def test_at_first_there_is_nothing_to_say() -> None:
+    assert said(replace(RUN, since_s=0.0)) == "has just begun"
+
+
+def test_the_state_shows_what_is_saved_and_the_sentence() -> None:
+    shown = RUN.to_json()
+    assert shown["gpu_seconds_saved"] == 3 * 2460.0
+    assert shown["said"] == said(RUN)
+    assert (shown["since_s"], shown["replicas_needed"], shown["moved_bytes"]) == (2460.0, 5, RUN.moved_bytes)
