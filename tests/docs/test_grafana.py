@@ -1,0 +1,127 @@
+"""The Grafana dashboard asks for what there is: metrics that Mell and vLLM export, and their labels."""
+
+import json
+import re
+import runpy
+import shutil
+import subprocess
+from collections.abc import Iterable
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from app.ingress.metrics import scrape
+from app.ingress.observed import Observed
+from deployments.telemetry import Telemetry
+from policies.dry_run import DryRun
+from policies.model import Tokens
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "docs" / "grafana"
+DASHBOARD: dict[str, Any] = json.loads((FOLDER / "mell.json").read_text())
+PANELS: list[dict[str, Any]] = DASHBOARD["panels"]
+TARGETS = [target for panel in PANELS for target in panel.get("targets", [])]
+EXPRESSIONS = [target["expr"] for target in TARGETS]
+
+VLLM = {
+    "vllm:kv_cache_usage_perc": {"model_name", "engine"},
+    "vllm:num_preemptions_total": {"model_name", "engine"},
+    "vllm:num_requests_running": {"model_name", "engine"},
+    "vllm:num_requests_waiting": {"model_name", "engine"},
+}
+"""vLLM 0.32's, of vllm/v1/metrics/loggers.py."""
+
+
+def exported() -> dict[str, set[str]]:
+    """Every sample name there may be, with its labels."""
+    telemetry, observed = Telemetry(), Observed("model")
+    telemetry.dry_run(DryRun(1.0, 1, 1, 0, 1.0, 1.0, 0, Tokens(0)))
+    names = {name: labels | {"replica"} for name, labels in VLLM.items()}
+    names["mell_metrics_unreachable"] = {"deployment", "replica"}
+    for registry in (telemetry._registry, observed._registry):
+        names |= dict(_samples(registry))
+    return names
+
+
+def _samples(registry: CollectorRegistry) -> Iterable[tuple[str, set[str]]]:
+    endings = {"counter": ["_total"], "gauge": [""], "histogram": ["_bucket", "_sum", "_count"]}
+    for collector, (name, *_) in registry._collector_to_names.items():
+        kind, labels = collector._type, {*collector._labelnames, "replica"}  # type: ignore[attr-defined]
+        for ending in endings[kind]:
+            yield name + ending, labels | ({"le"} if ending == "_bucket" else set())
+
+
+def metrics_of(expression: str) -> set[str]:
+    return set(re.findall(r"\b(?:mell_|vllm:)\w+", expression))
+
+
+def labels_of(target: dict[str, str]) -> set[str]:
+    """Labels that an expression groups or filters by, and those that its legend shows."""
+    groups = re.findall(r"\b(?:by|without) \(([^)]*)\)", target["expr"])
+    filters = re.findall(r"(\w+)\s*(?:=|!=|=~|!~)\s*\"", target["expr"])
+    shown = re.findall(r"{{\s*(\w+)\s*}}", target["legendFormat"])
+    return {label.strip() for group in groups for label in group.split(",")} | {*filters, *shown}
+
+
+def test_it_is_what_its_generator_makes() -> None:
+    assert runpy.run_path(str(FOLDER / "make.py"))["dashboard"]() == DASHBOARD, "run docs/grafana/make.py"
+
+
+def test_panels_have_ids_of_their_own() -> None:
+    ids = [panel["id"] for panel in PANELS]
+    assert len(set(ids)) == len(ids) > 10
+
+
+def test_no_panel_covers_another() -> None:
+    def covers(one: dict[str, int], other: dict[str, int]) -> bool:
+        return all(one[at] < other[at] + other[size] and other[at] < one[at] + one[size] for at, size in ("xw", "yh"))
+
+    places = {panel["id"]: panel["gridPos"] for panel in PANELS}
+    assert not [(a, b) for a, b in combinations(places, 2) if covers(places[a], places[b])]
+    assert all(place["x"] >= 0 and place["x"] + place["w"] <= 24 for place in places.values())
+
+
+def test_every_metric_is_exported() -> None:
+    names = exported()
+    assert not {name for expression in EXPRESSIONS for name in metrics_of(expression)} - names.keys()
+    assert all(metrics_of(expression) for expression in EXPRESSIONS)
+
+
+def test_every_label_is_one_of_each_metric_beside_it() -> None:
+    names = exported()
+    wrong = [
+        (metric, labels_of(target) - names[metric])
+        for target in TARGETS
+        for metric in metrics_of(target["expr"])
+        if labels_of(target) - names[metric] - {"le"}
+    ]
+    assert not wrong
+    assert {label for target in TARGETS for label in labels_of(target)} >= {"le", "path", "outcome", "state"}
+
+
+async def test_what_is_missing_is_told_under_the_name_and_label_that_are_shown() -> None:
+    assert b'mell_metrics_unreachable{deployment="' not in await scrape([], "i")
+    assert b"# TYPE mell_metrics_unreachable gauge" in await scrape([], "i")
+
+
+def test_all_that_mell_exports_of_a_dry_run_and_of_migrations_is_shown() -> None:
+    shown = {name for expression in EXPRESSIONS for name in metrics_of(expression)}
+    told = {
+        re.sub(r"_(bucket|sum|count)$", "", name) for name in exported() if "dry_run" in name or "migration" in name
+    }
+    assert told <= {re.sub(r"_(bucket|sum|count)$", "", name) for name in shown}
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (Debian's package prometheus) is not installed")
+def test_prometheus_can_read_every_expression(tmp_path: Path) -> None:
+    rules = [
+        {"record": f"panel:{number}", "expr": re.sub(r"\$__\w+", "5m", expression)}
+        for number, expression in enumerate(EXPRESSIONS)
+    ]
+    (tmp_path / "rules.yml").write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
+    checked = subprocess.run(["promtool", "check", "rules", "rules.yml"], cwd=tmp_path, capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stderr
+    assert f"{len(EXPRESSIONS)} rules found" in checked.stdout
