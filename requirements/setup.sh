@@ -39,12 +39,28 @@ version=$("$python" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])')
 # The path is part of the key because a virtual environment does not survive being moved.
 key="device=$device python=$version locks=$(cat "${locks[@]}" | sha256sum | cut -c1-16) path=$PWD"
 
+# The project runs from its source tree and is not installed, so pip makes no `mell` command of it. Mell's imports come
+# from here (-P), whatever the folder holds in which the command is run.
+write_command() {
+    local command=$venv/bin/mell text
+    printf -v text '%s\n' '#!/usr/bin/env bash' '# Made by requirements/setup.sh.' \
+        "export PYTHONPATH=$(printf %q "$PWD")\${PYTHONPATH:+:\$PYTHONPATH}" \
+        "exec $(printf %q "$PWD/$venv/bin/python") -P -m app.cli \"\$@\""
+    [[ -x $command ]] && cmp -s "$command" - <<<"${text%$'\n'}" && return
+    printf %s "$text" >"$command.new"
+    chmod +x "$command.new"
+    mv "$command.new" "$command"
+}
+
 # Two runs at once would install over each other. The script is its own lock file.
 exec 9<requirements/setup.sh
 flock 9
 state=$(cat "$state_file" 2>/dev/null || true) # it may have changed while waiting
 venv_version=$("$venv/bin/python" -c 'import pip, sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null || true)
-[[ $state == "$key" && $venv_version == "$version" ]] && exit 0
+if [[ $state == "$key" && $venv_version == "$version" ]]; then
+    write_command
+    exit 0
+fi
 
 [[ "$(uname -s) $(uname -m)" == "Linux x86_64" ]] ||
     die "the lock files are for Linux on x86-64, and this is $(uname -s) on $(uname -m). Use a Linux x86-64 machine or container."
@@ -122,5 +138,6 @@ cpu_build = version("torch").endswith("+cpu")
 sys.exit(0 if cpu_build == (sys.argv[1] == "cpu") else f"torch is {version('torch')}, wanted for {sys.argv[1]}")
 PY
 
+write_command
 echo "$key" >"$state_file"
 say "done: $venv is set up for $device"

@@ -1,0 +1,6 @@
+"""`python -m app.cli`: the same as `mell`."""
+
+from app.cli.main import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""`mell doctor`: what may keep an installation from serving, and what to do about it."""

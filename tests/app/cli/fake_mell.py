@@ -1,0 +1,82 @@
+"""The operator's part of the HTTP API, with knobs."""
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from app.ingress.errors import ApiError
+from tests.app.cli.sample import BUSY, MOVED
+
+
+@dataclass
+class FakeMell:
+    """What it says, what it refuses, and what it was told to do."""
+
+    state: dict[str, Any] = field(default_factory=lambda: BUSY)
+    migrations: dict[str, Any] = field(default_factory=lambda: MOVED)
+    refusal: ApiError | None = None
+    """The answer to every call, if it is set."""
+    admin_key: str | None = None
+    orders: list[Any] = field(default_factory=list)
+
+    def app(self) -> Starlette:
+        """The ASGI application."""
+        return Starlette(
+            routes=[
+                Route("/health", self._answer(lambda _: PlainTextResponse("OK"))),
+                Route("/mell/state", self._answer(lambda _: JSONResponse(self.state))),
+                Route("/mell/migrations", self._answer(lambda _: JSONResponse(self.migrations)), methods=["GET"]),
+                Route("/mell/migrations", self._move, methods=["POST"]),
+                Route("/mell/replicas/{replica}/drain", self._answer(self._drain), methods=["POST"]),
+            ]
+        )
+
+    def _answer(self, answer: Callable[[Request], Response]) -> Callable[[Request], Response]:
+        return lambda request: self._refused(request) or answer(request)
+
+    def _refused(self, request: Request) -> Response | None:
+        refusal = self.refusal
+        if self.admin_key and request.headers.get("authorization") != f"Bearer {self.admin_key}":
+            refusal = ApiError(401, "this call wants Authorization: Bearer <admin key>", code="invalid_api_key")
+        return JSONResponse(refusal.body(), refusal.status) if refusal else None
+
+    async def _move(self, request: Request) -> Response:
+        self.orders.append(await request.json())
+        return self._refused(request) or JSONResponse({"id": "0123456789abcdef"}, 202)
+
+    def _drain(self, request: Request) -> Response:
+        replica = request.path_params["replica"]
+        self.orders.append(replica)
+        return JSONResponse({"id": replica, "state": "DRAINING"}, 202)
+
+
+def free_port() -> int:
+    """A port of loopback where nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+@contextmanager
+def serving(mell: FakeMell, port: int = 0) -> Iterator[str]:
+    """The endpoint's URL, for as long as the block runs."""
+    server = uvicorn.Server(uvicorn.Config(mell.app(), log_level="critical", lifespan="off", ws="none"))
+    with socket.create_server(("127.0.0.1", port)) as listener:
+        thread = threading.Thread(target=server.run, args=([listener],))
+        thread.start()
+        while not server.started:
+            time.sleep(0.001)
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()

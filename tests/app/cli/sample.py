@@ -1,0 +1,82 @@
+"""What an endpoint says, made by the classes that make it in the application."""
+
+from typing import Any
+
+from deployments.report import ReplicaReport
+from migration.messages import Path
+from migration.record import MigrationRecord, Outcome
+from policies.model import Blocks, Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestId, RequestLoad, Tokens
+
+NOW = 1_800_000_000.0
+
+
+def request(id: str, tokens: int, phase: Phase = Phase.DECODE, hop: int = 0, label: str = "") -> RequestLoad:
+    """A request on a replica."""
+    return RequestLoad(RequestId(id), label or id, Tokens(tokens), phase, age_s=3.0, hop=hop)
+
+
+def replica(
+    id: str,
+    *requests: RequestLoad,
+    state: ReplicaState = ReplicaState.RUNNING,
+    used: int | None = None,
+    capacity: int = 3200,
+) -> dict[str, Any]:
+    """A replica with blocks of 32 tokens, in as few of them as its requests need."""
+    used = sum(-(-r.tokens // 32) for r in requests if r.phase is not Phase.WAITING) if used is None else used
+    free = Blocks(capacity // 32 - used)
+    load = ReplicaLoad(ReplicaId(id), state, "4f0b45ba" + 48 * "0", Tokens(capacity), 32, free, 64, requests)
+    return ReplicaReport(load, (1, 2, 3), 0, 0, 0, 1, ()).to_json()
+
+
+def state(*replicas: dict[str, Any], **changed: Any) -> dict[str, Any]:
+    """`/mell/state`."""
+    document = {
+        "as_of": NOW,
+        "mode": "act",
+        "policy": "pack",
+        "fence": 1,
+        "wanted_replicas": 2,
+        "estimates": {},
+        "resting_pairs": [],
+        "replicas": list(replicas),
+    }
+    return document | changed
+
+
+def record(id: str, outcome: Outcome | None = Outcome.COMMITTED, **changed: Any) -> dict[str, Any]:
+    """A migration of `demo` from `aaaaaaaa` to `bbbbbbbb`, whose target has told how long it took."""
+    made = MigrationRecord(
+        id=id,
+        request_id=RequestId("cmpl-1"),
+        label="demo",
+        source=ReplicaId("aaaaaaaa"),
+        target=ReplicaId("bbbbbbbb"),
+        path=Path.KV,
+        reason="overload",
+        state=str(outcome or "copy"),
+        outcome=outcome,
+        pause_s=0.0066,
+        duration_s=0.048,
+        resume_s=0.015,
+        started_at=NOW - 12,
+        predicted_kv_s=0.05,
+        predicted_tokens_s=0.4,
+    )
+    return made.to_json() | changed
+
+
+BUSY = state(
+    replica("aaaaaaaa", request("cmpl-1", 1600, label="demo"), request("cmpl-2", 640), used=72),
+    replica("bbbbbbbb", request("cmpl-3", 320), request("cmpl-4", 90, Phase.WAITING), state=ReplicaState.DRAINING),
+    replica("cccccccc", state=ReplicaState.STARTING, capacity=0),
+)
+"""Three replicas: 72, 10 and 0 blocks in use."""
+
+MOVED = {
+    "migrations": [
+        record("0123456789abcdef"),
+        record("1123456789abcdef", Outcome.ABORTED, error="the request ended by itself", label="other"),
+        record("2123456789abcdef", None, started_at=NOW - 40),
+    ]
+}

