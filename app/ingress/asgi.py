@@ -17,6 +17,10 @@ Result = TypeVar("Result")
 _LAST_WORDS_S = 1.0
 """How long a client may take to read that its time is up."""
 
+_BODY_S = 20.0
+_BODY_BYTES_PER_S = 16 << 10
+"""A body may take so long, and longer in proportion to what has come of it, as with Apache's `RequestReadTimeout`."""
+
 
 DONE = b"data: [DONE]\n\n"
 """The last event of a stream."""
@@ -52,7 +56,8 @@ async def read_body(http: Request, limit: int) -> bytes:
     """The body.
 
     Raises:
-        ApiError: 415 when it says that it is not JSON; 413 as soon as it is known to be too large.
+        ApiError: 415 when it says that it is not JSON; 413 as soon as it is known to be too large; 408 when it comes
+            too slowly.
         ClientDisconnect: the client left.
     """
     media_type = http.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -61,13 +66,20 @@ async def read_body(http: Request, limit: int) -> bytes:
         raise ApiError(415, f"the body is {media_type}: send Content-Type: application/json")
     too_large = ApiError(413, f"the body is larger than {limit} bytes", code="request_too_large")
     declared = http.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > limit:
+    # Python refuses to read a number of thousands of digits; no limit has twenty.
+    if declared.isdecimal() and (len(declared) >= 20 or int(declared) > limit):
         raise too_large
     body = bytearray()
-    async for chunk in http.stream():
-        body += chunk
-        if len(body) > limit:
-            raise too_large
+    began = asyncio.get_running_loop().time()
+    try:
+        async with asyncio.timeout(_BODY_S) as time:
+            async for chunk in http.stream():
+                body += chunk
+                if len(body) > limit:
+                    raise too_large
+                time.reschedule(began + _BODY_S + len(body) / _BODY_BYTES_PER_S)
+    except TimeoutError:
+        raise ApiError(408, f"only {len(body)} bytes of the body came in time", code="timeout") from None
     return bytes(body)
 
 

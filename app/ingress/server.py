@@ -8,16 +8,21 @@ import asyncio
 import logging
 import socket
 import time
+from functools import partial
 from typing import Any
 
 import uvicorn
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.ingress.connections import Bounds, Connection
+
 log = logging.getLogger("ray.serve")
 
 _BACKLOG = 2048
 _BIND_RETRY_S = 0.25
+_KEEP_ALIVE = {socket.TCP_KEEPIDLE: 60, socket.TCP_KEEPINTVL: 15, socket.TCP_KEEPCNT: 4}
+"""A client that vanished without a word is noticed after two minutes of silence."""
 
 
 class EchoRequestId:
@@ -42,27 +47,28 @@ class EchoRequestId:
 
 
 class HttpServer:
-    """uvicorn on the running loop. `close` stops accepting at once and lets open streams end."""
+    """uvicorn on the running loop. `close` stops accepting and lets open streams end."""
 
-    def __init__(self, app: ASGIApp, listening: socket.socket) -> None:
+    def __init__(self, app: ASGIApp, listening: socket.socket, bounds: Bounds | None = None) -> None:
+        bounds = bounds or Bounds()
         config = uvicorn.Config(
             EchoRequestId(app),
+            http=partial(Connection, bounds=bounds),  # type: ignore[arg-type]  # uvicorn only calls it
+            ws="none",
             log_config=None,
             access_log=False,
             lifespan="off",
             server_header=False,
-            timeout_keep_alive=60,
+            timeout_keep_alive=bounds.keep_alive_s,
             proxy_headers=False,
         )
         self._server = uvicorn.Server(config)
-        self._listening = listening
         self._task = asyncio.create_task(self._server.serve(sockets=[listening]))
 
     async def close(self, grace_s: float) -> None:
         """Stop; connections that are still open after `grace_s` seconds are cut."""
         self._server.config.timeout_graceful_shutdown = max(1, int(grace_s))
         self._server.should_exit = True
-        self._listening.close()
         await asyncio.wait({self._task})
 
 
@@ -81,6 +87,10 @@ async def listen(host: str, port: int, shared: bool, wait_s: float) -> socket.so
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if shared:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        # Connections inherit this from the socket that accepts them.
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _KEEP_ALIVE.items():
+            listening.setsockopt(socket.IPPROTO_TCP, option, value)
         try:
             listening.bind((host, port))
             listening.listen(_BACKLOG)

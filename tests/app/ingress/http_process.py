@@ -1,0 +1,93 @@
+"""The real HTTP server over a service of fakes: `python -m tests.app.ingress.http_process TOKENIZER`.
+
+It prints two ports, and serves until its standard input ends; on the second one the model has a name that makes each
+chunk of a stream 4 KiB longer. As a process of its own it has memory and files of its own, and its clients do not take
+turns with it. `GET /inside` tells what is open in it. After `POST /hold`, answers stop at their first token, until
+`POST /go`.
+"""
+
+import asyncio
+import gc
+import json
+import sys
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import ClassVar
+
+import uvloop
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from tokenizers import Tokenizer
+
+from app.ingress.connections import Bounds
+from app.ingress.model import Model
+from app.ingress.server import HttpServer, listen
+from app.tinymodel import VOCAB_SIZE
+from deployments.engine.port import Generated
+from migration.request import Sampling
+from tests.app.ingress import fakes
+
+CONTEXT = 8192
+
+
+class HeldEngine(fakes.StoppingEngine):
+    """An engine with room for long answers, which waits after each token while it is told to."""
+
+    going: ClassVar[asyncio.Event]
+
+    def __init__(self, step_s: float) -> None:
+        super().__init__(step_s, num_blocks=CONTEXT // 4, block_size=4)
+
+    async def generate(
+        self, key: str, prompt: tuple[int, ...], outputs: tuple[int, ...], sampling: Sampling
+    ) -> AsyncIterator[Generated]:
+        """See `Engine.generate`."""
+        async with aclosing(super().generate(key, prompt, outputs, sampling)) as steps:  # type: ignore[type-var]
+            async for step in steps:
+                yield step
+                await self.going.wait()
+
+
+async def _serve(tokenizer: Tokenizer) -> None:
+    HeldEngine.going = asyncio.Event()
+    HeldEngine.going.set()
+    fakes.StoppingEngine = HeldEngine  # type: ignore[misc, assignment]
+    service = fakes.make_service(step_s=0.002, lease_s=60, place_timeout_s=60)
+    names = ("tiny", "tiny" + 4096 * "-")
+    apis = [fakes.make_api(Model(name, tokenizer, VOCAB_SIZE, CONTEXT, created=1), service) for name in names]
+
+    async def inside(http: Request) -> JSONResponse:
+        gc.collect()
+        return JSONResponse(
+            {
+                "conversations": service.streams.count,
+                "requests": sum(api.backend.gate._running for api in apis),
+                "idle": all(replica.idle for replica in service.replicas.values()),
+                "tasks": len(asyncio.all_tasks()),
+            }
+        )
+
+    async def hold(http: Request) -> Response:
+        HeldEngine.going.clear()
+        return Response()
+
+    async def go(http: Request) -> Response:
+        HeldEngine.going.set()
+        return Response()
+
+    servers, ports = [], []
+    for api in apis:
+        for handler, method in ((inside, "GET"), (hold, "POST"), (go, "POST")):
+            api.app.router.routes.append(Route(f"/{handler.__name__}", handler, methods=[method]))
+        listening = await listen("127.0.0.1", 0, shared=False, wait_s=0)
+        ports.append(listening.getsockname()[1])
+        servers.append(HttpServer(api.app, listening, Bounds(keep_alive_s=3600, head_s=3600)))
+    print(json.dumps(ports), flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    for server in servers:
+        await server.close(1)
+
+
+if __name__ == "__main__":
+    uvloop.run(_serve(Tokenizer.from_file(sys.argv[1])))

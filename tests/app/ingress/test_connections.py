@@ -1,0 +1,350 @@
+"""Many connections and bad ones: what they may take of the ingress, and that others do not notice."""
+
+import asyncio
+import random
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.types import Receive, Scope, Send
+from tokenizers import Tokenizer
+
+from app.ingress.asgi import EventStream, within
+from app.ingress.connections import Bounds
+from app.ingress.model import Model
+from app.ingress.server import HttpServer, listen
+from deployments.engine.fake import expected
+from tests.app.ingress.fakes import PROMPT, Api, body, eventually, make_api, make_service
+from tests.app.ingress.serving import Client, Server, post, serving
+from tests.migration.world import spec
+
+KIB = 1 << 10
+MIB = 1 << 20
+SHORT = {"head_s": 0.2, "flush_s": 0.2}
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: mell\r\nContent-Type: application/json\r\n"
+
+
+@asynccontextmanager
+async def listening(app: Any, **bounds: Any) -> AsyncIterator[tuple[int, HttpServer]]:
+    """The port of a server in this process, which has those bounds."""
+    bound = await listen("127.0.0.1", 0, shared=False, wait_s=0)
+    server = HttpServer(app, bound, Bounds(**bounds))
+    try:
+        yield bound.getsockname()[1], server
+    finally:
+        await server.close(1)
+
+
+def connections(server: HttpServer) -> int:
+    return len(server._server.server_state.connections)
+
+
+# --- those who do not ask ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [b"", b"\r\n\r\n", b"GET /li", b"GET /live HTTP/1.1\r\nHo", HEAD],
+    ids=["nothing", "empty lines", "half a line", "half a header", "a head without an end"],
+)
+@pytest.mark.parametrize("asked_before", [False, True])
+async def test_who_does_not_end_a_head_is_cut(api: Api, begun: bytes, asked_before: bool) -> None:
+    if asked_before and not begun:
+        pytest.skip("idle after an answer: uvicorn's keep-alive time, and the next test")
+    async with listening(api.app, **SHORT) as (port, server):
+        client = await Client.connect(port)
+        if asked_before:
+            assert await client.get("/live") == 200
+        await client.send(begun)
+        assert await client.ended() == b""
+        await eventually(lambda: connections(server) == 0)
+
+
+async def test_who_sends_a_head_byte_by_byte_is_cut(api: Api) -> None:
+    async with listening(api.app, **SHORT) as (port, _):
+        client = await Client.connect(port)
+        await client.send(HEAD)
+        said = asyncio.create_task(client.ended())
+        while not said.done():
+            client.writer.write(b"x")
+            await asyncio.sleep(0.01)
+        assert said.result() == b""
+
+
+async def test_who_idles_between_requests_is_not_cut(api: Api) -> None:
+    async with listening(api.app, **SHORT) as (port, _):
+        idle = await Client.connect(port)
+        assert await idle.get("/live") == 200
+        silent = await Client.connect(port)
+        await silent.ended()
+        assert await idle.get("/live") == 200
+        idle.close()
+
+
+async def test_who_waits_for_an_answer_is_not_cut(model: Model) -> None:
+    api = make_api(model, make_service(step_s=0.05))
+    async with listening(api.app, **SHORT) as (port, _):
+        asking, silent = await Client.connect(port), await Client.connect(port)
+        await asking.send(post({"prompt": PROMPT, "max_tokens": 20, "stream": True}))
+        await silent.ended()
+        assert (await asking.events())[-1] == "[DONE]"
+
+
+async def test_who_stops_within_a_body_gets_408(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.ingress.asgi._BODY_S", 0.2)
+    async with listening(api.app, **SHORT) as (port, _):
+        client = await Client.connect(port)
+        await client.send(HEAD + b'Content-Length: 100\r\n\r\n{"prompt"')
+        said = await client.reader.readuntil(b"\r\n\r\n")
+        assert said.startswith(b"HTTP/1.1 408 ")
+        await client.send(b"x")
+        assert b'"only 9 bytes of the body came in time","type":"timeout_error"' in await client.ended()
+    assert api.backend.gate._running == 0
+
+
+async def test_a_body_may_take_longer_when_more_of_it_comes(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.ingress.asgi._BODY_S", 0.2)
+    monkeypatch.setattr("app.ingress.asgi._BODY_BYTES_PER_S", 1)
+    whole = body(max_tokens=1)
+    async with listening(api.app) as (port, _):
+        client = await Client.connect(port)
+        head = HEAD + f"Connection: close\r\nContent-Length: {len(whole)}\r\n\r\n".encode()
+        await client.send(head + whole[:60])
+        await asyncio.sleep(0.5)
+        await client.send(whole[60:])
+        assert (await client.ended()).startswith(b"HTTP/1.1 200 ")
+
+
+# --- those who ask for too much ------------------------------------------------------------------------
+
+
+async def test_a_head_without_end_is_refused(api: Api) -> None:
+    async with listening(api.app, head_bytes=10_000) as (port, _):
+        client = await Client.connect(port)
+        await client.send(HEAD + b"X-Long: ")
+        said = asyncio.create_task(client.ended())
+        while not said.done():
+            client.writer.write(b"x" * 1000)
+            await asyncio.sleep(0)
+        # What it says may be lost: a client that still writes may see nothing but the cut.
+        assert said.result() == b"" or b"head is larger than 10000 bytes" in said.result()
+
+
+async def test_a_head_as_large_as_it_may_be_is_taken(api: Api) -> None:
+    async with listening(api.app, head_bytes=10_000) as (port, _):
+        client = await Client.connect(port)
+        for piece in (b"GET /live HTTP/1.1\r\n", b"X-Long: ", b"x" * 9_900, b"\r\n\r\n"):
+            await client.send(piece)
+            await asyncio.sleep(0.01)
+        assert (await client.reader.readline()).startswith(b"HTTP/1.1 200 ")
+        client.close()
+
+
+async def test_a_trailer_without_end_is_cut(api: Api) -> None:
+    async with listening(api.app, head_bytes=1_000) as (port, server):
+        client = await Client.connect(port)
+        await client.send(HEAD + b'Transfer-Encoding: chunked\r\n\r\n2\r\n{"\r\n0\r\nX-Long: ')
+        said = asyncio.create_task(client.ended())
+        while not said.done():
+            client.writer.write(b"x" * 100)
+            await asyncio.sleep(0)
+        assert said.result() == b""
+        await eventually(lambda: connections(server) == 0)
+
+
+async def test_what_stands_between_the_pieces_of_a_body_is_no_head(api: Api) -> None:
+    async with listening(api.app, head_bytes=100) as (port, _):
+        client = await Client.connect(port)
+        await client.send(HEAD + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n")
+        for byte in body(max_tokens=1):
+            await client.send(b"1\r\n%c\r\n" % byte)
+            await asyncio.sleep(0)
+        await client.send(b"0\r\n\r\n")
+        assert (await client.ended()).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_there_are_so_many_connections_and_no_more(api: Api) -> None:
+    async with listening(api.app, connections=3) as (port, server):
+        first, *others = [await Client.connect(port) for _ in range(3)]
+        assert [await client.get("/live") for client in (first, *others)] == [200] * 3
+        assert await (await Client.connect(port)).ended() == b""
+        assert await first.get("/live") == 200
+        others[0].close()
+        await eventually(lambda: connections(server) == 2)
+        late = await Client.connect(port)
+        assert await late.get("/live") == 200
+        for client in (first, others[1], late):
+            client.close()
+
+
+async def test_by_default_a_quarter_of_the_files_is_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda which: (1000, 9999))
+    assert Bounds().connections == 750
+
+
+async def test_websockets_are_not_spoken(api: Api) -> None:
+    async with listening(api.app) as (port, _):
+        client = await Client.connect(port)
+        upgrade = (
+            "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: eA==\r\n"
+        )
+        await client.send(f"GET /v1/models HTTP/1.1\r\nHost: mell\r\n{upgrade}\r\n".encode())
+        assert (await client.reader.readline()).startswith(b"HTTP/1.1 200 ")
+        client.close()
+
+
+async def test_clients_that_vanish_are_asked_whether_they_live() -> None:
+    bound = await listen("127.0.0.1", 0, shared=False, wait_s=0)
+    client = socket.create_connection(bound.getsockname())
+    await eventually(lambda: True)
+    bound.setblocking(True)
+    accepted, _ = bound.accept()
+    with bound, client, accepted:
+        assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+        idle, interval, count = (accepted.getsockopt(socket.IPPROTO_TCP, option) for option in options)
+    assert idle + interval * count == 120
+
+
+# --- those who do not read -----------------------------------------------------------------------------
+
+
+async def _endless(scope: Scope, receive: Receive, send: Send) -> None:
+    async def events() -> AsyncIterator[bytes]:
+        while True:
+            yield b"x" * 65536
+            await asyncio.sleep(0)
+
+    await within(0.3, EventStream(events()), scope, receive, send)
+
+
+async def test_who_does_not_read_at_the_deadline_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.ingress.asgi._LAST_WORDS_S", 0.1)
+    async with listening(_endless, **SHORT) as (port, server):
+        client = await Client.connect(port, limit=1)
+        await client.send(b"GET / HTTP/1.1\r\nHost: mell\r\n\r\n")
+        await client.reader.readexactly(1)
+        await eventually(lambda: connections(server) == 0, within_s=30)
+        client.close()
+
+
+# --- a server of its own -------------------------------------------------------------------------------
+
+IDLE = 1000
+STREAMS = 500
+
+
+@pytest.fixture(scope="module")
+def server(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    path: Path = tmp_path_factory.mktemp("served") / "tokenizer.json"
+    tokenizer.save(str(path))
+    with serving(path) as running:
+        yield running
+
+
+def prompts(tokenizer: Tokenizer, count: int) -> list[list[int]]:
+    """Prompts whose last character is complete, so that an answer begins with one of its own."""
+    drawn = (list(spec(f"p{number}").prompt) for number in range(100 * count))
+    whole = (ids for ids in drawn if not tokenizer.decode(ids).endswith("\ufffd"))
+    return [ids for ids, _ in zip(whole, range(count), strict=False)]
+
+
+def answer(tokenizer: Tokenizer, prompt: list[int], tokens: int) -> str:
+    """What an undisturbed run says. A character that is incomplete at the end is not said."""
+    before: str = tokenizer.decode(prompt)
+    whole: str = tokenizer.decode(prompt + list(expected(tuple(prompt), tokens)))
+    return whole[len(before) :].rstrip("\ufffd")
+
+
+async def ask(port: int, prompt: list[int], tokens: int, **fields: Any) -> Client:
+    """A stream that has been asked for."""
+    client = await Client.connect(port)
+    await client.send(post({"prompt": prompt, "max_tokens": tokens, "stream": True, **fields}))
+    return client
+
+
+async def lively(server: Server, idle: Client) -> None:
+    """The server answers, on a connection that was idle and on new ones, and serves."""
+    assert await idle.get("/live") == 200
+    fresh = await Client.connect(server.port)
+    assert [await fresh.get(path) for path in ("/live", "/health")] == [200, 200]
+    fresh.close()
+
+
+async def crowd(server: Server, asked: list[list[int]], idle: list[Client], tokens: int) -> tuple[list[str], int]:
+    """Have so many streams at a time; their texts, and the most memory that was in use meanwhile."""
+    await server.tell("hold")
+    clients = [await ask(server.port, prompt, tokens) for prompt in asked]
+    await server.until(lambda told: told["conversations"] == len(asked))
+    await lively(server, idle[0])
+    most = server.rss
+    await server.tell("go")
+    reading = [asyncio.create_task(client.text()) for client in clients]
+    while any(not task.done() for task in reading):
+        await lively(server, random.choice(idle))
+        most = max(most, server.rss)
+        await asyncio.sleep(0.05)
+    await server.at_rest()
+    return [task.result() for task in reading], most
+
+
+@pytest.mark.slow
+async def test_a_thousand_who_idle_and_five_hundred_who_read(server: Server, tokenizer: Tokenizer) -> None:
+    await (await ask(server.port, PROMPT, 5)).text()
+    empty = server.rss
+    idle = [await Client.connect(server.port) for _ in range(IDLE)]
+    assert {await client.get("/live") for client in idle} == {200}
+    crowded = server.rss
+    assert crowded - empty < IDLE * 64 * KIB
+
+    asked = [prompt for prompt in prompts(tokenizer, 50) for _ in range(STREAMS // 50)]
+    texts = [answer(tokenizer, prompt, 16) for prompt in asked]
+    after = []
+    for _ in range(3):
+        said, most = await crowd(server, asked, idle, 16)
+        assert said == texts
+        assert most - crowded < STREAMS * 256 * KIB
+        after.append(server.rss)
+    assert after[2] - after[1] < 4 * MIB, "the first two rounds have filled what is kept"
+
+    assert {await client.get("/live") for client in idle} == {200}
+    for client in idle:
+        client.close()
+
+
+@pytest.mark.slow
+async def test_streams_wait_for_those_who_read_late(server: Server, tokenizer: Tokenizer) -> None:
+    readers, tokens = 8, 1500
+    (prompt,) = prompts(tokenizer, 1)
+    await (await ask(server.wordy, prompt, 5)).text()
+    before = server.rss
+    late = [await ask(server.wordy, prompt, tokens) for _ in range(readers)]
+    # Replicas have said all of it; the streams, 6 MiB each, wait for their sockets, which hold less.
+    await server.until(lambda told: told["idle"] and told["conversations"] == readers)
+    assert server.rss - before < readers * MIB
+    assert await (await ask(server.port, prompt, 24)).text() == answer(tokenizer, prompt, 24)
+    for client in late:
+        assert await client.text() == answer(tokenizer, prompt, tokens)
+    await server.at_rest()
+
+
+@pytest.mark.slow
+async def test_of_those_who_leave_nothing_is_left(server: Server, tokenizer: Tokenizer) -> None:
+    rest, draw = server.files, random.Random(7)
+    asked = prompts(tokenizer, 50)
+
+    async def leave(number: int) -> None:
+        client = await ask(server.port, asked[number % 50], 4000, n=1 + number % 2)
+        await client.reader.readexactly(draw.randrange(1, 1000))
+        client.close()
+
+    tasks = (await server.inside())["tasks"]
+    for begin in range(0, STREAMS, 100):
+        async with asyncio.timeout(120):
+            await asyncio.gather(*[leave(number) for number in range(begin, begin + 100)])
+    await server.at_rest()
+    await eventually(lambda: server.files <= rest, within_s=60)
+    await server.until(lambda told: told["tasks"] <= tasks)
