@@ -147,6 +147,8 @@ def _ingress_config(settings: Settings, engine: EngineConfig) -> IngressConfig:
         max_requests=i.max_requests,
         max_prompt_tokens=i.max_prompt_tokens,
         request_timeout_s=i.request_timeout_s,
+        log_text=i.log_text,
+        otlp_traces_endpoint=i.otlp_traces_endpoint,
     )
 
 

@@ -8,6 +8,7 @@ import importlib.metadata
 import re
 from pathlib import Path
 from typing import Any, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -219,6 +220,23 @@ class Ingress(Section):
         min_length=8,
         description="Bearer key of the /mell calls; without it they are open on loopback only.",
     )
+    log_text: bool = Field(
+        False,
+        description="Prompts and answers in the log lines of requests; off, since they are the clients' affair.",
+    )
+    otlp_traces_endpoint: str | None = Field(
+        None,
+        min_length=1,
+        description="Collector of OpenTelemetry traces, such as `http://127.0.0.1:4317`, see metrics.md; null: no "
+        "traces.",
+    )
+
+    @field_validator("otlp_traces_endpoint")
+    @classmethod
+    def _is_url(cls, value: str | None) -> str | None:
+        if value is not None and not _names_a_server(value):
+            raise ValueError(f"{value!r} is not the URL of a collector: write http://HOST:PORT or https://HOST:PORT")
+        return value
 
     @field_validator("api_keys_file")
     @classmethod
@@ -226,6 +244,14 @@ class Ingress(Section):
         if value is not None:
             KeyFile(value).read()
         return value
+
+
+def _names_a_server(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and " " not in url
+    except ValueError:
+        return False
 
 
 class Settings(Section):

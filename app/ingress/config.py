@@ -10,7 +10,7 @@ class IngressConfig:
     """Times in seconds; `max_context` is None when the model's own limit applies.
 
     `api_keys` are those that stand in no file. Of `max_prompt_tokens`, `max_requests` and `request_timeout_s`, None is
-    no limit.
+    no limit. Without `otlp_traces_endpoint` nothing is traced.
     """
 
     model_id: str
@@ -33,3 +33,5 @@ class IngressConfig:
     max_requests: int | None = None
     max_prompt_tokens: int | None = None
     request_timeout_s: float | None = None
+    log_text: bool = False
+    otlp_traces_endpoint: str | None = None

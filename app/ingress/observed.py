@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.requests import ClientDisconnect
 
 from app.ingress.errors import ApiError
+from app.ingress.traces import NO_TRACER, Tracer
 from deployments import instruments
 from deployments.exposition import Family, expose
 from migration.cursor import Cursor
@@ -49,7 +50,7 @@ class Followed(Protocol):
 
 
 class Observed:
-    """The requests of one ingress. `clock` tells seconds.
+    """The requests of one ingress. `clock` tells seconds, `tracer` is told of every request.
 
     `decode` makes text of tokens; where it is given, prompts and answers are logged, too.
     """
@@ -59,10 +60,12 @@ class Observed:
         model: str,
         decode: Callable[[Sequence[int]], str] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        tracer: Tracer = NO_TRACER,
     ) -> None:
         self.model = model
         self.decode = decode
         self.clock = clock
+        self.tracer = tracer
         registry = self._registry = CollectorRegistry()
         self.requests = Counter("mell_requests", "Requests that ended.", ["endpoint", "outcome"], registry=registry)
         self.running = Gauge("mell_requests_running", "Requests that have not ended.", registry=registry)
@@ -143,6 +146,7 @@ class Watch:
 
     def __enter__(self) -> Self:
         self._observed.running.inc()
+        self._trace = self._observed.tracer.begin(self._endpoint)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -155,6 +159,7 @@ class Watch:
                 self._outcome, self._status = INTERNAL_ERROR, 500
         self._count()
         line = self._line()
+        self._trace.end(line)
         log.info("request %s: %s", line["id"], line["outcome"], extra={"request": line})
 
     def _count(self) -> None:
@@ -181,6 +186,8 @@ class Watch:
             "outcome": self._outcome,
             "status": self._status,
         }
+        if (trace_id := self._trace.id) is not None:
+            line["trace_id"] = trace_id
         if (decode := self._observed.decode) is not None:
             line["prompts"] = [decode(prompt) for prompt in self._prompts]
             line["texts"] = [decode(conversation.cursor.tokens) for conversation in self._conversations]

@@ -8,7 +8,9 @@ from collections.abc import Callable
 
 from app.ingress.conversation import Conversation
 from app.ingress.errors import ApiError, saturated
+from app.ingress.journey import By
 from app.ingress.submitting import Submitter
+from app.ingress.traces import Tracer
 from deployments.scheduler_client import SchedulerClient
 from migration.errors import PeerLost
 from migration.messages import Path
@@ -24,16 +26,20 @@ _RESUBMISSION_STRIDE = 1 << 16
 class Recovery:
     """Continues requests elsewhere. `lost` is called for each that could not be continued."""
 
-    def __init__(self, submitter: Submitter, scheduler: SchedulerClient, lost: Callable[[], None]) -> None:
+    def __init__(
+        self, submitter: Submitter, scheduler: SchedulerClient, lost: Callable[[], None], tracer: Tracer
+    ) -> None:
         self._submitter = submitter
         self._scheduler = scheduler
         self._lost = lost
+        self._tracer = tracer
 
     def recover(self, conversation: Conversation, lost: ReplicaId, reason: str) -> None:
         """The host is gone: continue the request elsewhere, once."""
         busy = conversation.recovering is not None and not conversation.recovering.done()
         if conversation.cursor.finish is not None or busy or conversation.closed:
             return
+        self._tracer.lost(conversation, reason)
         conversation.submitted = False
         conversation.recovering = asyncio.create_task(self._continue(conversation, lost, reason))
 
@@ -65,8 +71,10 @@ class Recovery:
             return False
         if known:
             conversation.moves += 1
+            index = cursor.next_index
             conversation.take(cursor.advance(moving.next_hop))
             conversation.host, conversation.moving = target, None
+            self._tracer.hosted(conversation, By.MIGRATION, index)
             conversation.submitted = True
         return bool(known)
 

@@ -17,9 +17,11 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 
 from app.ingress.conversation import Conversation
 from app.ingress.errors import ApiError
+from app.ingress.journey import By
 from app.ingress.placing import Placer
 from app.ingress.recovering import Recovery
 from app.ingress.submitting import RECONNECT_S, ROUTER_SKEW_S, Submitter
+from app.ingress.traces import NO_TRACER, Tracer
 from deployments.membership import Membership
 from deployments.routing import Replicas, Unrouted
 from deployments.scheduler_client import SchedulerClient
@@ -45,12 +47,14 @@ class Streams:
         scheduler: SchedulerClient,
         patience_s: float,
         lost: Callable[[], None] = lambda: None,
+        tracer: Tracer = NO_TRACER,
     ) -> None:
         self._ingress = ingress
         self._replicas = replicas
         self._placer = placer
-        self._submitter = Submitter(replicas, placer, patience_s)
-        self._recovery = Recovery(self._submitter, scheduler, lost)
+        self._tracer = tracer
+        self._submitter = Submitter(replicas, placer, patience_s, tracer)
+        self._recovery = Recovery(self._submitter, scheduler, lost, tracer)
         self._live: dict[RequestId, Conversation] = {}
         self._readers: dict[ReplicaId, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -76,6 +80,7 @@ class Streams:
         """
         conversation = Conversation(spec, ReplicaId(""))
         self._live[spec.id] = conversation
+        self._tracer.opened(conversation)
         try:
             await self._submitter.submit(conversation, lost=set())
             yield conversation
@@ -85,6 +90,7 @@ class Streams:
     def _close(self, conversation: Conversation) -> None:
         del self._live[conversation.id]
         conversation.closed = True
+        self._tracer.closed(conversation)
         self._placer.ended(conversation.id)
         if conversation.recovering is not None:
             conversation.recovering.cancel()
@@ -171,6 +177,7 @@ class Streams:
             return
         try:
             self._apply(event, conversation, replica)
+            self._tracer.took(conversation)
         except GapError as error:
             self._background(self._ask_again(conversation, replica))
             log.warning("request %s: %s; asking again", conversation.id, error)
@@ -185,23 +192,24 @@ class Streams:
                 conversation.top_hop = max(conversation.top_hop, event.next_hop)
                 conversation.touched.add(ReplicaId(event.target))
             case Moved():
-                before = cursor.hop
+                before, index = cursor.hop, cursor.next_index
                 conversation.take(cursor.moved(event))
                 if cursor.hop != before and cursor.target is not None:
-                    self._follow(conversation, ReplicaId(cursor.target))
+                    self._follow(conversation, ReplicaId(cursor.target), index)
             case Lost() if event.hop == cursor.hop:
                 if event.invalid:
                     conversation.fail(ApiError(400, event.reason, code="invalid_value"))
                 else:
                     self._recovery.recover(conversation, replica, event.reason)
 
-    def _follow(self, conversation: Conversation, target: ReplicaId) -> None:
-        """The request changed hands: read on from the target, and tell it so."""
+    def _follow(self, conversation: Conversation, target: ReplicaId, index: int) -> None:
+        """The request changed hands at output token `index`: read on from the target, and tell it so."""
         conversation.moves += 1
         conversation.touched.discard(conversation.host)
         conversation.touched.add(target)
         conversation.host = target
         conversation.moving = None
+        self._tracer.hosted(conversation, By.MIGRATION, index)
         self._background(self._ask_again(conversation, target))
 
     # --- ending ---------------------------------------------------------------------------------------

@@ -8,7 +8,9 @@ from typing import Any
 
 from app.ingress.conversation import Conversation
 from app.ingress.errors import saturated
+from app.ingress.journey import By
 from app.ingress.placing import Placer
+from app.ingress.traces import Tracer
 from deployments.calls import Submission
 from deployments.coalesce import Coalescer
 from deployments.routing import Replicas, Unrouted
@@ -28,12 +30,13 @@ _RETRY_S = 0.1
 class Submitter:
     """Submits requests. `running` are the replicas that are listed, `down` those of them that cannot be reached."""
 
-    def __init__(self, replicas: Replicas, placer: Placer, patience_s: float) -> None:
+    def __init__(self, replicas: Replicas, placer: Placer, patience_s: float, tracer: Tracer) -> None:
         self.running: tuple[ReplicaId, ...] = ()
         self.down: set[ReplicaId] = set()
         self._replicas = replicas
         self._placer = placer
         self._patience_s = patience_s
+        self._tracer = tracer
         self._submitters: dict[ReplicaId, Coalescer[Submission, str]] = {}
 
     async def submit(self, conversation: Conversation, lost: set[ReplicaId]) -> None:
@@ -59,15 +62,19 @@ class Submitter:
                 continue
             conversation.host = replica
             conversation.touched.add(replica)
+            tokens = tuple(cursor.tokens)
+            first = not (tokens or conversation.resubmissions)
+            self._tracer.hosted(conversation, By.FIRST if first else By.RESUBMISSION, len(tokens))
             try:
-                tokens = tuple(cursor.tokens)
                 submission = Submission(spec, cursor.hop, tokens, conversation.model if tokens else None)
                 conversation.model = await self._submitter(replica)(submission)
             except Refused as error:
                 refused[replica] = str(error)
+                self._tracer.lost(conversation, str(error))
             except PeerLost as error:
                 log.info("placing %s: %s", spec.id, error)
                 lost = lost | {replica}
+                self._tracer.lost(conversation, str(error))
                 # It may have got the request all the same: what it makes of it must not be taken for the next one's.
                 conversation.new_hop(1)
             else:
@@ -75,6 +82,7 @@ class Submitter:
                     conversation.submitted = True
                     return
                 # It died after it had answered.
+                self._tracer.lost(conversation, "the replica died")
                 lost = lost | {replica}
                 conversation.new_hop(1)
 

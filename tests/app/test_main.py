@@ -97,6 +97,14 @@ def test_limits_of_the_ingress_reach_it() -> None:
     assert (config.api_keys_file, config.api_keys) == (None, ())
 
 
+def test_what_is_told_of_requests_is_up_to_the_settings() -> None:
+    collector = "http://127.0.0.1:4317"
+    config = ingress_config(log_text=True, otlp_traces_endpoint=collector)
+    assert (config.log_text, config.otlp_traces_endpoint) == (True, collector)
+    config = ingress_config()
+    assert (config.log_text, config.otlp_traces_endpoint) == (False, None)
+
+
 def test_keys_are_read_where_the_ingress_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a replacement of the ingress does not accept keys again that were removed."""
     (tmp_path / "keys.yaml").write_text(entry("a", "k"))

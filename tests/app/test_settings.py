@@ -127,12 +127,25 @@ NAN, INFINITY = float("nan"), float("inf")
         ("ingress.api_keys_file", ""),
         ("ingress.api_keys_file", "/no/such/file"),
         ("ingress.place_timeout_s", INFINITY),
+        ("ingress.log_text", "no"),
+        ("ingress.otlp_traces_endpoint", ""),
+        ("ingress.otlp_traces_endpoint", "127.0.0.1:4317"),
+        ("ingress.otlp_traces_endpoint", "grpc://127.0.0.1:4317"),
+        ("ingress.otlp_traces_endpoint", "http://"),
+        ("ingress.otlp_traces_endpoint", "http://:4317"),
+        ("ingress.otlp_traces_endpoint", "http://127.0.0.1:99999"),
+        ("ingress.otlp_traces_endpoint", "http://127.0.0.1: 4317"),
         ("ingress.port", 0),
         ("ingress.port", "8000"),
     ],
 )
 def test_a_wrong_value_is_named(path: str, value: Any) -> None:
     assert f"  {path}" in refused(nested(path, value))
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:4317", "https://collector/v1/traces", "http://[::1]:4318"])
+def test_collectors_of_traces(url: str) -> None:
+    assert read_settings(nested("ingress.otlp_traces_endpoint", url)).ingress.otlp_traces_endpoint == url
 
 
 def test_whole_numbers_will_do_for_seconds() -> None:

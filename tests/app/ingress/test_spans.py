@@ -1,0 +1,400 @@
+"""One trace per request: what happened to it, and where it lived."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Sequence
+from concurrent import futures
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import grpc  # type: ignore[import-untyped]
+import pytest
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+
+from app.ingress.conversation import Conversation
+from app.ingress.http import Routes
+from app.ingress.model import Model
+from app.ingress.observed import Observed
+from app.ingress.spans import FLUSHING, Spans, batched
+from app.ingress.streams import Streams
+from app.ingress.traces import Incoming
+from migration.messages import PathRequest
+from tests.app.ingress import fakes
+from tests.app.ingress.fakes import Api, Backend, Exchange, Service, body, eventually, make_service
+
+TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+SLOW_S = 0.01
+
+
+@dataclass
+class Traced:
+    """A traced service. `ended` are the spans that have ended, in that order."""
+
+    service: Service
+    api: Api
+    tracer: Spans
+    exporter: InMemorySpanExporter
+
+    @property
+    def ended(self) -> Sequence[ReadableSpan]:
+        return self.exporter.get_finished_spans()
+
+    @property
+    def root(self) -> ReadableSpan:
+        (root,) = (span for span in self.ended if span.kind is SpanKind.SERVER)
+        return root
+
+    @property
+    def replicas(self) -> list[ReadableSpan]:
+        """The spans of replicas, from the first to the last."""
+        spans = [span for span in self.ended if span.kind is not SpanKind.SERVER]
+        return sorted(spans, key=lambda span: span.start_time or 0)
+
+    async def request(self, tokens: int) -> Conversation:
+        """The conversation under way, once it has that many tokens."""
+        await eventually(lambda: self.service.streams.count == 1)
+        (conversation,) = self.service.streams._live.values()
+        await self.service.reading(conversation, tokens)
+        return conversation
+
+
+def make_traced(
+    model: Model, patch: pytest.MonkeyPatch, processor: SpanProcessor | None = None, **options: Any
+) -> Traced:
+    exporter = InMemorySpanExporter()
+    tracer = Spans(processor or SimpleSpanProcessor(exporter), model.id, "i")
+    patch.setattr(fakes, "Streams", partial(Streams, tracer=tracer))
+    service = make_service(**options)
+    backend = Backend(service, model)
+    backend.observed = Observed(model.id, decode=model.tokenizer.decode, tracer=tracer)
+    app = Routes(backend).app()
+    app.add_middleware(Incoming)
+    return Traced(service, Api(backend, app), tracer, exporter)
+
+
+@pytest.fixture
+async def traced(model: Model, monkeypatch: pytest.MonkeyPatch) -> Traced:
+    return make_traced(model, monkeypatch)
+
+
+async def hosted(conversation: Conversation, replica: str) -> None:
+    await eventually(lambda: conversation.host == replica)
+
+
+def at(span: ReadableSpan, *names: str) -> tuple[Any, ...]:
+    return tuple((span.attributes or {}).get(name) for name in names)
+
+
+def lived(traced: Traced) -> list[tuple[Any, ...]]:
+    return [at(span, "mell.replica", "mell.by", "mell.end") for span in traced.replicas]
+
+
+def tokens(traced: Traced) -> list[Any]:
+    return [at(span, "mell.tokens")[0] for span in traced.replicas]
+
+
+def events(span: ReadableSpan, name: str) -> list[dict[str, Any]]:
+    return [dict(event.attributes or {}) for event in span.events if event.name == name]
+
+
+# --- a trace ------------------------------------------------------------------------------------------
+
+
+async def test_the_trace_of_an_answer(traced: Traced) -> None:
+    answer = (await traced.api.chat(max_tokens=7, headers={"X-Request-Id": "mine"})).json()
+    root, (replica,) = traced.root, traced.replicas
+    assert root.name == "POST /v1/chat/completions" and root.parent is None
+    assert dict(root.attributes or {}) == {
+        "http.request.method": "POST",
+        "http.route": "/v1/chat/completions",
+        "url.path": "/v1/chat/completions",
+        "url.scheme": "http",
+        "http.response.status_code": 200,
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "mell",
+        "gen_ai.request.model": "tiny",
+        "gen_ai.response.id": answer["id"],
+        "gen_ai.response.finish_reasons": ("length",),
+        "gen_ai.usage.input_tokens": answer["usage"]["prompt_tokens"],
+        "gen_ai.usage.output_tokens": 7,
+        "mell.label": "mine",
+        "mell.moves": 0,
+        "mell.resubmissions": 0,
+        "mell.outcome": "length",
+    }
+    assert [event.name for event in root.events] == ["first_token"]
+    assert replica.name == "replica"
+    assert dict(replica.attributes or {}) == {
+        "mell.request.id": answer["id"],
+        "mell.choice": 0,
+        "mell.replica": "a",
+        "mell.hop": 0,
+        "mell.by": "first",
+        "mell.tokens": 7,
+        "mell.end": "length",
+    }
+    assert replica.parent is not None and replica.parent.span_id == root.context.span_id
+    times = [root.start_time, replica.start_time, replica.events[0].timestamp, replica.end_time, root.end_time]
+    assert times == sorted(times)  # type: ignore[type-var]
+
+
+async def test_a_trace_has_no_text(traced: Traced) -> None:
+    """Not even if the log has it."""
+    answer = (await traced.api.complete(prompt="Where do blocks move?", max_tokens=9)).json()
+    written = "".join(span.to_json() for span in traced.ended)
+    assert answer["id"] in written
+    assert "Where do blocks" not in written and answer["choices"][0]["text"] not in written
+
+
+async def test_a_trace_says_whose_it_is(traced: Traced) -> None:
+    await traced.api.complete(max_tokens=1)
+    assert dict(traced.root.resource.attributes).items() >= {"service.name": "mell", "service.instance.id": "i"}.items()
+
+
+async def test_the_environment_names_the_service(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "chat-eu")
+    traced = make_traced(model, monkeypatch)
+    await traced.api.complete(max_tokens=1)
+    assert traced.root.resource.attributes["service.name"] == "chat-eu"
+
+
+async def test_every_choice_has_its_replica(traced: Traced) -> None:
+    await traced.api.complete(max_tokens=5, n=3, seed=1)
+    assert sorted(at(span, "mell.choice", "mell.tokens") for span in traced.replicas) == [(0, 5), (1, 5), (2, 5)]
+    by_choice = {at(span, "mell.choice")[0]: at(span, "mell.request.id")[0] for span in traced.replicas}
+    assert all(id.endswith(f"-{choice}") for choice, id in by_choice.items())
+    assert at(traced.root, "gen_ai.usage.output_tokens") == (15,)
+
+
+async def test_requests_at_one_time_are_traces_of_their_own(traced: Traced) -> None:
+    await asyncio.gather(*(traced.api.complete(max_tokens=5) for _ in range(4)))
+    roots = {span.context.span_id: span for span in traced.ended if span.kind is SpanKind.SERVER}
+    assert len({root.context.trace_id for root in roots.values()}) == 4
+    assert len(traced.replicas) == 4
+    for span in traced.replicas:
+        assert span.parent is not None
+        assert at(span, "mell.request.id") == at(roots[span.parent.span_id], "gen_ai.response.id")
+    assert traced.tracer._journeys == {}
+
+
+async def test_what_generates_nothing_is_a_trace_without_replicas(traced: Traced) -> None:
+    await traced.api.post("/tokenize", json={"prompt": "Hi"})
+    assert traced.replicas == []
+    assert traced.root.name == "POST /tokenize"
+    assert at(traced.root, "http.response.status_code", "mell.outcome", "gen_ai.request.model") == (200, "ok", None)
+
+
+async def test_what_is_no_clients_request_is_no_trace(traced: Traced) -> None:
+    await traced.api.get("/health")
+    await traced.api.get("/mell/state")
+    assert traced.ended == ()
+
+
+async def test_a_log_line_names_its_trace(traced: Traced, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "ray.serve.mell.request"):
+        await traced.api.complete(max_tokens=1)
+    (line,) = (record.__dict__["request"] for record in caplog.records if "request" in record.__dict__)
+    assert line["trace_id"] == f"{traced.root.context.trace_id:032x}"
+
+
+# --- the caller's trace -------------------------------------------------------------------------------
+
+
+async def test_a_request_is_a_part_of_its_callers_trace(traced: Traced) -> None:
+    headers = {"traceparent": f"00-{TRACE}-{CALLER}-01", "tracestate": "vendor=1"}
+    await traced.api.complete(max_tokens=2, headers=headers)
+    root, (replica,) = traced.root, traced.replicas
+    assert root.parent is not None and f"{root.parent.span_id:016x}" == CALLER
+    assert {f"{span.context.trace_id:032x}" for span in (root, replica)} == {TRACE}
+    assert root.context.trace_state.get("vendor") == "1"
+
+
+async def test_a_caller_that_does_not_sample_is_heeded(traced: Traced) -> None:
+    answer = await traced.api.complete(max_tokens=2, headers={"traceparent": f"00-{TRACE}-{CALLER}-00"})
+    assert answer.status_code == 200 and traced.ended == ()
+
+
+@pytest.mark.parametrize("header", ["", "nonsense", f"00-{'0' * 32}-{CALLER}-01", f"ff-{TRACE}-{CALLER}-01"])
+async def test_a_bad_traceparent_is_none(traced: Traced, header: str) -> None:
+    answer = await traced.api.complete(max_tokens=2, headers={"traceparent": header})
+    assert answer.status_code == 200 and traced.root.parent is None
+
+
+# --- replicas -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", [PathRequest.KV, PathRequest.TOKENS])
+async def test_a_request_that_moves_lives_on_two_replicas(traced: Traced, path: PathRequest) -> None:
+    answering = asyncio.create_task(traced.api.complete(max_tokens=60))
+    conversation = await traced.request(20)
+    traced.service.move(conversation.id, "b", path)
+    assert (await answering).json()["usage"]["completion_tokens"] == 60
+    assert lived(traced) == [("a", "first", "moved"), ("b", "migration", "length")]
+    first, second = traced.replicas
+    assert at(second, "mell.hop") == (1,)
+    assert tokens(traced)[0] >= 20 and tokens(traced)[1] > 0 and sum(tokens(traced)) == 60
+    assert first.end_time == second.start_time
+    (pause_s,) = at(second, "mell.pause_s")
+    # The one is the time without tokens, the other a part of it.
+    assert second.start_time is not None
+    assert pause_s > 0 and second.events[0].timestamp - second.start_time <= pause_s * 1e9
+    (migration,) = events(traced.root, "migration")
+    assert migration == {
+        "mell.request.id": conversation.id,
+        "mell.choice": 0,
+        "mell.hop": 1,
+        "mell.source": "a",
+        "mell.target": "b",
+        "mell.pause_s": pause_s,
+    }
+    assert at(traced.root, "mell.moves") == (1,)
+
+
+async def test_a_request_that_moves_often_has_no_gap(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    traced = make_traced(model, monkeypatch, names="abc")
+    answering = asyncio.create_task(traced.api.complete(max_tokens=300))
+    conversation = await traced.request(0)
+    for turn, to in enumerate("bcab", start=1):
+        await traced.service.reading(conversation, 40 * turn)
+        traced.service.move(conversation.id, to)
+        await hosted(conversation, to)
+    await answering
+    assert [where for where, _, _ in lived(traced)] == list("abcab")
+    assert [at(span, "mell.hop")[0] for span in traced.replicas] == [0, 1, 2, 3, 4]
+    assert sum(tokens(traced)) == 300
+    ends = [span.end_time for span in traced.replicas]
+    assert ends[:-1] == [span.start_time for span in traced.replicas[1:]]
+
+
+async def test_a_request_that_is_lost_goes_on_elsewhere(traced: Traced) -> None:
+    answering = asyncio.create_task(traced.api.complete(max_tokens=60))
+    await traced.request(20)
+    traced.service.kill("a")
+    assert (await answering).json()["usage"]["completion_tokens"] == 60
+    assert lived(traced) == [("a", "first", "lost"), ("b", "resubmission", "length")]
+    first, second = traced.replicas
+    assert sum(tokens(traced)) == 60
+    assert first.status.status_code is StatusCode.ERROR and at(first, "mell.reason")[0]
+    assert first.end_time is not None and second.start_time is not None and first.end_time <= second.start_time
+    (resubmission,) = events(traced.root, "resubmission")
+    assert (resubmission["mell.source"], resubmission["mell.target"]) == ("a", "b")
+    assert (at(traced.root, "mell.resubmissions"), traced.root.status.status_code) == ((1,), StatusCode.UNSET)
+
+
+async def test_a_request_that_was_moving_is_found_at_the_target(traced: Traced) -> None:
+    """The source dies when the target has the request, and before the reader was told."""
+    service = traced.service
+    answering = asyncio.create_task(traced.api.complete(max_tokens=60))
+    conversation = await traced.request(20)
+    service.wires.lose = lambda batch: any(type(event).__name__ == "Moved" for event in batch)
+    service.move(conversation.id, "b")
+    await eventually(lambda: "b" in service.hosts(conversation.id))
+    service.kill("a")
+    await answering
+    assert [stay[:2] for stay in lived(traced)] == [("a", "first"), ("b", "migration")]
+    assert sum(tokens(traced)) == 60
+
+
+async def test_a_replica_that_refuses_is_told_as_an_event(traced: Traced) -> None:
+    traced.service.replica("a").host.stopping = True
+    await traced.api.complete(max_tokens=3)
+    assert lived(traced) == [("b", "first", "length")]
+    (refused,) = events(traced.root, "refused")
+    assert refused["mell.replica"] == "a" and refused["mell.reason"]
+
+
+# --- ends ---------------------------------------------------------------------------------------------
+
+
+async def test_a_request_that_nobody_takes(traced: Traced) -> None:
+    traced.service.members.become()
+    await traced.api.complete(max_tokens=3)
+    assert (traced.replicas, traced.root.status.status_code) == ([], StatusCode.ERROR)
+    assert at(traced.root, "http.response.status_code", "error.type") == (503, "unavailable")
+
+
+async def test_a_request_that_fails_amid_its_answer(traced: Traced) -> None:
+    answering = asyncio.create_task(traced.api.complete(max_tokens=60, stream=True))
+    await traced.request(20)
+    traced.service.kill("a")
+    traced.service.kill("b")
+    await answering
+    assert traced.root.status.status_code is StatusCode.ERROR
+    assert at(traced.root, "http.response.status_code")[0] == 503
+    assert lived(traced)[0] == ("a", "first", "lost")
+    assert sum(tokens(traced)) == at(traced.root, "gen_ai.usage.output_tokens")[0] >= 20
+
+
+async def test_a_mistake_of_the_clients_is_not_ours(traced: Traced) -> None:
+    await traced.api.complete(max_tokens=-1)
+    assert at(traced.root, "http.response.status_code")[0] == 400
+    assert traced.root.status.status_code is StatusCode.UNSET and at(traced.root, "error.type")[0]
+
+
+async def test_a_client_that_leaves(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    traced = make_traced(model, monkeypatch, step_s=SLOW_S)
+    exchange = Exchange(traced.api, body(max_tokens=300, stream=True))
+    await exchange.chunks(3)
+    exchange.disconnect()
+    await exchange.ended()
+    assert lived(traced) == [("a", "first", "closed")]
+    assert at(traced.root, "mell.outcome", "error.type") == ("client_closed", "client_closed")
+    assert traced.root.status.status_code is StatusCode.UNSET
+    assert traced.tracer._journeys == {}
+
+
+# --- the collector ------------------------------------------------------------------------------------
+
+
+class Collector(trace_service_pb2_grpc.TraceServiceServicer):
+    """Keeps the names of the spans that it gets."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def Export(self, request: Any, context: Any) -> Any:
+        self.names += [s.name for r in request.resource_spans for scope in r.scope_spans for s in scope.spans]
+        return trace_service_pb2.ExportTraceServiceResponse()
+
+
+async def test_what_was_told_reaches_the_collector_at_the_end(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    server, collector = grpc.server(futures.ThreadPoolExecutor(1)), Collector()
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)  # type: ignore[no-untyped-call]
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    traced = make_traced(model, monkeypatch, batched(f"http://127.0.0.1:{port}"))
+    await traced.api.complete(max_tokens=3)
+    await traced.tracer.close(within_s=30)
+    server.stop(None)
+    assert collector.names == ["replica", "POST /v1/completions"]
+
+
+async def test_a_collector_that_is_not_there_disturbs_nobody(
+    model: Model, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "1")
+    monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "4")
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "16")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "2")
+    requests = 60
+    with caplog.at_level(logging.INFO):
+        traced = make_traced(model, monkeypatch, batched("http://127.0.0.1:1"))
+        answers = await asyncio.gather(*(traced.api.complete(max_tokens=5) for _ in range(requests)))
+        await traced.tracer.close(within_s=0.01)
+    (flushing,) = [thread for thread in threading.enumerate() if thread.name == FLUSHING]
+    await asyncio.to_thread(flushing.join)  # It goes on for seconds: close did not wait for it.
+    assert [answer.status_code for answer in answers] == [200] * requests
+    assert {answer.json()["usage"]["completion_tokens"] for answer in answers} == {5}
+    assert sum(record.name.startswith("opentelemetry") for record in caplog.records) < requests / 4
+
+
+def test_a_protocol_that_is_not_known_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "carrier pigeon")
+    with pytest.raises(ValueError, match="write grpc or http/protobuf"):
+        batched("http://127.0.0.1:4317")

@@ -1,0 +1,85 @@
+"""Traces that nobody asked for cost nothing, and prompts that nobody asked for are not logged."""
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.ingress.config import IngressConfig
+from app.ingress.deployment import _make_observed, _make_tracer
+from app.ingress.http import Routes
+from app.ingress.model import Model
+from app.ingress.traces import NO_TRACER
+from tests.app.ingress.fakes import Api, Backend, make_service
+
+ROOT = Path(__file__).parents[3]
+OFF = """
+import sys
+from tests.app.ingress.test_traces import config
+from app.ingress.deployment import _make_tracer
+_make_tracer(config(otlp_traces_endpoint=%r), "i")
+print(*sorted(name for name in sys.modules if name == "app.ingress.spans" or "exporter.otlp" in name))
+"""
+"""Ray imports OpenTelemetry's SDK whatever we do; that we ask for it shows in these."""
+
+
+def config(log_text: bool = False, otlp_traces_endpoint: str | None = None) -> IngressConfig:
+    return IngressConfig(
+        model_id="tiny",
+        model_source="",
+        max_context=None,
+        initial_replicas=1,
+        host="127.0.0.1",
+        port=None,
+        shares_port=False,
+        grace_s=1.0,
+        max_body_bytes=1 << 20,
+        place_timeout_s=1.0,
+        no_replica_timeout_s=1.0,
+        refresh_s=1.0,
+        admin_key=None,
+        log_text=log_text,
+        otlp_traces_endpoint=otlp_traces_endpoint,
+    )
+
+
+def imported(endpoint: str | None) -> list[str]:
+    run = subprocess.run([sys.executable, "-c", OFF % endpoint], cwd=ROOT, capture_output=True, text=True, check=True)
+    return run.stdout.split()
+
+
+def test_without_traces_nothing_is_imported_for_them() -> None:
+    assert imported(None) == []
+
+
+def test_with_traces_what_sends_them_is_imported() -> None:
+    assert {"app.ingress.spans", "opentelemetry.exporter.otlp"} <= set(imported("http://127.0.0.1:4317"))
+
+
+async def test_without_traces_nobody_is_told() -> None:
+    tracer = _make_tracer(config(), "i")
+    assert tracer is NO_TRACER and tracer.begin("chat").id is None
+    await tracer.close(within_s=0)
+
+
+@pytest.mark.parametrize("log_text", [False, True])
+async def test_text_is_logged_if_the_setting_says_so(
+    model: Model, log_text: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend = Backend(make_service(), model)
+    backend.observed = _make_observed(config(log_text), model, NO_TRACER)
+    with caplog.at_level(logging.INFO, "ray.serve.mell.request"):
+        await Api(backend, Routes(backend).app()).complete(prompt=["Where do", "blocks move?"], max_tokens=3)
+    (line,) = (record.__dict__["request"] for record in caplog.records if "request" in record.__dict__)
+    assert ("prompts" in line, "texts" in line, "trace_id" in line) == (log_text, log_text, False)
+    if log_text:
+        assert line["prompts"] == ["Where do", "blocks move?"]
+        assert len(line["texts"]) == 2 and all(line["texts"])
+
+
+def test_logged_text_has_special_tokens(model: Model) -> None:
+    decode = _make_observed(config(log_text=True), model, NO_TRACER).decode
+    special = next(id for id, token in model.tokenizer.get_added_tokens_decoder().items() if token.special)
+    assert decode is not None and decode((special,)) == model.tokenizer.id_to_token(special)
