@@ -6,6 +6,7 @@ import logging
 import time
 import uuid
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from ray import serve
@@ -24,6 +25,7 @@ from app.ingress.server import HttpServer, endpoint, listen
 from app.ingress.streams import Streams
 from app.ingress.template import ChatTemplate
 from app.ingress.tool_parser import ToolParser
+from app.ingress.traces import NO_TRACER, Incoming, Tracer
 from app.versions import VERSION, installed_version
 from deployments.config import Topology
 from deployments.control import MoveAnswer, MoveRejected
@@ -56,10 +58,11 @@ class IngressBackend:
         self.max_prompt_tokens = config.max_prompt_tokens
         self.request_timeout_s = config.request_timeout_s
         self.admin_key = config.admin_key
-        self.observed = Observed(config.model_id)
         self._key_file = KeyFile(config.api_keys_file) if config.api_keys_file is not None else None
         self.gate = Gate(self._key_file.read() if self._key_file is not None else config.api_keys, config.max_requests)
         self.model = _load_model(config)
+        self._tracer = _make_tracer(config, self.id)
+        self.observed = _make_observed(config, self.model, self._tracer)
         self._initial = config.initial_replicas
         self._url = endpoint(config.host, config.port) if config.port else "http://127.0.0.1:8000"
         self._started = False
@@ -85,6 +88,7 @@ class IngressBackend:
             self._scheduler,
             config.no_replica_timeout_s,
             lost=self.observed.lost.inc,
+            tracer=self._tracer,
         )
         self._state: dict[str, Any] = {"as_of": 0.0, "mode": "off", "replicas": []}
         self._migrations: dict[str, Any] = {"migrations": []}
@@ -171,11 +175,19 @@ class IngressBackend:
                     return MoveRejected(503, "the scheduler is away; try again")
             await asyncio.sleep(_CONTROL_RETRY_S)
 
-    def close(self) -> None:
-        """Stop the background work."""
+    def app(self, routes: Routes) -> Starlette:
+        """The routes, as an ASGI application."""
+        app = routes.app()
+        if self._tracer is not NO_TRACER:
+            app.add_middleware(Incoming)
+        return app
+
+    async def close(self, within_s: float) -> None:
+        """Stop the background work, and send the traces that have not been sent."""
         self._refresher.cancel()
         self._membership.stop()
         self._ingresses.stop()
+        await self._tracer.close(within_s)
 
 
 def _load_model(config: IngressConfig) -> Model:
@@ -194,6 +206,19 @@ def _load_model(config: IngressConfig) -> Model:
     )
 
 
+def _make_observed(config: IngressConfig, model: Model, tracer: Tracer) -> Observed:
+    decode = partial(model.tokenizer.decode, skip_special_tokens=False) if config.log_text else None
+    return Observed(config.model_id, decode, tracer=tracer)
+
+
+def _make_tracer(config: IngressConfig, instance: str) -> Tracer:
+    if config.otlp_traces_endpoint is None:
+        return NO_TRACER
+    from app.ingress.spans import Spans, batched
+
+    return Spans(batched(config.otlp_traces_endpoint), config.model_id, instance)
+
+
 @serve.ingress()
 class IngressReplica:
     """Serves the routes of `app.ingress.http` on its own port and, where that runs, behind Serve's HTTP proxy."""
@@ -207,23 +232,25 @@ class IngressReplica:
     ) -> None:
         """The handles make Serve deploy what they stand for; calls go by name."""
         self._backend = IngressBackend(config, topology)
+        self._routes = Routes(self._backend)
         self._grace_s = config.grace_s
         self._server: HttpServer | None = None
         if config.port is not None:
             listening = await listen(config.host, config.port, config.shares_port, _BIND_WAIT_S)
-            self._server = HttpServer(Routes(self._backend).app(), listening)
+            self._server = HttpServer(self._backend.app(self._routes), listening)
             log.info("listening on %s", endpoint(config.host, config.port))
 
     async def __serve_build_asgi_app__(self) -> Starlette:
         """Called by Serve once this replica is constructed."""
-        return Routes(self._backend).app()
+        return self._backend.app(self._routes)
 
     async def metrics(self) -> Sequence[Family]:
         """What this ingress counts, for the one that is scraped."""
         return self._backend.own_metrics()
 
     async def __del__(self) -> None:
+        self._routes.close()
+        # Serve ends the process at the grace period's end: leave it some time.
         if self._server is not None:
-            # Serve ends the process at the grace period's end: leave it some time.
             await self._server.close(self._grace_s * 0.9)
-        self._backend.close()
+        await self._backend.close(self._grace_s * 0.05)

@@ -28,6 +28,8 @@ from app.ingress.generation import Endpoint, Plan, to_plan
 from app.ingress.metrics import CONTENT_TYPE
 from app.ingress.model import Model
 from app.ingress.observed import CLIENT_CLOSED_STATUS, Observed, Watch
+from app.ingress.openapi import document
+from app.ingress.page import Page
 from app.ingress.schema import Generation, parse_detokenize, parse_move, parse_tokenize
 from app.ingress.streams import Streams
 from app.ingress.tokens import detokenize, tokenize
@@ -126,6 +128,11 @@ class Routes:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
+        self._page = Page(backend, self._check_admin)
+
+    def close(self) -> None:
+        """End the streams of open pages, which would hold a server up that waits for its connections."""
+        self._page.feed.close()
 
     def app(self) -> Starlette:
         """The ASGI application."""
@@ -145,10 +152,12 @@ class Routes:
             Route("/live", self.live, methods=["GET"]),
             Route("/version", self.version, methods=["GET"]),
             Route("/metrics", self.metrics, methods=["GET"]),
+            Route("/openapi.json", self.openapi, methods=["GET"]),
             Route("/mell/state", self.state, methods=["GET"]),
             Route("/mell/migrations", self.migrations, methods=["GET"]),
             Route("/mell/migrations", self.migrate, methods=["POST"]),
             Route("/mell/replicas/{replica}/drain", self.drain, methods=["POST"]),
+            *self._page.routes(),
         ]
         handlers = {
             ApiError: _api_error,
@@ -228,6 +237,10 @@ class Routes:
     async def metrics(self, http: Request) -> Response:
         """GET /metrics: names and numbers, nothing of any one request."""
         return Response(await self._backend.metrics(), media_type=CONTENT_TYPE)
+
+    async def openapi(self, http: Request) -> Response:
+        """GET /openapi.json."""
+        return JSONResponse(document())
 
     async def state(self, http: Request) -> Response:
         """GET /mell/state."""

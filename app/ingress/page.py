@@ -1,0 +1,128 @@
+"""`/mell/`: the live page, whose files are in app/page, and the stream of events that it shows.
+
+The files tell nothing of the cluster and are open to all; the events ask for what `/mell/state` asks for.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Protocol
+
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from app.ingress.asgi import EventStream, unless_left
+from app.ingress.errors import ApiError
+from app.ingress.feed import Feed
+from app.ingress.observed import Observed
+from app.ingress.picture import Seen
+from app.ingress.points import Lately, point
+
+_FOLDER = Path(__file__).resolve().parent.parent / "page"
+_INDEX = "index.html"
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_HEADERS = {
+    "Cache-Control": "no-cache",
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+class Shown(Protocol):
+    """What the page shows, as `app.ingress.http.Backend` has it."""
+
+    observed: Observed
+
+    async def state(self) -> dict[str, Any]:
+        """`/mell/state`."""
+        ...
+
+    async def migrations(self) -> dict[str, Any]:
+        """`/mell/migrations`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Asset:
+    content: bytes
+    media_type: str
+    etag: str
+
+
+class Page:
+    """The page's routes. `check` raises ApiError for a caller who may not see other clients' requests."""
+
+    def __init__(self, shown: Shown, check: Callable[[Request], None]) -> None:
+        self._shown = shown
+        self._check = check
+        self._ttft = Lately(shown.observed.ttft)
+        self._itl = Lately(shown.observed.itl)
+        self._assets = {path.name: _asset(path) for path in _FOLDER.iterdir() if path.suffix in _TYPES}
+        self.feed = Feed(self._look)
+
+    def routes(self) -> list[Route]:
+        """The page, its files, and its events."""
+        return [
+            Route("/mell/", self.index, methods=["GET"]),
+            Route("/mell/assets/{name}", self.asset, methods=["GET"]),
+            Route("/mell/events", self.events, methods=["GET"]),
+        ]
+
+    async def index(self, http: Request) -> Response:
+        """GET /mell/."""
+        return _answer(http, self._assets[_INDEX])
+
+    async def asset(self, http: Request) -> Response:
+        """GET /mell/assets/{name}."""
+        asset = self._assets.get(http.path_params["name"])
+        if asset is None:
+            raise HTTPException(404)
+        return _answer(http, asset)
+
+    async def events(self, http: Request) -> "_Events":
+        """GET /mell/events."""
+        self._check(http)
+        if self.feed.full:
+            raise ApiError(503, "too many pages are open, or the ingress is stopping", retry_after_s=5)
+        return _Events(self.feed)
+
+    async def _look(self) -> Seen:
+        state, told = await asyncio.gather(self._shown.state(), self._shown.migrations())
+        now, clock = time.time(), time.monotonic()
+        ttft, itl = self._ttft.quantiles(clock), self._itl.quantiles(clock)
+        records = told["migrations"]
+        return Seen(state, records, await asyncio.to_thread(point, state, records, now, ttft, itl), now)
+
+
+class _Events:
+    """The ASGI response to a page: it ends when the page is closed."""
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with suppress(ClientDisconnect):
+            await unless_left(receive, EventStream(self._feed.events())(scope, receive, send))
+
+
+def _asset(path: Path) -> _Asset:
+    content = path.read_bytes()
+    return _Asset(content, _TYPES[path.suffix], f'"{sha256(content).hexdigest()[:32]}"')
+
+
+def _answer(http: Request, asset: _Asset) -> Response:
+    headers = {**_HEADERS, "ETag": asset.etag}
+    known = [tag.strip().removeprefix("W/") for tag in http.headers.get("if-none-match", "").split(",")]
+    if asset.etag in known or "*" in known:
+        return Response(status_code=304, headers=headers)
+    return Response(asset.content, headers=headers, media_type=asset.media_type)

@@ -1,0 +1,119 @@
+"""What the charts of `/mell/` gain per look: how many GPUs, how many would do, and how long clients wait.
+
+`bound` and `worst_fit` are about the KV caches as they are at this moment: how few replicas could hold them if moves
+cost nothing, and how many they fill when each goes, oldest first, to the emptiest replica and stays there. Worst fit in
+service usually needs more: it also has to live with where earlier requests have left room, and with growth.
+"""
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from heapq import heappush, heapreplace
+from math import ceil
+from typing import Any
+
+from prometheus_client import Histogram
+
+from policies.bounds import martello_toth_l2
+from policies.model import Phase, ReplicaState
+
+SPAN_S = 15.0
+"""Quantiles are over that many seconds."""
+
+Point = list[float | int | None]
+"""[unix time, GPUs in use, bound, worst fit, KV tokens in use / capacity, TTFT p50, p99, ITL p50, p99, pause p50, p99].
+
+Times are in seconds; None where nothing was measured.
+"""
+
+Pair = tuple[float | None, float | None]
+
+
+def point(
+    state: Mapping[str, Any], migrations: Iterable[Mapping[str, Any]], now: float, ttft: Pair, itl: Pair
+) -> Point:
+    """One point, of `/mell/state` and the records of `/mell/migrations`. `now` is in seconds since 1970."""
+    replicas = [r for r in state["replicas"] if r["state"] != ReplicaState.STOPPED]
+    capacity = max((r["capacity_tokens"] for r in replicas), default=0)
+    total = sum(r["capacity_tokens"] for r in replicas)
+    used = sum(r["used_tokens"] for r in replicas)
+    sizes = _sizes(replicas, capacity)
+    pauses = [
+        r["pause_s"]
+        for r in migrations
+        if r["pause_s"] is not None and now - r["started_at"] - (r["duration_s"] or 0) <= SPAN_S
+    ]
+    return [
+        round(now, 2),
+        len(replicas),
+        martello_toth_l2(sizes, capacity) if sizes else 0,
+        worst_fit(sizes, capacity),
+        round(used / total, 4) if total else None,
+        *(_short(value) for value in (*ttft, *itl, _at(pauses, 0.5), _at(pauses, 0.99))),
+    ]
+
+
+def _sizes(replicas: Iterable[Mapping[str, Any]], capacity: int) -> list[int]:
+    """Tokens of all requests that hold KV blocks, the oldest first."""
+    held = [r for replica in replicas for r in replica["requests"] if r["phase"] != Phase.WAITING and r["tokens"] > 0]
+    held.sort(key=lambda r: (-r["age_s"], r["id"]))
+    return [min(r["tokens"], capacity) for r in held if capacity]
+
+
+def worst_fit(sizes: Iterable[int], capacity: int) -> int:
+    """The bins that worst fit fills: each size, in this order, goes into the emptiest bin, or opens one.
+
+    O(n log n). Sizes are in 1..capacity.
+    """
+    negated_rooms: list[int] = []
+    for size in sizes:
+        if negated_rooms and size <= -negated_rooms[0]:
+            heapreplace(negated_rooms, negated_rooms[0] + size)
+        else:
+            heappush(negated_rooms, size - capacity)
+    return len(negated_rooms)
+
+
+class Lately:
+    """Quantiles of what a histogram observed in the last seconds: the difference of two readings of its counts."""
+
+    def __init__(self, histogram: Histogram) -> None:
+        self._histogram = histogram
+        self._read: deque[tuple[float, list[float]]] = deque()
+        self._bounds: list[float] = []
+
+    def quantiles(self, now: float) -> Pair:
+        """The median and the 99th percentile, in the histogram's unit; None before there is anything.
+
+        `now` is in seconds of any clock that does not go back. Between bounds of a bucket it is linear, as
+        Prometheus's `histogram_quantile`; what is above the last bound counts as that bound.
+        """
+        samples = [s for metric in self._histogram.collect() for s in metric.samples if s.name.endswith("_bucket")]
+        self._bounds = [float(sample.labels["le"]) for sample in samples]
+        self._read.append((now, [sample.value for sample in samples]))
+        while len(self._read) > 1 and self._read[0][0] < now - SPAN_S:
+            self._read.popleft()
+        first, last = self._read[0][1], self._read[-1][1]
+        counts = [after - before for before, after in zip(first, last, strict=True)]
+        return self._quantile(counts, 0.5), self._quantile(counts, 0.99)
+
+    def _quantile(self, cumulative: Sequence[float], share: float) -> float | None:
+        if not cumulative[-1]:
+            return None
+        rank = share * cumulative[-1]
+        index = bisect_left(cumulative, rank)
+        if index == len(cumulative) - 1:
+            return self._bounds[index - 1]
+        below, low = (cumulative[index - 1], self._bounds[index - 1]) if index else (0.0, 0.0)
+        return low + (self._bounds[index] - low) * (rank - below) / (cumulative[index] - below)
+
+
+def _at(values: Sequence[float], share: float) -> float | None:
+    """The smallest value with at least that share of all at or below it."""
+    if not values:
+        return None
+    return sorted(values)[max(0, ceil(share * len(values)) - 1)]
+
+
+def _short(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 5)

@@ -1,0 +1,187 @@
+// What is known of one request or replica, and the orders that its operator may give.
+
+import { KINDS, predicted, took } from "./model.js";
+import { Refused, order } from "./link.js";
+import { age, clock, make, percent, seconds, short, text, whole } from "./words.js";
+
+const by = (id) => document.getElementById(id);
+
+export class Detail {
+  #what = null;
+  #last = null;
+  #back = null;
+
+  // `chosen(id of a request or null)`, `denied(refusal)` when an order lacks the key.
+  constructor(model, { chosen, denied }) {
+    this.model = model;
+    this.on = { chosen, denied };
+    this.panel = by("detail");
+    this.form = by("detail-form");
+    this.list = by("detail-list");
+    by("detail-close").addEventListener("click", () => this.close());
+    document.addEventListener("keydown", (event) => {
+      if (event.key === "Escape" && this.#what && !document.querySelector("dialog[open]")) this.close();
+    });
+    this.form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.#order();
+    });
+  }
+
+  open(what) {
+    if (this.panel.hidden) this.#back = document.activeElement;
+    this.#what = what;
+    this.#last = null;
+    this.panel.hidden = false;
+    this.#said("", "");
+    this.form.replaceChildren();
+    this.list.replaceChildren();
+    this.on.chosen(what.request ?? null);
+    this.update();
+    by("detail-title").focus();
+  }
+
+  close() {
+    this.#what = null;
+    this.panel.hidden = true;
+    this.on.chosen(null);
+    this.#back?.focus?.();
+  }
+
+  update() {
+    if (this.#what?.request) this.#updateRequest(this.#what.request);
+    else if (this.#what?.replica) this.#updateReplica(this.#what.replica);
+  }
+
+  #updateRequest(id) {
+    const now = this.model.byId(id);
+    const life = this.model.life(id);
+    const request = now ?? this.#last;
+    this.#last = request;
+    text(by("detail-title"), request?.label ?? life[0]?.label ?? id);
+    text(by("detail-sub"), now ? id : `${id}: not running any more`);
+    if (request) this.#facts(this.#ofRequest(request));
+    if (now && !this.form.childElementCount) this.#moveForm();
+    if (now) this.#targets(now);
+    else this.form.replaceChildren();
+    text(by("detail-list-title"), life.length ? "Moves, newest first" : request?.hop ? "Its moves are older than what is listed here." : "It has not been moved.");
+    this.#items(life, (m) => {
+      const pause = m.pause_s === null ? "" : `, paused ${seconds(m.pause_s)}`;
+      const cost = `predicted ${seconds(predicted(m))}, took ${seconds(took(m))}${pause}`;
+      return `${clock(m.started_at)}  ${short(m.source)} → ${short(m.target)} by ${m.path === "kv" ? "KV" : "tokens"}: ${m.outcome ?? m.state}; ${cost}. ${m.reason}${m.error ? `: ${m.error}` : ""}`;
+    });
+  }
+
+  #ofRequest(request) {
+    const capacity = this.model.replicas.get(request.replica)?.capacity ?? 0;
+    return [
+      ["Replica", request.replica],
+      ["KV tokens", `${whole(request.tokens)}, ${percent(request.tokens / capacity)} of a replica (${KINDS[request.kind].name})`],
+      ["Phase", request.phase],
+      ["Age", age((this.model.head.as_of ?? request.born) - request.born)],
+      ["Run", `${request.hop + 1}${request.hop ? `, after ${request.hop} ${request.hop === 1 ? "change" : "changes"} of replica` : ""}`],
+      ["Movable", request.why === null ? "yes" : `no: ${request.why}`],
+    ];
+  }
+
+  #updateReplica(id) {
+    const now = this.model.replicas.get(id);
+    const replica = now ?? this.#last;
+    this.#last = replica;
+    text(by("detail-title"), `Replica ${short(id, 22)}`);
+    text(by("detail-sub"), now ? id : `${id}: gone`);
+    if (!replica) return;
+    this.#facts([
+      ["State", replica.state.toLowerCase()],
+      ["Node", replica.node || "–"],
+      ["KV tokens", `${whole(replica.used)} of ${whole(replica.capacity)}, ${percent(replica.used / replica.capacity)}`],
+      ["Requests", this.#classes(replica)],
+      ["Preemptions", whole(replica.preemptions)],
+    ]);
+    const drains = now?.state === "RUNNING";
+    if (drains && !this.form.childElementCount) this.form.append(make("button", { type: "submit", className: "main", textContent: "Drain…" }));
+    if (!drains) this.form.replaceChildren();
+    const requests = now ? replica.requests : [];
+    text(by("detail-list-title"), requests.length ? "Requests, largest class first" : "No requests");
+    this.#items(requests, (r) => `${KINDS[r.kind].name}  ${r.label}  ${whole(r.tokens)}`, (r) => this.open({ request: r.id }));
+  }
+
+  #classes(replica) {
+    const parts = [...KINDS.keys()].reverse().map((kind) => [KINDS[kind].name, replica.requests.filter((r) => r.kind === kind).length]);
+    const told = parts.filter(([, n]) => n).map(([name, n]) => `${n} ${name}`);
+    return told.length ? `${replica.requests.length}: ${told.join(", ")}` : "0";
+  }
+
+  #facts(pairs) {
+    const facts = by("detail-facts");
+    if (facts.childElementCount !== pairs.length * 2) facts.replaceChildren(...pairs.flatMap(() => [make("dt"), make("dd")]));
+    pairs.forEach(([name, value], at) => {
+      text(facts.children[at * 2], name);
+      text(facts.children[at * 2 + 1], value);
+    });
+  }
+
+  #items(items, words, open) {
+    while (this.list.childElementCount > items.length) this.list.lastElementChild.remove();
+    items.forEach((item, at) => {
+      const entry = this.list.children[at] ?? this.list.appendChild(make("li"));
+      if (open && !entry.firstChild) entry.append(make("button", { type: "button", className: "link" }));
+      if (open) entry.firstChild.onclick = () => open(item);
+      text(open ? entry.firstChild : entry, words(item));
+    });
+  }
+
+  #moveForm() {
+    this.form.append(
+      make("label", {}, "Move to ", make("select", { name: "target" })),
+      make("label", {}, "by ", make("select", { name: "path" }, ...[["auto", "what is best"], ["kv", "KV"], ["tokens", "tokens"]].map(([value, name]) => new Option(name, value)))),
+      make("button", { type: "submit", className: "main", textContent: "Move…" }),
+    );
+  }
+
+  #targets(request) {
+    const select = this.form.elements.target;
+    const running = [...this.model.replicas.values()].filter((r) => r.state === "RUNNING" && r.id !== request.replica);
+    const ids = ["", ...running.map((r) => r.id)];
+    if (ids.join() === [...select.options].map((o) => o.value).join()) return;
+    const kept = ids.includes(select.value) ? select.value : "";
+    select.replaceChildren(...ids.map((id) => new Option(id === "" ? "where the policy likes" : short(id, 28), id)));
+    select.value = kept;
+  }
+
+  #said(message, kind) {
+    const said = by("detail-said");
+    said.dataset.kind = kind;
+    said.textContent = message;
+  }
+
+  async #order() {
+    const { request, replica } = this.#what;
+    const target = this.form.elements.target?.value || null;
+    const path = this.form.elements.path?.value;
+    const name = request ? (this.#last?.label ?? request) : replica;
+    const sure = request
+      ? await confirmed("Move this request?", `“${name}” goes to ${target ?? "where the policy likes"} while it runs. The policy then leaves it alone for a while.`, "Move")
+      : await confirmed("Drain this replica?", `All requests of ${name} are moved away while they run, and it is stopped.`, "Drain");
+    if (!sure) return;
+    this.#said("asked…", "");
+    try {
+      if (request) await order("migrations", { request_id: request, path, ...(target ? { target } : {}) });
+      else await order(`replicas/${encodeURIComponent(replica)}/drain`, {});
+      this.#said(request ? "The move has begun." : "It drains.", "good");
+    } catch (error) {
+      this.#said(error instanceof Refused ? error.message : "The ingress cannot be reached.", "bad");
+      if (error instanceof Refused && error.status === 401) this.on.denied(error);
+    }
+  }
+}
+
+export function confirmed(title, words, yes) {
+  const dialog = by("ask-dialog");
+  by("ask-title").textContent = title;
+  by("ask-text").textContent = words;
+  by("ask-yes").textContent = yes;
+  dialog.returnValue = "no";
+  dialog.showModal();
+  return new Promise((resolve) => dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true }));
+}

@@ -1,0 +1,112 @@
+// The way to the ingress: the stream of events, which is read again and again until it works, and orders.
+// EventSource cannot send the Authorization header, so the stream is read by fetch.
+
+const FIRST_S = 0.5;
+const LONGEST_S = 15;
+const SILENT_S = 12; // The ingress sends at least a heartbeat every 5 s.
+const STORED = "mell-admin-key";
+
+export const key = {
+  get: () => sessionStorage.getItem(STORED),
+  set: (value) => (value ? sessionStorage.setItem(STORED, value) : sessionStorage.removeItem(STORED)),
+};
+
+export class Refused extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+const headers = () => (key.get() ? { Authorization: `Bearer ${key.get()}` } : {});
+
+async function refusal(response) {
+  const body = await response.json().catch(() => null);
+  return new Refused(response.status, body?.error?.message ?? `HTTP ${response.status}`);
+}
+
+export async function order(path, body) {
+  const options = { method: "POST", headers: { ...headers(), "Content-Type": "application/json" }, body: JSON.stringify(body) };
+  const response = await fetch(path, options);
+  if (!response.ok) throw await refusal(response);
+  return response.json();
+}
+
+export class Link {
+  #wake = null;
+  #attempt = null;
+
+  // `heard(kind, data)`, `open()`, `lost(message, retryInSeconds)`, and `denied(refusal)`, after which it waits for `again`.
+  constructor(path, on) {
+    this.path = path;
+    this.on = on;
+  }
+
+  async run() {
+    let wait = FIRST_S;
+    for (;;) {
+      try {
+        await this.#read(() => (wait = FIRST_S));
+        throw new Error("the stream ended");
+      } catch (error) {
+        if (error instanceof Refused && (error.status === 401 || error.status === 403)) {
+          this.on.denied(error);
+          await this.#pause(null);
+          wait = FIRST_S;
+          continue;
+        }
+        this.on.lost(error instanceof Refused ? error.message : "connection lost", wait);
+        await this.#pause(wait);
+        wait = Math.min(LONGEST_S, wait * 2);
+      }
+    }
+  }
+
+  again() {
+    this.#attempt?.abort();
+    this.#wake?.();
+  }
+
+  async #read(worked) {
+    const attempt = (this.#attempt = new AbortController());
+    let watchdog = 0;
+    const alive = () => {
+      clearTimeout(watchdog);
+      watchdog = setTimeout(() => attempt.abort(), SILENT_S * 1000);
+    };
+    try {
+      alive();
+      const response = await fetch(this.path, { headers: headers(), signal: attempt.signal, cache: "no-store" });
+      if (!response.ok) throw await refusal(response);
+      this.on.open();
+      const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+      let rest = "";
+      for (;;) {
+        const { done, value } = await reader.read();
+        if (done) return;
+        alive();
+        const blocks = (rest + value).split("\n\n");
+        rest = blocks.pop();
+        for (const block of blocks) this.#pass(block, worked);
+      }
+    } finally {
+      clearTimeout(watchdog);
+      attempt.abort();
+    }
+  }
+
+  #pass(block, worked) {
+    const match = /^event: (\w+)\ndata: (.*)$/s.exec(block);
+    if (!match) return;
+    this.on.heard(match[1], JSON.parse(match[2]));
+    worked();
+  }
+
+  // Seconds, or until `again` if null.
+  #pause(waiting) {
+    return new Promise((resolve) => {
+      this.#wake = resolve;
+      if (waiting !== null) setTimeout(resolve, waiting * 1000);
+    });
+  }
+}

@@ -1,0 +1,152 @@
+// Puts the page together: one link feeds one model, which everything on the page shows.
+
+import { Charts } from "./charts.js";
+import { Detail } from "./detail.js";
+import { Link, key } from "./link.js";
+import { KINDS, Model } from "./model.js";
+import { Stage } from "./stage.js";
+import { Listing, Moves } from "./tables.js";
+import { age, make, percent, text, whole } from "./words.js";
+
+const OLD_S = 5;
+const by = (id) => document.getElementById(id);
+const model = new Model();
+
+// --- the look ---
+
+const themes = { auto: "Light or dark", light: "Light", dark: "Dark" };
+let theme = localStorage.getItem("mell-theme") ?? "auto";
+
+function applyTheme() {
+  if (theme === "auto") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = theme;
+  text(by("theme"), { auto: "Auto", light: "Light", dark: "Dark" }[theme]);
+  by("theme").setAttribute("aria-label", `Colours: ${themes[theme]}`);
+}
+applyTheme();
+
+for (const kind of [...KINDS].reverse()) {
+  by("legend").append(make("li", { title: `${kind.share} of a replica's KV capacity` }, make("i", { dataset: { colour: kind.key }, ariaHidden: "true" }), kind.name, make("small", { textContent: kind.share })));
+}
+
+// --- the parts ---
+
+const detail = new Detail(model, {
+  chosen: (id) => {
+    stage.chosen = id;
+    stage.update([]);
+  },
+  denied: (refusal) => askKey(refusal.message),
+});
+const select = (what) => detail.open(what);
+const stage = new Stage(by("stage"), model, { select, say: (words) => text(by("spoken"), words), tip });
+const charts = new Charts(by("charts"));
+const moves = new Moves(by("moves"), by("moves-note"), select);
+const listing = new Listing(by("listing"), by("replicas"), select);
+
+function tip(place, title, words) {
+  const box = by("tip");
+  box.hidden = place === null;
+  if (place === null) return;
+  box.replaceChildren(make("b", { textContent: title }), words);
+  const left = Math.max(4, Math.min(place.x + 14, stage.width - box.offsetWidth - 4));
+  box.style.transform = `translate(${left}px, ${Math.max(4, place.y - box.offsetHeight - 10)}px)`;
+}
+
+function recolour() {
+  stage.recolour();
+  charts.update(model.points);
+}
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour);
+by("theme").addEventListener("click", () => {
+  theme = { auto: "light", light: "dark", dark: "auto" }[theme];
+  localStorage.setItem("mell-theme", theme);
+  applyTheme();
+  recolour();
+});
+
+by("find").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const found = model.find(by("query").value);
+  if (found) select({ request: found.id });
+  else text(by("spoken"), "No running request is called that.");
+});
+
+// --- the state of the link ---
+
+function status(state, words) {
+  by("status").dataset.state = state;
+  text(by("status-text"), words);
+  by("main").classList.toggle("stale", state !== "live" && model.replicas.size > 0);
+}
+
+function tell() {
+  const { as_of, now, mode, policy, wanted } = model.head;
+  const late = now - as_of;
+  if (late > OLD_S) status("old", `the scheduler is silent: as of ${age(late)} ago`);
+  else status("live", "live");
+  const replicas = [...model.replicas.values()];
+  const used = replicas.reduce((sum, r) => sum + r.used, 0);
+  const capacity = replicas.reduce((sum, r) => sum + r.capacity, 0);
+  const starting = replicas.filter((r) => r.state === "STARTING").length;
+  const draining = replicas.filter((r) => r.state === "DRAINING").length;
+  const states = `${starting ? `, ${starting} opening` : ""}${draining ? `, ${draining} draining` : ""}`;
+  const facts = [
+    `${whole(replicas.length)} ${replicas.length === 1 ? "replica" : "replicas"}${states}`,
+    `${whole(model.requests.size)} ${model.requests.size === 1 ? "request" : "requests"}`,
+    `${percent(used / capacity)} KV`,
+    [policy, mode].filter(Boolean).join(", "),
+    wanted === null || wanted === undefined || wanted === replicas.length ? "" : `${wanted} wanted`,
+  ].filter(Boolean);
+  const list = by("facts");
+  while (list.childElementCount > facts.length) list.lastElementChild.remove();
+  facts.forEach((fact, at) => text(list.children[at] ?? list.appendChild(make("span")), fact));
+  by("empty").hidden = replicas.length > 0;
+  text(by("empty"), "No replica runs yet.");
+}
+
+const link = new Link("events", {
+  open: () => status("live", "live"),
+  heard: (kind, data) => {
+    const news = model.apply(kind, data);
+    stage.update(news);
+    charts.update(model.points);
+    moves.update(model.migrations);
+    listing.update(model.replicas);
+    detail.update();
+    tell();
+  },
+  lost: (message, wait) => status("lost", `${message}; trying again in ${wait < 1 ? "a moment" : `${Math.round(wait)} s`}`),
+  denied: (refusal) => {
+    status("denied", "not allowed");
+    askKey(refusal.message);
+  },
+});
+
+// --- the key ---
+
+function askKey(why) {
+  const dialog = by("key-dialog");
+  text(by("key-why"), why);
+  by("key-value").value = "";
+  dialog.returnValue = "";
+  if (!dialog.open) dialog.showModal();
+}
+by("key").addEventListener("click", () => askKey(key.get() ? "A key is in use in this tab." : "Where an admin key is configured, the page needs it."));
+by("key-dialog").addEventListener("close", () => {
+  const { returnValue } = by("key-dialog");
+  if (returnValue === "forget") key.set(null);
+  else if (returnValue === "use" && by("key-value").value) key.set(by("key-value").value);
+  else return;
+  by("key-value").value = "";
+  link.again();
+});
+// Enter in the field is "Use", though "Forget" comes first.
+by("key-value").addEventListener("keydown", (event) => {
+  if (event.key !== "Enter") return;
+  event.preventDefault();
+  by("key-dialog").close("use");
+});
+
+window.mell = { model, stage }; // For the console.
+link.run();

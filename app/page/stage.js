@@ -1,0 +1,418 @@
+// The columns: drawn on a canvas, walked through by keys, pointed at by mouse or finger.
+
+import { KINDS } from "./model.js";
+import { blocks, columns } from "./layout.js";
+import { age, percent, short, whole } from "./words.js";
+
+const GROW_MS = 950;
+const FLY_MS = 750;
+const FADE_MS = 500;
+const ARC_MS = 1800;
+const FRAMES = 240;
+
+const reduced = matchMedia("(prefers-reduced-motion: reduce)");
+const ease = (p) => (p < 0.5 ? 4 * p * p * p : 1 - (-2 * p + 2) ** 3 / 2);
+
+export class Stage {
+  #sprites = new Map(); // By number: where a block is drawn, and the way it is on.
+  #leaving = []; // Blocks and columns that fade.
+  #arcs = [];
+  #columns = new Map();
+  #cursor = { column: 0, request: null };
+  #scheduled = false;
+  #hovered = null;
+  #colours = {};
+  frames = [];
+
+  // `select({replica} | {request})` when something is opened, `say(text)` for what the cursor is on.
+  constructor(canvas, model, { select, say, tip }) {
+    this.canvas = canvas;
+    this.model = model;
+    this.select = select;
+    this.say = say;
+    this.tip = tip;
+    this.chosen = null;
+    this.context = canvas.getContext("2d");
+    new ResizeObserver(() => this.#resize()).observe(canvas.parentElement);
+    canvas.addEventListener("keydown", (event) => this.#key(event));
+    canvas.addEventListener("focus", () => this.#announce());
+    canvas.addEventListener("blur", () => this.#request());
+    canvas.addEventListener("click", (event) => this.#click(event));
+    canvas.addEventListener("pointermove", (event) => this.#point(event));
+    canvas.addEventListener("pointerleave", () => this.#point(null));
+    this.recolour();
+    this.#resize();
+  }
+
+  recolour() {
+    const style = getComputedStyle(document.documentElement);
+    const names = ["track", "line", "ink", "muted", "move", "focus", "surface", "warn", ...KINDS.map((k) => k.key)];
+    for (const name of names) this.#colours[name] = style.getPropertyValue(`--${name}`).trim();
+    this.#font = style.getPropertyValue("--sans").trim() || "sans-serif";
+    this.#request();
+  }
+  #font = "sans-serif";
+
+  get drawn() {
+    return new Map([...this.#sprites].map(([number, sprite]) => [number, { ...sprite.to, replica: sprite.replica }]));
+  }
+
+  // Take what the model says now; `news` are migrations that were begun or have ended.
+  update(news) {
+    const now = performance.now();
+    const before = this.#sprites;
+    const was = this.#columns;
+    this.#columns = columns(this.model, this.width, this.height);
+    this.#fadeColumns(was, now);
+    const vanished = new Map();
+    for (const [number, sprite] of before) if (!this.model.requests.has(number)) vanished.set(sprite.id, sprite);
+    this.#sprites = new Map();
+    for (const column of this.#columns.values()) {
+      for (const [request, to] of blocks(column)) {
+        const old = before.get(request.number) ?? null;
+        const origin = old ?? this.#origin(request, vanished, before);
+        this.#sprites.set(request.number, this.#sprite(request, to, old, origin, now));
+        if (origin) vanished.delete(request.id);
+      }
+    }
+    for (const sprite of vanished.values()) {
+      if (!reduced.matches) this.#leaving.push({ ...this.#place(sprite, now), kind: sprite.kind, began: now });
+    }
+    this.#addArcs(news, now);
+    this.canvas.dataset.replicas = this.#columns.size;
+    this.canvas.dataset.requests = this.#sprites.size;
+    this.#request();
+  }
+
+  // Where a request comes from that was not here before: the block that has just gone elsewhere, or the one that is still there.
+  #origin(request, vanished, before) {
+    if (vanished.has(request.id)) return vanished.get(request.id);
+    if (request.hop === 0) return null;
+    for (const sprite of before.values()) if (sprite.id === request.id) return sprite;
+    return null;
+  }
+
+  #sprite(request, to, old, origin, now) {
+    const flies = origin !== null && origin !== old;
+    const from = origin ? this.#place(origin, now) : { ...to, y: to.y + to.h, h: 0 };
+    const sprite = { id: request.id, kind: request.kind, replica: request.replica, request, from, to, began: now, flies };
+    const underWay = old?.flies && now - old.began < FLY_MS;
+    if (underWay) return { ...old, to, request, kind: request.kind };
+    return sprite;
+  }
+
+  #fadeColumns(was, now) {
+    if (reduced.matches) return;
+    for (const [id, column] of was) {
+      if (!this.#columns.has(id)) this.#leaving.push({ x: column.x, y: column.bottom - column.h, w: column.w, h: column.h, kind: null, began: now });
+    }
+  }
+
+  #addArcs(news, now) {
+    for (const record of news) {
+      const from = this.#columns.get(record.source);
+      const to = this.#columns.get(record.target);
+      const goes = record.outcome === null || record.outcome === "committed";
+      const drawn = this.#arcs.some((arc) => arc.id === record.id);
+      if (from && to && goes && !drawn) this.#arcs.push({ id: record.id, from, to, began: now, tokens: record.path === "tokens" });
+    }
+    this.#arcs = this.#arcs.slice(-60);
+  }
+
+  #place(sprite, now) {
+    if (reduced.matches) return sprite.to;
+    const { from, to } = sprite;
+    const share = Math.min(1, (now - sprite.began) / (sprite.flies ? FLY_MS : GROW_MS));
+    if (share >= 1) return to;
+    const p = sprite.flies ? ease(share) : share;
+    const mix = (a, b) => a + (b - a) * p;
+    const lift = sprite.flies ? Math.sin(Math.PI * p) * Math.min(60, 16 + Math.abs(to.x - from.x) * 0.12) : 0;
+    return { x: mix(from.x, to.x), y: mix(from.y, to.y) - lift, w: mix(from.w, to.w), h: mix(from.h, to.h), waits: to.waits };
+  }
+
+  #resize() {
+    const box = this.canvas.parentElement.getBoundingClientRect();
+    const ratio = Math.min(2, window.devicePixelRatio || 1);
+    this.width = Math.max(60, Math.floor(box.width));
+    this.height = Math.max(60, Math.floor(box.height));
+    this.canvas.width = this.width * ratio;
+    this.canvas.height = this.height * ratio;
+    this.ratio = ratio;
+    this.#sprites = new Map();
+    this.#columns = new Map();
+    this.update([]);
+    for (const sprite of this.#sprites.values()) sprite.from = sprite.to;
+  }
+
+  #request() {
+    if (this.#scheduled) return;
+    this.#scheduled = true;
+    requestAnimationFrame((now) => {
+      this.#scheduled = false;
+      const began = performance.now();
+      const moving = this.#draw(now);
+      this.frames.push(performance.now() - began);
+      if (this.frames.length > FRAMES) this.frames.shift();
+      if (moving) this.#request();
+    });
+  }
+
+  // Returns whether anything is on its way.
+  #draw(now) {
+    const c = this.context;
+    c.setTransform(this.ratio, 0, 0, this.ratio, 0, 0);
+    c.clearRect(0, 0, this.width, this.height);
+    for (const column of this.#columns.values()) this.#drawColumn(column);
+    this.#leaving = this.#leaving.filter((gone) => now - gone.began < FADE_MS);
+    for (const gone of this.#leaving) {
+      c.globalAlpha = Math.max(0, 1 - (now - gone.began) / FADE_MS) * 0.7;
+      c.fillStyle = gone.kind === null ? this.#colours.track : this.#colours[KINDS[gone.kind].key];
+      c.fillRect(gone.x, gone.y, gone.w, gone.h);
+    }
+    c.globalAlpha = 1;
+    const moving = this.#drawBlocks(now);
+    this.#drawArcs(now);
+    this.#drawMarks(now);
+    return moving || this.#leaving.length > 0 || this.#arcs.length > 0;
+  }
+
+  #drawColumn({ replica, x, w, bottom, h, named }) {
+    const c = this.context;
+    const top = bottom - h;
+    const starting = replica.state === "STARTING";
+    const draining = replica.state === "DRAINING";
+    c.lineWidth = 1;
+    if (starting) {
+      c.setLineDash([3, 3]);
+      c.strokeStyle = this.#colours.muted;
+      c.strokeRect(x + 0.5, top + 0.5, w - 1, h - 1);
+      c.setLineDash([]);
+    } else {
+      c.fillStyle = this.#colours.track;
+      c.fillRect(x, top, w, h);
+    }
+    if (draining) this.#hatch(x, top, w, h);
+    c.fillStyle = draining ? this.#colours.warn : this.#colours.line;
+    if (!starting) c.fillRect(x - 1, top - 2, w + 2, 2);
+    if (!named) {
+      if (draining) c.fillRect(x, bottom + 11, w, 2);
+      return;
+    }
+    c.textAlign = "center";
+    c.font = `500 11px ${this.#font}`;
+    c.fillStyle = this.#colours.muted;
+    c.fillText(short(this.model.name(replica.id), Math.max(4, Math.floor(w / 6.4))), x + w / 2, bottom + 22, w + 8);
+    const state = starting ? "opening" : draining ? "draining" : percent(replica.used / replica.capacity);
+    c.font = `${draining ? 600 : 400} 10px ${this.#font}`;
+    c.fillStyle = draining ? this.#colours.warn : this.#colours.muted;
+    c.fillText(state, x + w / 2, top - 5, w + 10);
+  }
+
+  #hatch(x, y, w, h) {
+    const c = this.context;
+    c.save();
+    c.beginPath();
+    c.rect(x, y, w, h);
+    c.clip();
+    c.beginPath();
+    for (let at = -h; at < w; at += 8) {
+      c.moveTo(x + at, y + h);
+      c.lineTo(x + at + h, y);
+    }
+    c.strokeStyle = this.#colours.warn;
+    c.globalAlpha = 0.28;
+    c.stroke();
+    c.restore();
+  }
+
+  #drawBlocks(now) {
+    const c = this.context;
+    const groups = KINDS.map(() => []);
+    const flying = [];
+    let moving = false;
+    for (const sprite of this.#sprites.values()) {
+      const place = this.#place(sprite, now);
+      moving ||= place !== sprite.to;
+      if (sprite.flies && place !== sprite.to) flying.push([sprite, place]);
+      else groups[sprite.kind].push([sprite, place]);
+    }
+    groups.forEach((group, kind) => {
+      c.fillStyle = c.strokeStyle = this.#colours[KINDS[kind].key];
+      for (const [sprite, place] of group) this.#block(sprite, place);
+    });
+    c.fillStyle = this.#colours.surface;
+    for (const sprite of this.#sprites.values()) if (sprite.request.phase === "moving") this.#stripes(this.#place(sprite, now));
+    for (const [sprite, place] of flying) {
+      c.save();
+      c.shadowColor = "rgb(0 0 0 / 35%)";
+      c.shadowBlur = 10;
+      c.shadowOffsetY = 4;
+      c.fillStyle = this.#colours[KINDS[sprite.kind].key];
+      this.#block(sprite, { ...place, h: Math.max(4, place.h) });
+      c.restore();
+      c.strokeStyle = this.#colours.move;
+      c.lineWidth = 2;
+      c.strokeRect(place.x - 1, place.y - 1, place.w + 2, Math.max(4, place.h) + 2);
+    }
+    return moving;
+  }
+
+  #block(sprite, { x, y, w, h, waits }) {
+    const c = this.context;
+    if (waits) {
+      c.lineWidth = 1;
+      c.strokeStyle = this.#colours.muted;
+      c.strokeRect(x + 0.5, y + 0.5, Math.max(0.5, w - 1), h - 1);
+      return;
+    }
+    const seam = h > 3 ? 1 : h > 1.2 ? 0.4 : 0;
+    if (w < 16 || h < 7) {
+      c.fillRect(x, y + seam, w, Math.max(0.6, h - seam));
+      return;
+    }
+    c.beginPath();
+    c.roundRect(x, y + seam, w, h - seam, 2.5);
+    c.fill();
+  }
+
+  #stripes({ x, y, w, h }) {
+    const c = this.context;
+    c.globalAlpha = 0.45;
+    for (let at = 2; at < h; at += 5) c.fillRect(x, y + at, w, Math.min(2, h - at));
+    c.globalAlpha = 1;
+  }
+
+  #drawArcs(now) {
+    const c = this.context;
+    this.#arcs = this.#arcs.filter((arc) => now - arc.began < ARC_MS);
+    c.lineWidth = 1.75;
+    c.strokeStyle = this.#colours.move;
+    for (const { from, to, began, tokens } of this.#arcs) {
+      const age = (now - began) / ARC_MS;
+      const [x1, x2] = [from.x + from.w / 2, to.x + to.w / 2];
+      const clear = (column) => column.bottom - column.h - (column.named ? 18 : 4);
+      const [y1, y2] = [clear(from), clear(to)];
+      const peak = Math.max(-4, Math.min(y1, y2) - Math.min(28, 10 + Math.abs(x2 - x1) * 0.06));
+      c.globalAlpha = age < 0.5 ? 0.9 : 1.8 * (1 - age);
+      c.setLineDash(tokens ? [2, 4] : []);
+      c.beginPath();
+      c.moveTo(x1, y1);
+      c.bezierCurveTo(x1, peak, x2, peak, x2, y2);
+      c.stroke();
+      c.setLineDash([]);
+      c.beginPath();
+      c.moveTo(x2 - 4, y2 - 5);
+      c.lineTo(x2, y2);
+      c.lineTo(x2 + 4, y2 - 5);
+      c.stroke();
+    }
+    c.globalAlpha = 1;
+  }
+
+  // The chosen request, what the pointer is over, and where the keys are.
+  #drawMarks(now) {
+    const outline = (place, colour, width) => {
+      const c = this.context;
+      c.strokeStyle = colour;
+      c.lineWidth = width;
+      c.strokeRect(place.x - 1.5, place.y - 1, place.w + 3, Math.max(3, place.h) + 1.5);
+    };
+    for (const sprite of this.#sprites.values()) {
+      if (sprite.id === this.chosen || sprite.request.number === this.#hovered) outline(this.#place(sprite, now), this.#colours.ink, 2);
+    }
+    if (document.activeElement !== this.canvas || !this.canvas.matches(":focus-visible")) return;
+    const column = this.#at(this.#cursor.column);
+    const sprite = this.#sprites.get(this.#cursor.request);
+    if (sprite) outline(this.#place(sprite, now), this.#colours.focus, 3);
+    else if (column) outline({ x: column.x - 2, y: column.bottom - column.h - 4, w: column.w + 4, h: column.h + 8 }, this.#colours.focus, 3);
+  }
+
+  #at(index) {
+    return [...this.#columns.values()][index];
+  }
+
+  // --- keys ---
+
+  #key(event) {
+    const step = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, 1], ArrowDown: [0, -1] }[event.key];
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (step) this.#walk(...step);
+    else if (event.key === "Home") this.#cursor = { column: 0, request: null };
+    else if (event.key === "End") this.#cursor = { column: this.#columns.size - 1, request: null };
+    else if (event.key === "Enter" || event.key === " ") this.#open();
+    else return;
+    event.preventDefault();
+    if (event.key !== "Enter" && event.key !== " ") this.#announce();
+  }
+
+  #walk(across, up) {
+    const last = this.#columns.size - 1;
+    if (across) this.#cursor = { column: Math.max(0, Math.min(last, this.#cursor.column + across)), request: null };
+    const column = this.#at(this.#cursor.column);
+    if (!up || !column) return;
+    const requests = column.replica.requests;
+    const now = requests.findIndex((r) => r.number === this.#cursor.request);
+    const next = Math.min(requests.length - 1, now + up);
+    this.#cursor.request = next < 0 ? null : requests[next].number;
+  }
+
+  #open() {
+    const sprite = this.#sprites.get(this.#cursor.request);
+    const column = this.#at(this.#cursor.column);
+    if (sprite) this.select({ request: sprite.id });
+    else if (column) this.select({ replica: column.replica.id });
+  }
+
+  #announce() {
+    const column = this.#at(Math.min(this.#cursor.column, this.#columns.size - 1));
+    const request = this.model.requests.get(this.#cursor.request);
+    if (request) this.say(`Request ${request.label}: ${this.#told(request)}`);
+    else if (column) this.say(`Replica ${column.replica.id}: ${this.#summary(column.replica)}`);
+    else this.say("No replicas");
+    this.#request();
+  }
+
+  #summary({ state, used, capacity, requests }) {
+    const count = `${requests.length} ${requests.length === 1 ? "request" : "requests"}`;
+    return `${state.toLowerCase()}, ${count}, ${percent(used / capacity)} of ${whole(capacity)} tokens`;
+  }
+
+  #told({ kind, tokens, phase, born, why }) {
+    const stays = why ? `, stays: ${why}` : "";
+    return `size ${KINDS[kind].name}, ${whole(tokens)} tokens, ${phase}, ${age((this.model.head.as_of ?? born) - born)}${stays}`;
+  }
+
+  // --- pointer ---
+
+  #under(event) {
+    const box = this.canvas.getBoundingClientRect();
+    const [x, y] = [event.clientX - box.left, event.clientY - box.top];
+    for (const column of this.#columns.values()) {
+      const across = x >= column.x - 2 && x <= column.x + column.w + 2;
+      if (!across || y > column.bottom + column.floor || y < column.bottom - column.h - 14) continue;
+      const hit = column.replica.requests.find((request) => {
+        const place = this.#sprites.get(request.number)?.to;
+        return place && y >= place.y && y <= place.y + place.h && (!place.waits || (x >= place.x && x <= place.x + place.w));
+      });
+      return { column, request: hit ?? null, x, y };
+    }
+    return null;
+  }
+
+  #click(event) {
+    const found = this.#under(event);
+    if (!found) return;
+    this.#cursor = { column: found.column.at, request: found.request?.number ?? null };
+    this.select(found.request ? { request: found.request.id } : { replica: found.column.replica.id });
+  }
+
+  #point(event) {
+    const found = event && event.pointerType !== "touch" ? this.#under(event) : null;
+    this.canvas.style.cursor = found ? "pointer" : "default";
+    this.#hovered = found?.request?.number ?? null;
+    if (!found) this.tip(null);
+    else if (found.request) this.tip(found, found.request.label, this.#told(found.request));
+    else this.tip(found, found.column.replica.id, this.#summary(found.column.replica));
+    this.#request();
+  }
+}

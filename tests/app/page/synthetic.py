@@ -1,0 +1,244 @@
+"""A cluster that only exists on paper, behind the real routes: requests arrive, grow, are moved, and end.
+
+`Cluster` is stepped, not timed, so that tests decide when something happens. `PaperBackend` is what the routes ask.
+"""
+
+import random
+import time
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from app.ingress.model import Model
+from deployments.control import MoveAccepted, MoveAnswer, MoveRejected
+from deployments.report import ReplicaReport
+from migration.messages import Path, PathRequest
+from migration.record import MigrationRecord, Outcome
+from policies.model import Blocks, Bytes, Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestId, RequestLoad, Tokens
+from tests.app.ingress.fakes import Backend, make_service
+
+CAPACITY = 16_384
+BLOCK = 16
+_SIZES = (500, 1100, 2400, 4000, 6300, 9200)
+_WEIGHTS = (26, 24, 22, 14, 9, 5)
+_STAYS = "its parameters cannot be continued elsewhere: n > 1 with one seed"
+
+
+@dataclass
+class Live:
+    """One running request."""
+
+    id: RequestId
+    label: str
+    tokens: int
+    born: float
+    last: int
+    hop: int = 0
+    phase: Phase = Phase.DECODE
+    immovable: str | None = None
+
+
+@dataclass
+class Cluster:
+    """Replicas by name. `now` is in seconds since 1970."""
+
+    replicas: int
+    requests: int
+    seed: int = 1
+    now: float = field(default_factory=time.time)
+
+    def __post_init__(self) -> None:
+        self.rng = random.Random(self.seed)
+        self.states: dict[str, ReplicaState] = {}
+        self.held: dict[str, list[Live]] = {}
+        self.records: list[MigrationRecord] = []
+        self._count = 0
+        self._opened = 0
+        for _ in range(self.replicas):
+            self.open(ReplicaState.RUNNING)
+        for _ in range(self.requests):
+            self.arrive(aged=True)
+
+    def open(self, state: ReplicaState = ReplicaState.STARTING) -> str:
+        """Another replica."""
+        self._opened += 1
+        name = f"engine-{self._opened:03d}"
+        self.states[name], self.held[name] = state, []
+        return name
+
+    def used(self, name: str) -> int:
+        """Tokens on a replica."""
+        return sum(live.tokens for live in self.held[name] if live.phase is not Phase.WAITING)
+
+    def running(self) -> list[str]:
+        """Replicas that take requests."""
+        return [name for name, state in self.states.items() if state is ReplicaState.RUNNING]
+
+    def arrive(self, aged: bool = False) -> Live:
+        """One more request: where it fits best, else it waits on the emptiest replica."""
+        rng, self._count = self.rng, self._count + 1
+        share = self.replicas * CAPACITY * 0.72 / max(1, self.requests) / 2400
+        tokens = max(20, int(rng.choices(_SIZES, _WEIGHTS)[0] * rng.uniform(0.6, 1.3) * min(1.0, share)))
+        live = Live(
+            RequestId(f"cmpl-{rng.getrandbits(64):016x}"),
+            f"{rng.choice(('chat', 'batch', 'agent', 'search'))}-{self._count}",
+            tokens if aged else max(16, tokens // 6),
+            self.now - (rng.uniform(1, 90) if aged else 0.0),
+            int(tokens * rng.uniform(1.1, 2.2)) + 200,
+            immovable=_STAYS if rng.random() < 0.03 else None,
+        )
+        names = sorted(self.running(), key=self.used)
+        fitting = [name for name in names if self.used(name) + live.tokens < CAPACITY * 0.93]
+        if not fitting:
+            live.phase = Phase.WAITING
+        self.held[fitting[-1] if fitting else names[0]].append(live)
+        return live
+
+    def step(self, seconds: float = 1.0, rate: float = 25.0) -> None:
+        """Let time pass: requests grow and end, others come, and one is moved where it is full."""
+        self.now += seconds
+        ended = 0
+        for lives in self.held.values():
+            for live in list(lives):
+                if live.phase is Phase.DECODE:
+                    live.tokens += int(rate * seconds * self.rng.uniform(0.8, 1.2))
+                if live.tokens >= live.last:
+                    lives.remove(live)
+                    ended += 1
+        for _ in range(ended):
+            self.arrive()
+        for name in list(self.held):
+            self._settle(name)
+
+    def _settle(self, name: str) -> None:
+        leaving = self.states[name] is ReplicaState.DRAINING
+        if leaving and not self.held[name]:
+            del self.states[name], self.held[name]
+            return
+        movable = [live for live in self.held[name] if live.immovable is None and live.phase is not Phase.WAITING]
+        if movable and (leaving or self.used(name) > CAPACITY * 0.97):
+            live = min(movable, key=lambda live: live.tokens)
+            room = [n for n in self.running() if n != name and self.used(n) + live.tokens < CAPACITY * 0.93]
+            if room:
+                self.move(live, name, max(room, key=self.used), "drained" if leaving else "overload")
+        for live in self.held.get(name, []):
+            if live.phase is Phase.WAITING and self.used(name) + live.tokens < CAPACITY * 0.95:
+                live.phase = Phase.DECODE
+
+    def move(self, live: Live, source: str, target: str, reason: str, path: Path | None = None) -> MigrationRecord:
+        """Move a request at once, or fail to; its record says so."""
+        ended = reason == "overload" and self.rng.random() < 0.06
+        if not ended:
+            self.held[source].remove(live)
+            live.hop += 1
+            self.held[target].append(live)
+        path = path or (Path.TOKENS if live.tokens < 700 else Path.KV)
+        took = 0.02 + live.tokens / (90_000 if path is Path.KV else 16_000)
+        pause = self.rng.uniform(0.006, 0.02)
+        record = MigrationRecord(
+            f"m{len(self.records) + 1:05d}",
+            live.id,
+            live.label,
+            ReplicaId(source),
+            ReplicaId(target),
+            path,
+            reason,
+            "DONE",
+            Outcome.COMMITTED,
+            bytes=Bytes(live.tokens * 131_072 if path is Path.KV else 0),
+            blocks=Blocks(live.tokens // BLOCK),
+            rounds=2,
+            pause_s=pause,
+            duration_s=took,
+            started_at=self.now,
+            tokens=Tokens(live.tokens),
+            copy_s=took / 2,
+            resume_s=pause + 0.012,
+            predicted_kv_s=0.02 + live.tokens / 90_000 * self.rng.uniform(0.8, 1.25),
+            predicted_tokens_s=0.02 + live.tokens / 16_000 * self.rng.uniform(0.8, 1.25),
+        )
+        if ended:
+            record = replace(record, outcome=Outcome.ABORTED, error="the target refused: no room", resume_s=None)
+        self.records.append(record)
+        return record
+
+    def find(self, reference: str) -> tuple[str, Live] | None:
+        """The replica and the request of that id or label."""
+        found = ((name, live) for name, lives in self.held.items() for live in lives)
+        return next(((name, live) for name, live in found if reference in (live.id, live.label)), None)
+
+    def state(self) -> dict[str, Any]:
+        """As `/mell/state`."""
+        return {
+            "as_of": self.now,
+            "mode": "act",
+            "policy": "pack",
+            "fence": 1,
+            "wanted_replicas": len(self.running()),
+            "replicas": [self._report(name).to_json() for name in sorted(self.states)],
+        }
+
+    def _report(self, name: str) -> ReplicaReport:
+        free = max(0, CAPACITY - self.used(name))
+        requests = tuple(
+            RequestLoad(r.id, r.label, Tokens(r.tokens), r.phase, self.now - r.born, r.hop, r.immovable)
+            for r in self.held[name]
+        )
+        load = ReplicaLoad(
+            ReplicaId(name),
+            self.states[name],
+            "10.0.0.4",
+            Tokens(CAPACITY),
+            BLOCK,
+            Blocks(free // BLOCK),
+            256,
+            requests,
+        )
+        return ReplicaReport(load, (1, 2, 3), 0, 0, 0, 1, ())
+
+
+class PaperBackend(Backend):
+    """What the routes ask, over a cluster; counts how often it was asked for its state."""
+
+    def __init__(self, cluster: Cluster, admin_key: str | None = None, live: bool = False) -> None:
+        super().__init__(make_service(), Model("tiny", None, 1, 1024, created=1))
+        self.cluster = cluster
+        self.admin_key = admin_key
+        self.live = live
+        self.looks = 0
+
+    async def state(self) -> dict[str, Any]:
+        self.looks += 1
+        if self.live:
+            behind = max(0.0, time.time() - self.cluster.now)
+            self.cluster.now += max(0.0, behind - 2.0)
+            self.cluster.step(min(2.0, behind))
+            self._breathe()
+        return self.cluster.state()
+
+    def _breathe(self) -> None:
+        """Latencies as a client would measure them."""
+        rng = self.cluster.rng
+        for _ in range(40):
+            self.observed.itl.observe(rng.lognormvariate(-3.4, 0.35))
+        for _ in range(4):
+            self.observed.ttft.observe(rng.lognormvariate(-1.6, 0.5))
+
+    async def migrations(self) -> dict[str, Any]:
+        return {"migrations": [record.to_json() for record in reversed(self.cluster.records[-1000:])]}
+
+    async def migrate(self, reference: str, target: str | None, path: PathRequest) -> MoveAnswer:
+        found = self.cluster.find(reference)
+        if found is None:
+            return MoveRejected(404, f"no running request has the id or label {reference!r}")
+        source, live = found
+        if live.immovable:
+            return MoveRejected(422, live.immovable)
+        to = target or next(name for name in self.cluster.running() if name != source)
+        asked = None if path is PathRequest.AUTO else Path(path.value)
+        return MoveAccepted(self.cluster.move(live, source, to, "requested by operator", asked).id)
+
+    async def drain(self, replica: str) -> MoveAnswer:
+        if replica not in self.cluster.states:
+            return MoveRejected(404, f"no replica {replica!r} is running")
+        self.cluster.states[replica] = ReplicaState.DRAINING
+        return MoveAccepted(replica)

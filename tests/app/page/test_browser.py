@@ -1,0 +1,362 @@
+"""The page in a real browser, over the real routes and a cluster on paper."""
+
+import asyncio
+import json
+import os
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import uvicorn
+
+from app.ingress.http import Routes
+from policies.model import ReplicaState
+from tests.app.page.synthetic import Cluster, PaperBackend
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright for Python is not installed")
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed (apt-get install chromium)"),
+]
+KEY = "open-sesame"
+WITHIN_MS = 20_000
+
+
+class Served:
+    """The routes over a cluster, on a port of their own."""
+
+    def __init__(self, cluster: Cluster, admin_key: str | None = None, live: bool = False) -> None:
+        self.cluster = cluster
+        self.admin_key, self.live = admin_key, live
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self.socket.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}/mell/"
+        self.ready = threading.Event()
+        self.thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
+        self.thread.start()
+        assert self.ready.wait(60)
+
+    async def _serve(self) -> None:
+        self.backend = PaperBackend(self.cluster, self.admin_key, self.live)
+        self.routes = Routes(self.backend)
+        config = uvicorn.Config(self.routes.app(), log_config=None, lifespan="off", timeout_graceful_shutdown=1)
+        self.server = uvicorn.Server(config)
+        self.loop = asyncio.get_running_loop()
+        self.ready.set()
+        await self.server.serve(sockets=[self.socket])
+
+    def call(self, change: Any) -> Any:
+        """Change the cluster between two looks."""
+
+        async def changing() -> Any:
+            return change(self.cluster)
+
+        return asyncio.run_coroutine_threadsafe(changing(), self.loop).result(30)
+
+    def close(self) -> None:
+        self.loop.call_soon_threadsafe(self.routes.close)
+        self.server.should_exit = True
+        self.thread.join(60)
+        self.socket.close()
+        assert not self.thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    service = Served(Cluster(6, 40))
+    yield service
+    service.close()
+
+
+class Opened:
+    """A page, and what its console complained about."""
+
+    def __init__(self, browser: Any, url: str, **options: Any) -> None:
+        self.context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
+        self.page = self.context.new_page()
+        self.page.set_default_timeout(WITHIN_MS)
+        self.errors: list[str] = []
+        self.page.on("console", lambda m: self.errors.append(m.text) if m.type in ("error", "warning") else None)
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.goto(url)
+
+    def until(self, expression: str, argument: Any = None) -> None:
+        """Wait until an expression of the page is true."""
+        self.page.wait_for_function(expression, arg=argument)
+
+    def live(self) -> Any:
+        self.until("() => document.querySelector('#status').dataset.state === 'live' && mell.model.replicas.size > 0")
+        return self.page
+
+    def drawn(self) -> dict[str, Any]:
+        """What is on the stage: per number of a request, its place."""
+        script = "() => [...mell.stage.drawn].map(([n, to]) => [mell.model.requests.get(n).id, to])"
+        return {id: place for id, place in self.page.evaluate(script)}
+
+
+@pytest.fixture
+def opened(browser: Any, served: Served) -> Iterator[Opened]:
+    page = Opened(browser, served.url)
+    yield page
+    page.context.close()
+
+
+def test_every_replica_and_request_of_the_state_is_drawn(opened: Opened, served: Served) -> None:
+    opened.live()
+    ids = {r["id"] for replica in served.cluster.state()["replicas"] for r in replica["requests"]}
+    drawn = opened.drawn()
+    assert set(drawn) == ids and len(ids) == 40
+    assert opened.page.get_attribute("#stage", "data-replicas") == "6"
+    box = opened.page.locator("#stage").bounding_box()
+    for place in drawn.values():
+        assert place["w"] >= 2 and place["x"] >= 0 and place["x"] + place["w"] <= box["width"]
+        assert place["y"] >= 0 and place["y"] + place["h"] <= box["height"]
+    colours = opened.page.evaluate("""() => {
+        const c = document.querySelector('#stage'), seen = new Set();
+        const data = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;
+        for (let i = 0; i < data.length; i += 4) if (data[i + 3] === 255) seen.add(data.slice(i, i + 3).join());
+        return seen.size; }""")
+    assert colours >= 4
+    assert opened.errors == []
+
+
+def test_requests_of_a_class_are_together_and_do_not_overlap(opened: Opened) -> None:
+    opened.live()
+    columns: dict[str, list[Any]] = {}
+    for place in opened.drawn().values():
+        columns.setdefault(place["replica"], []).append(place)
+    for places in columns.values():
+        places.sort(key=lambda place: -place["y"])
+        for below, above in pairwise(places):
+            assert above["y"] + above["h"] <= below["y"] + 0.01
+
+
+def test_a_move_appears(opened: Opened, served: Served) -> None:
+    page = opened.live()
+
+    def force(cluster: Cluster) -> tuple[str, str, str]:
+        source, live = next((n, r) for n, held in cluster.held.items() for r in held)
+        target = next(name for name in cluster.running() if name != source)
+        cluster.move(live, source, target, "forced")
+        return live.id, live.label, target
+
+    id, label, target = served.call(force)
+    began = time.monotonic()
+    opened.until("([id, target]) => mell.model.byId(id)?.replica === target", [id, target])
+    print(f"a move was on the page after {time.monotonic() - began:.2f} s")
+    assert opened.drawn()[id]["replica"] == target
+    row = page.locator("#moves tbody tr").first
+    assert label in row.inner_text() and "forced" in row.inner_text()
+    assert opened.errors == []
+
+
+def test_replicas_come_drain_and_go(opened: Opened, served: Served) -> None:
+    opened.live()
+    name = served.call(lambda cluster: cluster.open())
+    opened.until("(id) => mell.model.replicas.get(id)?.state === 'STARTING'", name)
+    served.call(lambda cluster: cluster.states.update({name: ReplicaState.DRAINING}))
+    opened.until("(id) => mell.model.replicas.get(id)?.state === 'DRAINING'", name)
+    assert "1 draining" in opened.page.inner_text("#facts")
+    served.call(lambda cluster: (cluster.states.pop(name), cluster.held.pop(name)))
+    opened.until("(id) => !mell.model.replicas.has(id)", name)
+    assert opened.errors == []
+
+
+def test_a_request_tells_its_life_and_is_moved_on_demand(opened: Opened, served: Served) -> None:
+    page = opened.live()
+    source, live = next((n, r) for n, held in served.cluster.held.items() for r in held if r.immovable is None)
+    target = next(name for name in served.cluster.running() if name != source)
+    page.fill("#query", live.label)
+    page.press("#query", "Enter")
+    assert page.inner_text("#detail-title") == live.label
+    assert f"{live.tokens:,}" in page.inner_text("#detail-facts") and source in page.inner_text("#detail-facts")
+    page.select_option("#detail select[name=target]", target)
+    page.click("#detail button[type=submit]")
+    assert live.label in page.inner_text("#ask-text")
+    page.click("#ask-dialog button[value=no]")
+    assert served.cluster.records == []
+    page.click("#detail button[type=submit]")
+    page.click("#ask-yes")
+    opened.until("() => document.querySelector('#detail-said').textContent.includes('begun')")
+    opened.until("(id) => document.querySelector('#detail-facts').innerText.includes(id)", target)
+    opened.until("(id) => document.querySelector('#detail-list').innerText.includes('requested by operator')")
+    assert served.cluster.records[0].target == target and opened.errors == []
+
+
+def test_what_cannot_be_moved_says_why_and_so_does_a_refusal(opened: Opened, served: Served) -> None:
+    live = served.call(lambda cluster: next(r for held in cluster.held.values() for r in held))
+    live.immovable = "its stop strings are unknown elsewhere"
+    page = opened.live()
+    opened.until("(id) => mell.model.byId(id)?.why", live.id)
+    page.fill("#query", live.id)
+    page.press("#query", "Enter")
+    assert "no: its stop strings" in page.inner_text("#detail-facts")
+    page.click("#detail button[type=submit]")
+    page.click("#ask-yes")
+    opened.until("() => document.querySelector('#detail-said').dataset.kind === 'bad'")
+    assert page.inner_text("#detail-said") == live.immovable
+
+
+def test_a_replica_is_drained_on_demand(opened: Opened, served: Served) -> None:
+    page = opened.live()
+    page.click("#listing summary")
+    page.locator("#replicas tbody tr").nth(2).locator("button").click()
+    page.click("#detail button[type=submit]")
+    page.click("#ask-yes")
+    opened.until("() => document.querySelector('#detail-facts').innerText.includes('draining')")
+    assert list(served.cluster.states.values()).count(ReplicaState.DRAINING) == 1
+    assert opened.errors == []
+
+
+def test_the_key_is_asked_for_and_without_it_nothing_is_done(browser: Any) -> None:
+    service = Served(Cluster(2, 6), admin_key=KEY)
+    try:
+        opened = Opened(browser, service.url)
+        page = opened.page
+        page.wait_for_selector("#key-dialog[open]")
+        assert service.backend.looks == 0 and page.evaluate("mell.model.replicas.size") == 0
+        page.fill("#key-value", "wrong")
+        page.press("#key-value", "Enter")
+        page.wait_for_selector("#key-dialog[open]")
+        page.fill("#key-value", KEY)
+        page.click("#key-dialog button[value=use]")
+        opened.live()
+        assert page.evaluate("[sessionStorage.length, localStorage.length, document.cookie]") == [1, 0, ""]
+        page.evaluate("sessionStorage.clear()")
+        page.focus("#stage")
+        page.keyboard.press("Enter")
+        page.click("#detail button[type=submit]")
+        page.click("#ask-yes")
+        opened.until("() => document.querySelector('#detail-said').innerText.includes('Authorization')")
+        assert all(state is ReplicaState.RUNNING for state in service.cluster.states.values())
+        opened.context.close()
+    finally:
+        service.close()
+
+
+def test_keys_walk_through_everything(opened: Opened, served: Served) -> None:
+    page = opened.live()
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    page.focus("#stage")
+    heard: set[str] = set()
+    for _ in range(6):
+        heard.add(page.inner_text("#spoken"))
+        for _ in range(40):
+            before = page.inner_text("#spoken")
+            page.keyboard.press("ArrowUp")
+            said = page.inner_text("#spoken")
+            if said == before:
+                break
+            heard.add(said)
+        page.keyboard.press("ArrowRight")
+    for held in served.cluster.held.values():
+        for live in held:
+            assert any(f"Request {live.label}:" in said for said in heard), live.label
+    for name in served.cluster.states:
+        assert any(f"Replica {name}:" in said for said in heard)
+    page.keyboard.press("Home")
+    page.keyboard.press("Enter")
+    assert page.is_visible("#detail")
+    page.keyboard.press("Escape")
+    assert page.is_hidden("#detail")
+    assert page.evaluate("document.activeElement.id") == "stage"
+    assert opened.errors == []
+
+
+def test_a_lost_connection_is_said_and_mended(browser: Any) -> None:
+    service = Served(Cluster(3, 9))
+    opened = Opened(browser, service.url)
+    opened.live()
+    service.close()
+    opened.until("() => document.querySelector('#status').dataset.state === 'lost'")
+    page = opened.page
+    assert "trying again" in page.inner_text("#status")
+    assert "stale" in page.get_attribute("#main", "class") and len(opened.drawn()) == 9
+    opened.context.close()
+
+
+def test_a_stream_that_breaks_is_opened_again(opened: Opened, served: Served) -> None:
+    page = opened.live()
+    page.context.set_offline(True)
+    page.evaluate("() => { mell.model.clear(); }")
+    page.context.set_offline(False)
+    opened.until("() => mell.model.requests.size === 40")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_phone_needs_no_horizontal_scrolling(browser: Any, served: Served, scheme: str) -> None:
+    opened = Opened(browser, served.url, viewport={"width": 360, "height": 740}, color_scheme=scheme)
+    page = opened.live()
+    served.call(lambda cluster: [cluster.step(1.0, rate=400) for _ in range(30)])
+    opened.until("() => document.querySelectorAll('#moves tbody tr').length > 0")
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+    page.focus("#stage")
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+    box = page.locator("#detail").bounding_box()
+    assert box["x"] >= 0 and box["x"] + box["width"] <= 360
+    opened.context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious(browser: Any, served: Served, scheme: str) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed").Axe()
+    opened = Opened(browser, served.url, color_scheme=scheme, bypass_csp=True)
+    page = opened.live()
+    served.call(lambda cluster: [cluster.step(1.0, rate=400) for _ in range(30)])
+    page.click("#listing summary")
+    page.focus("#stage")
+    page.keyboard.press("Enter")
+    page.wait_for_timeout(400)  # The panel fades in: axe takes half-faded text for low contrast.
+    violations = axe.run(page).response["violations"]
+    serious = [v for v in violations if v["impact"] in ("serious", "critical")]
+    assert not serious, json.dumps([(v["id"], [n["html"] for n in v["nodes"]]) for v in serious], indent=1)
+    opened.context.close()
+
+
+def test_nothing_shifts_and_motion_can_be_had_without(browser: Any, served: Served) -> None:
+    opened = Opened(browser, served.url, reduced_motion="reduce")
+    opened.page.evaluate("""() => { window.shift = 0; new PerformanceObserver((list) => {
+        for (const entry of list.getEntries()) if (!entry.hadRecentInput) window.shift += entry.value;
+    }).observe({ type: 'layout-shift', buffered: true }); }""")
+    page = opened.live()
+    for _ in range(3):
+        served.call(lambda cluster: cluster.step(1.0, rate=400))
+        before = served.backend.looks
+        while served.backend.looks < before + 1:
+            time.sleep(0.02)
+    assert page.evaluate("window.shift") < 0.05
+    assert opened.errors == []
+    opened.context.close()
+
+
+def test_it_is_fluid_with_200_replicas_and_5000_requests(browser: Any) -> None:
+    service = Served(Cluster(200, 5000), live=True)
+    try:
+        opened = Opened(browser, service.url)
+        page = opened.live()
+        opened.until("() => mell.model.requests.size >= 4900 && mell.stage.frames.length > 60")
+        frames = sorted(page.evaluate("[...mell.stage.frames]"))
+        mean = sum(frames) / len(frames)
+        print(f"drawing a frame: mean {mean:.1f} ms, p95 {frames[int(len(frames) * 0.95)]:.1f} ms, of {len(frames)}")
+        assert int(page.get_attribute("#stage", "data-replicas")) == 200
+        assert mean < 500
+        assert opened.errors == []
+        opened.context.close()
+    finally:
+        service.close()

@@ -1,0 +1,267 @@
+"""The feed: what pages are sent adds up to what `/mell/state` lists, for the price of one look per interval."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from app.ingress.feed import MAX_PAGES, Feed
+from app.ingress.picture import Picture, Seen
+from policies.model import Phase, ReplicaState
+from tests.app.ingress.fakes import eventually
+from tests.app.page.synthetic import Cluster
+
+NOTHING = [0.0, 0, 0, 0, None, None, None, None, None, None, None]
+
+
+class Client:
+    """What a page knows after the events that it was sent, as app/page/model.js keeps it."""
+
+    def __init__(self) -> None:
+        self.requests: dict[int, list[Any]] = {}
+        self.replicas: dict[str, list[Any]] = {}
+        self.used: dict[str, int] = {}
+        self.migrations: dict[str, Any] = {}
+
+    def apply(self, data: dict[str, Any]) -> None:
+        for number in data.get("gone", ()):
+            del self.requests[number]
+        self.requests.update({row[0]: list(row) for row in data["requests"]})
+        growth = data.get("grown", [0] * len(self.requests))
+        for row, tokens in zip(self.requests.values(), growth, strict=True):
+            row[8] += tokens
+        for id in data.get("left", ()):
+            del self.replicas[id]
+        self.replicas.update({row[0]: row for row in data["replicas"]})
+        self.used = dict(zip(self.replicas, data["used"], strict=True))
+        self.migrations.update({record["id"]: record for record in data["migrations"]})
+
+    @property
+    def shown(self) -> set[tuple[Any, ...]]:
+        """(replica, id, label, tokens, phase, why it stays, hop) of every request."""
+        return {(r[3], r[1], r[2], r[8], r[4], r[5], r[6]) for r in self.requests.values()}
+
+
+def listed(state: dict[str, Any]) -> set[tuple[Any, ...]]:
+    return {
+        (replica["id"], r["id"], r["label"], r["tokens"], r["phase"], r["immovable_reason"], r["hop"])
+        for replica in state["replicas"]
+        for r in replica["requests"]
+    }
+
+
+def seen(cluster: Cluster) -> Seen:
+    records = [record.to_json() for record in reversed(cluster.records)]
+    return Seen(cluster.state(), records, list(NOTHING), cluster.now)
+
+
+def check(client: Client, cluster: Cluster) -> None:
+    state = cluster.state()
+    assert client.shown == listed(state)
+    assert client.used == {r["id"]: r["used_tokens"] for r in state["replicas"]}
+    assert {id: row[1] for id, row in client.replicas.items()} == {r["id"]: r["state"] for r in state["replicas"]}
+
+
+# --- the picture --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_deltas_add_up_to_the_state_while_everything_changes(seed: int) -> None:
+    cluster, picture, client = Cluster(4, 60, seed=seed), Picture(), Client()
+    for step in range(120):
+        cluster.step(1.0, rate=60)
+        if step % 30 == 10:
+            cluster.states[cluster.open()] = ReplicaState.RUNNING
+        if step % 30 == 20:
+            cluster.states[cluster.running()[0]] = ReplicaState.DRAINING
+        delta = json.loads(json.dumps(picture.update(seen(cluster))))
+        client.apply(delta)
+        check(client, cluster)
+    assert cluster.records, "nothing was moved"
+
+
+def test_a_snapshot_and_what_follows_add_up_to_the_state() -> None:
+    cluster, picture, client = Cluster(4, 60), Picture(), Client()
+    for _ in range(20):
+        cluster.step(1.0, rate=60)
+        picture.update(seen(cluster))
+    client.apply(picture.snapshot())
+    check(client, cluster)
+    for _ in range(20):
+        cluster.step(1.0, rate=60)
+        client.apply(picture.update(seen(cluster)))
+        check(client, cluster)
+
+
+def test_a_request_that_is_handed_over_is_shown_on_both_replicas() -> None:
+    cluster, picture, client = Cluster(2, 1), Picture(), Client()
+    (source, live), target = next((n, r) for n, held in cluster.held.items() for r in held), "engine-001"
+    target = next(name for name in cluster.states if name != source)
+    live.phase = Phase.MOVING
+    cluster.held[target].append(live)
+    client.apply(picture.update(seen(cluster)))
+    assert {row[3] for row in client.requests.values()} == {source, target}
+
+
+def test_what_does_not_change_is_not_sent_again() -> None:
+    cluster, picture = Cluster(3, 30), Picture()
+    picture.update(seen(cluster))
+    delta = picture.update(seen(cluster))
+    assert not any(delta[part] for part in ("requests", "gone", "replicas", "left", "migrations"))
+    assert delta["grown"] == [0] * 30
+
+
+def test_a_delta_of_a_large_cluster_is_a_fraction_of_the_state() -> None:
+    cluster, picture = Cluster(200, 5000), Picture()
+    picture.update(seen(cluster))
+    cluster.step(1.0)
+    delta = len(json.dumps(picture.update(seen(cluster)), separators=(",", ":")))
+    assert delta < len(json.dumps(cluster.state())) / 10
+
+
+def test_a_migration_is_told_when_it_begins_and_when_it_ends() -> None:
+    cluster, picture = Cluster(2, 2), Picture()
+    source, live = next((n, r) for n, held in cluster.held.items() for r in held)
+    picture.update(seen(cluster))
+    record = cluster.move(live, source, next(n for n in cluster.states if n != source), "forced").to_json()
+    running = record | {"outcome": None}
+    state = cluster.state()
+    first = picture.update(Seen(state, [running], list(NOTHING), 0.0))["migrations"]
+    again = picture.update(Seen(state, [running], list(NOTHING), 0.0))["migrations"]
+    ended = picture.update(Seen(state, [record], list(NOTHING), 0.0))["migrations"]
+    assert [len(first), len(again), len(ended)] == [1, 0, 1]
+    assert ended[0]["outcome"] == "committed"
+
+
+# --- the feed -----------------------------------------------------------------------------------------
+
+
+class Looking:
+    """A look that counts; `fault` is raised."""
+
+    def __init__(self) -> None:
+        self.cluster = Cluster(2, 5)
+        self.count = 0
+        self.fault: Exception | None = None
+
+    async def __call__(self) -> Seen:
+        self.count += 1
+        if self.fault:
+            raise self.fault
+        self.cluster.step(0.1)
+        return seen(self.cluster)
+
+
+async def read(events: AsyncIterator[bytes]) -> tuple[str, dict[str, Any]]:
+    """The next event that is not a heartbeat."""
+    async with asyncio.timeout(5):
+        while (event := await anext(events)).startswith(b":"):
+            pass
+    kind, data, end = event.decode().split("\n", 2)
+    assert end == "\n"
+    return kind.removeprefix("event: "), json.loads(data.removeprefix("data: "))
+
+
+async def close(*pages: AsyncIterator[bytes]) -> None:
+    for page in pages:
+        await page.aclose()  # type: ignore[attr-defined]
+
+
+async def test_a_page_gets_a_snapshot_then_deltas() -> None:
+    page = Feed(Looking(), interval_s=0.01).events()
+    kinds = [(await read(page))[0] for _ in range(4)]
+    await close(page)
+    assert kinds == ["snapshot", "delta", "delta", "delta"]
+
+
+async def test_many_pages_cost_one_look() -> None:
+    look = Looking()
+    feed = Feed(look, interval_s=60)
+    pages = [feed.events() for _ in range(20)]
+    answers = await asyncio.gather(*(read(page) for page in pages))
+    await close(*pages)
+    assert [kind for kind, _ in answers] == ["snapshot"] * 20
+    assert look.count == 1
+
+
+async def test_nobody_looks_when_no_page_is_open() -> None:
+    look = Looking()
+    feed = Feed(look, interval_s=0.01)
+    page = feed.events()
+    await read(page)
+    await close(page)
+    await eventually(lambda: feed._poller is None)
+    count = look.count
+    await asyncio.sleep(0.05)
+    assert look.count == count
+    again = feed.events()
+    assert (await read(again))[0] == "snapshot" and look.count > count
+    await close(again)
+
+
+async def test_a_slow_page_skips_to_the_newest_snapshot() -> None:
+    look = Looking()
+    feed = Feed(look, interval_s=0.005)
+    page, client = feed.events(), Client()
+    await read(page)
+    before = look.count
+    await eventually(lambda: look.count > before + 20)
+    kind, data = await read(page)
+    client.apply(data)
+    assert kind == "snapshot"
+    assert data["as_of"] == pytest.approx(look.cluster.now, abs=0.35)
+    assert (await read(page))[0] == "delta"
+    await close(page)
+
+
+async def test_a_page_that_keeps_up_misses_nothing() -> None:
+    look = Looking()
+    look.cluster = Cluster(3, 40)
+    feed = Feed(look, interval_s=0.005)
+    page, client = feed.events(), Client()
+    for at in range(30):
+        kind, data = await read(page)
+        assert kind == ("delta" if at else "snapshot")
+        client.apply(data)
+    feed.close()
+    assert len(client.requests) == 40
+    await close(page)
+
+
+async def test_a_look_that_fails_is_no_end() -> None:
+    look = Looking()
+    look.fault = RuntimeError("the scheduler is away")
+    page = Feed(look, interval_s=0.005, heartbeat_s=0.01).events()
+    assert (await anext(page)).startswith(b": ")
+    look.fault = None
+    assert (await read(page))[0] == "snapshot"
+    await close(page)
+
+
+async def test_closing_ends_all_pages_and_takes_no_more() -> None:
+    feed = Feed(Looking(), interval_s=60)
+    pages = [feed.events() for _ in range(3)]
+    for page in pages:
+        await read(page)
+    waiting = [asyncio.ensure_future(anext(page, None)) for page in pages]
+    await asyncio.sleep(0)
+    feed.close()
+    async with asyncio.timeout(5):
+        assert await asyncio.gather(*waiting) == [None] * 3
+    assert feed.full
+
+
+async def test_there_is_a_most_of_pages() -> None:
+    feed = Feed(Looking(), interval_s=60)
+    pages = [feed.events() for _ in range(MAX_PAGES)]
+    for page in pages[:-1]:
+        await read(page)
+    full = [feed.full]
+    await read(pages[-1])
+    full.append(feed.full)
+    await close(pages[0])
+    full.append(feed.full)
+    await close(*pages)
+    assert full == [False, True, False]
