@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -59,7 +60,10 @@ class Answer:
 
     async def whole(self) -> dict[str, Any]:
         """The answer as one object. Raises ApiError."""
-        choices = await together([choice.whole() for choice in self._choices])
+        try:
+            choices = await together([choice.whole() for choice in self._choices])
+        except ApiError as error:
+            raise self._blamed(error) from error
         return {**self._head(self._shape.whole), "choices": choices, "usage": self.usage()}
 
     async def events(self, include_usage: bool) -> AsyncIterator[bytes]:
@@ -73,8 +77,9 @@ class Answer:
                 async for chunk in chunks:
                     yield chunk
         except ApiError as error:
-            self._watch.failed(error)
-            yield error.event()
+            blamed = self._blamed(error)
+            self._watch.failed(blamed)
+            yield blamed.event()
         else:
             if include_usage:
                 yield f"data: {json.dumps({**head, 'choices': [], 'usage': self.usage()})}\n\n".encode()
@@ -85,6 +90,13 @@ class Answer:
         usage = self.usage()
         self._watch.answered(usage["completion_tokens"], [choice.finish for choice in self._choices])
         return usage["total_tokens"]
+
+    def _blamed(self, error: ApiError) -> ApiError:
+        """An engine that refuses a request does not say for which parameter. All but the form were checked before."""
+        form = self._plan.form
+        if form is None or (error.status, error.param) != (400, None):
+            return error
+        return replace(error, message=f"{form}: {error.message}", param=form)
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self._plan.id, "object": kind, "created": self._created, "model": self._model.id}

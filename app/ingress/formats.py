@@ -8,24 +8,24 @@ from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from app.ingress.strict import NotEmpty, Strict
+from app.ingress.strict import JsonObject, NotEmpty, Strict
 from migration.request import Kind, Structured
 
 
 class JsonSchema(Strict):
     """OpenAI's named schema. `name`, `description` and `strict` are accepted; the schema is always followed."""
 
-    name: NotEmpty
-    schema_: dict[str, Any] = Field(alias="schema")
-    description: str | None = None
-    strict: bool | None = None
+    name: NotEmpty = Field(description="Accepted, not used.")
+    schema_: JsonObject = Field(alias="schema", description="The JSON schema of the answer.")
+    description: str | None = Field(None, description="Accepted, not used.")
+    strict: bool | None = Field(None, description="Accepted, not used: the schema is always followed.")
 
 
 class ResponseFormat(Strict):
     """OpenAI's format of an answer."""
 
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
+    type: Literal["text", "json_object", "json_schema"] = Field(description="Any text, any JSON object, or a schema.")
+    json_schema: JsonSchema | None = Field(None, description='With the type "json_schema", and only then.')
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -43,18 +43,20 @@ class ResponseFormat(Strict):
 
 def _schema(value: Any) -> Any:
     """A schema as text, however it was written."""
-    return json.dumps(value) if isinstance(value, dict) else value
+    return json.dumps(value, allow_nan=False) if isinstance(value, dict) else value
 
 
 class StructuredOutputs(Strict):
-    """vLLM's constraints, of which there may be one."""
+    """vLLM's constraints, of which there must be one."""
 
-    json_: Annotated[NotEmpty, BeforeValidator(_schema)] | None = Field(None, alias="json")
-    json_object: Literal[True] | None = None
-    regex: NotEmpty | None = None
-    choice: Annotated[list[NotEmpty], Field(min_length=1)] | None = None
-    grammar: NotEmpty | None = None
-    structural_tag: NotEmpty | None = None
+    json_: Annotated[NotEmpty, BeforeValidator(_schema, json_schema_input_type=NotEmpty | dict[str, Any])] | None = (
+        Field(None, alias="json", description="A JSON schema, as an object or as text.")
+    )
+    json_object: Literal[True] | None = Field(None, description="Any JSON object.")
+    regex: NotEmpty | None = Field(None, description="A regular expression.")
+    choice: Annotated[list[NotEmpty], Field(min_length=1)] | None = Field(None, description="One of these texts.")
+    grammar: NotEmpty | None = Field(None, description="A grammar in EBNF.")
+    structural_tag: NotEmpty | None = Field(None, description="A structural tag of vLLM, in JSON.")
 
     @model_validator(mode="after")
     def _one(self) -> Self:

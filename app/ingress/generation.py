@@ -41,12 +41,16 @@ class Endpoint(Generic[Request]):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a request asks of replicas: one spec per choice, `n` for each prompt, in the order of their indices."""
+    """What a request asks of replicas: one spec per choice, `n` for each prompt, in the order of their indices.
+
+    `form` is the parameter that says what the answers have to match, None if they may be anything.
+    """
 
     id: RequestId
     prompts: tuple[Prompt, ...]
     specs: tuple[RequestSpec, ...]
     calling: Calling | None = None
+    form: str | None = None
 
     @property
     def prompt_tokens(self) -> int:
@@ -72,6 +76,7 @@ def to_plan(
     model.check_name(request.model)
     calling = endpoint.calling(request, model)
     structured = request.structured if calling is None else calling.structured
+    form = request.form if structured == request.structured else "tools"
     prompts = tuple(endpoint.prompts(request, model))
     specs: list[RequestSpec] = []
     for prompt in prompts:
@@ -81,7 +86,7 @@ def to_plan(
             own_id = RequestId(f"{request_id}-{len(specs)}") if len(prompts) * request.choices > 1 else request_id
             own = sampling if sampling.seed is None else replace(sampling, seed=sampling.seed + index)
             specs.append(RequestSpec(own_id, label, prompt.tokens, own, ingress))
-    return Plan(request_id, prompts, tuple(specs), calling)
+    return Plan(request_id, prompts, tuple(specs), calling, form if structured is not None else None)
 
 
 def _longest(endpoint: Endpoint[Request], request: Request, prompt: int, context: int) -> int:

@@ -22,19 +22,39 @@ def _text(content: Any) -> Any:
     return "\n".join(part["text"] for part in content)
 
 
+class TextPart(Strict):
+    """A part of a message."""
+
+    type: Literal["text"] = Field(description="Texts are all that there are.")
+    text: str = Field(description="What it says.")
+
+
+TextParts = Annotated[list[TextPart], Field(min_length=1)]
+_UNSUPPORTED: Any = Field(None, description="Not supported: only `null`.")
+
+
 class ChatMessage(Strict):
     """One message of a chat. Other media are not supported; their members may be null."""
 
-    role: Literal["developer", "system", "user", "assistant", "tool"]
-    tool_calls: list[ToolCall] | None = None
-    content: Annotated[str | None, BeforeValidator(_text), Field(validate_default=True)] = None
-    name: str | None = None
-    tool_call_id: str | None = None
+    role: Literal["developer", "system", "user", "assistant", "tool"] = Field(description="Who says it.")
+    tool_calls: list[ToolCall] | None = Field(None, description="What an assistant called.")
+    content: Annotated[
+        str | None,
+        BeforeValidator(_text, json_schema_input_type=str | TextParts | None),
+        Field(validate_default=True),
+    ] = Field(
+        None,
+        description="A text, or parts of it, a line each. Only an assistant that calls tools may say nothing.",
+    )
+    name: str | None = Field(None, description="The speaker's name, for the chat template.")
+    tool_call_id: str | None = Field(None, description="Which call a tool answers, for the chat template.")
 
-    function_call: None = None
-    refusal: None = None
-    audio: None = None
-    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+    function_call: None = _UNSUPPORTED
+    refusal: None = _UNSUPPORTED
+    audio: None = _UNSUPPORTED
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = Field(
+        None, description="Not supported: only `null` or none."
+    )
 
     @field_validator("tool_calls")
     @classmethod

@@ -1,7 +1,7 @@
 """Request bodies: as OpenAI and vLLM define them, and moves. What is not supported is refused, never ignored."""
 
 from collections.abc import Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -31,11 +31,14 @@ Tokens = Annotated[list[int], Field(min_length=1, fail_fast=True)]
 Texts = Annotated[list[NotEmpty], Field(min_length=1, fail_fast=True)]
 TokenLists = Annotated[list[Tokens], Field(min_length=1, fail_fast=True)]
 
+_MODEL: Any = Field(None, description="The served model's id; another one is not found.")
+_UNSUPPORTED: Any = Field(None, description="Not supported: only `null`.")
+
 
 class StreamOptions(Strict):
     """Options of a streamed answer."""
 
-    include_usage: bool = False
+    include_usage: bool = Field(False, description="Whether a last chunk without choices tells the usage.")
 
 
 class Generation(Strict):
@@ -43,27 +46,68 @@ class Generation(Strict):
 
     prompt_field: ClassVar[str]
 
-    model: str | None = None
-    max_tokens: int | None = Field(None, ge=1)
-    min_tokens: int = Field(0, ge=0)
-    temperature: float | None = Field(None, ge=0.0, le=2.0)
-    top_p: float | None = Field(None, gt=0.0, le=1.0)
-    top_k: int | None = Field(None, ge=-1)
-    min_p: float | None = Field(None, ge=0.0, le=1.0)
-    seed: int | None = Field(None, ge=-_INT64, lt=_INT64)
-    presence_penalty: float | None = Field(None, ge=-2.0, le=2.0)
-    frequency_penalty: float | None = Field(None, ge=-2.0, le=2.0)
-    repetition_penalty: float | None = Field(None, gt=0.0)
-    logit_bias: dict[int, Annotated[float, Field(ge=-100.0, le=100.0)]] | None = Field(None, max_length=MAX_BIASES)
-    stop: NotEmpty | list[NotEmpty] | None = None
-    stop_token_ids: list[int] | None = Field(None, max_length=MAX_STOP_TOKENS)
-    ignore_eos: bool = False
-    stream: bool | None = False
-    stream_options: StreamOptions | None = None
-    user: str | None = None
-    response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
-    n: int | None = Field(None, ge=1, le=MAX_N)
+    model: str | None = _MODEL
+    max_tokens: int | None = Field(None, ge=1, description="Most tokens of each choice.")
+    min_tokens: int = Field(
+        0,
+        ge=0,
+        description="Tokens of each choice before which neither the model nor `stop` or `stop_token_ids` ends it; "
+        "not above the most that there may be.",
+    )
+    temperature: float | None = Field(None, ge=0.0, le=2.0, description="0: the likeliest token each time. Unset: 1.")
+    top_p: float | None = Field(
+        None,
+        gt=0.0,
+        le=1.0,
+        description="Draw from the likeliest tokens that have this probability together. Unset: 1.",
+    )
+    top_k: int | None = Field(
+        None, ge=-1, description="Draw from this many of the likeliest tokens. Unset, 0 or -1: from all."
+    )
+    min_p: float | None = Field(
+        None, ge=0.0, le=1.0, description="Draw from tokens at least this likely relative to the likeliest. Unset: 0."
+    )
+    seed: int | None = Field(
+        None,
+        ge=-_INT64,
+        lt=_INT64,
+        description="Tokens are drawn the same way each time. A prompt's choices have this seed and those after it.",
+    )
+    presence_penalty: float | None = Field(
+        None, ge=-2.0, le=2.0, description="Taken from the logits of tokens that the choice has. Unset: 0."
+    )
+    frequency_penalty: float | None = Field(
+        None,
+        ge=-2.0,
+        le=2.0,
+        description="Taken from the logits of tokens for each time that the choice has them. Unset: 0.",
+    )
+    repetition_penalty: float | None = Field(
+        None,
+        gt=0.0,
+        description="Above 1, tokens that prompt or choice have get less likely, below 1 likelier. Unset: 1.",
+    )
+    logit_bias: dict[int, Annotated[float, Field(ge=-100.0, le=100.0)]] | None = Field(
+        None, max_length=MAX_BIASES, description="Added to the logits of these token ids of the vocabulary."
+    )
+    stop: NotEmpty | list[NotEmpty] | None = Field(
+        None,
+        description=f"Texts, at most {MAX_STOPS}, before the first of which a choice ends.",
+    )
+    stop_token_ids: list[int] | None = Field(
+        None, max_length=MAX_STOP_TOKENS, description="Token ids of the vocabulary that end a choice."
+    )
+    ignore_eos: bool = Field(False, description="Whether a choice goes on after the model's end.")
+    stream: bool | None = Field(False, description="Whether to answer with server-sent events.")
+    stream_options: StreamOptions | None = Field(None, description="Only with `stream`.")
+    user: str | None = Field(None, description="Accepted, not used.")
+    response_format: ResponseFormat | None = Field(None, description="What the answer has to match, as OpenAI has it.")
+    structured_outputs: StructuredOutputs | None = Field(
+        None, description="What the answer has to match, as vLLM has it; instead of `response_format`."
+    )
+    n: int | None = Field(
+        None, ge=1, le=MAX_N, description=f"Choices for each prompt. Unset: 1. At most {MAX_CHOICES} over all prompts."
+    )
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -84,6 +128,11 @@ class Generation(Strict):
         return wanted.structured if wanted is not None else None
 
     @property
+    def form(self) -> str:
+        """The parameter that says what the answer has to match, if one does."""
+        return "response_format" if self.structured_outputs is None else "structured_outputs"
+
+    @property
     def choices(self) -> int:
         """Choices for each prompt."""
         return self.n or 1
@@ -99,12 +148,19 @@ class CompletionRequest(Generation):
 
     prompt_field = "prompt"
 
-    prompt: Annotated[NotEmpty | Tokens | Texts | TokenLists, Field(union_mode="left_to_right")]
-    best_of: int | None = Field(None, ge=1)
-    echo: bool | None = False
-    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    prompt: Annotated[NotEmpty | Tokens | Texts | TokenLists, Field(union_mode="left_to_right")] = Field(
+        description="A text, a list of token ids, or a list of texts or of such lists: one or more prompts."
+    )
+    best_of: int | None = Field(None, ge=1, description="Accepted if it is `n`.")
+    echo: bool | None = Field(False, description="Whether choices begin with their prompt; not with `logprobs`.")
+    logprobs: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_LOGPROBS,
+        description="Tell each token's logprob, and those of this many of the likeliest. Unset: none.",
+    )
 
-    suffix: None = None
+    suffix: None = _UNSUPPORTED
 
     @property
     def prompts(self) -> Sequence[str | list[int]]:
@@ -124,16 +180,29 @@ class ChatRequest(Generation):
 
     prompt_field = "messages"
 
-    messages: Messages
-    max_completion_tokens: int | None = Field(None, ge=1)
-    logprobs: bool | None = False
-    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    messages: Messages = Field(description="The chat so far, the newest message last.")
+    max_completion_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="The newer name of `max_tokens`; one of them. Unset: what the prompt leaves of the context.",
+    )
+    logprobs: bool | None = Field(False, description="Whether to tell each token's logprob.")
+    top_logprobs: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_TOP_LOGPROBS,
+        description="Tell the logprobs of this many of the likeliest tokens, too; only with `logprobs`.",
+    )
 
-    tools: Tools | None = None
-    tool_choice: ToolChoice | None = None
-    parallel_tool_calls: bool | None = None
-    functions: None = None
-    function_call: Literal["none"] | None = None
+    tools: Tools | None = Field(None, description="Functions that may be called.")
+    tool_choice: ToolChoice | None = Field(
+        None,
+        description='"auto" (unset, with `tools`: this) wants `model_loading_config.tool_call_parser`; "required" and '
+        "a function by its name hold the answer to the form of calls; only with `tools`.",
+    )
+    parallel_tool_calls: bool | None = Field(None, description="Whether a choice may have several calls. Unset: yes.")
+    functions: None = _UNSUPPORTED
+    function_call: Literal["none"] | None = Field(None, description="Accepted, not used.")
 
     @property
     def longest(self) -> tuple[str, int | None]:
@@ -161,31 +230,38 @@ class ChatRequest(Generation):
 class TokenizeRequest(Strict):
     """Body of POST /tokenize. Unless it says, special tokens are added to a prompt, and not to a chat."""
 
-    model: str | None = None
-    prompt: str | None = None
-    messages: Messages | None = None
-    add_special_tokens: bool | None = None
-    add_generation_prompt: bool = True
-    return_token_strs: bool | None = False
+    model: str | None = _MODEL
+    prompt: str | None = Field(None, description="A text; either it or `messages`.")
+    messages: Messages | None = Field(None, description="A chat, of which the chat template makes a text.")
+    add_special_tokens: bool | None = Field(
+        None, description="Whether the tokenizer's special tokens are put around the text. Unset: for a `prompt` only."
+    )
+    add_generation_prompt: bool = Field(True, description="Whether a chat ends with the beginning of an answer.")
+    return_token_strs: bool | None = Field(False, description="Whether the tokens' texts are told, too.")
 
-    tools: Tools | None = None
+    tools: Tools | None = Field(None, description="What the chat template is shown; only with `messages`.")
 
-    continue_final_message: Literal[False] = False
+    continue_final_message: Literal[False] = Field(False, description="Not supported: only `false`.")
 
 
 class DetokenizeRequest(Strict):
     """Body of POST /detokenize."""
 
-    model: str | None = None
-    tokens: list[int]
+    model: str | None = _MODEL
+    tokens: list[int] = Field(description="Token ids of the vocabulary.")
 
 
 class MoveRequest(Strict):
     """Body of POST /mell/migrations. `request_id` may be the id or the client's label."""
 
-    request_id: str = Field(min_length=1)
-    target: str | None = None
-    path: PathRequest = PathRequest.AUTO
+    request_id: str = Field(
+        min_length=1, description="The request's id, or its `X-Request-Id` if only one running request has it."
+    )
+    target: str | None = Field(None, description="The replica to move it to. Unset: what the placement policy chooses.")
+    path: PathRequest = Field(
+        PathRequest.AUTO,
+        description='"kv" sends KV blocks, "tokens" has the target prefill; "auto": KV where it can be.',
+    )
 
 
 def parse_completion(body: bytes) -> CompletionRequest:

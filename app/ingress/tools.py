@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from app.ingress.errors import ApiError
-from app.ingress.strict import NotEmpty, Strict
+from app.ingress.strict import JsonObject, NotEmpty, Strict
 
 
 class Function(Strict):
@@ -16,10 +16,10 @@ class Function(Strict):
     `strict` is for those parsers of vLLM that heed it; a call that is forced follows the schema always.
     """
 
-    name: NotEmpty
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
+    name: NotEmpty = Field(description="What the function is called by.")
+    description: str | None = Field(None, description="What it does, for the model.")
+    parameters: JsonObject | None = Field(None, description="The JSON schema of its arguments. Unset: any object.")
+    strict: bool | None = Field(None, description="For parsers that heed it; a forced call always follows the schema.")
 
     @property
     def schema_of_arguments(self) -> dict[str, Any]:
@@ -30,8 +30,8 @@ class Function(Strict):
 class Tool(Strict):
     """A tool; functions are all that there are."""
 
-    type: Literal["function"]
-    function: Function
+    type: Literal["function"] = Field(description="Functions are all that there are.")
+    function: Function = Field(description="The function.")
 
     def fields(self) -> dict[str, Any]:
         """What a chat template sees, with the members that vLLM shows it."""
@@ -44,29 +44,29 @@ class Tool(Strict):
 class FunctionName(Strict):
     """A function by its name."""
 
-    name: NotEmpty
+    name: NotEmpty = Field(description="The name of one of the `tools`.")
 
 
 class NamedTool(Strict):
     """The tool that must be called."""
 
-    type: Literal["function"]
-    function: FunctionName
+    type: Literal["function"] = Field(description="Functions are all that there are.")
+    function: FunctionName = Field(description="Which one.")
 
 
 class CalledFunction(Strict):
     """A function with its arguments, which are an object in JSON, or should be: models err."""
 
-    name: NotEmpty
-    arguments: str | None = None
+    name: NotEmpty = Field(description="What was called.")
+    arguments: str | None = Field(None, description="Its arguments, in JSON.")
 
 
 class ToolCall(Strict):
     """A call that the assistant made earlier in the chat."""
 
-    id: NotEmpty
-    type: Literal["function"] = "function"
-    function: CalledFunction
+    id: NotEmpty = Field(description="What the answer named it.")
+    type: Literal["function"] = Field("function", description="Functions are all that there are.")
+    function: CalledFunction = Field(description="What was called.")
 
     def fields(self) -> dict[str, Any]:
         """What a chat template sees: as in vLLM, arguments as an object, which is empty if they are none."""

@@ -85,8 +85,9 @@ def test_every_route_is_a_clients_an_operators_or_a_probe(api: Api) -> None:
     """Whoever adds a route decides who may call it, and adds it here."""
     paths = {getattr(route, "path", "") for route in api.app.routes}
     clients = {path for _, path, _ in CLIENT_CALLS.values()} - {"/v1/models/tiny"} | {"/v1/models/{model:path}"}
-    operators = {"/mell/state", "/mell/migrations", "/mell/replicas/{replica}/drain"}
-    assert paths == clients | operators | {"/health", "/live", "/version", "/metrics"}
+    operators = {"/mell/state", "/mell/migrations", "/mell/replicas/{replica}/drain", "/mell/events"}
+    page = {"/mell/", "/mell/assets/{name}"}
+    assert paths == clients | operators | page | {"/health", "/live", "/version", "/metrics", "/openapi.json"}
 
 
 async def test_an_api_key_is_no_admin_key_and_an_admin_key_no_api_key(model: Model) -> None:

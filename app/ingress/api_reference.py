@@ -1,0 +1,260 @@
+"""docs/api.md, made from the OpenAPI document: every route with its parameters, refusals and an example.
+
+To bring the page up to date: python -m app.ingress.api_reference --write
+"""
+
+import json
+import math
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from app.ingress.openapi import STATUSES, document
+from app.ingress.operations import OPERATIONS, Access
+
+Schema = Mapping[str, Any]
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "api.md"
+
+CODES = {
+    "invalid_json": (400, "the body is not JSON, or not in UTF-8"),
+    "invalid_body": (400, "the body is not an object"),
+    "invalid_value": (400, "`param` has a wrong value, or does not go with the others"),
+    "unknown_parameter": (400, "there is no `param`: what is not known is refused, never ignored"),
+    "unsupported_parameter": (400, "`param` is known, but not served with this value"),
+    "context_length_exceeded": (400, "prompt, or prompt and answer, are too long"),
+    "no_chat_template": (400, "the model has no chat template"),
+    "invalid_api_key": (401, "the key is missing or not valid"),
+    "model_not_found": (404, "another model is served"),
+    "request_too_large": (413, "the body is too large"),
+    "rate_limit_exceeded": (429, "the API key's limits are reached; `Retry-After` says when to try again"),
+    "tool_parser_failed": (500, "vLLM's parser of calls failed"),
+    "saturated": (503, "`ingress.max_requests` are being answered; `Retry-After` says when to try again"),
+    "unavailable": (503, "no replica takes the request"),
+    "timeout": (504, "the request took too long; 408 with this code: its body did"),
+}
+"""What `code` says, and with which status."""
+
+TIED = {
+    "seeded sampling: on a GPU, model runner V1's generator cannot be restored": "`seed` with a `temperature` above 0, "
+    "on GPUs with vLLM's older model runner",
+    "structured output: where the reasoning ended is not restored": "`response_format`, `structured_outputs` or calls "
+    "that must be made, where `engine_kwargs` has a reasoning parser",
+}
+"""Which requests an engine cannot take up exactly, by what `Engine.tied` says of them."""
+
+_INTRO = """\
+# HTTP API
+
+<!-- Made by `python -m app.ingress.api_reference --write`; edit `app/ingress/operations.py` and the request models. -->
+
+The same as a document of OpenAPI 3.1, for programs: `GET /openapi.json`.
+
+**Keys.** Where keys are wanted, add `-H "Authorization: Bearer $KEY"` to the examples. An API key does not open
+`/mell`, and `ingress.admin_key` opens nothing else ([operations.md](operations.md)).
+
+**Bodies** are JSON in UTF-8, with `Content-Type: application/json` or none. Values are not converted between types:
+`"5"` is not a number, `1` not `true`. Unknown members are refused. NaN and infinity are no numbers.
+
+**Streams.** With `stream`, the answer is a stream of server-sent events: `data: ` and a chunk for every engine step, at
+last `data: [DONE]`. An error after the beginning is an event, `data: ` and an [Error](#error), before the last one.
+
+**X-Request-Id** on a completion or a chat is a label, not an address: up to 128 characters of `A-Za-z0-9._:/@+=-`,
+others are dropped. It shows in state, migrations and logs, comes back on the response, and a move may name it if only
+one running request has it.
+"""
+
+_MOVES = """\
+## What cannot be moved
+
+A request can be moved when another engine continues it exactly, or, drawn at random without a seed, in distribution.
+These cannot. `/mell/state` shows why as `immovable_reason`, an order to move them gets 422, and if their replica dies
+after the first token, the answer ends with 503.
+
+| Request | `immovable_reason` |
+|---|---|
+"""
+_NOT_NOW = """
+An order gets 422 for any request, too, while it is moving already, when it is on `target` already, and when no other
+replica runs.
+"""
+_ACCESS = {
+    Access.ANYBODY: "Open to anybody.",
+    Access.CLIENT: "Wants an API key where there are any.",
+    Access.OPERATOR: "Wants the admin key; without one, it is open to loopback only.",
+}
+_WORDS = {
+    "string": "text",
+    "integer": "whole number",
+    "number": "number",
+    "boolean": "true or false",
+    "null": "`null`",
+    "object": "object",
+    "array": "list",
+}
+_BOUNDS = {
+    "minimum": "{} or more",
+    "exclusiveMinimum": "more than {}",
+    "maximum": "at most {}",
+    "exclusiveMaximum": "less than {}",
+    "minLength": "{} or more characters",
+    "minItems": "{} or more members",
+    "maxItems": "at most {} members",
+    "maxProperties": "at most {} members",
+}
+_NOT_EMPTY = ("1 or more characters", "1 or more members")
+
+
+def page() -> str:
+    """The whole page."""
+    described = document()
+    schemas = described["components"]["schemas"]
+    bodies = {operation.body.__name__ for operation in OPERATIONS if operation.body}
+    asked = _reachable([*bodies])
+    lines = [_INTRO, *_errors()]
+    for tag in described["tags"]:
+        lines += [f"## {tag['name']}", "", tag["description"], ""]
+        for path, methods in described["paths"].items():
+            for method, operation in methods.items():
+                if operation["tags"] == [tag["name"]]:
+                    lines += _operation(method.upper(), path, operation)
+    lines += [_MOVES + "\n".join(f"| {which} | {why} |" for why, which in TIED.items()), _NOT_NOW]
+    for title, names in (("Objects in requests", asked - bodies), ("Objects in answers", schemas.keys() - asked)):
+        lines += [f"## {title}", ""]
+        for name in sorted(names):
+            if "properties" in (schema := schemas[name]):
+                table = _table(schema, "Default" if name in asked else "")
+                lines += [f"### {name}", "", " ".join(schema["description"].split()), "", *table, ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _reachable(names: list[str]) -> set[str]:
+    """These schemas, and those that they refer to."""
+    found: set[str] = set()
+    while names:
+        if (name := names.pop()) not in found:
+            found.add(name)
+            names += re.findall(r'schemas/(\w+)"', json.dumps(document()["components"]["schemas"][name]))
+    return found
+
+
+def _errors() -> list[str]:
+    rows = [f"| {status} | {meaning} |" for status, meaning in STATUSES.items()]
+    codes = [f"| `{code}` | {status} | {meaning} |" for code, (status, meaning) in CODES.items()]
+    return [
+        "## Errors",
+        "",
+        "Every error is an [Error](#error), `param` names what is wrong, and `code` is for programs.",
+        "",
+        *("| Status | Meaning |", "|---|---|", *rows),
+        "",
+        *("| `code` | Status | Meaning |", "|---|---|---|", *codes),
+        "",
+    ]
+
+
+def _operation(method: str, path: str, operation: Schema) -> list[str]:
+    """A section."""
+    told = next(o for o in OPERATIONS if (o.method, o.path) == (method, path))
+    lines = [f"### `{method} {path}`", "", f"{operation['summary']}. {_ACCESS[told.access]}"]
+    if "description" in operation:
+        lines += ["", operation["description"].partition("Refused:")[0].strip()]
+    if in_path := [p for p in operation.get("parameters", ()) if p["in"] == "path"]:
+        lines += ["", *(f"- `{p['name']}` in the path: {p['description']}" for p in in_path)]
+    if told.body is not None:
+        lines += ["", *_table(document()["components"]["schemas"][told.body.__name__], "Default")]
+    if told.refused:
+        also = ", beside members of wrong types or beyond the limits above, and unknown ones" if told.body else ""
+        lines += ["", f"Refused{also}:", ""]
+        lines += [f"- {rule}" for rule in told.refused]
+    lines += ["", _answers(operation), "", *_curl(method, path, operation), ""]
+    return list(_squeezed(lines))
+
+
+def _answers(operation: Schema) -> str:
+    """What comes back."""
+    good, errors = [], []
+    for status, response in operation["responses"].items():
+        if int(status) >= 400:
+            errors.append(status)
+            continue
+        kinds = [_content(media_type, content["schema"]) for media_type, content in response["content"].items()]
+        good.append(f"Answers {status}, {' or '.join(kinds)}. {response['description']}")
+    return f"{' '.join(good)} Errors: {', '.join(errors)}."
+
+
+def _content(media_type: str, schema: Schema) -> str:
+    if chunk := re.search(r"a `(\w+)` each", schema.get("description", "")):
+        return f"with `stream` `{media_type}` of [{chunk[1]}](#{chunk[1].lower()})"
+    return _type(schema) if "$ref" in schema else f"`{media_type}`"
+
+
+def _curl(method: str, path: str, operation: Schema) -> list[str]:
+    url = "http://127.0.0.1:8000" + re.sub(r"{(\w+)}", lambda name: name[1].upper(), path)
+    command = f"curl {'-X POST ' if method == 'POST' and 'requestBody' not in operation else ''}{url}"
+    if "requestBody" in operation:
+        example = json.dumps(operation["requestBody"]["content"]["application/json"]["example"])
+        command += f" -H 'Content-Type: application/json' \\\n  -d '{example}'"
+    return ["```sh", command, "```"]
+
+
+def _table(schema: Schema, default: str) -> list[str]:
+    """The members of an object, required ones first, with their defaults if that column has a name."""
+    required = schema.get("required", ())
+    members = sorted(schema["properties"].items(), key=lambda member: member[0] not in required)
+    titles = ["Name", "Type", *([default] if default else []), "Meaning"]
+    rows = [titles, ["---"] * len(titles)]
+    for name, member in members:
+        meaning = member.get("description", "")
+        if default:
+            told = ["required" if name in required else f"`{json.dumps(member['default'])}`"]
+        else:
+            told, meaning = [], meaning if name in required else f"{meaning} May be missing.".strip()
+        rows.append([f"`{name}`", _type(member), *told, meaning])
+    return [f"| {' | '.join(row)} |" for row in rows]
+
+
+def _type(schema: Schema) -> str:
+    """A type in words, with its limits."""
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        meant = document()["components"]["schemas"][name]
+        return f"[{name}](#{name.lower()})" if "properties" in meant else _type(meant)
+    if "anyOf" in schema:
+        return " or ".join(map(_type, schema["anyOf"]))
+    if values := schema.get("enum", [schema["const"]] if "const" in schema else []):
+        return " or ".join(f"`{json.dumps(value)}`" for value in values)
+    words = _WORDS[schema["type"]] if "type" in schema else "anything"
+    if schema.get("items"):
+        words += f" of {_type(schema['items'])}"
+    if isinstance(members := schema.get("additionalProperties"), Mapping):
+        words += f" of {_type(members)}"
+    told = [text.format(_number(schema[bound])) for bound, text in _BOUNDS.items() if bound in schema]
+    bounds = ["not empty" if bound in _NOT_EMPTY else bound for bound in told]
+    return f"{words} ({', '.join(bounds)})" if bounds else words
+
+
+def _number(value: float) -> str:
+    return f"{value:g}" if abs(value) < 1 << 62 else f"{'-' * (value < 0)}2^{math.log2(abs(value)):g}"
+
+
+def _squeezed(lines: list[str]) -> Iterator[str]:
+    """The lines without an empty one after another."""
+    before = ""
+    for line in lines:
+        if line or before:
+            yield line
+        before = line
+
+
+def main(arguments: list[str]) -> None:
+    """Write the page."""
+    if arguments != ["--write"]:
+        raise SystemExit(__doc__)
+    PAGE.write_text(page())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

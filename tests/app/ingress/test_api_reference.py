@@ -1,0 +1,80 @@
+"""docs/api.md says what the OpenAPI document says."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from app.ingress.api_reference import CODES, PAGE, TIED, main, page
+from app.ingress.openapi import STATUSES, document
+from app.ingress.operations import OPERATIONS, Operation
+
+SOURCES = Path(__file__).parent.parent.parent.parent
+
+
+def section(operation: Operation) -> str:
+    return page().split(f"### `{operation.method} {operation.path}`\n")[1].split("\n##")[0]
+
+
+def test_page_is_up_to_date() -> None:
+    assert PAGE.read_text() == page(), "run: python -m app.ingress.api_reference --write"
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda o: o.id)
+def test_every_operation_has_a_section(operation: Operation) -> None:
+    text = section(operation)
+    assert operation.summary in text and f"http://127.0.0.1:8000{operation.path.partition('{')[0]}" in text
+    assert all(f"- {rule}" in text for rule in operation.refused)
+    assert all(f"`{name}` in the path" in text for name in operation.in_path)
+    assert all(str(status) in text for status in operation.errors)
+    if operation.body is not None:
+        names = document()["components"]["schemas"][operation.body.__name__]["properties"]
+        assert all(f"| `{name}` |" in text for name in names)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "| `temperature` | number (0 or more, at most 2) or `null` | `null` |",
+        "| `seed` | whole number (-2^63 or more, less than 2^63) or `null` | `null` |",
+        '| `path` | `"auto"` or `"kv"` or `"tokens"` | `"auto"` |',
+        "| `tokens` | list of whole number | required |",
+        "| `stream_options` | [StreamOptions](#streamoptions) or `null` | `null` |",
+        "| `stop` | text (not empty) or list of text (not empty) or `null` | `null` |",
+    ],
+)
+def test_rows_tell_type_bounds_and_default(row: str) -> None:
+    assert row in page()
+
+
+def test_every_link_within_the_page_leads_somewhere() -> None:
+    text = page()
+    headings = {line.lstrip("# ").lower().replace(" ", "-") for line in text.splitlines() if line.startswith("#")}
+    links = {part.split(")")[0] for part in text.split("](#")[1:]}
+    assert links and links <= headings
+
+
+def literals(path: Path, keyword: str) -> set[str]:
+    """What is written for a keyword argument, wherever something is called in the file."""
+    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    given = [k.value for call in calls for k in call.keywords if k.arg == keyword]
+    return {value.value for value in given if isinstance(value, ast.Constant) and isinstance(value.value, str)}
+
+
+def test_every_code_is_explained() -> None:
+    written = set[str]().union(*(literals(path, "code") for path in (SOURCES / "app/ingress").glob("*.py")))
+    assert written == CODES.keys()
+    assert {status for status, _ in CODES.values()} <= STATUSES.keys()
+
+
+def test_whatever_cannot_be_moved_is_told() -> None:
+    tree = ast.parse((SOURCES / "deployments/engine/vllm_engine.py").read_text())
+    (tied,) = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "tied")
+    returned = [node.value for node in ast.walk(tied) if isinstance(node, ast.Return)]
+    reasons = {value.value for value in returned if isinstance(value, ast.Constant) and value.value is not None}
+    assert reasons == TIED.keys() and all(reason in page() for reason in TIED)
+
+
+def test_nothing_is_written_unless_asked_to() -> None:
+    with pytest.raises(SystemExit, match="--write"):
+        main([])

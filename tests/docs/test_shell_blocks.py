@@ -1,0 +1,137 @@
+"""Every command in the documentation is one that works, as far as that can be said without a cluster."""
+
+import json
+import re
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from starlette.routing import Match, Route
+
+import app.keys
+import app.simulator.__main__ as simulator
+from app.ingress.errors import ApiError
+from app.ingress.http import Routes
+from app.ingress.keys import KeyFile
+from app.ingress.model import Model
+from app.ingress.schema import parse_chat, parse_completion, parse_detokenize, parse_move, parse_tokenize
+from tests.app.cli.shown import takes
+from tests.app.ingress.fakes import Backend, make_service
+from tests.docs import markdown, shell
+from tests.docs.markdown import PAGES, ROOT, Block
+
+SHELL = ("sh", "bash", "console", "shell")
+BLOCKS = [block for page in PAGES for block in markdown.blocks(page) if block.language in SHELL]
+INLINE = [command for page in PAGES for command in markdown.commands(page)]
+
+OTHERS = {
+    r"vllm serve ": "vLLM's own server, to be compared with",
+    r"docker|kubectl|helm|nvidia-smi|sudo|apt-get": "tools that are not Mell's",
+}
+"""Commands that nothing here can check, and why."""
+
+WRITERS = ("app.ingress.api_reference", "app.settings_docs", "tests.migration.test_diagrams")
+"""They write pages that other tests compare with what they would write."""
+
+BODIES: dict[str, Callable[[bytes], object]] = {
+    "/v1/completions": parse_completion,
+    "/v1/chat/completions": parse_chat,
+    "/tokenize": parse_tokenize,
+    "/detokenize": parse_detokenize,
+    "/mell/migrations": parse_move,
+}
+
+
+def check(words: list[str], monkeypatch: pytest.MonkeyPatch, routes: list[Route]) -> None:
+    """Fail unless the command works, or is one of the others."""
+    while re.fullmatch(r"[A-Z_]+=\S*", words[0]):
+        words = words[1:]
+    command, *rest = words
+    match command.removeprefix(".venv/bin/"), rest:
+        case "python", ["-m", "app.keys", name]:
+            app.keys.main([name])
+        case "python", ["-m", module, "--write"] if module in WRITERS:
+            assert find_spec(module)
+        case "python", ["-m", module, *options]:
+            shell.accepts(module, options, monkeypatch)
+        case "mell", _:
+            takes(rest)
+        case "make", _:
+            shell.makes(rest)
+        case "curl", _:
+            check_request(shell.request(words), routes)
+        case "pytest", _:
+            assert [path for path in rest if not path.startswith("-") and not (ROOT / path).exists()] == []
+        case "serve", ["run", config]:
+            assert (ROOT / config).exists()
+        case _:
+            assert any(re.match(known, " ".join(words)) for known in OTHERS), f"nothing checks {words}"
+
+
+def check_request(request: shell.Request, routes: list[Route]) -> None:
+    """Fail unless there is such a route, and its body is valid."""
+    host, _, path = request.url.removeprefix("http://").partition("/")
+    path = "/" + path.partition("?")[0]
+    assert host == "127.0.0.1:8000"
+    scope = {"type": "http", "method": request.method, "path": path, "root_path": ""}
+    assert any(route.matches(scope)[0] is Match.FULL for route in routes), f"no route {request.method} {path}"
+    if request.body is not None:
+        BODIES[path](json.dumps(json.loads(request.body)).encode())
+
+
+@pytest.fixture
+async def routes(model: Model) -> list[Route]:
+    return [route for route in Routes(Backend(make_service(), model)).app().routes if isinstance(route, Route)]
+
+
+@pytest.mark.parametrize("block", [*BLOCKS, *INLINE], ids=str)
+def test_a_command_is_one_that_works(block: Block, monkeypatch: pytest.MonkeyPatch, routes: list[Route]) -> None:
+    for words in shell.commands(block.text):
+        check(words, monkeypatch, routes)
+
+
+def test_the_pages_have_commands() -> None:
+    assert len(BLOCKS) > 10 and len(INLINE) > 5
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python -m app.simulator --no-such-option",
+        "python -m app.simulator --poisson often",
+        "python -m benchmarks.no_such_module",
+        "make no-such-target",
+        "make serve NO_SUCH=1",
+        "curl http://127.0.0.1:8000/no/such/path",
+        "curl -X PUT http://127.0.0.1:8000/live",
+        "curl http://127.0.0.1:8000/v1/completions -d '{\"prompt\": 1}'",
+        "pytest tests/no_such_folder",
+        "no-such-program",
+    ],
+)
+def test_a_wrong_command_is_found(command: str, monkeypatch: pytest.MonkeyPatch, routes: list[Route]) -> None:
+    (words,) = shell.commands(command)
+    with pytest.raises((AssertionError, ApiError, ImportError, SystemExit)):
+        check(words, monkeypatch, routes)
+
+
+def test_the_example_of_the_simulator_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    examples = [words for block in BLOCKS if block.page == ROOT / "README.md" for words in shell.commands(block.text)]
+    (options,) = [words[3:] for words in examples if words[2:3] == ["app.simulator"] and "--poisson" in words]
+    monkeypatch.chdir(tmp_path)
+    assert simulator.main([*options, "--horizon", "900", "--seeds", "1", "--processes", "1", "--quiet"]) == 0
+    assert json.loads((tmp_path / "runs.json").read_text())
+
+
+def test_policies_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert simulator.main(["--list-policies"]) == 0
+    assert "worst_fit" in capsys.readouterr().out
+
+
+def test_the_key_that_is_made_is_one_that_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("team-a", "my-team"):
+        app.keys.main([name])
+    file = tmp_path / "keys.yaml"
+    file.write_text(capsys.readouterr().out)
+    assert [key.name for key in KeyFile(str(file)).read()] == ["team-a", "my-team"]

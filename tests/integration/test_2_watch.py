@@ -1,0 +1,85 @@
+"""What operators look at and order on a running application: the page's events, the `mell` command, the documents."""
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+import httpx
+
+from app.ingress.described import Migrations, State
+from tests.integration.application import Answer, Application, Client, prompt
+from tests.integration.conftest import ROOT
+
+
+async def mell(application: Application, *words: str) -> tuple[int, Any]:
+    """Run the command; its exit status, and the document that it prints."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "app.cli", *words, "--url", application.url, "--json"),
+        stdout=asyncio.subprocess.PIPE,
+        cwd=ROOT,
+    )
+    output, _ = await process.communicate()
+    return process.returncode or 0, json.loads(output)
+
+
+async def snapshot(application: Application) -> dict[str, Any]:
+    """The first event of a page."""
+    async with (
+        httpx.AsyncClient(base_url=application.url, timeout=20, trust_env=False) as http,
+        http.stream("GET", "/mell/events") as response,
+    ):
+        assert response.headers["content-type"].startswith("text/event-stream")
+        lines = [line async for line in aiter_until(response, "data: ")]
+    assert lines[0] == "event: snapshot"
+    told: dict[str, Any] = json.loads(lines[-1].removeprefix("data: "))
+    return told
+
+
+async def aiter_until(response: httpx.Response, start: str) -> Any:
+    """Lines, up to the first that starts so."""
+    async for line in response.aiter_lines():
+        yield line
+        if line.startswith(start):
+            return
+
+
+async def other_than(client: Client, home: str) -> str:
+    return next(str(r["id"]) for r in await client.running() if r["id"] != home)
+
+
+async def test_the_page_shows_what_the_state_tells(application: Application) -> None:
+    async with application.client() as client:
+        answer = Answer()
+        running = asyncio.create_task(client.stream(answer, prompt(200, "page"), 2000, "watched"))
+        await answer.until(3)
+        told, state = await snapshot(application), await client.state()
+        assert {row[0] for row in told["replicas"]} == {r["id"] for r in state["replicas"]}
+        homes = {request["label"]: r["id"] for r in state["replicas"] for request in r["requests"]}
+        assert [row[3] for row in told["requests"] if row[2] == "watched"] == [homes["watched"]]
+        async with httpx.AsyncClient(base_url=application.url, trust_env=False) as http:
+            assert (await http.get("/mell/")).headers["content-type"].startswith("text/html")
+        running.cancel()
+        await client.idle()
+
+
+async def test_a_request_is_moved_from_a_terminal(application: Application) -> None:
+    async with application.client() as client:
+        answer = Answer()
+        running = asyncio.create_task(client.stream(answer, prompt(200, "terminal"), 2000, "from-a-terminal"))
+        await answer.until(3)
+        status, state = await mell(application, "status")
+        assert status == 0
+        (home,) = [r["id"] for r in state["replicas"] for q in r["requests"] if q["label"] == "from-a-terminal"]
+        target = await other_than(client, home)
+        status, record = await mell(application, "move", "from-a-terminal", target, "--path", "kv", "--wait")
+        assert (status, record["outcome"], record["target"]) == (0, "committed", target)
+        assert (await mell(application, "move", "nobody", target))[0] == 1
+        running.cancel()
+        await client.idle()
+
+
+async def test_documents_are_as_described(application: Application) -> None:
+    async with application.client() as client:
+        State.model_validate(await client.state())
+        Migrations.model_validate({"migrations": await client.migrations()})
