@@ -19,8 +19,10 @@ from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 from app.replay.client import Model, connect, find_model
 from app.replay.errors import BadInput
 from app.replay.measured import Measured
+from app.replay.page import Run
+from app.replay.page import render as render_page
 from app.replay.plot import draw
-from app.replay.report import Setup, document
+from app.replay.report import Document, Setup, document
 from app.replay.run import Replay
 from app.replay.state import STATE, Sample
 from app.replay.text import render
@@ -42,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     report = document(setup, arrivals, measured)
     options.json.write_text(json.dumps(report, indent=1) + "\n")
     print(render(report))
-    _draw(options.png, setup, measured)
+    _draw(options.png, options.html, setup, measured, report)
     return INTERRUPTED if measured.interrupted else 0
 
 
@@ -81,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--json", default=Path("replay.json"), type=Path, help="report (default: replay.json)")
     add("--png", default=Path("replay.png"), type=Path, help="picture (default: replay.png)")
+    add("--html", default=Path("replay.html"), type=Path, help="page (default: replay.html)")
     return parser
 
 
@@ -90,7 +93,7 @@ def _prepare(options: argparse.Namespace) -> tuple[Setup, tuple[Arrival, ...]]:
     lengths = Lengths(options.token_scale, options.context, options.max_output)
     if not options.move_every >= 0:
         raise BadInput(f"The time between moves must not be negative, got {options.move_every:g}.")
-    for path in (options.json, options.png):
+    for path in (options.json, options.png, options.html):
         if path.is_dir() or not path.parent.is_dir():
             raise BadInput(f"{path} cannot be written: there is no directory {path.parent}, or it is one itself.")
     setup = Setup(options.trace.name, options.url, "", window, lengths, options.seed, options.move_every)
@@ -134,11 +137,13 @@ def _allow_many_connections() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _draw(path: Path, setup: Setup, measured: Measured) -> None:
+def _draw(png: Path, html: Path, setup: Setup, measured: Measured, report: Document) -> None:
+    name = f"{setup.trace} on {setup.model}"
     try:
-        draw(path, f"{setup.trace} on {setup.model}", measured)
+        draw(png, name, measured)
+        html.write_text(render_page([Run(name, report)]))
     except ImportError:
-        print(f"{path} was not drawn: matplotlib is not installed.", file=sys.stderr)
+        print(f"{png} and {html} were not drawn: matplotlib is not installed.", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ called `at_s` are counted from the start of the replay. A distribution is `{"cou
                 groups: [{path, outcome, count, bytes, pause_s}]
                 pause_s: of all committed migrations
                 items: what `/mell/migrations` said of each, newest first
+    distributions   {ttft_s, gap_s, total_s}: each the values below which 0, 1, ... 100 % lie, or null; `gap_s` and
+                `total_s` as in the summary
     timeline    [{at_s, running, finished, errors, moved, replicas}], one entry a second
                 moved: requests that changed replica since the entry before
                 replicas: null, or [{id, state, used_tokens, capacity_tokens, requests, preemptions}]
@@ -25,7 +27,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from app.replay.measured import Measured
-from app.replay.summary import group_migrations, quantiles, summarize, tally
+from app.replay.summary import group_migrations, percentiles, quantiles, summarize, tally
 from app.replay.trace import Arrival, Lengths, Window
 
 Document = dict[str, Any]
@@ -53,6 +55,7 @@ def document(setup: Setup, arrivals: Sequence[Arrival], measured: Measured) -> D
         "summary": {"interrupted": measured.interrupted, **asdict(summarize(records, measured.samples))},
         "errors": [asdict(one) for one in tally(r.fault for r in records if r.fault is not None)],
         "migrations": _migrations(measured),
+        "distributions": percentiles(records),
         "timeline": [asdict(sample) for sample in measured.samples],
     }
 

@@ -101,13 +101,25 @@ def summarize(records: Sequence[Record], samples: Sequence[Sample]) -> Summary:
         output_tokens=tokens,
         output_tokens_per_s=tokens / duration_s if duration_s else 0.0,
         tokens_per_chunk=_tokens_per_chunk(records),
-        ttft_s=quantiles(record.ttft_s for record in records if record.ttft_s is not None),
-        gap_s=quantiles(gap for record in records for gap in record.gaps_s),
-        total_s=quantiles(r.ended_s - r.sent_s for r in records if r.outcome is Outcome.OK),
+        **{name: quantiles(values) for name, values in _latencies(records).items()},
         send_lag_s=quantiles(record.sent_s - record.arrival.at_s for record in records),
         running_replicas=quantiles(sum(one.state == RUNNING for one in all_) for all_ in replicas),
         kv_used_percent=quantiles(one.used_percent for all_ in replicas for one in all_ if one.state == RUNNING),
     )
+
+
+def percentiles(records: Sequence[Record]) -> dict[str, list[float] | None]:
+    """The values, in seconds, below which 0, 1, ... 100 % of each latency lie; None where nothing was measured."""
+    ordered = {name: sorted(values) for name, values in _latencies(records).items()}
+    return {name: [quantile(all_, n / 100) for n in range(101)] if all_ else None for name, all_ in ordered.items()}
+
+
+def _latencies(records: Sequence[Record]) -> dict[str, list[float]]:
+    return {
+        "ttft_s": [record.ttft_s for record in records if record.ttft_s is not None],
+        "gap_s": [gap for record in records for gap in record.gaps_s],
+        "total_s": [r.ended_s - r.sent_s for r in records if r.outcome is Outcome.OK],
+    }
 
 
 def _tokens(record: Record) -> int:

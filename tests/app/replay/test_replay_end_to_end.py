@@ -21,7 +21,7 @@ FAST = ("--minutes", "1", "--time-scale", "0.002", "--token-scale", "0.01")
 
 
 def arguments(folder: Path, url: str, *more: str) -> list[str]:
-    files = ("--json", str(folder / "replay.json"), "--png", str(folder / "replay.png"))
+    files = [word for kind in ("json", "png", "html") for word in (f"--{kind}", str(folder / f"replay.{kind}"))]
     return ["--trace", str(PATH), "--url", url, *FAST, *files, *more]
 
 
@@ -45,6 +45,7 @@ def test_every_request_of_the_window_is_answered_in_full(replayed: Replayed, tmp
     assert summary["output_tokens"] == report["trace"]["output_tokens"] > 40
     assert summary["tokens_per_chunk"] == 1.0
     assert (tmp_path / "replay.png").read_bytes().startswith(b"\x89PNG")
+    assert "40 of 40" in (tmp_path / "replay.html").read_text()
 
 
 def test_requests_are_labelled_and_ask_for_their_length(replayed: Replayed) -> None:
