@@ -57,12 +57,16 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """`/mell/state`. `as_of` is in seconds since 1970, 0 as long as no scheduler has said anything."""
+    """`/mell/state`. `as_of` is in seconds since 1970, 0 as long as no scheduler has said anything.
+
+    `dry_run` is what acting would have come to, where the scheduler only observes.
+    """
 
     as_of: float
     mode: str
     policy: str | None
     wanted: int | None
+    dry_run: str | None
     resting: tuple[tuple[str, str], ...]
     replicas: tuple[Replica, ...]
 
@@ -92,6 +96,7 @@ def parse_state(document: Any) -> State:
         # What follows is not there before the scheduler has said anything.
         policy=document.get("policy"),
         wanted=document.get("wanted_replicas"),
+        dry_run=document.get("dry_run", {}).get("said"),
         resting=tuple((str(source), str(target)) for source, target in document.get("resting_pairs", ())),
         replicas=tuple(_replica(item) for item in document["replicas"]),
     )

@@ -66,7 +66,8 @@ class Picture:
     def update(self, seen: Seen) -> dict[str, Any]:
         """What has changed since the last look."""
         replicas = seen.state["replicas"]
-        self._head = {name: seen.state.get(name) for name in _HEAD} | {"now": seen.now}
+        dry_run = seen.state.get("dry_run", {}).get("said")
+        self._head = {name: seen.state.get(name) for name in _HEAD} | {"now": seen.now, "dry_run": dry_run}
         self._points.append(seen.point)
         return self._head | {
             **self._update_replicas(replicas),

@@ -34,8 +34,8 @@ export class Model {
   // Returns the migrations that this event has brought news of, newest first; a snapshot is no news.
   apply(kind, data) {
     if (kind === "snapshot") this.clear();
-    const { as_of, now, mode, policy, wanted_replicas } = data;
-    this.head = { as_of, now, mode, policy, wanted: wanted_replicas };
+    const { as_of, now, mode, policy, wanted_replicas, dry_run } = data;
+    this.head = { as_of, now, mode, policy, wanted: wanted_replicas, dryRun: dry_run };
     this.#replicas(data);
     this.#requests(data);
     this.points = this.points.concat(data.points).slice(-POINTS);

@@ -81,7 +81,7 @@ function status(state, words) {
 }
 
 function tell() {
-  const { as_of, now, mode, policy, wanted } = model.head;
+  const { as_of, now, mode, policy, wanted, dryRun } = model.head;
   const late = now - as_of;
   if (late > OLD_S) status("old", `the scheduler is silent: as of ${age(late)} ago`);
   else status("live", "live");
@@ -97,6 +97,7 @@ function tell() {
     `${percent(used / capacity)} KV`,
     [policy, mode].filter(Boolean).join(", "),
     wanted === null || wanted === undefined || wanted === replicas.length ? "" : `${wanted} wanted`,
+    dryRun ? `acting ${dryRun}` : "",
   ].filter(Boolean);
   const list = by("facts");
   while (list.childElementCount > facts.length) list.lastElementChild.remove();

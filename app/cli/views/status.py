@@ -30,6 +30,8 @@ def header(url: str, state: State, now: float) -> list[Text]:
         Text.assemble("Mell at ", (url, "bold")),
         Text(f"mode {state.mode}{policy}; {len(state.running)}{wanted} replicas running"),
     ]
+    if state.dry_run:
+        lines.append(Text(f"dry run: {state.dry_run}", "cyan"))
     if not state.as_of:
         lines.append(Text("the scheduler has not said anything yet", "yellow"))
     elif (old_s := now - state.as_of) > _STALE_S:

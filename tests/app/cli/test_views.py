@@ -51,6 +51,9 @@ def test_status_says_what_an_operator_should_know() -> None:
     resting = state(replica("a"), replica("b"), resting_pairs=[["a", "b"]])
     assert "moves rest, after failures: a → b" in status(resting)
     assert "migrations: none" in status(migrations={"migrations": []})
+    observing = state(replica("a"), mode="observe", dry_run={"said": "would have freed 2 GPUs for 5 minutes: 3 moves"})
+    assert "dry run: would have freed 2 GPUs for 5 minutes: 3 moves" in status(observing)
+    assert "dry run" not in status()
 
 
 def test_migrations_at_80_columns() -> None:

@@ -45,6 +45,7 @@ class Cluster:
     requests: int
     seed: int = 1
     now: float = field(default_factory=time.time)
+    dry_run: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
@@ -175,7 +176,7 @@ class Cluster:
             "fence": 1,
             "wanted_replicas": len(self.running()),
             "replicas": [self._report(name).to_json() for name in sorted(self.states)],
-        }
+        } | ({"dry_run": self.dry_run} if self.dry_run else {})
 
     def _report(self, name: str) -> ReplicaReport:
         free = max(0, CAPACITY - self.used(name))

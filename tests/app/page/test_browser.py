@@ -134,6 +134,11 @@ def test_every_replica_and_request_of_the_state_is_drawn(opened: Opened, served:
     assert opened.errors == []
 
 
+def test_what_acting_would_have_come_to_is_said(opened: Opened, served: Served) -> None:
+    served.cluster.dry_run = {"said": "would have freed 2 GPUs for 5 minutes: 3 moves"}
+    opened.live().get_by_text("acting would have freed 2 GPUs for 5 minutes: 3 moves").wait_for()
+
+
 def test_requests_of_a_class_are_together_and_do_not_overlap(opened: Opened) -> None:
     opened.live()
     columns: dict[str, list[Any]] = {}

@@ -113,6 +113,13 @@ def test_what_does_not_change_is_not_sent_again() -> None:
     assert delta["grown"] == [0] * 30
 
 
+def test_what_acting_would_have_come_to_is_told_where_the_scheduler_only_observes() -> None:
+    cluster, picture = Cluster(3, 30), Picture()
+    assert picture.update(seen(cluster))["dry_run"] is None
+    cluster.dry_run = {"said": "would have freed 2 GPUs for 5 minutes: 3 moves"}
+    assert picture.update(seen(cluster))["dry_run"] == picture.snapshot()["dry_run"] == cluster.dry_run["said"]
+
+
 def test_a_delta_of_a_large_cluster_is_a_fraction_of_the_state() -> None:
     cluster, picture = Cluster(200, 5000), Picture()
     picture.update(seen(cluster))
