@@ -83,15 +83,22 @@ async def alone(client: Client) -> None:
 
 @asynccontextmanager
 async def scene(application: Application) -> AsyncIterator[tuple[Client, Streams]]:
-    """A client of one lone replica, and streams that are gone when the test is over."""
+    """A client, and streams that are gone when the test is over."""
     async with application.client() as client:
         streams = Streams(client)
-        await alone(client)
         try:
             yield client, streams
         finally:
             await streams.leave()
             await client.idle()
+
+
+@asynccontextmanager
+async def begun(application: Application) -> AsyncIterator[tuple[Client, Streams]]:
+    """A scene that begins with one lone replica, whatever the one before has left."""
+    async with scene(application) as (client, streams):
+        await alone(client)
+        yield client, streams
 
 
 async def replicas(client: Client) -> dict[str, int]:
@@ -119,7 +126,7 @@ async def two(client: Client, streams: Streams) -> dict[str, int]:
 
 
 async def test_load_opens_replicas_and_its_end_closes_them(paced: Application) -> None:
-    async with scene(paced) as (client, streams):
+    async with begun(paced) as (client, streams):
         await streams.start(8, 300, 700)
         grown = await until(client, lambda now: len(now) >= 2)
         await streams.end()
@@ -130,7 +137,7 @@ async def test_load_opens_replicas_and_its_end_closes_them(paced: Application) -
 
 
 async def test_requests_are_packed_and_just_the_emptied_replica_stops(paced: Application) -> None:
-    async with scene(paced) as (client, streams):
+    async with begun(paced) as (client, streams):
         await streams.start(5, 150, 700, "short")
         await streams.start(2, 1200, 100, "long")
         await until(client, lambda now: len(now) >= 2)
@@ -146,7 +153,7 @@ async def test_requests_are_packed_and_just_the_emptied_replica_stops(paced: App
 
 
 async def test_a_replica_is_drained_although_its_requests_run_for_long(paced: Application) -> None:
-    async with scene(paced) as (client, streams):
+    async with begun(paced) as (client, streams):
         await streams.start(2, LONG)
         (home,) = [r for r, count in (await replicas(client)).items() if count == 2]
         assert (await client.drain("nobody")).status_code == 404
@@ -163,7 +170,7 @@ async def test_a_replica_is_drained_although_its_requests_run_for_long(paced: Ap
 
 async def test_a_replica_that_serve_stops_is_evacuated(paced: Application) -> None:
     """What a downscale of Serve's own, a node that is drained and a redeploy come to: it is stopped with work on it."""
-    async with scene(paced) as (client, streams):
+    async with begun(paced) as (client, streams):
         victim = max((await two(client, streams)).items(), key=lambda item: item[1])[0]
         await stop_replica(victim)
 
@@ -180,7 +187,7 @@ async def test_a_replica_that_serve_stops_is_evacuated(paced: Application) -> No
 
 async def test_new_engines_take_over_what_runs_on_the_old_ones(paced: Application) -> None:
     """A rolling redeploy of the engines alone: ingress and scheduler stay."""
-    async with scene(paced) as (client, streams):
+    async with begun(paced) as (client, streams):
         await streams.start(2, LONG)
         (old,) = await replicas(client)
         await redeploy_engines(paced)
@@ -196,7 +203,7 @@ async def test_new_engines_take_over_what_runs_on_the_old_ones(paced: Applicatio
 
 
 async def test_the_number_of_replicas_survives_the_scheduler(paced: Application) -> None:
-    async with scene(paced) as (client, streams):
+    async with begun(paced) as (client, streams):
         before = await two(client, streams)
         fence = (await client.state())["fence"]
         process("ServeReplica:mell:Scheduler").kill()
@@ -211,7 +218,7 @@ async def test_the_number_of_replicas_survives_the_scheduler(paced: Application)
 
 
 async def test_the_controller_may_die(paced: Application) -> None:
-    async with scene(paced) as (client, streams):
+    async with begun(paced) as (client, streams):
         before = await two(client, streams)
         process("ServeController").kill()
         await asyncio.sleep(5)
@@ -220,7 +227,7 @@ async def test_the_controller_may_die(paced: Application) -> None:
 
 
 async def test_a_replica_that_stands_still_costs_a_pause(paced: Application) -> None:
-    async with scene(paced) as (client, streams):
+    async with begun(paced) as (client, streams):
         await streams.start(2, 600)
         (home,) = [r for r in await client.running() if len(r["requests"]) == 2]
         os.kill(home["pids"][0], signal.SIGSTOP)
@@ -231,7 +238,7 @@ async def test_a_replica_that_stands_still_costs_a_pause(paced: Application) -> 
 
 
 async def test_under_a_steady_load_nothing_opens_or_closes(paced: Application) -> None:
-    async with scene(paced) as (client, streams):
+    async with begun(paced) as (client, streams):
         (only,) = await replicas(client)
         await streams.start(3, 500, 300)
         seen = set()
