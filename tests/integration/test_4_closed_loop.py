@@ -50,6 +50,11 @@ class Streams:
         for _, _, answer, _ in self._read[-count:]:
             await answer.until(1)
 
+    async def go_on(self, tokens: int) -> None:
+        """Wait until each has had so many more."""
+        for _, _, answer, _ in self._read:
+            await answer.until(answer.tokens + tokens)
+
     async def end(self) -> None:
         """Read all to their ends: each gives just what an undisturbed run gives."""
         for tokens_in, count, answer, task in self._read:

@@ -183,6 +183,7 @@ async def test_a_request_moves_by_hand_from_node_to_node_and_back(nodes: Nodes, 
         assert len({replica["node"] for replica in before.values()}) == 2
         await streams.start(1, 400, CONTEXT, "hand")
         for _ in range(2):
+            await streams.go_on(20)  # more than a block
             source = await home(client, "hand-0")
             (target,) = set(both) - {source}
             record = await moved(client, "hand-0", target)
