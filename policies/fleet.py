@@ -6,7 +6,7 @@ from operator import attrgetter
 
 from policies.classes import Classes
 from policies.demand import Demand
-from policies.model import ReplicaId, ReplicaState, RequestId, Tokens
+from policies.model import UP, ReplicaId, ReplicaState, RequestId, Tokens
 from policies.rooms import Rooms
 from policies.supply import Supply
 from policies.working import Replica, Request
@@ -16,7 +16,8 @@ _RUNNING = ReplicaState.RUNNING
 
 @dataclass(slots=True, eq=False)
 class Fleet:
-    """Where every request is. `capacity` is a new replica's, `headroom` the growth kept free per request, in tokens.
+    """Where every request is. `capacity` is a new replica's in tokens, `max_requests` the most requests that it runs,
+    and `headroom` the growth kept free per request, in tokens.
 
     `slack` is what is to stay free in all, in tokens, and `min_replicas` how many are to stay open at least.
     `waiting` are the requests without a replica, `held` what requests on the move still hold at their source, and
@@ -29,6 +30,7 @@ class Fleet:
     lead: int = 0
     slack: int = 0
     min_replicas: int = 0
+    max_requests: int = 1 << 30
     demand: Demand = field(default_factory=Demand)
     replicas: dict[ReplicaId, Replica] = field(default_factory=dict)
     requests: dict[RequestId, Request] = field(default_factory=dict)
@@ -52,7 +54,16 @@ class Fleet:
         if replica_id in self.replicas:
             raise ValueError(f"there is a replica {replica_id}")
         self._activations += 1
-        replica = Replica(replica_id, node, capacity, self._activations, state, headroom=self.headroom, lead=self.lead)
+        replica = Replica(
+            replica_id,
+            node,
+            capacity,
+            self._activations,
+            state,
+            self.max_requests,
+            headroom=self.headroom,
+            lead=self.lead,
+        )
         self.replicas[replica_id] = replica
         if self._rooms is not None and state is _RUNNING:
             self._rooms.add(replica)
@@ -195,8 +206,7 @@ class Fleet:
 
         Only room in pieces of C/8 or more counts: what is left over on full replicas is of no use to an arrival.
         """
-        up = (ReplicaState.RUNNING, ReplicaState.STARTING)
-        rooms = (r.room + r.held for r in self.replicas.values() if r.state in up)
+        rooms = (r.room + r.held for r in self.replicas.values() if r.state in UP)
         return sum(room for room in rooms if room * 8 >= self.capacity) - sum(q.tokens for q in self.waiting.values())
 
     def may_close(self, count: int = 1) -> bool:
@@ -219,7 +229,7 @@ class Fleet:
 
     def up(self) -> int:
         """How many replicas are up, or will be."""
-        return sum(r.state in (ReplicaState.RUNNING, ReplicaState.STARTING) for r in self.replicas.values())
+        return sum(r.state in UP for r in self.replicas.values())
 
     def in_order(self) -> list[Request]:
         """The requests that wait, oldest first."""

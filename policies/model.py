@@ -25,6 +25,10 @@ class ReplicaState(StrEnum):
     STOPPED = "STOPPED"
 
 
+UP = (ReplicaState.STARTING, ReplicaState.RUNNING)
+"""The states of a replica that takes requests, or will."""
+
+
 class Phase(StrEnum):
     """What a request is doing. WAITING ones are queued and hold no KV blocks; MOVING ones are being handed over."""
 
@@ -93,6 +97,14 @@ class ClusterState:
         for replica in self.replicas:
             for request in replica.requests:
                 yield replica, request
+
+    def residents(self) -> dict[RequestId, tuple[ReplicaLoad, RequestLoad]]:
+        """Every request once. One that is on two replicas is on the first: the second may yet let go."""
+        first: dict[RequestId, tuple[ReplicaLoad, RequestLoad]] = {}
+        for load, request in self.requests():
+            if request.id not in first or request.hop < first[request.id][1].hop:
+                first[request.id] = (load, request)
+        return first
 
     def running(self) -> tuple[ReplicaLoad, ...]:
         """The replicas that accept requests."""

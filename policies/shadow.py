@@ -15,15 +15,12 @@ from policies.dry_run import DryRun
 from policies.events import Arrival, Events
 from policies.experience import Experience
 from policies.limits import Limits
-from policies.model import Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestId, RequestLoad, Tokens
+from policies.model import UP, Phase, ReplicaLoad, ReplicaState, RequestId, RequestLoad, Tokens
 from policies.observation import Observation
 from policies.plan import Plan
 from policies.planner import LiveLimits
 from policies.policy import Policy
 from policies.supply import Supply
-from policies.working import Replica
-
-_UP = (ReplicaState.STARTING, ReplicaState.RUNNING)
 
 Reported = Mapping[RequestId, tuple[ReplicaLoad, RequestLoad]]
 """Every request with the replica that it really is on, the oldest first."""
@@ -43,7 +40,7 @@ class Shadow:
         self._needed_s = 0.0
         self._moves = 0
         self._moved = 0
-        self.cluster: Cluster = _Replicas(Tokens(1))
+        self.cluster = Cluster(Tokens(1))
 
     def observe(self, seen: Observation) -> Plan:
         """Live through one epoch; returns what has been decided and done in the shadow.
@@ -99,27 +96,9 @@ class Shadow:
         return epoch.decide(cluster, changes, self._policy, limits, now)
 
 
-class _Replicas(Cluster):
-    """A cluster each of whose replicas runs at most `max_requests`, as the engines do."""
-
-    max_requests = 1 << 30
-
-    def add_replica(
-        self, replica_id: ReplicaId, node: str, capacity: Tokens, state: ReplicaState = ReplicaState.RUNNING
-    ) -> Replica:
-        """See `Fleet.add_replica`."""
-        replica = super().add_replica(replica_id, node, capacity, state)
-        replica.max_requests = self.max_requests
-        return replica
-
-
 def _reported(seen: Observation) -> Reported:
-    """One that is on two replicas is on the first: the second may yet let go."""
-    first: dict[RequestId, tuple[ReplicaLoad, RequestLoad]] = {}
-    for load, request in seen.state.requests():
-        if request.id not in first or request.hop < first[request.id][1].hop:
-            first[request.id] = (load, request)
-    return dict(sorted(first.items(), key=lambda item: (-item[1][1].age_s, item[0])))
+    residents = seen.state.residents()
+    return dict(sorted(residents.items(), key=lambda item: (-item[1][1].age_s, item[0])))
 
 
 def _all_known(seen: Observation) -> bool:
@@ -135,11 +114,12 @@ def _found(seen: Observation, reported: Reported, limits: Limits) -> Cluster:
 
     Of replicas that differ the smallest is the measure of all.
     """
-    up = sorted((load for load in seen.state.replicas if load.state in _UP), key=lambda load: (load.node, load.id))
+    up = sorted((load for load in seen.state.replicas if load.state in UP), key=lambda load: (load.node, load.id))
     running = seen.state.running()
     supply = Supply(max(Counter(load.node for load in up).values()), max(seen.max_replicas, len(up)))
-    cluster = _Replicas(min(load.capacity_tokens for load in running), supply)
-    cluster.max_requests = min(load.max_requests for load in running)
+    capacity = min(load.capacity_tokens for load in running)
+    most = min(load.max_requests for load in running)
+    cluster = Cluster(capacity, supply, max_requests=most)
     homes = {load.id: cluster.open() for load in up}
     while len(cluster.replicas) < limits.min_replicas and cluster.open():
         pass

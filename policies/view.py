@@ -6,14 +6,12 @@ from typing import TypeVar
 
 from policies.cluster import Cluster
 from policies.demand import Demand
-from policies.model import Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestId, RequestLoad, Tokens
+from policies.model import UP, Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestId, RequestLoad, Tokens
 from policies.observation import Observation
 from policies.supply import Supply
 from policies.working import Replica, Request
 
 Name = TypeVar("Name", bound=str)
-
-_UP = (ReplicaState.STARTING, ReplicaState.RUNNING)
 
 
 @dataclass(slots=True)
@@ -59,7 +57,7 @@ def view(seen: Observation, known: Known) -> View:
     or whose replica is draining, wait for a place. The engines' count of free blocks is the truth about room: where
     requests share blocks, their tokens add up to more than is in use.
     """
-    up = sum(r.state in _UP for r in seen.state.replicas) + seen.opening
+    up = sum(r.state in UP for r in seen.state.replicas) + seen.opening
     draining = sum(r.state is ReplicaState.DRAINING for r in seen.state.replicas)
     supply = Supply(limit=max(0, seen.max_replicas - up - draining))
     cluster = Cluster(
@@ -91,7 +89,7 @@ def _numbered(known: Mapping[Name, int], names: list[Name]) -> dict[Name, int]:
 
 def _add_replicas(cluster: Cluster, seen: Observation, known: Known) -> None:
     for load in sorted(seen.state.replicas, key=lambda r: known.replicas[r.id]):
-        if load.state in _UP:
+        if load.state in UP:
             replica = cluster.add_replica(load.id, load.node, load.capacity_tokens or known.capacity, load.state)
             replica.max_requests = load.max_requests or replica.max_requests
             replica.idle_since = known.idle_since.get(load.id)
@@ -100,13 +98,8 @@ def _add_replicas(cluster: Cluster, seen: Observation, known: Known) -> None:
 
 
 def _in_order(seen: Observation, known: Known) -> list[tuple[ReplicaLoad, RequestLoad]]:
-    """Every request once, the oldest first. One that is on two replicas is on the first: the second may yet let go."""
-    first: dict[RequestId, tuple[ReplicaLoad, RequestLoad]] = {}
-    for load, request in seen.state.requests():
-        other = first.get(request.id)
-        if other is None or request.hop < other[1].hop:
-            first[request.id] = (load, request)
-    return sorted(first.values(), key=lambda pair: known.requests[pair[1].id])
+    """Every request once, the oldest first."""
+    return sorted(seen.state.residents().values(), key=lambda pair: known.requests[pair[1].id])
 
 
 def _add_request(made: View, load: ReplicaLoad, reported: RequestLoad, target: Replica | None) -> None:
