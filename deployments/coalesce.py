@@ -32,8 +32,6 @@ class Coalescer(Generic[Item, Result]):
             batch, self._waiting = self._waiting, []
             try:
                 results = await self._call(tuple(item for item, _ in batch))
-            except asyncio.CancelledError:
-                results = [ConnectionError("the call was cancelled")] * len(batch)
             except Exception as error:
                 results = [error] * len(batch)
             for (_, future), result in zip(batch, results, strict=True):
