@@ -11,7 +11,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouter
 
 from app.ingress.config import IngressConfig
 from app.ingress.keys import VARIABLE, ApiKey, parse_keys
-from app.settings import Autoscaling, Settings, check_installed
+from app.settings import Autoscaling, Settings, check_installed, mistakes_of
 from app.tinymodel import ensure_tiny_model
 from app.versions import installed_version
 from deployments.config import EngineConfig, MigrationConfig, SchedulerConfig, Topology
@@ -61,14 +61,8 @@ def read_settings(args: dict[str, Any]) -> Settings:
     try:
         return Settings.model_validate(args or {})
     except pydantic.ValidationError as error:
-        lines = [f"  {'.'.join(map(str, e['loc'])) or 'args'}: {_explain(e)}" for e in error.errors()]
-        raise ValueError("serve_config.yaml, args:\n" + "\n".join(lines)) from None
-
-
-def _explain(error: Any) -> str:
-    if error["type"] == "extra_forbidden":
-        return "no such setting; see docs/configuration.md for those that exist"
-    return str(error["msg"]).removeprefix("Value error, ")
+        lines = "\n".join(f"  {mistake}" for mistake in mistakes_of(error))
+        raise ValueError(f"serve_config.yaml, args:\n{lines}") from None
 
 
 def _warn_untested() -> None:

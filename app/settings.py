@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from app.ingress.keys import KeyFile
 from deployments.config import ON_GPU, ON_HOST
@@ -295,6 +295,17 @@ class Settings(Section):
         if self.engine_kwargs.get("tensor_parallel_size", 1) != 1:
             raise ValueError("engine_kwargs.tensor_parallel_size: Mell runs one GPU per replica; remove it")
         return self
+
+
+def mistakes_of(error: ValidationError) -> list[str]:
+    """What is wrong with the settings, one line each: where, and why."""
+    return [f"{'.'.join(map(str, e['loc'])) or 'args'}: {_explain(e)}" for e in error.errors()]
+
+
+def _explain(mistake: Any) -> str:
+    if mistake["type"] == "extra_forbidden":
+        return "no such setting; see docs/configuration.md for those that exist"
+    return str(mistake["msg"]).removeprefix("Value error, ")
 
 
 def check_installed(settings: Settings) -> None:

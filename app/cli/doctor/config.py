@@ -7,7 +7,7 @@ from typing import Any
 import pydantic
 import yaml
 
-from app.settings import Settings, check_installed
+from app.settings import Settings, check_installed, mistakes_of
 
 _IMPORT_PATH = "app.main:build_app"
 
@@ -40,13 +40,6 @@ def _in_application(application: dict[str, Any]) -> Iterator[str]:
     try:
         check_installed(Settings.model_validate(application.get("args") or {}))
     except pydantic.ValidationError as error:
-        for mistake in error.errors():
-            yield f"{'.'.join(map(str, mistake['loc'])) or 'args'}: {_explain(mistake)}"
+        yield from mistakes_of(error)
     except ValueError as error:
         yield f"args: {error}"
-
-
-def _explain(mistake: Any) -> str:
-    if mistake["type"] == "extra_forbidden":
-        return "no such setting"
-    return str(mistake["msg"]).removeprefix("Value error, ")
