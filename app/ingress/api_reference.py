@@ -11,8 +11,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from app.ingress.openapi import STATUSES, document
-from app.ingress.operations import OPERATIONS, Access
+from pydantic import BaseModel
+
+from app.ingress.openapi import STATUSES, document, statuses
+from app.ingress.operations import EVENTS, OPERATIONS, Access, Operation
 
 Schema = Mapping[str, Any]
 
@@ -116,10 +118,9 @@ def page() -> str:
     lines = [_INTRO, *_errors()]
     for tag in described["tags"]:
         lines += [f"## {tag['name']}", "", tag["description"], ""]
-        for path, methods in described["paths"].items():
-            for method, operation in methods.items():
-                if operation["tags"] == [tag["name"]]:
-                    lines += _operation(method.upper(), path, operation)
+        for operation in OPERATIONS:
+            if operation.tag == tag["name"]:
+                lines += _section(operation)
     lines += [_MOVES + "\n".join(f"| {which} | {why} |" for why, which in TIED.items()), _NOT_NOW]
     for title, names in (("Objects in requests", asked - bodies), ("Objects in answers", schemas.keys() - asked)):
         lines += [f"## {title}", ""]
@@ -155,48 +156,38 @@ def _errors() -> list[str]:
     ]
 
 
-def _operation(method: str, path: str, operation: Schema) -> list[str]:
-    """A section."""
-    told = next(o for o in OPERATIONS if (o.method, o.path) == (method, path))
-    lines = [f"### `{method} {path}`", "", f"{operation['summary']}. {_ACCESS[told.access]}"]
-    if "description" in operation:
-        lines += ["", operation["description"].partition("Refused:")[0].strip()]
-    if in_path := [p for p in operation.get("parameters", ()) if p["in"] == "path"]:
-        lines += ["", *(f"- `{p['name']}` in the path: {p['description']}" for p in in_path)]
-    if told.body is not None:
-        lines += ["", *_table(document()["components"]["schemas"][told.body.__name__], "Default")]
-    if told.refused:
-        also = ", beside members of wrong types or beyond the limits above, and unknown ones" if told.body else ""
-        lines += ["", f"Refused{also}:", ""]
-        lines += [f"- {rule}" for rule in told.refused]
-    lines += ["", _answers(operation), "", *_curl(method, path, operation), ""]
+def _section(operation: Operation) -> list[str]:
+    lines = [f"### `{operation.method} {operation.path}`", "", f"{operation.summary}. {_ACCESS[operation.access]}"]
+    lines += ["", operation.description]
+    lines += ["", *(f"- `{name}` in the path: {text}" for name, text in operation.in_path.items())]
+    if operation.body is not None:
+        lines += ["", *_table(document()["components"]["schemas"][operation.body.__name__], "Default")]
+    if operation.refused:
+        also = ", beside members of wrong types or beyond the limits above, and unknown ones" if operation.body else ""
+        lines += ["", f"Refused{also}:", "", *(f"- {rule}" for rule in operation.refused)]
+    lines += ["", _answers(operation), "", *_curl(operation), ""]
     return list(_squeezed(lines))
 
 
-def _answers(operation: Schema) -> str:
+def _answers(operation: Operation) -> str:
     """What comes back."""
-    good, errors = [], []
-    for status, response in operation["responses"].items():
-        if int(status) >= 400:
-            errors.append(status)
-            continue
-        kinds = [_content(media_type, content["schema"]) for media_type, content in response["content"].items()]
-        good.append(f"Answers {status}, {' or '.join(kinds)}. {response['description']}")
-    return f"{' '.join(good)} Errors: {', '.join(errors)}."
+    answer = operation.answer
+    kinds = f"`{answer.media_type}`" if answer.model is None else _link(answer.model)
+    if answer.chunk is not None:
+        kinds += f" or with `stream` `{EVENTS}` of {_link(answer.chunk)}"
+    errors = ", ".join(map(str, statuses(operation)))
+    return f"Answers {answer.status}, {kinds}. {answer.description} Errors: {errors}."
 
 
-def _content(media_type: str, schema: Schema) -> str:
-    if chunk := re.search(r"a `(\w+)` each", schema.get("description", "")):
-        return f"with `stream` `{media_type}` of [{chunk[1]}](#{chunk[1].lower()})"
-    return _type(schema) if "$ref" in schema else f"`{media_type}`"
+def _link(model: type[BaseModel]) -> str:
+    return f"[{model.__name__}](#{model.__name__.lower()})"
 
 
-def _curl(method: str, path: str, operation: Schema) -> list[str]:
-    url = "http://127.0.0.1:8000" + re.sub(r"{(\w+)}", lambda name: name[1].upper(), path)
-    command = f"curl {'-X POST ' if method == 'POST' and 'requestBody' not in operation else ''}{url}"
-    if "requestBody" in operation:
-        example = json.dumps(operation["requestBody"]["content"]["application/json"]["example"])
-        command += f" -H 'Content-Type: application/json' \\\n  -d '{example}'"
+def _curl(operation: Operation) -> list[str]:
+    url = "http://127.0.0.1:8000" + re.sub(r"{(\w+)}", lambda name: name[1].upper(), operation.path)
+    command = f"curl {'-X POST ' if operation.method == 'POST' and operation.body is None else ''}{url}"
+    if operation.body is not None:
+        command += f" -H 'Content-Type: application/json' \\\n  -d '{json.dumps(operation.example)}'"
     return ["```sh", command, "```"]
 
 

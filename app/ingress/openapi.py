@@ -88,6 +88,11 @@ def models(operation: Operation) -> list[type[BaseModel]]:
     return [model for model in (operation.body, answer.model, answer.chunk) if model is not None]
 
 
+def statuses(operation: Operation) -> list[int]:
+    """Of the errors that it may answer."""
+    return sorted({*operation.errors, 500})
+
+
 def _schemas() -> dict[str, Any]:
     wanted: dict[type[BaseModel], None] = dict.fromkeys(
         [Error, *(model for operation in OPERATIONS for model in models(operation))]
@@ -141,7 +146,7 @@ def _responses(operation: Operation) -> dict[str, Any]:
     }
     if answer.chunk is not None:
         content[EVENTS] = {"schema": _events(answer.chunk)}
-    errors = {str(status): _error(status) for status in sorted({*operation.errors, 500})}
+    errors = {str(status): _error(status) for status in statuses(operation)}
     return {str(answer.status): {"description": answer.description, "content": content}, **errors}
 
 
