@@ -22,6 +22,7 @@ from deployments.exposition import Family
 from deployments.fencing import next_fence
 from deployments.membership import Membership
 from deployments.recording import Recorder, Setting
+from deployments.records import Records
 from deployments.rehearsal import Rehearsal
 from deployments.report import ReplicaReport
 from deployments.routing import Replicas, own_id
@@ -31,7 +32,6 @@ from migration.errors import MigrationError, PeerLost
 from migration.estimates import Boundaries, Estimates
 from migration.messages import PathRequest
 from migration.paths import Choice, Path
-from migration.recent import Recent
 from migration.record import MigrationRecord
 from migration.source_run import Order
 from policies.breaker import Breaker
@@ -46,9 +46,6 @@ from policies.shadow import Shadow
 
 log = logging.getLogger("ray.serve")
 
-_RECORDS = 1000
-_ENDED = 1 << 16
-"""Migrations that are known to have ended: replicas tell of the same ones again and again, for as long as they live."""
 _STALLED_EPOCHS = 30
 _OPERATOR_WAIT_S = 0.3
 """How long an operator's call waits for replicas that are slow to report, before it makes do with their last word."""
@@ -92,8 +89,7 @@ class EpochScheduler:
         self._planner = Planner(policy(config.policy), config.limits, config.epoch_s)
         self._estimates = Estimates(Boundaries(config.epoch_s, config.link_time_s, config.slowdown))
         self._profiled: set[ReplicaId] = set()
-        self._records: Recent[str, MigrationRecord] = Recent(_RECORDS)
-        self._ended: Recent[str, bool] = Recent(_ENDED)
+        self._records = Records(telemetry)
         self._recorder = _recorder(config, fence)
         self._rehearsal = _rehearsal(config, telemetry)
         self._epochs = Epochs(
@@ -223,8 +219,7 @@ class EpochScheduler:
     async def migrations(self) -> dict[str, Any]:
         """`/mell/migrations`: newest first."""
         await self._epochs.gather(_OPERATOR_WAIT_S)
-        newest = sorted(self._records.values(), key=lambda r: -r.started_at)
-        return {"migrations": [record.to_json() for record in newest]}
+        return {"migrations": [record.to_json() for record in self._records.newest_first()]}
 
     async def migrate(self, id: str, reference: str, target: str | None, path: PathRequest) -> MoveAnswer:
         """Move the request with that id or label, to `target` or where the policy would place it.
@@ -291,23 +286,10 @@ class EpochScheduler:
     # --- inside ---------------------------------------------------------------------------------------
 
     def _keep(self, record: MigrationRecord) -> None:
-        """Keep the newest word on a migration; a record without an outcome never replaces one with it."""
-        if record.outcome is None and record.id in self._ended:
-            return
-        self._records[record.id] = record
-        if record.outcome is not None:
-            self._count(record)
-        self._dispatch.heard(record)
-        self._estimates.observe(record)
-
-    def _count(self, record: MigrationRecord) -> None:
-        """Count an ended migration once, and once what it took: its target tells that later."""
-        timed = self._ended.get(record.id)
-        if timed is None:
-            self._telemetry.migrated(record)
-        if not timed and record.whole_s is not None:
-            self._telemetry.resumed(record.path, record.whole_s)
-        self._ended[record.id] = bool(timed) or record.whole_s is not None
+        """Pass on what is new of a migration."""
+        if self._records.keep(record):
+            self._dispatch.heard(record)
+            self._estimates.observe(record)
 
 
 def _route(choice: Choice) -> Route:

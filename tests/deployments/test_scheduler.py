@@ -14,9 +14,10 @@ from deployments.config import SchedulerConfig
 from deployments.control import MoveAccepted, MoveRejected
 from deployments.epochs import EARLIEST_S
 from deployments.recording import Recorder, Setting, read_recording
+from deployments.records import KEPT
 from deployments.report import ReplicaReport
 from deployments.scaler import Scaler
-from deployments.scheduler import _RECORDS, EpochScheduler
+from deployments.scheduler import EpochScheduler
 from deployments.telemetry import Telemetry
 from migration.beliefs import Profile
 from migration.errors import PeerLost, Refused, RequestGone
@@ -317,14 +318,14 @@ async def test_what_a_migration_took_counts_once_its_target_has_told() -> None:
 
 async def test_old_migrations_are_forgotten() -> None:
     scheduler = await make_scheduler()
-    for n in range(_RECORDS + 10):
+    for n in range(KEPT + 10):
         await scheduler.record(make_record(f"m{n}"))
-    assert len(scheduler._records) == _RECORDS and "m9" not in scheduler._records
+    assert len(scheduler._records) == KEPT and "m9" not in scheduler._records
 
 
 async def test_a_migration_that_was_forgotten_and_is_told_again_is_not_counted_again() -> None:
     scheduler = await make_scheduler()
-    for n in (*range(_RECORDS + 10), 0):
+    for n in (*range(KEPT + 10), 0):
         await scheduler.record(make_record(f"m{n}", Outcome.COMMITTED))
     assert scheduler.counts.ended.count("m0") == 1
 
