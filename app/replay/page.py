@@ -8,10 +8,10 @@ import argparse
 import io
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -134,23 +134,19 @@ def _running_requests(report: Document) -> Points:
 
 
 def _kv_percent(report: Document) -> Points:
-    return list(_kv_percents(report["timeline"]))
-
-
-def _kv_percents(timeline: Sequence[Mapping[str, Any]]) -> Iterator[tuple[float, float]]:
-    for sample in timeline:
+    points = []
+    for sample in report["timeline"]:
         replicas = sample["replicas"] or ()
         capacity = sum(r["capacity_tokens"] for r in replicas)
         if capacity:
-            yield sample["at_s"], 100 * sum(r["used_tokens"] for r in replicas) / capacity
+            points.append((sample["at_s"], 100 * sum(r["used_tokens"] for r in replicas) / capacity))
+    return points
 
 
 def _moved(report: Document) -> Points:
-    moved, points = 0, []
-    for sample in report["timeline"]:
-        moved += sample["moved"]
-        points.append((sample["at_s"], float(moved)))
-    return points
+    timeline = report["timeline"]
+    sums = accumulate(sample["moved"] for sample in timeline)
+    return [(sample["at_s"], float(moved)) for sample, moved in zip(timeline, sums, strict=True)]
 
 
 def _curve(name: str) -> Callable[[Document], Points]:
@@ -193,7 +189,8 @@ def _figure(runs: Sequence[Run], plots: Plots, below: str, log: bool = False) ->
         svg = io.StringIO()
         figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None})
     # Without what stands before the element in a file of its own.
-    return f"<figure>{svg.getvalue()[svg.getvalue().index('<svg') :]}</figure>"
+    _, tag, element = svg.getvalue().partition("<svg")
+    return f"<figure>{tag}{element}</figure>"
 
 
 def _plot(
