@@ -1,0 +1,28 @@
+"""What tests of streams share: requests, what they are to give, and how it is read."""
+
+from dataclasses import replace
+
+from deployments.engine.fake import expected
+from migration.messages import PathRequest
+from migration.request import RequestSpec, Sampling
+from tests.app.ingress.fakes import Service, output
+from tests.migration.world import spec
+
+KV, TOKENS = PathRequest.KV, PathRequest.TOKENS
+LONG = 300
+SLOW_S = 0.01
+"""At this pace nothing ends by itself while a test waits for it to be ended."""
+
+
+def whole(request: RequestSpec) -> tuple[int, ...]:
+    """The output of an undisturbed run."""
+    return expected(request.prompt, request.sampling.max_tokens)
+
+
+def sampled(seed: int | None, tokens: int = LONG) -> RequestSpec:
+    return replace(spec(), sampling=Sampling(tokens, temperature=1.0, seed=seed))
+
+
+async def served(service: Service, request: RequestSpec) -> tuple[int, ...]:
+    async with service.streams.open(request) as conversation:
+        return await output(conversation)

@@ -1,0 +1,92 @@
+"""Where requests go: past replicas that refuse or are dead, after a wait, and without a scheduler."""
+
+import asyncio
+
+import pytest
+
+from app.ingress.conversation import Conversation
+from app.ingress.errors import ApiError
+from tests.app.ingress.fakes import make_service, output
+from tests.app.ingress.streaming import LONG, served, whole
+from tests.migration.world import spec
+
+
+async def test_a_replica_that_refuses_is_passed_over() -> None:
+    service, request = make_service(), spec()
+    service.replica("a").host.stopping = True
+    assert await served(service, request) == whole(request)
+    assert [call for call in service.wires.calls if call[1] == "submit"] == [("a", "submit"), ("b", "submit")]
+    await service.idle()
+
+
+async def test_a_replica_that_is_dead_but_listed_is_passed_over() -> None:
+    service, request = make_service(), spec()
+    service.kill("a", noticed=False)
+    assert await served(service, request) == whole(request)
+    await service.idle()
+
+
+async def test_a_replica_that_dies_while_it_is_asked_runs_nothing_twice() -> None:
+    service, request = make_service("abc"), spec(tokens=LONG)
+
+    async def die() -> None:
+        service.kill("a")
+        await asyncio.sleep(0.02)
+
+    service.wires.after["a", "submit"] = die
+    async with service.streams.open(request) as conversation:
+        await service.reading(conversation, 20)
+        assert len(service.hosts(request.id)) == 1
+        assert await output(conversation) == whole(request)
+    await service.idle()
+
+
+async def test_a_request_waits_for_a_replica() -> None:
+    service, request = make_service("a", no_replica_timeout_s=2), spec()
+    service.members.become()
+    asking = asyncio.create_task(served(service, request))
+    await asyncio.sleep(0.1)
+    assert not asking.done()
+    service.members.become("a")
+    assert await asking == whole(request)
+
+
+async def test_a_request_does_not_wait_for_ever() -> None:
+    service = make_service("a", no_replica_timeout_s=0.1)
+    service.members.become()
+    with pytest.raises(ApiError, match="no replica") as failed:
+        await served(service, spec())
+    assert failed.value.status == 503 and service.streams.count == 0 and service.placer._sent == {}
+
+
+async def test_a_request_that_every_replica_refuses_does_not_wait_for_ever() -> None:
+    service = make_service(no_replica_timeout_s=0.1)
+    for replica in service.replicas.values():
+        replica.host.stopping = True
+    async with asyncio.timeout(2):
+        with pytest.raises(ApiError) as failed:
+            await served(service, spec())
+    assert failed.value.status == 503
+
+
+@pytest.mark.parametrize("fault", [RuntimeError("dead"), "silent"], ids=["dead", "silent"])
+async def test_requests_are_placed_without_the_scheduler(fault: Exception | str) -> None:
+    service = make_service()
+    service.scheduler.fault = fault
+    requests = [spec(f"r{n}") for n in range(4)]
+    opened = [service.streams.open(request) for request in requests]
+    conversations: list[Conversation] = [await o.__aenter__() for o in opened]
+    assert sorted(c.host for c in conversations) == ["a", "a", "b", "b"]
+    assert [await output(c) for c in conversations] == [whole(request) for request in requests]
+    for o in opened:
+        await o.__aexit__(None, None, None)
+    await service.idle()
+
+
+async def test_a_death_is_survived_without_the_scheduler() -> None:
+    service, request = make_service(), spec(tokens=LONG)
+    async with service.streams.open(request) as conversation:
+        await service.reading(conversation, 10)
+        service.scheduler.fault = "silent"
+        service.kill("a")
+        assert await output(conversation) == whole(request)
