@@ -1,8 +1,9 @@
-// The columns: drawn on a canvas, walked through by keys, pointed at by mouse or finger.
+// The columns: where everything is and goes to, walked through by keys, pointed at by mouse or finger.
 
 import { KINDS } from "./model.js";
 import { blocks, columns } from "./layout.js";
-import { age, percent, short, whole } from "./words.js";
+import { Painter } from "./paint.js";
+import { age, percent, whole } from "./words.js";
 
 const GROW_MS = 950;
 const FLY_MS = 750;
@@ -21,7 +22,7 @@ export class Stage {
   #cursor = { column: 0, request: null };
   #scheduled = false;
   #hovered = null;
-  #colours = {};
+  #painter;
   frames = [];
 
   // `select({replica} | {request})` when something is opened, `say(text)` for what the cursor is on.
@@ -32,7 +33,7 @@ export class Stage {
     this.say = say;
     this.tip = tip;
     this.chosen = null;
-    this.context = canvas.getContext("2d");
+    this.#painter = new Painter(canvas.getContext("2d"));
     new ResizeObserver(() => this.#resize()).observe(canvas.parentElement);
     canvas.addEventListener("keydown", (event) => this.#key(event));
     canvas.addEventListener("focus", () => this.#announce());
@@ -40,18 +41,13 @@ export class Stage {
     canvas.addEventListener("click", (event) => this.#click(event));
     canvas.addEventListener("pointermove", (event) => this.#point(event));
     canvas.addEventListener("pointerleave", () => this.#point(null));
-    this.recolour();
     this.#resize();
   }
 
   recolour() {
-    const style = getComputedStyle(document.documentElement);
-    const names = ["track", "line", "ink", "muted", "move", "focus", "surface", "warn", ...KINDS.map((k) => k.key)];
-    for (const name of names) this.#colours[name] = style.getPropertyValue(`--${name}`).trim();
-    this.#font = style.getPropertyValue("--sans").trim() || "sans-serif";
+    this.#painter.recolour();
     this.#request();
   }
-  #font = "sans-serif";
 
   get drawn() {
     return new Map([...this.#sprites].map(([number, sprite]) => [number, { ...sprite.to, replica: sprite.replica }]));
@@ -159,172 +155,48 @@ export class Stage {
 
   // Returns whether anything is on its way.
   #draw(now) {
-    const c = this.context;
-    c.setTransform(this.ratio, 0, 0, this.ratio, 0, 0);
-    c.clearRect(0, 0, this.width, this.height);
-    for (const column of this.#columns.values()) this.#drawColumn(column);
+    this.#painter.clear(this.width, this.height, this.ratio);
+    for (const column of this.#columns.values()) this.#painter.column(column, this.model.name(column.replica.id));
     this.#leaving = this.#leaving.filter((gone) => now - gone.began < FADE_MS);
-    for (const gone of this.#leaving) {
-      c.globalAlpha = Math.max(0, 1 - (now - gone.began) / FADE_MS) * 0.7;
-      c.fillStyle = gone.kind === null ? this.#colours.track : this.#colours[KINDS[gone.kind].key];
-      c.fillRect(gone.x, gone.y, gone.w, gone.h);
-    }
-    c.globalAlpha = 1;
+    for (const gone of this.#leaving) this.#painter.gone(gone, (now - gone.began) / FADE_MS);
     const moving = this.#drawBlocks(now);
     this.#drawArcs(now);
     this.#drawMarks(now);
     return moving || this.#leaving.length > 0 || this.#arcs.length > 0;
   }
 
-  #drawColumn({ replica, x, w, bottom, h, named }) {
-    const c = this.context;
-    const top = bottom - h;
-    const starting = replica.state === "STARTING";
-    const draining = replica.state === "DRAINING";
-    c.lineWidth = 1;
-    if (starting) {
-      c.setLineDash([3, 3]);
-      c.strokeStyle = this.#colours.muted;
-      c.strokeRect(x + 0.5, top + 0.5, w - 1, h - 1);
-      c.setLineDash([]);
-    } else {
-      c.fillStyle = this.#colours.track;
-      c.fillRect(x, top, w, h);
-    }
-    if (draining) this.#hatch(x, top, w, h);
-    c.fillStyle = draining ? this.#colours.warn : this.#colours.line;
-    if (!starting) c.fillRect(x - 1, top - 2, w + 2, 2);
-    if (!named) {
-      if (draining) c.fillRect(x, bottom + 11, w, 2);
-      return;
-    }
-    c.textAlign = "center";
-    c.font = `500 11px ${this.#font}`;
-    c.fillStyle = this.#colours.muted;
-    c.fillText(short(this.model.name(replica.id), Math.max(4, Math.floor(w / 6.4))), x + w / 2, bottom + 22, w + 8);
-    const state = starting ? "opening" : draining ? "draining" : percent(replica.used / replica.capacity);
-    c.font = `${draining ? 600 : 400} 10px ${this.#font}`;
-    c.fillStyle = draining ? this.#colours.warn : this.#colours.muted;
-    c.fillText(state, x + w / 2, top - 5, w + 10);
-  }
-
-  #hatch(x, y, w, h) {
-    const c = this.context;
-    c.save();
-    c.beginPath();
-    c.rect(x, y, w, h);
-    c.clip();
-    c.beginPath();
-    for (let at = -h; at < w; at += 8) {
-      c.moveTo(x + at, y + h);
-      c.lineTo(x + at + h, y);
-    }
-    c.strokeStyle = this.#colours.warn;
-    c.globalAlpha = 0.28;
-    c.stroke();
-    c.restore();
-  }
-
   #drawBlocks(now) {
-    const c = this.context;
     const groups = KINDS.map(() => []);
     const flying = [];
     let moving = false;
     for (const sprite of this.#sprites.values()) {
       const place = this.#place(sprite, now);
       moving ||= place !== sprite.to;
-      if (sprite.flies && place !== sprite.to) flying.push([sprite, place]);
-      else groups[sprite.kind].push([sprite, place]);
+      if (sprite.flies && place !== sprite.to) flying.push([place, sprite.kind]);
+      else groups[sprite.kind].push(place);
     }
-    groups.forEach((group, kind) => {
-      c.fillStyle = c.strokeStyle = this.#colours[KINDS[kind].key];
-      for (const [sprite, place] of group) this.#block(sprite, place);
-    });
-    c.fillStyle = this.#colours.surface;
-    for (const sprite of this.#sprites.values()) if (sprite.request.phase === "moving") this.#stripes(this.#place(sprite, now));
-    for (const [sprite, place] of flying) {
-      c.save();
-      c.shadowColor = "rgb(0 0 0 / 35%)";
-      c.shadowBlur = 10;
-      c.shadowOffsetY = 4;
-      c.fillStyle = this.#colours[KINDS[sprite.kind].key];
-      this.#block(sprite, { ...place, h: Math.max(4, place.h) });
-      c.restore();
-      c.strokeStyle = this.#colours.move;
-      c.lineWidth = 2;
-      c.strokeRect(place.x - 1, place.y - 1, place.w + 2, Math.max(4, place.h) + 2);
-    }
+    groups.forEach((places, kind) => this.#painter.blocks(places, kind));
+    for (const sprite of this.#sprites.values()) if (sprite.request.phase === "moving") this.#painter.stripes(this.#place(sprite, now));
+    for (const [place, kind] of flying) this.#painter.flying(place, kind);
     return moving;
   }
 
-  #block(sprite, { x, y, w, h, waits }) {
-    const c = this.context;
-    if (waits) {
-      c.lineWidth = 1;
-      c.strokeStyle = this.#colours.muted;
-      c.strokeRect(x + 0.5, y + 0.5, Math.max(0.5, w - 1), h - 1);
-      return;
-    }
-    const seam = h > 3 ? 1 : h > 1.2 ? 0.4 : 0;
-    if (w < 16 || h < 7) {
-      c.fillRect(x, y + seam, w, Math.max(0.6, h - seam));
-      return;
-    }
-    c.beginPath();
-    c.roundRect(x, y + seam, w, h - seam, 2.5);
-    c.fill();
-  }
-
-  #stripes({ x, y, w, h }) {
-    const c = this.context;
-    c.globalAlpha = 0.45;
-    for (let at = 2; at < h; at += 5) c.fillRect(x, y + at, w, Math.min(2, h - at));
-    c.globalAlpha = 1;
-  }
-
   #drawArcs(now) {
-    const c = this.context;
     this.#arcs = this.#arcs.filter((arc) => now - arc.began < ARC_MS);
-    c.lineWidth = 1.75;
-    c.strokeStyle = this.#colours.move;
-    for (const { from, to, began, tokens } of this.#arcs) {
-      const age = (now - began) / ARC_MS;
-      const [x1, x2] = [from.x + from.w / 2, to.x + to.w / 2];
-      const clear = (column) => column.bottom - column.h - (column.named ? 18 : 4);
-      const [y1, y2] = [clear(from), clear(to)];
-      const peak = Math.max(-4, Math.min(y1, y2) - Math.min(28, 10 + Math.abs(x2 - x1) * 0.06));
-      c.globalAlpha = age < 0.5 ? 0.9 : 1.8 * (1 - age);
-      c.setLineDash(tokens ? [2, 4] : []);
-      c.beginPath();
-      c.moveTo(x1, y1);
-      c.bezierCurveTo(x1, peak, x2, peak, x2, y2);
-      c.stroke();
-      c.setLineDash([]);
-      c.beginPath();
-      c.moveTo(x2 - 4, y2 - 5);
-      c.lineTo(x2, y2);
-      c.lineTo(x2 + 4, y2 - 5);
-      c.stroke();
-    }
-    c.globalAlpha = 1;
+    for (const arc of this.#arcs) this.#painter.arc(arc, (now - arc.began) / ARC_MS);
   }
 
   // The chosen request, what the pointer is over, and where the keys are.
   #drawMarks(now) {
-    const outline = (place, colour, width) => {
-      const c = this.context;
-      c.strokeStyle = colour;
-      c.lineWidth = width;
-      c.strokeRect(place.x - 1.5, place.y - 1, place.w + 3, Math.max(3, place.h) + 1.5);
-    };
+    const outline = (place, colour, width) => this.#painter.outline(place, colour, width);
     for (const sprite of this.#sprites.values()) {
-      if (sprite.id === this.chosen || sprite.request.number === this.#hovered) outline(this.#place(sprite, now), this.#colours.ink, 2);
+      if (sprite.id === this.chosen || sprite.request.number === this.#hovered) outline(this.#place(sprite, now), "ink", 2);
     }
     if (document.activeElement !== this.canvas || !this.canvas.matches(":focus-visible")) return;
     const column = this.#at(this.#cursor.column);
     const sprite = this.#sprites.get(this.#cursor.request);
-    if (sprite) outline(this.#place(sprite, now), this.#colours.focus, 3);
-    else if (column) outline({ x: column.x - 2, y: column.bottom - column.h - 4, w: column.w + 4, h: column.h + 8 }, this.#colours.focus, 3);
+    if (sprite) outline(this.#place(sprite, now), "focus", 3);
+    else if (column) outline({ x: column.x - 2, y: column.bottom - column.h - 4, w: column.w + 4, h: column.h + 8 }, "focus", 3);
   }
 
   #at(index) {

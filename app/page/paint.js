@@ -1,0 +1,161 @@
+// What one sees, in strokes and fills: columns, blocks, arcs and outlines on a canvas, in the page's colours.
+
+import { KINDS } from "./model.js";
+import { percent, short } from "./words.js";
+
+export class Painter {
+  #colours = {};
+  #font = "sans-serif";
+
+  constructor(context) {
+    this.context = context;
+    this.recolour();
+  }
+
+  recolour() {
+    const style = getComputedStyle(document.documentElement);
+    const names = ["track", "line", "ink", "muted", "move", "focus", "surface", "warn", ...KINDS.map((k) => k.key)];
+    for (const name of names) this.#colours[name] = style.getPropertyValue(`--${name}`).trim();
+    this.#font = style.getPropertyValue("--sans").trim() || "sans-serif";
+  }
+
+  clear(width, height, ratio) {
+    this.context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    this.context.clearRect(0, 0, width, height);
+  }
+
+  column({ replica, x, w, bottom, h, named }, name) {
+    const c = this.context;
+    const top = bottom - h;
+    const starting = replica.state === "STARTING";
+    const draining = replica.state === "DRAINING";
+    c.lineWidth = 1;
+    if (starting) {
+      c.setLineDash([3, 3]);
+      c.strokeStyle = this.#colours.muted;
+      c.strokeRect(x + 0.5, top + 0.5, w - 1, h - 1);
+      c.setLineDash([]);
+    } else {
+      c.fillStyle = this.#colours.track;
+      c.fillRect(x, top, w, h);
+    }
+    if (draining) this.#hatch(x, top, w, h);
+    c.fillStyle = draining ? this.#colours.warn : this.#colours.line;
+    if (!starting) c.fillRect(x - 1, top - 2, w + 2, 2);
+    if (!named) {
+      if (draining) c.fillRect(x, bottom + 11, w, 2);
+      return;
+    }
+    c.textAlign = "center";
+    c.font = `500 11px ${this.#font}`;
+    c.fillStyle = this.#colours.muted;
+    c.fillText(short(name, Math.max(4, Math.floor(w / 6.4))), x + w / 2, bottom + 22, w + 8);
+    const state = starting ? "opening" : draining ? "draining" : percent(replica.used / replica.capacity);
+    c.font = `${draining ? 600 : 400} 10px ${this.#font}`;
+    c.fillStyle = draining ? this.#colours.warn : this.#colours.muted;
+    c.fillText(state, x + w / 2, top - 5, w + 10);
+  }
+
+  #hatch(x, y, w, h) {
+    const c = this.context;
+    c.save();
+    c.beginPath();
+    c.rect(x, y, w, h);
+    c.clip();
+    c.beginPath();
+    for (let at = -h; at < w; at += 8) {
+      c.moveTo(x + at, y + h);
+      c.lineTo(x + at + h, y);
+    }
+    c.strokeStyle = this.#colours.warn;
+    c.globalAlpha = 0.28;
+    c.stroke();
+    c.restore();
+  }
+
+  // What has left, a block of that kind or with null a column; `share` of its fading is over.
+  gone({ x, y, w, h, kind }, share) {
+    const c = this.context;
+    c.globalAlpha = Math.max(0, 1 - share) * 0.7;
+    c.fillStyle = kind === null ? this.#colours.track : this.#colours[KINDS[kind].key];
+    c.fillRect(x, y, w, h);
+    c.globalAlpha = 1;
+  }
+
+  blocks(places, kind) {
+    this.context.fillStyle = this.context.strokeStyle = this.#colours[KINDS[kind].key];
+    for (const place of places) this.#block(place);
+  }
+
+  flying(place, kind) {
+    const c = this.context;
+    const seen = { ...place, h: Math.max(4, place.h) };
+    c.save();
+    c.shadowColor = "rgb(0 0 0 / 35%)";
+    c.shadowBlur = 10;
+    c.shadowOffsetY = 4;
+    c.fillStyle = this.#colours[KINDS[kind].key];
+    this.#block(seen);
+    c.restore();
+    c.strokeStyle = this.#colours.move;
+    c.lineWidth = 2;
+    c.strokeRect(seen.x - 1, seen.y - 1, seen.w + 2, seen.h + 2);
+  }
+
+  #block({ x, y, w, h, waits }) {
+    const c = this.context;
+    if (waits) {
+      c.lineWidth = 1;
+      c.strokeStyle = this.#colours.muted;
+      c.strokeRect(x + 0.5, y + 0.5, Math.max(0.5, w - 1), h - 1);
+      return;
+    }
+    const seam = h > 3 ? 1 : h > 1.2 ? 0.4 : 0;
+    if (w < 16 || h < 7) {
+      c.fillRect(x, y + seam, w, Math.max(0.6, h - seam));
+      return;
+    }
+    c.beginPath();
+    c.roundRect(x, y + seam, w, h - seam, 2.5);
+    c.fill();
+  }
+
+  stripes({ x, y, w, h }) {
+    const c = this.context;
+    c.fillStyle = this.#colours.surface;
+    c.globalAlpha = 0.45;
+    for (let at = 2; at < h; at += 5) c.fillRect(x, y + at, w, Math.min(2, h - at));
+    c.globalAlpha = 1;
+  }
+
+  // The way of a move, dotted where tokens went; it fades in the second half of its `age`, 0 to 1.
+  arc({ from, to, tokens }, age) {
+    const c = this.context;
+    c.lineWidth = 1.75;
+    c.strokeStyle = this.#colours.move;
+    const [x1, x2] = [from.x + from.w / 2, to.x + to.w / 2];
+    const clear = (column) => column.bottom - column.h - (column.named ? 18 : 4);
+    const [y1, y2] = [clear(from), clear(to)];
+    const peak = Math.max(-4, Math.min(y1, y2) - Math.min(28, 10 + Math.abs(x2 - x1) * 0.06));
+    c.globalAlpha = age < 0.5 ? 0.9 : 1.8 * (1 - age);
+    c.setLineDash(tokens ? [2, 4] : []);
+    c.beginPath();
+    c.moveTo(x1, y1);
+    c.bezierCurveTo(x1, peak, x2, peak, x2, y2);
+    c.stroke();
+    c.setLineDash([]);
+    c.beginPath();
+    c.moveTo(x2 - 4, y2 - 5);
+    c.lineTo(x2, y2);
+    c.lineTo(x2 + 4, y2 - 5);
+    c.stroke();
+    c.globalAlpha = 1;
+  }
+
+  outline(place, colour, width) {
+    const c = this.context;
+    c.strokeStyle = this.#colours[colour];
+    c.lineWidth = width;
+    c.strokeRect(place.x - 1.5, place.y - 1, place.w + 3, Math.max(3, place.h) + 1.5);
+  }
+}
