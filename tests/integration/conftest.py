@@ -123,6 +123,7 @@ def _real() -> dict[str, Any]:
     args = config["applications"][0]["args"]
     args["engine_kwargs"]["num_gpu_blocks_override"] = BLOCKS
     args["scheduler"] = {"policy": "best_fit", "mode": "off", "epoch_s": 0.5}
+    args["ingress"]["place_timeout_s"] = 10.0  # a busy machine is no reason to place without the scheduler
     args["deployment_config"]["engine_silence_s"] = 15.0
     args["migration"] = {
         "transport": "tests.integration.faults:make",

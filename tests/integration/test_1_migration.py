@@ -41,13 +41,16 @@ async def moved(
 
 async def loaded(client: Client, target: str, before: dict[str, int], blocks: int) -> None:
     """Wait for the target to report that it has loaded exactly so many blocks more: a busy one reports late."""
+    more: list[int] = []
 
     async def told() -> bool:
-        return any(
-            r["id"] == target and r["kv_blocks_loaded"] - before[target] == blocks for r in await client.running()
-        )
+        more[:] = [r["kv_blocks_loaded"] - before[r["id"]] for r in await client.running() if r["id"] == target]
+        return more == [blocks]
 
-    await eventually(told)
+    try:
+        await eventually(told)
+    except TimeoutError:
+        pytest.fail(f"{more} blocks were loaded where {blocks} were moved")
 
 
 def journeys(draw: random.Random) -> list[tuple[int, int, list[int], list[str]]]:

@@ -97,7 +97,7 @@ async def chosen(pair: Pair, estimates: Estimates, name: str) -> Choice:
 
 @pytest.mark.parametrize(
     ("bytes_per_s", "token_s", "best"),
-    [(4_000.0, 0.0, "tokens"), (None, 0.002, "kv")],
+    [(800.0, 0.0, "tokens"), (None, 0.01, "kv")],
     ids=["a slow link", "a slow prefill"],
 )
 async def test_the_choice_comes_to_the_path_that_is_faster(
@@ -111,10 +111,10 @@ async def test_the_choice_comes_to_the_path_that_is_faster(
 
 
 async def test_a_link_that_becomes_slow_is_left(switches: Path) -> None:
-    pair = make(0.0003)
+    pair = make(0.0015)
     estimates = make_estimates(pair)
     before = [await chosen(pair, estimates, f"before{n}") for n in range(3)]
-    faults.write(switches, "shared", Fault.SLOW, 4_000.0)
+    faults.write(switches, "shared", Fault.SLOW, 600.0)
     after = [await chosen(pair, estimates, f"after{n}") for n in range(5)]
     assert before[-1].path == "kv" and after[-1].path == "tokens"
 
