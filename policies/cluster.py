@@ -35,7 +35,9 @@ class Cluster(Fleet):
 
     def may_move(self, request: Request) -> bool:
         """Whether the request may be moved, and the epoch's moves are not used up or one more would cost none."""
-        return request.movable and (self.moves_left > 0 or self._trail.trace(request).is_free(request.replica))
+        if request.pinned or request.resting or request.source is not None:
+            return False
+        return self.moves_left > 0 or self._trail.trace(request).is_free(request.replica)
 
     def place(self, request: Request, replica: Replica) -> None:
         """A request that waits or was lifted starts there; where the replica is still starting it waits for that.

@@ -179,14 +179,14 @@ class Fleet:
         """Whether the request may go to the replica."""
         return replica.accepts and replica.room >= self.need(request.tokens)
 
-    def tightest(self, tokens: int, accept: Callable[[Replica], bool] | None = None) -> Replica | None:
+    def tightest(self, tokens: int, accept: Callable[[Replica], object] | None = None) -> Replica | None:
         """Best fit: the replica with the least room in which `tokens` and their growth fit; of equals the oldest.
 
         Only replicas that take requests and that `accept` agrees to.
         """
         return self._index().tightest(self.need(tokens), accept)
 
-    def widest(self, tokens: int, accept: Callable[[Replica], bool] | None = None) -> Replica | None:
+    def widest(self, tokens: int, accept: Callable[[Replica], object] | None = None) -> Replica | None:
         """Worst fit: the replica with the most room, if `tokens` and their growth fit there; of equals the youngest.
 
         Only replicas that take requests and that `accept` agrees to.

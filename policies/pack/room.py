@@ -6,8 +6,8 @@ Comfort saves moves, tightness saves replicas; a replica costs more than a move,
 is opened, and comfortable room before tight room.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 
 from policies.cluster import Cluster
 from policies.plan import Reason
@@ -45,19 +45,21 @@ class Seeker:
         """
         return self._choose(tokens + self.comfort, leaves, near=True) or self._choose(tokens, leaves, near=self.near)
 
-    def _choose(self, tokens: int, leaves: Replica | None, *avoid: Replica | None, near: bool) -> Replica | None:
+    def _choose(
+        self, tokens: int, leaves: Replica | None, avoid: Replica | None = None, *, near: bool
+    ) -> Replica | None:
         """The best replica for a request that `leaves` one; with `near`, where moves take time, first of its node."""
+        best = self.cluster.widest if self.spread else self.cluster.tightest
+        unused = self.spread  # whether one that is not in use will do
         if near and leaves is not None and self.cluster.holds:
-            found = self._find(tokens, lambda r: r.node == leaves.node and r is not leaves and r not in avoid)
+            node = leaves.node
+            found = best(
+                tokens,
+                lambda r: (unused or r.requests) and r.node == node and r is not leaves and r is not avoid,
+            )
             if found is not None:
                 return found
-        return self._find(tokens, lambda r: r is not leaves and r not in avoid)
-
-    def _find(self, tokens: int, accept: Callable[[Replica], bool]) -> Replica | None:
-        """The best replica in which so much fits: the tightest that is in use, or with `spread` the widest."""
-        if self.spread:
-            return self.cluster.widest(tokens, accept)
-        return self.cluster.tightest(tokens, lambda replica: bool(replica.requests) and accept(replica))
+        return best(tokens, lambda r: (unused or r.requests) and r is not leaves and r is not avoid)
 
     def make(self, tokens: int, avoid: Replica | None = None) -> Replica | None:
         """A replica in which one move, or else one swap of two requests, has made room for `tokens`.
@@ -92,11 +94,15 @@ class Seeker:
     def _by_a_move(self, tokens: int, hosts: list[Replica], avoid: Replica | None) -> Replica | None:
         """The smallest request that is in the way leaves, if it fits elsewhere."""
         cluster = self.cluster
+        widest = cluster.roomiest(3)
         for host in hosts:
             # Whoever leaves takes its headroom along.
             lack = cluster.need(tokens) - host.room - cluster.headroom
+            elsewhere = next((r.room for r in widest if r is not host and r is not avoid), 0)
+            if cluster.need(lack) > elsewhere:
+                continue
             request = smallest(cluster, host, lack)
-            if request is None:
+            if request is None or cluster.need(request.tokens) > elsewhere:
                 continue
             # Where the smallest fits nowhere, no larger one does.
             target = self._choose(request.tokens, host, avoid, near=self.near)
@@ -141,28 +147,30 @@ def smallest(cluster: Cluster, replica: Replica, tokens: int) -> Request | None:
     An inner loop of every decision, like `largest_below`: whether a request may move is asked last.
     """
     best: Request | None = None
+    least: float = inf
     for request in replica.requests.values():
         size = request.tokens
         if (
-            size >= tokens
-            and (best is None or size < best.tokens or (size == best.tokens and request.order < best.order))
+            tokens <= size <= least
+            and (size < least or best is None or request.order < best.order)
             and cluster.may_move(request)
         ):
-            best = request
+            best, least = request, size
     return best
 
 
 def largest_below(cluster: Cluster, replica: Replica, tokens: int) -> Request | None:
     """The largest request of fewer tokens that may move; of equals the youngest."""
     best: Request | None = None
+    most: float = -inf
     for request in replica.requests.values():
         size = request.tokens
         if (
-            size < tokens
-            and (best is None or size > best.tokens or (size == best.tokens and request.order > best.order))
+            most <= size < tokens
+            and (size > most or best is None or request.order > best.order)
             and cluster.may_move(request)
         ):
-            best = request
+            best, most = request, size
     return best
 
 
