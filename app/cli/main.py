@@ -111,6 +111,21 @@ def migrations(
 
 
 @app.command()
+def timeline(
+    file: Annotated[Path, typer.Argument(help="Where to write it; what is there is replaced.")] = Path("mell.json"),
+    url: Url = DEFAULT_URL,
+    admin_key: AdminKey = None,
+    as_json: Json = False,
+) -> None:
+    """Write migrations as a timeline.
+
+    In the format of `ray timeline`, for Perfetto or chrome://tracing: a row for each replica that requests left.
+    """
+    with told(terminal := Terminal(as_json)), Endpoint(url, admin_key) as endpoint:
+        watching.timeline(endpoint, terminal, file)
+
+
+@app.command()
 def move(
     request: Annotated[str, typer.Argument(help="Id or X-Request-Id of the request.")],
     target: Annotated[str | None, typer.Argument(help="Id of a replica; without it, the policy chooses.")] = None,

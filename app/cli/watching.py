@@ -1,19 +1,22 @@
-"""The commands that look: status, migrations, top."""
+"""The commands that look: status, migrations, timeline, top."""
 
+import json
 import math
 import time
+from pathlib import Path
 
 from rich.console import RenderableType
 from rich.live import Live
 
 from app.cli.documents import Records
 from app.cli.endpoint import Endpoint
-from app.cli.errors import CliError
+from app.cli.errors import CliError, Failed
 from app.cli.following import Follower
 from app.cli.rates import Looks
 from app.cli.terminal import Terminal
 from app.cli.views.migrations import show_migrations
 from app.cli.views.status import show_status
+from app.cli.views.timeline import timeline as timeline_of
 from app.cli.views.top import Picture, show_top
 
 EVERY_S = 1.0
@@ -33,6 +36,18 @@ def migrations(endpoint: Endpoint, terminal: Terminal, last: int) -> None:
     records = endpoint.migrations()[:last]
     terminal.tell({"migrations": [record.to_json() for record in records]})
     terminal.show(*show_migrations(records, terminal.console.width))
+
+
+def timeline(endpoint: Endpoint, terminal: Terminal, file: Path) -> None:
+    """All migrations that are remembered, in a file that trace viewers open."""
+    events = timeline_of(endpoint.migrations())
+    spans = sum(event["cat"] == "migration" and event["name"] != "pause" for event in events if event["ph"] == "X")
+    try:
+        file.write_text(json.dumps(events) + "\n")
+    except OSError as error:
+        raise Failed(f"{file} cannot be written: {error.strerror}") from error
+    terminal.tell({"file": str(file), "migrations": spans})
+    terminal.show(f"{spans} migrations in {file}; Perfetto and chrome://tracing open it")
 
 
 def follow(endpoint: Endpoint, terminal: Terminal, last: int) -> None:

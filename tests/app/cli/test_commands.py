@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,6 +52,16 @@ def test_migrations_are_listed_newest_first(at: Mell, mell: FakeMell) -> None:
     assert [line.split()[0] for line in lines] == ["ID", "01234567", "11234567", "the"]
     listed = json.loads(at("migrations", "--json", "--last", "2").stdout)
     assert listed == {"migrations": mell.migrations["migrations"][:2]}
+
+
+def test_a_timeline_is_written_where_it_is_wanted(at: Mell, tmp_path: Path) -> None:
+    file = tmp_path / "timeline.json"
+    result = at("timeline", str(file))
+    assert result.exit_code == 0 and result.stdout.startswith("2 migrations in")
+    assert {event["ph"] for event in json.loads(file.read_text())} == {"M", "X"}
+    assert json.loads(at("timeline", str(file), "--json").stdout) == {"file": str(file), "migrations": 2}
+    refused = at("timeline", str(tmp_path / "nowhere" / "timeline.json"))
+    assert refused.exit_code == 1 and "cannot be written" in refused.stderr
 
 
 def test_a_move_is_ordered_as_it_was_given(at: Mell, mell: FakeMell) -> None:
