@@ -29,11 +29,12 @@ class Structured:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are drawn and when generation ends. Stop strings are the ingress's business.
+    """How tokens are drawn, when generation ends, and whose turn it is. Stop strings are the ingress's business.
 
     `max_tokens` and `min_tokens` count from the first output token on, wherever it was drawn. `logit_bias` holds pairs
     of token id and bias. Before there are `min_tokens`, neither the model's end nor one of `stop_token_ids` is drawn.
     `logprobs` says with how many of the likeliest tokens the logprob of each token is told; None: it is not told.
+    In an engine that goes by `priority`, lower ones come first.
     """
 
     max_tokens: int
@@ -51,6 +52,7 @@ class Sampling:
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: int | None = None
     structured: Structured | None = None
+    priority: int = 0
 
     @property
     def seeded(self) -> bool:

@@ -133,6 +133,7 @@ def _sampling(request: Generation, model: Model, max_tokens: int, structured: St
         logit_bias=logit_bias,
         logprobs=request.likeliest,
         structured=structured,
+        priority=request.priority,
     )
 
 

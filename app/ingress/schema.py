@@ -101,6 +101,13 @@ class Generation(Strict):
     stream: bool | None = Field(False, description="Whether to answer with server-sent events.")
     stream_options: StreamOptions | None = Field(None, description="Only with `stream`.")
     user: str | None = Field(None, description="Accepted, not used.")
+    priority: int = Field(
+        0,
+        ge=-_INT64,
+        lt=_INT64,
+        description="With `engine_kwargs.scheduling_policy: priority`, an engine runs lower ones first and preempts "
+        "higher ones first; else without effect.",
+    )
     response_format: ResponseFormat | None = Field(None, description="What the answer has to match, as OpenAI has it.")
     structured_outputs: StructuredOutputs | None = Field(
         None, description="What the answer has to match, as vLLM has it; instead of `response_format`."

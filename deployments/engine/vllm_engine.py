@@ -90,7 +90,7 @@ class VllmEngine:
         """See `Engine.generate`."""
         with _refusals():
             params = _sampling_params(sampling, len(outputs), {"mell_key": key, "mell_output": len(outputs)})
-        async for output in self._run(key, prompt + outputs, params):
+        async for output in self._run(key, prompt + outputs, params, sampling.priority):
             completion = output.outputs[0]
             if completion.finish_reason == "error":
                 raise (InvalidRequest if sampling.structured else RuntimeError)("the engine gave the request up")
@@ -120,8 +120,10 @@ class VllmEngine:
             raise TransferFailed(str(error)) from error
         self._loaded.refresh()
 
-    async def _run(self, key: str, tokens: tuple[int, ...], params: SamplingParams) -> AsyncIterator[RequestOutput]:
-        stream = self._engine.generate({"prompt_token_ids": list(tokens)}, params, key)
+    async def _run(
+        self, key: str, tokens: tuple[int, ...], params: SamplingParams, priority: int = 0
+    ) -> AsyncIterator[RequestOutput]:
+        stream = self._engine.generate({"prompt_token_ids": list(tokens)}, params, key, priority=priority)
         try:
             async with contextlib.aclosing(stream) as outputs:
                 with _refusals():

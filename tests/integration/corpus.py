@@ -178,7 +178,7 @@ def _plain(path: str, draw: random.Random) -> Body:
 
 
 def _labelled(path: str, draw: random.Random) -> Body:
-    return {"user": "somebody"}
+    return {"user": "somebody", "priority": draw.choice([0, 3])}
 
 
 _TRAITS = [

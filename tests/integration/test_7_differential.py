@@ -1,6 +1,6 @@
 """Mell beside vLLM's own OpenAI server: the same requests, the same answers, and no others when the requests move.
 
-MELL_CORPUS_SEED draws other requests; MELL_CORPUS_CASE asks only the one of that number again.
+MELL_CORPUS_SEED draws other requests, MELL_CORPUS_SIZE so many; MELL_CORPUS_CASE asks only the one of that number.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from tests.integration.corpus import CHATS, COMPLETIONS, ODD, Case, corpus
 from tests.integration.told import Told, ask, differences
 
 SEED = int(os.environ.get("MELL_CORPUS_SEED", "20240607"))
-CASES = corpus(SEED, 150)
+CASES = corpus(SEED, int(os.environ.get("MELL_CORPUS_SIZE", "150")))
 ONLY = os.environ.get("MELL_CORPUS_CASE")
 ASKED = CASES if ONLY is None else [CASES[int(ONLY)]]
 AT_ONCE = 8

@@ -64,6 +64,7 @@ BOTH: dict[str, list[Any]] = {
     "stream": [1, "true", []],
     "stream_options": [{}, {"include_usage": True}, 5, True, []],
     "user": [5, [], {}],
+    "priority": ["high", 1.5, None, 2**63],
     "n": [17, 0, -1, HUGE, 1.5, "1", True, []],
 }
 COMPLETION: dict[str, list[Any]] = {

@@ -24,6 +24,7 @@ TOLD: list[tuple[dict[str, Any], Sampling]] = [
     ({"min_p": 0.25}, Sampling(9, min_p=0.25)),
     ({"seed": 0}, Sampling(9, seed=0)),
     ({"ignore_eos": True}, Sampling(9, ignore_eos=True)),
+    ({"priority": -7}, Sampling(9, priority=-7)),
     ({"stop_token_ids": [7, 5]}, Sampling(9, stop_token_ids=(7, 5))),
     ({"stop_token_ids": [], "logit_bias": {}}, Sampling(9)),
     ({"min_tokens": 9}, Sampling(9, min_tokens=9)),
