@@ -1,4 +1,4 @@
-"""`/mell/events`: one look at the cluster per second for all open pages, and none while no page is open.
+"""`/mell/events`: one look at the cluster per `INTERVAL_S` for all open pages, and none while no page is open.
 
 Every page has a short queue. One that reads too slowly loses what is in it, and gets a snapshot when it reads again: it
 misses what happened between, and never holds more than that up.
@@ -15,7 +15,8 @@ from app.ingress.picture import Picture, Seen
 
 log = logging.getLogger("ray.serve")
 
-INTERVAL_S = 1.0
+INTERVAL_S = 0.75
+"""What has happened is on the pages within a second, the look and the drawing included."""
 HEARTBEAT_S = 5.0
 MAX_PAGES = 64
 _BACKLOG = 4
@@ -43,7 +44,7 @@ class _Page:
 
 
 class Feed:
-    """What open pages are sent. `look` may be slow, and may raise: then the next look is a second later, too."""
+    """What open pages are sent. `look` may be slow, and may raise: then the next look comes in its time, too."""
 
     def __init__(self, look: Look, interval_s: float = INTERVAL_S, heartbeat_s: float = HEARTBEAT_S) -> None:
         self._look = look

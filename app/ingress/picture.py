@@ -23,7 +23,8 @@ from typing import Any
 from app.ingress.points import Point
 
 MIGRATIONS = 100
-POINTS = 300
+POINTS = 400
+"""Five minutes."""
 _HEAD = ("as_of", "mode", "policy", "wanted_replicas")
 _TOLD = (
     *("id", "request_id", "label", "source", "target", "path", "reason", "state", "outcome", "error"),

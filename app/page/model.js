@@ -9,7 +9,7 @@ export const KINDS = [
   { key: "large", short: "L", name: "L", share: "> 1⁄2" },
 ];
 const MIGRATIONS = 100;
-const POINTS = 300;
+const POINTS = 400;
 
 export function kindOf(tokens, capacity) {
   for (const [kind, part] of [8, 4, 3, 2].entries()) if (tokens <= Math.floor(capacity / part)) return kind;

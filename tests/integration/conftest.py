@@ -50,7 +50,7 @@ class Stage:
     def _start(self, name: str, config: dict[str, Any]) -> Application:
         folder = self.folder / name
         folder.mkdir(exist_ok=True)
-        port = _free_port()
+        port = free_port()
         config["applications"][0]["args"]["ingress"]["port"] = port
         switches, path, log = folder / "faults.json", folder / "serve_config.yaml", folder / "serve.log"
         faults.write(switches, "collective")
@@ -185,7 +185,7 @@ def _wait_until_healthy(process: "subprocess.Popen[bytes]", url: str, log: Path)
     pytest.fail(f"the application did not start:\n{log.read_text()[-4000:]}")
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -18,6 +18,7 @@ from app.ingress.limits import KeyLimits
 from app.ingress.model import Model
 from app.tinymodel import VOCAB_SIZE, ensure_tiny_model
 from tests.app.ingress.fakes import MAX_CONTEXT, make_api
+from tests.docs.markdown import PAGES, Block, blocks
 from tests.integration.application import MODEL, Application, prompt
 
 CHAT: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Where do blocks move?"}]
@@ -47,6 +48,19 @@ async def concurrent(application: Application) -> AsyncIterator[AsyncOpenAI]:
     http = DefaultAsyncHttpxClient(trust_env=False)
     async with AsyncOpenAI(base_url=f"{application.url}/v1", api_key="none", http_client=http, max_retries=0) as made:
         yield made
+
+
+EXAMPLES = [block for page in PAGES for block in blocks(page) if block.language == "python"]
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=str)
+def test_the_examples_of_the_documentation(
+    application: Application, example: Block, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    assert "http://127.0.0.1:8000/v1" in example.text
+    exec(example.text.replace("http://127.0.0.1:8000", application.url), {})
+    assert len(capsys.readouterr().out) > 10
 
 
 def test_models(client: OpenAI) -> None:

@@ -9,6 +9,7 @@ import httpx
 
 from app.ingress.described import Migrations, State
 from tests.integration.application import Answer, Application, Client, prompt
+from tests.integration.browser import needs_chromium, watching
 from tests.integration.conftest import ROOT
 
 
@@ -83,3 +84,27 @@ async def test_documents_are_as_described(application: Application) -> None:
     async with application.client() as client:
         State.model_validate(await client.state())
         Migrations.model_validate({"migrations": await client.migrations()})
+
+
+@needs_chromium
+async def test_a_forced_move_appears_on_the_page_and_its_button_makes_another(application: Application) -> None:
+    async with application.client() as client, watching(application) as page:
+        answer = Answer()
+        running = asyncio.create_task(client.stream(answer, prompt(200, "seen"), 3500, "seen"))
+        await answer.until(3)
+        ((source, request),) = [(r["id"], q["id"]) for r in await client.running() for q in r["requests"]]
+        target = await other_than(client, source)
+        await page.on(request, source)
+        assert (await client.move(request, target=target)).status_code == 202
+        print(f"a forced move was on the page after {await page.on(request, target):.2f} s")
+        await page.page.fill("#query", "seen")
+        await page.page.press("#query", "Enter")
+        await page.page.select_option("#detail select[name=target]", source)
+        await page.page.click("#detail button[type=submit]")
+        await page.page.click("#ask-yes")
+        await page.on(request, source)
+        (back, *_) = [m for m in await client.migrations() if m["request_id"] == request]
+        assert (back["source"], back["target"], back["reason"]) == (target, source, "requested by operator")
+        assert page.errors == []
+        running.cancel()
+        await client.idle()
