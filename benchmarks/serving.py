@@ -32,7 +32,8 @@ def main() -> None:
     with bare_vllm(BARE_PORT), mell(MELL_PORT, 1):
         results = {n: asyncio.run(_pairs(n, options.pairs)) for n in options.streams}
     for streams, pairs in results.items():
-        _print(streams, pairs)
+        print(f"\n{streams} streams, {PROMPT} prompt and {OUTPUT} output tokens, {len(pairs)} pairs")
+        show("Mell", "bare", pairs)
     if options.json:
         raw = {n: [[dataclasses.asdict(m), dataclasses.asdict(b)] for m, b in p] for n, p in results.items()}
         options.json.write_text(json.dumps(raw, indent=1))
@@ -51,9 +52,9 @@ async def _pairs(streams: int, count: int) -> list[tuple[Load, Load]]:
     return pairs
 
 
-def _print(streams: int, pairs: list[tuple[Load, Load]]) -> None:
-    print(f"\n{streams} streams, {PROMPT} prompt and {OUTPUT} output tokens, {len(pairs)} pairs")
-    print(f"{'':18}{'Mell':>10}{'bare':>10}   ratio of pairs: median [min, max]")
+def show(first: str, second: str, pairs: list[tuple[Load, Load]]) -> None:
+    """Print the medians of both, and the ratios first / second of the pairs."""
+    print(f"{'':18}{first:>10}{second:>10}   ratio of pairs: median [min, max]")
     for name, unit, scale in (
         ("tokens_per_s", "tok/s", 1),
         ("ttft_p50", "ms", 1e3),

@@ -1,0 +1,86 @@
+"""What being watched costs: serving with and without open pages, in interleaved pairs.
+
+    python -m benchmarks.watched [--pages 20] [--pairs 10] [--streams 16 64] [--json FILE]
+
+One replica with a real engine. A page is what it is to the server: a stream of `/mell/events` that is read as
+it comes. Drawing it costs the browser's machine, which is another one. A pair is one run with and one without pages, in
+turns; figures are ratios watched / unwatched of the pairs.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import dataclasses
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from tqdm import tqdm
+
+from benchmarks.load import Load, offer
+from benchmarks.servers import MODEL, mell
+from benchmarks.serving import show
+
+PORT = 8100
+PROMPT, OUTPUT = 64, 128
+
+
+def main() -> None:
+    """Parse the options, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pages", type=int, default=20)
+    parser.add_argument("--pairs", type=int, default=10)
+    parser.add_argument("--streams", type=int, nargs="+", default=[16, 64])
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    with mell(PORT, 1):
+        results = {n: asyncio.run(_pairs(n, options.pairs, options.pages)) for n in options.streams}
+    for streams, pairs in results.items():
+        print(f"\n{streams} streams, {PROMPT} prompt and {OUTPUT} output tokens, {len(pairs)} pairs")
+        show(f"{options.pages} pages", "none", pairs)
+    if options.json:
+        raw = {n: [[dataclasses.asdict(w), dataclasses.asdict(u)] for w, u in p] for n, p in results.items()}
+        options.json.write_text(json.dumps(raw, indent=1))
+
+
+async def _pairs(streams: int, count: int, pages: int) -> list[tuple[Load, Load]]:
+    """(watched, unwatched) pairs; the order within a pair alternates."""
+    pairs: list[tuple[Load, Load]] = []
+    await offer(PORT, MODEL, streams, PROMPT, OUTPUT, f"warm/{streams}")
+    for i in tqdm(range(count), desc=f"{streams} streams", unit="pair"):
+        loads: dict[bool, Load] = {}
+        for watched in (True, False)[:: 1 if i % 2 else -1]:
+            async with _watching(pages if watched else 0):
+                loads[watched] = await offer(PORT, MODEL, streams, PROMPT, OUTPUT, f"{streams}/{i}/{watched}")
+        pairs.append((loads[True], loads[False]))
+    return pairs
+
+
+@contextlib.asynccontextmanager
+async def _watching(pages: int) -> AsyncIterator[None]:
+    """So many pages are open, each of which has its first picture."""
+    opened = [asyncio.Event() for _ in range(pages)]
+    reading = [asyncio.create_task(_page(event)) for event in opened]
+    try:
+        async with asyncio.timeout(30):
+            await asyncio.gather(*(event.wait() for event in opened))
+        yield
+    finally:
+        for task in reading:
+            task.cancel()
+        await asyncio.gather(*reading, return_exceptions=True)
+
+
+async def _page(opened: asyncio.Event) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", PORT, limit=1 << 20)
+    try:
+        writer.write(b"GET /mell/events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        while data := await reader.read(1 << 16):
+            if b"data: " in data:
+                opened.set()
+    finally:
+        writer.close()
+
+
+if __name__ == "__main__":
+    main()
