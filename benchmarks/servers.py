@@ -89,7 +89,15 @@ def _process(command: list[str], health: str, name: str) -> Iterator[None]:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     env = {**os.environ, **ENV, "PYTHONPATH": str(ROOT), "PATH": path}
     started = time.monotonic()
-    process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=env, cwd=ROOT, process_group=0)
+    process = subprocess.Popen(
+        command,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        env=env,
+        cwd=ROOT,
+        process_group=0,
+        preexec_fn=heed_interrupts,
+    )
     try:
         while not _healthy(health):
             if process.poll() is not None or time.monotonic() - started > 150:
@@ -104,6 +112,11 @@ def _process(command: list[str], health: str, name: str) -> Iterator[None]:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
         log.close()
+
+
+def heed_interrupts() -> None:
+    """For a child, before it runs: what a shell starts in the background ignores SIGINT, and so do its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _healthy(url: str) -> bool:

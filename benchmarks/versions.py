@@ -12,9 +12,12 @@ import asyncio
 import dataclasses
 import json
 import os
+import socket
 import statistics
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 from tqdm import tqdm
@@ -24,7 +27,7 @@ from benchmarks.servers import MODEL, mell
 
 PORT = 8100
 PROMPT, OUTPUT = 64, 128
-OFFERS = {16: 8, 64: 3}
+OFFERS = {16: 6, 64: 2}
 """How often a load of so many streams is offered in a session; others as often as the second."""
 
 
@@ -35,10 +38,11 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--streams", type=int, nargs="+", default=[16, 64])
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--session", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--session", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.session:
-        print(json.dumps({n: dataclasses.asdict(load) for n, load in _session(options.streams).items()}))
+        told = {n: dataclasses.asdict(load) for n, load in _session(options.streams).items()}
+        options.session.write_text(json.dumps(told))
         return
     if options.other is None or not (options.other / "benchmarks").is_dir():
         parser.error("--other: give the folder of a checkout")
@@ -46,7 +50,7 @@ def main() -> None:
 
 
 def _compare(other: Path, count: int, streams: list[int], file: Path | None) -> None:
-    from benchmarks.serving import show  # the other version's may have none
+    from benchmarks.serving import show  # of this version: the other one's may have none
 
     here = Path(__file__).parents[1]
     pairs: dict[int, list[tuple[Load, Load]]] = {n: [] for n in streams}
@@ -63,11 +67,21 @@ def _compare(other: Path, count: int, streams: list[int], file: Path | None) -> 
 
 
 def _run(folder: Path, streams: list[int]) -> dict[int, Load]:
-    """A session of the version in that folder, in a process of its own."""
-    command = [sys.executable, str(Path(__file__)), "--session", "--streams", *map(str, streams)]
-    environment = os.environ | {"PYTHONPATH": str(folder)}
-    told = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE, check=True, text=True).stdout
-    return {int(n): Load(**load) for n, load in json.loads(told.splitlines()[-1]).items()}
+    """A session of the version in that folder, in a process of its own, once the one before is really over."""
+    from benchmarks.servers import heed_interrupts
+
+    while _listening():
+        time.sleep(1)
+    with tempfile.NamedTemporaryFile() as told:  # a pipe would be held open by what Ray leaves behind for a minute
+        command = [sys.executable, str(Path(__file__)), "--session", told.name, "--streams", *map(str, streams)]
+        environment = os.environ | {"PYTHONPATH": str(folder)}
+        subprocess.run(command, cwd=folder, env=environment, check=True, preexec_fn=heed_interrupts)
+        return {int(n): Load(**load) for n, load in json.load(told).items()}
+
+
+def _listening() -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", PORT)) == 0
 
 
 def _session(streams: list[int]) -> dict[int, Load]:
@@ -77,7 +91,7 @@ def _session(streams: list[int]) -> dict[int, Load]:
 
 async def _offers(streams: int) -> Load:
     await offer(PORT, MODEL, streams, PROMPT, OUTPUT, f"warm/{streams}")
-    loads = [await offer(PORT, MODEL, streams, PROMPT, OUTPUT, f"{streams}/{i}") for i in range(OFFERS.get(streams, 3))]
+    loads = [await offer(PORT, MODEL, streams, PROMPT, OUTPUT, f"{streams}/{i}") for i in range(OFFERS.get(streams, 2))]
     return Load(*(statistics.median(values) for values in zip(*map(dataclasses.astuple, loads), strict=True)))
 
 

@@ -98,6 +98,7 @@ class Seeker:
         for host in hosts:
             # Whoever leaves takes its headroom along.
             lack = cluster.need(tokens) - host.room - cluster.headroom
+            # What is in the way goes nowhere if there is no such room at all: most hosts need not be looked at further.
             elsewhere = next((r.room for r in widest if r is not host and r is not avoid), 0)
             if cluster.need(lack) > elsewhere:
                 continue

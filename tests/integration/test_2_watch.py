@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -64,7 +65,7 @@ async def test_the_page_shows_what_the_state_tells(application: Application) -> 
         await client.idle()
 
 
-async def test_a_request_is_moved_from_a_terminal(application: Application) -> None:
+async def test_a_request_is_moved_from_a_terminal(application: Application, tmp_path: Path) -> None:
     async with application.client() as client:
         answer = Answer()
         running = asyncio.create_task(client.stream(answer, prompt(200, "terminal"), 2000, "from-a-terminal"))
@@ -76,6 +77,11 @@ async def test_a_request_is_moved_from_a_terminal(application: Application) -> N
         status, record = await mell(application, "move", "from-a-terminal", target, "--path", "kv", "--wait")
         assert (status, record["outcome"], record["target"]) == (0, "committed", target)
         assert (await mell(application, "move", "nobody", target))[0] == 1
+        status, listed = await mell(application, "migrations", "--last", "1")
+        assert (status, [m["id"] for m in listed["migrations"]]) == (0, [record["id"]])
+        assert (await mell(application, "timeline", str(tmp_path / "mell.json")))[0] == 0
+        spans = [event for event in json.loads((tmp_path / "mell.json").read_text()) if event["ph"] == "X"]
+        assert record["id"] in [span["args"].get("id") for span in spans]
         running.cancel()
         await client.idle()
 
