@@ -11,6 +11,7 @@ import asyncio
 import dataclasses
 import json
 import statistics
+from collections.abc import Mapping
 from pathlib import Path
 
 from tqdm import tqdm
@@ -31,12 +32,9 @@ def main() -> None:
     options = parser.parse_args()
     with bare_vllm(BARE_PORT), mell(MELL_PORT, 1):
         results = {n: asyncio.run(_pairs(n, options.pairs)) for n in options.streams}
-    for streams, pairs in results.items():
-        print(f"\n{streams} streams, {PROMPT} prompt and {OUTPUT} output tokens, {len(pairs)} pairs")
-        show("Mell", "bare", pairs)
+    show("Mell", "bare", results)
     if options.json:
-        raw = {n: [[dataclasses.asdict(m), dataclasses.asdict(b)] for m, b in p] for n, p in results.items()}
-        options.json.write_text(json.dumps(raw, indent=1))
+        keep(results, options.json)
 
 
 async def _pairs(streams: int, count: int) -> list[tuple[Load, Load]]:
@@ -52,8 +50,20 @@ async def _pairs(streams: int, count: int) -> list[tuple[Load, Load]]:
     return pairs
 
 
-def show(first: str, second: str, pairs: list[tuple[Load, Load]]) -> None:
-    """Print the medians of both, and the ratios first / second of the pairs."""
+def keep(results: Mapping[int, list[tuple[Load, Load]]], file: Path) -> None:
+    """Write the pairs of each number of streams."""
+    raw = {n: [[dataclasses.asdict(a), dataclasses.asdict(b)] for a, b in pairs] for n, pairs in results.items()}
+    file.write_text(json.dumps(raw, indent=1))
+
+
+def show(first: str, second: str, results: Mapping[int, list[tuple[Load, Load]]]) -> None:
+    """Print the medians of both, and the ratios first / second of the pairs, for each number of streams."""
+    for streams, pairs in results.items():
+        print(f"\n{streams} streams, {PROMPT} prompt and {OUTPUT} output tokens, {len(pairs)} pairs")
+        _table(first, second, pairs)
+
+
+def _table(first: str, second: str, pairs: list[tuple[Load, Load]]) -> None:
     print(f"{'':18}{first:>10}{second:>10}   ratio of pairs: median [min, max]")
     for name, unit, scale in (
         ("tokens_per_s", "tok/s", 1),

@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def _compare(other: Path, count: int, streams: list[int], file: Path | None) -> None:
-    from benchmarks.serving import show  # of this version: the other one's may have none
+    from benchmarks.serving import keep, show  # of this version: the other one's may have none
 
     here = Path(__file__).parents[1]
     pairs: dict[int, list[tuple[Load, Load]]] = {n: [] for n in streams}
@@ -59,11 +59,8 @@ def _compare(other: Path, count: int, streams: list[int], file: Path | None) -> 
         for n in streams:
             pairs[n].append((both[here][n], both[other][n]))
         if file is not None:
-            raw = {n: [[dataclasses.asdict(a), dataclasses.asdict(b)] for a, b in found] for n, found in pairs.items()}
-            file.write_text(json.dumps(raw, indent=1))
-    for n, found in pairs.items():
-        print(f"\n{n} streams, {PROMPT} prompt and {OUTPUT} output tokens, {len(found)} pairs")
-        show("this", "other", found)
+            keep(pairs, file)
+    show("this", "other", pairs)
 
 
 def _run(folder: Path, streams: list[int]) -> dict[int, Load]:

@@ -10,8 +10,6 @@ turns; figures are ratios watched / unwatched of the pairs.
 import argparse
 import asyncio
 import contextlib
-import dataclasses
-import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -19,10 +17,9 @@ from tqdm import tqdm
 
 from benchmarks.load import Load, offer
 from benchmarks.servers import MODEL, mell
-from benchmarks.serving import show
+from benchmarks.serving import OUTPUT, PROMPT, keep, show
 
 PORT = 8100
-PROMPT, OUTPUT = 64, 128
 
 
 def main() -> None:
@@ -35,12 +32,9 @@ def main() -> None:
     options = parser.parse_args()
     with mell(PORT, 1):
         results = {n: asyncio.run(_pairs(n, options.pairs, options.pages)) for n in options.streams}
-    for streams, pairs in results.items():
-        print(f"\n{streams} streams, {PROMPT} prompt and {OUTPUT} output tokens, {len(pairs)} pairs")
-        show(f"{options.pages} pages", "none", pairs)
+    show(f"{options.pages} pages", "none", results)
     if options.json:
-        raw = {n: [[dataclasses.asdict(w), dataclasses.asdict(u)] for w, u in p] for n, p in results.items()}
-        options.json.write_text(json.dumps(raw, indent=1))
+        keep(results, options.json)
 
 
 async def _pairs(streams: int, count: int, pages: int) -> list[tuple[Load, Load]]:

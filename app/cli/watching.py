@@ -16,6 +16,7 @@ from app.cli.rates import Looks
 from app.cli.terminal import Terminal
 from app.cli.views.migrations import show_migrations
 from app.cli.views.status import show_status
+from app.cli.views.timeline import ended
 from app.cli.views.timeline import timeline as timeline_of
 from app.cli.views.top import Picture, show_top
 
@@ -40,14 +41,13 @@ def migrations(endpoint: Endpoint, terminal: Terminal, last: int) -> None:
 
 def timeline(endpoint: Endpoint, terminal: Terminal, file: Path) -> None:
     """All migrations that are remembered, in a file that trace viewers open."""
-    events = timeline_of(endpoint.migrations())
-    spans = sum(event["cat"] == "migration" and event["name"] != "pause" for event in events if event["ph"] == "X")
+    records = ended(endpoint.migrations())
     try:
-        file.write_text(json.dumps(events) + "\n")
+        file.write_text(json.dumps(timeline_of(records)) + "\n")
     except OSError as error:
         raise Failed(f"{file} cannot be written: {error.strerror}") from error
-    terminal.tell({"file": str(file), "migrations": spans})
-    terminal.show(f"{spans} migrations in {file}; Perfetto and chrome://tracing open it")
+    terminal.tell({"file": str(file), "migrations": len(records)})
+    terminal.show(f"{len(records)} migrations in {file}; Perfetto and chrome://tracing open it")
 
 
 def follow(endpoint: Endpoint, terminal: Terminal, last: int) -> None:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import httpx
 import pytest
 import yaml
 
+from benchmarks.servers import heed_interrupts
 from tests.integration import faults
 from tests.integration.application import Application
 
@@ -63,8 +63,7 @@ class Stage:
                 env=_environment(switches),
                 cwd=ROOT,
                 process_group=0,
-                # Who is started in the background ignores this signal, and so would what it starts.
-                preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+                preexec_fn=heed_interrupts,
             )
         url = f"http://127.0.0.1:{port}"
         _wait_until_healthy(self._process, url, log)

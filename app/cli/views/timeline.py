@@ -10,7 +10,7 @@ from typing import Any
 
 from app.cli.documents import Records
 from app.cli.views.migrations import name_of
-from migration.record import MigrationRecord
+from migration.record import MigrationRecord, Outcome
 
 Event = dict[str, Any]
 
@@ -19,11 +19,11 @@ _FIRST_PROCESS = 1_000_000
 
 
 def timeline(records: Records) -> list[Event]:
-    """The events of all migrations that have ended, whatever the order of the records."""
-    ended = sorted((r for r in records if _seconds(r) is not None), key=lambda r: (r.started_at, r.id))
+    """The events of all migrations that have `ended`, whatever the order of the records."""
+    shown = sorted(ended(records), key=lambda r: (r.started_at, r.id))
     events: list[Event] = []
-    for process, source in enumerate(sorted({record.source for record in ended}), _FIRST_PROCESS):
-        here = [record for record in ended if record.source == source]
+    for process, source in enumerate(sorted({record.source for record in shown}), _FIRST_PROCESS):
+        here = [record for record in shown if record.source == source]
         events.append(_meta("process_name", process, 0, f"Mell: moved away from {source}"))
         lanes = _lanes(here)
         for thread in range(max(lanes) + 1):
@@ -31,6 +31,11 @@ def timeline(records: Records) -> list[Event]:
         for record, thread in zip(here, lanes, strict=True):
             events += _spans(record, process, thread)
     return events
+
+
+def ended(records: Records) -> Records:
+    """Those that have ended, and of which somebody has told how long they took."""
+    return tuple(record for record in records if _seconds(record) is not None)
 
 
 def _seconds(record: MigrationRecord) -> float | None:
@@ -58,7 +63,7 @@ def _spans(record: MigrationRecord, process: int, thread: int) -> Iterable[Event
         place = {"pid": process, "tid": thread, "ts": round(begin_s * 1e6), "dur": round(lasting_s * 1e6)}
         return {"ph": "X", "cat": "migration", "name": name, "cname": colour, "args": told} | place
 
-    colour = "good" if record.outcome == "committed" else "terrible"
+    colour = "good" if record.outcome is Outcome.COMMITTED else "terrible"
     told = {name: value for name, value in record.to_json().items() if value is not None}
     yield span(f"{name_of(record)} to {record.target}", record.started_at, seconds, colour, **told)
     if record.duration_s is not None and record.pause_s is not None:
