@@ -209,11 +209,14 @@ class Fleet:
         rooms = (r.room + r.held for r in self.replicas.values() if r.state in UP)
         return sum(room for room in rooms if room * 8 >= self.capacity) - sum(q.tokens for q in self.waiting.values())
 
-    def may_close(self, count: int = 1) -> bool:
-        """Whether so many running replicas less, with their requests elsewhere, leave enough open and enough free."""
+    def may_close(self, count: int = 1, times: float = 1.0) -> bool:
+        """Whether so many running replicas less, with their requests elsewhere, leave enough open and enough free.
+
+        Enough is free if it is so many `times` the slack.
+        """
         if len(self.running()) - count < self.min_replicas:
             return False
-        return not self.slack or self.spare() - count * self.capacity >= self.slack
+        return not self.slack or self.spare() - count * self.capacity >= times * self.slack
 
     def overloaded(self) -> list[Replica]:
         """Replicas whose requests need more than there is, oldest first."""

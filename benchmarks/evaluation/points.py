@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,3 +26,13 @@ def front(points: Sequence[Point]) -> list[Point]:
 def beats(one: Point, other: Point) -> bool:
     """Whether one is better on an axis and no worse on the other."""
     return one.x <= other.x and one.y <= other.y and (one.x, one.y) != (other.x, other.y)
+
+
+def height(line: Sequence[Point], x: float) -> float | None:
+    """Where a line through the points is at `x`, straight between neighbours; None left and right of all of them."""
+    ordered = sorted(line, key=lambda each: each.x)
+    for left, right in pairwise(ordered):
+        if left.x <= x <= right.x:
+            share = (x - left.x) / (right.x - left.x) if right.x > left.x else 0.0
+            return left.y + share * (right.y - left.y)
+    return None

@@ -31,7 +31,7 @@ class Scale:
 FULL = Scale(
     "full",
     seeds=3,
-    costly_seeds=2,
+    costly_seeds=4,
     poisson=Span(3600, 600),
     azure=Span(1800, 600),
     held=Span(900, 300),

@@ -5,14 +5,15 @@ from policies.plan import Reason
 from policies.working import Replica
 
 
-def drain(seeker: Seeker, most: int, victims: int) -> None:
+def drain(seeker: Seeker, most: int, victims: int, times: float) -> None:
     """Empty replicas while one can be emptied with at most `most` moves, those included that make room elsewhere.
 
-    Of the `victims` least loaded replicas the one is chosen that costs the fewest moves.
+    Of the `victims` least loaded replicas the one is chosen that costs the fewest moves. So many `times` the slack
+    stay free.
     """
     cluster = seeker.cluster
     emptied = sum(not r.requests for r in cluster.running())
-    while cluster.may_close(emptied + 1) and (victim := _cheapest(seeker, most, victims)) is not None:
+    while cluster.may_close(emptied + 1, times) and (victim := _cheapest(seeker, most, victims)) is not None:
         _empty(seeker, victim, most)
         emptied += 1
 

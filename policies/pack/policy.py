@@ -23,6 +23,10 @@ class Pack:
     2. Arrivals, the largest first, go the same way.
     3. Drain: replicas are emptied while one can be with few moves, exchanges included.
 
+    Where room is kept free in all, as real clusters must while new replicas take their time to start, each request
+    goes to the replica in use that has the most of it instead, and replicas are emptied only while there is plenty:
+    as much more than is kept as it takes not to open them again when demand next rises. Otherwise loads are evened out.
+
     There are no size classes. What makes this cheaper than the paper's policy (section VI) at the same number of
     replicas: nothing moves to keep a class pure or to refill a hole, only to cure an overload or to free a replica.
     """
@@ -39,7 +43,11 @@ class Pack:
     )
     evenness: float = field(
         default=0.2,
-        metadata=about("By how much a move must even out loads, in replicas, where none is to be closed.", least=0),
+        metadata=about("By how much a move must even out loads, in replicas, where none is to be emptied.", least=0),
+    )
+    plenty: float = field(
+        default=1.5,
+        metadata=about("How many times the room that is kept free must be left when a replica is emptied.", least=1),
     )
     victims: int = field(default=12, metadata=about("How many replicas are tried, the least loaded first.", least=1))
     reach: int = field(
@@ -51,7 +59,7 @@ class Pack:
     )
 
     def place(self, cluster: Cluster, request: Request) -> Replica | None:
-        """The tightest replica with comfortable room, else with tight room, else an empty one."""
+        """The best replica with comfortable room, else with tight room, else an empty one."""
         return self._seeker(cluster).find(request.tokens) or cluster.tightest(request.tokens)
 
     def rebalance(self, cluster: Cluster, changes: Changes) -> None:
@@ -64,10 +72,10 @@ class Pack:
             target = seeker.find(request.tokens) or _make_or_open(seeker, request, openings)
             if target is not None:
                 cluster.place(request, target)
-        if seeker.spread:
-            even_out(cluster, self.evenness * cluster.capacity)
+        if cluster.may_close(times=self.plenty):
+            drain(seeker, self.drain_moves, self.victims, self.plenty)
         else:
-            drain(seeker, self.drain_moves, self.victims)
+            even_out(cluster, self.evenness * cluster.capacity)
 
     def _seeker(self, cluster: Cluster) -> Seeker:
         """Growth kept free costs replicas in proportion to the number of requests. Rounding up to whole replicas leaves
@@ -77,7 +85,8 @@ class Pack:
         requests = max(1, len(cluster.requests))
         growth = max(2 * cluster.headroom, self.comfort * cluster.capacity / requests, self.rest * cluster.lead)
         comfort = round((growth - cluster.headroom) * requests / max(1, len(cluster.replicas)))
-        return Seeker(cluster, comfort, self.reach, not cluster.may_close(), self.near)
+        unused = not cluster.may_close()
+        return Seeker(cluster, comfort, self.reach, unused or cluster.slack > 0, unused, self.near)
 
 
 def _cure(seeker: Seeker, replica: Replica, openings: Openings) -> None:

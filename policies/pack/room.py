@@ -21,9 +21,12 @@ class Seeker:
     An exchange involves only the `reach` replicas with the most room. One that holds more than `crowd` requests is not
     searched for a swap: among so many, a single move does.
 
-    With `spread` the replica with the most room is the best: nothing is to be closed, so what is open may as well be
-    used, and smaller batches decode faster. With `near` a move stays on its node even if room on another one fits
-    better, unless that is comfortable and the node's is not.
+    With `spread` the replica with the most room is the best: where room is kept free anyway it costs nothing to have a
+    share of it beside every request, and what decodes beside less decodes faster. With `unused` one that holds nothing
+    will do, too: nothing is to be closed, so what is open may as well be used.
+
+    With `near` a move stays on its node even if room on another one fits better, unless that is comfortable and the
+    node's is not.
 
     Where moves take time, the room that one makes is there when it is done. `promises` keeps it until then for the
     request that it is made for: tokens by replica.
@@ -33,12 +36,13 @@ class Seeker:
     comfort: int
     reach: int
     spread: bool = False
+    unused: bool = False
     near: bool = False
     crowd: int = 12
     promises: dict[Replica, int] = field(default_factory=dict)
 
     def find(self, tokens: int, leaves: Replica | None = None) -> Replica | None:
-        """The tightest replica in use with comfortable room for `tokens`; if there is none, with tight room.
+        """The best replica in use with comfortable room for `tokens`; if there is none, with tight room.
 
         For a request that `leaves` a replica; where moves take time, comfortable room on the same node comes before
         other comfortable room, and with `near` tight room there before other tight room.
@@ -50,16 +54,15 @@ class Seeker:
     ) -> Replica | None:
         """The best replica for a request that `leaves` one; with `near`, where moves take time, first of its node."""
         best = self.cluster.widest if self.spread else self.cluster.tightest
-        unused = self.spread  # whether one that is not in use will do
         if near and leaves is not None and self.cluster.holds:
             node = leaves.node
             found = best(
                 tokens,
-                lambda r: (unused or r.requests) and r.node == node and r is not leaves and r is not avoid,
+                lambda r: (self.unused or r.requests) and r.node == node and r is not leaves and r is not avoid,
             )
             if found is not None:
                 return found
-        return best(tokens, lambda r: (unused or r.requests) and r is not leaves and r is not avoid)
+        return best(tokens, lambda r: (self.unused or r.requests) and r is not leaves and r is not avoid)
 
     def make(self, tokens: int, avoid: Replica | None = None) -> Replica | None:
         """A replica in which one move, or else one swap of two requests, has made room for `tokens`.

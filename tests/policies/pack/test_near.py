@@ -87,7 +87,7 @@ def test_what_is_found(rows: list[tuple[str, list[int]]], tokens: int, comfort: 
     """Room is found if and only if there is some; on another node only if its own has none of the kind."""
     cluster = made(rows)
     source = cluster.running()[0]
-    found = Seeker(cluster, comfort, 8, spread, near=True).find(tokens, source)
+    found = Seeker(cluster, comfort, 8, spread, spread, near=True).find(tokens, source)
     assert (found is None) == (not rooms(cluster, source, tokens, near=False))
     if found is None:
         return

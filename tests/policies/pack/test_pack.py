@@ -1,5 +1,7 @@
 """Pack, rule by rule, on drawn clusters of replicas of 100 tokens."""
 
+from dataclasses import replace
+
 import pytest
 
 from policies.epoch import step
@@ -23,11 +25,11 @@ def decided(text: str, policy: Pack = PACK, limits: Limits | None = None, headro
     return plan, shown(cluster)
 
 
-def admitted(text: str, sizes: list[int], policy: Pack) -> str:
+def admitted(text: str, sizes: list[int], policy: Pack, limits: Limits | None = None) -> str:
     """What becomes of a cluster when requests of those sizes arrive."""
     cluster = drawn(text)
     arrived = [Arrival(RequestId(f"new{i}"), Tokens(size)) for i, size in enumerate(sizes)]
-    step(cluster, Events(arrived=arrived), policy)
+    step(cluster, Events(arrived=arrived), policy, limits or Limits())
     cluster.check_integrity()
     return shown(cluster)
 
@@ -124,6 +126,31 @@ def test_what_must_stay_open_is_not_emptied_but_evened_out() -> None:
 def test_slack_keeps_replicas_from_being_emptied() -> None:
     assert decided("50 | 30")[1] == "50 30"
     assert decided("50 | 30", limits=Limits(slack=0.5))[1] == "50 | 30"
+
+
+@pytest.mark.parametrize(
+    ("slack", "expected"),
+    [
+        pytest.param(0.0, "60 | 75 20", id="nothing is kept free: the tightest"),
+        pytest.param(0.2, "60 20 | 75", id="the one in use with the most room"),
+        pytest.param(0.6, "60 | 75 | 20", id="also an empty one, if it stays open"),
+    ],
+)
+def test_room_that_is_kept_is_shared(slack: float, expected: str) -> None:
+    assert admitted("60 | 75 | ", [20], PACK, Limits(slack=slack)) == expected
+
+
+def test_replicas_are_emptied_while_there_is_plenty() -> None:
+    assert decided("60 | 15 | 5", limits=Limits(slack=0.5))[1] == "60 | 15 5"
+    # Without one of the two 60 are free: enough for the slack, but no plenty.
+    assert decided("30 | 10", limits=Limits(slack=0.5))[1] == "30 | 10"
+    assert decided("30 | 10", replace(PACK, plenty=1.0), Limits(slack=0.5))[1] == "30 10"
+
+
+def test_loads_are_evened_out_where_there_is_no_plenty() -> None:
+    plan, outcome = decided("20 20 | 5", limits=Limits(slack=0.5))
+    assert outcome == "20 | 5 20"
+    assert [m.reason for m in plan.moves] == [Reason.BALANCE]
 
 
 def test_a_budget_of_moves_is_kept() -> None:
