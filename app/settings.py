@@ -158,7 +158,7 @@ class Scheduler(Section):
         None, ge=0, description="Most requests that one epoch may move; null: any number."
     )
     moves_at_once: int = Field(32, ge=1, description="Most migrations under way at a time.")
-    link_time_s: float = Field(1.0, gt=0, description="How long what one epoch sends over a link may take.")
+    link_time_s: float = Field(10.0, gt=0, description="How long what waits to be sent over a link may take.")
     slowdown: float = Field(
         0.2,
         gt=0,

@@ -55,7 +55,7 @@ class SchedulerConfig:
     limits: LiveLimits = field(default_factory=LiveLimits)
     bounds: tuple[int, int] = (1, 1)
     moves_at_once: int = 32
-    link_time_s: float = 1.0
+    link_time_s: float = 10.0
     slowdown: float = 0.2
     placement_ttl_s: float = 2.0
     report_timeout_s: float = 1.0

@@ -17,6 +17,7 @@ from typing import Any
 
 from migration.lines import Evidence, Line, Observed
 from migration.messages import Fingerprint, Path
+from migration.paths import PATIENCE
 from migration.record import MigrationRecord
 from policies.model import Bytes, ReplicaId, Tokens
 
@@ -80,8 +81,8 @@ class Beliefs:
         """Learn from a migration that has ended. `shared` is the size of all that had to pass for it to be over.
 
         A migration that did not move the request, or whose target did not tell when it went on, teaches nothing. One
-        that had to give up its copy would have taken longer than it did and was believed to: it counts as twice that,
-        so that a link is not tried in vain for ever.
+        that had to give up its copy would have taken longer than it did and was believed to: it counts as longer than
+        anybody would wait for, so that a link is not tried in vain for ever.
         """
         taken = record.whole_s
         if taken is None or record.tokens is None:
@@ -96,7 +97,7 @@ class Beliefs:
             size = profile.size(record.tokens)
             at_least_s = record.copy_s * max(1.0, size / record.bytes) if record.bytes else record.copy_s
             believed_s = self.link(record.source, record.target, at).seconds(size)
-            self._learn_link(record, Observed(at, size, 2 * max(at_least_s, believed_s)))
+            self._learn_link(record, Observed(at, size, PATIENCE * max(at_least_s, believed_s)))
 
     def _learn_link(self, record: MigrationRecord, observed: Observed) -> None:
         self._links.setdefault((record.source, record.target), self._none()).add(observed)

@@ -32,7 +32,7 @@ class Boundaries:
     """How much of its links and replicas a cluster spends on moves. An epoch has `epoch_s` seconds."""
 
     epoch_s: float = 1.0
-    time_limit_s: float = 1.0
+    time_limit_s: float = 10.0
     slowdown: float = 0.2
 
 

@@ -5,9 +5,11 @@ Sending KV takes room on links, sending tokens takes prefill time on the target.
 there too much. So every move goes into one of two bins, or waits for the next epoch.
 
 The moves of one epoch are given their paths one after the other: the urgent ones first, of equally urgent ones the
-largest first, which packs best. Each takes the path that is predicted to be over sooner, counting what is queued there
-already; if that has no room, the other one. A bin that is empty takes any one move, however large: else a move beyond
-the boundary would wait for ever.
+largest first, which packs best (first fit). KV is tried first as long as it takes no more than `PATIENCE` times as
+long, counting what is queued already: the request decodes on while its blocks are copied, whereas a prefill holds it up
+from the beginning and slows down what decodes at its target. Beyond that the path is tried first that is sooner over.
+Where the first has no room, the other one is taken. A bin that is empty takes any one move, however large, by the path
+that is sooner over: else a move beyond the boundary would wait for ever.
 
 `choose` is one planner for the whole cluster (the paper's global consensus). In `choose_alone` every source decides
 for itself, knowing what was queued when the epoch began but not what the others choose, and may promise what is taken.
@@ -22,6 +24,12 @@ from policies.model import Bytes, ReplicaId, RequestId, Tokens
 from policies.plan import Reason
 
 LinkId = NewType("LinkId", str)
+
+PATIENCE = 10.0
+"""How many times as long as the prefill that it saves a transfer may take. All the while it takes memory on two
+replicas. Prefilling is hundreds of times faster than decoding: a link within this bound keeps up with what the request
+writes in the meantime.
+"""
 
 URGENCY: Mapping[Reason, int] = {
     Reason.OVERLOAD: 0,
@@ -131,10 +139,11 @@ class _Bins:
     def take(self, candidate: Candidate) -> Choice:
         """Give the candidate its path, and its room there."""
         kv_s, tokens_s = self._kv_s(candidate), self._tokens_s(candidate)
-        by_kv = (kv_s, Path.KV, self._link_room(candidate))
-        by_tokens = (tokens_s, Path.TOKENS, self._prefill_room(candidate))
-        sooner, later = (by_kv, by_tokens) if kv_s <= tokens_s else (by_tokens, by_kv)
-        path = next((path for _, path, has_room in (sooner, later) if has_room), Path.DEFER)
+        room = {Path.KV: self._has_links(candidate), Path.TOKENS: self._has_prefill(candidate)}
+        is_within = all(self._is_within(link, candidate.size) for link in candidate.links)
+        by_kv = kv_s <= (PATIENCE if is_within else 1.0) * tokens_s
+        order = (Path.KV, Path.TOKENS) if by_kv else (Path.TOKENS, Path.KV)
+        path = next((path for path in order if room[path]), Path.DEFER)
         if path is Path.KV:
             for link_id in candidate.links:
                 self._bytes[link_id] += candidate.size
@@ -153,16 +162,16 @@ class _Bins:
         prefill = self._prefills[candidate.target]
         return prefill.latency_s + (self._tokens[candidate.target] + candidate.tokens) / prefill.tokens_per_s
 
-    def _link_room(self, candidate: Candidate) -> bool:
-        return bool(candidate.links) and all(
-            _has_room(self._bytes[link_id], candidate.size, self._links[link_id].boundary)
-            for link_id in candidate.links
-        )
+    def _has_links(self, candidate: Candidate) -> bool:
+        """Whether its KV can be sent in this epoch."""
+        links = candidate.links
+        return bool(links) and all(self._bytes[link] <= 0 or self._is_within(link, candidate.size) for link in links)
 
-    def _prefill_room(self, candidate: Candidate) -> bool:
-        boundary = self._prefills[candidate.target].boundary
-        return _has_room(self._tokens[candidate.target], candidate.tokens, boundary)
+    def _is_within(self, link: LinkId, more: Bytes) -> bool:
+        """Whether the link has no more to send than it should, with this."""
+        return self._bytes[link] + more <= self._links[link].boundary
 
-
-def _has_room(queued: float, more: float, boundary: float) -> bool:
-    return queued <= 0 or queued + more <= boundary
+    def _has_prefill(self, candidate: Candidate) -> bool:
+        """Whether its tokens can be prefilled in this epoch."""
+        queued, boundary = self._tokens[candidate.target], self._prefills[candidate.target].boundary
+        return queued <= 0 or queued + candidate.tokens <= boundary

@@ -108,7 +108,7 @@ class MigrationCosts:
     """Tokens per KV block; only full blocks are copied."""
     handover_s: NotNegative = 0.0
     """Seconds in which neither side works on a request that is handed over."""
-    time_limit_s: Positive = 1.0
+    time_limit_s: Positive = 10.0
     """The communication boundary: seconds of transfers that the adaptive choice lets queue on a link."""
     slowdown: Positive = 0.2
     """The computation boundary: share of a replica's time that the adaptive choice spends on migrated prefills."""

@@ -231,18 +231,18 @@ async def test_a_request_is_ordered_to_move(reference: str, target: str | None) 
 
 
 @pytest.mark.parametrize(
-    ("asked", "prefill", "path"),
+    ("asked", "bytes_per_s", "path"),
     [
-        (AUTO, 1e1, PathRequest.KV),
-        (AUTO, 1e12, PathRequest.TOKENS),
-        (PathRequest.KV, 1e12, PathRequest.KV),
-        (PathRequest.TOKENS, 1e3, PathRequest.TOKENS),
+        (AUTO, 1e6, PathRequest.KV),
+        (AUTO, 1.0, PathRequest.TOKENS),
+        (PathRequest.KV, 1.0, PathRequest.KV),
+        (PathRequest.TOKENS, 1e6, PathRequest.TOKENS),
     ],
 )
-async def test_where_nothing_is_asked_the_sooner_path_is_taken(
-    asked: PathRequest, prefill: float, path: PathRequest
+async def test_where_nothing_is_asked_the_planner_chooses_the_path(
+    asked: PathRequest, bytes_per_s: float, path: PathRequest
 ) -> None:
-    profile = Profile("n", Fingerprint("m", "c", 4, 16, 64), Line.of(prefill), 1e6)
+    profile = Profile("n", Fingerprint("m", "c", 4, 16, 64), Line.of(1e6), bytes_per_s)
     reports = [replace(report, profile=profile) for report in on_a(running("r"))]
     scheduler = await make_scheduler(*reports, a=make_record())
     await scheduler.migrate("m1", "r", "b", asked)

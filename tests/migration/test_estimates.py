@@ -13,7 +13,7 @@ from migration.estimates import Boundaries, Errors, Estimates, Ordered
 from migration.lines import Line
 from migration.messages import Fingerprint
 from migration.messages import Path as Taken
-from migration.paths import Choice, Path
+from migration.paths import PATIENCE, Choice, Path
 from migration.record import MigrationRecord, Outcome
 from policies.model import Blocks, Bytes, ReplicaId, RequestId, Tokens
 from policies.plan import Move, Reason
@@ -184,14 +184,14 @@ def test_a_copy_that_was_given_up_makes_the_link_slower_and_leaves_the_prefill()
     estimates = make()
     estimates.observe(record(Taken.TOKENS, whole_s=11.0, copy_s=10.0, sent=250_000))
     choice = predicted(estimates)
-    assert choice.kv_s == pytest.approx(80.0)
+    assert choice.kv_s == pytest.approx(40.0 * PATIENCE)
     assert choice.tokens_s == pytest.approx(1.1)
 
 
 def test_a_copy_that_failed_at_once_makes_the_link_slower_too() -> None:
     estimates = make()
     estimates.observe(record(Taken.TOKENS, copy_s=0.001, sent=0))
-    assert predicted(estimates).kv_s == pytest.approx(2.2)
+    assert predicted(estimates).kv_s == pytest.approx(1.1 * PATIENCE)
 
 
 def test_a_link_that_is_well_known_is_not_doubted_for_one_copy_that_failed() -> None:
@@ -251,14 +251,14 @@ def test_the_choice_flips_at_the_break_even(bandwidth: float, rate: float, hando
     kv_s, tokens_s = 0.1 + KV_BYTES * tokens / bandwidth, handover_s + tokens / rate
     choice = predicted(estimates, tokens)
     assert takes(choice, kv_s, tokens_s)
-    if abs(kv_s - tokens_s) > 1e-6 * tokens_s:
-        assert choice.path is (Path.KV if kv_s < tokens_s else Path.TOKENS)
+    if abs(kv_s - PATIENCE * tokens_s) > 1e-6 * kv_s:
+        assert choice.path is (Path.KV if kv_s < PATIENCE * tokens_s else Path.TOKENS)
 
 
 def test_a_slow_link_sends_tokens_up_to_the_context_that_takes_longer_to_prefill() -> None:
-    """Prefill grows as fast as the link sends, but for what every copy takes: 0.5 s against 0.1 s."""
-    slow = make(replace(PRIORS, within_node=Line.of(2e6, 0.5), handover_s=0.1))
-    assert [path_of(slow, tokens) for tokens in (100, 700, 900, 5000)] == [Path.TOKENS] * 2 + [Path.KV] * 2
+    """The link sends twice as fast as replicas prefill, but every copy takes 5 s more, against 0.1 s."""
+    slow = make(replace(PRIORS, within_node=Line.of(2e6, 5.0), handover_s=0.1))
+    assert [path_of(slow, tokens) for tokens in (100, 400, 450, 5000)] == [Path.TOKENS] * 2 + [Path.KV] * 2
 
 
 @pytest.mark.parametrize("unlike", [profile(cache="other"), profile(cache="")], ids=["another cache", "no cache"])
@@ -352,7 +352,8 @@ def test_who_hopes_for_the_best_ends_on_the_better_path(bandwidth: float, rate: 
     for _ in range(6):
         path = predicted(estimates, tokens).path
         estimates.observe(record(Taken(path.value), tokens, truth[path]))
-    assert truth[predicted(estimates, tokens).path] <= min(truth.values()) * 1.01
+    times = truth[Path.KV] / truth[Path.TOKENS] / PATIENCE
+    assert times <= 1.01 if predicted(estimates, tokens).path is Path.KV else times >= 0.99
 
 
 @pytest.mark.parametrize("path", [Path.KV, Path.TOKENS])
@@ -391,7 +392,7 @@ def test_copies_that_are_given_up_again_and_again_are_not_ordered_again_and_agai
         path = predicted(estimates).path
         orders.append(path)
         estimates.observe(record(Taken.TOKENS, whole_s=4.0, copy_s=3.0 * (path is Path.KV), sent=0))
-    assert orders[0] is Path.KV and orders[2:] == [Path.TOKENS] * 3
+    assert orders[0] is Path.KV and orders.count(Path.KV) <= 2 and orders[3:] == [Path.TOKENS] * 2
 
 
 # --- how good it was -------------------------------------------------------------------------------------

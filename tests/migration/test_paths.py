@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from migration.paths import URGENCY, Candidate, Choice, Link, LinkId, Path, Prefill, choose, choose_alone
+from migration.paths import PATIENCE, URGENCY, Candidate, Choice, Link, LinkId, Path, Prefill, choose, choose_alone
 from policies.model import Bytes, ReplicaId, RequestId, Tokens
 from policies.plan import Reason
 
@@ -55,11 +55,14 @@ def chosen(*candidates: Candidate, wire: Link | None = None, target: Prefill | N
     return paths(choose(candidates, {WIRE: wire or link()}, {TARGET: target or prefill()}))
 
 
-@pytest.mark.parametrize(
-    ("tokens_per_s", "path"), [(99.0, "kv"), (100.0, "kv"), (101.0, "tokens")], ids=["slower", "equal", "faster"]
-)
-def test_a_move_takes_the_path_that_is_sooner_over(tokens_per_s: float, path: str) -> None:
-    assert chosen(move("a"), target=prefill(tokens_per_s)) == {"a": path}
+@pytest.mark.parametrize(("times", "path"), [(0.5, "kv"), (1.0, "kv"), (PATIENCE, "kv"), (PATIENCE + 0.1, "tokens")])
+def test_kv_is_sent_unless_that_takes_many_times_as_long(times: float, path: str) -> None:
+    assert chosen(move("a"), target=prefill(100.0 * times)) == {"a": path}
+
+
+@pytest.mark.parametrize(("tokens_per_s", "path"), [(99.0, "kv"), (101.0, "tokens")], ids=["slower", "faster"])
+def test_what_is_beyond_the_boundary_takes_the_path_that_is_sooner_over(tokens_per_s: float, path: str) -> None:
+    assert chosen(move("a"), wire=link(boundary=999.0), target=prefill(tokens_per_s)) == {"a": path}
 
 
 def test_the_other_path_takes_what_the_better_one_has_no_room_for() -> None:
@@ -74,7 +77,7 @@ def test_the_other_path_takes_what_the_better_one_has_no_room_for() -> None:
 
 
 def test_a_queue_makes_its_path_longer() -> None:
-    assert chosen(move("a"), move("b"), target=prefill(80.0)) == {"a": "kv", "b": "tokens"}
+    assert chosen(move("a"), move("b"), target=prefill(900.0)) == {"a": "kv", "b": "tokens"}
 
 
 def test_what_is_urgent_goes_first_and_what_is_large_before_what_is_small() -> None:

@@ -1,9 +1,11 @@
 """Section V of the paper at cluster scale: what a migration sends, on shared links and under real costs."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import mean
 
 from app.simulator.costs import PathChoice
-from benchmarks.evaluation.case import Case, Physics
+from benchmarks.evaluation.case import Case, Physics, seeds
 from benchmarks.evaluation.eight import A100, MIDDLE, OURS
 from benchmarks.evaluation.perform import TELLING_TOKENS
 from benchmarks.evaluation.plots import Curve, curves
@@ -12,7 +14,7 @@ from benchmarks.evaluation.scale import Scale
 from benchmarks.evaluation.sections.section import Section, blocks
 from benchmarks.evaluation.style import NEUTRAL, Pictures, drawing, legend
 from benchmarks.evaluation.tables import table
-from benchmarks.evaluation.words import listing, prose, share
+from benchmarks.evaluation.words import listing, prose, seeds_in_words, share
 
 GBITS = (1.0, 10.0, 25.0, 100.0)
 """Between machines, in 10**9 bits per second; 10 is the paper's testbed."""
@@ -52,22 +54,23 @@ HEADER = (
 )
 
 
-def case(way: Way, gbits: float, scale: Scale) -> Case:
-    """A run with that way and that link between machines."""
+def runs(way: Way, gbits: float, scale: Scale) -> list[Case]:
+    """Runs with that way and that link between machines, with every seed."""
     physics = Physics(A100.costs, way.path, way.consensus, gbits * BYTES_PER_GBIT)
-    return Case(OURS, MIDDLE.arrivals, scale.costly, A100.capacity, physics)
+    return seeds(Case(OURS, MIDDLE.arrivals, scale.costly, A100.capacity, physics), scale.costly_seeds)
 
 
 def _cases(scale: Scale) -> list[Case]:
-    return [case(way, gbits, scale) for gbits in GBITS for way in WAYS]
+    return [case for gbits in GBITS for way in WAYS for case in runs(way, gbits, scale)]
 
 
 def _write(results: Results, scale: Scale, pictures: Pictures) -> str:
     return blocks(
         prose(
-            f"{A100.name}, {MIDDLE.name}, `{OURS}`, real costs, {scale.costly.horizon_s:,.0f} s, one seed; machines",
-            "of 8 GPUs share one uplink each, whose speed varies. *Alone*: each source decides by itself; *consensus*:",
-            "one planner sees all moves of the epoch (the paper's global consensus). The *pause* is how long a moved",
+            f"{A100.name}, {MIDDLE.name}, `{OURS}`, real costs, {scale.costly.horizon_s:,.0f} s, means over",
+            f"{seeds_in_words(scale.costly_seeds)}; machines of 8 GPUs share one uplink each, whose speed varies.",
+            "*Alone*: each source decides by itself; *consensus*: one planner sees all moves of the epoch (the paper's",
+            "global consensus). The *pause* is how long a moved",
             "request produces nothing; *slowdown* is how many times longer decoding took than alone on an idle GPU, of",
             f"requests of {TELLING_TOKENS} or more tokens that never moved and were never preempted: what batching",
             "costs is in it everywhere, what the prefills of others cost comes on top. *Put off* are moves for which",
@@ -75,16 +78,16 @@ def _write(results: Results, scale: Scale, pictures: Pictures) -> str:
         ),
         prose(*_sentences(results, scale)),
         _figure(results, scale, pictures),
-        table(HEADER, [_row(results, case(way, gbits, scale), way, gbits) for gbits in GBITS for way in WAYS]),
+        table(HEADER, [_row(results, runs(way, gbits, scale), way, gbits) for gbits in GBITS for way in WAYS]),
     )
 
 
 def _sentences(results: Results, scale: Scale) -> list[str]:
     def best(metric: str, gbits: float) -> str:
-        return min(WAYS, key=lambda way: results.value(case(way, gbits, scale), metric)).name
+        return min(WAYS, key=lambda way: results.mean(runs(way, gbits, scale), metric)).name
 
     def pauses(gbits: float) -> str:
-        return ", ".join(f"{way.name} {results.value(case(way, gbits, scale), 'pause_s.p99'):.2f} s" for way in WAYS)
+        return ", ".join(f"{way.name} {results.mean(runs(way, gbits, scale), 'pause_s.p99'):.2f} s" for way in WAYS)
 
     return [
         f"p99 pause at 10 Gb/s: {pauses(10.0)}; at 100 Gb/s: {pauses(100.0)}.",
@@ -109,7 +112,7 @@ def _figure(results: Results, scale: Scale, pictures: Pictures) -> str:
             )
             each.set(title=title, xlabel="Gb/s between machines", xscale="log")
             # Over slow links pauses are longer by orders of magnitude.
-            if metric == PAUSE and max(results.value(case(KV, gbits, scale), metric) for gbits in GBITS) > 0:
+            if metric == PAUSE and max(results.mean(runs(KV, gbits, scale), metric) for gbits in GBITS) > 0:
                 each.set_yscale("log")
             else:
                 each.set_ylim(bottom=1 if metric == SLOWDOWN else 0)
@@ -120,20 +123,20 @@ def _figure(results: Results, scale: Scale, pictures: Pictures) -> str:
 
 
 def _curve(results: Results, scale: Scale, way: Way, metric: str, colour: str) -> Curve:
-    heights = [results.value(case(way, gbits, scale), metric) for gbits in GBITS]
+    heights = [results.mean(runs(way, gbits, scale), metric) for gbits in GBITS]
     return Curve(way.name, colour, GBITS, heights, dashed=way == ALONE, marker="o")
 
 
-def _row(results: Results, run: Case, way: Way, gbits: float) -> list[str]:
+def _row(results: Results, cases: Sequence[Case], way: Way, gbits: float) -> list[str]:
     def number(metric: str, form: str = ".2f") -> str:
-        return format(results.value(run, metric), form)
+        return format(results.mean(cases, metric), form)
 
     return [
         f"{gbits:g}",
         way.name,
         number("migrations_per_s"),
-        share(_by_kv(results, run), 0),
-        share(_put_off(results, run), 0),
+        share(mean([_by_kv(results, case) for case in cases]), 0),
+        share(mean([_put_off(results, case) for case in cases]), 0),
         number("pause_s.p50", ".3f"),
         number(PAUSE),
         number("slowdown.p50"),
@@ -143,15 +146,15 @@ def _row(results: Results, run: Case, way: Way, gbits: float) -> list[str]:
     ]
 
 
-def _by_kv(results: Results, run: Case) -> float:
+def _by_kv(results: Results, case: Case) -> float:
     """The share of completed moves that sent KV."""
-    paths = results.metrics[run]["moves_by_path"]
+    paths = results.metrics[case]["moves_by_path"]
     completed: dict[str, int] = {path: members["completed"] for path, members in paths.items()}
     return completed.get("kv", 0) / (sum(completed.values()) or 1)
 
 
-def _put_off(results: Results, run: Case) -> float:
-    outcomes: dict[str, int] = results.metrics[run]["moves_by_outcome"]
+def _put_off(results: Results, case: Case) -> float:
+    outcomes: dict[str, int] = results.metrics[case]["moves_by_outcome"]
     return outcomes.get("deferred", 0) / (sum(outcomes.values()) or 1)
 
 

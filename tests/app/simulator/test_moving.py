@@ -148,7 +148,8 @@ def all_at_once(cluster: Cluster) -> None:
 
 def test_what_fits_neither_links_nor_prefill_budgets_is_moved_an_epoch_later() -> None:
     compute = replace(COMPUTE, decode=False)
-    adaptive = Costs("adaptive", slots=False, compute=compute, migration=replace(MIGRATION, path=PathChoice.ADAPTIVE))
+    migration = replace(MIGRATION, path=PathChoice.ADAPTIVE, time_limit_s=1.0)
+    adaptive = Costs("adaptive", slots=False, compute=compute, migration=migration)
     jobs = [job(name, prompt=prompt, output=500) for name, prompt in (("a", 200), ("b", 199), ("c", 198))]
     log = play(jobs, {0: all_at_once, 1: move("c", 1)}, adaptive, up=2, nodes_of=1, capacity=2000, until=20.0)
     assert [(str(each.path), str(each.outcome), each.began_s) for each in log.transfers] == [
