@@ -27,6 +27,8 @@ ENV = {
     "VLLM_NO_USAGE_STATS": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
+GONE_S = 30.0
+"""How long the end of a server before may take: the ingress outlives `serve run` by a moment."""
 ROOT = Path(__file__).parent.parent
 
 
@@ -84,7 +86,15 @@ def paced(port: int, replicas: tuple[int, int], **args: Any) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _process(command: list[str], health: str, name: str) -> Iterator[None]:
-    """Run a server until it is healthy, then until the block ends. Raises RuntimeError if it never is."""
+    """Run a server until it is healthy, then until the block ends.
+
+    Raises RuntimeError if it never is, or if another one answers there already: it would be taken for this one.
+    """
+    gone_by = time.monotonic() + GONE_S
+    while _healthy(health):
+        if time.monotonic() > gone_by:
+            raise RuntimeError(f"{name} cannot start: something answers at {health}")
+        time.sleep(0.5)
     log = tempfile.NamedTemporaryFile("w+", suffix=".log")  # noqa: SIM115 - closed below, with the process
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     env = {**os.environ, **ENV, "PYTHONPATH": str(ROOT), "PATH": path}
