@@ -9,7 +9,7 @@ from policies.even import even_out
 from policies.model import ReplicaState
 from policies.options import HEADROOM, about
 from policies.pack.drain import drain
-from policies.pack.room import Seeker, by_size, largest_below, smallest
+from policies.pack.room import Seeker, largest_below, smallest
 from policies.plan import Reason
 from policies.working import Replica, Request
 
@@ -20,7 +20,7 @@ class Pack:
 
     1. Overload: the smallest request that cures it moves to the tightest replica with comfortable room; then to one
        with tight room; then to where an exchange makes room; last to a new replica.
-    2. Arrivals, the largest first, go the same way.
+    2. Arrivals go the same way, the oldest first: where room is short, nobody is to wait for all that come later.
     3. Drain: replicas are emptied while one can be with few moves, exchanges included.
 
     Where room is kept free in all, as real clusters must while new replicas take their time to start, each request
@@ -68,7 +68,7 @@ class Pack:
         openings = Openings(cluster)
         for replica in cluster.strained():
             _cure(seeker, replica, openings)
-        for request in sorted(cluster.waiting.values(), key=by_size, reverse=True):
+        for request in cluster.in_order():
             target = seeker.find(request.tokens) or _make_or_open(seeker, request, openings)
             if target is not None:
                 cluster.place(request, target)

@@ -44,7 +44,7 @@ def admitted(text: str, sizes: list[int], policy: Pack, limits: Limits | None = 
         pytest.param("60 | 75", [30], "60 30 | 75", id="another if that has no room"),
         pytest.param("60 | ", [20], "60 20", id="an empty one is left to be closed"),
         pytest.param("90 | ", [20], "90 | 20", id="unless no other has room"),
-        pytest.param("50 | 65", [40, 30], "50 40 | 65 30", id="the largest first"),
+        pytest.param("50 | 50", [30, 50], "50 30 | 50 50", id="the oldest first"),
         pytest.param("90 | 90", [50], "90 | 90 | 50", id="a new one if no exchange makes room"),
     ],
 )
