@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from deployments.engine.port import Engine, EngineDead, Generated, InvalidRequest
 from deployments.outbox import Outboxes
-from migration.errors import Refused, RequestGone
+from migration.errors import Refused, RequestGone, Stopping
 from migration.messages import Prepare
 from migration.ports import Clock, Hosted
 from migration.request import Delta, IngressId, Lost, Moved, Moving, RequestSpec
@@ -96,11 +96,11 @@ class RequestHost:
         """Run a request under `hop`, after the output tokens it already has.
 
         Raises:
-            Refused: the replica is stopping, the request does not fit the model or cannot be continued exactly, or it
-                runs here already.
+            Stopping: the replica is.
+            Refused: the request does not fit the model or cannot be continued exactly, or it runs here already.
         """
         if self.stopping:
-            raise Refused("the replica is stopping")
+            raise Stopping("the replica is stopping")
         if len(spec.prompt) + spec.sampling.max_tokens > self._engine.max_context:
             raise Refused("prompt and max_tokens exceed the model's context")
         if outputs and (tied := self._engine.tied(spec.sampling)):

@@ -4,6 +4,7 @@ MigrationError
   IllegalEvent        ours: a session was fed an event its state does not allow
   RequestGone         the request is not (or no longer) here
   Refused             the peer said no, with a reason; nothing happened
+    Stopping          ... since it is about to be gone; another replica may take the request
   PeerLost            the peer is dead or stopping
   TransferFailed      the environment: blocks did not arrive whole
     TransferTimeout   ... in time
@@ -25,6 +26,10 @@ class RequestGone(MigrationError):
 
 class Refused(MigrationError):
     """The target refused; the text is the reason."""
+
+
+class Stopping(Refused):
+    """The replica takes nothing new for now, whatever it is."""
 
 
 class PeerLost(MigrationError):

@@ -14,7 +14,7 @@ from app.ingress.traces import Tracer
 from deployments.calls import Submission
 from deployments.coalesce import Coalescer
 from deployments.routing import Replicas, Unrouted
-from migration.errors import PeerLost, Refused
+from migration.errors import PeerLost, Refused, Stopping
 from policies.model import ReplicaId
 
 log = logging.getLogger("ray.serve")
@@ -42,7 +42,8 @@ class Submitter:
     async def submit(self, conversation: Conversation, lost: set[ReplicaId]) -> None:
         """Place the request and submit it under the conversation's current hop.
 
-        A replica that refuses is not asked again; one that could not be reached is, once there is no other.
+        A replica that refuses is not asked again; one that is stopping or could not be reached is, once there is no
+        other: it may have been called back, and meanwhile a new one may come.
 
         Raises:
             ApiError: every replica refused, or none was alive for as long as a request waits.
@@ -68,6 +69,9 @@ class Submitter:
             try:
                 submission = Submission(spec, cursor.hop, tokens, conversation.model if tokens else None)
                 conversation.model = await self._submitter(replica)(submission)
+            except Stopping as error:
+                lost = lost | {replica}
+                self._tracer.lost(conversation, str(error))
             except Refused as error:
                 refused[replica] = str(error)
                 self._tracer.lost(conversation, str(error))

@@ -102,8 +102,9 @@ class Forcing:
 
     async def _judge(self, offers: Sequence[Offer], heard: Sequence[Heard], bad: list[str]) -> list[str]:
         verdicts = []
-        for offer, answer in zip(offers, heard, strict=True):
-            verdict, what = judge(answer, offer, await self._expected(offer), lost=False)
+        expected = await asyncio.gather(*map(self._expected, offers))
+        for offer, answer, text in zip(offers, heard, expected, strict=True):
+            verdict, what = judge(answer, offer, text, lost=False)
             verdicts.append(str(verdict))
             if what:
                 bad.append(f"{offer.label}: {verdict}: {what}")

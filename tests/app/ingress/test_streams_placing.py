@@ -59,13 +59,32 @@ async def test_a_request_does_not_wait_for_ever() -> None:
     assert failed.value.status == 503 and service.streams.count == 0 and service.placer._sent == {}
 
 
-async def test_a_request_that_every_replica_refuses_does_not_wait_for_ever() -> None:
+async def test_while_every_replica_is_stopping_a_request_waits() -> None:
+    service, request = make_service("a", no_replica_timeout_s=5), spec()
+    service.replica("a").host.stopping = True
+    asking = asyncio.create_task(served(service, request))
+    await asyncio.sleep(0.3)
+    assert not asking.done()
+    service.replica("a").host.stopping = False
+    assert await asking == whole(request)
+    await service.idle()
+
+
+async def test_a_request_does_not_wait_for_ever_for_replicas_that_are_stopping() -> None:
     service = make_service(no_replica_timeout_s=0.1)
     for replica in service.replicas.values():
         replica.host.stopping = True
     async with asyncio.timeout(2):
-        with pytest.raises(ApiError) as failed:
+        with pytest.raises(ApiError, match="no replica is available") as failed:
             await served(service, spec())
+    assert failed.value.status == 503
+
+
+async def test_what_every_replica_refuses_is_refused_at_once() -> None:
+    service = make_service(no_replica_timeout_s=60)
+    async with asyncio.timeout(2):
+        with pytest.raises(ApiError, match="exceed the model's context") as failed:
+            await served(service, spec(tokens=10**9))
     assert failed.value.status == 503
 
 
