@@ -51,13 +51,14 @@ class Submitter:
         spec, cursor = conversation.spec, conversation.cursor
         deadline = time.monotonic() + self._patience_s
         refused: dict[ReplicaId, str] = {}
+        why = ""
         while True:
             replica = await self._placer.place(spec, len(cursor.tokens), lost | refused.keys())
             if replica is None:
                 if refused and refused.keys() >= set(self.running):
                     raise saturated(f"no replica takes the request: {next(iter(refused.values()))}")
                 if time.monotonic() >= deadline:
-                    raise saturated("no replica is available")
+                    raise saturated(f"no replica is available{why}")
                 lost = set()
                 await asyncio.sleep(_RETRY_S)
                 continue
@@ -70,6 +71,7 @@ class Submitter:
                 submission = Submission(spec, cursor.hop, tokens, conversation.model if tokens else None)
                 conversation.model = await self._submitter(replica)(submission)
             except Stopping as error:
+                why = f": {error}"
                 lost = lost | {replica}
                 self._tracer.lost(conversation, str(error))
             except Refused as error:

@@ -49,10 +49,10 @@ async def test_request_id_comes_back_if_there_was_one(label: str | None) -> None
 
 async def test_closing_lets_open_answers_end() -> None:
     async with serving() as (server, client):
-        answer = asyncio.create_task(client.get("/slow"))
-        await asyncio.sleep(0.03)
-        await server.close(5)
-        assert (await answer).text == "xxxxx"
+        async with client.stream("GET", "/slow") as answer:
+            closing = asyncio.create_task(server.close(5))
+            assert await answer.aread() == b"xxxxx"
+        await closing
 
 
 async def test_busy_port_is_an_error_that_says_what_to_set() -> None:
