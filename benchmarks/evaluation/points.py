@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+
+import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +31,5 @@ def beats(one: Point, other: Point) -> bool:
 
 def height(line: Sequence[Point], x: float) -> float | None:
     """Where a line through the points is at `x`, straight between neighbours; None left and right of all of them."""
-    ordered = sorted(line, key=lambda each: each.x)
-    for left, right in pairwise(ordered):
-        if left.x <= x <= right.x:
-            share = (x - left.x) / (right.x - left.x) if right.x > left.x else 0.0
-            return left.y + share * (right.y - left.y)
-    return None
+    xs, ys = zip(*sorted((each.x, each.y) for each in line), strict=True)
+    return float(np.interp(x, xs, ys)) if xs[0] <= x <= xs[-1] else None
