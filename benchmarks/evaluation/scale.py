@@ -11,8 +11,8 @@ class Scale:
 
     `poisson` and `azure` are for the eight workloads, `held` for those with a fixed number of GPUs, `tuned` and
     `tuned_azure` for comparing many tunings, `unbatched_azure` for what decides operation by operation, `costly` for
-    runs under real costs, of which those in which every policy takes part have `costly_seeds`, and `varied` for those
-    in which one thing at a time is different.
+    runs under real costs, and `varied` for those of them in which one thing at a time is different; both have
+    `costly_seeds`.
     """
 
     name: str
