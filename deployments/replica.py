@@ -14,6 +14,7 @@ from deployments.calls import Submission
 from deployments.config import EngineConfig, MigrationConfig, Topology
 from deployments.engine.port import Engine, EngineDead
 from deployments.exposition import Family, expose
+from deployments.heap import freeze_heap
 from deployments.host import RequestHost
 from deployments.membership import Membership
 from deployments.moves import Moves
@@ -63,6 +64,7 @@ class EngineReplica:
         self._moves = self._make_moves(migration, topology)
         self._membership = Membership("Engine", topology.app, f"engine-{self._id}", self._peers_changed)
         self._reaper = asyncio.create_task(self._watch())
+        freeze_heap()
 
     def _peers_changed(self, membership: Membership) -> None:
         """Migrations to replicas that are gone end now, not at their time-outs."""

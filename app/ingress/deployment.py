@@ -30,6 +30,7 @@ from app.versions import VERSION, installed_version
 from deployments.config import Topology
 from deployments.control import MoveAnswer, MoveRejected
 from deployments.exposition import Family
+from deployments.heap import freeze_heap
 from deployments.membership import Membership
 from deployments.routing import Replicas, own_id
 from deployments.scheduler_client import SchedulerClient
@@ -235,6 +236,7 @@ class IngressReplica:
         self._routes = Routes(self._backend)
         self._grace_s = config.grace_s
         self._server: HttpServer | None = None
+        freeze_heap()
         if config.port is not None:
             listening = await listen(config.host, config.port, config.shares_port, _BIND_WAIT_S)
             self._server = HttpServer(self._backend.app(self._routes), listening)

@@ -1,0 +1,17 @@
+"""What a process has made before it serves is not looked at by garbage collections."""
+
+import gc
+
+from deployments.heap import freeze_heap
+
+
+def test_what_is_there_is_frozen_and_what_comes_is_collected() -> None:
+    there = [[]]  # type: ignore[var-annotated]
+    try:
+        freeze_heap()
+        come = [[]]  # type: ignore[var-annotated]
+        collected = {id(thing) for thing in gc.get_objects()}
+    finally:
+        gc.unfreeze()
+    assert id(come) in collected
+    assert id(there) not in collected
