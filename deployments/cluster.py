@@ -46,7 +46,7 @@ class Cluster:
         Raises:
             Refused: a newer scheduler is at work.
         """
-        asked = (*self._membership.running, *self._stopping())
+        asked = dict.fromkeys((*self._membership.running, *self._stopping()))
         limit = self._timeout_s if timeout_s is None else timeout_s
         self._failed.clear()
         fresh = await asyncio.gather(*(self._ask(replica, fence, limit) for replica in asked))

@@ -20,6 +20,7 @@ from deployments.dispatch import Dispatch, Route
 from deployments.epochs import Epochs
 from deployments.exposition import Family
 from deployments.fencing import next_fence
+from deployments.heap import freeze_heap
 from deployments.membership import Membership
 from deployments.recording import Recorder, Setting
 from deployments.records import Records
@@ -63,6 +64,7 @@ class EpochScheduler:
         scaler = Scaler(topology.app, replicas, cluster, config.bounds, telemetry.freed)
         self._wire(config, next_fence(topology.app), replicas, membership, cluster, scaler, telemetry)
         self._loop = asyncio.create_task(self._run())
+        freeze_heap()
         log.info("scheduler started with fence %d, mode %s, policy %s", self._fence, config.mode, config.policy)
 
     def _wire(
@@ -155,11 +157,12 @@ class EpochScheduler:
     async def place(self, calls: tuple[PlaceCall, ...]) -> list[Decision]:
         """Where requests go; each counts there from now on."""
         await self._epochs.known.wait()
-        return [self._place(call) for call in calls]
+        gone = self._gone()
+        return [self._place(call, gone) for call in calls]
 
-    def _place(self, call: PlaceCall) -> Decision:
+    def _place(self, call: PlaceCall, gone: Collection[ReplicaId]) -> Decision:
         arrival = call.arrival
-        decision = self._planner.place(arrival, (*call.exclude, *self._gone()))
+        decision = self._planner.place(arrival, (*call.exclude, *gone))
         match decision:
             case Place(replica) | Queue(replica):
                 self._ledger.place(arrival.id, call.label, replica, arrival.tokens, time.monotonic())
@@ -169,7 +172,8 @@ class EpochScheduler:
 
     def _gone(self) -> tuple[ReplicaId, ...]:
         """Replicas that left since the last epoch."""
-        return tuple(r for r in self._epochs.reports if r not in self._membership.running)
+        running = frozenset(self._membership.running)
+        return tuple(r for r in self._epochs.reports if r not in running)
 
     async def view(self) -> ClusterState:
         """The cluster as it is believed to be, for ingresses to fall back on."""

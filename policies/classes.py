@@ -22,6 +22,9 @@ class Kind(IntEnum):
     LARGE = 4
 
 
+_KINDS = tuple(Kind)
+
+
 class Classes:
     """The class boundaries for one capacity. A size on a boundary belongs to the smaller class."""
 
@@ -33,7 +36,7 @@ class Classes:
 
     def kind(self, tokens: Tokens) -> Kind:
         """The class of a request that holds `tokens`."""
-        return Kind(bisect_left(self.ceilings, tokens))
+        return _KINDS[bisect_left(self.ceilings, tokens)]
 
     def ceiling(self, kind: Kind) -> float:
         """The most tokens that a request of that class holds."""

@@ -4,7 +4,7 @@ from collections import deque
 from statistics import median
 
 from policies.lead import Lead
-from policies.model import Phase, ReplicaId, ReplicaState, RequestId, Tokens
+from policies.model import Phase, ReplicaId, ReplicaState, RequestId, RequestLoad
 from policies.observation import Observation
 
 FIRST_GUESS_TOKENS_PER_S = 30.0
@@ -27,7 +27,7 @@ class Experience:
     def __init__(self, epoch_s: float) -> None:
         self._lead = Lead(epoch_s)
         self._rate: float | None = None
-        self._sizes: dict[tuple[RequestId, int], Tokens] = {}
+        self._decoding: dict[RequestId, RequestLoad] = {}
         self._seen_s: float | None = None
         self._starting: dict[ReplicaId, float] = {}
         self._starts: deque[float] = deque(maxlen=STARTS)
@@ -59,13 +59,14 @@ class Experience:
         return any(now - since < PATIENCE * self.startup_s for since in self._starting.values())
 
     def _measure_growth(self, seen: Observation) -> None:
-        sizes = {(q.id, q.hop): q.tokens for _, q in seen.state.requests() if q.phase is Phase.DECODE}
-        grown = [tokens - self._sizes[run] for run, tokens in sizes.items() if run in self._sizes]
+        decoding = {q.id: q for _, q in seen.state.requests() if q.phase is Phase.DECODE}
+        earlier = ((q, self._decoding.get(q.id)) for q in decoding.values())
+        grown = [q.tokens - was.tokens for q, was in earlier if was is not None and was.hop == q.hop]
         passed_s = 0.0 if self._seen_s is None else seen.now - self._seen_s
         if grown and passed_s > 0:
             rate = sum(grown) / len(grown) / passed_s
             self._rate = rate if self._rate is None else (1 - WEIGHT) * self._rate + WEIGHT * rate
-        self._sizes, self._seen_s = sizes, seen.now
+        self._decoding, self._seen_s = decoding, seen.now
 
     def _measure_starts(self, seen: Observation) -> None:
         states = {r.id: r.state for r in seen.state.replicas}

@@ -69,8 +69,8 @@ class Fleet:
             self._rooms.add(replica)
         return replica
 
-    def add_request(self, request_id: RequestId, tokens: Tokens) -> Request:
-        """A request that waits, arrived after all that are here.
+    def add_request(self, request_id: RequestId, tokens: Tokens, replica: Replica | None = None) -> Request:
+        """A request that arrived after all that are here. It runs on `replica` already; without one it waits.
 
         Raises `ValueError` if there is one of that id, or if it holds nothing.
         """
@@ -81,7 +81,8 @@ class Fleet:
         self._arrivals += 1
         kind = self.classes.kind(tokens)
         request = Request(request_id, tokens, self._arrivals, kind, self.classes.ceiling(kind))
-        self.requests[request_id] = self.waiting[request_id] = request
+        self.requests[request_id] = request
+        self._enter(request, replica)
         return request
 
     def host(self, request: Request, replica: Replica) -> None:

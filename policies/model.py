@@ -88,10 +88,6 @@ class ClusterState:
     def __post_init__(self) -> None:
         object.__setattr__(self, "replicas", tuple(sorted(self.replicas, key=lambda r: r.id)))
 
-    def replica(self, replica_id: ReplicaId) -> ReplicaLoad | None:
-        """The replica of that id, None if there is none."""
-        return next((r for r in self.replicas if r.id == replica_id), None)
-
     def requests(self) -> Iterator[tuple[ReplicaLoad, RequestLoad]]:
         """Every request with the replica it is on."""
         for replica in self.replicas:
@@ -101,9 +97,11 @@ class ClusterState:
     def residents(self) -> dict[RequestId, tuple[ReplicaLoad, RequestLoad]]:
         """Every request once. One that is on two replicas is on the first: the second may yet let go."""
         first: dict[RequestId, tuple[ReplicaLoad, RequestLoad]] = {}
-        for load, request in self.requests():
-            if request.id not in first or request.hop < first[request.id][1].hop:
-                first[request.id] = (load, request)
+        for load in self.replicas:
+            for request in load.requests:
+                known = first.get(request.id)
+                if known is None or request.hop < known[1].hop:
+                    first[request.id] = (load, request)
         return first
 
     def running(self) -> tuple[ReplicaLoad, ...]:

@@ -78,9 +78,5 @@ def least_loaded(
 
     `sent` counts the caller's own requests per replica; it alone decides between replicas of which nothing is known.
     """
-
-    def load(replica_id: ReplicaId) -> tuple[int, int, ReplicaId]:
-        known = state.replica(replica_id)
-        return (-known.free_tokens if known else 0, sent.get(replica_id, 0), replica_id)
-
-    return min(running, key=load, default=None)
+    free = {load.id: load.free_tokens for load in state.replicas}
+    return min(running, key=lambda replica: (-free.get(replica, 0), sent.get(replica, 0), replica), default=None)

@@ -1,6 +1,6 @@
 """The cluster to decide on, made from what was observed."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -9,9 +9,12 @@ from policies.demand import Demand
 from policies.model import UP, Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestId, RequestLoad, Tokens
 from policies.observation import Observation
 from policies.supply import Supply
-from policies.working import Replica, Request
+from policies.working import Replica
 
 Name = TypeVar("Name", bound=str)
+
+_SETTLED = (Phase.DECODE, Phase.MOVING)
+"""What a request does that has all of its blocks."""
 
 
 @dataclass(slots=True)
@@ -22,19 +25,21 @@ class Known:
     """
 
     capacity: Tokens = Tokens(0)
-    replicas: dict[ReplicaId, int] = field(default_factory=dict)
-    requests: dict[RequestId, int] = field(default_factory=dict)
+    replicas: dict[ReplicaId, None] = field(default_factory=dict)
+    requests: dict[RequestId, None] = field(default_factory=dict)
     resting: dict[RequestId, float] = field(default_factory=dict)
     idle_since: dict[ReplicaId, float] = field(default_factory=dict)
     demand: Demand = field(default_factory=Demand)
 
     def meet(self, seen: Observation) -> None:
-        """Number what is new, the oldest request first, and forget what is gone."""
+        """Add what is new, the oldest request first, and forget what is gone."""
         self.capacity = max((r.capacity_tokens for r in seen.state.replicas), default=Tokens(0)) or self.capacity
-        self.replicas = _numbered(self.replicas, [r.id for r in seen.state.replicas])
-        by_age = sorted((q for _, q in seen.state.requests()), key=lambda q: (-q.age_s, q.id))
-        self.requests = _numbered(self.requests, [q.id for q in by_age])
-        self.resting = {q: until for q, until in self.resting.items() if q in self.requests}
+        replicas = [r.id for r in seen.state.replicas]
+        self.replicas = _in_order(self.replicas, set(replicas), replicas)
+        requests = {request.id: request for _, request in seen.state.requests()}
+        new = sorted((q for q in requests.values() if q.id not in self.requests), key=lambda q: (-q.age_s, q.id))
+        self.requests = _in_order(self.requests, requests, (q.id for q in new))
+        self.resting = {q: until for q, until in self.resting.items() if q in requests}
         self.idle_since = {r: since for r, since in self.idle_since.items() if r in self.replicas}
 
 
@@ -65,9 +70,10 @@ def view(seen: Observation, known: Known) -> View:
     )
     made = View(cluster)
     _add_replicas(cluster, seen, known)
-    targets = {move.request: move.target for move in seen.moves}
-    for load, reported in _in_order(seen, known):
-        _add_request(made, load, reported, cluster.replicas.get(targets.get(reported.id, ReplicaId(""))))
+    targets = {move.request: cluster.replicas.get(move.target) for move in seen.moves}
+    residents = seen.state.residents()
+    for request_id in known.requests:
+        _add_request(made, *residents[request_id], targets.get(request_id))
     for load in seen.state.replicas:
         if load.state is ReplicaState.RUNNING:
             _correct(cluster.replicas[load.id], load)
@@ -79,16 +85,14 @@ def view(seen: Observation, known: Known) -> View:
     return made
 
 
-def _numbered(known: Mapping[Name, int], names: list[Name]) -> dict[Name, int]:
-    kept = {name: known[name] for name in names if name in known}
-    first = max(kept.values(), default=-1) + 1
-    for name in names:
-        kept.setdefault(name, first + len(kept))
-    return kept
+def _in_order(known: Iterable[Name], there: Container[Name], new: Iterable[Name]) -> dict[Name, None]:
+    """What is known and still there, then what is new."""
+    return dict.fromkeys([*(name for name in known if name in there), *new])
 
 
 def _add_replicas(cluster: Cluster, seen: Observation, known: Known) -> None:
-    for load in sorted(seen.state.replicas, key=lambda r: known.replicas[r.id]):
+    loads = {load.id: load for load in seen.state.replicas}
+    for load in map(loads.__getitem__, known.replicas):
         if load.state in UP:
             replica = cluster.add_replica(load.id, load.node, load.capacity_tokens or known.capacity, load.state)
             replica.max_requests = load.max_requests or replica.max_requests
@@ -97,32 +101,24 @@ def _add_replicas(cluster: Cluster, seen: Observation, known: Known) -> None:
         cluster.add_replica(ReplicaId(f"opening-{number}"), "", known.capacity, ReplicaState.STARTING)
 
 
-def _in_order(seen: Observation, known: Known) -> list[tuple[ReplicaLoad, RequestLoad]]:
-    """Every request once, the oldest first."""
-    return sorted(seen.state.residents().values(), key=lambda pair: known.requests[pair[1].id])
-
-
 def _add_request(made: View, load: ReplicaLoad, reported: RequestLoad, target: Replica | None) -> None:
     cluster = made.cluster
     home = cluster.replicas.get(load.id)
     stays = reported.immovable is not None or reported.phase is Phase.MOVING
     if home is None and stays and target is None:
         return  # Its replica is to be gone, and nothing can be done about this one.
-    request = cluster.add_request(reported.id, Tokens(max(1, reported.tokens)))
-    request.pinned = stays
-    if target is not None:
-        cluster.host(request, target)
-        if home is not None and home is not target:
-            cluster.leave_behind(request, home)
-        request.pinned = True
-    elif home is None or (reported.phase is Phase.WAITING and not stays):
+    queued = target is None and (home is None or (reported.phase is Phase.WAITING and not stays))
+    host = None if queued else target or home
+    request = cluster.add_request(reported.id, Tokens(max(1, reported.tokens)), host)
+    request.pinned = stays or target is not None
+    if queued:
         made.homes[request.id] = load.id
         if home is None:
             made.leaving.add(request.id)
         else:
             home.queued += 1
-    else:
-        cluster.host(request, home)
+    elif home is not None and home is not host:
+        cluster.leave_behind(request, home)
 
 
 def _admit_at_home(made: View) -> None:
@@ -140,12 +136,8 @@ def _correct(replica: Replica, load: ReplicaLoad) -> None:
 
     Requests that prefill, or are on their way here, may have all of their blocks by now, or none.
     """
-    phases = {q.id: q.phase for q in load.requests}
-    uncertain = sum(q.tokens for q in replica.requests.values() if not _settled(q, phases))
+    settled = {q.id for q in load.requests if q.phase in _SETTLED}
+    uncertain = sum(q.tokens for q in replica.requests.values() if q.source is not None or q.id not in settled)
     sure = replica.load + replica.held - uncertain
     unexplained = load.used_tokens - sure
     replica.shared = unexplained - min(max(unexplained, 0), uncertain)
-
-
-def _settled(request: Request, phases: Mapping[RequestId, Phase]) -> bool:
-    return request.source is None and phases.get(request.id) in (Phase.DECODE, Phase.MOVING)

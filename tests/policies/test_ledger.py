@@ -23,8 +23,7 @@ def ledger(*loads: ReplicaLoad, ttl_s: float = 10.0) -> Ledger:
 
 def seen(ledger: Ledger, now: float = 1.0, replica: ReplicaId = A) -> tuple[list[str], int]:
     """The requests and the free blocks of a replica."""
-    load = ledger.state(now).replica(replica)
-    assert load is not None
+    [load] = [load for load in ledger.state(now).replicas if load.id == replica]
     return [request.id for request in load.requests], load.free_blocks
 
 

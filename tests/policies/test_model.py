@@ -33,12 +33,6 @@ def test_replicas_are_ordered_by_id() -> None:
     assert ClusterState((b, a)).replicas == (a, b)
 
 
-def test_replica_is_found_by_id() -> None:
-    state = ClusterState((replica("a"), replica("b")))
-    assert state.replica(ReplicaId("b")) == replica("b")
-    assert state.replica(ReplicaId("c")) is None
-
-
 def test_only_running_replicas_take_requests() -> None:
     state = ClusterState(tuple(replica(s.value, state=s) for s in ReplicaState))
     assert [r.id for r in state.running()] == ["RUNNING"]

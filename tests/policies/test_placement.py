@@ -109,8 +109,7 @@ def test_best_fit_chooses_the_fullest_that_fits(loads: list[ReplicaLoad], coming
     state = cluster(*loads)
     decision = choose(state, coming, headroom=headroom)
     if isinstance(decision, Place):
-        chosen = state.replica(decision.replica)
-        assert chosen is not None
+        [chosen] = [r for r in state.replicas if r.id == decision.replica]
         others = [r for r in state.running() if fits(r, coming.tokens, headroom)]
         assert all(_room(chosen, headroom) <= _room(r, headroom) for r in others)
 

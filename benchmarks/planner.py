@@ -1,0 +1,175 @@
+"""How long the live scheduler is busy deciding, and how that grows with the cluster: `python -m benchmarks.planner`.
+
+`benchmarks.epoch` times a decision on a cluster that is at hand. The live scheduler makes that cluster anew from what
+replicas report, and places every arrival in between. Here the same synthetic load runs on N replicas, whose reports the
+scheduler's ledger and planner take; every move that is ordered is over by the next epoch. What replicas, Ray and the
+network add is not in it. Times are of the processor.
+"""
+
+import argparse
+import gc
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
+
+from benchmarks.epoch import CAPACITY, PER_REPLICA, Load
+from policies.events import Arrival
+from policies.ledger import Ledger
+from policies.limits import Limits
+from policies.model import Blocks, Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestId, RequestLoad, Tokens
+from policies.observation import Observation
+from policies.placement import Place, Queue
+from policies.plan import Move
+from policies.planner import LiveLimits, Mode, Planner
+from policies.registry import policy as named
+
+BLOCK = 16
+SPARE = 1.3
+"""Replicas there are for one that the load fills: the planner is to pack it, and to open and close none."""
+
+LIMITS = LiveLimits(Limits(cooldown_s=5.0), linger_s=1e9, foresight_s=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Milliseconds of processor time: of an epoch's two halves, to see and to decide, and of placing one arrival."""
+
+    policy: str
+    replicas: int
+    requests: int
+    epochs: int
+    moves_per_epoch: float
+    see_p50_ms: float
+    see_worst_ms: float
+    decide_p50_ms: float
+    decide_worst_ms: float
+    place_p50_ms: float
+    place_worst_ms: float
+
+
+class Replicas:
+    """N replicas that decode: what they would report, and where their requests are."""
+
+    def __init__(self, count: int) -> None:
+        self._hosts: dict[ReplicaId, dict[RequestId, Tokens]] = {ReplicaId(f"r{n:05}"): {} for n in range(count)}
+        self._homes: dict[RequestId, ReplicaId] = {}
+        self._since: dict[RequestId, float] = {}
+
+    def start(self, request: RequestId, tokens: Tokens, replica: ReplicaId, now: float) -> None:
+        """A request begins there."""
+        self._hosts[replica][request] = tokens
+        self._homes[request], self._since[request] = replica, now
+
+    def end(self, request: RequestId) -> None:
+        """A request is over."""
+        del self._hosts[self._homes.pop(request)][request], self._since[request]
+
+    def grow(self, request: RequestId, tokens: Tokens) -> None:
+        """A request holds so many tokens now."""
+        self._hosts[self._homes[request]][request] = tokens
+
+    def move(self, move: Move) -> None:
+        """A request has moved."""
+        self._hosts[move.target][move.request] = self._hosts[move.source].pop(move.request)
+        self._homes[move.request] = move.target
+
+    def reports(self, now: float) -> list[ReplicaLoad]:
+        """What every replica says."""
+        return [self._report(replica, now) for replica in self._hosts]
+
+    def _report(self, replica: ReplicaId, now: float) -> ReplicaLoad:
+        held = self._hosts[replica]
+        used = sum(-(-tokens // BLOCK) for tokens in held.values())
+        return ReplicaLoad(
+            id=replica,
+            state=ReplicaState.RUNNING,
+            node=replica[:-1],
+            capacity_tokens=CAPACITY,
+            block_size=BLOCK,
+            free_blocks=Blocks(max(0, CAPACITY // BLOCK - used)),
+            max_requests=256,
+            requests=tuple(RequestLoad(q, q, n, Phase.DECODE, now - self._since[q], 0) for q, n in held.items()),
+            model="m",
+        )
+
+
+def measure(spec: str, count: int, epochs: int, seed: int = 0) -> Speed:
+    """Have one policy plan for that many replicas, of which the load fills all but the spare ones."""
+    planner, ledger = Planner(named(spec), LIMITS, epoch_s=1.0), Ledger(placement_ttl_s=10.0)
+    replicas = Replicas(count)
+    load = Load(int(count / SPARE) * PER_REPLICA, seed)
+    seeing, deciding, placing, moves, requests = [], [], [], 0, 0
+    for number in tqdm(range(epochs + 1), desc=f"{spec}, {count} replicas", leave=False):
+        now = float(number)
+        events = load.epoch()
+        for request in events.departed:
+            replicas.end(request)
+        for request, tokens in events.sizes.items():
+            replicas.grow(request, tokens)
+        reports = replicas.reports(now)
+        began = time.process_time()
+        ledger.report(reports, now)
+        planner.observe(Observation(now, ledger.state(now), max_replicas=count))
+        saw = time.process_time()
+        decided = planner.decide(Mode.ACT)
+        done = time.process_time()
+        spent = [_place(planner, ledger, replicas, arrival, now) for arrival in events.arrived]
+        for move in decided.orders:
+            replicas.move(move)
+        if number:  # The first one finds nothing.
+            seeing.append(saw - began)
+            deciding.append(done - saw)
+            placing += spent
+            moves += len(decided.orders)
+            requests = len(events.sizes)
+    (see, see_worst), (decide, decide_worst), (place, place_worst) = map(_summary, (seeing, deciding, placing))
+    return Speed(
+        spec, count, requests, epochs, moves / epochs, see, see_worst, decide, decide_worst, place, place_worst
+    )
+
+
+def _place(planner: Planner, ledger: Ledger, replicas: Replicas, arrival: Arrival, now: float) -> float:
+    """Place one arrival; the seconds that took."""
+    began = time.process_time()
+    decision = planner.place(arrival)
+    assert isinstance(decision, Place | Queue)
+    ledger.place(arrival.id, arrival.id, decision.replica, arrival.tokens, now)
+    took = time.process_time() - began
+    replicas.start(arrival.id, arrival.tokens, decision.replica, now)
+    return took
+
+
+def _summary(seconds: Sequence[float]) -> tuple[float, float]:
+    """Median and largest, in milliseconds."""
+    return statistics.median(seconds) * 1e3, max(seconds) * 1e3
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure, print a table, and write the figures if asked to."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.planner", description="Speed of the live planner.")
+    parser.add_argument("--policy", action="append", help="policy by name, may be repeated (default: pack)")
+    parser.add_argument("--replicas", type=int, nargs="+", default=[10, 100, 1000])
+    parser.add_argument("--epochs", type=int, default=30, help="epochs that are timed (default: 30)")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    options = parser.parse_args(argv)
+    gc.freeze()
+    speeds = [measure(spec, n, options.epochs) for spec in options.policy or ["pack"] for n in options.replicas]
+    print(f"{'':42}{'see, ms':>16}{'decide, ms':>16}{'place one, ms':>16}")
+    print(f"{'policy':16}{'replicas':>9}{'requests':>10}{'moves':>7}" + f"{'p50':>8}{'worst':>8}" * 3)
+    for s in speeds:
+        print(
+            f"{s.policy:16}{s.replicas:9}{s.requests:10}{s.moves_per_epoch:7.1f}"
+            f"{s.see_p50_ms:8.2f}{s.see_worst_ms:8.2f}{s.decide_p50_ms:8.2f}{s.decide_worst_ms:8.2f}"
+            f"{s.place_p50_ms:8.3f}{s.place_worst_ms:8.3f}"
+        )
+    if options.json:
+        options.json.write_text(json.dumps([asdict(s) for s in speeds], indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
