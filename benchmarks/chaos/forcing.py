@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 
 from benchmarks.chaos.client import Client
-from benchmarks.chaos.heard import Heard, judge
+from benchmarks.chaos.heard import Heard, judge_among
 from benchmarks.chaos.offers import Offer, draw_prompt
 from benchmarks.chaos.watch import Watch
 
@@ -27,8 +27,8 @@ END_S = 180.0
 QUIET_S = 45.0
 KEPT = ("id", "path", "outcome", "error", "pause_s", "blocks", "bytes")
 
-Expected = Callable[[Offer], Awaitable[str]]
-"""The text of an undisturbed run of a request."""
+Expected = Callable[[Offer], Awaitable[Sequence[str]]]
+"""The texts of undisturbed runs of a request, where they may differ; the usual one first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +103,8 @@ class Forcing:
     async def _judge(self, offers: Sequence[Offer], heard: Sequence[Heard], bad: list[str]) -> list[str]:
         verdicts = []
         expected = await asyncio.gather(*map(self._expected, offers))
-        for offer, answer, text in zip(offers, heard, expected, strict=True):
-            verdict, what = judge(answer, offer, text, lost=False)
+        for offer, answer, texts in zip(offers, heard, expected, strict=True):
+            verdict, what = judge_among(answer, offer, texts)
             verdicts.append(str(verdict))
             if what:
                 bad.append(f"{offer.label}: {verdict}: {what}")

@@ -1,6 +1,7 @@
 """What a client heard of its request, and whether that is what it was promised; pure."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -13,6 +14,8 @@ class Verdict(StrEnum):
     """How one request went."""
 
     EXACT = "exact"
+    TIE = "exact but for a tie"
+    """Where two tokens were as likely but for rounding it took the other one, and went on from there exactly."""
     LEFT = "left"
     """Its client left; what it had until then was exact."""
     PROMISED = "promised error"
@@ -23,7 +26,7 @@ class Verdict(StrEnum):
     ERROR = "other error"
 
 
-GOOD = frozenset({Verdict.EXACT, Verdict.LEFT, Verdict.PROMISED})
+GOOD = frozenset({Verdict.EXACT, Verdict.TIE, Verdict.LEFT, Verdict.PROMISED})
 
 
 @dataclass(slots=True)
@@ -88,6 +91,15 @@ def judge(heard: Heard, offer: Offer, want: str, lost: bool) -> tuple[Verdict, s
     if heard.text != want or heard.tokens != offer.output or heard.finish != "length":
         return Verdict.WRONG, f"{heard.tokens} of {offer.output} tokens, finish {heard.finish}"
     return Verdict.EXACT, ""
+
+
+def judge_among(heard: Heard, offer: Offer, wants: Sequence[str]) -> tuple[Verdict, str]:
+    """As `judge`, of a request that lost no replica; `wants` are the texts of undisturbed runs, the usual one first."""
+    usual, *others = wants
+    found = judge(heard, offer, usual, lost=False)
+    if found[0] is Verdict.WRONG and any(judge(heard, offer, want, lost=False)[0] is Verdict.EXACT for want in others):
+        return Verdict.TIE, ""
+    return found
 
 
 def _differ(text: str, want: str) -> str:

@@ -243,8 +243,8 @@ async def test_state_that_is_older_than_the_question_is_no_answer(monkeypatch: p
 SHAPE = Shape(streams=3, at_once=3, prompt=(10, 20), output=(60, 80))
 
 
-async def calculated(offer: Offer) -> str:
-    return undisturbed(offer.prompt, offer.output)
+async def calculated(offer: Offer) -> list[str]:
+    return [undisturbed(offer.prompt, offer.output)]
 
 
 async def test_a_round_moves_requests_between_the_replicas_until_they_end() -> None:
@@ -258,8 +258,8 @@ async def test_a_round_moves_requests_between_the_replicas_until_they_end() -> N
 
 
 async def test_a_round_compares_what_came_with_what_should_have() -> None:
-    async def other(offer: Offer) -> str:
-        return "~" + undisturbed(offer.prompt, offer.output)
+    async def other(offer: Offer) -> list[str]:
+        return ["~" + undisturbed(offer.prompt, offer.output)]
 
     client = cast(Client, MadeUp())
     done = await Forcing(client, Watch(client), SHAPE, 1, other).round(1, 2)

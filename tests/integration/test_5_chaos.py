@@ -16,8 +16,8 @@ SEED, SPAN_S, EVERY_S = 1, 24.0, 1.8
 ROUNDS, MOVES = 2, 150
 
 
-async def calculated(offer: Offer) -> str:
-    return undisturbed(offer.prompt, offer.output)
+async def calculated(offer: Offer) -> list[str]:
+    return [undisturbed(offer.prompt, offer.output)]
 
 
 async def test_faults_at_random_times_cost_pauses(paced: Application) -> None:

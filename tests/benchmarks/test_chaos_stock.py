@@ -1,0 +1,79 @@
+"""What counts as an undisturbed answer of a real engine: the likeliest tokens, and either of two that tie."""
+
+import json
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from benchmarks.chaos.heard import Heard, Verdict, judge_among
+from benchmarks.chaos.offers import Offer, text_of
+from benchmarks.chaos.stock import TIE, stock_texts
+
+OFFER = Offer(0.0, "a", (5, 6, 7), 4)
+
+Likely = Callable[[tuple[int, ...]], dict[int, float]]
+"""Log-probabilities of the next token after an output."""
+
+
+def server(likely: Likely) -> httpx.AsyncClient:
+    """A model that answers as vLLM's server does."""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        body = json.loads(request.content)
+        assert tuple(body["prompt"][:3]) == OFFER.prompt
+        output = list(body["prompt"][3:])
+        begun, tops = len(output), []
+        for _ in range(body["max_tokens"]):
+            top = likely(tuple(output))
+            tops.append({f"token_id:{token}": value for token, value in top.items()})
+            output.append(max(top, key=lambda token: top[token]))
+        choice = {"token_ids": output[begun:], "logprobs": {"top_logprobs": tops}}
+        return httpx.Response(200, json={"choices": [choice]})
+
+    return httpx.AsyncClient(base_url="http://vllm", transport=httpx.MockTransport(answer))
+
+
+def tied_at(*outputs: tuple[int, ...], gap: float = TIE / 2) -> Likely:
+    """Tokens 10, 11, 12 and so on, but after those outputs the next token and the one 100 above it tie."""
+
+    def likely(output: tuple[int, ...]) -> dict[int, float]:
+        token = 10 + len(output)
+        return {token: -1.0, token + 100: -1.0 - gap if output in outputs else -2.0}
+
+    return likely
+
+
+@pytest.mark.parametrize(
+    ("likely", "answers"),
+    [
+        (tied_at(), [(10, 11, 12, 13)]),
+        (tied_at((10,), gap=TIE * 2), [(10, 11, 12, 13)]),
+        (tied_at((10,)), [(10, 11, 12, 13), (10, 111, 12, 13)]),
+        (tied_at((10, 11, 12)), [(10, 11, 12, 13), (10, 11, 12, 113)]),
+        (
+            tied_at((10,), (10, 111)),
+            [(10, 11, 12, 13), (10, 111, 12, 13), (10, 111, 112, 13)],
+        ),
+    ],
+)
+async def test_either_of_two_tokens_that_tie_is_right(likely: Likely, answers: list[tuple[int, ...]]) -> None:
+    async with server(likely) as http:
+        assert await stock_texts(http, "m", OFFER) == [text_of(OFFER.prompt, answer) for answer in answers]
+
+
+def heard(text: str) -> Heard:
+    return Heard(text=text, chunks=4, finish="length", tokens=4, done=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict"),
+    [
+        ("one two", Verdict.EXACT),
+        ("one deux", Verdict.TIE),
+        ("one zwei", Verdict.WRONG),
+        ("one deu", Verdict.WRONG),
+    ],
+)
+def test_an_answer_after_a_tie_is_held_to_every_token(text: str, verdict: Verdict) -> None:
+    assert judge_among(heard(text), OFFER, ["one two", "one deux"])[0] is verdict
