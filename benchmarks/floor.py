@@ -1,0 +1,120 @@
+"""What an epoch costs that decides nothing: `python -m benchmarks.floor`, beside `python -m benchmarks.epoch`.
+
+The same load as there. Every epoch, the bare loop looks up each request that has a new size and stores it, and adds the
+difference to its replica's load; `numpy` does so with arrays, for which a dictionary tells each request's row. `out`
+and `in` take the requests that end out of these dictionaries, and put those that come in. No replica is chosen, nothing
+moves, and there are no size classes, marks or plans. Milliseconds of processor time.
+"""
+
+import argparse
+import gc
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
+
+from benchmarks.epoch import DECODE_RATE, PER_REPLICA, SETTLING, Load
+from policies.events import Events
+from policies.model import RequestId
+
+
+class Replica:
+    """What its requests hold, and who they are."""
+
+    __slots__ = ("load", "requests")
+
+    def __init__(self) -> None:
+        self.load = 0
+        self.requests: dict[RequestId, Request] = {}
+
+
+class Request:
+    """A size, and where it is."""
+
+    __slots__ = ("replica", "tokens")
+
+    def __init__(self, replica: Replica, tokens: int) -> None:
+        self.replica = replica
+        self.tokens = tokens
+
+
+class Bare:
+    """A cluster in which nothing is ever decided; requests come to replicas in turn."""
+
+    def __init__(self, replicas: int, epochs: int) -> None:
+        self._replicas = [Replica() for _ in range(replicas)]
+        self._requests: dict[RequestId, Request] = {}
+        self._rows: dict[RequestId, int] = {}
+        self._made = 0
+        self._tokens = np.zeros(2 * replicas * PER_REPLICA + epochs * replicas * PER_REPLICA // int(DECODE_RATE), int)
+        self._hosts = np.zeros_like(self._tokens)
+
+    def steps(self, events: Events) -> dict[str, Callable[[], None]]:
+        """The parts of an epoch, by name."""
+        return {
+            "out": lambda: self._out(events),
+            "sizes": lambda: self._sizes(events),
+            "sizes, numpy": lambda: self._sizes_by_array(events),
+            "in": lambda: self._in(events),
+        }
+
+    def _out(self, events: Events) -> None:
+        for request_id in events.departed:
+            request = self._requests.pop(request_id)
+            del self._rows[request_id]
+            del request.replica.requests[request_id]
+            request.replica.load -= request.tokens
+
+    def _sizes(self, events: Events) -> None:
+        requests = self._requests
+        for request_id, tokens in events.sizes.items():
+            request = requests[request_id]
+            request.replica.load += tokens - request.tokens
+            request.tokens = tokens
+
+    def _sizes_by_array(self, events: Events) -> None:
+        count = len(events.sizes)
+        rows = np.fromiter(map(self._rows.__getitem__, events.sizes), int, count)
+        self._tokens[rows] = np.fromiter(events.sizes.values(), int, count)
+        np.bincount(self._hosts[rows], self._tokens[rows], len(self._replicas))
+
+    def _in(self, events: Events) -> None:
+        for arrival in events.arrived:
+            row, index = self._made, self._made % len(self._replicas)
+            self._made += 1
+            replica = self._replicas[index]
+            self._requests[arrival.id] = replica.requests[arrival.id] = Request(replica, arrival.tokens)
+            replica.load += arrival.tokens
+            self._rows[arrival.id], self._hosts[row] = row, index
+
+
+def measure(replicas: int, epochs: int, seed: int = 0) -> dict[str, list[float]]:
+    """Milliseconds of each part, epoch by epoch."""
+    load, bare = Load(replicas * PER_REPLICA, seed), Bare(replicas, SETTLING + epochs)
+    times: dict[str, list[float]] = {}
+    for epoch in tqdm(range(SETTLING + epochs), desc=f"{replicas} replicas", leave=False):
+        for name, act in bare.steps(load.epoch()).items():
+            began = time.process_time()
+            act()
+            if epoch >= SETTLING:
+                times.setdefault(name, []).append((time.process_time() - began) * 1e3)
+    return times
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure, and print a table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.floor", description="An epoch that decides nothing.")
+    parser.add_argument("--replicas", type=int, default=1000, help="with 20 requests each (default: 1000)")
+    parser.add_argument("--epochs", type=int, default=200, help="epochs that are timed (default: 200)")
+    options = parser.parse_args(argv)
+    gc.freeze()
+    print(f"{options.replicas * PER_REPLICA} requests{'':6}{'p50 ms':>9}{'p99 ms':>9}")
+    for name, times in measure(options.replicas, options.epochs).items():
+        ranked = sorted(times)
+        print(f"{name:20}{statistics.median(times):9.2f}{ranked[min(len(ranked) - 1, int(len(ranked) * 0.99))]:9.2f}")
+
+
+if __name__ == "__main__":
+    main()
