@@ -18,6 +18,7 @@ from pathlib import Path
 
 from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 
+from benchmarks.load import percentile
 from policies.cluster import Cluster
 from policies.epoch import headroom, step
 from policies.events import Arrival, Events
@@ -96,7 +97,6 @@ def measure(spec: str, replicas: int, epochs: int, seed: int = 0) -> Speed:
         if epoch >= SETTLING:
             times.append((time.process_time() - began) * 1e3)
             moves += len(plan.moves)
-    ranked = sorted(times)
     return Speed(
         policy=spec,
         replicas=len(cluster.replicas),
@@ -104,18 +104,23 @@ def measure(spec: str, replicas: int, epochs: int, seed: int = 0) -> Speed:
         epochs=epochs,
         moves_per_epoch=moves / epochs,
         p50_ms=statistics.median(times),
-        p99_ms=ranked[min(len(ranked) - 1, int(len(ranked) * 0.99))],
-        worst_ms=ranked[-1],
+        p99_ms=percentile(times, 0.99),
+        worst_ms=max(times),
     )
+
+
+def add_options(parser: argparse.ArgumentParser, replicas: Sequence[int], epochs: int) -> None:
+    """What may be chosen, and what is measured unless told otherwise."""
+    parser.add_argument("--policy", action="append", help="policy by name, may be repeated (default: pack)")
+    parser.add_argument("--replicas", type=int, nargs="+", default=replicas)
+    parser.add_argument("--epochs", type=int, default=epochs, help="epochs that are timed (default: %(default)s)")
+    parser.add_argument("--json", type=Path, help="write the figures here")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure, print a table, and write the figures if asked to."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.epoch", description="Speed of one epoch's decision.")
-    parser.add_argument("--policy", action="append", help="policy by name, may be repeated (default: pack)")
-    parser.add_argument("--replicas", type=int, nargs="+", default=[10, 100, 1000, 10_000])
-    parser.add_argument("--epochs", type=int, default=200, help="epochs that are timed (default: 200)")
-    parser.add_argument("--json", type=Path, help="write the figures here")
+    add_options(parser, [10, 100, 1000, 10_000], 200)
     options = parser.parse_args(argv)
     gc.freeze()
     speeds = [measure(spec, n, options.epochs) for spec in options.policy or ["pack"] for n in options.replicas]

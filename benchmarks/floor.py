@@ -16,6 +16,7 @@ import numpy as np
 from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 
 from benchmarks.epoch import DECODE_RATE, PER_REPLICA, SETTLING, Load
+from benchmarks.load import percentile
 from policies.events import Events
 from policies.model import RequestId
 
@@ -112,8 +113,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     gc.freeze()
     print(f"{options.replicas * PER_REPLICA} requests{'':6}{'p50 ms':>9}{'p99 ms':>9}")
     for name, times in measure(options.replicas, options.epochs).items():
-        ranked = sorted(times)
-        print(f"{name:20}{statistics.median(times):9.2f}{ranked[min(len(ranked) - 1, int(len(ranked) * 0.99))]:9.2f}")
+        print(f"{name:20}{statistics.median(times):9.2f}{percentile(times, 0.99):9.2f}")
 
 
 if __name__ == "__main__":

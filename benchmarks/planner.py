@@ -13,11 +13,10 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 
-from benchmarks.epoch import CAPACITY, PER_REPLICA, Load
+from benchmarks.epoch import CAPACITY, PER_REPLICA, Load, add_options
 from policies.events import Arrival
 from policies.ledger import Ledger
 from policies.limits import Limits
@@ -152,10 +151,7 @@ def _summary(seconds: Sequence[float]) -> tuple[float, float]:
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure, print a table, and write the figures if asked to."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.planner", description="Speed of the live planner.")
-    parser.add_argument("--policy", action="append", help="policy by name, may be repeated (default: pack)")
-    parser.add_argument("--replicas", type=int, nargs="+", default=[10, 100, 1000])
-    parser.add_argument("--epochs", type=int, default=30, help="epochs that are timed (default: 30)")
-    parser.add_argument("--json", type=Path, help="write the figures here")
+    add_options(parser, [10, 100, 1000], 30)
     options = parser.parse_args(argv)
     gc.freeze()
     speeds = [measure(spec, n, options.epochs) for spec in options.policy or ["pack"] for n in options.replicas]

@@ -28,8 +28,8 @@ import httpx
 from tqdm import tqdm
 
 from benchmarks.chaos.client import Client
-from benchmarks.chaos.forcing import Forcing, Shape
-from benchmarks.chaos.offers import Offer, undisturbed
+from benchmarks.chaos.forcing import Forcing, Shape, calculated
+from benchmarks.chaos.offers import Offer
 from benchmarks.chaos.stock import stock_texts
 from benchmarks.chaos.watch import Watch
 from benchmarks.load import percentile
@@ -121,7 +121,7 @@ async def _soak(options: argparse.Namespace, lines: list[Line]) -> None:
     async with Client(f"http://127.0.0.1:{MELL_PORT}") as client:
         watch = Watch(client)
         await watch.look()
-        expected = _calculated if options.engine == "paced" else _stock
+        expected = calculated if options.engine == "paced" else _stock
         forcing = Forcing(client, watch, Shape(at_once=options.at_once), options.seed, expected)
         with tqdm(total=options.moves, initial=count_moves(lines), unit="move", desc="soak") as bar:
             while (left := options.moves - count_moves(lines)) > 0 and is_good(lines):
@@ -134,10 +134,6 @@ async def _soak(options: argparse.Namespace, lines: list[Line]) -> None:
 
 def _advance(bar: Any) -> None:
     bar.update()
-
-
-async def _calculated(offer: Offer) -> list[str]:
-    return [undisturbed(offer.prompt, offer.output)]
 
 
 async def _stock(offer: Offer) -> list[str]:

@@ -97,11 +97,10 @@ class ClusterState:
     def residents(self) -> dict[RequestId, tuple[ReplicaLoad, RequestLoad]]:
         """Every request once. One that is on two replicas is on the first: the second may yet let go."""
         first: dict[RequestId, tuple[ReplicaLoad, RequestLoad]] = {}
-        for load in self.replicas:
-            for request in load.requests:
-                known = first.get(request.id)
-                if known is None or request.hop < known[1].hop:
-                    first[request.id] = (load, request)
+        for load, request in self.requests():
+            known = first.get(request.id)
+            if known is None or request.hop < known[1].hop:
+                first[request.id] = (load, request)
         return first
 
     def running(self) -> tuple[ReplicaLoad, ...]:

@@ -16,7 +16,7 @@ import httpx
 
 from benchmarks.chaos.client import Client
 from benchmarks.chaos.heard import Heard, judge_among
-from benchmarks.chaos.offers import Offer, draw_prompt
+from benchmarks.chaos.offers import Offer, draw_prompt, undisturbed
 from benchmarks.chaos.watch import Watch
 
 PATHS = ("kv", "tokens", "auto")
@@ -29,6 +29,11 @@ KEPT = ("id", "path", "outcome", "error", "pause_s", "blocks", "bytes")
 
 Expected = Callable[[Offer], Awaitable[Sequence[str]]]
 """The texts of undisturbed runs of a request, where they may differ; the usual one first."""
+
+
+async def calculated(offer: Offer) -> Sequence[str]:
+    """What is expected of a paced engine."""
+    return [undisturbed(offer.prompt, offer.output)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,10 +54,7 @@ async def _answers(http: httpx.AsyncClient, model: str, offer: Offer, begun: Tok
 def _ties(tokens: Tokens, tops: Sequence[Mapping[str, float]]) -> Iterator[tuple[int, int]]:
     """Where two tokens tie: the place, and the token that was not taken."""
     for place, (token, top) in enumerate(zip(tokens, tops, strict=True)):
-        first, second = sorted(top.values(), reverse=True)[:2]
-        if first - second < TIE:
-            yield from ((place, other) for other in _likeliest(top) if other != token)
-
-
-def _likeliest(top: Mapping[str, float]) -> list[int]:
-    return [int(name.removeprefix(_NAME)) for name in sorted(top, key=lambda name: -top[name])[:2]]
+        first, second = sorted(top, key=lambda name: -top[name])[:2]
+        if top[first] - top[second] < TIE:
+            both = (int(name.removeprefix(_NAME)) for name in (first, second))
+            yield from ((place, other) for other in both if other != token)

@@ -19,7 +19,7 @@ from app.replay.trace import Arrival
 from benchmarks import soak
 from benchmarks.chaos import run as running
 from benchmarks.chaos.client import Client
-from benchmarks.chaos.forcing import Forcing, Shape
+from benchmarks.chaos.forcing import Forcing, Shape, calculated
 from benchmarks.chaos.hand import NOTHING, Blow, Hand, Streams
 from benchmarks.chaos.heard import Heard, Verdict
 from benchmarks.chaos.offers import Offer, make_offers, undisturbed
@@ -241,10 +241,6 @@ async def test_state_that_is_older_than_the_question_is_no_answer(monkeypatch: p
 # --- forced moves -------------------------------------------------------------------------------------
 
 SHAPE = Shape(streams=3, at_once=3, prompt=(10, 20), output=(60, 80))
-
-
-async def calculated(offer: Offer) -> list[str]:
-    return [undisturbed(offer.prompt, offer.output)]
 
 
 async def test_a_round_moves_requests_between_the_replicas_until_they_end() -> None:

@@ -3,9 +3,9 @@
 from collections import Counter
 
 from benchmarks.chaos.client import Client
-from benchmarks.chaos.forcing import Forcing, Shape
+from benchmarks.chaos.forcing import Forcing, Shape, calculated
 from benchmarks.chaos.heard import Verdict
-from benchmarks.chaos.offers import Offer, draw_trace, make_offers, undisturbed
+from benchmarks.chaos.offers import draw_trace, make_offers
 from benchmarks.chaos.report import is_good, make_document, render
 from benchmarks.chaos.run import Run
 from benchmarks.chaos.strikes import Kind, draw_strikes
@@ -14,10 +14,6 @@ from tests.integration.application import Application
 
 SEED, SPAN_S, EVERY_S = 1, 24.0, 1.8
 ROUNDS, MOVES = 2, 150
-
-
-async def calculated(offer: Offer) -> list[str]:
-    return [undisturbed(offer.prompt, offer.output)]
 
 
 async def test_faults_at_random_times_cost_pauses(paced: Application) -> None:
