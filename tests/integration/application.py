@@ -119,6 +119,22 @@ class Client:
 
         await eventually(nothing)
 
+    async def settle(self) -> None:
+        """Wait until all is idle, and the scheduler has found it so in an epoch: it places as if nothing had been."""
+        await self.idle()
+        for _ in range(2):  # the epoch under way may have looked before
+            seen = await self._gpu_seconds()
+
+            async def passed(seen: float = seen) -> bool:
+                return await self._gpu_seconds() > seen
+
+            await eventually(passed)
+
+    async def _gpu_seconds(self) -> float:
+        """What grows with every epoch."""
+        lines = (await self.http.get("/metrics")).text.splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("mell_gpu_seconds_total"))
+
 
 async def eventually(condition: Callable[[], Awaitable[bool]], within_s: float = 30) -> None:
     """Poll until the condition holds. Raises TimeoutError when it does not in time."""

@@ -117,7 +117,7 @@ async def test_moved_blocks_are_what_the_target_reads(application: Application, 
     faults.write(application.faults, over)
     tokens = prompt(800, f"cold/{over}")
     async with application.client() as client:
-        await client.idle()
+        await client.settle()  # so that both runs begin on the same replica, and the other one has no blocks
         want = await reference(client, tokens, 300)
         before = {r["id"]: r["kv_blocks_loaded"] for r in await client.running()}
         answer, (record,) = await moved(client, over, tokens, 300, [10], ["kv"])
@@ -131,7 +131,7 @@ async def test_moved_blocks_are_what_the_target_reads(application: Application, 
 async def test_corrupted_blocks_change_the_output(application: Application, over: str) -> None:
     tokens = prompt(800, f"corrupt/{over}")
     async with application.client() as client:
-        await client.idle()
+        await client.settle()  # so that both runs begin on the same replica, and the other one has no blocks
         want = await reference(client, tokens, 300)
         faults.write(application.faults, over, Fault.CORRUPT)
         before = {r["id"]: r["kv_blocks_loaded"] for r in await client.running()}
