@@ -11,6 +11,8 @@ from typing import Any
 
 import httpx
 import psutil
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
 
 MODEL = "mell-tiny"
 BLOCK = 32
@@ -80,6 +82,12 @@ class Client:
         state: dict[str, Any] = (await self.http.get("/mell/state")).json()
         return state
 
+    async def metrics(self) -> dict[str, Metric]:
+        """GET /metrics, by family."""
+        response = await self.http.get("/metrics")
+        assert response.status_code == 200 and response.headers["content-type"].startswith("text/plain")
+        return {family.name: family for family in text_string_to_metric_families(response.text)}
+
     async def running(self) -> list[dict[str, Any]]:
         """The replicas that run."""
         return [r for r in (await self.state())["replicas"] if r["state"] == "RUNNING"]
@@ -122,18 +130,19 @@ class Client:
     async def settle(self) -> None:
         """Wait until all is idle, and the scheduler has found it so in an epoch: it places as if nothing had been."""
         await self.idle()
-        for _ in range(2):  # the epoch under way may have looked before
-            seen = await self._gpu_seconds()
+        seen = set()
 
-            async def passed(seen: float = seen) -> bool:
-                return await self._gpu_seconds() > seen
+        async def two_epochs_passed() -> bool:  # the one under way may have looked before
+            seen.add(total(await self.metrics(), "mell_gpu_seconds_total"))  # grows in every epoch
+            return len(seen) > 2
 
-            await eventually(passed)
+        await eventually(two_epochs_passed)
 
-    async def _gpu_seconds(self) -> float:
-        """What grows with every epoch."""
-        lines = (await self.http.get("/metrics")).text.splitlines()
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("mell_gpu_seconds_total"))
+
+def total(families: dict[str, Metric], name: str, **labels: str) -> float:
+    """The sum of the samples of that name which have those labels."""
+    samples = (sample for family in families.values() for sample in family.samples)
+    return sum(s.value for s in samples if s.name == name and labels.items() <= s.labels.items())
 
 
 async def eventually(condition: Callable[[], Awaitable[bool]], within_s: float = 30) -> None:

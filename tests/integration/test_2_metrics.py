@@ -4,25 +4,12 @@ import re
 from collections.abc import Iterable
 
 from prometheus_client import Metric
-from prometheus_client.parser import text_string_to_metric_families
 
-from tests.integration.application import Application, Client, prompt
+from tests.integration.application import Application, prompt, total
 from tests.integration.conftest import ROOT
 from tests.integration.test_1_migration import moved
 
 DOCUMENTED = re.findall(r"^\| `(mell_\w+)` \|", (ROOT / "docs/metrics.md").read_text(), re.MULTILINE)
-
-
-async def scrape(client: Client) -> dict[str, Metric]:
-    response = await client.http.get("/metrics")
-    assert response.status_code == 200 and response.headers["content-type"].startswith("text/plain")
-    return {family.name: family for family in text_string_to_metric_families(response.text)}
-
-
-def total(families: dict[str, Metric], name: str, **labels: str) -> float:
-    """The sum of the samples of that name which have those labels."""
-    samples = (sample for family in families.values() for sample in family.samples)
-    return sum(s.value for s in samples if s.name == name and labels.items() <= s.labels.items())
 
 
 def replicas(samples: Iterable[Metric]) -> set[str]:
@@ -31,12 +18,12 @@ def replicas(samples: Iterable[Metric]) -> set[str]:
 
 async def test_metrics_tell_what_has_happened(application: Application) -> None:
     async with application.client() as client:
-        before = await scrape(client)
+        before = await client.metrics()
         _, records = await moved(client, "metered", prompt(300, "metered"), 60, [20], ["kv"])
         assert [record["outcome"] for record in records] == ["committed"]
         await client.http.post("/v1/completions", json={"prompt": 5})
         await client.idle()
-        after = await scrape(client)
+        after = await client.metrics()
 
     def more(name: str, **labels: str) -> float:
         return total(after, name, **labels) - total(before, name, **labels)
