@@ -13,8 +13,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from app.ingress.openapi import STATUSES, document, statuses
-from app.ingress.operations import EVENTS, OPERATIONS, Access, Operation
+from app.ingress.openai.description.openapi import STATUSES, document, statuses
+from app.ingress.openai.description.operations import EVENTS, OPERATIONS, Access, Operation
 
 Schema = Mapping[str, Any]
 
@@ -50,7 +50,8 @@ TIED = {
 _INTRO = """\
 # HTTP API
 
-<!-- Made by `python -m app.ingress.api_reference --write`; edit `app/ingress/operations.py` and the request models. -->
+<!-- Made by `python -m app.ingress.api_reference --write`; edit
+     `app/ingress/openai/description/operations.py` and the request models. -->
 
 The same as a document of OpenAPI 3.1, for programs: `GET /openapi.json`.
 

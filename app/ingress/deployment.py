@@ -18,13 +18,13 @@ from app.ingress.config import IngressConfig
 from app.ingress.http import Routes
 from app.ingress.keys import KeyFile
 from app.ingress.metrics import Metrics
-from app.ingress.model import Model
 from app.ingress.observed import Observed
+from app.ingress.openai.answers.tool_parser import ToolParser
+from app.ingress.openai.model import Model
+from app.ingress.openai.requests.template import ChatTemplate
 from app.ingress.placing import Placer
 from app.ingress.server import HttpServer, endpoint, listen
 from app.ingress.streams import Streams
-from app.ingress.template import ChatTemplate
-from app.ingress.tool_parser import ToolParser
 from app.ingress.traces import NO_TRACER, Incoming, Tracer
 from app.versions import VERSION, installed_version
 from deployments.config import Topology

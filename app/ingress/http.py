@@ -17,22 +17,22 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.ingress.admission import ClientCall, Gate, Visit
-from app.ingress.answer import Answer
 from app.ingress.asgi import EventStream, read_body, unless_left
-from app.ingress.chat import CHAT
-from app.ingress.choice import Shape
-from app.ingress.completions import COMPLETIONS
 from app.ingress.conversation import opened
 from app.ingress.errors import ApiError
-from app.ingress.generation import Endpoint, Plan, to_plan
 from app.ingress.metrics import CONTENT_TYPE
-from app.ingress.model import Model
 from app.ingress.observed import CLIENT_CLOSED_STATUS, Observed, Watch
-from app.ingress.openapi import document
+from app.ingress.openai.answer import Answer
+from app.ingress.openai.answers.choice import Shape
+from app.ingress.openai.chat import CHAT
+from app.ingress.openai.completions import COMPLETIONS
+from app.ingress.openai.description.openapi import document
+from app.ingress.openai.generation import Endpoint, Plan, to_plan
+from app.ingress.openai.model import Model
+from app.ingress.openai.requests.schema import Generation, parse_detokenize, parse_move, parse_tokenize
+from app.ingress.openai.tokens import detokenize, tokenize
 from app.ingress.page import Page
-from app.ingress.schema import Generation, parse_detokenize, parse_move, parse_tokenize
 from app.ingress.streams import Streams
-from app.ingress.tokens import detokenize, tokenize
 from deployments.control import MoveAccepted, MoveAnswer
 from migration.messages import PathRequest
 from migration.request import IngressId

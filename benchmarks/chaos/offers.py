@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from app.ingress.text import TextStream
+from app.ingress.openai.answers.text import TextStream
 from app.replay.trace import Arrival
 from app.tinymodel import ensure_tiny_model
 from deployments.engine.fake import expected

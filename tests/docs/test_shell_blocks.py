@@ -14,8 +14,14 @@ import app.simulator.__main__ as simulator
 from app.ingress.errors import ApiError
 from app.ingress.http import Routes
 from app.ingress.keys import KeyFile
-from app.ingress.model import Model
-from app.ingress.schema import parse_chat, parse_completion, parse_detokenize, parse_move, parse_tokenize
+from app.ingress.openai.model import Model
+from app.ingress.openai.requests.schema import (
+    parse_chat,
+    parse_completion,
+    parse_detokenize,
+    parse_move,
+    parse_tokenize,
+)
 from tests.app.cli.shown import takes
 from tests.app.ingress.fakes import Backend, make_service
 from tests.docs import markdown, shell

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 from app.ingress.admission import Gate
 from app.ingress.keys import ApiKey, digest
 from app.ingress.limits import KeyLimits
-from app.ingress.model import Model
+from app.ingress.openai.model import Model
 from app.tinymodel import VOCAB_SIZE, ensure_tiny_model
 from tests.app.ingress.fakes import MAX_CONTEXT, make_api
 from tests.docs.markdown import PAGES, Block, blocks

@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from app.ingress.text import TextStream
+from app.ingress.openai.answers.text import TextStream
 from app.simulator.replay import replay
 from app.tinymodel import ensure_tiny_model
 from deployments.engine.fake import expected

@@ -15,7 +15,7 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from app.ingress.schema import ChatRequest, CompletionRequest
+from app.ingress.openai.requests.schema import ChatRequest, CompletionRequest
 from benchmarks.servers import bare_vllm
 from tests.integration.application import Application, Client
 from tests.integration.conftest import Stage

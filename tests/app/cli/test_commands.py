@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from app.cli.main import app
 from app.ingress.errors import ApiError
-from app.ingress.schema import parse_move
+from app.ingress.openai.requests.schema import parse_move
 from app.versions import VERSION
 from migration.record import Outcome
 from tests.app.cli.fake_mell import FakeMell, free_port

@@ -6,9 +6,9 @@ from typing import Any
 import httpx
 from pydantic import BaseModel
 
-from app.ingress.described import Error
-from app.ingress.openapi import document
-from app.ingress.operations import EVENTS, JSON, OPERATIONS, Operation
+from app.ingress.openai.description.described import Error
+from app.ingress.openai.description.openapi import document
+from app.ingress.openai.description.operations import EVENTS, JSON, OPERATIONS, Operation
 from tests.app.ingress.fakes import events
 
 BY_ID = {operation.id: operation for operation in OPERATIONS}

@@ -6,8 +6,8 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from app.ingress.model import Model
-from app.ingress.template import ChatTemplate
+from app.ingress.openai.model import Model
+from app.ingress.openai.requests.template import ChatTemplate
 from app.tinymodel import VOCAB_SIZE, _make_tokenizer
 from tests.app.ingress.fakes import MAX_CONTEXT, Api, make_api
 

@@ -17,8 +17,8 @@ from starlette.applications import Starlette
 from app.ingress.admission import Gate
 from app.ingress.conversation import Conversation
 from app.ingress.http import Routes
-from app.ingress.model import Model
 from app.ingress.observed import Observed
+from app.ingress.openai.model import Model
 from app.ingress.placing import Placer
 from app.ingress.streams import Streams
 from deployments.calls import PlaceCall, Submission

@@ -21,7 +21,7 @@ from starlette.routing import Route
 from tokenizers import Tokenizer
 
 from app.ingress.connections import Bounds
-from app.ingress.model import Model
+from app.ingress.openai.model import Model
 from app.ingress.server import HttpServer, listen
 from app.tinymodel import VOCAB_SIZE
 from deployments.engine.port import Generated

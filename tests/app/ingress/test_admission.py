@@ -12,7 +12,7 @@ from app.ingress.admission import Gate
 from app.ingress.http import UNSAID_TOKENS
 from app.ingress.keys import ApiKey, KeyFile, digest, entry
 from app.ingress.limits import KeyLimits
-from app.ingress.model import Model
+from app.ingress.openai.model import Model
 from tests.app.ingress.fakes import MAX_CONTEXT, PROMPT, Api, Exchange, body, eventually, make_api, make_service
 
 ALICE = {"Authorization": "Bearer alice-key"}

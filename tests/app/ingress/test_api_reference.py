@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from app.ingress.api_reference import CODES, PAGE, TIED, main, page
-from app.ingress.openapi import STATUSES, document
-from app.ingress.operations import OPERATIONS, Operation
+from app.ingress.openai.description.openapi import STATUSES, document
+from app.ingress.openai.description.operations import OPERATIONS, Operation
 
 SOURCES = Path(__file__).parent.parent.parent.parent
 
@@ -62,7 +62,7 @@ def literals(path: Path, keyword: str) -> set[str]:
 
 
 def test_every_code_is_explained() -> None:
-    written = set[str]().union(*(literals(path, "code") for path in (SOURCES / "app/ingress").glob("*.py")))
+    written = set[str]().union(*(literals(path, "code") for path in (SOURCES / "app/ingress").rglob("*.py")))
     assert written == CODES.keys()
     assert {status for status, _ in CODES.values()} <= STATUSES.keys()
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 
 from app.ingress.asgi import read_body
-from app.ingress.model import Model
+from app.ingress.openai.model import Model
 from tests.app.ingress.fakes import MAX_CONTEXT, MESSAGES, PROMPT, Api, make_api
 
 JSON = {"Content-Type": "application/json"}

@@ -11,8 +11,8 @@ import pytest
 from pydantic import ValidationError
 
 from app.ingress.errors import ApiError
-from app.ingress.model import Model
-from app.ingress.template import ChatTemplate
+from app.ingress.openai.model import Model
+from app.ingress.openai.requests.template import ChatTemplate
 from app.settings import ModelLoading
 from deployments.engine.fake import expected
 from tests.app.ingress.fakes import MAX_CONTEXT, MESSAGES, Api, events, eventually, make_api

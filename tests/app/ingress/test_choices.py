@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from app.ingress.completions import COMPLETIONS
-from app.ingress.generation import to_plan
-from app.ingress.model import Model
-from app.ingress.schema import CompletionRequest
+from app.ingress.openai.completions import COMPLETIONS
+from app.ingress.openai.generation import to_plan
+from app.ingress.openai.model import Model
+from app.ingress.openai.requests.schema import CompletionRequest
 from deployments.engine.fake import expected
 from migration.request import IngressId
 from policies.model import RequestId

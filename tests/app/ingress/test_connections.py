@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from app.ingress.asgi import EventStream, within
 from app.ingress.connections import Bounds
-from app.ingress.model import Model
+from app.ingress.openai.model import Model
 from app.ingress.server import HttpServer, listen
 from deployments.engine.fake import expected
 from tests.app.ingress.fakes import PROMPT, Api, body, eventually, make_api, make_service

@@ -10,7 +10,7 @@ from starlette.types import Message, Receive, Scope, Send
 from app.ingress.admission import Gate
 from app.ingress.asgi import within
 from app.ingress.errors import ApiError
-from app.ingress.model import Model
+from app.ingress.openai.model import Model
 from tests.app.ingress.fakes import Api, Exchange, body, events, make_api, make_service
 
 SHORT_S = 0.2

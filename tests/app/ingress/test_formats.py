@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from app.ingress.errors import ApiError
-from app.ingress.schema import parse_chat, parse_completion
+from app.ingress.openai.requests.schema import parse_chat, parse_completion
 from migration.request import Structured
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}

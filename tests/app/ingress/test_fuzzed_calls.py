@@ -11,9 +11,9 @@ from schemathesis import Case, GenerationMode
 from schemathesis.checks import CHECKS, load_all_checks
 
 from app.ingress.http import Routes
-from app.ingress.model import Model
-from app.ingress.openapi import document
-from app.ingress.operations import EVENTS, OPERATIONS, Operation
+from app.ingress.openai.description.openapi import document
+from app.ingress.openai.description.operations import EVENTS, OPERATIONS, Operation
+from app.ingress.openai.model import Model
 from tests.app.ingress.conformance import check
 from tests.app.ingress.fakes import Api, Backend, make_service
 from tests.deployments.test_cluster import make_report

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.ingress.model import Model
+from app.ingress.openai.model import Model
 from tests.app.ingress.fakes import MESSAGES, Api, Exchange, make_api
 from tests.app.ingress.test_bad_input import CHATS, COMPLETIONS, JSON, post, refusal, untouched
 

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from app.ingress.http import MAX_LABEL, read_label
-from app.ingress.model import Model
+from app.ingress.openai.model import Model
 from deployments.control import MoveAccepted, MoveRejected
 from deployments.engine.fake import expected
 from migration.messages import PathRequest

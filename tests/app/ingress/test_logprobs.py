@@ -18,8 +18,8 @@ from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
 from vllm.v1.engine.logprobs import LogprobsProcessor, create_sample_logprobs
 from vllm.v1.outputs import LogprobsLists
 
-from app.ingress.logprobs import Scored, Scorer, chat_logprobs, completion_logprobs
-from app.ingress.model import Model
+from app.ingress.openai.answers.logprobs import Scored, Scorer, chat_logprobs, completion_logprobs
+from app.ingress.openai.model import Model
 from deployments.engine.fake import expected, expected_logprobs
 from migration.logprobs import pack, unpack
 from migration.messages import PathRequest

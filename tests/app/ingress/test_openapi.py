@@ -10,13 +10,13 @@ import schemathesis
 from pydantic import BaseModel, ValidationError
 from starlette.routing import Route
 
-from app.ingress import described
 from app.ingress.admission import Gate
 from app.ingress.keys import ApiKey, digest
 from app.ingress.limits import KeyLimits
-from app.ingress.model import Model
-from app.ingress.openapi import document, models
-from app.ingress.operations import OPERATIONS, Access, Operation
+from app.ingress.openai.description import described
+from app.ingress.openai.description.openapi import document, models
+from app.ingress.openai.description.operations import OPERATIONS, Access, Operation
+from app.ingress.openai.model import Model
 from deployments.control import MoveAccepted, MoveRejected
 from migration.record import Outcome
 from tests.app.ingress.conformance import BY_ID, check, fits

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from app.ingress.chat import CHAT
-from app.ingress.completions import COMPLETIONS
-from app.ingress.generation import to_plan
-from app.ingress.model import Model
-from app.ingress.schema import ChatRequest, CompletionRequest
+from app.ingress.openai.chat import CHAT
+from app.ingress.openai.completions import COMPLETIONS
+from app.ingress.openai.generation import to_plan
+from app.ingress.openai.model import Model
+from app.ingress.openai.requests.schema import ChatRequest, CompletionRequest
 from deployments.engine.fake import expected
 from migration.request import IngressId, Sampling
 from policies.model import RequestId

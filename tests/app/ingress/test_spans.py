@@ -19,8 +19,8 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from app.ingress.conversation import Conversation
 from app.ingress.http import Routes
-from app.ingress.model import Model
 from app.ingress.observed import Observed
+from app.ingress.openai.model import Model
 from app.ingress.spans import FLUSHING, Spans, batched
 from app.ingress.streams import Streams
 from app.ingress.traces import Incoming

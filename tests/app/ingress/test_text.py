@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from app.ingress.text import TextStream
+from app.ingress.openai.answers.text import TextStream
 from app.tinymodel import VOCAB_SIZE
 
 PROMPT = (40, 41, 42)

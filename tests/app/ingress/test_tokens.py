@@ -7,7 +7,7 @@ import pytest
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
-from app.ingress.model import Model
+from app.ingress.openai.model import Model
 from tests.app.ingress.fakes import MAX_CONTEXT, MESSAGES, PROMPT, Api, make_api
 
 TEXT = "Blocks move \U0001f600 between replicas"

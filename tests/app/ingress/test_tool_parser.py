@@ -9,10 +9,10 @@ import pytest
 
 from app.ingress.deployment import _load_model
 from app.ingress.errors import ApiError
-from app.ingress.model import Model
-from app.ingress.schema import ChatRequest, parse_chat
-from app.ingress.tool_parser import ToolParser
-from app.ingress.tools import Tool, schema_of_calls
+from app.ingress.openai.answers.tool_parser import ToolParser
+from app.ingress.openai.model import Model
+from app.ingress.openai.requests.schema import ChatRequest, parse_chat
+from app.ingress.openai.requests.tools import Tool, schema_of_calls
 from app.main import _engine_config, _ingress_config, read_settings
 from migration.request import Structured
 from tests.app.ingress.fakes import MESSAGES, Api

@@ -14,15 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.ingress.calls import Call, Calling, ListReading, NamedReading, Said, joined
-from app.ingress.chat import CHAT
-from app.ingress.choice import Outset
 from app.ingress.conversation import Conversation, Opened
 from app.ingress.errors import ApiError
-from app.ingress.model import Model
-from app.ingress.template import ChatTemplate
-from app.ingress.tool_answer import CallingChoice
-from app.ingress.tools import Tool, schema_of_calls
+from app.ingress.openai.answers.calls import Call, Calling, ListReading, NamedReading, Said, joined
+from app.ingress.openai.answers.choice import Outset
+from app.ingress.openai.answers.tool_answer import CallingChoice
+from app.ingress.openai.chat import CHAT
+from app.ingress.openai.model import Model
+from app.ingress.openai.requests.template import ChatTemplate
+from app.ingress.openai.requests.tools import Tool, schema_of_calls
 from deployments.host import RequestHost
 from migration.request import Delta, Structured
 from policies.model import ReplicaId
@@ -451,5 +451,7 @@ async def test_a_failure_to_read_is_an_event_before_done(model: Model) -> None:
 
 
 def test_vllm_is_not_imported_without_a_parser() -> None:
-    code = "import sys, app.ingress.tool_parser, app.ingress.chat; sys.exit('vllm' in sys.modules)"
+    code = (
+        "import sys, app.ingress.openai.answers.tool_parser, app.ingress.openai.chat; sys.exit('vllm' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from app.ingress.model import Model
+from app.ingress.openai.model import Model
 from deployments.control import MoveAccepted, MoveAnswer, MoveRejected
 from deployments.report import ReplicaReport
 from migration.messages import Path, PathRequest

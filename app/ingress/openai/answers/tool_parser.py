@@ -7,10 +7,10 @@ import json
 import logging
 from typing import Any, Literal, Self
 
-from app.ingress.calls import Call, Calling, Said
 from app.ingress.errors import ApiError
-from app.ingress.schema import ChatRequest
-from app.ingress.tools import NamedTool
+from app.ingress.openai.answers.calls import Call, Calling, Said
+from app.ingress.openai.requests.schema import ChatRequest
+from app.ingress.openai.requests.tools import NamedTool
 from migration.request import Structured
 
 log = logging.getLogger("ray.serve")

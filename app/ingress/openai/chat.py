@@ -1,12 +1,12 @@
 """POST /v1/chat/completions: its prompts, and the shape of its answers."""
 
-from app.ingress.calling import calling
-from app.ingress.choice import Shape
 from app.ingress.errors import ApiError
-from app.ingress.generation import Endpoint, Prompt
-from app.ingress.logprobs import chat_logprobs
-from app.ingress.model import Model
-from app.ingress.schema import ChatRequest, parse_chat
+from app.ingress.openai.answers.choice import Shape
+from app.ingress.openai.answers.logprobs import chat_logprobs
+from app.ingress.openai.calling import calling
+from app.ingress.openai.generation import Endpoint, Prompt
+from app.ingress.openai.model import Model
+from app.ingress.openai.requests.schema import ChatRequest, parse_chat
 
 
 def prompts(request: ChatRequest, model: Model) -> tuple[Prompt]:

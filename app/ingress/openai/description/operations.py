@@ -8,8 +8,8 @@ from typing import Any
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from pydantic import BaseModel
 
-from app.ingress import described
-from app.ingress.schema import (
+from app.ingress.openai.description import described
+from app.ingress.openai.requests.schema import (
     MAX_CHOICES,
     MAX_STOPS,
     ChatRequest,

@@ -1,11 +1,11 @@
 """POST /v1/completions: its prompts, and the shape of its answers."""
 
-from app.ingress.choice import Shape
 from app.ingress.errors import ApiError
-from app.ingress.generation import Endpoint, Prompt
-from app.ingress.logprobs import completion_logprobs
-from app.ingress.model import Model
-from app.ingress.schema import CompletionRequest, parse_completion
+from app.ingress.openai.answers.choice import Shape
+from app.ingress.openai.answers.logprobs import completion_logprobs
+from app.ingress.openai.generation import Endpoint, Prompt
+from app.ingress.openai.model import Model
+from app.ingress.openai.requests.schema import CompletionRequest, parse_completion
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default of the completions endpoint."""

@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
-from app.ingress.calls import Calling
-from app.ingress.choice import Shape
 from app.ingress.errors import ApiError
-from app.ingress.model import Model
-from app.ingress.schema import Generation
+from app.ingress.openai.answers.calls import Calling
+from app.ingress.openai.answers.choice import Shape
+from app.ingress.openai.model import Model
+from app.ingress.openai.requests.schema import Generation
 from migration.request import IngressId, RequestSpec, Sampling, Structured
 from policies.model import RequestId
 

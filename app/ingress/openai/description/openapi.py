@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document of the routes, made from the request models and `app.ingress.operations`."""
+"""The OpenAPI 3.1 document of the routes, made from the request models and `operations`."""
 
 from functools import cache
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 
-from app.ingress.described import Error
-from app.ingress.operations import EVENTS, JSON, OPERATIONS, Access, Operation, Tag
+from app.ingress.openai.description.described import Error
+from app.ingress.openai.description.operations import EVENTS, JSON, OPERATIONS, Access, Operation, Tag
 from app.versions import VERSION
 
 STATUSES = {

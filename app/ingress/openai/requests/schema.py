@@ -6,11 +6,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from app.ingress.errors import ApiError
-from app.ingress.formats import ResponseFormat, StructuredOutputs
-from app.ingress.messages import Messages
-from app.ingress.refusals import parse
-from app.ingress.strict import NotEmpty, Strict
-from app.ingress.tools import NamedTool, ToolChoice, Tools
+from app.ingress.openai.requests.formats import ResponseFormat, StructuredOutputs
+from app.ingress.openai.requests.messages import Messages
+from app.ingress.openai.requests.refusals import parse
+from app.ingress.openai.requests.strict import NotEmpty, Strict
+from app.ingress.openai.requests.tools import NamedTool, ToolChoice, Tools
 from migration.messages import PathRequest
 from migration.request import Structured
 

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from app.ingress.calls import Calling
 from app.ingress.errors import ApiError
-from app.ingress.schema import ChatRequest
-from app.ingress.template import ChatTemplate
+from app.ingress.openai.answers.calls import Calling
+from app.ingress.openai.requests.schema import ChatRequest
+from app.ingress.openai.requests.template import ChatTemplate
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,17 @@
 """From the tools of a chat to what its engine is told, and to how its answers are read.
 
 A call that the client demands is JSON of a known form: the engine is held to it. One that the model may make comes in
-the model's own manner, for which it takes a parser of vLLM (`app.ingress.tool_parser`). With a parser, demanded calls
+the model's own manner, for which it takes a parser of vLLM (`answers.tool_parser`). With a parser, demanded calls
 come in that manner, too.
 """
 
 import json
 
-from app.ingress.calls import Calling, ListReading, NamedReading
 from app.ingress.errors import ApiError
-from app.ingress.model import Model
-from app.ingress.schema import ChatRequest
-from app.ingress.tools import NamedTool, schema_of_calls
+from app.ingress.openai.answers.calls import Calling, ListReading, NamedReading
+from app.ingress.openai.model import Model
+from app.ingress.openai.requests.schema import ChatRequest
+from app.ingress.openai.requests.tools import NamedTool, schema_of_calls
 from migration.request import Structured
 
 STOP, TOOL_CALLS = "stop", "tool_calls"

@@ -9,15 +9,15 @@ from functools import partial
 from typing import Any
 
 from app.ingress.asgi import DONE
-from app.ingress.choice import Choice, Outset, Shape
 from app.ingress.conversation import Opened
 from app.ingress.errors import ApiError
-from app.ingress.generation import Plan
-from app.ingress.model import Model
 from app.ingress.observed import Watch
-from app.ingress.schema import Generation
+from app.ingress.openai.answers.choice import Choice, Outset, Shape
+from app.ingress.openai.answers.tool_answer import CallingChoice
+from app.ingress.openai.generation import Plan
+from app.ingress.openai.model import Model
+from app.ingress.openai.requests.schema import Generation
 from app.ingress.together import merged, together
-from app.ingress.tool_answer import CallingChoice
 
 
 class Answer:

@@ -4,9 +4,9 @@ import json
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from app.ingress.calls import Calling, Said, joined
-from app.ingress.choice import Choice, Outset
-from app.ingress.logprobs import Scored
+from app.ingress.openai.answers.calls import Calling, Said, joined
+from app.ingress.openai.answers.choice import Choice, Outset
+from app.ingress.openai.answers.logprobs import Scored
 
 
 class CallingChoice(Choice):

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from app.ingress.errors import ApiError
-from app.ingress.strict import JsonObject, NotEmpty, Strict
+from app.ingress.openai.requests.strict import JsonObject, NotEmpty, Strict
 
 
 class Function(Strict):

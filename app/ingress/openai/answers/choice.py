@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.ingress.conversation import Opened
-from app.ingress.logprobs import Scored, Scorer
 from app.ingress.observed import Steps
-from app.ingress.text import TextStream
+from app.ingress.openai.answers.logprobs import Scored, Scorer
+from app.ingress.openai.answers.text import TextStream
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
-from app.ingress.strict import Strict
-from app.ingress.tools import ToolCall
+from app.ingress.openai.requests.strict import Strict
+from app.ingress.openai.requests.tools import ToolCall
 
 
 def _text(content: Any) -> Any:

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from app.ingress.model import Model
-from app.ingress.schema import DetokenizeRequest, TokenizeRequest
+from app.ingress.openai.model import Model
+from app.ingress.openai.requests.schema import DetokenizeRequest, TokenizeRequest
 
 
 def tokenize(request: TokenizeRequest, model: Model) -> dict[str, Any]:
