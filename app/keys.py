@@ -5,7 +5,7 @@ The entry goes to standard output, the key itself to standard error: it is shown
 
 import sys
 
-from app.ingress.keys import KeyListError, entry, new_key
+from app.ingress.access.keys import KeyListError, entry, new_key
 
 
 def main(arguments: list[str]) -> None:

@@ -9,8 +9,8 @@ import pydantic
 from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
+from app.ingress.access.keys import VARIABLE, ApiKey, parse_keys
 from app.ingress.config import IngressConfig
-from app.ingress.keys import VARIABLE, ApiKey, parse_keys
 from app.settings import Autoscaling, Settings, check_installed, mistakes_of
 from app.tinymodel import ensure_tiny_model
 from app.versions import installed_version

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from app.ingress.keys import KeyFile
+from app.ingress.access.keys import KeyFile
 from deployments.config import ON_GPU, ON_HOST
 from policies.registry import policy
 

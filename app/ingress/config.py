@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from app.ingress.keys import ApiKey
+from app.ingress.access.keys import ApiKey
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,17 +13,17 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.applications import Starlette
 
-from app.ingress.admission import Gate
+from app.ingress.access.admission import Gate
+from app.ingress.access.keys import KeyFile
 from app.ingress.config import IngressConfig
-from app.ingress.http import Routes
-from app.ingress.keys import KeyFile
+from app.ingress.http.routes import Routes
+from app.ingress.http.server import HttpServer, endpoint, listen
 from app.ingress.metrics import Metrics
 from app.ingress.observed import Observed
 from app.ingress.openai.answers.tool_parser import ToolParser
 from app.ingress.openai.model import Model
 from app.ingress.openai.requests.template import ChatTemplate
 from app.ingress.placing import Placer
-from app.ingress.server import HttpServer, endpoint, listen
 from app.ingress.streams import Streams
 from app.ingress.traces import NO_TRACER, Incoming, Tracer
 from app.versions import VERSION, installed_version

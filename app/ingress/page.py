@@ -18,9 +18,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from app.ingress.asgi import EventStream, unless_left
 from app.ingress.errors import ApiError
 from app.ingress.feed import Feed
+from app.ingress.http.asgi import EventStream, unless_left
 from app.ingress.observed import Observed
 from app.ingress.picture import Seen
 from app.ingress.points import Lately, point
@@ -39,7 +39,7 @@ _HEADERS = {
 
 
 class Shown(Protocol):
-    """What the page shows, as `app.ingress.http.Backend` has it."""
+    """What the page shows, as `app.ingress.http.routes.Backend` has it."""
 
     observed: Observed
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.ingress.keys import find, parse_keys
+from app.ingress.access.keys import find, parse_keys
 from app.keys import main
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from app.ingress.access.keys import ApiKey, digest, entry
 from app.ingress.config import IngressConfig
-from app.ingress.keys import ApiKey, digest, entry
 from app.main import APP, build_app
 from app.tinymodel import VERSION
 from deployments.config import EngineConfig, MigrationConfig, SchedulerConfig

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from pydantic import TypeAdapter
 
-from app.ingress.keys import parse_keys
+from app.ingress.access.keys import parse_keys
 from app.settings import Settings
 from tests.docs import markdown
 from tests.docs.markdown import PAGES, Block

@@ -11,9 +11,9 @@ from starlette.routing import Match, Route
 
 import app.keys
 import app.simulator.__main__ as simulator
+from app.ingress.access.keys import KeyFile
 from app.ingress.errors import ApiError
-from app.ingress.http import Routes
-from app.ingress.keys import KeyFile
+from app.ingress.http.routes import Routes
 from app.ingress.openai.model import Model
 from app.ingress.openai.requests.schema import (
     parse_chat,

@@ -12,9 +12,9 @@ from openai import AsyncOpenAI, DefaultAsyncHttpxClient, DefaultHttpxClient, Ope
 from pydantic import BaseModel, ConfigDict
 from transformers import AutoTokenizer
 
-from app.ingress.admission import Gate
-from app.ingress.keys import ApiKey, digest
-from app.ingress.limits import KeyLimits
+from app.ingress.access.admission import Gate
+from app.ingress.access.keys import ApiKey, digest
+from app.ingress.access.limits import KeyLimits
 from app.ingress.openai.model import Model
 from app.tinymodel import VOCAB_SIZE, ensure_tiny_model
 from tests.app.ingress.fakes import MAX_CONTEXT, make_api

@@ -8,9 +8,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from app.ingress.asgi import DONE
 from app.ingress.conversation import Opened
 from app.ingress.errors import ApiError
+from app.ingress.http.asgi import DONE
 from app.ingress.observed import Watch
 from app.ingress.openai.answers.choice import Choice, Outset, Shape
 from app.ingress.openai.answers.tool_answer import CallingChoice

@@ -14,9 +14,9 @@ from typing import Any
 import httpx
 from starlette.applications import Starlette
 
-from app.ingress.admission import Gate
+from app.ingress.access.admission import Gate
 from app.ingress.conversation import Conversation
-from app.ingress.http import Routes
+from app.ingress.http.routes import Routes
 from app.ingress.observed import Observed
 from app.ingress.openai.model import Model
 from app.ingress.placing import Placer
@@ -331,7 +331,7 @@ def make_service(
 
 
 class Backend:
-    """Implements `app.ingress.http.Backend` over a service; `answer` is given instead of moving anything."""
+    """Implements `app.ingress.http.routes.Backend` over a service; `answer` is given instead of moving anything."""
 
     def __init__(
         self,

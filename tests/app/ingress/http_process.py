@@ -20,9 +20,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from tokenizers import Tokenizer
 
-from app.ingress.connections import Bounds
+from app.ingress.http.connections import Bounds
+from app.ingress.http.server import HttpServer, listen
 from app.ingress.openai.model import Model
-from app.ingress.server import HttpServer, listen
 from app.tinymodel import VOCAB_SIZE
 from deployments.engine.port import Generated
 from migration.request import Sampling

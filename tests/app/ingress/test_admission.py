@@ -8,10 +8,10 @@ from typing import Any
 import httpx
 import pytest
 
-from app.ingress.admission import Gate
-from app.ingress.http import UNSAID_TOKENS
-from app.ingress.keys import ApiKey, KeyFile, digest, entry
-from app.ingress.limits import KeyLimits
+from app.ingress.access.admission import Gate
+from app.ingress.access.keys import ApiKey, KeyFile, digest, entry
+from app.ingress.access.limits import KeyLimits
+from app.ingress.http.routes import UNSAID_TOKENS
 from app.ingress.openai.model import Model
 from tests.app.ingress.fakes import MAX_CONTEXT, PROMPT, Api, Exchange, body, eventually, make_api, make_service
 

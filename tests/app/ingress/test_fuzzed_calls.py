@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from schemathesis import Case, GenerationMode
 from schemathesis.checks import CHECKS, load_all_checks
 
-from app.ingress.http import Routes
+from app.ingress.http.routes import Routes
 from app.ingress.openai.description.openapi import document
 from app.ingress.openai.description.operations import EVENTS, OPERATIONS, Operation
 from app.ingress.openai.model import Model

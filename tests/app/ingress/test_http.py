@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.ingress.http import MAX_LABEL, read_label
+from app.ingress.http.routes import MAX_LABEL, read_label
 from app.ingress.openai.model import Model
 from deployments.control import MoveAccepted, MoveRejected
 from deployments.engine.fake import expected

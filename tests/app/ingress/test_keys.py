@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.ingress.keys import ApiKey, KeyFile, KeyListError, bearer, digest, entry, find, new_key, parse_keys
-from app.ingress.limits import KeyLimits
+from app.ingress.access.keys import ApiKey, KeyFile, KeyListError, bearer, digest, entry, find, new_key, parse_keys
+from app.ingress.access.limits import KeyLimits
 
 A, B = digest("a"), digest("b")
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.ingress.limits import MINUTE_S, Bucket, Exceeded, KeyLimits, Meter
+from app.ingress.access.limits import MINUTE_S, Bucket, Exceeded, KeyLimits, Meter
 
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 RATES = st.integers(1, 1_000_000)

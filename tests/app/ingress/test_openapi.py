@@ -10,9 +10,9 @@ import schemathesis
 from pydantic import BaseModel, ValidationError
 from starlette.routing import Route
 
-from app.ingress.admission import Gate
-from app.ingress.keys import ApiKey, digest
-from app.ingress.limits import KeyLimits
+from app.ingress.access.admission import Gate
+from app.ingress.access.keys import ApiKey, digest
+from app.ingress.access.limits import KeyLimits
 from app.ingress.openai.description import described
 from app.ingress.openai.description.openapi import document, models
 from app.ingress.openai.description.operations import OPERATIONS, Access, Operation

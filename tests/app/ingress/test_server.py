@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 
-from app.ingress.server import HttpServer, endpoint, listen
+from app.ingress.http.server import HttpServer, endpoint, listen
 
 
 async def _slow(http: Request) -> StreamingResponse:

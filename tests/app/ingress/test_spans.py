@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from app.ingress.conversation import Conversation
-from app.ingress.http import Routes
+from app.ingress.http.routes import Routes
 from app.ingress.observed import Observed
 from app.ingress.openai.model import Model
 from app.ingress.spans import FLUSHING, Spans, batched

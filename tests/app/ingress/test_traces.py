@@ -9,7 +9,7 @@ import pytest
 
 from app.ingress.config import IngressConfig
 from app.ingress.deployment import _make_observed, _make_tracer
-from app.ingress.http import Routes
+from app.ingress.http.routes import Routes
 from app.ingress.openai.model import Model
 from app.ingress.traces import NO_TRACER
 from tests.app.ingress.fakes import Api, Backend, make_service

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import uvicorn
 
-from app.ingress.http import Routes
+from app.ingress.http.routes import Routes
 from policies.model import ReplicaState
 from tests.app.page.synthetic import Cluster, PaperBackend
 

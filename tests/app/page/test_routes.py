@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.ingress.http import Routes
+from app.ingress.http.routes import Routes
 from tests.app.ingress.fakes import Api, eventually
 from tests.app.page.synthetic import Cluster, PaperBackend
 

@@ -1,4 +1,4 @@
-"""Every route of `app.ingress.http` in words: what it takes, what it answers, and what it refuses."""
+"""Every route of `app.ingress.http.routes` in words: what it takes, what it answers, and what it refuses."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

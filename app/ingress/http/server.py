@@ -15,7 +15,7 @@ import uvicorn
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.ingress.connections import Bounds, Connection
+from app.ingress.http.connections import Bounds, Connection
 
 log = logging.getLogger("ray.serve")
 

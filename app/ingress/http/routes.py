@@ -16,10 +16,10 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.ingress.admission import ClientCall, Gate, Visit
-from app.ingress.asgi import EventStream, read_body, unless_left
+from app.ingress.access.admission import ClientCall, Gate, Visit
 from app.ingress.conversation import opened
 from app.ingress.errors import ApiError
+from app.ingress.http.asgi import EventStream, read_body, unless_left
 from app.ingress.metrics import CONTENT_TYPE
 from app.ingress.observed import CLIENT_CLOSED_STATUS, Observed, Watch
 from app.ingress.openai.answer import Answer

@@ -15,7 +15,7 @@ import pydantic
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from app.ingress.limits import KeyLimits
+from app.ingress.access.limits import KeyLimits
 
 VARIABLE = "MELL_API_KEYS"
 """The environment variable that may hold the list instead of a file."""

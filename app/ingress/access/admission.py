@@ -9,10 +9,10 @@ from typing import Self
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.ingress.asgi import within
+from app.ingress.access.keys import ApiKey, KeyFile, KeyListError, bearer, find
+from app.ingress.access.limits import Exceeded, Meter
 from app.ingress.errors import ApiError
-from app.ingress.keys import ApiKey, KeyFile, KeyListError, bearer, find
-from app.ingress.limits import Exceeded, Meter
+from app.ingress.http.asgi import within
 from app.ingress.observed import Watch
 
 log = logging.getLogger("ray.serve")
