@@ -17,7 +17,7 @@ export DO_NOT_TRACK := 1
 # Ray starts `python` by name in places, so the environment's has to come first.
 export PATH := $(BIN):$(PATH)
 
-.PHONY: help setup serve check format-check lint types imports unit test figures format lock clean
+.PHONY: help setup serve check format-check lint types imports unit test test-long figures format lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s%s\n", $$1, $$2 }' Makefile
@@ -50,6 +50,9 @@ unit: setup ## Unit tests only
 
 test: setup ## All tests, integration included
 	pytest tests $(ARGS)
+
+test-long: setup ## All tests, with the full counts of random cases (up to ten times as many)
+	MELL_TEST_LONG=1 pytest tests $(ARGS)
 
 # TRACES is the folder of traces and lengths; FAST=1 takes fewer seeds and shorter runs, and leaves docs/ alone.
 figures: setup ## Make docs/evaluation.md and its figures anew (TRACES=DIR, FAST=1: quick look in .figures/fast)

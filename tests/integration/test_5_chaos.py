@@ -10,10 +10,12 @@ from benchmarks.chaos.report import is_good, make_document, render
 from benchmarks.chaos.run import Run
 from benchmarks.chaos.strikes import Kind, draw_strikes
 from benchmarks.chaos.watch import Watch
+from tests.counts import LONG
 from tests.integration.application import Application
 
-SEED, SPAN_S, EVERY_S = 1, 24.0, 1.8
-ROUNDS, MOVES = 2, 150
+SEED, EVERY_S = 1, 1.8
+SPAN_S = 300.0 if LONG else 24.0
+ROUNDS, MOVES = (20 if LONG else 2), 150
 
 
 async def test_faults_at_random_times_cost_pauses(paced: Application) -> None:

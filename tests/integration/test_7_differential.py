@@ -17,13 +17,14 @@ import pytest
 
 from app.ingress.openai.requests.schema import ChatRequest, CompletionRequest
 from benchmarks.servers import bare_vllm
+from tests.counts import LONG
 from tests.integration.application import Application, Client
 from tests.integration.conftest import Stage
 from tests.integration.corpus import CHATS, COMPLETIONS, ODD, Case, corpus
 from tests.integration.told import Told, ask, differences
 
 SEED = int(os.environ.get("MELL_CORPUS_SEED", "20240607"))
-CASES = corpus(SEED, int(os.environ.get("MELL_CORPUS_SIZE", "150")))
+CASES = corpus(SEED, int(os.environ.get("MELL_CORPUS_SIZE", "400" if LONG else "150")))
 ONLY = os.environ.get("MELL_CORPUS_CASE")
 ASKED = CASES if ONLY is None else [CASES[int(ONLY)]]
 AT_ONCE = 8

@@ -10,7 +10,7 @@ from policies.limits import Limits
 from policies.model import ReplicaState
 from policies.registry import policy
 from tests.policies.history import CAPACITY, IDEAL, MOVED, SPECS, STAYED, UNDER_WAY, Setting, Tick, played
-from tests.policies.settings import few, thousands
+from tests.policies.settings import few, many
 
 every_policy = pytest.mark.parametrize("spec", SPECS)
 
@@ -67,7 +67,7 @@ def test_history(spec: str, setting: Setting, history: list[Tick]) -> None:
 
 @pytest.mark.slow
 @every_policy
-@thousands
+@many
 @given(ideal | settings, histories)
-def test_thousands_of_histories(spec: str, setting: Setting, history: list[Tick]) -> None:
+def test_many_histories(spec: str, setting: Setting, history: list[Tick]) -> None:
     check(spec, setting, history)

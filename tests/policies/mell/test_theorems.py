@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.bounds import martello_toth_l2
@@ -17,9 +17,8 @@ from policies.mell import Mell, mell, mell_repaired
 from policies.model import RequestId, Tokens
 from policies.working import Replica
 from tests.policies.clusters import C
-from tests.policies.settings import unhurried
+from tests.policies.settings import many, unhurried
 
-hundreds = settings(unhurried, max_examples=500)
 both = pytest.mark.parametrize("policy", [mell(), mell_repaired()], ids=["mell", "mell_repaired"])
 RATE = 20
 """Tokens by which a request grows in an epoch."""
@@ -150,9 +149,9 @@ def test_theorem_3_ten_moves_for_one_operation(policy: Mell, traffic: Traffic) -
 
 @pytest.mark.slow
 @both
-@hundreds
+@many
 @given(traffics)
-def test_theorems_2_and_3_in_hundreds_of_histories(policy: Mell, traffic: Traffic) -> None:
+def test_theorems_2_and_3_in_many_histories(policy: Mell, traffic: Traffic) -> None:
     assert max(unit_moves(policy, traffic, 40), default=0) <= 10
     for cluster in lived(policy, traffic, 40):
         least = martello_toth_l2([q.tokens for q in cluster.requests.values()], C)

@@ -1,0 +1,11 @@
+"""The number of random cases: a tenth of the full count in `make test`, all of them in `make test-long`."""
+
+import os
+
+LONG = os.environ.get("MELL_TEST_LONG", "") == "1"
+"""Whether the full counts are asked for."""
+
+
+def scaled(full: int) -> int:
+    """`full` in a long run, else a tenth of it, and at least 1."""
+    return full if LONG else max(1, full // 10)
