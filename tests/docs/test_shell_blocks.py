@@ -33,7 +33,7 @@ INLINE = [command for page in PAGES for command in markdown.commands(page)]
 
 OTHERS = {
     r"vllm serve ": "vLLM's own server, to be compared with",
-    r"docker|kubectl|helm|nvidia-smi|sudo|apt-get": "tools that are not Mell's",
+    r"docker|kubectl|helm|nvidia-smi|sudo|apt-get|git clone |cd ": "tools that are not Mell's",
 }
 """Commands that nothing here can check, and why."""
 
@@ -123,7 +123,8 @@ def test_a_wrong_command_is_found(command: str, monkeypatch: pytest.MonkeyPatch,
 
 
 def test_the_example_of_the_simulator_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    examples = [words for block in BLOCKS if block.page == ROOT / "README.md" for words in shell.commands(block.text)]
+    page = ROOT / "docs" / "simulation.md"
+    examples = [words for block in BLOCKS if block.page == page for words in shell.commands(block.text)]
     (options,) = [words[3:] for words in examples if words[2:3] == ["app.simulator"] and "--poisson" in words]
     monkeypatch.chdir(tmp_path)
     assert simulator.main([*options, "--horizon", "900", "--seeds", "1", "--processes", "1", "--quiet"]) == 0
