@@ -305,7 +305,8 @@ def mistakes_of(error: ValidationError) -> list[str]:
 def _explain(mistake: Any) -> str:
     if mistake["type"] == "extra_forbidden":
         return "no such setting; see docs/configuration.md for those that exist"
-    return str(mistake["msg"]).removeprefix("Value error, ")
+    own = mistake["type"] == "value_error"
+    return str(mistake["ctx"]["error"] if own else mistake["msg"])
 
 
 def check_installed(settings: Settings) -> None:

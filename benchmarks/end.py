@@ -13,7 +13,7 @@ from benchmarks.ports import BLOCK_BYTES, BLOCK_SIZE, SLOT_BYTES, ActorPeer, Cac
 from deployments.config import MigrationConfig
 from deployments.transports import make_transport
 from migration.kv.staging import HEADER
-from migration.messages import Adopt, Chunk, Path, PathRequest, Prepare, Prepared, SlotRef
+from migration.messages import Adopt, Chunk, PathRequest, Prepare, Prepared, SlotRef
 from migration.record import Outcome
 from migration.request import IngressId, RequestSpec, Sampling
 from migration.rounds import CopyLimits
@@ -23,6 +23,7 @@ from migration.target import Event
 from migration.target_run import TargetRun
 from migration.world import Limits, World
 from policies.model import Blocks, Bytes, ReplicaId, RequestId
+from policies.plan import Path, Reason
 
 SLOTS = 4
 LIMIT_S = 120.0
@@ -63,7 +64,7 @@ class End:
         peer, cache = ActorPeer(TARGET, target), self._cache
         world = World(self._name, Host(spec), cache, self._transport, self._slots, LIMITS, time.perf_counter, time.time)
         cache.gathers.clear()
-        record = await SourceRun(Order(secrets.token_hex(8), spec.id, PathRequest.KV, "measured"), peer, world).run()
+        record = await SourceRun(Order(secrets.token_hex(8), spec.id, PathRequest.KV, Reason.MANUAL), peer, world).run()
         if (record.outcome, record.path, record.blocks) != (Outcome.COMMITTED, Path.KV, blocks):
             raise RuntimeError(f"the blocks did not arrive: {record}")
         return Span(cache.gathers[0], peer.confirmed[-1])

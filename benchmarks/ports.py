@@ -125,7 +125,7 @@ class Host:
         """See `SourceHost`."""
         return 1
 
-    def refusal(self, message: Prepare) -> None:
+    def accept(self, message: Prepare) -> None:
         """See `TargetHost`."""
 
     async def add(self, spec: RequestSpec, hop: int, outputs: tuple[int, ...]) -> None:

@@ -11,14 +11,14 @@ from typing import Protocol
 from migration.errors import PeerLost
 from migration.estimates import Ordered
 from migration.messages import PathRequest
-from migration.paths import Path
 from migration.ports import Clock
 from migration.record import MigrationRecord, Outcome
 from migration.source_run import Order
 from policies.breaker import Breaker
+from policies.causes import PAIR_FAILURES
 from policies.model import ReplicaId, RequestId
 from policies.observation import Underway
-from policies.plan import Move
+from policies.plan import Move, Reason
 
 log = logging.getLogger("ray.serve")
 
@@ -77,7 +77,8 @@ class Dispatch:
         for move in moves:
             ends = (move.source, move.target)
             free = all(busy[end] < self._per_replica for end in ends)
-            if left > 0 and free and move.request not in moving and not self._breaker.blocks(ends, now):
+            barred = move.reason is not Reason.EVACUATE and self._breaker.blocks(ends, now)
+            if left > 0 and free and move.request not in moving and not barred:
                 chosen.append(move)
                 busy.update(ends)
                 left -= 1
@@ -87,7 +88,7 @@ class Dispatch:
         """Order moves, without waiting for the answers."""
         for move in moves:
             route = routes.get(move.request, Route())
-            order = Order(new_id(), move.request, route.path, str(move.reason), route.kv_s, route.tokens_s)
+            order = Order(new_id(), move.request, route.path, move.reason, route.kv_s, route.tokens_s)
             task = asyncio.create_task(self._begin(order, move))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -103,9 +104,8 @@ class Dispatch:
 
     async def order(self, order: Order, move: Move, by_hand: bool) -> MigrationRecord:
         """Order one move, and wait until it has begun. Raises MigrationError if it does not."""
-        path = Path.TOKENS if order.path is PathRequest.TOKENS else Path.KV
         self._running[order.id] = _Running(
-            Underway(move.request, move.source, move.target), self._clock(), by_hand, Ordered(move, path)
+            Underway(move.request, move.source, move.target), self._clock(), by_hand, Ordered(move, order.path.first)
         )
         try:
             record = await self._sources.move(move.source, order, move.target)
@@ -131,7 +131,7 @@ class Dispatch:
             self._took.append(record.duration_s or 0.0)
             if ended.by_hand:
                 self._by_hand.append(record.request_id)
-        elif is_pairs_fault(record) and self._breaker.failed(pair, self._clock()):
+        elif record.cause in PAIR_FAILURES and self._breaker.failed(pair, self._clock()):
             log.warning("moves from %s to %s keep failing (%s): none for a while", *pair, record.error)
 
     def under_way(self) -> tuple[Underway, ...]:
@@ -149,14 +149,6 @@ class Dispatch:
         took, by_hand = tuple(self._took), tuple(self._by_hand)
         self._took, self._by_hand = [], []
         return took, by_hand
-
-
-_REQUESTS_OWN = ("the request ended by itself", "the client left")
-
-
-def is_pairs_fault(record: MigrationRecord) -> bool:
-    """Whether a failure says something about the two replicas, and not about the request."""
-    return record.error not in _REQUESTS_OWN
 
 
 def new_id() -> str:

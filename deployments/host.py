@@ -10,12 +10,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from deployments.engine.port import Engine, EngineDead, Generated, InvalidRequest
+from deployments.engine.port import Engine, EngineDead, Generated, InvalidRequest, Tie
 from deployments.outbox import Outboxes
 from migration.errors import Refused, RequestGone, Stopping
 from migration.messages import Prepare
 from migration.ports import Clock, Hosted
 from migration.request import Delta, IngressId, Lost, Moved, Moving, RequestSpec
+from policies.causes import Cause
 from policies.model import Phase, RequestId, RequestLoad, Tokens
 
 log = logging.getLogger(__name__)
@@ -102,12 +103,12 @@ class RequestHost:
         if self.stopping:
             raise Stopping("the replica is stopping")
         if len(spec.prompt) + spec.sampling.max_tokens > self._engine.max_context:
-            raise Refused("prompt and max_tokens exceed the model's context")
+            raise Refused("prompt and max_tokens exceed the model's context", Cause.TOO_LONG)
         if outputs and (tied := self._engine.tied(spec.sampling)):
-            raise Refused(f"the answer cannot be continued here exactly ({tied})")
+            raise Refused(f"the answer cannot be continued here exactly ({tied})", Cause.IMMOVABLE)
         current = self._runs.get(spec.id)
         if current is not None and current.hop >= hop:
-            raise Refused(f"the request runs here already, under hop {current.hop}")
+            raise Refused(f"the request runs here already, under hop {current.hop}", Cause.ALREADY_THERE)
         if current is not None:
             self._remove(current)
         run = Run(spec, hop, list(outputs), self._clock(), len(outputs), resumed_at=len(outputs), last_hop=hop)
@@ -196,22 +197,21 @@ class RequestHost:
         """See `SourceHost.drop`."""
         self._remove(self._live(request))
 
-    def why_immovable(self, request: RequestId) -> str | None:
+    def why_immovable(self, request: RequestId) -> Tie | None:
         """Why a request must stay, None if it may move. Raises RequestGone."""
         return self._engine.tied(self._live(request).spec.sampling)
 
     # --- TargetHost -----------------------------------------------------------------------------------
 
-    def refusal(self, message: Prepare) -> str | None:
-        """See `TargetHost.refusal`."""
+    def accept(self, message: Prepare) -> None:
+        """See `TargetHost.accept`."""
         if self.stopping:
-            return "the replica is stopping"
+            raise Stopping("the replica is stopping")
         if message.spec.id in self._runs:
-            return "the request runs here already"
+            raise Refused("the request runs here already", Cause.ALREADY_THERE)
         context = len(message.spec.prompt) + len(message.outputs)
         if self._room() - sum(self._reserved.values()) < context:
-            return f"no room for {context} tokens"
-        return None
+            raise Refused(f"no room for {context} tokens", Cause.NO_ROOM)
 
     def reserve(self, migration: str, context: int) -> None:
         """See `TargetHost.reserve`."""

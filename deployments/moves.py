@@ -15,6 +15,7 @@ from migration.request import RequestSpec
 from migration.source_run import Order, SourceRun
 from migration.target_run import TargetRun
 from migration.world import World
+from policies.causes import Cause
 from policies.model import ReplicaId, RequestId
 
 log = logging.getLogger("ray.serve")
@@ -55,12 +56,12 @@ class Moves:
             Refused: it cannot move: it moves already, is bound here, or the target is this replica.
         """
         if to == self._world.replica:
-            raise Refused("the request is on that replica already")
+            raise Refused("the request is on that replica already", Cause.ALREADY_THERE)
         if reason := self._host.why_immovable(order.request):
-            raise Refused(reason)
+            raise Refused(reason, Cause.IMMOVABLE)
         if running := self._leaving.get(order.request):
             running.post(source.Event.ASKED_AGAIN)
-            raise Refused(f"the request is already moving to {running.target}")
+            raise Refused(f"the request is already moving to {running.target}", Cause.ALREADY_MOVING)
         run = SourceRun(order, self._peer(to), self._world)
         self._leaving[order.request] = run
         task = asyncio.create_task(self._lead(run))
@@ -90,7 +91,7 @@ class Moves:
     def prepare(self, message: Prepare) -> Prepared:
         """A source asks for room. Raises Refused."""
         if message.migration in self._coming:
-            raise Refused("this migration is under way here already")
+            raise Refused("this migration is under way here already", Cause.ALREADY_MOVING)
         run = TargetRun(
             message,
             self._host,
@@ -140,7 +141,7 @@ class Moves:
     def _known(self, migration: str) -> TargetRun:
         run = self._coming.get(migration)
         if run is None:
-            raise Refused("the target knows nothing of this migration (its lease ran out?)")
+            raise Refused("the target knows nothing of this migration (its lease ran out?)", Cause.MIGRATION_GONE)
         return run
 
     # --- the world ------------------------------------------------------------------------------------

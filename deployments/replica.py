@@ -25,13 +25,14 @@ from deployments.routing import Replicas, own_id, own_node
 from deployments.scaling import REQUESTS
 from deployments.scheduler_client import SchedulerClient
 from deployments.transports import make_slots, make_transport
-from migration.errors import Refused
+from migration.errors import Refused, Stopping
 from migration.messages import Adopt, Chunk, Prepare, Prepared
 from migration.profiling import measure
 from migration.record import MigrationRecord
 from migration.request import IngressId
 from migration.source_run import Order
 from migration.world import World
+from policies.causes import Cause
 from policies.model import Blocks, ReplicaId, ReplicaLoad, ReplicaState, RequestId
 
 log = logging.getLogger("ray.serve")
@@ -133,7 +134,7 @@ class EngineReplica:
     def _submit(self, request: Submission) -> Refused | str:
         model = self._engine.fingerprint.model
         if request.model not in (None, model):
-            return Refused("another version of the model runs here")
+            return Refused("another version of the model runs here", Cause.FINGERPRINT)
         try:
             self._moves.submit(request.spec, request.hop, request.outputs)
         except Refused as error:
@@ -179,14 +180,14 @@ class EngineReplica:
         """Take nothing new, if nothing is here. Raises Refused if something is, or is on its way here."""
         self._check_fence(fence)
         if any(self._host.loads()) or self._moves.pending:
-            raise Refused("the replica is not empty")
+            raise Refused("the replica is not empty", Cause.NOT_EMPTY)
         self._moves.stop()
 
     async def reopen(self, fence: int) -> None:
         """Take requests again, unless Serve is stopping this replica. Raises Refused."""
         self._check_fence(fence)
         if is_stopping():
-            raise Refused("Serve is stopping the replica")
+            raise Stopping("Serve is stopping the replica")
         self._host.stopping = False
 
     # --- for other replicas ---------------------------------------------------------------------------
@@ -235,7 +236,7 @@ class EngineReplica:
 
     def _check_fence(self, fence: int) -> None:
         if fence < self._fence:
-            raise Refused(f"a newer scheduler is at work (fence {self._fence}, yours {fence})")
+            raise Refused(f"a newer scheduler is at work (fence {self._fence}, yours {fence})", Cause.SUPERSEDED)
         self._fence = fence
 
     async def _watch(self) -> None:

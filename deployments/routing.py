@@ -18,7 +18,7 @@ from typing import Any
 
 import ray
 from ray import serve
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayTaskError
 from ray.serve._private.common import DeploymentID, RequestMetadata
 from ray.serve._private.common import ReplicaID as FullReplicaId
 from ray.serve._private.constants import SERVE_NAMESPACE
@@ -37,7 +37,10 @@ class Unrouted(PeerLost):
 
 @contextmanager
 def _peer_errors(replica: ReplicaId) -> Iterator[None]:
-    """Turn Ray's errors about a replica into Mell's."""
+    """Turn Ray's errors about a replica into Mell's, and what its method raised back into the exception itself.
+
+    Ray wraps that one in an object of both classes, whose text is a traceback and whose `cause` is the exception.
+    """
     try:
         with callee_cancelled():
             yield
@@ -47,6 +50,10 @@ def _peer_errors(replica: ReplicaId) -> Iterator[None]:
         raise PeerLost(f"replica {replica} died: {type(error).__name__}") from error
     except CalleeCancelled as error:
         raise PeerLost(f"replica {replica} broke the call off") from error
+    except RayTaskError as error:
+        if not isinstance(error.cause, Exception):
+            raise
+        raise error.cause from None
 
 
 class TargetRouter(RequestRouter):

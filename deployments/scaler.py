@@ -18,6 +18,7 @@ from deployments.retirement import generation, retire
 from deployments.routing import Replicas
 from deployments.scaling import Wanted, read_wanted, write_wanted
 from migration.errors import MigrationError, Refused
+from policies.causes import Cause
 from policies.model import ReplicaId, ReplicaState
 
 log = logging.getLogger("ray.serve")
@@ -128,6 +129,6 @@ class Scaler:
     async def drain(self, replica: ReplicaId, fence: int) -> None:
         """Have a replica take nothing more; what is on it moves away, and it closes. Raises MigrationError."""
         if not self._cluster.runs(replica):
-            raise Refused(f"replica {replica} is not running")
+            raise Refused(f"replica {replica} is not running", Cause.NOT_RUNNING)
         await self._replicas.call(replica, "drain", fence)
         self.emptying([replica])

@@ -31,8 +31,8 @@ from deployments.scaler import Scaler
 from deployments.telemetry import Telemetry
 from migration.errors import MigrationError, PeerLost
 from migration.estimates import Boundaries, Estimates
-from migration.messages import PathRequest
-from migration.paths import Choice, Path
+from migration.messages import ONLY, PathRequest
+from migration.paths import Choice
 from migration.record import MigrationRecord
 from migration.source_run import Order
 from policies.breaker import Breaker
@@ -40,7 +40,7 @@ from policies.events import Arrival
 from policies.ledger import Ledger
 from policies.model import ClusterState, ReplicaId, ReplicaLoad, RequestId, RequestLoad
 from policies.placement import Decision, Place, Queue
-from policies.plan import Move, Reason
+from policies.plan import Move, Path, Reason
 from policies.planner import Mode, Planner
 from policies.registry import policy
 from policies.shadow import Shadow
@@ -140,7 +140,7 @@ class EpochScheduler:
     def _route(self, moves: list[Move]) -> tuple[list[Move], Mapping[RequestId, Route]]:
         """See `Routing`: one planner for the whole cluster gives every move its path (the paper's section V)."""
         choices = self._estimates.choose(moves, self._dispatch.ordered(), time.time())
-        routes = {choice.request: _route(choice) for choice in choices if choice.path is not Path.DEFER}
+        routes = {choice.request: _route(choice, choice.path) for choice in choices if choice.path is not None}
         return [move for move in moves if move.request in routes], routes
 
     def _profile(self, reports: Collection[ReplicaReport]) -> None:
@@ -255,10 +255,10 @@ class EpochScheduler:
             return MoveRejected(422, "no other replica is running")
         if to not in self._epochs.reports:
             return MoveRejected(422, f"no replica {to!r} is running", {"replicas": sorted(self._epochs.reports)})
-        move = Move(request.id, load.id, to, request.tokens, Reason.OVERLOAD, 0)
+        move = Move(request.id, load.id, to, request.tokens, Reason.MANUAL, 0)
         choice = self._estimates.decide(move, self._dispatch.ordered(), time.time())
-        path = _route(choice).path if path is PathRequest.AUTO else path
-        order = Order(id, request.id, path, "requested by operator", finite(choice.kv_s), finite(choice.tokens_s))
+        path = ONLY[choice.path or choice.sooner] if path is PathRequest.AUTO else path
+        order = Order(id, request.id, path, move.reason, finite(choice.kv_s), finite(choice.tokens_s))
         try:
             record = await self._dispatch.order(order, move, by_hand=True)
         except PeerLost as error:
@@ -296,9 +296,8 @@ class EpochScheduler:
             self._estimates.observe(record)
 
 
-def _route(choice: Choice) -> Route:
-    path = PathRequest.TOKENS if choice.path is Path.TOKENS else PathRequest.KV
-    return Route(path, finite(choice.kv_s), finite(choice.tokens_s))
+def _route(choice: Choice, path: Path) -> Route:
+    return Route(ONLY[path], finite(choice.kv_s), finite(choice.tokens_s))
 
 
 def finite(seconds: float) -> float | None:

@@ -7,10 +7,10 @@ from prometheus_client import CollectorRegistry
 
 from deployments.exposition import Family, expose
 from deployments.instruments import Counter, Gauge, Histogram
-from migration.messages import Path
 from migration.record import MigrationRecord, Outcome
 from policies.dry_run import DryRun
 from policies.model import ReplicaLoad, ReplicaState
+from policies.plan import Path
 
 _PAUSES_S = [0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5]
 _MOVES_S = [0.01, 0.03, 0.1, 0.3, 1, 3, 10]
@@ -63,8 +63,7 @@ class Telemetry:
     def migrated(self, record: MigrationRecord) -> None:
         """A migration has ended."""
         path, outcome = str(record.path), record.outcome
-        reason = record.reason.split(":")[0].split(";")[0]
-        self._migrations.inc(1, path, reason, str(outcome))
+        self._migrations.inc(1, path, str(record.trigger), str(outcome))
         self._bytes.inc(record.bytes)
         if outcome is Outcome.COMMITTED and record.pause_s is not None:
             self._pause.observe(record.pause_s, path)

@@ -16,10 +16,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from migration.lines import Evidence, Line, Observed
-from migration.messages import Fingerprint, Path
+from migration.messages import Fingerprint
 from migration.paths import PATIENCE
 from migration.record import MigrationRecord
 from policies.model import Bytes, ReplicaId, Tokens
+from policies.plan import Path
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,12 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
-from migration import messages
 from migration.beliefs import Beliefs, Priors, Profile
-from migration.paths import Candidate, Choice, Link, LinkId, Path, Prefill, choose
+from migration.paths import Candidate, Choice, Link, LinkId, Prefill, choose
 from migration.recent import Recent
 from migration.record import MigrationRecord, Outcome
 from policies.model import Bytes, ReplicaId, RequestId
-from policies.plan import Move
+from policies.plan import Move, Path
 
 _REMEMBERED = 1024
 _HEARD = 1 << 16
@@ -63,10 +62,8 @@ class Estimates:
         self._boundaries = boundaries
         self._beliefs = Beliefs(priors or Priors())
         self._heard: Recent[str, bool] = Recent(_HEARD)
-        self._shared: Recent[RequestId, tuple[Path, float]] = Recent(_REMEMBERED)
-        self._predicted: dict[messages.Path, deque[tuple[float, float]]] = {
-            path: deque(maxlen=_REMEMBERED) for path in messages.Path
-        }
+        self._shared: Recent[RequestId, tuple[Path | None, float]] = Recent(_REMEMBERED)
+        self._predicted: dict[Path, deque[tuple[float, float]]] = {path: deque(maxlen=_REMEMBERED) for path in Path}
 
     def profile(self, replica: ReplicaId, profile: Profile) -> None:
         """Take what a replica has measured of itself. What its migrations have shown stays."""
@@ -85,12 +82,12 @@ class Estimates:
         if pending or record.id in self._heard:
             return
         self._heard[record.id] = True
-        chosen, shared = self._shared.pop(record.request_id, (Path.DEFER, 0.0))
-        self._beliefs.learn(record, shared if chosen.value == record.path.value else 0.0)
+        chosen, shared = self._shared.pop(record.request_id, (None, 0.0))
+        self._beliefs.learn(record, shared if chosen is record.path else 0.0)
         if record.predicted_s is not None and record.whole_s and not record.fell_back:
             self._predicted[record.path].append((record.predicted_s, record.whole_s))
 
-    def errors(self, path: messages.Path) -> Errors | None:
+    def errors(self, path: Path) -> Errors | None:
         """How good the predictions for a path were; None before there were any."""
         pairs = self._predicted[path]
         if not pairs:
@@ -117,9 +114,7 @@ class Estimates:
     def decide(self, move: Move, busy: Iterable[Ordered], now: float) -> Choice:
         """A path for a move that is not to wait: where there is no room, the one that is sooner over."""
         [choice] = self.choose([move], busy, now)
-        if choice.path is not Path.DEFER:
-            return choice
-        return replace(choice, path=Path.KV if choice.kv_s <= choice.tokens_s else Path.TOKENS)
+        return choice if choice.path is not None else replace(choice, path=choice.sooner)
 
     def _candidate(self, move: Move) -> Candidate:
         size = self._beliefs.size(move.source, move.target, move.tokens)
@@ -158,7 +153,7 @@ class Estimates:
 
     def to_json(self, now: float) -> dict[str, Any]:
         """What is believed, on how many observations, and how good predictions were."""
-        found = {path: self.errors(path) for path in messages.Path}
+        found = {path: self.errors(path) for path in Path}
         errors = {path.value: asdict(error) if error else None for path, error in found.items()}
         return self._beliefs.to_json(now) | {"errors": errors}
 
@@ -170,8 +165,8 @@ class _Queue:
         self.bytes: dict[LinkId, float] = {}
         self.tokens: dict[ReplicaId, float] = {}
 
-    def add(self, candidate: Candidate, path: Path) -> None:
-        """Put a move where its path leads."""
+    def add(self, candidate: Candidate, path: Path | None) -> None:
+        """Put a move where its path leads; one that waits leads nowhere."""
         if path is Path.TOKENS:
             self.tokens[candidate.target] = self.tokens.get(candidate.target, 0.0) + candidate.tokens
         elif path is Path.KV:

@@ -14,21 +14,24 @@ from enum import StrEnum
 
 from migration.request import RequestSpec
 from policies.model import Blocks, Bytes, ReplicaId
-
-
-class Path(StrEnum):
-    """How the target gets the request's context."""
-
-    KV = "kv"
-    TOKENS = "tokens"
+from policies.plan import Path
 
 
 class PathRequest(StrEnum):
-    """What the caller asked for; AUTO means KV where it is possible, else tokens."""
+    """The paths that a caller allows; AUTO means KV where it is possible, else tokens."""
 
     AUTO = "auto"
     KV = "kv"
     TOKENS = "tokens"
+
+    @property
+    def first(self) -> Path:
+        """The path that is tried first."""
+        return Path.TOKENS if self is PathRequest.TOKENS else Path.KV
+
+
+ONLY = {Path.KV: PathRequest.KV, Path.TOKENS: PathRequest.TOKENS}
+"""The request for one path and no other."""
 
 
 @dataclass(frozen=True, slots=True)

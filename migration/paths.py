@@ -17,11 +17,10 @@ for itself, knowing what was queued when the epoch began but not what the others
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import NewType
 
 from policies.model import Bytes, ReplicaId, RequestId, Tokens
-from policies.plan import Reason
+from policies.plan import Path, Reason
 
 LinkId = NewType("LinkId", str)
 
@@ -33,6 +32,7 @@ this bound keeps up with what it writes in the meantime.
 
 URGENCY: Mapping[Reason, int] = {
     Reason.OVERLOAD: 0,
+    Reason.MANUAL: 0,
     Reason.EVACUATE: 1,
     Reason.MAKE_ROOM: 2,
     Reason.ADMIT: 2,
@@ -44,14 +44,6 @@ URGENCY: Mapping[Reason, int] = {
 """What comes first has the lowest number: a replica out of memory, one that is to be gone, a request without a replica;
 then tidiness.
 """
-
-
-class Path(StrEnum):
-    """What a move does in this epoch."""
-
-    KV = "kv"
-    TOKENS = "tokens"
-    DEFER = "defer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,17 +81,25 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A move's path, and how many seconds each path was predicted to take when it was chosen."""
+    """A move's path, and how many seconds each path was predicted to take when it was chosen.
+
+    Without a path the move waits for the next epoch.
+    """
 
     request: RequestId
-    path: Path
+    path: Path | None
     kv_s: float
     tokens_s: float
 
     @property
     def predicted_s(self) -> float:
         """The prediction for the path that was chosen; infinite for a move that waits."""
-        return {Path.KV: self.kv_s, Path.TOKENS: self.tokens_s, Path.DEFER: float("inf")}[self.path]
+        return {Path.KV: self.kv_s, Path.TOKENS: self.tokens_s, None: float("inf")}[self.path]
+
+    @property
+    def sooner(self) -> Path:
+        """The path that is predicted to be sooner over."""
+        return Path.KV if self.kv_s <= self.tokens_s else Path.TOKENS
 
 
 def choose(
@@ -143,7 +143,7 @@ class _Bins:
         is_within = all(self._is_within(link, candidate.size) for link in candidate.links)
         by_kv = kv_s <= (PATIENCE if is_within else 1.0) * tokens_s
         order = (Path.KV, Path.TOKENS) if by_kv else (Path.TOKENS, Path.KV)
-        path = next((path for path in order if room[path]), Path.DEFER)
+        path = next((path for path in order if room[path]), None)
         if path is Path.KV:
             for link_id in candidate.links:
                 self._bytes[link_id] += candidate.size

@@ -76,8 +76,8 @@ class SourceHost(Protocol):
 class TargetHost(Protocol):
     """The requests of the replica that a migration enters."""
 
-    def refusal(self, message: Prepare) -> str | None:
-        """Why the request cannot come here, None if it can."""
+    def accept(self, message: Prepare) -> None:
+        """Raises Refused if the request cannot come here; nothing has changed either way."""
         ...
 
     def reserve(self, migration: str, context: int) -> None:

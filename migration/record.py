@@ -4,8 +4,9 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from migration.messages import Path
+from policies.causes import Cause
 from policies.model import Blocks, Bytes, ReplicaId, RequestId, Tokens
+from policies.plan import Path, Reason
 
 
 class Outcome(StrEnum):
@@ -20,7 +21,9 @@ class Outcome(StrEnum):
 class MigrationRecord:
     """One migration. `outcome` is None while it runs; `state` is the source session's.
 
-    `reason` says why it was done and, where the path is not the one asked for, why: "manual; kv failed: ...".
+    `trigger` is why it was ordered; `reason` is a text of it and of the detour, if the path is not the one asked for:
+    "overload; kv failed: ...". `cause` is why the migration ended without effect (`error` is its text), or why it went
+    by tokens where KV was to be sent; None if it went as ordered.
     `bytes` and `blocks` count what was sent, `rounds` the pre-copy rounds, `copy_s` the seconds spent on sending
     them. `tokens` is the context at the freeze, None if it never came to that.
 
@@ -39,8 +42,10 @@ class MigrationRecord:
     path: Path
     reason: str
     state: str
+    trigger: Reason
     outcome: Outcome | None = None
     error: str | None = None
+    cause: Cause | None = None
     bytes: Bytes = Bytes(0)
     blocks: Blocks = Blocks(0)
     rounds: int = 0

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from migration.errors import TransferTimeout
 from migration.kv.staging import HEADER, Segment, Staging
 from migration.ports import Slot
+from policies.causes import Cause
 
 
 class Slots:
@@ -37,7 +38,7 @@ class Slots:
             async with asyncio.timeout(limit_s):
                 return Lease(self, await self._free.get())
         except TimeoutError:
-            raise TransferTimeout(f"no staging slot was free within {limit_s} s") from None
+            raise TransferTimeout(f"no staging slot was free within {limit_s} s", Cause.NO_SLOT) from None
 
     def _give(self, slot: Slot) -> None:
         """Take a slot back; its old content is void from now on."""

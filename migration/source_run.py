@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from migration import source
 from migration.copying import BlockCopy
-from migration.errors import BlocksGone, PeerLost, Refused, RequestGone
-from migration.messages import Adopt, Path, PathRequest, Prepare
+from migration.errors import BlocksGone, MigrationError, PeerLost, Refused, RequestGone
+from migration.messages import Adopt, PathRequest, Prepare
 from migration.ports import Peer
 from migration.record import MigrationRecord, Outcome
 from migration.request import Moved, Moving
@@ -20,7 +20,9 @@ from migration.rounds import Progress, final_range, full_blocks, worth_another_r
 from migration.source import ACTIVITIES, FINAL, Command, Event, State
 from migration.times import Times
 from migration.world import World
+from policies.causes import Cause
 from policies.model import Blocks, ReplicaId, RequestId, Tokens
+from policies.plan import Path, Reason
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +37,7 @@ class Order:
     id: str
     request: RequestId
     path: PathRequest
-    reason: str
+    reason: Reason
     predicted_kv_s: float | None = None
     predicted_tokens_s: float | None = None
 
@@ -52,9 +54,10 @@ class SourceRun:
         self._activity: asyncio.Task[None] | None = None
         self._activity_no = 0
         self._progress = Progress()
-        self._path = Path.TOKENS if order.path is PathRequest.TOKENS else Path.KV
-        self._notes: list[str] = [order.reason]
+        self._path = order.path.first
+        self._detours: list[str] = []
         self._error: str | None = None
+        self._cause: Cause | None = None
         self._times = Times(world.clock, world.wall_clock)
         self._tokens: Tokens | None = None
         snapshot = world.host.snapshot(order.request)
@@ -84,10 +87,12 @@ class SourceRun:
             source=self._world.replica,
             target=self._peer.id,
             path=self._path,
-            reason="; ".join(self._notes),
+            reason="; ".join([self._order.reason, *self._detours]),
             state=state.value,
+            trigger=self._order.reason,
             outcome=_OUTCOMES.get(state),
             error=self._error,
+            cause=self._cause,
             bytes=self._copy.sent,
             blocks=self._progress.copied,
             rounds=self._progress.rounds,
@@ -101,10 +106,8 @@ class SourceRun:
             predicted_tokens_s=self._order.predicted_tokens_s,
         )
 
-    def post(self, event: Event, note: str | None = None) -> None:
+    def post(self, event: Event) -> None:
         """Something happened in the world (never the result of an activity)."""
-        if note and self._session.state not in FINAL:
-            self._error = self._error or note
         self._events.put_nowait((0, event))
 
     async def run(self) -> MigrationRecord:
@@ -141,7 +144,7 @@ class SourceRun:
         if self._session.state in FINAL:
             self._times.end()
         if event in _CAUSES and self._session.state is State.ABORTED and not self._error:
-            self._error = _CAUSES[event]
+            self._cause, self._error = _CAUSES[event]
         for command in commands:
             try:
                 await self._execute(command)
@@ -214,21 +217,23 @@ class SourceRun:
                 event = await activity()
         except TimeoutError:
             event = Event.TIMEOUT
-            self._note(f"no answer within {limit} s", copying)
+            cause = Cause.TRANSFER_TIMEOUT if copying else Cause.NO_ANSWER
+            self._failed(cause, f"no answer within {limit} s", copying)
         except RequestGone:
             event = Event.FINISHED
         except BlocksGone as error:
             event = Event.PREEMPTED
-            self._note(str(error), copying)
+            self._failed(error.cause, str(error), copying)
         except PeerLost as error:
             event = Event.TARGET_LOST
-            self._error = str(error)
+            self._failed(error.cause, str(error), copying=False)
         except Refused as error:
             event = self._failure(activity, Event.TARGET_REFUSED)
-            self._note(str(error), copying)
+            self._failed(error.cause, str(error), copying)
         except Exception as error:
             event = self._failure(activity, Event.TARGET_LOST)
-            self._note(str(error) or repr(error), copying)
+            cause = error.cause if isinstance(error, MigrationError) else Cause.UNEXPECTED
+            self._failed(cause, str(error) or repr(error), copying)
         self._events.put_nowait((number, event))
 
     def _failure(self, activity: Callable[[], Awaitable[Event]], of_prepare: Event) -> Event:
@@ -237,12 +242,13 @@ class SourceRun:
             return of_prepare
         return Event.COPY_FAILED if activity in (self._copy_round, self._copy_final) else Event.ADOPT_FAILED
 
-    def _note(self, what: str, copying: bool) -> None:
+    def _failed(self, cause: Cause, text: str, copying: bool) -> None:
         """A failed copy only changes the path, and is its reason; anything else is the migration's error."""
+        self._cause = cause
         if copying:
-            self._notes.append(f"kv failed: {what}")
+            self._detours.append(f"kv failed: {text}")
         else:
-            self._error = what
+            self._error = text
 
     async def _prepare(self) -> Event:
         snapshot = self._world.host.snapshot(self._order.request)
@@ -261,7 +267,8 @@ class SourceRun:
         self._copy.begin(len(snapshot.outputs))
         if prepared.path is Path.TOKENS:
             if self._order.path is PathRequest.AUTO:
-                self._notes.append("target cannot take KV blocks")
+                self._cause = Cause.FINGERPRINT
+                self._detours.append("target cannot take KV blocks")
             self._path = Path.TOKENS
             return Event.ACCEPTED_TOKENS
         return Event.ACCEPTED_KV
@@ -309,8 +316,8 @@ _OUTCOMES = {
     State.REFUSED: Outcome.REFUSED,
 }
 _CAUSES = {
-    Event.FINISHED: "the request ended by itself",
-    Event.CLIENT_GONE: "the client left",
-    Event.TARGET_LOST: "the target died or is stopping",
-    Event.TIMEOUT: "the target did not answer in time",
+    Event.FINISHED: (Cause.REQUEST_ENDED, "the request ended by itself"),
+    Event.CLIENT_GONE: (Cause.CLIENT_GONE, "the client left"),
+    Event.TARGET_LOST: (Cause.PEER_LOST, "the target died or is stopping"),
+    Event.TIMEOUT: (Cause.NO_ANSWER, "the target did not answer in time"),
 }

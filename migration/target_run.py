@@ -6,11 +6,13 @@ from collections.abc import Callable
 
 from migration import target
 from migration.errors import Refused, TransferFailed
-from migration.messages import Adopt, Chunk, Fingerprint, Path, PathRequest, Prepare, Prepared
+from migration.messages import Adopt, Chunk, Fingerprint, PathRequest, Prepare, Prepared
 from migration.ports import BlockStore, TargetHost, Transport
 from migration.slots import Slots
 from migration.target import Command, Event, State
+from policies.causes import Cause
 from policies.model import Blocks, RequestId
+from policies.plan import Path
 
 log = logging.getLogger(__name__)
 
@@ -22,13 +24,13 @@ def agree(message: Prepare, own: Fingerprint) -> Path:
         Refused: it cannot, or not by the path that was asked for.
     """
     if message.fingerprint.model != own.model:
-        raise Refused("the replicas serve different models or versions")
+        raise Refused("the replicas serve different models or versions", Cause.FINGERPRINT)
     if message.path is PathRequest.TOKENS:
         return Path.TOKENS
     if message.fingerprint.cache and message.fingerprint.cache == own.cache:
         return Path.KV
     if message.path is PathRequest.KV:
-        raise Refused("the replicas' KV caches differ; path tokens would work")
+        raise Refused("the replicas' KV caches differ; path tokens would work", Cause.FINGERPRINT)
     return Path.TOKENS
 
 
@@ -78,8 +80,7 @@ class TargetRun:
         """Agree on a path and reserve room. Raises Refused."""
         try:
             path = agree(self._message, self._blocks.fingerprint)
-            if reason := self._host.refusal(self._message):
-                raise Refused(reason)
+            self._host.accept(self._message)
         except Refused:
             self.post(Event.PREPARE_REFUSED)
             raise
@@ -144,15 +145,15 @@ class TargetRun:
         except BaseException as error:
             self._post_if_allowed(Event.ADD_FAILED)
             if isinstance(error, TransferFailed):
-                raise Refused(str(error)) from error
+                raise Refused(str(error), error.cause) from error
             raise
         self.post(Event.ADDED)
         if self._session.state is State.CLOSED:
-            raise Refused("the migration was cancelled meanwhile")
+            raise Refused("the migration was cancelled meanwhile", Cause.MIGRATION_GONE)
 
     def _live(self, event: Event) -> None:
         if not self._session.allows(event):
-            raise Refused(f"the migration is {self._session.state} here")
+            raise Refused(f"the migration is {self._session.state} here", Cause.MIGRATION_GONE)
 
     def post(self, event: Event) -> None:
         """Feed an event, execute its commands, renew the lease."""

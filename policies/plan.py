@@ -8,9 +8,17 @@ from enum import StrEnum
 from policies.model import ReplicaId, RequestId, Tokens
 
 
+class Path(StrEnum):
+    """How a request's context comes to its new replica."""
+
+    KV = "kv"
+    TOKENS = "tokens"
+
+
 class Reason(StrEnum):
-    """Why a request is moved. Policies give the first six; of the live scheduler's own, EVACUATE says that its replica
-    is to be gone, ADMIT that it was queued where there was no room for it.
+    """Why a request is moved. Policies give the first six. Of the live scheduler's own, EVACUATE means that the
+    request's replica is about to stop, ADMIT that the request was queued where there was no room for it, MANUAL that an
+    operator ordered the move. LOST is the ingress's: the request continues elsewhere since its replica was lost.
     """
 
     OVERLOAD = "overload"
@@ -21,6 +29,8 @@ class Reason(StrEnum):
     DRAIN = "drain"
     EVACUATE = "evacuate"
     ADMIT = "admit"
+    MANUAL = "requested by operator"
+    LOST = "replica lost"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from migration.messages import Path
 from migration.record import MigrationRecord, Outcome
+from policies.causes import Cause
 from policies.model import Phase, ReplicaState
+from policies.plan import Path, Reason
 
 Records = tuple[MigrationRecord, ...]
 _FIELDS = frozenset(field.name for field in fields(MigrationRecord))
@@ -131,6 +132,11 @@ def _request(item: Mapping[str, Any]) -> Request:
 
 def _record(item: Mapping[str, Any]) -> MigrationRecord:
     known = {name: value for name, value in item.items() if name in _FIELDS}
-    outcome = known.get("outcome")
-    known |= {"path": Path(known["path"]), "outcome": Outcome(outcome) if outcome else None}
+    outcome, cause = known.get("outcome"), known.get("cause")
+    known |= {
+        "path": Path(known["path"]),
+        "trigger": Reason(known["trigger"]),
+        "outcome": Outcome(outcome) if outcome else None,
+        "cause": Cause(cause) if cause else None,
+    }
     return MigrationRecord(**known)

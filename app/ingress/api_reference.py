@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from app.ingress.openai.description.openapi import STATUSES, document, statuses
 from app.ingress.openai.description.operations import EVENTS, OPERATIONS, Access, Operation
+from deployments.engine.port import Tie
 
 Schema = Mapping[str, Any]
 
@@ -40,12 +41,11 @@ CODES = {
 """What `code` says, and with which status."""
 
 TIED = {
-    "seeded sampling: on a GPU, model runner V1's generator cannot be restored": "`seed` with a `temperature` above 0, "
-    "on GPUs with vLLM's older model runner",
-    "structured output: where the reasoning ended is not restored": "`response_format`, `structured_outputs` or calls "
+    Tie.SEEDED: "`seed` with a `temperature` above 0, on GPUs with vLLM's older model runner",
+    Tie.REASONING: "`response_format`, `structured_outputs` or calls "
     "that must be made, where `engine_kwargs` has a reasoning parser",
 }
-"""Which requests an engine cannot take up exactly, by what `Engine.tied` says of them."""
+"""The requests that an engine cannot continue exactly."""
 
 _INTRO = """\
 # HTTP API

@@ -13,9 +13,10 @@ from app.ingress.submitting import Submitter
 from app.ingress.traces import Tracer
 from deployments.scheduler_client import SchedulerClient
 from migration.errors import PeerLost
-from migration.messages import Path
 from migration.record import MigrationRecord, Outcome
+from policies.causes import Cause
 from policies.model import ReplicaId
+from policies.plan import Path, Reason
 
 log = logging.getLogger("ray.serve")
 
@@ -96,9 +97,11 @@ class Recovery:
             source=lost,
             target=conversation.host,
             path=Path.TOKENS,
-            reason=f"replica lost: {reason}",
+            reason=f"{Reason.LOST}: {reason}",
             state="resubmitted",
+            trigger=Reason.LOST,
             outcome=Outcome.COMMITTED,
+            cause=Cause.PEER_LOST,
             pause_s=took,
             duration_s=took,
             started_at=time.time() - took,

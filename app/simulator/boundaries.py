@@ -7,9 +7,9 @@ from app.simulator.costs import MigrationCosts, PathChoice
 from app.simulator.engine import Engine
 from app.simulator.moving import Mover
 from app.simulator.steps import StepTimes
-from migration.paths import Candidate, Choice, Link, LinkId, Path, Prefill, choose, choose_alone
+from migration.paths import Candidate, Choice, Link, LinkId, Prefill, choose, choose_alone
 from policies.model import Bytes, ReplicaId
-from policies.plan import Move
+from policies.plan import Move, Path
 
 
 @dataclass(frozen=True, slots=True)

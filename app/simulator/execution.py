@@ -7,12 +7,12 @@ from app.simulator.boundaries import Boundaries
 from app.simulator.live import Live, Stage
 from app.simulator.loop import Loop
 from app.simulator.moving import Mover
-from app.simulator.observer import Outcome, Path, Transfer
+from app.simulator.observer import Outcome, Transfer
 from app.simulator.replicas import Replicas
 from migration import paths
 from policies.cluster import Cluster
 from policies.model import Bytes, ReplicaId, RequestId
-from policies.plan import Move, Plan
+from policies.plan import Move, Path, Plan
 
 Choices = Mapping[RequestId, paths.Choice]
 
@@ -48,7 +48,7 @@ class Execution:
         choices = self._choose([move for plan in plans for move in plan.moves])
         for plan in plans:
             self._begin(plan, choices)
-        deferred = {request for request, choice in choices.items() if choice.path is paths.Path.DEFER}
+        deferred = {request for request, choice in choices.items() if choice.path is None}
         return [replace(plan, moves=tuple(m for m in plan.moves if m.request not in deferred)) for plan in plans]
 
     def _choose(self, moves: Sequence[Move]) -> Choices:
@@ -79,24 +79,23 @@ class Execution:
         source, target = self._replicas.engines[move.source], self._replicas.engines[move.target]
         if self._mover is None:
             self._replicas.move(live, source, target)
-            self._report(self._transfer(move, Path.IDEAL, Outcome.MOVED))
+            self._report(self._transfer(move, None, Outcome.MOVED))
         elif live.stage is Stage.OVER:
             return
         elif choice is None:
             self._mover.begin(live, source, target, move.reason, Path.TOKENS)
-        elif choice.path is paths.Path.DEFER:
+        elif choice.path is None:
             self._put_off(move)
-            path = Path.KV if choice.kv_s <= choice.tokens_s else Path.TOKENS
-            self._report(self._transfer(move, path, Outcome.DEFERRED))
+            self._report(self._transfer(move, choice.sooner, Outcome.DEFERRED))
         else:
-            self._mover.begin(live, source, target, move.reason, Path(choice.path), choice.predicted_s)
+            self._mover.begin(live, source, target, move.reason, choice.path, choice.predicted_s)
 
     def _put_off(self, move: Move) -> None:
         """The scheduler is to see the request where it is, and free to be moved in the next epoch."""
         self._cluster.return_home(self._cluster.requests[move.request])
         self._cluster.rest(move.request, until=0.0)
 
-    def _transfer(self, move: Move, path: Path, outcome: Outcome) -> Transfer:
+    def _transfer(self, move: Move, path: Path | None, outcome: Outcome) -> Transfer:
         """A move that took no time, or never began."""
         now = self._loop.now
         source, target = self._node(move.source), self._node(move.target)

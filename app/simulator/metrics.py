@@ -11,12 +11,15 @@ from itertools import pairwise
 from typing import Any
 
 from app.simulator.job import Job
-from app.simulator.observer import Life, Outcome, Path, Transfer
+from app.simulator.observer import Life, Outcome, Transfer
 from app.simulator.recorder import Epoch, Recorder
 from app.simulator.statistics import mean, quantile, weighted_mean
-from policies.plan import Reason
+from policies.plan import Path, Reason
 
 Metrics = dict[str, Any]
+
+_IDEAL = "ideal"
+"""The key for moves without a path: those of the idealised model."""
 
 SERIES_POINTS = 600
 """A series is thinned to about as many points as a plot can show."""
@@ -148,11 +151,11 @@ def _decisions(epochs: Sequence[Epoch], seconds: float) -> Metrics:
 
 def _transfers(transfers: Sequence[Transfer], seconds: float) -> Metrics:
     outcomes = Counter(transfer.outcome for transfer in transfers)
-    by_path = {path: [transfer for transfer in transfers if transfer.path is path] for path in Path}
+    by_path = {path: [transfer for transfer in transfers if transfer.path is path] for path in (*Path, None)}
     return {
         "bytes_moved_per_s": sum(transfer.sent for transfer in transfers) / seconds,
         "moves_by_outcome": {outcome.value: outcomes[outcome] for outcome in Outcome if outcomes[outcome]},
-        "moves_by_path": {path.value: _path(members) for path, members in by_path.items() if members},
+        "moves_by_path": {path or _IDEAL: _path(members) for path, members in by_path.items() if members},
     }
 
 

@@ -19,11 +19,11 @@ from app.simulator.engine import Engine
 from app.simulator.links import Flow, Links
 from app.simulator.live import Live, Stage
 from app.simulator.loop import Loop, Turn
-from app.simulator.observer import Outcome, Path, Transfer
+from app.simulator.observer import Outcome, Transfer
 from migration.paths import LinkId
 from migration.rounds import CopyLimits, Progress, final_range, full_blocks, worth_another_round
 from policies.model import Blocks, Bytes, RequestId, Tokens
-from policies.plan import Reason
+from policies.plan import Path, Reason
 
 LIMITS = CopyLimits()
 

@@ -8,15 +8,7 @@ from typing import Protocol
 from app.simulator.job import Job
 from policies.cluster import Cluster
 from policies.model import Bytes, Tokens
-from policies.plan import Plan, Reason
-
-
-class Path(StrEnum):
-    """How a request's state came to its new replica."""
-
-    KV = "kv"
-    TOKENS = "tokens"
-    IDEAL = "ideal"
+from policies.plan import Path, Plan, Reason
 
 
 class Outcome(StrEnum):
@@ -35,6 +27,7 @@ class Outcome(StrEnum):
 class Transfer:
     """A migration that is over, at its target or (not `completed`) without effect as `outcome` says.
 
+    `path` is None for a move of the idealised model, which costs nothing.
     `tokens` is what the request held when it began, `sent` what went over links. `began_s` and `ended_s` are points
     in time: the decision, and the moment from which nothing of the request is left at its source; `resumed_s` is when
     the request decoded again, None if it never did because of this migration. `stall_s` is for how long it produced no
@@ -42,7 +35,7 @@ class Transfer:
     decodes at its target (0 where nothing was planned).
     """
 
-    path: Path
+    path: Path | None
     tokens: Tokens
     sent: Bytes
     began_s: float

@@ -9,7 +9,7 @@ from statistics import median
 
 from app.simulator.costs import ComputeCosts, Costs, LinkCosts, MigrationCosts
 from app.simulator.job import Job
-from app.simulator.observer import Life, Path
+from app.simulator.observer import Life
 from app.simulator.recorder import Recorder
 from app.simulator.setup import Setup
 from app.simulator.world import simulate
@@ -20,6 +20,7 @@ from deployments.engine.pace import Pace
 from deployments.engine.tokens import TOKEN_BYTES
 from policies.limits import Limits
 from policies.model import RequestId, Tokens
+from policies.plan import Path
 from policies.registry import policy
 
 COOLDOWN_S = 5.0

@@ -6,7 +6,7 @@ It has no queue and no limit on memory; `paced` has both.
 import asyncio
 from collections.abc import AsyncIterator
 
-from deployments.engine.port import EngineDead, EngineProcesses, EngineStats, Generated
+from deployments.engine.port import EngineDead, EngineProcesses, EngineStats, Generated, Tie
 from deployments.engine.tokens import TOKEN_BYTES, Reading, TokenSlots, pack, unpack
 from migration.errors import BlocksGone, TransferFailed
 from migration.messages import Fingerprint, SlotRef
@@ -32,7 +32,7 @@ class FakeEngine:
         self.max_context = Tokens(num_blocks * block_size)
         self.step_s = step_s
         self.dead = False
-        self.ties: str | None = None
+        self.ties: Tie | None = None
         self.preempted: set[str] = set()
         self.loaded = 0
         self._num_blocks = num_blocks
@@ -40,7 +40,7 @@ class FakeEngine:
         self._cache: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._slots = TokenSlots()
 
-    def tied(self, sampling: Sampling) -> str | None:
+    def tied(self, sampling: Sampling) -> Tie | None:
         """See `Engine.tied`."""
         return self.ties
 

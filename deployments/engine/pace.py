@@ -80,4 +80,5 @@ def _line(mistake: Any) -> str:
         return f"{name}: a paced engine has no such argument; it has {', '.join(Pace.model_fields)}"
     if mistake["type"] == "missing":
         return f"{name} is required: a paced engine has no GPU memory to measure"
-    return f"{name}: {mistake['msg'].removeprefix('Value error, ')}"
+    own = mistake["type"] == "value_error"
+    return f"{name}: {mistake['ctx']['error'] if own else mistake['msg']}"

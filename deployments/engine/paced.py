@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from deployments.engine.batching import Batch, Sequence, Step
 from deployments.engine.pace import Pace, read_pace
-from deployments.engine.port import EngineDead, EngineProcesses, EngineStats, Generated, InvalidRequest
+from deployments.engine.port import EngineDead, EngineProcesses, EngineStats, Generated, InvalidRequest, Tie
 from deployments.engine.tokens import TOKEN_BYTES, TokenSlots
 from migration.errors import BlocksGone, TransferFailed
 from migration.messages import Fingerprint, SlotRef
@@ -72,7 +72,7 @@ class PacedEngine:
         await asyncio.sleep(pace.startup_s)
         return cls(model, pace, slot_bytes)
 
-    def tied(self, sampling: Sampling) -> str | None:
+    def tied(self, sampling: Sampling) -> Tie | None:
         """See `Engine.tied`."""
         return None
 

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 from migration.messages import Fingerprint, SlotRef
@@ -42,6 +43,13 @@ class EngineProcesses:
     worker: int
 
 
+class Tie(StrEnum):
+    """Why an engine of this kind cannot continue a request with output exactly; the values are `immovable_reason`."""
+
+    SEEDED = "seeded sampling: on a GPU, model runner V1's generator cannot be restored"
+    REASONING = "structured output: where the reasoning ended is not restored"
+
+
 class EngineDead(Exception):
     """The engine ended; every request on it is lost with it."""
 
@@ -57,7 +65,7 @@ class Engine(Protocol):
     processes: EngineProcesses
     max_context: Tokens
 
-    def tied(self, sampling: Sampling) -> str | None:
+    def tied(self, sampling: Sampling) -> Tie | None:
         """Why such a request with output cannot be continued exactly by another such engine; None if it can."""
         ...
 

@@ -22,7 +22,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from deployments.engine.counted import Counted
-from deployments.engine.port import EngineDead, EngineProcesses, EngineStats, Generated, InvalidRequest
+from deployments.engine.port import EngineDead, EngineProcesses, EngineStats, Generated, InvalidRequest, Tie
 from migration import logprobs
 from migration.errors import BlocksGone, TransferFailed
 from migration.kv.connector import Load
@@ -76,12 +76,12 @@ class VllmEngine:
         (described,) = await engine.collective_rpc("mell_describe")
         return cls(engine, latest, described, slot_bytes)
 
-    def tied(self, sampling: Sampling) -> str | None:
+    def tied(self, sampling: Sampling) -> Tie | None:
         """See `Engine.tied`."""
         if sampling.seeded and not self._restores_seeds:
-            return "seeded sampling: on a GPU, model runner V1's generator cannot be restored"
+            return Tie.SEEDED
         if sampling.structured and self._reasons:
-            return "structured output: where the reasoning ended is not restored"
+            return Tie.REASONING
         return None
 
     async def generate(

@@ -23,6 +23,9 @@ from migration.errors import TransferFailed
 from migration.kv.staging import DEVICE, HEADER, Segment
 from migration.ports import Slot
 
+_OUT_OF_MEMORY = 2
+"""CUDA's number for cudaErrorMemoryAllocation."""
+
 
 def preload() -> None:
     """Import CuPy if it is installed: it takes a second or two, which the first move would wait for in the worker."""
@@ -71,7 +74,7 @@ class DeviceSegment:
             pointer = runtime.malloc(size)
         except runtime.CUDARuntimeError as error:
             full = "; lower engine_kwargs.gpu_memory_utilization, migration.slots or migration.slot_mib"
-            hint = full if "cudaErrorMemoryAllocation" in str(error) else ""
+            hint = full if error.status == _OUT_OF_MEMORY else ""
             raise RuntimeError(f"{size >> 20} MiB of GPU memory for staging slots: {error}{hint}") from error
         headers = Segment.create(size)
         handle: bytes = runtime.ipcGetMemHandle(pointer)

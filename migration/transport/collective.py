@@ -204,9 +204,10 @@ class CollectiveGroups:
             if not future.cancelled():
                 future.exception()
             raise
+        except TimeoutError as error:
+            raise TransferTimeout(f"{self.name} {channel}: {error}") from error
         except Exception as error:
-            kind = TransferTimeout if "timed out" in str(error).lower() else TransferFailed
-            raise kind(f"{self.name} {channel}: {error}") from error
+            raise TransferFailed(f"{self.name} {channel}: {error}") from error
 
 
 def _group(channel: str) -> str:

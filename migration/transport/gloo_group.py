@@ -8,6 +8,7 @@ nobody's default group.
 import os
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -38,18 +39,30 @@ class GlooPair(pair_group.PairGroup):
         return bool(dist.is_gloo_available())
 
     def send(self, tensors: list[torch.Tensor], options: SendOptions) -> None:
-        """Send one tensor to the other rank. Raises RuntimeError on time-out or when the peer is gone."""
-        self._connect().send([tensors[0]], options.dst_rank, 0).wait(self._limit)
+        """Send one tensor to the other rank."""
+        group = self._timed(self._connect)
+        self._timed(lambda: group.send([tensors[0]], options.dst_rank, 0).wait(self._limit))
 
     def recv(self, tensors: list[torch.Tensor], options: RecvOptions) -> None:
-        """Receive one tensor from the other rank, in place. Raises as `send` does."""
-        self._connect().recv([tensors[0]], options.src_rank, 0).wait(self._limit)
+        """Receive one tensor from the other rank, in place."""
+        group = self._timed(self._connect)
+        self._timed(lambda: group.recv([tensors[0]], options.src_rank, 0).wait(self._limit))
 
     def destroy_group(self) -> None:
         """Drop the connection; the other end's transfers fail."""
         self._group = None
         if self.rank == 0:
             rendezvous.erase(self._key)
+
+    def _timed(self, step: Callable[[], Any]) -> Any:
+        """Take a step. torch raises RuntimeError for time-outs and lost peers alike; the clock tells which."""
+        began = time.monotonic()
+        try:
+            return step()
+        except RuntimeError as error:
+            if time.monotonic() - began < self.timeout_s:
+                raise
+            raise TimeoutError(f"timed out after {self.timeout_s} s: {error}") from error
 
     @property
     def _limit(self) -> timedelta:

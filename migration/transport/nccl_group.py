@@ -49,11 +49,11 @@ class NcclPair(pair_group.PairGroup):
         return bool(nccl.available) and bool(cupy.cuda.is_available())
 
     def send(self, tensors: list[Any], options: SendOptions) -> None:
-        """Send one CuPy array of bytes. Raises RuntimeError on time-out or when the peer is gone."""
+        """Send one CuPy array of bytes."""
         self._pass("send", tensors[0])
 
     def recv(self, tensors: list[Any], options: RecvOptions) -> None:
-        """Receive into one CuPy array of bytes. Raises as `send` does."""
+        """Receive into one CuPy array of bytes."""
         self._pass("recv", tensors[0])
 
     def destroy_group(self) -> None:
@@ -71,20 +71,23 @@ class NcclPair(pair_group.PairGroup):
     def _pass(self, verb: Literal["send", "recv"], array: Any) -> None:
         deadline = time.monotonic() + self.timeout_s
 
-        def stop() -> str | None:
-            if self._closed.is_set():
-                return f"{self.group_name} was closed"
-            return f"timed out after {self.timeout_s} s" if time.monotonic() > deadline else None
-
-        with self._using:
+        def check_open() -> None:
             if self._closed.is_set():
                 raise RuntimeError(f"{self.group_name} was closed")
+
+        def check() -> None:
+            check_open()
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"timed out after {self.timeout_s} s")
+
+        with self._using:
+            check_open()
             try:
                 if self._link is None:
                     unique_id, device = self._meet(deadline), array.device.id
-                    self._link = join(lambda: Link(unique_id, self.rank, device, stop), deadline - time.monotonic())
+                    self._link = join(lambda: Link(unique_id, self.rank, device, check), deadline - time.monotonic())
                     rendezvous.erase(self._own)
-                self._link.move(verb, array, stop)
+                self._link.move(verb, array, check)
             except BaseException:
                 self._closed.set()
                 self._link = None

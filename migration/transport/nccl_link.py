@@ -13,8 +13,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Literal
 
-Stop = Callable[[], str | None]
-"""Why to give up now, None to go on waiting."""
+Check = Callable[[], None]
+"""Returns to go on waiting; raises TimeoutError or RuntimeError to give up."""
 
 SENDER, RECEIVER = 0, 1
 _POLL_S = 0.0002
@@ -23,7 +23,7 @@ _POLL_S = 0.0002
 class Link:
     """A communicator and a stream of its own. One thread at a time uses it; data goes from rank 0 to rank 1."""
 
-    def __init__(self, unique_id: bytes, rank: int, device: int, stop: Stop) -> None:
+    def __init__(self, unique_id: bytes, rank: int, device: int, check: Check) -> None:
         """Meet the other rank, with which the unique id is shared, and connect. Blocks, see the module."""
         import cupy
         from cupy.cuda import nccl
@@ -33,15 +33,16 @@ class Link:
             self._stream = cupy.cuda.Stream(non_blocking=True)
             self._communicator: Any = nccl.NcclCommunicator(2, unique_id, rank)
             greeting = cupy.empty(1, dtype=cupy.uint8)
-        self.move("send" if rank == SENDER else "recv", greeting, stop)
+        self.move("send" if rank == SENDER else "recv", greeting, check)
 
-    def move(self, verb: Literal["send", "recv"], array: Any, stop: Stop) -> None:
+    def move(self, verb: Literal["send", "recv"], array: Any, check: Check) -> None:
         """Send a CuPy array of bytes to the other rank, or fill it from there.
 
         What is sent must be complete: the link's stream waits for no other. What is received is complete on return.
 
         Raises:
-            RuntimeError: `stop` said so, or NCCL failed. The link is aborted, the array no longer in use.
+            TimeoutError, RuntimeError: `check` raised it.
+            RuntimeError: NCCL failed. In either case the link is aborted, the array no longer in use.
         """
         from cupy.cuda import nccl
 
@@ -50,16 +51,15 @@ class Link:
             try:
                 enqueue = getattr(self._communicator, verb)
                 enqueue(array.data.ptr, array.nbytes, nccl.NCCL_UINT8, peer, self._stream.ptr)
-                self._wait(stop)
+                self._wait(check)
             except BaseException:
                 self.abort()
                 raise
 
-    def _wait(self, stop: Stop) -> None:
+    def _wait(self, check: Check) -> None:
         while not self._stream.done:
             self._communicator.check_async_error()
-            if reason := stop():
-                raise RuntimeError(reason)
+            check()
             time.sleep(_POLL_S)
         self._communicator.check_async_error()
 
@@ -79,7 +79,8 @@ def join(make: Callable[[], Link], limit_s: float) -> Link:
     It ends when NCCL notices that the other rank is gone, at the latest with the process, and aborts what it made.
 
     Raises:
-        RuntimeError: the other rank did not join in time, or NCCL failed.
+        TimeoutError: the other rank did not join in time.
+        RuntimeError: NCCL failed.
     """
     made: Future[Link] = Future()
 
@@ -100,5 +101,5 @@ def join(make: Callable[[], Link], limit_s: float) -> Link:
         return made.result(max(0.0, limit_s))
     except TimeoutError:
         if made.cancel():
-            raise RuntimeError(f"timed out: the peer did not join within {limit_s:.1f} s") from None
+            raise TimeoutError(f"timed out: the peer did not join within {limit_s:.1f} s") from None
         return made.result()

@@ -11,7 +11,10 @@ from ray.util.collective.collective_group.base_collective_group import BaseGroup
 
 
 class PairGroup(BaseGroup):
-    """Two ranks, point to point. Any other collective is refused."""
+    """Two ranks, point to point. Any other collective is refused.
+
+    `send` and `recv` raise TimeoutError after `timeout_s`, and RuntimeError when the peer is gone.
+    """
 
     name: str
     """What Ray knows the backend by."""

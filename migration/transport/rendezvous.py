@@ -18,13 +18,14 @@ def find(key: str, deadline: float, closed: Callable[[], bool] = lambda: False) 
     """Wait until the other end has left word under a key.
 
     Raises:
-        RuntimeError: it did not by `deadline`, of `time.monotonic`, or this end was closed.
+        TimeoutError: it did not by `deadline`, of `time.monotonic`.
+        RuntimeError: this end was closed.
     """
     while (value := _internal_kv_get(key.encode(), namespace=_NAMESPACE)) is None:
         if closed():
             raise RuntimeError(f"{key}: closed while waiting for the peer")
         if time.monotonic() > deadline:
-            raise RuntimeError(f"{key}: timed out, the peer did not appear")
+            raise TimeoutError(f"{key}: timed out, the peer did not appear")
         time.sleep(_POLL_S)
     found: bytes = value
     return found

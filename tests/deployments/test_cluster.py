@@ -11,6 +11,7 @@ from deployments.membership import Membership
 from deployments.report import ReplicaReport
 from deployments.routing import Replicas
 from migration.errors import PeerLost, Refused
+from policies.causes import Cause
 from policies.model import Blocks, ReplicaId, ReplicaLoad, ReplicaState, RequestLoad, Tokens
 
 TIMEOUT_S = 0.05
@@ -91,7 +92,7 @@ async def test_a_replica_that_runs_no_more_is_forgotten() -> None:
 
 
 async def test_a_newer_scheduler_ends_this_one() -> None:
-    cluster, _, _ = make_cluster(a=make_report("a"), b=Refused("a newer scheduler is at work"))
+    cluster, _, _ = make_cluster(a=make_report("a"), b=Refused("a newer scheduler is at work", Cause.SUPERSEDED))
     with pytest.raises(Refused, match="newer"):
         await cluster.gather(1)
 

@@ -7,13 +7,14 @@ import pytest
 
 from deployments.dispatch import Dispatch, Route
 from migration.errors import PeerLost, Refused
-from migration.messages import Path, PathRequest
+from migration.messages import PathRequest
 from migration.record import MigrationRecord, Outcome
 from migration.source_run import Order
 from policies.breaker import Breaker
+from policies.causes import Cause
 from policies.model import ReplicaId, RequestId, Tokens
 from policies.observation import Underway
-from policies.plan import Move, Reason
+from policies.plan import Move, Path, Reason
 
 
 class Sources:
@@ -43,15 +44,15 @@ class World:
         for _ in range(5):
             await asyncio.sleep(0)
 
-    def ended(self, outcome: Outcome, error: str | None = None, took_s: float = 1.0) -> None:
+    def ended(self, outcome: Outcome, cause: Cause | None = None, took_s: float = 1.0) -> None:
         """The last order has ended."""
         source, order, target = self.sources.orders[-1]
         made = record(order.id, order.request, source, target)
-        self.dispatch.heard(replace(made, outcome=outcome, error=error, duration_s=took_s))
+        self.dispatch.heard(replace(made, outcome=outcome, cause=cause, duration_s=took_s))
 
 
 def record(id: str, request: RequestId, source: ReplicaId, target: ReplicaId) -> MigrationRecord:
-    return MigrationRecord(id, request, "", source, target, Path.KV, "test", "copying")
+    return MigrationRecord(id, request, "", source, target, Path.KV, "drain", "copying", Reason.DRAIN)
 
 
 def move(name: str, source: str = "a", target: str = "b") -> Move:
@@ -87,28 +88,42 @@ async def test_what_moves_is_not_moved_again() -> None:
     assert [order.request for _, order, _ in world.sources.orders] == ["p", "q"]
 
 
-async def test_a_pair_that_keeps_failing_rests_and_others_do_not() -> None:
+@pytest.mark.parametrize("cause", ["peer_lost", "no_answer", "transfer_failed", "transfer_timeout", "unexpected"])
+async def test_a_pair_that_keeps_failing_rests_and_others_do_not(cause: str) -> None:
     world = World()
     for name in "pq":
         await world.begin(move(name))
-        world.ended(Outcome.REFUSED, "no room for 10 tokens")
+        world.ended(Outcome.ABORTED, Cause(cause))
     await world.begin(move("r"), move("s", "a", "c"))
     assert [order.request for _, order, _ in world.sources.orders] == ["p", "q", "s"]
     world.now = 10.0
     assert world.dispatch.admissible([move("r")])
 
 
-@pytest.mark.parametrize("error", ["the request ended by itself", "the client left"])
-async def test_what_is_the_requests_own_is_not_held_against_the_pair(error: str) -> None:
+@pytest.mark.parametrize(
+    "cause", ["no_room", "stopping", "request_ended", "client_gone", "fingerprint", "migration_gone", "already_there"]
+)
+async def test_what_says_nothing_of_the_pair_is_not_held_against_it(cause: str) -> None:
     world = World()
     for name in "pqr":
         await world.begin(move(name))
-        world.ended(Outcome.ABORTED, error)
+        world.ended(Outcome.REFUSED, Cause(cause))
     assert world.dispatch.admissible([move("s")])
 
 
+async def test_an_evacuation_goes_between_replicas_that_rest() -> None:
+    world = World()
+    for name in "pq":
+        await world.begin(move(name))
+        world.ended(Outcome.ABORTED, Cause.PEER_LOST)
+    away = replace(move("r"), reason=Reason.EVACUATE)
+    assert world.dispatch.admissible([move("s"), away]) == [away]
+
+
 @pytest.mark.parametrize(
-    ("fault", "blocked"), [(PeerLost("dead"), True), (Refused("bound here"), False)], ids=["lost", "refused"]
+    ("fault", "blocked"),
+    [(PeerLost("dead"), True), (Refused("bound here", Cause.IMMOVABLE), False)],
+    ids=["lost", "refused"],
 )
 async def test_an_order_that_does_not_begin_is_not_under_way(fault: Exception, blocked: bool) -> None:
     world = World()
@@ -134,7 +149,7 @@ async def test_moves_of_an_earlier_scheduler_are_known_from_reports() -> None:
 
 async def test_what_operators_moved_is_told_apart() -> None:
     world = World()
-    order = Order("m", RequestId("p"), PathRequest.AUTO, "by hand")
+    order = Order("m", RequestId("p"), PathRequest.AUTO, Reason.MANUAL)
     await world.dispatch.order(order, move("p"), by_hand=True)
     world.ended(Outcome.COMMITTED)
     assert world.dispatch.take_results() == ((1.0,), ("p",))

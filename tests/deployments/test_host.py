@@ -7,12 +7,13 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from deployments.engine.fake import FakeEngine
-from deployments.engine.port import EngineDead, Generated, InvalidRequest
+from deployments.engine.port import EngineDead, Generated, InvalidRequest, Tie
 from deployments.host import RequestHost, Run, queued_keys
 from deployments.outbox import Outboxes
 from migration.errors import Refused, RequestGone
 from migration.messages import Fingerprint, PathRequest, Prepare
 from migration.request import Delta, IngressId, Lost, Moving, Sampling, StreamEvent
+from policies.causes import Cause
 from policies.model import Phase, ReplicaId, RequestId
 from tests.migration.world import spec
 
@@ -384,43 +385,51 @@ async def test_request_that_is_not_here_is_gone(call: str) -> None:
 async def test_what_the_engine_cannot_continue_stays() -> None:
     desk = await running()
     assert desk.host.why_immovable(R) is None
-    desk.engine.ties = "it is unique"
-    assert desk.host.why_immovable(R) == "it is unique"
-    assert [load.immovable for load in desk.host.loads()] == ["it is unique"]
+    desk.engine.ties = Tie.SEEDED
+    assert desk.host.why_immovable(R) is Tie.SEEDED
+    assert [load.immovable for load in desk.host.loads()] == [Tie.SEEDED]
 
 
 async def test_what_the_engine_cannot_continue_may_begin_there() -> None:
     desk = make_desk()
-    desk.engine.ties = "it is unique"
+    desk.engine.ties = Tie.SEEDED
     desk.host.submit(spec(), 0, ())
-    with pytest.raises(Refused, match=r"exactly \(it is unique"):
+    with pytest.raises(Refused, match=r"exactly \(seeded sampling"):
         desk.host.submit(spec("other"), 0, (1,))
 
 
 # --- the target of a migration ------------------------------------------------------------------------
 
 
+def refusal(host: RequestHost, message: Prepare) -> tuple[Cause, str]:
+    """Why a request cannot come."""
+    with pytest.raises(Refused) as caught:
+        host.accept(message)
+    return caught.value.cause, str(caught.value)
+
+
 async def test_room_is_that_of_the_engine_less_what_was_promised() -> None:
     host = make_desk(room=100).host
-    assert host.refusal(prepare(prompt=90, outputs=(1,) * 10)) is None
+    host.accept(prepare(prompt=90, outputs=(1,) * 10))
     host.reserve("m", 60)
     assert host.reserved_tokens == 60
-    assert host.refusal(prepare(prompt=40)) is None
-    assert host.refusal(prepare(prompt=41)) == "no room for 41 tokens"
+    host.accept(prepare(prompt=40))
+    assert refusal(host, prepare(prompt=41)) == (Cause.NO_ROOM, "no room for 41 tokens")
     host.release("m")
     host.release("m")
-    assert host.reserved_tokens == 0 and host.refusal(prepare(prompt=100)) is None
+    host.accept(prepare(prompt=100))
+    assert host.reserved_tokens == 0
 
 
 async def test_request_that_runs_here_cannot_come() -> None:
     desk = await running()
-    assert desk.host.refusal(prepare("r")) == "the request runs here already"
+    assert refusal(desk.host, prepare("r")) == (Cause.ALREADY_THERE, "the request runs here already")
 
 
 async def test_nothing_comes_to_a_replica_that_stops() -> None:
     host = make_desk().host
     host.stopping = True
-    assert host.refusal(prepare()) == "the replica is stopping"
+    assert refusal(host, prepare()) == (Cause.STOPPING, "the replica is stopping")
     with pytest.raises(Refused, match="stopping"):
         await host.add(spec(), 1, ())
 

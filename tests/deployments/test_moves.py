@@ -10,13 +10,14 @@ import pytest
 from deployments.engine.fake import expected
 from deployments.moves import Moves
 from migration.errors import Refused, RequestGone, TransferFailed
-from migration.messages import Adopt, Chunk, Path, PathRequest, Prepare, SlotRef
+from migration.messages import Adopt, Chunk, PathRequest, Prepare, SlotRef
 from migration.ports import Slot
 from migration.record import Outcome
 from migration.request import RequestSpec
 from migration.source_run import Order
 from migration.transport.shared import SharedSlots
 from policies.model import Blocks, Bytes, ReplicaId, RequestId
+from policies.plan import Path, Reason
 from tests.migration.world import Pair, make_pair, spec
 
 A, B = ReplicaId("a"), ReplicaId("b")
@@ -84,8 +85,8 @@ async def test_refused_order_leaves_no_record(pair: Pair) -> None:
 
 async def test_order_is_answered_with_the_record_as_it_stands(pair: Pair) -> None:
     pair.submit(spec())
-    record = pair.a.moves.start(Order("m", RequestId("r"), PathRequest.TOKENS, "because"), B)
-    assert (record.state, record.outcome, record.path, record.reason) == ("new", None, Path.TOKENS, "because")
+    record = pair.a.moves.start(Order("m", RequestId("r"), PathRequest.TOKENS, Reason.DRAIN), B)
+    assert (record.state, record.outcome, record.path, record.reason) == ("new", None, Path.TOKENS, "drain")
     assert (record.source, record.target, record.label) == (A, B, "label-r")
 
 
@@ -94,11 +95,11 @@ async def test_records_are_newest_first_and_running_ones_before_those(pair: Pair
     for name in names:
         pair.submit(spec(name, tokens=600))
     for name in names[:2]:
-        pair.a.moves.start(Order(f"m-{name}", RequestId(name), PathRequest.TOKENS, ""), B)
+        pair.a.moves.start(Order(f"m-{name}", RequestId(name), PathRequest.TOKENS, Reason.DRAIN), B)
         await pair.settled()
     pair.b.faults["prepare"] = "silent"
     for name in names[2:]:
-        pair.a.moves.start(Order(f"m-{name}", RequestId(name), PathRequest.TOKENS, ""), B)
+        pair.a.moves.start(Order(f"m-{name}", RequestId(name), PathRequest.TOKENS, Reason.DRAIN), B)
     assert [r.id for r in pair.a.moves.records()] == ["m-four", "m-three", "m-two", "m-one"]
 
 
@@ -106,7 +107,7 @@ async def test_every_migration_is_recorded_once(pair: Pair) -> None:
     told = list[str]()
     pair.a.moves._on_record = lambda record: told.append(f"{record.id} {record.outcome}")
     pair.submit(spec())
-    pair.a.moves.start(Order("m", RequestId("r"), PathRequest.TOKENS, ""), B)
+    pair.a.moves.start(Order("m", RequestId("r"), PathRequest.TOKENS, Reason.DRAIN), B)
     await pair.settled()
     assert told == ["m committed"]
 

@@ -7,12 +7,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.exceptions import ActorUnavailableError, RayActorError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import ReplicaUnavailableError
 
 from deployments.routing import Replicas, TargetRouter, Unrouted, _peer_errors
 from migration.errors import PeerLost, Refused
+from policies.causes import Cause
 from policies.model import ReplicaId
 
 
@@ -114,7 +115,7 @@ async def test_without_a_request_nothing_is_chosen() -> None:
         (ReplicaUnavailableError("a"), Unrouted),
         (RayActorError(), PeerLost),
         (ActorUnavailableError("away", None), PeerLost),
-        (Refused("no"), Refused),
+        (Refused("no", Cause.NO_ROOM), Refused),
         (ValueError("ours"), ValueError),
     ],
     ids=["not routable", "dead", "unavailable", "refused", "another error"],
@@ -123,6 +124,16 @@ def test_errors_about_a_replica_are_told_in_our_words(raised: Exception, told: t
     with pytest.raises(told) as caught, _peer_errors(ReplicaId("a")):
         raise raised
     assert type(caught.value) is told
+
+
+def test_what_a_method_raised_is_raised_as_it_was() -> None:
+    """Ray's own object of both classes has a traceback for its text, and another `cause`."""
+    refused = Refused("no room", Cause.NO_ROOM)
+    wrapped = RayTaskError("method", "Traceback ...", refused, "proc", 1, "127.0.0.1").as_instanceof_cause()
+    assert isinstance(wrapped, Refused)
+    with pytest.raises(Refused) as caught, _peer_errors(ReplicaId("a")):
+        raise wrapped
+    assert caught.value is refused
 
 
 # --- calls --------------------------------------------------------------------------------------------

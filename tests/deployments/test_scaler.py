@@ -13,6 +13,7 @@ from deployments.cluster import Cluster
 from deployments.scaler import Scaler
 from deployments.scaling import Wanted
 from migration.errors import PeerLost, Refused
+from policies.causes import Cause
 from policies.model import ReplicaId, ReplicaState
 from tests.deployments.test_cluster import Answers, make_report
 
@@ -117,7 +118,7 @@ async def test_an_empty_replica_promises_to_stay_empty_and_is_stopped(make: Call
     assert (world.stopped, world.scaler.wanted) == ([("b", 1)], 1)
 
 
-@pytest.mark.parametrize("fault", [Refused("the replica is not empty"), PeerLost("dead")])
+@pytest.mark.parametrize("fault", [Refused("the replica is not empty", Cause.NOT_EMPTY), PeerLost("dead")])
 async def test_one_that_does_not_promise_stays(make: Callable[..., World], fault: Exception) -> None:
     world = make(b=fault)
     world.scaler.close([B], 7)

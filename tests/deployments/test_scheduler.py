@@ -23,12 +23,14 @@ from migration.beliefs import Profile
 from migration.errors import PeerLost, Refused, RequestGone
 from migration.lines import Line
 from migration.messages import Fingerprint, PathRequest
-from migration.messages import Path as MovePath
 from migration.record import MigrationRecord, Outcome
+from policies.causes import Cause
 from policies.dry_run import DryRun
 from policies.events import Arrival
 from policies.model import Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestId, RequestLoad, Tokens
 from policies.placement import NoReplica, Place, Queue
+from policies.plan import Path as MovePath
+from policies.plan import Reason
 from policies.planner import Decided, LiveLimits, Mode, Planner
 from policies.registry import policy
 from tests.deployments.test_cluster import Answers, Running, make_report
@@ -38,7 +40,9 @@ AUTO = PathRequest.AUTO
 
 def make_record(name: str = "m1", outcome: Outcome | None = None, at: float = 0.0) -> MigrationRecord:
     a, b = ReplicaId("a"), ReplicaId("b")
-    return MigrationRecord(name, RequestId("r"), "label", a, b, MovePath.KV, "test", "copy", outcome, started_at=at)
+    return MigrationRecord(
+        name, RequestId("r"), "label", a, b, MovePath.KV, "drain", "copy", Reason.DRAIN, outcome, started_at=at
+    )
 
 
 def running(name: str, label: str = "") -> RequestLoad:
@@ -275,7 +279,7 @@ async def test_the_only_replica_has_nowhere_to_move_to() -> None:
 
 @pytest.mark.parametrize(
     ("fault", "status"),
-    [(PeerLost("dead"), 503), (Refused("it moves already"), 422), (RequestGone("it ended"), 422)],
+    [(PeerLost("dead"), 503), (Refused("it moves already", Cause.ALREADY_MOVING), 422), (RequestGone("it ended"), 422)],
     ids=["dead", "refusing", "gone"],
 )
 async def test_a_source_that_will_not_is_told(fault: Exception, status: int) -> None:
@@ -451,7 +455,7 @@ async def test_the_only_replica_that_there_may_be_is_not_drained() -> None:
     assert isinstance(answer, MoveRejected) and answer.status == 422
 
 
-@pytest.mark.parametrize(("fault", "status"), [(PeerLost("dead"), 503), (Refused("newer"), 422)])
+@pytest.mark.parametrize(("fault", "status"), [(PeerLost("dead"), 503), (Refused("newer", Cause.SUPERSEDED), 422)])
 async def test_a_drain_that_does_not_begin_is_told(fault: Exception, status: int) -> None:
     scheduler = await make_scheduler()
     scheduler.scale.fault = fault
@@ -490,7 +494,7 @@ async def test_early_epochs_come_early_but_not_at_once() -> None:
 
 async def test_a_scheduler_that_was_replaced_stops() -> None:
     scheduler = await make_scheduler()
-    scheduler.cluster.fault = Refused("newer")
+    scheduler.cluster.fault = Refused("newer", Cause.SUPERSEDED)
     async with asyncio.timeout(1):
         await scheduler._run()
 

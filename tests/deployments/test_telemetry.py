@@ -6,10 +6,10 @@ import pytest
 
 from deployments.exposition import merge
 from deployments.telemetry import Telemetry
-from migration.messages import Path
 from migration.record import MigrationRecord, Outcome
 from policies.dry_run import DryRun
 from policies.model import Blocks, Bytes, ReplicaId, ReplicaLoad, ReplicaState, RequestId, Tokens
+from policies.plan import Path, Reason
 from tests.deployments.test_exposition import parsed
 
 RECORD = MigrationRecord(
@@ -19,8 +19,9 @@ RECORD = MigrationRecord(
     source=ReplicaId("a"),
     target=ReplicaId("b"),
     path=Path.KV,
-    reason="manual",
+    reason="requested by operator",
     state="done",
+    trigger=Reason.MANUAL,
     outcome=Outcome.COMMITTED,
     bytes=Bytes(1000),
     pause_s=0.03,
@@ -44,7 +45,7 @@ def load(name: str, state: ReplicaState) -> ReplicaLoad:
 def test_a_committed_migration(telemetry: Telemetry) -> None:
     telemetry.migrated(RECORD)
     seen = values(telemetry)
-    assert seen["mell_migrations_total"] == {("committed", "kv", "manual", "s"): 1}
+    assert seen["mell_migrations_total"] == {("committed", "kv", "requested by operator", "s"): 1}
     assert seen["mell_migration_bytes_total"] == {("s",): 1000}
     assert seen["mell_migration_pause_seconds_sum"] == {("kv", "s"): 0.03}
     assert seen["mell_migration_predicted_seconds_sum"] == {("kv", "s"): 0.2}
@@ -53,16 +54,18 @@ def test_a_committed_migration(telemetry: Telemetry) -> None:
 def test_an_aborted_migration_has_no_pause(telemetry: Telemetry) -> None:
     telemetry.migrated(replace(RECORD, outcome=Outcome.ABORTED))
     seen = values(telemetry)
-    assert seen["mell_migrations_total"] == {("aborted", "kv", "manual", "s"): 1}
+    assert seen["mell_migrations_total"] == {("aborted", "kv", "requested by operator", "s"): 1}
     assert "mell_migration_pause_seconds_sum" not in seen
 
 
 @pytest.mark.parametrize(
-    ("reason", "label"),
-    [("manual; kv failed: slot 7 is gone", "manual"), ("replica lost: it died", "replica lost")],
+    ("trigger", "details", "label"),
+    [(Reason.FILL, "; kv failed: slot 7 is gone", "fill"), (Reason.LOST, ": it died", "replica lost")],
 )
-def test_a_reason_is_counted_without_its_details(telemetry: Telemetry, reason: str, label: str) -> None:
-    telemetry.migrated(replace(RECORD, reason=reason))
+def test_a_reason_is_counted_without_its_details(
+    telemetry: Telemetry, trigger: Reason, details: str, label: str
+) -> None:
+    telemetry.migrated(replace(RECORD, trigger=trigger, reason=trigger + details))
     assert list(values(telemetry)["mell_migrations_total"]) == [("committed", "kv", label, "s")]
 
 

@@ -18,7 +18,11 @@ import numpy as np
 
 
 class CUDARuntimeError(RuntimeError):
-    """cupy.cuda.runtime.CUDARuntimeError."""
+    """cupy.cuda.runtime.CUDARuntimeError; `status` is CUDA's number of the error."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
 
 
 class NcclError(RuntimeError):
@@ -40,7 +44,7 @@ class Runtime(ModuleType):
 
     def malloc(self, size: int) -> int:
         if size > self.free_bytes:
-            raise CUDARuntimeError("cudaErrorMemoryAllocation: out of memory")
+            raise CUDARuntimeError(2, "cudaErrorMemoryAllocation: out of memory")
         fd = os.memfd_create("fake-gpu")
         os.ftruncate(fd, size)
         return self._map(fd, size)
@@ -65,11 +69,11 @@ class Runtime(ModuleType):
             raise ValueError("a handle has 64 bytes")
         pid, fd = handle.rstrip(b"\0").decode().split()
         if int(pid) == os.getpid():
-            raise CUDARuntimeError("cudaErrorDeviceUninitialized: invalid device context")
+            raise CUDARuntimeError(201, "cudaErrorDeviceUninitialized: invalid device context")
         try:
             opened = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR)
         except OSError:
-            raise CUDARuntimeError("cudaErrorInvalidResourceHandle: invalid resource handle") from None
+            raise CUDARuntimeError(400, "cudaErrorInvalidResourceHandle: invalid resource handle") from None
         return self._map(opened, os.fstat(opened).st_size)
 
 

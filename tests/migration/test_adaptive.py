@@ -14,7 +14,7 @@ from deployments.engine.port import Generated
 from migration.beliefs import Priors, Profile
 from migration.estimates import Boundaries, Estimates
 from migration.lines import Line
-from migration.messages import PathRequest
+from migration.messages import ONLY, PathRequest
 from migration.paths import Choice
 from migration.record import MigrationRecord, Outcome
 from migration.request import Sampling
@@ -79,7 +79,7 @@ async def migrate(pair: Pair, name: str, path: PathRequest, choice: Choice | Non
     request = spec(name, prompt=PROMPT, tokens=600)
     await pair.until(pair.submit(request), 3)
     predicted = (choice.kv_s, choice.tokens_s) if choice else (None, None)
-    pair.a.moves.start(Order(f"m-{name}", request.id, path, "test", *predicted), B)
+    pair.a.moves.start(Order(f"m-{name}", request.id, path, Reason.DRAIN, *predicted), B)
     record = await pair.settled()
     pair.b.moves.client_gone(request.id)
     return record
@@ -89,7 +89,7 @@ async def chosen(pair: Pair, estimates: Estimates, name: str) -> Choice:
     """The path of one more move, which is then made and learned from."""
     move = Move(RequestId(name), A, B, Tokens(PROMPT), Reason.DRAIN, 0)
     choice = estimates.decide(move, (), time.time())
-    record = await migrate(pair, name, PathRequest(choice.path.value), choice)
+    record = await migrate(pair, name, ONLY[choice.path or choice.sooner], choice)
     assert record.outcome is Outcome.COMMITTED and record.predicted_kv_s == choice.kv_s
     estimates.observe(record)
     return choice
@@ -136,7 +136,7 @@ async def test_transfers_of_several_requests_share_the_link(switches: Path) -> N
         await pair.until(pair.submit(spec(name, prompt=PROMPT, tokens=600)), 3)
     began = time.monotonic()
     for name in ("one", "two", "three"):
-        pair.a.moves.start(Order(f"m-{name}", RequestId(name), PathRequest.KV, "test"), B)
+        pair.a.moves.start(Order(f"m-{name}", RequestId(name), PathRequest.KV, Reason.DRAIN), B)
     await pair.settled()
     records = pair.a.moves.records()
     assert [record.path for record in records] == ["kv"] * 3

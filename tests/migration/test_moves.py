@@ -5,12 +5,14 @@ import asyncio
 import pytest
 
 from deployments.engine.fake import expected
+from deployments.engine.port import Tie
 from migration.errors import PeerLost, Refused, TransferFailed
 from migration.messages import PathRequest
 from migration.record import Outcome
 from migration.request import Moving
 from migration.rounds import CopyLimits
 from migration.world import Limits
+from policies.causes import Cause
 from tests.migration.world import make_pair, spec
 
 KV, TOKENS, AUTO = PathRequest.KV, PathRequest.TOKENS, PathRequest.AUTO
@@ -90,7 +92,7 @@ async def test_stop_and_copy_moves_everything_in_the_pause() -> None:
     assert await pair.finished(cursor) == expected(request.prompt, 60)
 
 
-FAULTS = ["silent", PeerLost("dead"), Refused("no"), TransferFailed("broken")]
+FAULTS = ["silent", PeerLost("dead"), Refused("no", Cause.NO_ROOM), TransferFailed("broken")]
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=["silent", "dead", "refusing", "failing"])
@@ -200,9 +202,9 @@ async def test_second_move_of_the_same_request_is_refused() -> None:
 
 async def test_what_the_engine_cannot_continue_stays() -> None:
     pair, request = make_pair(), spec()
-    pair.a.engine.ties = "it is unique"
+    pair.a.engine.ties = Tie.SEEDED
     pair.submit(request)
-    with pytest.raises(Refused, match="it is unique"):
+    with pytest.raises(Refused, match="seeded sampling"):
         pair.move(request.id)
 
 

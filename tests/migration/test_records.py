@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 
 from migration.errors import PeerLost, TransferFailed
-from migration.messages import Path, PathRequest
+from migration.messages import PathRequest
 from migration.record import MigrationRecord, Outcome
 from migration.request import IngressId, RequestSpec, Sampling
 from migration.source_run import Order
 from migration.world import Limits
 from policies.model import ReplicaId, RequestId
+from policies.plan import Path, Reason
 from tests.migration.world import Pair, make_pair, spec
 
 KV, TOKENS = PathRequest.KV, PathRequest.TOKENS
@@ -129,7 +130,7 @@ async def test_a_hand_over_that_failed_tells_what_was_frozen_and_did_not_resume(
 async def test_what_was_predicted_is_in_the_record_from_its_beginning() -> None:
     pair = make_pair()
     await pair.until(pair.submit(spec(tokens=600)), 10)
-    order = Order("m", R, TOKENS, "because", predicted_kv_s=2.5, predicted_tokens_s=1.5)
+    order = Order("m", R, TOKENS, Reason.DRAIN, predicted_kv_s=2.5, predicted_tokens_s=1.5)
     begun = pair.a.moves.start(order, B)
     record = await pair.settled()
     for each in (begun, record):

@@ -20,6 +20,7 @@ from migration.source_run import Order
 from migration.transport.shared import SharedSlots
 from migration.world import Limits, World
 from policies.model import ReplicaId, RequestId
+from policies.plan import Reason
 
 INGRESS = IngressId("ingress")
 LIMITS = Limits(prepare_s=0.5, copy_s=0.5, final_s=0.5, adopt_s=0.5, copy=CopyLimits())
@@ -119,7 +120,7 @@ class Pair:
     def move(
         self, request: RequestId, source: str = "a", target: str = "b", path: PathRequest = PathRequest.KV
     ) -> MigrationRecord:
-        order = Order(f"m-{len(self.events)}-{source}{target}", request, path, "test")
+        order = Order(f"m-{len(self.events)}-{source}{target}", request, path, Reason.MANUAL)
         return self.replica(source).moves.start(order, ReplicaId(target))
 
     async def settled(self, source: str = "a") -> MigrationRecord:

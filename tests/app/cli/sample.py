@@ -3,9 +3,9 @@
 from typing import Any
 
 from deployments.report import ReplicaReport
-from migration.messages import Path
 from migration.record import MigrationRecord, Outcome
 from policies.model import Blocks, Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestId, RequestLoad, Tokens
+from policies.plan import Path, Reason
 
 NOW = 1_800_000_000.0
 
@@ -55,6 +55,7 @@ def record(id: str, outcome: Outcome | None = Outcome.COMMITTED, **changed: Any)
         path=Path.KV,
         reason="overload",
         state=str(outcome or "copy"),
+        trigger=Reason.OVERLOAD,
         outcome=outcome,
         pause_s=0.0066,
         duration_s=0.048,

@@ -24,7 +24,7 @@ from app.ingress.streams import Streams
 from deployments.calls import PlaceCall, Submission
 from deployments.control import MoveAccepted, MoveAnswer, MoveRejected
 from deployments.engine.fake import FakeEngine
-from deployments.engine.port import Generated
+from deployments.engine.port import Generated, Tie
 from deployments.membership import Membership
 from deployments.moves import Moves
 from deployments.outbox import Batch
@@ -38,8 +38,10 @@ from migration.rounds import CopyLimits
 from migration.source_run import Order
 from migration.transport.shared import SharedSlots
 from migration.world import Limits
+from policies.causes import Cause
 from policies.model import ClusterState, ReplicaId, RequestId
 from policies.placement import Decision, NoReplica, Place
+from policies.plan import Reason
 from tests.migration import world
 from tests.migration.world import INGRESS, spec
 
@@ -187,7 +189,7 @@ class Wires(Replicas):
 
 def _submit(replica: Replica, request: Submission) -> Refused | str:
     if request.model not in (None, replica.model):
-        return Refused("another version of the model runs here")
+        return Refused("another version of the model runs here", Cause.FINGERPRINT)
     try:
         replica.moves.submit(request.spec, request.hop, request.outputs)
     except Refused as error:
@@ -266,7 +268,7 @@ class Service:
         if noticed:
             self.members.become(*(r for r in self.members.running if r != name))
 
-    def tie(self, why: str) -> None:
+    def tie(self, why: Tie = Tie.SEEDED) -> None:
         """No engine can continue what another one has begun."""
         for replica in self.replicas.values():
             replica.engine.ties = why
@@ -274,7 +276,7 @@ class Service:
     def move(self, request: RequestId, to: str, path: PathRequest = PathRequest.KV) -> MigrationRecord:
         """Begin to move a request from wherever it is."""
         source = next(r for r in self.replicas.values() if not r.dead and request in r.host._runs)
-        return source.moves.start(Order(f"m-{to}-{time.monotonic_ns()}", request, path, "test"), ReplicaId(to))
+        return source.moves.start(Order(f"m-{to}-{time.monotonic_ns()}", request, path, Reason.MANUAL), ReplicaId(to))
 
     async def reading(self, conversation: Conversation, tokens: int) -> None:
         """Wait until that many tokens have come."""

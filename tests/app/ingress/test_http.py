@@ -149,23 +149,23 @@ async def test_many_clients_at_once_get_their_own_answers(api: Api) -> None:
 
 async def test_an_error_amid_a_stream_is_an_event_before_done(api: Api) -> None:
     service = api.backend.service
-    service.tie("no two are alike")
+    service.tie()
     asking = asyncio.create_task(api.complete(max_tokens=900, stream=True))
     await eventually(lambda: any(load.tokens > 45 for load in service.replica("a").host.loads()))
     service.kill("a")
     *chunks, error, done = events(await asking)
     assert len(chunks) >= 5 and done == "[DONE]"
-    assert error["error"]["type"] == "service_unavailable_error" and "no two are alike" in error["error"]["message"]
+    assert error["error"]["type"] == "service_unavailable_error" and "seeded sampling" in error["error"]["message"]
 
 
 async def test_the_same_error_is_the_status_of_a_whole_answer(api: Api) -> None:
     service = api.backend.service
-    service.tie("no two are alike")
+    service.tie()
     asking = asyncio.create_task(api.complete(max_tokens=900))
     await eventually(lambda: any(load.tokens > 45 for load in service.replica("a").host.loads()))
     service.kill("a")
     response = await asking
-    assert response.status_code == 503 and "no two are alike" in response.json()["error"]["message"]
+    assert response.status_code == 503 and "seeded sampling" in response.json()["error"]["message"]
 
 
 async def test_without_replicas_a_request_is_refused_with_503(model: Model) -> None:

@@ -11,6 +11,7 @@ from deployments.engine.port import Generated, InvalidRequest
 from migration.errors import Refused
 from migration.messages import PathRequest
 from migration.request import Delta, Moved
+from policies.causes import Cause
 from policies.model import RequestId
 from tests.app.ingress.fakes import eventually, make_service, output
 from tests.app.ingress.streaming import KV, LONG, SLOW_S, TOKENS, served, whole
@@ -70,7 +71,7 @@ async def test_a_reader_follows_many_moves() -> None:
 
 async def test_a_move_that_fails_is_not_noticed() -> None:
     service, request = make_service(), spec()
-    service.replica("b").faults["adopt"] = Refused("no")
+    service.replica("b").faults["adopt"] = Refused("no", Cause.NO_ROOM)
     async with service.streams.open(request) as conversation:
         await service.reading(conversation, 5)
         service.move(request.id, "b")
@@ -83,13 +84,13 @@ async def test_a_move_that_fails_is_not_noticed() -> None:
 
 async def test_what_no_engine_can_continue_exactly_stays_and_ends_with_its_replica() -> None:
     service, request = make_service(), spec(tokens=LONG)
-    service.tie("no two are alike")
+    service.tie()
     async with service.streams.open(request) as conversation:
         await service.reading(conversation, 10)
-        with pytest.raises(Refused, match="no two are alike"):
+        with pytest.raises(Refused, match="seeded sampling"):
             service.move(request.id, "b")
         service.kill("a")
-        with pytest.raises(ApiError, match=r"cannot be continued here exactly \(no two are alike") as failed:
+        with pytest.raises(ApiError, match=r"cannot be continued here exactly \(seeded sampling") as failed:
             await output(conversation)
     assert failed.value.status == 503
     await service.idle()
@@ -97,7 +98,7 @@ async def test_what_no_engine_can_continue_exactly_stays_and_ends_with_its_repli
 
 async def test_what_has_not_begun_begins_elsewhere_however_it_is_sampled() -> None:
     service, request = make_service(step_s=0.05), spec(tokens=3)
-    service.tie("no two are alike")
+    service.tie()
     async with service.streams.open(request) as conversation:
         service.kill("a")
         assert await output(conversation) == whole(request)

@@ -11,9 +11,10 @@ from typing import Any
 from app.ingress.openai.model import Model
 from deployments.control import MoveAccepted, MoveAnswer, MoveRejected
 from deployments.report import ReplicaReport
-from migration.messages import Path, PathRequest
+from migration.messages import PathRequest
 from migration.record import MigrationRecord, Outcome
 from policies.model import Blocks, Bytes, Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestId, RequestLoad, Tokens
+from policies.plan import Path, Reason
 from tests.app.ingress.fakes import Backend, make_service
 
 CAPACITY = 16_384
@@ -144,6 +145,7 @@ class Cluster:
             path,
             reason,
             "DONE",
+            Reason(reason),
             Outcome.COMMITTED,
             bytes=Bytes(live.tokens * 131_072 if path is Path.KV else 0),
             blocks=Blocks(live.tokens // BLOCK),

@@ -1,11 +1,11 @@
 """A simulation by hand: what an observer is told, with numbers that can be checked on paper."""
 
 from app.simulator.job import Job
-from app.simulator.observer import Life, Outcome, Path, Transfer
+from app.simulator.observer import Life, Outcome, Transfer
 from app.simulator.recorder import Recorder
 from policies.cluster import Cluster
 from policies.model import Bytes, ReplicaId, ReplicaState, RequestId, Tokens
-from policies.plan import Eviction, Move, Opening, Plan, Reason
+from policies.plan import Eviction, Move, Opening, Path, Plan, Reason
 
 A, B = ReplicaId("a"), ReplicaId("b")
 

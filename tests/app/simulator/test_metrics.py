@@ -6,9 +6,10 @@ import pytest
 
 from app.simulator.job import Job
 from app.simulator.metrics import SERIES_POINTS, Window, bounds, measure, series
-from app.simulator.observer import Outcome, Path
+from app.simulator.observer import Outcome
 from app.simulator.recorder import Recorder
 from policies.model import RequestId, Tokens
+from policies.plan import Path
 from tests.app.simulator.hand import cluster, life, play, transfer
 
 WINDOW = Window(warmup_s=4.0, horizon_s=10.0)

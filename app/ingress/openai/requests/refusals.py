@@ -36,7 +36,7 @@ def parse(kind: type[Body], body: bytes) -> Body:
     try:
         return kind.model_validate_json(body)
     except pydantic.ValidationError as error:
-        raise _refusal(error.errors(include_url=False, include_context=False)[0]) from None
+        raise _refusal(error.errors(include_url=False)[0]) from None
 
 
 def _refusal(first: Any) -> ApiError:
@@ -53,7 +53,8 @@ def _refusal(first: Any) -> ApiError:
         unknown = _path(loc)
         return ApiError(400, f"unknown parameter {unknown!r}", param=unknown, code="unknown_parameter")
     param = _path(loc) if top in _NESTED else top
-    wrong = first["msg"] if kind == "missing" else _EITHER.get(top, first["msg"].removeprefix("Value error, "))
+    wrong = first["ctx"]["error"] if kind == "value_error" else first["msg"]
+    wrong = wrong if kind == "missing" else _EITHER.get(top, wrong)
     return ApiError(400, f"{param}: {wrong}", param=param, code="invalid_value")
 
 
