@@ -1,1 +1,5 @@
-"""The HTTP side: text in and out. Replicas see tokens only."""
+"""The ingress: the OpenAI API over HTTP, text in and text out; replicas see only tokens.
+
+The composition root `app.main` imports it. Requests come from clients, and their tokens from replicas by streams that
+survive moves and deaths of replicas; placements and the cluster's state come from the scheduler.
+"""

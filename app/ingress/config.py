@@ -1,4 +1,4 @@
-"""What an ingress replica is configured with."""
+"""Configuration of an ingress replica."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,10 @@ from app.ingress.access.keys import ApiKey
 
 @dataclass(frozen=True, slots=True)
 class IngressConfig:
-    """Times in seconds; `max_context` is None when the model's own limit applies.
+    """Configuration of an ingress replica; times in seconds. `max_context` None means the model's own limit.
 
-    `api_keys` are those that stand in no file. Of `max_prompt_tokens`, `max_requests` and `request_timeout_s`, None is
-    no limit. Without `otlp_traces_endpoint` nothing is traced.
+    `api_keys` are the keys from the environment; `api_keys_file` names a file with others. `max_prompt_tokens`,
+    `max_requests` and `request_timeout_s` None mean no limit. Without `otlp_traces_endpoint`, tracing is disabled.
     """
 
     model_id: str

@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
+from app.ingress.concurrency import gather
 from app.ingress.errors import ApiError
-from app.ingress.together import together
 from migration.cursor import Cursor
 from migration.request import Moving, RequestSpec
 from policies.model import ReplicaId, RequestId
@@ -100,4 +100,4 @@ async def opened(
             one = await all_of_them.enter_async_context(AsyncExitStack())
             return Opened(await one.enter_async_context(open(spec)), one.aclose)
 
-        yield await together([enter(spec) for spec in specs])
+        yield await gather([enter(spec) for spec in specs])

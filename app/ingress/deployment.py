@@ -1,4 +1,4 @@
-"""The `Ingress` deployment: HTTP in front, streams of tokens behind."""
+"""The `Ingress` deployment: HTTP towards clients, token streams towards replicas."""
 
 import asyncio
 import contextlib
@@ -18,14 +18,14 @@ from app.ingress.access.keys import KeyFile
 from app.ingress.config import IngressConfig
 from app.ingress.http.routes import Routes
 from app.ingress.http.server import HttpServer, endpoint, listen
-from app.ingress.metrics import Metrics
-from app.ingress.observed import Observed
 from app.ingress.openai.answers.tool_parser import ToolParser
 from app.ingress.openai.model import Model
 from app.ingress.openai.requests.template import ChatTemplate
 from app.ingress.placing import Placer
 from app.ingress.streams import Streams
-from app.ingress.traces import NO_TRACER, Incoming, Tracer
+from app.ingress.telemetry.requests import RequestTelemetry
+from app.ingress.telemetry.scrape import MetricsCollector
+from app.ingress.telemetry.tracing import NO_TRACER, KeepHttpScope, Tracer
 from app.versions import VERSION, installed_version
 from deployments.config import Topology
 from deployments.control import MoveAnswer, MoveRejected
@@ -42,7 +42,7 @@ log = logging.getLogger("ray.serve")
 
 _CONTROL_TIMEOUT_S = 3.0
 _CONTROL_PATIENCE_S = 12.0
-"""How long an order is repeated while the scheduler is slow or being replaced."""
+"""Longest time for which a call is retried while the scheduler is slow or restarting."""
 _CONTROL_RETRY_S = 0.3
 _STATE_TIMEOUT_S = 1.0
 _BIND_WAIT_S = 15.0
@@ -63,7 +63,7 @@ class IngressBackend:
         self.gate = Gate(self._key_file.read() if self._key_file is not None else config.api_keys, config.max_requests)
         self.model = _load_model(config)
         self._tracer = _make_tracer(config, self.id)
-        self.observed = _make_observed(config, self.model, self._tracer)
+        self.telemetry = _make_telemetry(config, self.model, self._tracer)
         self._initial = config.initial_replicas
         self._url = endpoint(config.host, config.port) if config.port else "http://127.0.0.1:8000"
         self._started = False
@@ -72,7 +72,7 @@ class IngressBackend:
         self._membership = Membership("Engine", topology.app, f"ingress-{self.id}", self._changed)
         self._ingresses = Membership("Ingress", topology.app, f"ingresses-{self.id}")
         replicas = Replicas("Engine", topology.app)
-        self._metrics = Metrics(
+        self._metrics = MetricsCollector(
             (ReplicaId(self.id), self.own_metrics),
             self._scheduler,
             [
@@ -88,7 +88,7 @@ class IngressBackend:
             placer,
             self._scheduler,
             config.no_replica_timeout_s,
-            lost=self.observed.lost.inc,
+            lost=self.telemetry.lost.inc,
             tracer=self._tracer,
         )
         self._state: dict[str, Any] = {"as_of": 0.0, "mode": "off", "replicas": []}
@@ -97,29 +97,29 @@ class IngressBackend:
 
     def _changed(self, membership: Membership) -> None:
         self.streams.watch(membership)
-        self._look_whether_started()
+        self._check_started()
 
-    def _look_whether_started(self) -> None:
+    def _check_started(self) -> None:
         if not self._started and len(self._membership.running) >= self._initial:
             self._started = True
             log.info(_READY.format(url=self._url))
 
     async def _refresh(self) -> None:
-        """Keep a view of the cluster for the time that the scheduler is away, and heed changes of the key file."""
+        """Refresh the view of the cluster, used while the scheduler is unavailable, and reload a changed key file."""
         while True:
             if self._key_file is not None:
-                self.gate.heed(self._key_file)
+                self.gate.reload(self._key_file)
             await self._placer.refresh()
             if not self._started:
-                await self._ask_for_fewer()
+                await self._lower_initial()
             await asyncio.sleep(self._refresh_s)
 
-    async def _ask_for_fewer(self) -> None:
-        """The scheduler may have closed an initial replica before this ingress saw it."""
+    async def _lower_initial(self) -> None:
+        """Lower the expected number of replicas: the scheduler may have stopped one before this ingress saw it."""
         with contextlib.suppress(Exception):
             wanted: int = await self._scheduler.call("wanted", timeout_s=_STATE_TIMEOUT_S)
             self._initial = min(self._initial, wanted)
-            self._look_whether_started()
+            self._check_started()
 
     def health(self) -> str | None:
         """See `Backend.health`."""
@@ -132,27 +132,27 @@ class IngressBackend:
         return {"version": VERSION, **{name: installed_version(name) for name in ("vllm", "ray", "torch")}}
 
     def own_metrics(self) -> Sequence[Family]:
-        """What this ingress counts."""
-        return self.observed.expose(self.id)
+        """The metrics of this ingress."""
+        return self.telemetry.expose(self.id)
 
     async def metrics(self) -> bytes:
         """See `Backend.metrics`."""
         return await self._metrics.scrape()
 
     async def state(self) -> dict[str, Any]:
-        """See `Backend.state`; the last one known, with its age in `as_of`, while the scheduler is away."""
+        """See `Backend.state`; while the scheduler is unavailable, its last answer, with its time in `as_of`."""
         try:
             self._state = await self._scheduler.call("state", timeout_s=_STATE_TIMEOUT_S)
         except Exception as error:
-            log.warning("the scheduler did not tell its state: %r", error)
+            log.warning("no state from the scheduler: %r", error)
         return self._state
 
     async def migrations(self) -> dict[str, Any]:
-        """See `Backend.migrations`; the last ones known while the scheduler is away."""
+        """See `Backend.migrations`; while the scheduler is unavailable, its last answer."""
         try:
             self._migrations = await self._scheduler.call("migrations", timeout_s=_STATE_TIMEOUT_S)
         except Exception as error:
-            log.warning("the scheduler did not tell its migrations: %r", error)
+            log.warning("no migrations from the scheduler: %r", error)
         return self._migrations
 
     async def migrate(self, reference: str, target: str | None, path: PathRequest) -> MoveAnswer:
@@ -164,27 +164,27 @@ class IngressBackend:
         return await self._order("drain", replica)
 
     async def _order(self, method: str, *args: object) -> MoveAnswer:
-        """Have the scheduler obey, which may be slow or just being replaced; obeying twice must do no harm."""
+        """Call the scheduler until it answers, since it may be slow or restarting; the call must be idempotent."""
         deadline = time.monotonic() + _CONTROL_PATIENCE_S
         while True:
             try:
                 answer: MoveAnswer = await self._scheduler.call(method, *args, timeout_s=_CONTROL_TIMEOUT_S)
                 return answer
             except Exception as error:
-                log.warning("the scheduler did not take the order: %r", error)
+                log.warning("no answer from the scheduler to an order: %r", error)
                 if time.monotonic() > deadline:
-                    return MoveRejected(503, "the scheduler is away; try again")
+                    return MoveRejected(503, "the scheduler is unavailable; try again")
             await asyncio.sleep(_CONTROL_RETRY_S)
 
     def app(self, routes: Routes) -> Starlette:
         """The routes, as an ASGI application."""
         app = routes.app()
         if self._tracer is not NO_TRACER:
-            app.add_middleware(Incoming)
+            app.add_middleware(KeepHttpScope)
         return app
 
     async def close(self, within_s: float) -> None:
-        """Stop the background work, and send the traces that have not been sent."""
+        """Stop the background tasks and flush the traces within `within_s` seconds."""
         self._refresher.cancel()
         self._membership.stop()
         self._ingresses.stop()
@@ -207,22 +207,22 @@ def _load_model(config: IngressConfig) -> Model:
     )
 
 
-def _make_observed(config: IngressConfig, model: Model, tracer: Tracer) -> Observed:
+def _make_telemetry(config: IngressConfig, model: Model, tracer: Tracer) -> RequestTelemetry:
     decode = partial(model.tokenizer.decode, skip_special_tokens=False) if config.log_text else None
-    return Observed(config.model_id, decode, tracer=tracer)
+    return RequestTelemetry(config.model_id, decode, tracer=tracer)
 
 
 def _make_tracer(config: IngressConfig, instance: str) -> Tracer:
     if config.otlp_traces_endpoint is None:
         return NO_TRACER
-    from app.ingress.spans import Spans, batched
+    from app.ingress.telemetry.spans import OpenTelemetryTracer, batched
 
-    return Spans(batched(config.otlp_traces_endpoint), config.model_id, instance)
+    return OpenTelemetryTracer(batched(config.otlp_traces_endpoint), config.model_id, instance)
 
 
 @serve.ingress()
 class IngressReplica:
-    """Serves the routes of `app.ingress.http` on its own port and, where that runs, behind Serve's HTTP proxy."""
+    """Serves the routes on its own port and, if it runs, behind Serve's HTTP proxy."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self,
@@ -231,7 +231,7 @@ class IngressReplica:
         engines: DeploymentHandle,
         scheduler: DeploymentHandle,
     ) -> None:
-        """The handles make Serve deploy what they stand for; calls go by name."""
+        """The handles make Serve deploy the other deployments; calls address them by name."""
         self._backend = IngressBackend(config, topology)
         self._routes = Routes(self._backend)
         self._grace_s = config.grace_s
@@ -247,12 +247,12 @@ class IngressReplica:
         return self._backend.app(self._routes)
 
     async def metrics(self) -> Sequence[Family]:
-        """What this ingress counts, for the one that is scraped."""
+        """The metrics of this ingress, for the scraped ingress."""
         return self._backend.own_metrics()
 
     async def __del__(self) -> None:
         self._routes.close()
-        # Serve ends the process at the grace period's end: leave it some time.
+        # Serve kills the process at the end of the grace period, so finish before.
         if self._server is not None:
             await self._server.close(self._grace_s * 0.9)
         await self._backend.close(self._grace_s * 0.05)

@@ -24,7 +24,7 @@ _TYPES = {
 
 @dataclass
 class ApiError(Exception):
-    """An answer that is an error; `details` are members beside OpenAI's four, `retry_after_s` becomes a header."""
+    """An error response; `details` are members beside OpenAI's four, `retry_after_s` becomes a header."""
 
     status: int
     message: str
@@ -35,16 +35,16 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers that belong to it: Retry-After in whole seconds, rounded up; what a 401 must have."""
+        """Its headers: Retry-After in whole seconds, rounded up, and WWW-Authenticate with a 401."""
         retry = {} if self.retry_after_s is None else {"Retry-After": str(max(1, math.ceil(self.retry_after_s)))}
         return {**retry, **({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})}
 
     def event(self) -> bytes:
-        """It as a server-sent event."""
+        """The error as a server-sent event."""
         return f"data: {json.dumps(self.body())}\n\n".encode()
 
     def body(self) -> dict[str, Any]:
-        """The JSON body."""
+        """The JSON body of the response."""
         kind = _TYPES.get(self.status, "server_error")
         return {
             "error": {
@@ -58,5 +58,5 @@ class ApiError(Exception):
 
 
 def saturated(message: str) -> ApiError:
-    """Nobody can serve the request now."""
+    """503: no replica can serve the request now."""
     return ApiError(503, message, code="unavailable")

@@ -20,10 +20,10 @@ from starlette.types import Receive, Scope, Send
 
 from app.ingress.errors import ApiError
 from app.ingress.feed import Feed
-from app.ingress.http.asgi import EventStream, unless_left
-from app.ingress.observed import Observed
+from app.ingress.http.asgi import EventStream, unless_disconnected
 from app.ingress.picture import Seen
 from app.ingress.points import Lately, point
+from app.ingress.telemetry.requests import RequestTelemetry
 
 _FOLDER = Path(__file__).resolve().parent.parent / "page"
 _INDEX = "index.html"
@@ -41,7 +41,7 @@ _HEADERS = {
 class Shown(Protocol):
     """What the page shows, as `app.ingress.http.routes.Backend` has it."""
 
-    observed: Observed
+    telemetry: RequestTelemetry
 
     async def state(self) -> dict[str, Any]:
         """`/mell/state`."""
@@ -65,8 +65,8 @@ class Page:
     def __init__(self, shown: Shown, check: Callable[[Request], None]) -> None:
         self._shown = shown
         self._check = check
-        self._ttft = Lately(shown.observed.ttft)
-        self._itl = Lately(shown.observed.itl)
+        self._ttft = Lately(shown.telemetry.ttft)
+        self._itl = Lately(shown.telemetry.itl)
         self._assets = {path.name: _asset(path) for path in _FOLDER.iterdir() if path.suffix in _TYPES}
         self.feed = Feed(self._look)
 
@@ -112,7 +112,7 @@ class _Events:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with suppress(ClientDisconnect):
-            await unless_left(receive, EventStream(self._feed.events())(scope, receive, send))
+            await unless_disconnected(receive, EventStream(self._feed.events())(scope, receive, send))
 
 
 def _asset(path: Path) -> _Asset:

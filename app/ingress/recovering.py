@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 from app.ingress.conversation import Conversation
 from app.ingress.errors import ApiError, saturated
-from app.ingress.journey import By
 from app.ingress.submitting import Submitter
-from app.ingress.traces import Tracer
+from app.ingress.telemetry.segments import SegmentOrigin
+from app.ingress.telemetry.tracing import Tracer
 from deployments.scheduler_client import SchedulerClient
 from migration.errors import PeerLost
 from migration.record import MigrationRecord, Outcome
@@ -75,7 +75,7 @@ class Recovery:
             index = cursor.next_index
             conversation.take(cursor.advance(moving.next_hop))
             conversation.host, conversation.moving = target, None
-            self._tracer.hosted(conversation, By.MIGRATION, index)
+            self._tracer.hosted(conversation, SegmentOrigin.MIGRATION, index)
             conversation.submitted = True
         return bool(known)
 

@@ -17,11 +17,11 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 
 from app.ingress.conversation import Conversation
 from app.ingress.errors import ApiError
-from app.ingress.journey import By
 from app.ingress.placing import Placer
 from app.ingress.recovering import Recovery
 from app.ingress.submitting import RECONNECT_S, ROUTER_SKEW_S, Submitter
-from app.ingress.traces import NO_TRACER, Tracer
+from app.ingress.telemetry.segments import SegmentOrigin
+from app.ingress.telemetry.tracing import NO_TRACER, Tracer
 from deployments.membership import Membership
 from deployments.routing import Replicas, Unrouted
 from deployments.scheduler_client import SchedulerClient
@@ -209,7 +209,7 @@ class Streams:
         conversation.touched.add(target)
         conversation.host = target
         conversation.moving = None
-        self._tracer.hosted(conversation, By.MIGRATION, index)
+        self._tracer.hosted(conversation, SegmentOrigin.MIGRATION, index)
         self._background(self._ask_again(conversation, target))
 
     # --- ending ---------------------------------------------------------------------------------------

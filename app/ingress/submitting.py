@@ -8,9 +8,9 @@ from typing import Any
 
 from app.ingress.conversation import Conversation
 from app.ingress.errors import saturated
-from app.ingress.journey import By
 from app.ingress.placing import Placer
-from app.ingress.traces import Tracer
+from app.ingress.telemetry.segments import SegmentOrigin
+from app.ingress.telemetry.tracing import Tracer
 from deployments.calls import Submission
 from deployments.coalesce import Coalescer
 from deployments.routing import Replicas, Unrouted
@@ -66,7 +66,7 @@ class Submitter:
             conversation.touched.add(replica)
             tokens = tuple(cursor.tokens)
             first = not (tokens or conversation.resubmissions)
-            self._tracer.hosted(conversation, By.FIRST if first else By.RESUBMISSION, len(tokens))
+            self._tracer.hosted(conversation, SegmentOrigin.FIRST if first else SegmentOrigin.RESUBMISSION, len(tokens))
             try:
                 submission = Submission(spec, cursor.hop, tokens, conversation.model if tokens else None)
                 conversation.model = await self._submitter(replica)(submission)

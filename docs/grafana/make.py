@@ -158,7 +158,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "Missing from the scrape",
             "short",
             (("sum by (deployment) (mell_metrics_unreachable)", "{{deployment}}"),),
-            "Processes that did not tell their metrics in time.",
+            "Processes whose metrics did not arrive in time.",
         ),
     ),
 }

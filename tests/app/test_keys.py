@@ -23,6 +23,6 @@ def test_anything_else_shows_how_to_use_it(arguments: list[str]) -> None:
 
 
 def test_a_bad_name_makes_no_key(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="'a b' is not a name"):
+    with pytest.raises(SystemExit, match="'a b' is not a valid name"):
         main(["a b"])
     assert capsys.readouterr() == ("", "")

@@ -121,7 +121,7 @@ def test_keys_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("listed", ["", "[]", "sk-not-a-list"])
 def test_a_bad_list_in_the_environment_starts_nothing(monkeypatch: pytest.MonkeyPatch, listed: str) -> None:
     monkeypatch.setenv("MELL_API_KEYS", listed)
-    with pytest.raises(ValueError, match=r"^MELL_API_KEYS: no"):
+    with pytest.raises(ValueError, match=r"^MELL_API_KEYS: (not a list|the list is empty)"):
         build_app({})
 
 

@@ -181,7 +181,7 @@ def test_a_contradiction_says_what_to_write(args: dict[str, Any], advice: str) -
 def test_a_bad_list_of_keys_is_a_mistake_that_is_told(tmp_path: Path) -> None:
     (tmp_path / "keys.yaml").write_text("[]")
     message = refused(nested("ingress.api_keys_file", str(tmp_path / "keys.yaml")))
-    assert "  ingress.api_keys_file: " in message and "no key in it" in message and "python -m app.keys" in message
+    assert "  ingress.api_keys_file: " in message and "the list is empty" in message and "python -m app.keys" in message
 
 
 def test_any_block_size_will_do_on_gpus() -> None:

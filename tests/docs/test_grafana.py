@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from app.ingress.metrics import scrape
-from app.ingress.observed import Observed
+from app.ingress.telemetry.requests import RequestTelemetry
+from app.ingress.telemetry.scrape import scrape
 from deployments.telemetry import Telemetry
 from policies.dry_run import DryRun
 from policies.model import Tokens
@@ -37,11 +37,11 @@ VLLM = {
 
 def exported() -> dict[str, set[str]]:
     """Every sample name there may be, with its labels."""
-    telemetry, observed = Telemetry(), Observed("model")
-    telemetry.dry_run(DryRun(1.0, 1, 1, 0, 1.0, 1.0, 0, Tokens(0)))
+    scheduler, requests = Telemetry(), RequestTelemetry("model")
+    scheduler.dry_run(DryRun(1.0, 1, 1, 0, 1.0, 1.0, 0, Tokens(0)))
     names = {name: labels | {"replica"} for name, labels in VLLM.items()}
     names["mell_metrics_unreachable"] = {"deployment", "replica"}
-    for registry in (telemetry._registry, observed._registry):
+    for registry in (scheduler._registry, requests._registry):
         names |= dict(_samples(registry))
     return names
 

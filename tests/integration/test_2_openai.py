@@ -177,7 +177,7 @@ async def test_the_client_comes_back_when_it_is_told_to(gate: Gate, monkeypatch:
         MODEL, AutoTokenizer.from_pretrained(ensure_tiny_model()).backend_tokenizer, VOCAB_SIZE, MAX_CONTEXT, 1
     )
     other, waits = ExitStack(), list[float]()
-    other.enter_context(gate.enter("Bearer alice-key"))
+    other.enter_context(gate.admit("Bearer alice-key"))
 
     async def sleep(seconds: float) -> None:
         waits.append(seconds)

@@ -1,5 +1,6 @@
-"""Who may use the ingress: API keys at rest, the limits of each key, and bounded admission of requests.
+"""Access to the ingress: API keys at rest, rate limits per key, and bounded admission of requests.
 
-The routes import this room; it imports the ingress's errors and counters. A request's headers and body size come in,
-a permit to run or a refusal in OpenAI's shape goes out.
+The routes, the settings and `app.keys` import this room; it imports the ingress's errors, telemetry and ASGI
+plumbing. A request's Authorization header and token count come in, an admission or a refusal in OpenAI's shape goes
+out.
 """

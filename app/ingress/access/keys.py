@@ -18,19 +18,19 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from app.ingress.access.limits import KeyLimits
 
 VARIABLE = "MELL_API_KEYS"
-"""The environment variable that may hold the list instead of a file."""
+"""The environment variable that holds the list if there is no file."""
 
 _PREFIX = "mell-"
 _MADE_BY = "`python -m app.keys NAME` makes a key and its entry"
 
 
 class KeyListError(ValueError):
-    """A list of keys that cannot be used; says what to write, and never holds what stands in the list."""
+    """An invalid list of keys. The message says what to write and never contains a value from the list."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """One key: `sha256` is the digest of its UTF-8 text, in lower-case hexadecimal digits."""
+    """An API key; `sha256` is the digest of its UTF-8 text in lower-case hexadecimal digits."""
 
     name: str
     sha256: str
@@ -52,17 +52,17 @@ class _Entry(BaseModel):
 
 
 _ENTRIES = TypeAdapter(list[_Entry])
-_WORDS = {
+_EXPECTED = {
     "name": "1 to 64 of A-Za-z0-9._-, in quotes if it looks like a number",
     "sha256": f"64 hexadecimal digits, in lower case; {_MADE_BY}",
 }
 
 
 def parse_keys(text: str, where: str) -> tuple[ApiKey, ...]:
-    """The keys of a list, at least one. `where` names the list in errors.
+    """The keys of a list in YAML or JSON, at least one. `where` names the list in errors.
 
     Raises:
-        KeyListError: it is not such a list, or names or keys occur twice.
+        KeyListError: the text is not a valid list of keys, is empty, or repeats a name or a key.
     """
     try:
         listed = yaml.safe_load(text)
@@ -74,7 +74,7 @@ def parse_keys(text: str, where: str) -> tuple[ApiKey, ...]:
     except pydantic.ValidationError as error:
         raise KeyListError(f"{where}: {_explain(error.errors(include_input=False)[0])}") from None
     if not keys:
-        raise KeyListError(f"{where}: no key in it; {_MADE_BY}")
+        raise KeyListError(f"{where}: the list is empty; {_MADE_BY}")
     _check_distinct(where, keys)
     return tuple(keys)
 
@@ -89,11 +89,11 @@ def _explain(first: Any) -> str:
     name = loc[1]
     match first["type"]:
         case "extra_forbidden" | "invalid_key":
-            return f"{entry} has a member that does not exist; there are {', '.join(_Entry.model_fields)}"
+            return f"{entry} has an unknown member; the members are {', '.join(_Entry.model_fields)}"
         case "missing":
             return f"{entry} has no {name}; {_MADE_BY}"
         case _:
-            return f"{entry}, {name}: write {_WORDS.get(str(name), 'a whole number above 0, or leave it out')}"
+            return f"{entry}, {name}: write {_EXPECTED.get(str(name), 'a whole number above 0, or leave it out')}"
 
 
 def _check_distinct(where: str, keys: list[ApiKey]) -> None:
@@ -105,21 +105,21 @@ def _check_distinct(where: str, keys: list[ApiKey]) -> None:
 
 
 class KeyFile:
-    """A list of keys in a file, which is read again when the file has changed."""
+    """A file with a list of keys, reloaded when the file has changed."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self._seen: tuple[int, ...] | None = None
 
     def read(self) -> tuple[ApiKey, ...]:
-        """The keys. Raises KeyListError."""
+        """The keys in the file. Raises KeyListError."""
         self._seen = None
         keys = self.changed()
         assert keys is not None
         return keys
 
     def changed(self) -> tuple[ApiKey, ...] | None:
-        """The keys if the file is another one than when last asked, else None. Raises KeyListError, once per change."""
+        """The keys if the file has changed since the last call, else None. Raises KeyListError, once per change."""
         path, before = Path(self.path), self._seen
         self._seen = ()
         try:
@@ -134,35 +134,35 @@ class KeyFile:
 
 
 def new_key() -> str:
-    """A key with 256 random bits."""
+    """A new key with 256 random bits."""
     return _PREFIX + secrets.token_urlsafe(32)
 
 
 def entry(name: str, key: str) -> str:
-    """The entry of a key, to be added to a list. Raises KeyListError for a name that cannot be used."""
+    """A key's list entry, as YAML. Raises KeyListError for an invalid name."""
     text: str = yaml.safe_dump([{"name": name, "sha256": digest(key)}], sort_keys=False)
     try:
         parse_keys(text, name)
     except KeyListError:
-        raise KeyListError(f"{name!r} is not a name: write {_WORDS['name']}") from None
+        raise KeyListError(f"{name!r} is not a valid name: write {_EXPECTED['name']}") from None
     return text
 
 
 def digest(key: str) -> str:
-    """SHA-256 of a key, in hexadecimal digits."""
+    """SHA-256 of a key in hexadecimal digits."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def find(keys: Iterable[ApiKey], given: str) -> ApiKey | None:
-    """The key that `given` is, None if it is none of them. How long it takes says nothing of how near it came."""
-    theirs, found = digest(given), None
+    """The key equal to `given`, None without one. The comparison takes constant time."""
+    given_digest, found = digest(given), None
     for key in keys:
-        if hmac.compare_digest(theirs, key.sha256):
+        if hmac.compare_digest(given_digest, key.sha256):
             found = key
     return found
 
 
 def bearer(authorization: str | None) -> str | None:
-    """The key in an Authorization header (RFC 6750: the scheme's case does not matter), None if there is none."""
+    """The key in an Authorization header, None without one. The scheme is case-insensitive (RFC 6750)."""
     scheme, _, key = (authorization or "").partition(" ")
     return key.strip() or None if scheme.lower() == "bearer" else None

@@ -1,12 +1,12 @@
-"""What one API key may use: requests and tokens per minute, and requests at a time.
+"""Limits of one API key: requests and tokens per minute, and concurrent requests.
 
-Pure calculations: whoever asks says what time it is, in seconds of any clock that does not go back.
+Pure calculations: time is an argument, in seconds of any monotonic clock.
 
-A rate is a token bucket (Turner, "New directions in communications", 1986): it holds a minute's worth, so that much
-may come at once, and fills evenly. A request is charged what it may use at most when it is let in, and at its end
-that is corrected to what it used. So a bucket may fall below zero, by requests that turned out larger than they said
-or are larger than a minute's worth; then it fills first. Over any time T a key therefore uses at most a minute's worth,
-plus T times its rate, plus what the requests then under way use beyond what they were charged.
+A rate is a token bucket (Turner, "New directions in communications", 1986): it holds one minute's worth, available at
+once, and refills evenly. A request is charged its maximum usage at admission; at its end the charge is settled to the
+actual usage. A bucket therefore falls below zero when requests use more than they were charged or more than a minute's
+worth; it must refill before the next request. Over any time T a key uses at most a minute's worth, plus T times its
+rate, plus the usage of running requests beyond their charges.
 """
 
 from dataclasses import dataclass, field
@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 MINUTE_S = 60.0
 
 _ROUNDING = 1e-6
-"""What sums of floating-point times may be short of, in requests or tokens."""
+"""Tolerance for rounding in sums of floating-point times, in requests or tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyLimits:
-    """What a key may use; None: as much as it likes."""
+    """Limits of a key; None means no limit."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -28,7 +28,7 @@ class KeyLimits:
 
 @dataclass(frozen=True, slots=True)
 class Exceeded:
-    """A limit that is reached: what it says, and after how many seconds it will do, None if time does not tell."""
+    """A limit that is reached, in words; `wait_s` is the time until it allows the request, None if that is unknown."""
 
     limit: str
     wait_s: float | None = None
@@ -36,7 +36,7 @@ class Exceeded:
 
 @dataclass(slots=True)
 class Bucket:
-    """Holds up to `per_minute`, and gets that much in a minute. `level` is as of the time `as_of`, in seconds."""
+    """Holds at most `per_minute` and refills at that rate. `level` is the content at time `as_of`, in seconds."""
 
     per_minute: int
     level: float
@@ -44,22 +44,22 @@ class Bucket:
 
     @classmethod
     def full(cls, per_minute: int, now: float) -> "Bucket":
-        """One of which nothing was taken yet."""
+        """A full bucket."""
         return cls(per_minute, float(per_minute), now)
 
     def wait_s(self, amount: float, now: float) -> float:
-        """Seconds until `amount` is there, or the bucket full if that is less; 0 if it is."""
+        """Seconds until the bucket holds `amount`, or is full if `amount` exceeds its size; 0 if it does now."""
         self._fill(now)
         lacking = min(amount, self.per_minute) - self.level
         return lacking * MINUTE_S / self.per_minute if lacking > _ROUNDING else 0.0
 
     def add(self, amount: float, now: float) -> None:
-        """Give back, or take if `amount` is negative. What does not fit is lost; the level may fall below zero."""
+        """Add `amount`, or take it if negative. The level is capped at `per_minute` and may fall below zero."""
         self._fill(now)
         self.level = min(float(self.per_minute), self.level + amount)
 
     def resized(self, per_minute: int, now: float) -> "Bucket":
-        """Another rate, of which as much is used up."""
+        """A bucket with another rate and the same amount used up."""
         self._fill(now)
         return Bucket(per_minute, min(float(per_minute), per_minute - self.per_minute + self.level), now)
 
@@ -71,7 +71,7 @@ class Bucket:
 
 @dataclass(slots=True)
 class Meter:
-    """What one key uses. A request goes through `begin`, `charge`, `correct` and `end`, in this order."""
+    """Usage of one key. A request calls `begin`, `charge`, `settle` and `end`, in this order."""
 
     limits: KeyLimits = field(default_factory=KeyLimits)
     running: int = 0
@@ -79,16 +79,16 @@ class Meter:
     _tokens: Bucket | None = None
 
     def limit(self, limits: KeyLimits, now: float) -> None:
-        """Heed these limits from now on; what was used up stays used up."""
+        """Set new limits; the usage so far is kept."""
         self.limits = limits
         self._requests = _sized(self._requests, limits.requests_per_minute, now)
         self._tokens = _sized(self._tokens, limits.tokens_per_minute, now)
 
     def begin(self, now: float) -> Exceeded | None:
-        """Count one more request, unless a limit is reached: then nothing changes."""
+        """Count one more running request. If a limit is reached, return it and change nothing."""
         most = self.limits.concurrent_requests
         if most is not None and self.running >= most:
-            return Exceeded(f"{most} requests at a time")
+            return Exceeded(f"{most} concurrent requests")
         if self._requests is not None:
             if wait_s := self._requests.wait_s(1, now):
                 return Exceeded(f"{self._requests.per_minute} requests per minute", wait_s)
@@ -97,20 +97,20 @@ class Meter:
         return None
 
     def charge(self, tokens: int, now: float) -> Exceeded | None:
-        """Charge what a request may use, unless the limit is reached: then nothing changes."""
+        """Charge a request's maximum usage. If the limit is reached, return it and change nothing."""
         if self._tokens is not None:
             if wait_s := self._tokens.wait_s(tokens, now):
                 return Exceeded(f"{self._tokens.per_minute} tokens per minute", wait_s)
             self._tokens.add(-tokens, now)
         return None
 
-    def correct(self, charged: int, used: int, now: float) -> None:
-        """A request was charged so many tokens, and used so many."""
+    def settle(self, charged: int, used: int, now: float) -> None:
+        """Replace a request's charge by its actual usage, both in tokens."""
         if self._tokens is not None:
             self._tokens.add(charged - used, now)
 
     def end(self) -> None:
-        """One request less."""
+        """Count one running request less."""
         self.running -= 1
 
 

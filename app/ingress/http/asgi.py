@@ -1,4 +1,4 @@
-"""What Starlette lacks: bodies with a limit, streams without layers, deadlines, and clients that leave."""
+"""ASGI plumbing beyond Starlette: bounded bodies, event streams, deadlines, and disconnects."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
@@ -14,12 +14,13 @@ from app.ingress.errors import ApiError
 
 Result = TypeVar("Result")
 
-_LAST_WORDS_S = 1.0
-"""How long a client may take to read that its time is up."""
+_LAST_EVENT_S = 1.0
+"""Longest wait for a client to read the error event of its time-out."""
 
 _BODY_S = 20.0
 _BODY_BYTES_PER_S = 16 << 10
-"""A body may take so long, and longer in proportion to what has come of it, as with Apache's `RequestReadTimeout`."""
+"""Time limit for a body: a constant, plus the time of its received bytes at a minimum rate, as in Apache's
+`RequestReadTimeout`."""
 
 
 DONE = b"data: [DONE]\n\n"
@@ -27,7 +28,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 class EventStream(Response):
-    """Server-sent events. `events` is closed when they are over, or the writing is cancelled."""
+    """A response of server-sent events. `events` is closed at its end and on cancellation."""
 
     media_type = "text/event-stream"
 
@@ -39,12 +40,12 @@ class EventStream(Response):
         self.init_headers({"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
 
     def init_headers(self, headers: Any = None) -> None:
-        """As Starlette's, without a content length."""
+        """Set Starlette's headers without a content length."""
         super().init_headers(headers)
         self.raw_headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Write the stream."""
+        """Send the stream."""
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         async with aclosing(self._events) as events:  # type: ignore[type-var]
             async for chunk in events:
@@ -53,44 +54,44 @@ class EventStream(Response):
 
 
 async def read_body(http: Request, limit: int) -> bytes:
-    """The body.
+    """The body, of at most `limit` bytes.
 
     Raises:
-        ApiError: 415 when it says that it is not JSON; 413 as soon as it is known to be too large; 408 when it comes
-            too slowly.
-        ClientDisconnect: the client left.
+        ApiError: 415 if the declared content type is not JSON; 413 as soon as the body is too large; 408 if the
+            client sends too slowly.
+        ClientDisconnect: the client disconnected.
     """
     media_type = http.headers.get("content-type", "").partition(";")[0].strip().lower()
-    # Not for order's sake: a web page may send other types to loopback, where /mell is open, without being asked.
+    # For security: a web page may send other types to loopback, where /mell is open, without a CORS preflight.
     if media_type not in ("", "application/json"):
         raise ApiError(415, f"the body is {media_type}: send Content-Type: application/json")
     too_large = ApiError(413, f"the body is larger than {limit} bytes", code="request_too_large")
     declared = http.headers.get("content-length", "")
-    # Python refuses to read a number of thousands of digits; no limit has twenty.
+    # int() rejects numbers of thousands of digits; no limit has twenty.
     if declared.isdecimal() and (len(declared) >= 20 or int(declared) > limit):
         raise too_large
     body = bytearray()
     began = asyncio.get_running_loop().time()
     try:
-        async with asyncio.timeout(_BODY_S) as time:
+        async with asyncio.timeout(_BODY_S) as deadline:
             async for chunk in http.stream():
                 body += chunk
                 if len(body) > limit:
                     raise too_large
-                time.reschedule(began + _BODY_S + len(body) / _BODY_BYTES_PER_S)
+                deadline.reschedule(began + _BODY_S + len(body) / _BODY_BYTES_PER_S)
     except TimeoutError:
-        raise ApiError(408, f"only {len(body)} bytes of the body came in time", code="timeout") from None
+        raise ApiError(408, f"only {len(body)} bytes of the body arrived in time", code="timeout") from None
     return bytes(body)
 
 
-async def unless_left(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
-    """What `work` returns; it is cancelled when the client leaves. Raises ClientDisconnect.
+async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
+    """The result of `work`, which is cancelled if the client disconnects. Raises ClientDisconnect.
 
-    Only reading tells that a client left: uvicorn takes what is sent to nobody without a word. (Serve's proxy
+    Only receiving reveals a disconnect: uvicorn silently drops data sent to a closed connection. (Serve's proxy
     cancels the whole call instead.)
     """
     working = asyncio.create_task(work)
-    leaving = asyncio.create_task(_left(receive))
+    leaving = asyncio.create_task(_disconnected(receive))
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
@@ -102,25 +103,25 @@ async def unless_left(receive: Receive, work: Coroutine[Any, Any, Result]) -> Re
         await asyncio.wait({working, leaving})
 
 
-async def _left(receive: Receive) -> None:
+async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 async def within(timeout_s: float | None, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> ApiError | None:
-    """Run `app`; after `timeout_s` it is cancelled, wherever it is, and only then is the client told.
+    """Run `app`, cancel it after `timeout_s`, and then send the client an error. Returns the error, None without one.
 
-    A stream of events ends with an error and [DONE]; another answer that has begun is cut off. Returns that error.
+    An event stream ends with the error and [DONE]; any other answer that has begun is cut off.
 
     Raises:
-        ApiError: 504 when nothing had been sent yet.
+        ApiError: 504 if nothing had been sent yet.
     """
-    answer = _Sent(send)
+    answer = _TrackedSend(send)
     try:
-        async with asyncio.timeout(timeout_s) as time:
+        async with asyncio.timeout(timeout_s) as deadline:
             await app(scope, receive, answer)
     except TimeoutError:
-        if not time.expired():
+        if not deadline.expired():
             raise
         error = ApiError(504, f"the request took longer than {timeout_s:g} s", code="timeout")
         if not answer.started:
@@ -128,14 +129,14 @@ async def within(timeout_s: float | None, app: ASGIApp, scope: Scope, receive: R
         if answer.is_event_stream and not answer.complete:
             last = error.event() + DONE
             with suppress(TimeoutError):
-                async with asyncio.timeout(_LAST_WORDS_S):
+                async with asyncio.timeout(_LAST_EVENT_S):
                     await send({"type": "http.response.body", "body": last, "more_body": False})
         return error
     return None
 
 
-class _Sent:
-    """Sends, and remembers how far the answer has come."""
+class _TrackedSend:
+    """Passes messages on and tracks the progress of the answer."""
 
     def __init__(self, send: Send) -> None:
         self._send = send

@@ -1,10 +1,10 @@
-"""HTTP connections that nobody can keep open for nothing.
+"""Time and size limits of HTTP connections.
 
-uvicorn bounds how long a connection idles after an answer, and nothing else. One that never asks, that stops in the
-middle of a head, or that is being closed while its client does not read the rest, stays for as long as the client
-likes; a head is taken however large it is. Clients that fail do that, not only bad ones, and each costs a file. A
-reverse proxy bounds the same, but nothing says that there is one. (A request's body has its time in `asgi.read_body`,
-an answer in `request_timeout_s`.)
+uvicorn limits only the idle time of a connection after an answer. A connection that never sends a request, that stops
+in the middle of a head, or whose client does not read the rest of an answer after the server has closed it, stays open
+for as long as the client likes, and a head may have any size. Failing clients do this as well as hostile ones, and each
+connection costs a file descriptor. A reverse proxy has the same limits, but there may be none. (The time limit of a
+request's body is in `asgi.read_body`, that of an answer is `request_timeout_s`.)
 """
 
 import asyncio
@@ -21,39 +21,39 @@ from uvicorn.server import ServerState
 
 log = logging.getLogger("ray.serve")
 
-_TELL_EVERY_S = 60.0
+_LOG_EVERY_S = 60.0
 
 
 def _most_connections() -> int:
-    """A quarter of the files that the process may open stays for everything else: Ray's sockets, logs, key files."""
+    """Three quarters of the process's file limit; the rest is for Ray's sockets, logs and key files."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0] * 3 // 4
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a connection may take. Precedents: Apache's `RequestReadTimeout header=20`, h11's 64 KiB."""
+    """Limits of a connection. Precedents: Apache's `RequestReadTimeout header=20`, h11's 64 KiB."""
 
     keep_alive_s: int = 60
-    """Idle after an answer."""
+    """Idle time after an answer."""
     head_s: float = 20.0
-    """From connecting, or from the first byte after an answer, until the head of a request is there."""
+    """Time from connecting, or from the first byte after an answer, to the end of a request's head."""
     head_bytes: int = 64 << 10
-    """Of a head, beyond what the first read of it brings; of what stands between pieces of a body, too."""
+    """Size of a head beyond its first read, and of the framing between chunks of a body."""
     flush_s: float = 10.0
-    """For a client to read what was written before its connection was closed."""
+    """Time for a client to read the rest of an answer after the server has closed the connection."""
     connections: int = field(default_factory=_most_connections)
-    """Open at a time; more are cut at once."""
+    """Open connections; further ones are cut at once."""
 
     @property
     def check_s(self) -> float:
-        """How often a connection is looked at: it may take that much longer."""
+        """Interval between checks of a connection; limits are exceeded by up to this time."""
         return min(self.head_s, self.flush_s) / 4
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's connection, within `bounds`."""
+    """uvicorn's connection with limits."""
 
-    _told_at: ClassVar[float] = -math.inf
+    _logged_at: ClassVar[float] = -math.inf
 
     def __init__(
         self,
@@ -66,30 +66,30 @@ class Connection(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self._bounds = bounds or Bounds()
         self._due: float | None = None
-        """When the connection is cut; None while a request is under way, or uvicorn's keep-alive time runs."""
+        """Time at which the connection is cut; None during a request and during uvicorn's keep-alive time."""
         self._closing = False
         self._loose_bytes = 0
-        """Received since a head began, or since the last piece of a body."""
+        """Bytes received since a head began, or since the last chunk of a body."""
         self._timer: TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client connected."""
+        """Accept a client, or cut it if too many are connected."""
         super().connection_made(transport)
         if len(self.connections) > self._bounds.connections:
-            self._tell_refused()
+            self._log_refused()
             transport.abort()
             return
         self._due = self.loop.time() + self._bounds.head_s
         self._timer = self.loop.call_later(self._bounds.check_s, self._check)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is over."""
+        """Stop the checks."""
         if self._timer is not None:
             self._timer.cancel()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """The client said something."""
+        """Parse received bytes, within the limit on heads."""
         self._loose_bytes += len(data)
         super().data_received(data)
         if self.transport.is_closing():
@@ -104,17 +104,17 @@ class Connection(HttpToolsProtocol):
             self._due = self.loop.time() + self._bounds.head_s
 
     def on_message_begin(self) -> None:
-        """A head begins."""
+        """Count the bytes of a new head from zero."""
         self._loose_bytes = 0
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """A head is there."""
+        """End the time limit of the head."""
         self._loose_bytes, self._due = 0, None
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """So is a piece of the body."""
+        """Count the framing of the next chunk from zero."""
         self._loose_bytes = 0
         super().on_body(body)
 
@@ -127,8 +127,8 @@ class Connection(HttpToolsProtocol):
         else:
             self._timer = self.loop.call_later(self._bounds.check_s, self._check)
 
-    def _tell_refused(self) -> None:
+    def _log_refused(self) -> None:
         now = self.loop.time()
-        if now - Connection._told_at > _TELL_EVERY_S:
-            Connection._told_at = now
-            log.warning("%d connections are open: more are cut; raise `ulimit -n`", self._bounds.connections)
+        if now - Connection._logged_at > _LOG_EVERY_S:
+            Connection._logged_at = now
+            log.warning("%d connections are open and further ones are cut: raise `ulimit -n`", self._bounds.connections)

@@ -16,12 +16,10 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.ingress.access.admission import ClientCall, Gate, Visit
+from app.ingress.access.admission import Admission, ClientCall, Gate
 from app.ingress.conversation import opened
 from app.ingress.errors import ApiError
-from app.ingress.http.asgi import EventStream, read_body, unless_left
-from app.ingress.metrics import CONTENT_TYPE
-from app.ingress.observed import CLIENT_CLOSED_STATUS, Observed, Watch
+from app.ingress.http.asgi import EventStream, read_body, unless_disconnected
 from app.ingress.openai.answer import Answer
 from app.ingress.openai.answers.choice import Shape
 from app.ingress.openai.chat import CHAT
@@ -33,6 +31,8 @@ from app.ingress.openai.requests.schema import Generation, parse_detokenize, par
 from app.ingress.openai.tokens import detokenize, tokenize
 from app.ingress.page import Page
 from app.ingress.streams import Streams
+from app.ingress.telemetry.requests import CLIENT_CLOSED_STATUS, RequestObserver, RequestTelemetry
+from app.ingress.telemetry.scrape import CONTENT_TYPE
 from deployments.control import MoveAccepted, MoveAnswer
 from migration.messages import PathRequest
 from migration.request import IngressId
@@ -40,48 +40,48 @@ from policies.model import RequestId
 
 MAX_LABEL = 128
 _NOT_IN_LABEL = re.compile(r"[^A-Za-z0-9._:/@+=-]")
-UNSAID_TOKENS = 256
-"""What a key is charged until an answer is over for which the client has not set a length: about a usual answer."""
+DEFAULT_CHARGE_TOKENS = 256
+"""Provisional charge for an answer without `max_tokens`: about the length of a usual answer."""
 
 Body = TypeVar("Body")
-Asked = TypeVar("Asked", bound=Generation)
+RequestBody = TypeVar("RequestBody", bound=Generation)
 
 
 class Backend(Protocol):
-    """What the routes need from the ingress replica."""
+    """The routes' port to the ingress replica."""
 
     id: IngressId
     model: Model
     streams: Streams
     gate: Gate
-    observed: Observed
+    telemetry: RequestTelemetry
     max_body_bytes: int
     max_prompt_tokens: int | None
     request_timeout_s: float | None
     admin_key: str | None
 
     def health(self) -> str | None:
-        """Why no request can be served now, None if it can."""
+        """The reason why no request can be served now, None if requests can be served."""
         ...
 
     def version(self) -> dict[str, str]:
-        """Versions of Mell and of what it runs on."""
+        """Versions of Mell, vLLM, Ray and torch."""
         ...
 
     async def metrics(self) -> bytes:
-        """`/metrics`."""
+        """The body of `/metrics`."""
         ...
 
     async def state(self) -> dict[str, Any]:
-        """`/mell/state`."""
+        """The body of `/mell/state`."""
         ...
 
     async def migrations(self) -> dict[str, Any]:
-        """`/mell/migrations`."""
+        """The body of `/mell/migrations`."""
         ...
 
     async def migrate(self, reference: str, target: str | None, path: PathRequest) -> MoveAnswer:
-        """Move a request."""
+        """Move a request to `target`, or to a replica of the scheduler's choice. `reference` is its id or label."""
         ...
 
     async def drain(self, replica: str) -> MoveAnswer:
@@ -89,28 +89,34 @@ class Backend(Protocol):
         ...
 
 
-class Completion:
-    """The ASGI response to a completion: opens its conversations, and ends them when the client leaves."""
+class CompletionResponse:
+    """The ASGI response to a completion: opens its conversations, and ends them if the client disconnects."""
 
     def __init__(
-        self, request: Generation, plan: Plan, backend: Backend, shape: Shape, visit: Visit, watch: Watch
+        self,
+        request: Generation,
+        plan: Plan,
+        backend: Backend,
+        shape: Shape,
+        admission: Admission,
+        observer: RequestObserver,
     ) -> None:
         self._request = request
         self._plan = plan
         self._backend = backend
         self._shape = shape
-        self._visit = visit
-        self._watch = watch
+        self._admission = admission
+        self._observer = observer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer. Raises ApiError if nothing was sent yet."""
+        """Send the answer. Raises ApiError if nothing was sent yet."""
         with suppress(ClientDisconnect):
-            await unless_left(receive, self._answer(scope, receive, send))
+            await unless_disconnected(receive, self._answer(scope, receive, send))
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # One task opens, answers and closes: there is no moment at which a cancellation would leave it open.
+        # One task opens, answers and closes, so that no cancellation leaves a conversation open.
         async with opened(self._backend.streams.open, self._plan.specs) as conversations:
-            answer = Answer(self._request, self._plan, conversations, self._backend.model, self._shape, self._watch)
+            answer = Answer(self._request, self._plan, conversations, self._backend.model, self._shape, self._observer)
             response: Response
             try:
                 if self._request.stream:
@@ -120,26 +126,28 @@ class Completion:
                     response = JSONResponse(await answer.whole())
                 await response(scope, receive, send)
             finally:
-                self._visit.used = answer.close()
+                self._admission.used = answer.close()
 
 
 class Routes:
-    """The handlers, over a backend."""
+    """The route handlers over a backend."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._page = Page(backend, self._check_admin)
 
     def close(self) -> None:
-        """End the streams of open pages, which would hold a server up that waits for its connections."""
+        """End the streams of open pages, for which a stopping server would otherwise wait."""
         self._page.feed.close()
 
     def app(self) -> Starlette:
         """The ASGI application."""
         backend = self._backend
 
-        def limited(name: str, answer: Callable[[Request, Visit, Watch], Awaitable[ASGIApp]]) -> ClientCall:
-            return ClientCall(backend.gate, backend.request_timeout_s, partial(backend.observed.begin, name), answer)
+        def limited(
+            name: str, answer: Callable[[Request, Admission, RequestObserver], Awaitable[ASGIApp]]
+        ) -> ClientCall:
+            return ClientCall(backend.gate, backend.request_timeout_s, partial(backend.telemetry.begin, name), answer)
 
         routes = [
             Route("/v1/completions", limited("completions", self.completions), methods=["POST"]),
@@ -162,51 +170,53 @@ class Routes:
         handlers = {
             ApiError: _api_error,
             HTTPException: _http_error,
-            ClientDisconnect: _nobody_left,
+            ClientDisconnect: _client_disconnected,
             Exception: _internal_error,
         }
         return Starlette(routes=routes, exception_handlers=handlers)  # type: ignore[arg-type]
 
-    async def completions(self, http: Request, visit: Visit, watch: Watch) -> Completion:
+    async def completions(self, http: Request, admission: Admission, observer: RequestObserver) -> CompletionResponse:
         """POST /v1/completions."""
-        return await self._generate(http, visit, watch, COMPLETIONS)
+        return await self._generate(http, admission, observer, COMPLETIONS)
 
-    async def chat(self, http: Request, visit: Visit, watch: Watch) -> Completion:
+    async def chat(self, http: Request, admission: Admission, observer: RequestObserver) -> CompletionResponse:
         """POST /v1/chat/completions."""
-        return await self._generate(http, visit, watch, CHAT)
+        return await self._generate(http, admission, observer, CHAT)
 
-    async def _generate(self, http: Request, visit: Visit, watch: Watch, endpoint: Endpoint[Asked]) -> Completion:
+    async def _generate(
+        self, http: Request, admission: Admission, observer: RequestObserver, endpoint: Endpoint[RequestBody]
+    ) -> CompletionResponse:
         backend = self._backend
         request_id = RequestId(f"{endpoint.id_prefix}-{uuid.uuid4().hex}")
-        # Serve's proxy sees to it that every request and its response carry an X-Request-Id.
+        # Serve's proxy adds an X-Request-Id to every request and response.
         label = read_label(http.headers.get("x-request-id")) or request_id
         request = await self._read(http, endpoint.parse)
         plan = to_plan(endpoint, request, backend.model, request_id, label, backend.id)
         self._check_prompt(request, max(len(prompt.tokens) for prompt in plan.prompts))
-        visit.charge(most_tokens(request, plan))
-        watch.accepted(request_id, label, [prompt.tokens for prompt in plan.prompts])
-        return Completion(request, plan, backend, endpoint.shape, visit, watch)
+        admission.charge(max_usage_tokens(request, plan))
+        observer.accepted(request_id, label, [prompt.tokens for prompt in plan.prompts])
+        return CompletionResponse(request, plan, backend, endpoint.shape, admission, observer)
 
     def _check_prompt(self, request: Generation, tokens: int) -> None:
-        most = self._backend.max_prompt_tokens
-        if most is not None and tokens > most:
+        limit = self._backend.max_prompt_tokens
+        if limit is not None and tokens > limit:
             field = request.prompt_field
-            message = f"{field}: the prompt has {tokens} tokens, and at most {most} are taken here"
+            message = f"{field}: the prompt has {tokens} tokens, and the limit is {limit}"
             raise ApiError(400, message, param=field, code="context_length_exceeded")
 
     async def _read(self, http: Request, parse: Callable[[bytes], Body]) -> Body:
         return parse(await read_body(http, self._backend.max_body_bytes))
 
-    async def tokenize(self, http: Request, visit: Visit, watch: Watch) -> Response:
+    async def tokenize(self, http: Request, admission: Admission, observer: RequestObserver) -> Response:
         """POST /tokenize."""
         answer = tokenize(await self._read(http, parse_tokenize), self._backend.model)
-        watch.served()
+        observer.served()
         return JSONResponse(answer)
 
-    async def detokenize(self, http: Request, visit: Visit, watch: Watch) -> Response:
+    async def detokenize(self, http: Request, admission: Admission, observer: RequestObserver) -> Response:
         """POST /detokenize."""
         answer = detokenize(await self._read(http, parse_detokenize), self._backend.model)
-        watch.served()
+        observer.served()
         return JSONResponse(answer)
 
     async def models(self, http: Request) -> Response:
@@ -221,7 +231,7 @@ class Routes:
         return JSONResponse(self._backend.model.entry())
 
     async def health(self, http: Request) -> Response:
-        """GET /health: 200 when requests can be served."""
+        """GET /health: 200 if requests can be served."""
         if reason := self._backend.health():
             raise ApiError(503, reason, code="unavailable")
         return PlainTextResponse("OK")
@@ -235,7 +245,7 @@ class Routes:
         return JSONResponse(self._backend.version())
 
     async def metrics(self, http: Request) -> Response:
-        """GET /metrics: names and numbers, nothing of any one request."""
+        """GET /metrics: open to every client, since it reveals nothing about any single request."""
         return Response(await self._backend.metrics(), media_type=CONTENT_TYPE)
 
     async def openapi(self, http: Request) -> Response:
@@ -270,11 +280,11 @@ class Routes:
         raise ApiError(answer.status, answer.message, details=answer.details)
 
     def _check_client(self, http: Request) -> None:
-        """Raise ApiError unless the caller has an API key, where they are asked for."""
+        """Raise ApiError unless the caller has a valid API key or no keys are configured."""
         self._backend.gate.authenticate(http.headers.get("authorization"))
 
     def _check_admin(self, http: Request) -> None:
-        """Raise ApiError unless the caller may see and move other clients' requests."""
+        """Raise ApiError unless the caller has the admin key or, without one, calls from loopback."""
         key = self._backend.admin_key
         if key is None:
             if not _is_loopback(http):
@@ -282,19 +292,19 @@ class Routes:
             return
         given = http.headers.get("authorization", "")
         if not hmac.compare_digest(given.encode(), f"Bearer {key}".encode()):
-            raise ApiError(401, "this call wants Authorization: Bearer <admin key>", code="invalid_api_key")
+            raise ApiError(401, "this call requires Authorization: Bearer <admin key>", code="invalid_api_key")
 
 
-def most_tokens(request: Generation, plan: Plan) -> int:
-    """Prompts and answers, at most; where the client has not said how long an answer may be, usual answers."""
-    longest = [spec.sampling.max_tokens for spec in plan.specs]
+def max_usage_tokens(request: Generation, plan: Plan) -> int:
+    """The request's maximum token usage; answers without `max_tokens` count as DEFAULT_CHARGE_TOKENS."""
+    lengths = [spec.sampling.max_tokens for spec in plan.specs]
     if request.longest[1] is None:
-        longest = [min(tokens, UNSAID_TOKENS) for tokens in longest]
-    return plan.prompt_tokens + sum(longest)
+        lengths = [min(tokens, DEFAULT_CHARGE_TOKENS) for tokens in lengths]
+    return plan.prompt_tokens + sum(lengths)
 
 
 def read_label(header: str | None) -> str | None:
-    """The client's X-Request-Id, cut to 128 harmless characters; None if nothing is left of it."""
+    """The client's X-Request-Id, reduced to at most 128 allowed characters; None if none is left."""
     return _NOT_IN_LABEL.sub("", header or "")[:MAX_LABEL] or None
 
 
@@ -313,11 +323,11 @@ def _http_error(http: Request, error: HTTPException) -> Response:
     return JSONResponse(ApiError(error.status_code, str(error.detail)).body(), error.status_code, error.headers)
 
 
-def _nobody_left(http: Request, error: ClientDisconnect) -> Response:
-    """For the log only."""
+def _client_disconnected(http: Request, error: ClientDisconnect) -> Response:
+    """The status is for the log only: the client is gone."""
     return Response(status_code=CLIENT_CLOSED_STATUS)
 
 
 def _internal_error(http: Request, error: Exception) -> Response:
-    """Starlette logs the exception; the client learns nothing of our insides."""
+    """Starlette logs the exception; the response reveals no internals."""
     return JSONResponse(ApiError(500, "internal error").body(), 500)

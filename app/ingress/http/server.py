@@ -1,7 +1,7 @@
-"""The ingress's own HTTP server: clients connect to it without a proxy in between.
+"""The ingress's own HTTP server, to which clients connect without a proxy.
 
-Serve's proxy costs more per streamed chunk than everything that Mell does with it (docs/performance.md), and it
-reads on however slowly its client does. Here a slow reader's stream waits for its socket.
+Serve's proxy costs more per streamed chunk than all of Mell's work on it (docs/performance.md), and it applies no
+backpressure. Here the stream of a slow reader waits for its socket.
 """
 
 import asyncio
@@ -22,17 +22,17 @@ log = logging.getLogger("ray.serve")
 _BACKLOG = 2048
 _BIND_RETRY_S = 0.25
 _KEEP_ALIVE = {socket.TCP_KEEPIDLE: 60, socket.TCP_KEEPINTVL: 15, socket.TCP_KEEPCNT: 4}
-"""A client that vanished without a word is noticed after two minutes of silence."""
+"""The kernel detects a vanished client after two minutes of silence."""
 
 
 class EchoRequestId:
-    """Middleware: the request's X-Request-Id comes back on its response, as Serve's proxy does it."""
+    """Middleware: copies the request's X-Request-Id to its response, like Serve's proxy."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the call on."""
+        """Call the wrapped application."""
         label = next((v for k, v in scope.get("headers", ()) if k == b"x-request-id"), None)
         if scope["type"] != "http" or label is None:
             await self._app(scope, receive, send)
@@ -47,7 +47,7 @@ class EchoRequestId:
 
 
 class HttpServer:
-    """uvicorn on the running loop. `close` stops accepting and lets open streams end."""
+    """uvicorn on the running event loop. `close` stops accepting and lets open streams end."""
 
     def __init__(self, app: ASGIApp, listening: socket.socket, bounds: Bounds | None = None) -> None:
         bounds = bounds or Bounds()
@@ -66,19 +66,19 @@ class HttpServer:
         self._task = asyncio.create_task(self._server.serve(sockets=[listening]))
 
     async def close(self, grace_s: float) -> None:
-        """Stop; connections that are still open after `grace_s` seconds are cut."""
+        """Stop; connections still open after `grace_s` seconds are cut."""
         self._server.config.timeout_graceful_shutdown = max(1, int(grace_s))
         self._server.should_exit = True
         await asyncio.wait({self._task})
 
 
 async def listen(host: str, port: int, shared: bool, wait_s: float) -> socket.socket:
-    """A listening socket. `shared`: several ingress processes of a node share the port.
+    """A listening socket; if `shared`, several ingress processes of a node share the port.
 
-    A predecessor that is stopping may hold the port a little longer, so a busy port is tried again for `wait_s`.
+    A busy port is retried for `wait_s` seconds, since a stopping predecessor may still hold it.
 
     Raises:
-        OSError: the port cannot be had.
+        OSError: the port is not available.
     """
     deadline = time.monotonic() + wait_s
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -87,7 +87,7 @@ async def listen(host: str, port: int, shared: bool, wait_s: float) -> socket.so
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if shared:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        # Connections inherit this from the socket that accepts them.
+        # Accepted connections inherit these options.
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in _KEEP_ALIVE.items():
             listening.setsockopt(socket.IPPROTO_TCP, option, value)
@@ -105,6 +105,6 @@ async def listen(host: str, port: int, shared: bool, wait_s: float) -> socket.so
 
 
 def endpoint(host: str, port: int) -> str:
-    """The URL under which clients on this machine reach a socket bound to `host`."""
+    """The URL at which clients on this machine reach a socket bound to `host`."""
     shown: Any = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
     return f"http://{shown}:{port}"

@@ -8,16 +8,16 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from app.ingress.concurrency import gather, merge
 from app.ingress.conversation import Opened
 from app.ingress.errors import ApiError
 from app.ingress.http.asgi import DONE
-from app.ingress.observed import Watch
 from app.ingress.openai.answers.choice import Choice, Outset, Shape
 from app.ingress.openai.answers.tool_answer import CallingChoice
 from app.ingress.openai.generation import Plan
 from app.ingress.openai.model import Model
 from app.ingress.openai.requests.schema import Generation
-from app.ingress.together import merged, together
+from app.ingress.telemetry.requests import RequestObserver
 
 
 class Answer:
@@ -30,7 +30,7 @@ class Answer:
         conversations: Sequence[Opened],
         model: Model,
         shape: Shape,
-        watch: Watch,
+        observer: RequestObserver,
     ) -> None:
         begin = Choice if plan.calling is None else partial(CallingChoice, calling=plan.calling)
         self._choices = [
@@ -42,12 +42,12 @@ class Answer:
                     shape,
                     request.stops,
                     plan.echo(index),
-                    watch.choice(opened.conversation),
+                    observer.choice(opened.conversation),
                 )
             )
             for index, opened in enumerate(conversations)
         ]
-        self._watch = watch
+        self._observer = observer
         self._plan = plan
         self._model = model
         self._shape = shape
@@ -61,7 +61,7 @@ class Answer:
     async def whole(self) -> dict[str, Any]:
         """The answer as one object. Raises ApiError."""
         try:
-            choices = await together([choice.whole() for choice in self._choices])
+            choices = await gather([choice.whole() for choice in self._choices])
         except ApiError as error:
             raise self._blamed(error) from error
         return {**self._head(self._shape.whole), "choices": choices, "usage": self.usage()}
@@ -73,12 +73,12 @@ class Answer:
         tail = ',"usage":null}\n\n' if include_usage else "}\n\n"
         told = [choice.events(start, tail) for choice in self._choices]
         try:
-            async with aclosing(told[0] if len(told) == 1 else merged(told)) as chunks:
+            async with aclosing(told[0] if len(told) == 1 else merge(told)) as chunks:
                 async for chunk in chunks:
                     yield chunk
         except ApiError as error:
             blamed = self._blamed(error)
-            self._watch.failed(blamed)
+            self._observer.failed(blamed)
             yield blamed.event()
         else:
             if include_usage:
@@ -86,9 +86,9 @@ class Answer:
         yield DONE
 
     def close(self) -> int:
-        """Tell the watch how far the answer has come, however it was left; the tokens that were used."""
+        """Tell the observer how far the answer has come, however it was left; the tokens that were used."""
         usage = self.usage()
-        self._watch.answered(usage["completion_tokens"], [choice.finish for choice in self._choices])
+        self._observer.answered(usage["completion_tokens"], [choice.finish for choice in self._choices])
         return usage["total_tokens"]
 
     def _blamed(self, error: ApiError) -> ApiError:

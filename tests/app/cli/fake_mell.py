@@ -47,7 +47,7 @@ class FakeMell:
     def _refused(self, request: Request) -> Response | None:
         refusal = self.refusal
         if self.admin_key and request.headers.get("authorization") != f"Bearer {self.admin_key}":
-            refusal = ApiError(401, "this call wants Authorization: Bearer <admin key>", code="invalid_api_key")
+            refusal = ApiError(401, "this call requires Authorization: Bearer <admin key>", code="invalid_api_key")
         return JSONResponse(refusal.body(), refusal.status) if refusal else None
 
     async def _move(self, request: Request) -> Response:

@@ -28,7 +28,7 @@ def test_other_programs_answer_for_themselves() -> None:
     ended = python("-m", "app.cli", "simulate", "--list-policies")
     assert ended.returncode == 0 and "pack" in ended.stdout
     ended = python("-m", "app.cli", "keys", "a b")
-    assert ended.returncode == 1 and "is not a name" in ended.stderr
+    assert ended.returncode == 1 and "is not a valid name" in ended.stderr
 
 
 def test_what_lies_in_the_working_directory_is_not_imported_in_its_place(tmp_path: Path) -> None:

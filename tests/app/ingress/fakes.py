@@ -17,10 +17,10 @@ from starlette.applications import Starlette
 from app.ingress.access.admission import Gate
 from app.ingress.conversation import Conversation
 from app.ingress.http.routes import Routes
-from app.ingress.observed import Observed
 from app.ingress.openai.model import Model
 from app.ingress.placing import Placer
 from app.ingress.streams import Streams
+from app.ingress.telemetry.requests import RequestTelemetry
 from deployments.calls import PlaceCall, Submission
 from deployments.control import MoveAccepted, MoveAnswer, MoveRejected
 from deployments.engine.fake import FakeEngine
@@ -350,7 +350,7 @@ class Backend:
         self.service = service
         self.max_body_bytes = max_body_bytes
         self.gate = gate or Gate()
-        self.observed = Observed(model.id)
+        self.telemetry = RequestTelemetry(model.id)
         self.max_prompt_tokens = max_prompt_tokens
         self.request_timeout_s = request_timeout_s
         self.admin_key: str | None = None

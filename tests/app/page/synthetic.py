@@ -222,9 +222,9 @@ class PaperBackend(Backend):
         """Latencies as a client would measure them."""
         rng = self.cluster.rng
         for _ in range(40):
-            self.observed.itl.observe(rng.lognormvariate(-3.4, 0.35))
+            self.telemetry.itl.observe(rng.lognormvariate(-3.4, 0.35))
         for _ in range(4):
-            self.observed.ttft.observe(rng.lognormvariate(-1.6, 0.5))
+            self.telemetry.ttft.observe(rng.lognormvariate(-1.6, 0.5))
 
     async def migrations(self) -> dict[str, Any]:
         return {"migrations": [record.to_json() for record in reversed(self.cluster.records[-1000:])]}

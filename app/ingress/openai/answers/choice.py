@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.ingress.conversation import Opened
-from app.ingress.observed import Steps
 from app.ingress.openai.answers.logprobs import Scored, Scorer
 from app.ingress.openai.answers.text import TextStream
+from app.ingress.telemetry.requests import StepTimer
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Outset:
     shape: Shape
     stops: tuple[str, ...]
     echo: str
-    steps: Steps
+    steps: StepTimer
 
 
 class Choice:

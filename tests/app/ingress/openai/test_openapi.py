@@ -19,8 +19,8 @@ from app.ingress.openai.description.operations import OPERATIONS, Access, Operat
 from app.ingress.openai.model import Model
 from deployments.control import MoveAccepted, MoveRejected
 from migration.record import Outcome
-from tests.app.ingress.conformance import BY_ID, check, fits
 from tests.app.ingress.fakes import MESSAGES, Api, make_api
+from tests.app.ingress.openai.conformance import BY_ID, check, fits
 from tests.deployments.test_cluster import make_report
 from tests.deployments.test_scheduler import make_record, make_scheduler, running
 

@@ -1,4 +1,4 @@
-"""The real HTTP server over a service of fakes: `python -m tests.app.ingress.http_process TOKENIZER`.
+"""The real HTTP server over a service of fakes: `python -m tests.app.ingress.http.server_process TOKENIZER`.
 
 It prints two ports, and serves until its standard input ends; on the second one the model has a name that makes each
 chunk of a stream 4 KiB longer. As a process of its own it has memory and files of its own, and its clients do not take

@@ -14,8 +14,8 @@ from app.ingress.http.routes import Routes
 from app.ingress.openai.description.openapi import document
 from app.ingress.openai.description.operations import EVENTS, OPERATIONS, Operation
 from app.ingress.openai.model import Model
-from tests.app.ingress.conformance import check
 from tests.app.ingress.fakes import Api, Backend, make_service
+from tests.app.ingress.openai.conformance import check
 from tests.deployments.test_cluster import make_report
 from tests.deployments.test_scheduler import make_scheduler, running
 

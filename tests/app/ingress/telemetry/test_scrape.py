@@ -1,4 +1,4 @@
-"""One scrape shows every process that answers, and says how many did not."""
+"""One scrape returns the metrics of every process that answers, and counts the others."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from app.ingress.metrics import Metrics, Source, scrape
+from app.ingress.telemetry.scrape import MetricsCollector, ScrapeTarget, scrape
 from deployments.exposition import Family, expose
 from deployments.membership import Membership
 from deployments.routing import Replicas
@@ -23,60 +23,66 @@ def counted(replica: str) -> tuple[Family, ...]:
     return expose(registry, {"replica": replica})
 
 
-def telling(replica: str) -> Callable[[], Awaitable[Sequence[Family]]]:
-    async def ask() -> Sequence[Family]:
+def answering(replica: str) -> Callable[[], Awaitable[Sequence[Family]]]:
+    async def fetch() -> Sequence[Family]:
         return counted(replica)
 
-    return ask
+    return fetch
 
 
 async def refusing() -> Sequence[Family]:
     raise PeerLost("the replica died")
 
 
-async def silent() -> Sequence[Family]:
+async def unreachable() -> Sequence[Family]:
     await asyncio.Event().wait()
     return ()
 
 
-async def test_all_answer() -> None:
-    sources = [Source("Engine", name, telling(name)) for name in "ab"]
-    seen = parsed(await scrape(sources, "i"))
+async def test_all_processes_answer() -> None:
+    targets = [ScrapeTarget("Engine", name, answering(name)) for name in "ab"]
+    seen = parsed(await scrape(targets, "i"))
     assert seen["mell_things_total"] == {("a",): 1, ("b",): 1}
     assert seen["mell_metrics_unreachable"] == {("Engine", "i"): 0}
 
 
-@pytest.mark.parametrize("broken", [refusing, silent], ids=["fails", "is silent"])
-async def test_one_that_does_not_answer_costs_only_its_own(broken: Callable[[], Awaitable[Sequence[Family]]]) -> None:
-    sources = [Source("Engine", "a", broken), Source("Engine", "b", telling("b")), Source("Scheduler", "", broken)]
+@pytest.mark.parametrize("broken", [refusing, unreachable], ids=["fails", "is unreachable"])
+async def test_a_process_that_does_not_answer_costs_only_its_own_metrics(
+    broken: Callable[[], Awaitable[Sequence[Family]]],
+) -> None:
+    targets = [
+        ScrapeTarget("Engine", "a", broken),
+        ScrapeTarget("Engine", "b", answering("b")),
+        ScrapeTarget("Scheduler", "", broken),
+    ]
     async with asyncio.timeout(5):
-        seen = parsed(await scrape(sources, "i", timeout_s=0.05))
+        seen = parsed(await scrape(targets, "i", timeout_s=0.05))
     assert seen["mell_things_total"] == {("b",): 1}
     assert seen["mell_metrics_unreachable"] == {("Engine", "i"): 1, ("Scheduler", "i"): 1}
 
 
-async def test_all_are_asked_at_once() -> None:
+async def test_all_processes_are_queried_concurrently() -> None:
     meeting = asyncio.Barrier(2)
 
-    async def ask() -> Sequence[Family]:
+    async def fetch() -> Sequence[Family]:
         await meeting.wait()
         return ()
 
-    seen = parsed(await scrape([Source("Engine", name, ask) for name in "ab"], "i", timeout_s=5))
+    seen = parsed(await scrape([ScrapeTarget("Engine", name, fetch) for name in "ab"], "i", timeout_s=5))
     assert seen["mell_metrics_unreachable"] == {("Engine", "i"): 0}
 
 
-async def test_who_leaves_ends_the_questions() -> None:
+async def test_cancelling_a_scrape_cancels_its_queries() -> None:
     cancelled = asyncio.Event()
 
-    async def ask() -> Sequence[Family]:
+    async def fetch() -> Sequence[Family]:
         try:
-            return await silent()
+            return await unreachable()
         except asyncio.CancelledError:
             cancelled.set()
             raise
 
-    scraping = asyncio.create_task(scrape([Source("Engine", "a", ask)], "i", timeout_s=5))
+    scraping = asyncio.create_task(scrape([ScrapeTarget("Engine", "a", fetch)], "i", timeout_s=5))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     scraping.cancel()
@@ -85,7 +91,7 @@ async def test_who_leaves_ends_the_questions() -> None:
 
 
 class Answering(Replicas, SchedulerClient):
-    """Replicas, or the scheduler, that tell their metrics."""
+    """Replicas, or the scheduler, that answer with metrics."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -101,10 +107,10 @@ class Listed(Membership):
         self.running = tuple(map(ReplicaId, names))
 
 
-async def test_an_ingress_asks_everybody_but_itself() -> None:
+async def test_an_ingress_queries_every_other_process() -> None:
     scheduler, engines, ingresses = Answering(), Answering(), Answering()
     others = [("Engine", engines, Listed("e1", "e2")), ("Ingress", ingresses, Listed("i1", "i2"))]
-    metrics = Metrics((ReplicaId("i1"), lambda: counted("i1")), scheduler, others)
+    metrics = MetricsCollector((ReplicaId("i1"), lambda: counted("i1")), scheduler, others)
     seen = parsed(await metrics.scrape())
     assert (scheduler.asked, engines.asked, ingresses.asked) == (["metrics"], ["e1", "e2"], ["i2"])
     assert set(seen["mell_things_total"]) == {("metrics",), ("e1",), ("e2",), ("i1",), ("i2",)}

@@ -74,7 +74,7 @@ async def test_who_sends_his_body_too_slowly_gets_504(model: Model) -> None:
 async def test_a_client_that_does_not_read_holds_nothing_when_its_time_is_up(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.ingress.http.asgi._LAST_WORDS_S", 0.5)
+    monkeypatch.setattr("app.ingress.http.asgi._LAST_EVENT_S", 0.5)
     api = slow_api(model)
     exchange = Exchange(api, body(max_tokens=900, stream=True))
     await exchange.chunks(2)

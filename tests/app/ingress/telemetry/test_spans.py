@@ -1,4 +1,4 @@
-"""One trace per request: what happened to it, and where it lived."""
+"""One trace per request: its outcome, and one span per replica that generated part of its answer."""
 
 import asyncio
 import logging
@@ -19,11 +19,11 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from app.ingress.conversation import Conversation
 from app.ingress.http.routes import Routes
-from app.ingress.observed import Observed
 from app.ingress.openai.model import Model
-from app.ingress.spans import FLUSHING, Spans, batched
 from app.ingress.streams import Streams
-from app.ingress.traces import Incoming
+from app.ingress.telemetry.requests import RequestTelemetry
+from app.ingress.telemetry.spans import FLUSHING, OpenTelemetryTracer, batched
+from app.ingress.telemetry.tracing import KeepHttpScope
 from migration.messages import PathRequest
 from tests.app.ingress import fakes
 from tests.app.ingress.fakes import Api, Backend, Exchange, Service, body, eventually, make_service
@@ -34,11 +34,11 @@ SLOW_S = 0.01
 
 @dataclass
 class Traced:
-    """A traced service. `ended` are the spans that have ended, in that order."""
+    """A traced service. `ended` are the ended spans, in the order of their ends."""
 
     service: Service
     api: Api
-    tracer: Spans
+    tracer: OpenTelemetryTracer
     exporter: InMemorySpanExporter
 
     @property
@@ -57,7 +57,7 @@ class Traced:
         return sorted(spans, key=lambda span: span.start_time or 0)
 
     async def request(self, tokens: int) -> Conversation:
-        """The conversation under way, once it has that many tokens."""
+        """The running conversation, once it has `tokens` output tokens."""
         await eventually(lambda: self.service.streams.count == 1)
         (conversation,) = self.service.streams._live.values()
         await self.service.reading(conversation, tokens)
@@ -68,13 +68,13 @@ def make_traced(
     model: Model, patch: pytest.MonkeyPatch, processor: SpanProcessor | None = None, **options: Any
 ) -> Traced:
     exporter = InMemorySpanExporter()
-    tracer = Spans(processor or SimpleSpanProcessor(exporter), model.id, "i")
+    tracer = OpenTelemetryTracer(processor or SimpleSpanProcessor(exporter), model.id, "i")
     patch.setattr(fakes, "Streams", partial(Streams, tracer=tracer))
     service = make_service(**options)
     backend = Backend(service, model)
-    backend.observed = Observed(model.id, decode=model.tokenizer.decode, tracer=tracer)
+    backend.telemetry = RequestTelemetry(model.id, decode=model.tokenizer.decode, tracer=tracer)
     app = Routes(backend).app()
-    app.add_middleware(Incoming)
+    app.add_middleware(KeepHttpScope)
     return Traced(service, Api(backend, app), tracer, exporter)
 
 
@@ -91,7 +91,7 @@ def at(span: ReadableSpan, *names: str) -> tuple[Any, ...]:
     return tuple((span.attributes or {}).get(name) for name in names)
 
 
-def lived(traced: Traced) -> list[tuple[Any, ...]]:
+def segments(traced: Traced) -> list[tuple[Any, ...]]:
     return [at(span, "mell.replica", "mell.by", "mell.end") for span in traced.replicas]
 
 
@@ -145,7 +145,7 @@ async def test_the_trace_of_an_answer(traced: Traced) -> None:
 
 
 async def test_a_trace_has_no_text(traced: Traced) -> None:
-    """Not even if the log has it."""
+    """Even if the log does."""
     answer = (await traced.api.complete(prompt="Where do blocks move?", max_tokens=9)).json()
     written = "".join(span.to_json() for span in traced.ended)
     assert answer["id"] in written
@@ -180,7 +180,7 @@ async def test_requests_at_one_time_are_traces_of_their_own(traced: Traced) -> N
     for span in traced.replicas:
         assert span.parent is not None
         assert at(span, "mell.request.id") == at(roots[span.parent.span_id], "gen_ai.response.id")
-    assert traced.tracer._journeys == {}
+    assert traced.tracer._trackers == {}
 
 
 async def test_what_generates_nothing_is_a_trace_without_replicas(traced: Traced) -> None:
@@ -230,18 +230,18 @@ async def test_a_bad_traceparent_is_none(traced: Traced, header: str) -> None:
 
 
 @pytest.mark.parametrize("path", [PathRequest.KV, PathRequest.TOKENS])
-async def test_a_request_that_moves_lives_on_two_replicas(traced: Traced, path: PathRequest) -> None:
+async def test_a_moved_request_has_two_segments(traced: Traced, path: PathRequest) -> None:
     answering = asyncio.create_task(traced.api.complete(max_tokens=60))
     conversation = await traced.request(20)
     traced.service.move(conversation.id, "b", path)
     assert (await answering).json()["usage"]["completion_tokens"] == 60
-    assert lived(traced) == [("a", "first", "moved"), ("b", "migration", "length")]
+    assert segments(traced) == [("a", "first", "moved"), ("b", "migration", "length")]
     first, second = traced.replicas
     assert at(second, "mell.hop") == (1,)
     assert tokens(traced)[0] >= 20 and tokens(traced)[1] > 0 and sum(tokens(traced)) == 60
     assert first.end_time == second.start_time
     (pause_s,) = at(second, "mell.pause_s")
-    # The one is the time without tokens, the other a part of it.
+    # The pause includes the time from the start of the second segment to its first token.
     assert second.start_time is not None
     assert pause_s > 0 and second.events[0].timestamp - second.start_time <= pause_s * 1e9
     (migration,) = events(traced.root, "migration")
@@ -256,7 +256,7 @@ async def test_a_request_that_moves_lives_on_two_replicas(traced: Traced, path: 
     assert at(traced.root, "mell.moves") == (1,)
 
 
-async def test_a_request_that_moves_often_has_no_gap(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_moved_often_has_no_gap(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     traced = make_traced(model, monkeypatch, names="abc")
     answering = asyncio.create_task(traced.api.complete(max_tokens=300))
     conversation = await traced.request(0)
@@ -265,19 +265,19 @@ async def test_a_request_that_moves_often_has_no_gap(model: Model, monkeypatch: 
         traced.service.move(conversation.id, to)
         await hosted(conversation, to)
     await answering
-    assert [where for where, _, _ in lived(traced)] == list("abcab")
+    assert [where for where, _, _ in segments(traced)] == list("abcab")
     assert [at(span, "mell.hop")[0] for span in traced.replicas] == [0, 1, 2, 3, 4]
     assert sum(tokens(traced)) == 300
     ends = [span.end_time for span in traced.replicas]
     assert ends[:-1] == [span.start_time for span in traced.replicas[1:]]
 
 
-async def test_a_request_that_is_lost_goes_on_elsewhere(traced: Traced) -> None:
+async def test_a_request_of_a_lost_replica_continues_on_another(traced: Traced) -> None:
     answering = asyncio.create_task(traced.api.complete(max_tokens=60))
     await traced.request(20)
     traced.service.kill("a")
     assert (await answering).json()["usage"]["completion_tokens"] == 60
-    assert lived(traced) == [("a", "first", "lost"), ("b", "resubmission", "length")]
+    assert segments(traced) == [("a", "first", "lost"), ("b", "resubmission", "length")]
     first, second = traced.replicas
     assert sum(tokens(traced)) == 60
     assert first.status.status_code is StatusCode.ERROR and at(first, "mell.reason")[0]
@@ -287,8 +287,8 @@ async def test_a_request_that_is_lost_goes_on_elsewhere(traced: Traced) -> None:
     assert (at(traced.root, "mell.resubmissions"), traced.root.status.status_code) == ((1,), StatusCode.UNSET)
 
 
-async def test_a_request_that_was_moving_is_found_at_the_target(traced: Traced) -> None:
-    """The source dies when the target has the request, and before the reader was told."""
+async def test_a_request_whose_source_dies_is_found_on_the_target(traced: Traced) -> None:
+    """The source dies after the target has taken the request and before the reader gets `Moved`."""
     service = traced.service
     answering = asyncio.create_task(traced.api.complete(max_tokens=60))
     conversation = await traced.request(20)
@@ -297,14 +297,14 @@ async def test_a_request_that_was_moving_is_found_at_the_target(traced: Traced) 
     await eventually(lambda: "b" in service.hosts(conversation.id))
     service.kill("a")
     await answering
-    assert [stay[:2] for stay in lived(traced)] == [("a", "first"), ("b", "migration")]
+    assert [segment[:2] for segment in segments(traced)] == [("a", "first"), ("b", "migration")]
     assert sum(tokens(traced)) == 60
 
 
-async def test_a_replica_that_refuses_is_told_as_an_event(traced: Traced) -> None:
+async def test_a_refusal_is_an_event(traced: Traced) -> None:
     traced.service.replica("a").host.stopping = True
     await traced.api.complete(max_tokens=3)
-    assert lived(traced) == [("b", "first", "length")]
+    assert segments(traced) == [("b", "first", "length")]
     (refused,) = events(traced.root, "refused")
     assert refused["mell.replica"] == "a" and refused["mell.reason"]
 
@@ -312,14 +312,14 @@ async def test_a_replica_that_refuses_is_told_as_an_event(traced: Traced) -> Non
 # --- ends ---------------------------------------------------------------------------------------------
 
 
-async def test_a_request_that_nobody_takes(traced: Traced) -> None:
+async def test_a_request_without_a_replica(traced: Traced) -> None:
     traced.service.members.become()
     await traced.api.complete(max_tokens=3)
     assert (traced.replicas, traced.root.status.status_code) == ([], StatusCode.ERROR)
     assert at(traced.root, "http.response.status_code", "error.type") == (503, "unavailable")
 
 
-async def test_a_request_that_fails_amid_its_answer(traced: Traced) -> None:
+async def test_a_request_that_fails_during_its_answer(traced: Traced) -> None:
     answering = asyncio.create_task(traced.api.complete(max_tokens=60, stream=True))
     await traced.request(20)
     traced.service.kill("a")
@@ -327,33 +327,33 @@ async def test_a_request_that_fails_amid_its_answer(traced: Traced) -> None:
     await answering
     assert traced.root.status.status_code is StatusCode.ERROR
     assert at(traced.root, "http.response.status_code")[0] == 503
-    assert lived(traced)[0] == ("a", "first", "lost")
+    assert segments(traced)[0] == ("a", "first", "lost")
     assert sum(tokens(traced)) == at(traced.root, "gen_ai.usage.output_tokens")[0] >= 20
 
 
-async def test_a_mistake_of_the_clients_is_not_ours(traced: Traced) -> None:
+async def test_a_bad_request_is_not_a_server_error(traced: Traced) -> None:
     await traced.api.complete(max_tokens=-1)
     assert at(traced.root, "http.response.status_code")[0] == 400
     assert traced.root.status.status_code is StatusCode.UNSET and at(traced.root, "error.type")[0]
 
 
-async def test_a_client_that_leaves(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_disconnects(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     traced = make_traced(model, monkeypatch, step_s=SLOW_S)
     exchange = Exchange(traced.api, body(max_tokens=300, stream=True))
     await exchange.chunks(3)
     exchange.disconnect()
     await exchange.ended()
-    assert lived(traced) == [("a", "first", "closed")]
+    assert segments(traced) == [("a", "first", "closed")]
     assert at(traced.root, "mell.outcome", "error.type") == ("client_closed", "client_closed")
     assert traced.root.status.status_code is StatusCode.UNSET
-    assert traced.tracer._journeys == {}
+    assert traced.tracer._trackers == {}
 
 
 # --- the collector ------------------------------------------------------------------------------------
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """Keeps the names of the spans that it gets."""
+    """Keeps the names of received spans."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -363,7 +363,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         return trace_service_pb2.ExportTraceServiceResponse()
 
 
-async def test_what_was_told_reaches_the_collector_at_the_end(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_close_flushes_spans_to_the_collector(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     server, collector = grpc.server(futures.ThreadPoolExecutor(1)), Collector()
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)  # type: ignore[no-untyped-call]
     port = server.add_insecure_port("127.0.0.1:0")
@@ -375,7 +375,7 @@ async def test_what_was_told_reaches_the_collector_at_the_end(model: Model, monk
     assert collector.names == ["replica", "POST /v1/completions"]
 
 
-async def test_a_collector_that_is_not_there_disturbs_nobody(
+async def test_an_unreachable_collector_disturbs_no_request(
     model: Model, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "1")
@@ -388,13 +388,13 @@ async def test_a_collector_that_is_not_there_disturbs_nobody(
         answers = await asyncio.gather(*(traced.api.complete(max_tokens=5) for _ in range(requests)))
         await traced.tracer.close(within_s=0.01)
     (flushing,) = [thread for thread in threading.enumerate() if thread.name == FLUSHING]
-    await asyncio.to_thread(flushing.join)  # It goes on for seconds: close did not wait for it.
+    await asyncio.to_thread(flushing.join)  # It runs on for seconds: close did not wait for it.
     assert [answer.status_code for answer in answers] == [200] * requests
     assert {answer.json()["usage"]["completion_tokens"] for answer in answers} == {5}
     assert sum(record.name.startswith("opentelemetry") for record in caplog.records) < requests / 4
 
 
-def test_a_protocol_that_is_not_known_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_protocol_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "carrier pigeon")
     with pytest.raises(ValueError, match="write grpc or http/protobuf"):
         batched("http://127.0.0.1:4317")

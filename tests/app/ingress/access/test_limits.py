@@ -97,7 +97,7 @@ def test_more_than_a_minutes_worth_waits_for_a_full_bucket_and_is_charged_whole(
 def test_a_request_is_charged_what_it_used_in_the_end(charged: int, used: int, wait_s: float) -> None:
     meter = metered(tokens_per_minute=600)
     assert meter.charge(charged, 0.0) is None
-    meter.correct(charged, used, 0.0)
+    meter.settle(charged, used, 0.0)
     assert meter.charge(600, 0.0) == Exceeded("600 tokens per minute", wait_s)
 
 
@@ -119,7 +119,7 @@ def test_never_more_at_a_time_than_allowed(most: int, begins: list[bool]) -> Non
 @pytest.mark.parametrize(
     ("limits", "refusal"),
     [
-        ({"concurrent_requests": 1, "requests_per_minute": 9}, Exceeded("1 requests at a time")),
+        ({"concurrent_requests": 1, "requests_per_minute": 9}, Exceeded("1 concurrent requests")),
         ({"concurrent_requests": 9, "requests_per_minute": 1}, Exceeded("1 requests per minute", 60.0)),
     ],
     ids=["at a time", "per minute"],
@@ -144,4 +144,4 @@ def test_new_limits_keep_what_is_used_and_who_is_there() -> None:
     meter.limit(KeyLimits(requests_per_minute=4, concurrent_requests=9), 0.0)
     assert meter.begin(0.0) == Exceeded("4 requests per minute", 15.0)
     meter.limit(KeyLimits(concurrent_requests=4), 0.0)
-    assert meter.begin(0.0) == Exceeded("4 requests at a time")
+    assert meter.begin(0.0) == Exceeded("4 concurrent requests")

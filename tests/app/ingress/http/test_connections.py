@@ -18,7 +18,7 @@ from app.ingress.http.server import HttpServer, listen
 from app.ingress.openai.model import Model
 from deployments.engine.fake import expected
 from tests.app.ingress.fakes import PROMPT, Api, body, eventually, make_api, make_service
-from tests.app.ingress.serving import Client, Server, post, serving
+from tests.app.ingress.http.serving import Client, Server, post, serving
 from tests.migration.world import spec
 
 KIB = 1 << 10
@@ -101,7 +101,7 @@ async def test_who_stops_within_a_body_gets_408(api: Api, monkeypatch: pytest.Mo
         said = await client.reader.readuntil(b"\r\n\r\n")
         assert said.startswith(b"HTTP/1.1 408 ")
         await client.send(b"x")
-        assert b'"only 9 bytes of the body came in time","type":"timeout_error"' in await client.ended()
+        assert b'"only 9 bytes of the body arrived in time","type":"timeout_error"' in await client.ended()
     assert api.backend.gate._running == 0
 
 
@@ -222,7 +222,7 @@ async def _endless(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def test_who_does_not_read_at_the_deadline_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.ingress.http.asgi._LAST_WORDS_S", 0.1)
+    monkeypatch.setattr("app.ingress.http.asgi._LAST_EVENT_S", 0.1)
     async with listening(_endless, **SHORT) as (port, server):
         client = await Client.connect(port, limit=1)
         await client.send(b"GET / HTTP/1.1\r\nHost: mell\r\n\r\n")

@@ -1,15 +1,15 @@
-"""Several waits as one: in whatever order they end, and whoever fails."""
+"""Gathering and merging, for every order of ends and failures."""
 
 import asyncio
 from collections.abc import AsyncGenerator
 
 import pytest
 
-from app.ingress.together import merged, together
+from app.ingress.concurrency import gather, merge
 
 
 class Source:
-    """Gives what `give` is given; an exception is raised, and None ends it."""
+    """Yields the items passed to `give`; an exception is raised, and None ends the source."""
 
     def __init__(self) -> None:
         self.queue: asyncio.Queue[int | Exception | None] = asyncio.Queue()
@@ -29,9 +29,9 @@ class Source:
             self.closed = True
 
 
-async def test_items_come_as_they_are_there() -> None:
+async def test_items_are_merged_as_they_arrive() -> None:
     a, b = Source(), Source()
-    items = merged([a.read(), b.read()])
+    items = merge([a.read(), b.read()])
     b.give(1)
     assert await anext(items) == 1
     a.give(2)
@@ -47,15 +47,15 @@ async def test_each_source_keeps_its_order() -> None:
     sources = [Source() for _ in range(5)]
     for number, source in enumerate(sources):
         source.give(*(100 * number + n for n in range(10)), None)
-    told = [item async for item in merged([source.read() for source in sources])]
-    assert len(told) == 50
+    items = [item async for item in merge([source.read() for source in sources])]
+    assert len(items) == 50
     for number in range(5):
-        assert [n for n in told if n // 100 == number] == [100 * number + n for n in range(10)]
+        assert [n for n in items if n // 100 == number] == [100 * number + n for n in range(10)]
 
 
-async def test_the_first_failure_ends_all() -> None:
+async def test_the_first_failure_closes_all_sources() -> None:
     a, b = Source(), Source()
-    items = merged([a.read(), b.read()])
+    items = merge([a.read(), b.read()])
     a.give(1, ValueError("broken"))
     assert await anext(items) == 1
     with pytest.raises(ValueError, match="broken"):
@@ -64,9 +64,9 @@ async def test_the_first_failure_ends_all() -> None:
 
 
 @pytest.mark.parametrize("begun", [False, True])
-async def test_who_stops_reading_leaves_nothing_behind(begun: bool) -> None:
+async def test_closing_a_merge_closes_its_sources(begun: bool) -> None:
     a, b = Source(), Source()
-    items = merged([a.read(), b.read()])
+    items = merge([a.read(), b.read()])
     a.give(1)
     await anext(items)
     if begun:
@@ -79,7 +79,7 @@ async def test_who_stops_reading_leaves_nothing_behind(begun: bool) -> None:
     assert a.closed and b.closed and len(asyncio.all_tasks()) == 1
 
 
-async def test_all_results_come_in_order() -> None:
+async def test_results_are_in_order() -> None:
     first = asyncio.Event()
 
     async def late() -> int:
@@ -90,7 +90,7 @@ async def test_all_results_come_in_order() -> None:
         first.set()
         return 2
 
-    assert await together([late(), early()]) == [1, 2]
+    assert await gather([late(), early()]) == [1, 2]
 
 
 async def test_a_failure_ends_the_others_before_it_is_raised() -> None:
@@ -107,5 +107,5 @@ async def test_a_failure_ends_the_others_before_it_is_raised() -> None:
         raise ValueError("broken")
 
     with pytest.raises(ValueError, match="broken"):
-        await together([forever(), fail()])
+        await gather([forever(), fail()])
     assert ended == [True] and len(asyncio.all_tasks()) == 1

@@ -1,4 +1,4 @@
-"""Several waits as one: the first that fails ends all, and none is left behind."""
+"""Structured concurrency: the first failure cancels the rest, and nothing is left running."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Sequence
@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 Item = TypeVar("Item")
 
 
-async def together(works: Sequence[Coroutine[Any, Any, Item]]) -> list[Item]:
-    """What all of them return, in their order. Raises what the first to fail raised, once the others have ended."""
+async def gather(works: Sequence[Coroutine[Any, Any, Item]]) -> list[Item]:
+    """The results of all coroutines, in order. Raises the first failure, once the others have ended."""
     if len(works) == 1:
         return [await works[0]]
     tasks = [asyncio.ensure_future(work) for work in works]
@@ -18,10 +18,10 @@ async def together(works: Sequence[Coroutine[Any, Any, Item]]) -> list[Item]:
         await _end(tasks)
 
 
-async def merged(sources: Sequence[AsyncGenerator[Item, None]]) -> AsyncGenerator[Item, None]:
-    """The items of all of them as they come, each source's in its order; it is asked for the next one after its last.
+async def merge(sources: Sequence[AsyncGenerator[Item, None]]) -> AsyncGenerator[Item, None]:
+    """The items of all sources as they arrive, in each source's order. All sources are closed in the end.
 
-    Raises what the first to fail raised. All are closed in the end.
+    A source generates its next item only after its previous one was taken. Raises the first failure.
     """
     pulls = {asyncio.ensure_future(anext(source)): source for source in sources}
     try:

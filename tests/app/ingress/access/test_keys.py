@@ -35,7 +35,7 @@ def test_a_list_in_yaml_is_the_list_in_json() -> None:
 SECRET = "mell-this-is-the-key-itself"
 BAD = {
     "nothing": ("", "not a list of keys"),
-    "no key": ("[]", "no key in it"),
+    "no key": ("[]", "the list is empty"),
     "a key itself": (SECRET, "not a list of keys"),
     "keys themselves": (f"- {SECRET}", "key 1 is not a mapping"),
     "a mapping": (f"keys: [{{name: a, sha256: {A}}}]", "not a list of keys"),
@@ -57,8 +57,8 @@ BAD = {
     ),
     "half a request": (f"- {{name: a, sha256: {A}, concurrent_requests: 0.5}}", "concurrent_requests: write a whole"),
     "a limit in quotes": (f"- {{name: a, sha256: {A}, tokens_per_minute: '9'}}", "tokens_per_minute: write a whole"),
-    "an unknown limit": (f"- {{name: a, sha256: {A}, {SECRET}: 9}}", "key 1 has a member that does not exist"),
-    "a member that is no text": (f"- {{name: a, sha256: {A}, 9: 9}}", "key 1 has a member that does not exist"),
+    "an unknown limit": (f"- {{name: a, sha256: {A}, {SECRET}: 9}}", "key 1 has an unknown member"),
+    "a member that is no text": (f"- {{name: a, sha256: {A}, 9: 9}}", "key 1 has an unknown member"),
     "a name twice": (f"- {{name: a, sha256: {A}}}\n- {{name: a, sha256: {B}}}", "keys 1 and 2 have the same name"),
     "a key twice": (f"- {{name: a, sha256: {A}}}\n- {{name: b, sha256: {A}}}", "keys 1 and 2 have the same sha256"),
 }
@@ -93,7 +93,7 @@ def test_an_entry_may_have_a_name_that_yaml_would_take_for_something_else(name: 
 
 @pytest.mark.parametrize("name", ["", "a b", "a" * 65, "ä", "a\n"])
 def test_an_entry_has_no_name_that_a_list_may_not_have(name: str) -> None:
-    with pytest.raises(KeyListError, match="is not a name"):
+    with pytest.raises(KeyListError, match="is not a valid name"):
         entry(name, "k")
 
 

@@ -1,4 +1,4 @@
-"""Traces that nobody asked for cost nothing, and prompts that nobody asked for are not logged."""
+"""Disabled tracing imports nothing, and prompts are logged only if enabled."""
 
 import logging
 import subprocess
@@ -8,21 +8,21 @@ from pathlib import Path
 import pytest
 
 from app.ingress.config import IngressConfig
-from app.ingress.deployment import _make_observed, _make_tracer
+from app.ingress.deployment import _make_telemetry, _make_tracer
 from app.ingress.http.routes import Routes
 from app.ingress.openai.model import Model
-from app.ingress.traces import NO_TRACER
+from app.ingress.telemetry.tracing import NO_TRACER
 from tests.app.ingress.fakes import Api, Backend, make_service
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 OFF = """
 import sys
-from tests.app.ingress.test_traces import config
+from tests.app.ingress.telemetry.test_tracing import config
 from app.ingress.deployment import _make_tracer
 _make_tracer(config(otlp_traces_endpoint=%r), "i")
-print(*sorted(name for name in sys.modules if name == "app.ingress.spans" or "exporter.otlp" in name))
+print(*sorted(name for name in sys.modules if name == "app.ingress.telemetry.spans" or "exporter.otlp" in name))
 """
-"""Ray imports OpenTelemetry's SDK whatever we do; that we ask for it shows in these."""
+"""Ray always imports OpenTelemetry's SDK; only these modules show that Mell does."""
 
 
 def config(log_text: bool = False, otlp_traces_endpoint: str | None = None) -> IngressConfig:
@@ -50,26 +50,26 @@ def imported(endpoint: str | None) -> list[str]:
     return run.stdout.split()
 
 
-def test_without_traces_nothing_is_imported_for_them() -> None:
+def test_disabled_tracing_imports_nothing() -> None:
     assert imported(None) == []
 
 
-def test_with_traces_what_sends_them_is_imported() -> None:
-    assert {"app.ingress.spans", "opentelemetry.exporter.otlp"} <= set(imported("http://127.0.0.1:4317"))
+def test_enabled_tracing_imports_the_exporter() -> None:
+    assert {"app.ingress.telemetry.spans", "opentelemetry.exporter.otlp"} <= set(imported("http://127.0.0.1:4317"))
 
 
-async def test_without_traces_nobody_is_told() -> None:
+async def test_disabled_tracing_has_no_trace_id() -> None:
     tracer = _make_tracer(config(), "i")
     assert tracer is NO_TRACER and tracer.begin("chat").id is None
     await tracer.close(within_s=0)
 
 
 @pytest.mark.parametrize("log_text", [False, True])
-async def test_text_is_logged_if_the_setting_says_so(
+async def test_text_is_logged_only_with_log_text(
     model: Model, log_text: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     backend = Backend(make_service(), model)
-    backend.observed = _make_observed(config(log_text), model, NO_TRACER)
+    backend.telemetry = _make_telemetry(config(log_text), model, NO_TRACER)
     with caplog.at_level(logging.INFO, "ray.serve.mell.request"):
         await Api(backend, Routes(backend).app()).complete(prompt=["Where do", "blocks move?"], max_tokens=3)
     (line,) = (record.__dict__["request"] for record in caplog.records if "request" in record.__dict__)
@@ -79,7 +79,7 @@ async def test_text_is_logged_if_the_setting_says_so(
         assert len(line["texts"]) == 2 and all(line["texts"])
 
 
-def test_logged_text_has_special_tokens(model: Model) -> None:
-    decode = _make_observed(config(log_text=True), model, NO_TRACER).decode
+def test_logged_text_includes_special_tokens(model: Model) -> None:
+    decode = _make_telemetry(config(log_text=True), model, NO_TRACER).decode
     special = next(id for id, token in model.tokenizer.get_added_tokens_decoder().items() if token.special)
     assert decode is not None and decode((special,)) == model.tokenizer.id_to_token(special)

@@ -181,7 +181,7 @@ async def test_without_replicas_a_request_is_refused_with_503(model: Model) -> N
 
 
 def leave(exchange: Exchange, how: str) -> None:
-    """By reading as by writing one may learn that the client left; Serve's proxy cancels the call."""
+    """SegmentOrigin reading as by writing one may learn that the client left; Serve's proxy cancels the call."""
     match how:
         case "disconnect":
             exchange.disconnect()

@@ -16,7 +16,7 @@ from app.ingress.openai.requests.tools import Tool, schema_of_calls
 from app.main import _engine_config, _ingress_config, read_settings
 from migration.request import Structured
 from tests.app.ingress.fakes import MESSAGES, Api
-from tests.app.ingress.test_tools import (
+from tests.app.ingress.openai.test_tools import (
     ARGUMENTS,
     CITY,
     NAMED,

@@ -23,8 +23,8 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from app.ingress.conversation import Conversation
-from app.ingress.journey import By, End, Journey, Stay
-from app.ingress.traces import INCOMING
+from app.ingress.telemetry.segments import Segment, SegmentEnd, SegmentOrigin, SegmentTracker
+from app.ingress.telemetry.tracing import HTTP_SCOPE
 from policies.model import ReplicaId, RequestId
 
 _REQUEST: ContextVar["RequestSpan | None"] = ContextVar("request_span", default=None)
@@ -69,28 +69,28 @@ def batched(endpoint: str) -> SpanProcessor:
     return BatchSpanProcessor(exporter)
 
 
-class Spans:
-    """Implements `Tracer`. Spans go to `processor`, as those of the ingress `instance`; `clock` tells ns since 1970.
+class OpenTelemetryTracer:
+    """Implements `Tracer`. `processor` gets the spans; `instance` is the ingress's id; `clock` gives ns since 1970.
 
-    What is kept is up to the caller's trace or, without one, all (unless OTEL_TRACES_SAMPLER says otherwise).
+    The caller's trace decides about sampling; without one every request is sampled, unless OTEL_TRACES_SAMPLER differs.
     """
 
     def __init__(
         self, processor: SpanProcessor, model: str, instance: str, clock: Callable[[], int] = time.time_ns
     ) -> None:
         named = Resource.create({"service.name": "mell", "service.instance.id": instance})
-        # What the environment says of the service has precedence.
+        # OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME have precedence.
         resource = named.merge(OTELResourceDetector().detect())
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer("mell")
         self._model = model
         self._clock = clock
-        self._journeys: dict[RequestId, Journey] = {}
+        self._trackers: dict[RequestId, SegmentTracker] = {}
 
     def begin(self, endpoint: str) -> "RequestSpan":
         """See `Tracer.begin`."""
-        scope = INCOMING.get()
+        scope = HTTP_SCOPE.get()
         name, caller, attributes = endpoint, Context(), {}
         if scope is not None:
             name, caller, attributes = f"{scope['method']} {scope['path']}", _caller(scope), _http(scope)
@@ -107,61 +107,68 @@ class Spans:
         request = _REQUEST.get()
         if request is not None:
             choice = request.next_choice()
-            self._journeys[conversation.id] = Journey(lambda stay: self._tell(request, conversation.id, choice, stay))
+            self._trackers[conversation.id] = SegmentTracker(
+                lambda segment: self._export(request, conversation.id, choice, segment)
+            )
 
-    def hosted(self, conversation: Conversation, by: By, index: int) -> None:
+    def hosted(self, conversation: Conversation, by: SegmentOrigin, index: int) -> None:
         """See `Tracer.hosted`."""
-        if journey := self._journeys.get(conversation.id):
+        if tracker := self._trackers.get(conversation.id):
             now = self._clock()
-            journey.hosted(conversation.host, conversation.cursor.hop, by, index, now)
-            journey.took(conversation.cursor.next_index, now)
+            tracker.hosted(conversation.host, conversation.cursor.hop, by, index, now)
+            tracker.took(conversation.cursor.next_index, now)
 
     def took(self, conversation: Conversation) -> None:
         """See `Tracer.took`."""
-        if journey := self._journeys.get(conversation.id):
-            journey.took(conversation.cursor.next_index, self._clock())
+        if tracker := self._trackers.get(conversation.id):
+            tracker.took(conversation.cursor.next_index, self._clock())
 
     def lost(self, conversation: Conversation, reason: str) -> None:
         """See `Tracer.lost`."""
-        if journey := self._journeys.get(conversation.id):
-            journey.lost(reason, conversation.submitted, self._clock())
+        if tracker := self._trackers.get(conversation.id):
+            tracker.lost(reason, conversation.submitted, self._clock())
 
     def closed(self, conversation: Conversation) -> None:
         """See `Tracer.closed`."""
-        if journey := self._journeys.pop(conversation.id, None):
-            journey.closed(conversation.cursor.finish, self._clock())
+        if tracker := self._trackers.pop(conversation.id, None):
+            tracker.closed(conversation.cursor.finish, self._clock())
 
     async def close(self, within_s: float) -> None:
         """See `Tracer.close`."""
-        # A collector that cannot be reached holds the thread for longer than there is time.
+        # An unreachable collector blocks the shutdown for longer than `within_s`.
         flushing = threading.Thread(target=self._provider.shutdown, name=FLUSHING, daemon=True)
         flushing.start()
         await asyncio.to_thread(flushing.join, within_s)
 
-    def _tell(self, request: "RequestSpan", id: RequestId, choice: int, stay: Stay) -> None:
-        at: dict[str, Any] = {"mell.request.id": id, "mell.choice": choice, "mell.replica": stay.replica}
-        if stay.reason is not None:
-            at["mell.reason"] = stay.reason
-        if stay.end == End.REFUSED:
-            request.span.add_event("refused", at, stay.ended)
+    def _export(self, request: "RequestSpan", id: RequestId, choice: int, segment: Segment) -> None:
+        at: dict[str, Any] = {"mell.request.id": id, "mell.choice": choice, "mell.replica": segment.replica}
+        if segment.reason is not None:
+            at["mell.reason"] = segment.reason
+        if segment.end == SegmentEnd.REFUSED:
+            request.span.add_event("refused", at, segment.ended)
             return
-        at |= {"mell.hop": stay.hop, "mell.by": str(stay.by), "mell.tokens": stay.tokens, "mell.end": str(stay.end)}
-        if stay.pause_s is not None:
-            at["mell.pause_s"] = stay.pause_s
+        at |= {
+            "mell.hop": segment.hop,
+            "mell.by": str(segment.by),
+            "mell.tokens": segment.tokens,
+            "mell.end": str(segment.end),
+        }
+        if segment.pause_s is not None:
+            at["mell.pause_s"] = segment.pause_s
         span = self._tracer.start_span(
-            "replica", set_span_in_context(request.span), attributes=at, start_time=stay.began
+            "replica", set_span_in_context(request.span), attributes=at, start_time=segment.began
         )
-        if stay.first is not None:
-            span.add_event("first_token", timestamp=stay.first)
-        if stay.end == End.LOST:
-            span.set_status(StatusCode.ERROR, stay.reason)
-        span.end(stay.ended)
-        if stay.before is not None:
-            request.span.add_event(str(stay.by), _arrival(at, stay.before), stay.began)
+        if segment.first is not None:
+            span.add_event("first_token", timestamp=segment.first)
+        if segment.end == SegmentEnd.LOST:
+            span.set_status(StatusCode.ERROR, segment.reason)
+        span.end(segment.ended)
+        if segment.before is not None:
+            request.span.add_event(str(segment.by), _arrival(at, segment.before), segment.began)
 
 
 class RequestSpan:
-    """Implements `Trace`: the span of a request that is the current one of its context until it ends."""
+    """Implements `RequestTrace`: a request's span, current in its context until the request ends."""
 
     def __init__(self, span: Span, began: int, clock: Callable[[], int]) -> None:
         self.span = span
@@ -172,16 +179,16 @@ class RequestSpan:
 
     @property
     def id(self) -> str:
-        """See `Trace.id`."""
+        """See `RequestTrace.id`."""
         return format_trace_id(self.span.get_span_context().trace_id)
 
     def next_choice(self) -> int:
-        """The index of a choice that begins: they begin in their order."""
+        """The index of the next choice; choices begin in the order of their indices."""
         self._choices += 1
         return self._choices - 1
 
     def end(self, line: Mapping[str, Any]) -> None:
-        """See `Trace.end`."""
+        """See `RequestTrace.end`."""
         _REQUEST.reset(self._token)
         span, status, outcome = self.span, line["status"], line["outcome"]
         span.set_attributes({name: line[key] for key, name in _OF_LINE.items() if line[key] is not None})
@@ -197,20 +204,20 @@ class RequestSpan:
 
 
 def _arrival(at: Mapping[str, Any], before: ReplicaId) -> dict[str, Any]:
-    """What the event of an arrival on another replica says, of what the span there says."""
+    """Attributes of the event of an arrival on another replica, taken from the new replica's span."""
     kept = ("mell.request.id", "mell.choice", "mell.hop", "mell.pause_s")
     return {"mell.source": before, "mell.target": at["mell.replica"], **{name: at[name] for name in kept if name in at}}
 
 
 def _caller(scope: Scope) -> Context:
-    """Where the trace comes from, by W3C's headers; an empty context if they name none."""
+    """The caller's trace context from W3C's headers; an empty context without them."""
     headers = Headers(scope=scope)
     carrier = {name: headers.getlist(name) for name in ("traceparent", "tracestate")}
     return TraceContextTextMapPropagator().extract(carrier, Context())
 
 
 def _http(scope: Scope) -> dict[str, Any]:
-    """Only routes without parameters are traced: their paths are their names."""
+    """HTTP attributes of the span. Only routes without parameters are traced, so a path is its route."""
     return {
         "http.request.method": scope["method"],
         "http.route": scope["path"],

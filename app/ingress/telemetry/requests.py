@@ -1,12 +1,12 @@
-"""What an ingress counts of its requests, and the line that it logs of each.
+"""Metrics of an ingress's requests, and one log line per request.
 
-with observed.begin("completions") as watch:       # from the arrival; what is raised in here is the outcome
-    watch.key = ...                                # the name of the client's key, once it is known
-    watch.accepted(id, label, prompts)             # it is clear what is asked for
-    steps = watch.choice(conversation)             # for every choice of the answer, when it runs
-    steps.step()                                   # the tokens of one engine step are passed on
-    watch.answered(completion_tokens, finishes)    # how far the answer has come, however it was left
-    watch.failed(error)                            # an error of which the client learns by an event
+with telemetry.begin("completions") as observer:      # the request has arrived; an exception in here is the outcome
+    observer.key = ...                                # name of the client's API key, once authenticated
+    observer.accepted(id, label, prompts)             # the body is valid
+    timer = observer.choice(conversation)             # one choice of the answer runs
+    timer.step()                                      # the tokens of one engine step are passed on
+    observer.answered(completion_tokens, finishes)    # progress of the answer when the client stops reading
+    observer.failed(error)                            # an error sent to the client as an event
 """
 
 import logging
@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from starlette.requests import ClientDisconnect
 
 from app.ingress.errors import ApiError
-from app.ingress.traces import NO_TRACER, Tracer
+from app.ingress.telemetry.tracing import NO_TRACER, Tracer
 from deployments import instruments
 from deployments.exposition import Family, expose
 from migration.cursor import Cursor
@@ -33,26 +33,26 @@ _TTFT_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
     *(1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560),
 )
-"""As in vLLM's `vllm:time_to_first_token_seconds`."""
+"""Buckets of vLLM's `vllm:time_to_first_token_seconds`."""
 _ITL_S = (
     *(0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
     *(1, 2.5, 5, 7.5, 10, 20, 40, 80),
 )
-"""As in vLLM's `vllm:inter_token_latency_seconds`, and two below."""
+"""Buckets of vLLM's `vllm:inter_token_latency_seconds`, and two smaller ones."""
 
 
-class Followed(Protocol):
-    """What a watch wants to know of a conversation when its request has ended."""
+class ObservedConversation(Protocol):
+    """The part of a conversation that the log line of its request shows."""
 
     cursor: Cursor
     moves: int
     resubmissions: int
 
 
-class Observed:
-    """The requests of one ingress. `clock` tells seconds, `tracer` is told of every request.
+class RequestTelemetry:
+    """Metrics, log lines and traces of one ingress's requests. `clock` gives seconds; `tracer` traces every request.
 
-    `decode` makes text of tokens; where it is given, prompts and answers are logged, too.
+    `decode` turns tokens into text; if it is given, log lines include prompts and answers.
     """
 
     def __init__(
@@ -91,44 +91,44 @@ class Observed:
             "mell_requests_lost", "Requests under way that could not be continued.", registry
         )
 
-    def begin(self, endpoint: str) -> "Watch":
-        """A request has arrived; it ends with the block that is entered with the watch."""
-        return Watch(self, endpoint)
+    def begin(self, endpoint: str) -> "RequestObserver":
+        """Start observing a request on its arrival; leaving the observer's `with` block ends the request."""
+        return RequestObserver(self, endpoint)
 
     def expose(self, replica: str) -> tuple[Family, ...]:
-        """All metrics, as those of that replica of the ingress."""
+        """All metrics, labelled with `replica`, this ingress replica's id."""
         return expose(self._registry, {"replica": replica})
 
 
-class Watch:
-    """One request, from its arrival to its end. Until something else is known, its client has left it."""
+class RequestObserver:
+    """One request, from its arrival to its end. Its outcome is `client_closed` until another one is set."""
 
-    def __init__(self, observed: Observed, endpoint: str) -> None:
+    def __init__(self, telemetry: RequestTelemetry, endpoint: str) -> None:
         self.key: str | None = None
-        self.began = observed.clock()
+        self.began = telemetry.clock()
         self.ttft_s: float | None = None
-        self._observed = observed
+        self._telemetry = telemetry
         self._endpoint = endpoint
         self._id: str | None = None
         self._label: str | None = None
         self._prompts: Sequence[Sequence[int]] = ()
-        self._conversations: list[Followed] = []
+        self._conversations: list[ObservedConversation] = []
         self._completion_tokens = 0
         self._outcome, self._status = CLIENT_CLOSED, CLIENT_CLOSED_STATUS
 
     def accepted(self, id: str, label: str, prompts: Sequence[Sequence[int]]) -> None:
-        """It is clear what is asked for; `prompts` are token ids, each prompt once."""
+        """The request is valid; `prompts` are token ids, each distinct prompt once."""
         self._id, self._label, self._prompts = id, label, prompts
 
-    def choice(self, conversation: Followed) -> "Steps":
-        """A choice of the answer runs."""
+    def choice(self, conversation: ObservedConversation) -> "StepTimer":
+        """Start timing one choice of the answer."""
         self._conversations.append(conversation)
-        return Steps(self._observed, self)
+        return StepTimer(self._telemetry, self)
 
     def answered(self, completion_tokens: int, finishes: Sequence[str | None]) -> None:
-        """So many tokens of the answer count; `finishes` has the finish reason of each choice, None if it has none.
+        """Set the answer's token count and finish reasons, one per choice, None for an unfinished choice.
 
-        With all of them, the answer is complete.
+        The answer is complete if every choice has a finish reason.
         """
         self._completion_tokens = completion_tokens
         reasons = {reason for reason in finishes if reason is not None}
@@ -136,17 +136,17 @@ class Watch:
             self._outcome, self._status = "+".join(sorted(reasons)), 200
 
     def served(self) -> None:
-        """It is answered, and no text was generated for it."""
+        """The request succeeded without generating text."""
         self._outcome, self._status = "ok", 200
 
     def failed(self, error: ApiError) -> None:
-        """It ends with that error."""
+        """The request ends with `error`."""
         self._outcome = error.code or str(error.body()["error"]["type"])
         self._status = error.status
 
     def __enter__(self) -> Self:
-        self._observed.running.inc()
-        self._trace = self._observed.tracer.begin(self._endpoint)
+        self._telemetry.running.inc()
+        self._trace = self._telemetry.tracer.begin(self._endpoint)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -154,7 +154,7 @@ class Watch:
             case ApiError():
                 self.failed(error)
             case ClientDisconnect() | OSError():
-                pass  # Reading or writing says that the client left.
+                pass  # Both mean that the client disconnected.
             case Exception():
                 self._outcome, self._status = INTERNAL_ERROR, 500
         self._count()
@@ -163,12 +163,12 @@ class Watch:
         log.info("request %s: %s", line["id"], line["outcome"], extra={"request": line})
 
     def _count(self) -> None:
-        observed = self._observed
-        observed.running.dec()
-        observed.requests.labels(self._endpoint, self._outcome).inc()
-        observed.completion_tokens.inc(self._completion_tokens)
+        telemetry = self._telemetry
+        telemetry.running.dec()
+        telemetry.requests.labels(self._endpoint, self._outcome).inc()
+        telemetry.completion_tokens.inc(self._completion_tokens)
         if self.ttft_s is not None:
-            observed.prompt_tokens.inc(sum(map(len, self._prompts)))
+            telemetry.prompt_tokens.inc(sum(map(len, self._prompts)))
 
     def _line(self) -> dict[str, Any]:
         line: dict[str, Any] = {
@@ -176,11 +176,11 @@ class Watch:
             "label": self._label,
             "endpoint": self._endpoint,
             "key": self.key,
-            "model": self._observed.model,
+            "model": self._telemetry.model,
             "prompt_tokens": sum(map(len, self._prompts)),
             "completion_tokens": self._completion_tokens,
             "ttft_s": None if self.ttft_s is None else round(self.ttft_s, 6),
-            "duration_s": round(self._observed.clock() - self.began, 6),
+            "duration_s": round(self._telemetry.clock() - self.began, 6),
             "moves": sum(conversation.moves for conversation in self._conversations),
             "resubmissions": sum(conversation.resubmissions for conversation in self._conversations),
             "outcome": self._outcome,
@@ -188,28 +188,28 @@ class Watch:
         }
         if (trace_id := self._trace.id) is not None:
             line["trace_id"] = trace_id
-        if (decode := self._observed.decode) is not None:
+        if (decode := self._telemetry.decode) is not None:
             line["prompts"] = [decode(prompt) for prompt in self._prompts]
             line["texts"] = [decode(conversation.cursor.tokens) for conversation in self._conversations]
         return line
 
 
-class Steps:
-    """The steps of one choice. `step` is all that is done for every token: about 2 us."""
+class StepTimer:
+    """Times the steps of one choice. `step` is the only telemetry call per token; it costs about 2 us."""
 
-    def __init__(self, observed: Observed, watch: Watch) -> None:
-        self._clock = observed.clock
-        self._observe = observed.itl.observe
-        self._first = observed.ttft.observe
-        self._watch = watch
+    def __init__(self, telemetry: RequestTelemetry, observer: RequestObserver) -> None:
+        self._clock = telemetry.clock
+        self._observe = telemetry.itl.observe
+        self._first = telemetry.ttft.observe
+        self._observer = observer
         self._last: float | None = None
 
     def step(self) -> None:
-        """The tokens of one engine step are passed on now."""
+        """Record that the tokens of one engine step are passed on now."""
         now = self._clock()
         if self._last is not None:
             self._observe(now - self._last)
-        elif self._watch.ttft_s is None:
-            self._watch.ttft_s = now - self._watch.began
-            self._first(self._watch.ttft_s)
+        elif self._observer.ttft_s is None:
+            self._observer.ttft_s = now - self._observer.began
+            self._first(self._observer.ttft_s)
         self._last = now

@@ -12,7 +12,7 @@ import pytest
 
 from app.ingress.openai.model import Model
 from tests.app.ingress.fakes import MESSAGES, Api, Exchange, make_api
-from tests.app.ingress.test_bad_input import CHATS, COMPLETIONS, JSON, post, refusal, untouched
+from tests.app.ingress.http.test_bad_input import CHATS, COMPLETIONS, JSON, post, refusal, untouched
 
 DIGITS = "9" * 5000
 

@@ -11,7 +11,7 @@ import pytest
 from app.ingress.access.admission import Gate
 from app.ingress.access.keys import ApiKey, KeyFile, digest, entry
 from app.ingress.access.limits import KeyLimits
-from app.ingress.http.routes import UNSAID_TOKENS
+from app.ingress.http.routes import DEFAULT_CHARGE_TOKENS
 from app.ingress.openai.model import Model
 from tests.app.ingress.fakes import MAX_CONTEXT, PROMPT, Api, Exchange, body, eventually, make_api, make_service
 
@@ -150,7 +150,7 @@ async def test_tokens_are_charged_at_most_while_a_request_runs(model: Model) -> 
     assert answer.status_code == 200, "what the client that left has not used is its key's again"
 
 
-@pytest.mark.parametrize(("path", "unsaid"), [("/v1/completions", 16), ("/v1/chat/completions", UNSAID_TOKENS)])
+@pytest.mark.parametrize(("path", "unsaid"), [("/v1/completions", 16), ("/v1/chat/completions", DEFAULT_CHARGE_TOKENS)])
 async def test_an_answer_of_no_set_length_is_charged_as_a_usual_one(model: Model, path: str, unsaid: int) -> None:
     content = {"prompt": "x"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "x"}]}
     sizes = await make_api(model).post("/tokenize", json=content)
@@ -204,7 +204,7 @@ async def test_beyond_the_most_requests_at_a_time_there_is_503(model: Model) -> 
 
 async def test_who_is_turned_away_for_others_has_used_nothing(model: Model) -> None:
     api = limited(model, max_requests=1, requests_per_minute=1)
-    with api.backend.gate.enter(BOB["Authorization"]):
+    with api.backend.gate.admit(BOB["Authorization"]):
         assert refusal(await api.complete(ALICE, max_tokens=1))[1] == "saturated"
     assert (await api.complete(ALICE, max_tokens=1)).status_code == 200
 
@@ -264,7 +264,7 @@ async def test_a_changed_file_changes_the_keys_and_nothing_else(model: Model, tm
     eve = {"Authorization": "Bearer eve-key"}
     assert [(await api.complete(who, max_tokens=1)).status_code for who in (ALICE, eve)] == [200, 200]
     path.write_text(entry("alice", "new-key") + "  requests_per_minute: 3\n" + entry("bob", "bob-key"))
-    gate.heed(file)
+    gate.reload(file)
     new = {"Authorization": "Bearer new-key"}
     asked = (ALICE, eve, BOB, new, new, new)
     assert [(await api.complete(who, max_tokens=1)).status_code for who in asked] == [401, 401, 200, 200, 200, 429]
@@ -279,10 +279,10 @@ async def test_a_bad_file_is_logged_and_leaves_the_keys(
     gate = Gate(file.read())
     path.write_text("[]")
     with caplog.at_level(logging.ERROR, logger="ray.serve"):
-        gate.heed(file)
-        gate.heed(file)
+        gate.reload(file)
+        gate.reload(file)
     assert [record.getMessage() for record in caplog.records] == [
-        f"the API keys stay as they were: {path}: no key in it; `python -m app.keys NAME` makes a key and its entry"
+        f"the API keys remain unchanged: {path}: the list is empty; `python -m app.keys NAME` makes a key and its entry"
     ]
     api = make_api(model, gate=gate)
     assert (await api.complete(ALICE, max_tokens=1)).status_code == 200
@@ -294,5 +294,5 @@ async def test_a_key_that_is_gone_does_not_break_what_it_began(model: Model) -> 
     api = make_api(model, gate=gate)
     asking = asyncio.create_task(api.complete(ALICE, max_tokens=300))
     await eventually(lambda: api.backend.streams.count == 1)
-    gate.change([key("bob")])
+    gate.replace_keys([key("bob")])
     assert (await asking).status_code == 200 and gate._running == 0

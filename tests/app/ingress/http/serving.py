@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 WITHIN_S = 120.0
 """On a busy machine all takes its time; nothing here is about how long."""
 
@@ -67,7 +67,7 @@ class Server:
 @contextmanager
 def serving(tokenizer: Path) -> Iterator[Server]:
     """A server whose model has the tokenizer in that file."""
-    command = [sys.executable, "-m", "tests.app.ingress.http_process", str(tokenizer)]
+    command = [sys.executable, "-m", "tests.app.ingress.http.server_process", str(tokenizer)]
     process = subprocess.Popen(
         command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )

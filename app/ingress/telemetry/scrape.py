@@ -1,0 +1,104 @@
+"""GET /metrics: one scrape of any ingress returns the metrics of the whole application.
+
+Every process of Mell keeps its metrics in prometheus_client's registries, as vLLM does. A scraped ingress collects
+them from all processes. Ray's application metrics would spare that, but they are late (Ray's agents get them every
+ten seconds), their histogram sums are guesses (an agent counts every observation as the middle of its bucket), and an
+observation costs five times as much.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, Gauge
+
+from deployments.exposition import Family, expose, merge
+from deployments.membership import Membership
+from deployments.routing import Replicas
+from deployments.scheduler_client import SchedulerClient
+from policies.model import ReplicaId
+
+log = logging.getLogger("ray.serve")
+
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+TIMEOUT_S = 2.0
+"""Longest wait for one process's metrics: well below Prometheus's default scrape timeout of ten seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScrapeTarget:
+    """A process with metrics; `fetch` raises if the process is unreachable."""
+
+    deployment: str
+    name: str
+    fetch: Callable[[], Awaitable[Sequence[Family]]]
+
+
+async def scrape(targets: Sequence[ScrapeTarget], replica: str, timeout_s: float = TIMEOUT_S) -> bytes:
+    """The metrics of all targets that answer within `timeout_s`, in Prometheus's text format.
+
+    `mell_metrics_unreachable` counts the processes of each deployment that did not answer; its label `replica` is the
+    scraping ingress.
+    """
+    answers = await asyncio.gather(*(_fetch(target, timeout_s) for target in targets))
+    unreachable = Counter({target.deployment: 0 for target in targets})
+    unreachable.update(target.deployment for target, answer in zip(targets, answers, strict=True) if answer is None)
+    return merge([*(answer for answer in answers if answer is not None), _unreachable(unreachable, replica)])
+
+
+async def _fetch(target: ScrapeTarget, timeout_s: float) -> Sequence[Family] | None:
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await target.fetch()
+    except Exception as error:
+        log.warning("no metrics from %s %s: %r", target.deployment, target.name, error)
+        return None
+
+
+def _unreachable(unreachable: Counter[str], replica: str) -> Sequence[Family]:
+    registry = CollectorRegistry()
+    gauge = Gauge(
+        "mell_metrics_unreachable",
+        "Processes whose metrics are missing from this scrape.",
+        ["deployment"],
+        registry=registry,
+    )
+    for deployment, count in unreachable.items():
+        gauge.labels(deployment).set(count)
+    return expose(registry, {"replica": replica})
+
+
+class MetricsCollector:
+    """Collects the metrics of the whole application from one of its ingresses."""
+
+    def __init__(
+        self,
+        own: tuple[ReplicaId, Callable[[], Sequence[Family]]],
+        scheduler: SchedulerClient,
+        others: Sequence[tuple[str, Replicas, Membership]],
+    ) -> None:
+        """`own` is this ingress and its metrics; `others` are deployments whose replicas have a method `metrics`."""
+        self._id, self._own = own
+        self._scheduler = scheduler
+        self._others = others
+
+    async def scrape(self) -> bytes:
+        """The metrics of all processes that answer, in Prometheus's text format."""
+        return await scrape(list(self._targets()), self._id)
+
+    def _targets(self) -> Iterator[ScrapeTarget]:
+        yield ScrapeTarget("Ingress", self._id, self._fetch_own)
+        yield ScrapeTarget("Scheduler", "", lambda: self._scheduler.call("metrics", timeout_s=TIMEOUT_S))
+        for deployment, replicas, membership in self._others:
+            for replica in membership.running:
+                if replica != self._id:
+                    yield ScrapeTarget(deployment, replica, _fetching(replicas, replica))
+
+    async def _fetch_own(self) -> Sequence[Family]:
+        return self._own()
+
+
+def _fetching(replicas: Replicas, replica: ReplicaId) -> Callable[[], Awaitable[Sequence[Family]]]:
+    return lambda: replicas.call(replica, "metrics")
