@@ -17,8 +17,8 @@ from app.versions import installed_version
 from deployments.config import EngineConfig, MigrationConfig, SchedulerConfig, Topology
 from migration.rounds import CopyLimits
 from migration.world import Limits
-from policies.limits import Limits as EpochLimits
-from policies.planner import LiveLimits, Mode
+from policies.decision.limits import Limits as EpochLimits
+from policies.decision.planner import LiveLimits, Mode
 
 log = logging.getLogger("ray.serve")
 

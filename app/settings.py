@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from app.ingress.access.keys import KeyFile
 from deployments.config import ON_GPU, ON_HOST
-from policies.registry import policy
+from policies.rules.registry import policy
 
 
 class Section(BaseModel):

@@ -14,7 +14,7 @@ from annotated_types import Ge, Gt, Le, MinLen
 from pydantic.fields import FieldInfo
 
 from app.settings import Scheduler, Section, Settings
-from policies.registry import POLICIES
+from policies.rules.registry import POLICIES
 
 PAGE = Path(__file__).parent.parent / "docs" / "configuration.md"
 

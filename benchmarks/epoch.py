@@ -1,8 +1,8 @@
 """How long one epoch's decision takes, and how that grows with the cluster: `python -m benchmarks.epoch`.
 
 A synthetic cluster in a steady state: on average 20 requests on each of N replicas. In every epoch all sizes change;
-one request in 20 arrives, leaves or grows into another class. Only `policies.epoch.step` is timed, which takes the new
-sizes in, decides, and compares the outcome with the beginning. Times are of the processor, so that other processes on
+one request in 20 arrives, leaves or grows into another class. Only `step` is timed, which takes the new sizes in,
+decides, and compares the outcome with the beginning. Times are of the processor, so that other processes on
 the machine count only by what they do to its caches.
 """
 
@@ -19,13 +19,13 @@ from pathlib import Path
 from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 
 from benchmarks.load import percentile
-from policies.cluster import Cluster
-from policies.epoch import headroom, step
-from policies.events import Arrival, Events
-from policies.limits import Limits
+from policies.cluster.changes import Arrival
+from policies.cluster.cluster import Cluster
+from policies.decision.epoch import Events, headroom, step
+from policies.decision.limits import Limits
 from policies.model import RequestId, Tokens
-from policies.policy import Policy
-from policies.registry import policy as named
+from policies.rules.policy import Policy
+from policies.rules.registry import policy as named
 
 CAPACITY = Tokens(40_000)
 PER_REPLICA = 20

@@ -17,7 +17,7 @@ from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 
 from benchmarks.epoch import DECODE_RATE, PER_REPLICA, SETTLING, Load
 from benchmarks.load import percentile
-from policies.events import Events
+from policies.decision.epoch import Events
 from policies.model import RequestId
 
 

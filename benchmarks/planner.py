@@ -17,15 +17,15 @@ from dataclasses import asdict, dataclass
 from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 
 from benchmarks.epoch import CAPACITY, PER_REPLICA, Load, add_options
-from policies.events import Arrival
-from policies.ledger import Ledger
-from policies.limits import Limits
+from policies.cluster.changes import Arrival
+from policies.decision.ledger import Ledger
+from policies.decision.limits import Limits
+from policies.decision.observation import Observation
+from policies.decision.placement import Place, Queue
+from policies.decision.planner import LiveLimits, Mode, Planner
 from policies.model import Blocks, Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestId, RequestLoad, Tokens
-from policies.observation import Observation
-from policies.placement import Place, Queue
 from policies.plan import Move
-from policies.planner import LiveLimits, Mode, Planner
-from policies.registry import policy as named
+from policies.rules.registry import policy as named
 
 BLOCK = 16
 SPARE = 1.3

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from migration.request import RequestSpec
-from policies.events import Arrival
+from policies.cluster.changes import Arrival
 from policies.model import ReplicaId
 
 

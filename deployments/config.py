@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from migration.world import Limits
-from policies.planner import LiveLimits, Mode
+from policies.decision.planner import LiveLimits, Mode
 
 ON_HOST, ON_GPU = ("shared", "collective"), ("cuda_ipc", "nccl")
 """Transports of slots in host memory and in GPU memory; `deployments.transports` makes them."""

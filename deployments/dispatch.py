@@ -14,10 +14,10 @@ from migration.messages import PathRequest
 from migration.ports import Clock
 from migration.record import MigrationRecord, Outcome
 from migration.source_run import Order
-from policies.breaker import Breaker
 from policies.causes import PAIR_FAILURES
+from policies.decision.breaker import Breaker
+from policies.decision.observation import Underway
 from policies.model import ReplicaId, RequestId
-from policies.observation import Underway
 from policies.plan import Move, Reason
 
 log = logging.getLogger("ray.serve")

@@ -1,4 +1,4 @@
-"""The scheduler's loop: look, decide, act. Everything that it decides is `policies.planner`'s."""
+"""The scheduler's loop: look, decide, act. Everything that it decides is `policies.decision.planner`'s."""
 
 import asyncio
 import logging
@@ -16,11 +16,11 @@ from deployments.telemetry import Telemetry
 from migration.errors import Refused
 from migration.paths import URGENCY
 from migration.record import MigrationRecord
-from policies.ledger import Ledger
+from policies.decision.ledger import Ledger
+from policies.decision.observation import Observation
+from policies.decision.planner import Decided, Mode, Planner
 from policies.model import ClusterState, ReplicaId, ReplicaState, RequestId
-from policies.observation import Observation
 from policies.plan import Move, Reason
-from policies.planner import Decided, Mode, Planner
 
 log = logging.getLogger("ray.serve")
 

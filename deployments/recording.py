@@ -7,10 +7,10 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from policies.decision.observation import Observation
+from policies.decision.planner import LiveLimits, Mode
 from policies.model import RequestId
-from policies.observation import Observation
 from policies.plan import Move, Plan
-from policies.planner import LiveLimits, Mode
 
 
 @dataclass(frozen=True, slots=True)

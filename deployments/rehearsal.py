@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from deployments.telemetry import Telemetry
 from migration.beliefs import Profile
-from policies.dry_run import DryRun, said
-from policies.observation import Observation
-from policies.shadow import Shadow
+from policies.decision.dry_run import DryRun, said
+from policies.decision.observation import Observation
+from policies.decision.shadow import Shadow
 
 log = logging.getLogger("ray.serve")
 

@@ -35,15 +35,15 @@ from migration.messages import ONLY, PathRequest
 from migration.paths import Choice
 from migration.record import MigrationRecord
 from migration.source_run import Order
-from policies.breaker import Breaker
-from policies.events import Arrival
-from policies.ledger import Ledger
+from policies.cluster.changes import Arrival
+from policies.decision.breaker import Breaker
+from policies.decision.ledger import Ledger
+from policies.decision.placement import Decision, Place, Queue
+from policies.decision.planner import Mode, Planner
+from policies.decision.shadow import Shadow
 from policies.model import ClusterState, ReplicaId, ReplicaLoad, RequestId, RequestLoad
-from policies.placement import Decision, Place, Queue
 from policies.plan import Move, Path, Reason
-from policies.planner import Mode, Planner
-from policies.registry import policy
-from policies.shadow import Shadow
+from policies.rules.registry import policy
 
 log = logging.getLogger("ray.serve")
 

@@ -10,9 +10,9 @@ from deployments.coalesce import Coalescer
 from deployments.membership import Membership
 from deployments.scheduler_client import SchedulerClient
 from migration.request import RequestSpec
-from policies.events import Arrival
+from policies.cluster.changes import Arrival
+from policies.decision.placement import Decision, Place, Queue, least_loaded
 from policies.model import ClusterState, ReplicaId, RequestId, Tokens
-from policies.placement import Decision, Place, Queue, least_loaded
 
 log = logging.getLogger("ray.serve")
 

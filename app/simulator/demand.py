@@ -6,10 +6,11 @@ Nothing waits, stalls or is moved there, so that the sizes of all requests are t
 from dataclasses import replace
 
 from app.simulator.setup import Setup
-from policies.changes import Changes
-from policies.cluster import Cluster
-from policies.limits import Limits
-from policies.working import Replica, Request
+from policies.cluster.changes import Changes
+from policies.cluster.cluster import Cluster
+from policies.cluster.replica import Replica, Request
+from policies.decision.limits import Limits
+from policies.rules.policy import NONE, Barred
 
 
 class Alone:
@@ -17,7 +18,7 @@ class Alone:
 
     headroom_s = 0.0
 
-    def place(self, cluster: Cluster, request: Request) -> Replica | None:
+    def place(self, cluster: Cluster, request: Request, barred: Barred = NONE) -> Replica | None:
         """Never with others."""
         return None
 

@@ -10,7 +10,7 @@ from app.simulator.moving import Mover
 from app.simulator.observer import Outcome, Transfer
 from app.simulator.replicas import Replicas
 from migration import paths
-from policies.cluster import Cluster
+from policies.cluster.cluster import Cluster
 from policies.model import Bytes, ReplicaId, RequestId
 from policies.plan import Move, Path, Plan
 
@@ -92,7 +92,8 @@ class Execution:
 
     def _put_off(self, move: Move) -> None:
         """The scheduler is to see the request where it is, and free to be moved in the next epoch."""
-        self._cluster.return_home(self._cluster.requests[move.request])
+        request = self._cluster.requests[move.request]
+        self._cluster.locate(request, request.source)
         self._cluster.rest(move.request, until=0.0)
 
     def _transfer(self, move: Move, path: Path | None, outcome: Outcome) -> Transfer:

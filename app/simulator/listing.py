@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from enum import Enum
 
-from policies.options import Option, Value
-from policies.registry import POLICIES, options
+from policies.rules.options import Option, Value
+from policies.rules.registry import POLICIES, options
 
 
 def render_policies() -> str:

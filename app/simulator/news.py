@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 from app.simulator.batch import NEARLY, Batch
 from app.simulator.live import Live
-from policies.events import Arrival, Events
+from policies.cluster.changes import Arrival
+from policies.decision.epoch import Events
 from policies.model import ReplicaId, RequestId, Tokens
 
 

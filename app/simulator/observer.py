@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from app.simulator.job import Job
-from policies.cluster import Cluster
+from policies.cluster.cluster import Cluster
 from policies.model import Bytes, Tokens
 from policies.plan import Path, Plan, Reason
 

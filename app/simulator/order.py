@@ -14,9 +14,9 @@ from app.simulator.metrics import Window
 from app.simulator.runs import Run, available_processors
 from app.simulator.setup import Setup
 from app.simulator.workload import Poisson, Recipe, Trace, Workload, read_trace
-from policies.limits import Limits
+from policies.decision.limits import Limits
 from policies.model import Tokens
-from policies.registry import policy
+from policies.rules.registry import policy
 
 POISSON_HORIZON_S = 3600.0
 

@@ -8,10 +8,10 @@ from operator import attrgetter
 
 from app.simulator.observer import Life, Transfer
 from policies.bounds import best_fit_decreasing, martello_toth_l2
-from policies.cluster import Cluster
+from policies.cluster.cluster import Cluster
+from policies.cluster.replica import Replica
 from policies.model import ReplicaState, Tokens
 from policies.plan import Plan, Reason
-from policies.working import Replica
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from app.simulator.errors import BadInput
 from deployments.recording import Epoch, read_recording
-from policies.planner import Decided, Planner
-from policies.registry import policy
+from policies.decision.planner import Decided, Planner
+from policies.rules.registry import policy
 
 
 @dataclass(frozen=True, slots=True)

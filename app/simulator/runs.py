@@ -21,7 +21,7 @@ from app.simulator.metrics import Metrics, Window, bounds, measure, series
 from app.simulator.recorder import Recorder
 from app.simulator.setup import Setup
 from app.simulator.world import simulate
-from policies.registry import policy
+from policies.rules.registry import policy
 
 Tick = Callable[[float], None]
 """Called with seconds of virtual time."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from policies.limits import Limits
+from policies.decision.limits import Limits
 from policies.model import Tokens
 
 

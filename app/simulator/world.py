@@ -21,13 +21,13 @@ from app.simulator.observer import Observer, Transfer
 from app.simulator.replicas import Replicas
 from app.simulator.setup import Setup
 from app.simulator.steps import StepTimes
-from policies import epoch
-from policies.cluster import Cluster
-from policies.lead import Lead
+from policies.cluster.cluster import Cluster
+from policies.cluster.supply import Supply
+from policies.decision import epoch
+from policies.decision.experience import Lead
 from policies.model import ReplicaState, RequestId
 from policies.plan import Plan
-from policies.policy import Policy
-from policies.supply import Supply
+from policies.rules.policy import Policy
 
 EARLIEST_S = 0.1
 """Seconds from one epoch until the next one may be, when one is asked for early."""
@@ -151,9 +151,8 @@ class World:
         """The replicas that are always up are up from the start."""
         for _ in range(self._setup.limits.min_replicas):
             if (first := self.cluster.open()) is not None:
-                first.state = ReplicaState.RUNNING
+                self.cluster.update_replica(first, ReplicaState.RUNNING, first.capacity, first.max_requests)
                 self.replicas.open(first.id, first.node, self._setup.capacity)
-        self.cluster.invalidate()
         self.cluster.settle()
 
     # --- epochs -------------------------------------------------------------------------------------------

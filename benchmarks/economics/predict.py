@@ -18,10 +18,10 @@ from benchmarks.economics.figures import Figures, delays, startups, usage
 from benchmarks.economics.observed import Migration, Run, Served
 from deployments.engine.pace import Pace
 from deployments.engine.tokens import TOKEN_BYTES
-from policies.limits import Limits
+from policies.decision.limits import Limits
 from policies.model import RequestId, Tokens
 from policies.plan import Path
-from policies.registry import policy
+from policies.rules.registry import policy
 
 COOLDOWN_S = 5.0
 """The live scheduler's default, which the runs leave as it is."""

@@ -12,7 +12,7 @@ from benchmarks.evaluation.page import cases, write
 from benchmarks.evaluation.scale import FAST, FULL
 from benchmarks.evaluation.store import FailedRun, Store, carry_out
 from benchmarks.evaluation.style import Pictures
-from policies.registry import policy
+from policies.rules.registry import policy
 
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / ".figures"

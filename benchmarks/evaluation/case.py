@@ -10,7 +10,7 @@ from app.simulator.lengths import read_lengths
 from app.simulator.metrics import Window
 from app.simulator.setup import Setup
 from app.simulator.workload import Poisson, Recipe, Trace, read_trace
-from policies.limits import Limits
+from policies.decision.limits import Limits
 from policies.model import Tokens
 
 LENGTHS = "lmsys_conv_quantiles.csv"

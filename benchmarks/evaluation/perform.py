@@ -14,13 +14,13 @@ from app.simulator.statistics import mean, quantile
 from app.simulator.workload import Workload, draw
 from app.simulator.world import simulate
 from benchmarks.evaluation.case import Case
-from policies.changes import Changes
-from policies.cluster import Cluster
+from policies.cluster.changes import Changes
+from policies.cluster.cluster import Cluster
+from policies.cluster.replica import Replica, Request
 from policies.model import Tokens
 from policies.plan import Plan
-from policies.policy import Policy
-from policies.registry import policy
-from policies.working import Replica, Request
+from policies.rules.policy import NONE, Barred, Policy
+from policies.rules.registry import policy
 
 COMPETITIVE_RATIO = 4 / 3
 """What the paper's Theorem 2 promises."""
@@ -57,7 +57,7 @@ class Notes:
         """See `Policy`."""
         return self.policy.headroom_s
 
-    def place(self, cluster: Cluster, request: Request) -> Replica | None:
+    def place(self, cluster: Cluster, request: Request, barred: Barred = NONE) -> Replica | None:
         """See `Policy`."""
         return self.policy.place(cluster, request)
 

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from policies.registry import POLICIES
+from policies.rules.registry import POLICIES
 
 ROOT = Path(__file__).parents[2]
 OURS = ("app.simulator", "benchmarks.evaluation", "migration", "policies")
 START = "benchmarks.evaluation.perform"
-REGISTRY = "policies.registry"
+REGISTRY = "policies.rules.registry"
 """It imports every policy; what is imported from there is not followed."""
 
 

@@ -10,10 +10,10 @@ from migration.errors import PeerLost, Refused
 from migration.messages import PathRequest
 from migration.record import MigrationRecord, Outcome
 from migration.source_run import Order
-from policies.breaker import Breaker
 from policies.causes import Cause
+from policies.decision.breaker import Breaker
+from policies.decision.observation import Underway
 from policies.model import ReplicaId, RequestId, Tokens
-from policies.observation import Underway
 from policies.plan import Move, Path, Reason
 
 

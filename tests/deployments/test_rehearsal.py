@@ -9,9 +9,9 @@ from deployments.telemetry import Telemetry
 from migration.beliefs import Profile
 from migration.lines import Line
 from migration.messages import Fingerprint
-from policies.planner import LiveLimits
-from policies.registry import policy
-from policies.shadow import Shadow
+from policies.decision.planner import LiveLimits
+from policies.decision.shadow import Shadow
+from policies.rules.registry import policy
 from tests.policies.observed import observed
 
 PROFILE = Profile("n", Fingerprint("m", "c", 4, 64, 256), Line.of(1e3), 1e6)

@@ -25,14 +25,14 @@ from migration.lines import Line
 from migration.messages import Fingerprint, PathRequest
 from migration.record import MigrationRecord, Outcome
 from policies.causes import Cause
-from policies.dry_run import DryRun
-from policies.events import Arrival
+from policies.cluster.changes import Arrival
+from policies.decision.dry_run import DryRun
+from policies.decision.placement import NoReplica, Place, Queue
+from policies.decision.planner import Decided, LiveLimits, Mode, Planner
 from policies.model import Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestId, RequestLoad, Tokens
-from policies.placement import NoReplica, Place, Queue
 from policies.plan import Path as MovePath
 from policies.plan import Reason
-from policies.planner import Decided, LiveLimits, Mode, Planner
-from policies.registry import policy
+from policies.rules.registry import policy
 from tests.deployments.test_cluster import Answers, Running, make_report
 
 AUTO = PathRequest.AUTO

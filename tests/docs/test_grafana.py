@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from app.ingress.telemetry.requests import RequestTelemetry
 from app.ingress.telemetry.scrape import scrape
 from deployments.telemetry import Telemetry
-from policies.dry_run import DryRun
+from policies.decision.dry_run import DryRun
 from policies.model import Tokens
 
 ROOT = Path(__file__).parents[2]

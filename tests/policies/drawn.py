@@ -5,13 +5,13 @@ Replicas are `a`, `b`, ...; requests `a0`, `a1`, `b0`, ..., oldest first from le
 
 from string import ascii_lowercase
 
-from policies.cluster import Cluster
-from policies.epoch import step
-from policies.events import Arrival, Events
-from policies.limits import Limits
+from policies.cluster.changes import Arrival
+from policies.cluster.cluster import Cluster
+from policies.cluster.supply import Supply
+from policies.decision.epoch import Events, step
+from policies.decision.limits import Limits
 from policies.model import ReplicaId, RequestId, Tokens
-from policies.policy import Policy
-from policies.supply import Supply
+from policies.rules.policy import Policy
 
 
 def drawn(text: str, capacity: int = 100, headroom: int = 0, limit: int | None = None) -> Cluster:

@@ -6,15 +6,16 @@ from itertools import cycle
 from random import Random
 
 from policies.bounds import martello_toth_l2
-from policies.cluster import Cluster
-from policies.epoch import begin, decide, lead
-from policies.events import Arrival, Events
-from policies.limits import Limits
+from policies.cluster.changes import Arrival
+from policies.cluster.cluster import Cluster
+from policies.cluster.supply import Supply
+from policies.decision.epoch import Events, begin, decide, lead
+from policies.decision.limits import Limits
 from policies.model import ReplicaId, ReplicaState, RequestId, Tokens
-from policies.plan import Before, Plan, violations
-from policies.policy import Policy
-from policies.registry import POLICIES, policy
-from policies.supply import Supply
+from policies.plan import Plan
+from policies.rules.policy import Policy
+from policies.rules.registry import POLICIES, policy
+from tests.policies.rehearsal import Before, before, violations
 
 CAPACITY = Tokens(48)
 
@@ -104,8 +105,8 @@ class World:
     def advance(self, tick: Tick) -> tuple[Before, Plan]:
         """Live through the tick, and decide."""
         changes = begin(self.cluster, self.happen(tick), self.setting.limits, self.now)
-        before = self.cluster.before()
-        return before, decide(self.cluster, changes, self.policy, self.setting.limits, self.now)
+        was = before(self.cluster)
+        return was, decide(self.cluster, changes, self.policy, self.setting.limits, self.now)
 
     def wrong(self, before: Before, plan: Plan) -> list[str]:
         """What must not be after an epoch."""

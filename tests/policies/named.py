@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 
-from policies.cluster import Cluster
+from policies.cluster.cluster import Cluster
+from policies.cluster.replica import Replica, Request
+from policies.cluster.supply import Supply
 from policies.model import ReplicaId, ReplicaState, RequestId, Tokens
 from policies.plan import Plan, Reason
-from policies.supply import Supply
-from policies.working import Replica, Request
 
 
 def named(

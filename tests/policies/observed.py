@@ -7,6 +7,7 @@ token; what decodes, is handed over or prefills holds its blocks.
 
 import re
 
+from policies.decision.observation import Observation, Underway
 from policies.model import (
     Blocks,
     ClusterState,
@@ -18,7 +19,6 @@ from policies.model import (
     RequestLoad,
     Tokens,
 )
-from policies.observation import Observation, Underway
 
 C = Tokens(100)
 _PHASES = {"": Phase.DECODE, "?": Phase.WAITING, "~": Phase.PREFILL, ">": Phase.MOVING, "!": Phase.DECODE}

@@ -2,12 +2,12 @@
 
 import pytest
 
-from policies.arrivals import Openings, admit
-from policies.best_fit import BestFit
-from policies.load_balance import LoadBalance
 from policies.model import ReplicaState, RequestId, Tokens
-from policies.policy import Policy
-from policies.worst_fit import WorstFit
+from policies.rules.arrivals import Openings, admit
+from policies.rules.best_fit import BestFit
+from policies.rules.load_balance import LoadBalance
+from policies.rules.policy import Policy
+from policies.rules.worst_fit import WorstFit
 from tests.policies.drawn import after, drawn, shown
 
 baselines = pytest.mark.parametrize("policy", [BestFit(), WorstFit(), LoadBalance()], ids=lambda p: type(p).__name__)

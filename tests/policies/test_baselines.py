@@ -5,18 +5,19 @@ from collections.abc import Iterator
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from policies.best_fit import BestFit
-from policies.cluster import Cluster
-from policies.epoch import begin, decide
-from policies.events import Arrival, Events
-from policies.limits import Limits
-from policies.load_balance import LoadBalance
+from policies.cluster.changes import Arrival
+from policies.cluster.cluster import Cluster
+from policies.cluster.supply import Supply
+from policies.decision.epoch import Events, begin, decide
+from policies.decision.limits import Limits
 from policies.model import ReplicaState, RequestId, Tokens
-from policies.overload import Overload
-from policies.plan import Plan, violations
-from policies.policy import Policy
-from policies.supply import Supply
-from policies.worst_fit import WorstFit
+from policies.plan import Plan
+from policies.rules.best_fit import BestFit
+from policies.rules.load_balance import LoadBalance
+from policies.rules.overload import Overload
+from policies.rules.policy import Policy
+from policies.rules.worst_fit import WorstFit
+from tests.policies.rehearsal import before, violations
 
 CAPACITY = 100
 
@@ -55,9 +56,9 @@ def play(cluster: Cluster, policy: Policy, history: list[Epoch]) -> Iterator[Pla
     plan = Plan()
     for now, epoch in enumerate(history):
         changes = begin(cluster, happening(cluster, plan, now, epoch), Limits(), now)
-        before = cluster.before()
+        was = before(cluster)
         plan = decide(cluster, changes, policy, Limits(), now)
-        assert violations(plan, before) == []
+        assert violations(plan, was) == []
         cluster.check_integrity()
         yield plan
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from policies.best_fit import BestFit
+from policies.rules.best_fit import BestFit
 from tests.policies.drawn import after, drawn
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from policies.breaker import Breaker
+from policies.decision.breaker import Breaker
 from policies.model import ReplicaId
 
 A, B, C = map(ReplicaId, "abc")

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
-from policies.changes import Changes, apply
-from policies.classes import Kind
-from policies.cluster import Cluster
-from policies.events import Arrival, Events
+from policies.cluster.changes import Arrival, Changes
+from policies.cluster.classes import Kind
+from policies.cluster.cluster import Cluster
+from policies.decision.epoch import Events, apply
 from policies.model import ReplicaId, ReplicaState, RequestId, Tokens
 from policies.plan import Move, Reason
 from tests.policies.named import move, named, picture, replica, request

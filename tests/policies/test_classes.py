@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import pytest
 
-from policies.classes import Classes, Kind
+from policies.cluster.classes import Classes, Kind
 from policies.model import Tokens
 
 CAPACITIES = [24, 1000, 13698, 16846]

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from policies.cluster import Cluster
+from policies.cluster.cluster import Cluster
 from policies.model import ReplicaId, ReplicaState, RequestId, Tokens
 from policies.plan import Eviction, Move, Opening, Placement, Plan, Reason
 from tests.policies.named import evict, lift, move, named, picture, place, replica, request, settled
@@ -274,6 +274,6 @@ def test_a_copy_decides_alike() -> None:
 
 def test_a_request_that_is_found_on_a_replica_was_not_placed() -> None:
     cluster = named("A: p30", "s10")
-    cluster.host(request(cluster, "s"), replica(cluster, "A"))
+    cluster.locate(request(cluster, "s"), replica(cluster, "A"))
     assert picture(cluster) == "A: p30 s10"
     assert settled(cluster) == Plan()

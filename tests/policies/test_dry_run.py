@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from policies.dry_run import DryRun, said
+from policies.decision.dry_run import DryRun, said
 from policies.model import Bytes, Tokens
 
 RUN = DryRun(

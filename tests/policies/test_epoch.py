@@ -8,17 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from policies.changes import Changes
-from policies.cluster import Cluster
-from policies.epoch import begin, one_by_one, step, step_each
-from policies.events import Arrival, Events
-from policies.limits import Limits
+from policies.cluster.changes import Arrival, Changes
+from policies.cluster.cluster import Cluster
+from policies.cluster.replica import Replica, Request
+from policies.decision.epoch import Events, begin, one_by_one, step, step_each
+from policies.decision.limits import Limits
 from policies.model import ReplicaId, RequestId, Tokens
-from policies.plan import Placement, Plan, violations
-from policies.registry import policy
-from policies.working import Replica, Request
+from policies.plan import Placement, Plan
+from policies.rules.policy import NONE, Barred
+from policies.rules.registry import policy
 from tests.policies.history import COSTLY, IDEAL, SPECS, Setting, World, random_history
 from tests.policies.named import named, picture, replica, request
+from tests.policies.rehearsal import before, violations
 
 A, P, Q, S, T = ReplicaId("A"), RequestId("p"), RequestId("q"), RequestId("s"), RequestId("t")
 
@@ -32,7 +33,7 @@ class Seen:
         self.greedy = greedy
         self.told: list[Changes] = []
 
-    def place(self, cluster: Cluster, request: Request) -> Replica | None:
+    def place(self, cluster: Cluster, request: Request, barred: Barred = NONE) -> Replica | None:
         """See `Policy.place`."""
         return cluster.tightest(request.tokens)
 
@@ -106,7 +107,7 @@ def test_a_plan_is_made_for_what_begin_leaves() -> None:
     limits = Limits(moves_per_epoch=3)
     begin(cluster, events, limits, now=5.0)
     assert request(cluster, "p").movable and cluster.moves_left == 3
-    assert replica(cluster, "A").load == 60 and list(cluster.before().waiting) == [S, T]
+    assert replica(cluster, "A").load == 60 and list(before(cluster).waiting) == [S, T]
 
 
 # --- the same input, the same plan --------------------------------------------------------------------
@@ -131,9 +132,9 @@ def test_step_each_plans_can_be_carried_out_one_after_another(spec: str) -> None
     for tick in random_history(seed=2):
         cluster, events = world.cluster, world.happen(tick)
         for changes in one_by_one(begin(cluster, events, Limits(), world.now)):
-            before = cluster.before()
+            was = before(cluster)
             world.policy.rebalance(cluster, changes)
-            assert violations(cluster.settle(), before) == []
+            assert violations(cluster.settle(), was) == []
             cluster.check_integrity()
 
 

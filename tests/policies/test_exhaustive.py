@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.bounds import best_fit_decreasing
-from policies.cluster import Cluster
-from policies.epoch import step
-from policies.events import Arrival, Events
+from policies.cluster.changes import Arrival
+from policies.cluster.cluster import Cluster
+from policies.decision.epoch import Events, step
 from policies.model import RequestId, Tokens
-from policies.registry import POLICIES
+from policies.rules.registry import POLICIES
 from tests.policies.exhaustive import optimum
 from tests.policies.settings import unhurried
 

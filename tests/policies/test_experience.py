@@ -2,8 +2,8 @@
 
 import pytest
 
-from policies.experience import FIRST_GUESS_STARTUP_S, FIRST_GUESS_TOKENS_PER_S, Experience
-from policies.observation import Observation
+from policies.decision.experience import FIRST_GUESS_STARTUP_S, FIRST_GUESS_TOKENS_PER_S, Experience
+from policies.decision.observation import Observation
 from tests.policies.observed import observed
 
 

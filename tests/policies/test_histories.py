@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.limits import Limits
+from policies.decision.limits import Limits
 from policies.model import ReplicaState
-from policies.registry import policy
+from policies.rules.registry import policy
 from tests.policies.history import CAPACITY, IDEAL, MOVED, SPECS, STAYED, UNDER_WAY, Setting, Tick, played
 from tests.policies.settings import few, many
 

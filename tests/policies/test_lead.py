@@ -1,6 +1,6 @@
 """The lead of decisions, measured from moves."""
 
-from policies.lead import REMEMBERED, Lead
+from policies.decision.experience import REMEMBERED, Lead
 
 
 def test_before_any_move_the_lead_is_two_epochs() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from policies.ledger import Ledger
+from policies.decision.ledger import Ledger
 from policies.model import Blocks, Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestId, RequestLoad, Tokens
 
 A, B, R = ReplicaId("a"), ReplicaId("b"), RequestId("r")

@@ -4,15 +4,14 @@ from dataclasses import dataclass
 
 import pytest
 
-from policies.changes import Changes
-from policies.cluster import Cluster
-from policies.epoch import headroom, lead, step
-from policies.events import Events
-from policies.limits import Limits
-from policies.pack import Pack
+from policies.cluster.changes import Changes
+from policies.cluster.cluster import Cluster
+from policies.cluster.replica import Replica, Request
+from policies.decision.epoch import Events, headroom, lead, step
+from policies.decision.limits import Limits
 from policies.plan import Reason
-from policies.policy import Policy
-from policies.working import Replica, Request
+from policies.rules.pack import Pack
+from policies.rules.policy import NONE, Barred, Policy
 from tests.policies.named import named, request
 
 
@@ -23,7 +22,7 @@ class Wander:
     back: bool = False
     headroom_s: float = 0.0
 
-    def place(self, cluster: Cluster, request: Request) -> Replica | None:
+    def place(self, cluster: Cluster, request: Request, barred: Barred = NONE) -> Replica | None:
         """See `Policy.place`."""
         return cluster.tightest(request.tokens)
 

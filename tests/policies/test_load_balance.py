@@ -2,12 +2,11 @@
 
 import pytest
 
-from policies.epoch import step
-from policies.events import Events
-from policies.limits import Limits
-from policies.load_balance import LoadBalance
+from policies.decision.epoch import Events, step
+from policies.decision.limits import Limits
 from policies.model import ReplicaId, ReplicaState, RequestId, Tokens
 from policies.plan import Reason
+from policies.rules.load_balance import LoadBalance
 from tests.policies.drawn import after, drawn, shown
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from policies.cluster import Cluster
+from policies.cluster.cluster import Cluster
 from policies.model import ReplicaId, RequestId, Tokens
 from policies.plan import Eviction, Plan
 from tests.policies.named import evict, lift, move, named, picture, place, request, settled

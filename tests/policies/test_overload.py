@@ -2,7 +2,7 @@
 
 import pytest
 
-from policies.overload import Overload, relieve, victims
+from policies.rules.overload import Overload, relieve, victims
 from tests.policies.drawn import drawn, shown
 
 

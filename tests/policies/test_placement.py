@@ -6,7 +6,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from policies.events import Arrival
+from policies.cluster.changes import Arrival
+from policies.decision.observation import Observation
+from policies.decision.placement import Decision, NoReplica, Place, Queue, least_loaded, place
+from policies.decision.view import Known, view
 from policies.model import (
     Blocks,
     ClusterState,
@@ -18,10 +21,7 @@ from policies.model import (
     RequestLoad,
     Tokens,
 )
-from policies.observation import Observation
-from policies.placement import Decision, NoReplica, Place, Queue, least_loaded, place
-from policies.registry import POLICIES
-from policies.view import Known, view
+from policies.rules.registry import POLICIES
 
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """A busy machine is no failure."""

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from policies.model import ReplicaId, RequestId, Tokens
-from policies.plan import Before, Eviction, Host, Move, Opening, Placement, Plan, Reason, violations
+from policies.plan import Eviction, Move, Opening, Placement, Plan, Reason
+from tests.policies.rehearsal import Before, Host, violations
 
 A, B, C, X = (ReplicaId(name) for name in "ABCX")
 P, Q, R, S, T = (RequestId(name) for name in "pqrst")

@@ -7,15 +7,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from policies.events import Arrival
-from policies.limits import Limits
+from policies.cluster.changes import Arrival
+from policies.decision.limits import Limits
+from policies.decision.observation import Observation
+from policies.decision.placement import Place, Queue
+from policies.decision.planner import Decided, LiveLimits, Mode, Planner
 from policies.model import Phase, ReplicaId, ReplicaState, RequestId, Tokens
-from policies.observation import Observation
-from policies.placement import Place, Queue
-from policies.plan import Move, Reason, violations
-from policies.planner import Decided, LiveLimits, Mode, Planner
-from policies.registry import POLICIES, policy
+from policies.plan import Move, Reason
+from policies.rules.registry import POLICIES, policy
 from tests.policies.observed import observed
+from tests.policies.rehearsal import before, violations
 
 NO_GROWTH = "pack:headroom_s=0,comfort=0,rest=0"
 
@@ -217,11 +218,11 @@ def test_whatever_is_observed_orders_can_be_carried_out(name: str, mode: Mode, h
     made, again = planner(name, linger_s=0.0), planner(name, linger_s=0.0)
     for seen in history:
         made.observe(seen)
-        before = made.cluster.before()
+        was = before(made.cluster)
         decided = made.decide(mode)
         assert decided == decide(again, seen, mode=mode), "the same observations, other decisions"
         if not any(load.state is ReplicaState.DRAINING for load in seen.state.replicas):
-            assert not violations(decided.plan, before) or mode is Mode.OFF
+            assert not violations(decided.plan, was) or mode is Mode.OFF
         made.cluster.check_integrity()
         loads = {load.id: load for load in seen.state.replicas}
         for order in decided.orders:

@@ -2,13 +2,13 @@
 
 import pytest
 
-from policies.best_fit import BestFit
-from policies.load_balance import LoadBalance
-from policies.options import Option
-from policies.overload import Overload
-from policies.policy import Policy
-from policies.registry import POLICIES, options, policy
-from policies.worst_fit import WorstFit
+from policies.rules.best_fit import BestFit
+from policies.rules.load_balance import LoadBalance
+from policies.rules.options import Option
+from policies.rules.overload import Overload
+from policies.rules.policy import Policy
+from policies.rules.registry import POLICIES, options, policy
+from policies.rules.worst_fit import WorstFit
 
 every_option = pytest.mark.parametrize(
     ("name", "option"),

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.cluster import Cluster
+from policies.cluster.cluster import Cluster
+from policies.cluster.replica import Replica
 from policies.model import ReplicaId, ReplicaState, RequestId, Tokens
 from policies.plan import Reason
-from policies.working import Replica
 from tests.policies.named import named, picture, replica, request
 from tests.policies.settings import unhurried
 

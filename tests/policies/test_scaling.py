@@ -2,11 +2,10 @@
 
 import pytest
 
-from policies.changes import apply
-from policies.cluster import Cluster
-from policies.demand import WINDOW_S, Demand
-from policies.events import Events
-from policies.limits import Limits
+from policies.cluster.cluster import Cluster
+from policies.cluster.supply import WINDOW_S, Demand
+from policies.decision.epoch import Events, apply
+from policies.decision.limits import Limits
 from policies.model import ReplicaState, Tokens
 from tests.policies.named import evict, move, named, picture, place, replica, request, settled
 

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.bounds import martello_toth_l2
-from policies.dry_run import DryRun
-from policies.limits import Limits
+from policies.decision.dry_run import DryRun
+from policies.decision.limits import Limits
+from policies.decision.observation import Observation
+from policies.decision.planner import LiveLimits
+from policies.decision.shadow import Shadow
 from policies.model import ClusterState, RequestId, Tokens
-from policies.observation import Observation
 from policies.plan import Plan
-from policies.planner import LiveLimits
-from policies.registry import policy
-from policies.shadow import Shadow
+from policies.rules.registry import policy
 from tests.policies.history import SPECS
 from tests.policies.observed import C, observed
 from tests.policies.settings import few

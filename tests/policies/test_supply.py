@@ -2,8 +2,8 @@
 
 import pytest
 
+from policies.cluster.supply import Supply
 from policies.model import ReplicaId
-from policies.supply import Supply
 
 
 def taken(supply: Supply, count: int) -> list[str]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.cluster import Cluster
+from policies.cluster.cluster import Cluster
 from policies.plan import Plan, Reason
 from tests.policies.named import move, named, picture, replica, request
 from tests.policies.settings import unhurried

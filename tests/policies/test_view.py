@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from policies.cluster.replica import Replica, Request
+from policies.decision.observation import Observation
+from policies.decision.view import Known, View, view
 from policies.model import Blocks, ReplicaId, ReplicaState, RequestId
-from policies.observation import Observation
-from policies.view import Known, View, view
-from policies.working import Replica, Request
 from tests.policies.observed import observed
 
 

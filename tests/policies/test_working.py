@@ -2,10 +2,9 @@
 
 import pytest
 
-from policies.changes import apply
-from policies.events import Events
+from policies.cluster.replica import Replica
+from policies.decision.epoch import Events, apply
 from policies.model import ReplicaState, RequestId, Tokens
-from policies.working import Replica
 from tests.policies.named import move, named, replica
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from policies.overload import Overload
-from policies.worst_fit import WorstFit
+from policies.rules.overload import Overload
+from policies.rules.worst_fit import WorstFit
 from tests.policies.drawn import after, drawn
 
 

@@ -39,8 +39,8 @@ from migration.source_run import Order
 from migration.transport.shared import SharedSlots
 from migration.world import Limits
 from policies.causes import Cause
+from policies.decision.placement import Decision, NoReplica, Place
 from policies.model import ClusterState, ReplicaId, RequestId
-from policies.placement import Decision, NoReplica, Place
 from policies.plan import Reason
 from tests.migration import world
 from tests.migration.world import INGRESS, spec

@@ -3,7 +3,7 @@
 from app.simulator.job import Job
 from app.simulator.observer import Life, Outcome, Transfer
 from app.simulator.recorder import Recorder
-from policies.cluster import Cluster
+from policies.cluster.cluster import Cluster
 from policies.model import Bytes, ReplicaId, ReplicaState, RequestId, Tokens
 from policies.plan import Eviction, Move, Opening, Path, Plan, Reason
 

@@ -12,12 +12,13 @@ from app.simulator.observer import Life, Transfer
 from app.simulator.setup import Setup
 from app.simulator.steps import StepTimes
 from app.simulator.world import World
-from policies.changes import Changes
-from policies.cluster import Cluster
-from policies.limits import Limits
+from policies.cluster.changes import Changes
+from policies.cluster.cluster import Cluster
+from policies.cluster.replica import Replica, Request
+from policies.decision.limits import Limits
 from policies.model import ReplicaId, RequestId, Tokens
 from policies.plan import Plan, Reason
-from policies.working import Replica, Request
+from policies.rules.policy import NONE, Barred
 
 COMPUTE = ComputeCosts(linear=((1, 0.01), (100, 0.01), (200, 0.11)), chunk_tokens=200)
 """A step takes 10 ms for up to 100 tokens, and 1 ms more for every token beyond."""
@@ -96,7 +97,7 @@ class Scripted:
     headroom_s: float = 0.0
     epochs: list[int] = field(default_factory=lambda: [0])
 
-    def place(self, cluster: Cluster, request: Request) -> Replica | None:
+    def place(self, cluster: Cluster, request: Request, barred: Barred = NONE) -> Replica | None:
         """The oldest replica with room."""
         return next((r for r in cluster.running() if cluster.fits(request, r)), None)
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from app.simulator.costs import Costs, LinkCosts, PathChoice
-from policies.cluster import Cluster
+from policies.cluster.cluster import Cluster
 from policies.model import RequestId
 from tests.app.simulator.physics import COMPUTE, MIGRATION, Scripted, job, move, play, world
 

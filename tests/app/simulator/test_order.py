@@ -8,7 +8,7 @@ from app.simulator.errors import BadInput
 from app.simulator.options import parser
 from app.simulator.order import Order, read_order
 from app.simulator.workload import Poisson, draw
-from policies.limits import Limits
+from policies.decision.limits import Limits
 from tests.app.replay.make_small_trace import PATH
 
 TRACE = ("--trace", str(PATH), "--warmup", "0")

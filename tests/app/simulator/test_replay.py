@@ -8,9 +8,9 @@ import pytest
 from app.simulator.__main__ import BAD_INPUT, DIFFERENT, main
 from app.simulator.replay import replay
 from deployments.recording import Epoch, Recorder, Setting
-from policies.limits import Limits
-from policies.planner import LiveLimits, Mode, Planner
-from policies.registry import policy
+from policies.decision.limits import Limits
+from policies.decision.planner import LiveLimits, Mode, Planner
+from policies.rules.registry import policy
 from tests.policies.observed import observed
 
 SETTING = Setting("pack:headroom_s=0,comfort=0,rest=0", LiveLimits(Limits(cooldown_s=100)), 0.0)

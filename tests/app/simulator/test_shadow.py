@@ -8,14 +8,14 @@ from app.simulator.costs import IDEAL
 from app.simulator.observer import Life, Transfer
 from app.simulator.setup import Setup
 from app.simulator.world import simulate
-from policies.cluster import Cluster
-from policies.limits import Limits
+from policies.cluster.cluster import Cluster
+from policies.decision.limits import Limits
+from policies.decision.observation import Observation
+from policies.decision.planner import LiveLimits
+from policies.decision.shadow import Shadow
 from policies.model import Blocks, ClusterState, Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestLoad, Tokens
-from policies.observation import Observation
 from policies.plan import Plan
-from policies.planner import LiveLimits
-from policies.registry import policy
-from policies.shadow import Shadow
+from policies.rules.registry import policy
 from tests.app.simulator.test_world import workload
 from tests.policies.history import places
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from app.simulator.__main__ import main
-from policies.registry import POLICIES
+from policies.rules.registry import POLICIES
 from tests.app.replay.make_small_trace import PATH
 
 SMALL = ("--trace", str(PATH), "--warmup", "10", "--capacity-tokens", "1500", "--processes", "1", "--quiet")

@@ -12,13 +12,14 @@ from app.simulator.job import Job
 from app.simulator.live import Stage
 from app.simulator.setup import Setup
 from app.simulator.world import World, simulate
-from policies import epoch
-from policies.cluster import Cluster
-from policies.events import Arrival, Events
+from policies.cluster.changes import Arrival
+from policies.cluster.cluster import Cluster
+from policies.cluster.supply import Supply
+from policies.decision import epoch
+from policies.decision.epoch import Events
 from policies.model import RequestId, Tokens
 from policies.plan import Plan
-from policies.registry import policy
-from policies.supply import Supply
+from policies.rules.registry import policy
 from tests.app.simulator.physics import COMPUTE, MIGRATION, Log, job, move, play
 
 FLUID = Costs("fluid", slots=False)

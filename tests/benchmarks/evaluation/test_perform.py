@@ -9,9 +9,9 @@ from app.simulator.recorder import Recorder
 from app.simulator.workload import Poisson
 from benchmarks.evaluation.case import Case, Span
 from benchmarks.evaluation.perform import Notes, perform
-from policies.changes import Changes
+from policies.cluster.changes import Changes
 from policies.plan import Plan
-from policies.registry import policy
+from policies.rules.registry import policy
 from tests.app.simulator.hand import cluster, move
 
 CASE = Case("mell", Poisson(0.5), Span(150.0, 30.0), 4000)

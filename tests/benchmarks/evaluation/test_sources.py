@@ -14,13 +14,15 @@ def test_code_does() -> None:
 
 
 def test_the_simulated_world_is_reached() -> None:
-    assert {"app.simulator.world", "policies.epoch", "policies.cluster", "migration.paths"} <= reached(START)
+    assert {"app.simulator.world", "policies.decision.epoch", "policies.cluster.cluster", "migration.paths"} <= reached(
+        START
+    )
 
 
 def test_policies_do_not_make_each_other_stale() -> None:
-    own = {"policies.pack.policy", "policies.mell.policy", "policies.best_fit"}
+    own = {"policies.rules.pack.policy", "policies.rules.mell.policy", "policies.rules.best_fit"}
     assert not own & reached(START)
-    assert own & (reached(START) | reached("policies.pack.policy")) == {"policies.pack.policy"}
+    assert own & (reached(START) | reached("policies.rules.pack.policy")) == {"policies.rules.pack.policy"}
 
 
 def test_options_do_not_change_the_code() -> None:

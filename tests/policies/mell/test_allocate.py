@@ -2,9 +2,9 @@
 
 import pytest
 
-from policies.mell import mell, mell_repaired
 from policies.model import ReplicaState
-from policies.policy import Policy
+from policies.rules.mell import mell, mell_repaired
+from policies.rules.policy import Policy
 from tests.policies.clusters import after, cluster, named, shown
 
 both = pytest.mark.parametrize("policy", [mell(), mell_repaired()], ids=["mell", "mell_repaired"])

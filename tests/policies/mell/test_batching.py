@@ -2,11 +2,11 @@
 
 import pytest
 
-from policies.cluster import Cluster
-from policies.epoch import step, step_each
-from policies.events import Arrival, Events
-from policies.mell import Mell, mell, mell_repaired
+from policies.cluster.changes import Arrival
+from policies.cluster.cluster import Cluster
+from policies.decision.epoch import Events, step, step_each
 from policies.model import RequestId, Tokens
+from policies.rules.mell import Mell, mell, mell_repaired
 from tests.policies.clusters import C, after, cluster, named, plan_after, shown
 
 unbatched = pytest.mark.parametrize("policy", [mell(), mell_repaired()], ids=["mell", "mell_repaired"])

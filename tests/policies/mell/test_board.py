@@ -5,13 +5,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from policies.classes import Kind
-from policies.cluster import Cluster
-from policies.mell.board import CATEGORIES, Board
-from policies.mell.priority import Weights
-from policies.mell.units import single
+from policies.cluster.classes import Kind
+from policies.cluster.cluster import Cluster
+from policies.cluster.replica import Replica, Request
 from policies.plan import Reason
-from policies.working import Replica, Request
+from policies.rules.mell.board import CATEGORIES, Board
+from policies.rules.mell.priority import Weights
+from policies.rules.mell.units import single
 from tests.policies.clusters import C, cluster, named
 
 WEIGHTS = Weights(1.0, 0.01, 1.0)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from policies.mell import mell, mell_repaired
+from policies.rules.mell import mell, mell_repaired
 from tests.policies.clusters import after, cluster, plan_after
 
 

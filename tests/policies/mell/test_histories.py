@@ -6,15 +6,16 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.cluster import Cluster
-from policies.epoch import begin, decide, step_each
-from policies.events import Arrival, Events
-from policies.limits import Limits
-from policies.mell import Mell, mell, mell_repaired
+from policies.cluster.changes import Arrival
+from policies.cluster.cluster import Cluster
+from policies.cluster.supply import Supply
+from policies.decision.epoch import Events, begin, decide, step_each
+from policies.decision.limits import Limits
 from policies.model import ReplicaState, RequestId, Tokens
-from policies.plan import Plan, violations
-from policies.supply import Supply
+from policies.plan import Plan
+from policies.rules.mell import Mell, mell, mell_repaired
 from tests.policies.clusters import C
+from tests.policies.rehearsal import before, violations
 from tests.policies.settings import unhurried
 
 Epoch = tuple[int, list[int], list[int], int]
@@ -85,9 +86,9 @@ def lived(policy: Mell, shortage: Shortage, history: list[Epoch]) -> Iterator[Pl
         changes = begin(cluster, happening(cluster, now, epoch), shortage.limits, now)
         for replica in cluster.replicas.values():
             replica.max_requests = shortage.max_requests
-        before = cluster.before()
+        was = before(cluster)
         plan = decide(cluster, changes, policy, shortage.limits, now)
-        assert violations(plan, before) == []
+        assert violations(plan, was) == []
         cluster.check_integrity()
         yield plan
 

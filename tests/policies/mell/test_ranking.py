@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from policies.mell.priority import Weights
-from policies.mell.ranking import Ranking
+from policies.cluster.replica import Replica
 from policies.model import ReplicaId
-from policies.working import Replica
+from policies.rules.mell.priority import Weights
+from policies.rules.mell.ranking import Ranking
 from tests.policies.clusters import C, cluster
 
 

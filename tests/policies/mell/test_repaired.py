@@ -2,8 +2,8 @@
 
 import pytest
 
-from policies.limits import Limits
-from policies.mell import mell, mell_repaired
+from policies.decision.limits import Limits
+from policies.rules.mell import mell, mell_repaired
 from tests.policies.clusters import after, cluster, plan_after, shown
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from policies.limits import Limits
-from policies.mell import Mell, mell, mell_repaired
+from policies.decision.limits import Limits
 from policies.model import ReplicaState, RequestId, Tokens
+from policies.rules.mell import Mell, mell, mell_repaired
 from tests.policies.clusters import C, cluster, named, plan_after, shown
 
 both = pytest.mark.parametrize("policy", [mell(), mell_repaired()], ids=["mell", "mell_repaired"])

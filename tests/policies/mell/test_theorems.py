@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.bounds import martello_toth_l2
-from policies.classes import Kind
-from policies.cluster import Cluster
-from policies.epoch import step, step_each
-from policies.events import Arrival, Events
-from policies.mell import Mell, mell, mell_repaired
+from policies.cluster.changes import Arrival
+from policies.cluster.classes import Kind
+from policies.cluster.cluster import Cluster
+from policies.cluster.replica import Replica
+from policies.decision.epoch import Events, step, step_each
 from policies.model import RequestId, Tokens
-from policies.working import Replica
+from policies.rules.mell import Mell, mell, mell_repaired
 from tests.policies.clusters import C
 from tests.policies.settings import many, unhurried
 

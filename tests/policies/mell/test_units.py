@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.classes import Kind
-from policies.mell.units import Unit, fewest, single, tiny_units, units
+from policies.cluster.classes import Kind
 from policies.plan import Reason
+from policies.rules.mell.units import Unit, fewest, single, tiny_units, units
 from tests.policies.clusters import C, cluster, named
 from tests.policies.settings import unhurried
 

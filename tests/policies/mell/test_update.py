@@ -2,7 +2,7 @@
 
 import pytest
 
-from policies.mell import mell
+from policies.rules.mell import mell
 from tests.policies.clusters import after, cluster, plan_after
 
 

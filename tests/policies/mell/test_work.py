@@ -1,11 +1,11 @@
 """What one call of `rebalance` can take back."""
 
-from policies.mell import mell
-from policies.mell.allocate import settle_in
-from policies.mell.board import Board
-from policies.mell.units import single
-from policies.mell.work import Work
 from policies.plan import Reason
+from policies.rules.mell import mell
+from policies.rules.mell.allocate import settle_in
+from policies.rules.mell.board import Board
+from policies.rules.mell.units import single
+from policies.rules.mell.work import Work
 from tests.policies.clusters import cluster, named, shown
 from tests.policies.mell.test_board import WEIGHTS, answers, board
 

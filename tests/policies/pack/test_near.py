@@ -7,14 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.cluster import Cluster
-from policies.epoch import step
-from policies.events import Events
-from policies.limits import Limits
+from policies.cluster.cluster import Cluster
+from policies.cluster.replica import Replica
+from policies.decision.epoch import Events, step
+from policies.decision.limits import Limits
 from policies.model import ReplicaState
-from policies.pack import Pack
-from policies.pack.room import Seeker
-from policies.working import Replica
+from policies.rules.pack import Pack
+from policies.rules.pack.room import Seeker
 from tests.policies.history import COSTLY, Setting, Tick, played
 from tests.policies.named import named, picture
 from tests.policies.settings import few
@@ -100,7 +99,7 @@ def test_what_is_found(rows: list[tuple[str, list[int]]], tokens: int, comfort: 
 @few
 @given(settings | st.just(COSTLY), histories)
 def test_on_a_single_node_it_decides_nothing(setting: Setting, history: list[Tick]) -> None:
-    """New replicas are `policies.supply`'s, eight on a node: more are not needed here."""
+    """New replicas are `policies.cluster.supply`'s, eight on a node: more are not needed here."""
     setting = replace(setting, supply=min(setting.supply or 0, 8))
     plain, near = (list(played(policy, setting, history)) for policy in (Pack(), Pack(near=True)))
     assert [plan for _, plan, _ in near] == [plan for _, plan, _ in plain]

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from policies.epoch import step
-from policies.events import Arrival, Events
-from policies.limits import Limits
+from policies.cluster.changes import Arrival
+from policies.decision.epoch import Events, step
+from policies.decision.limits import Limits
 from policies.model import ReplicaState, RequestId, Tokens
-from policies.pack import Pack
 from policies.plan import Plan, Reason
+from policies.rules.pack import Pack
 from tests.policies.drawn import drawn, shown
 from tests.policies.named import named, picture
 

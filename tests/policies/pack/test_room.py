@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.cluster import Cluster
+from policies.cluster.cluster import Cluster
 from policies.model import ReplicaId, RequestId, Tokens
-from policies.pack.room import by_size, largest_below, smallest
+from policies.rules.pack.room import by_size, largest_below, smallest
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.booleans()), min_size=1, max_size=12), st.integers(0, 10))

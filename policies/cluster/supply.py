@@ -1,0 +1,68 @@
+"""Where new replicas come from, and how fast the demand for them rises."""
+
+import heapq
+from collections import deque
+
+from policies.model import ReplicaId
+
+WINDOW_S = 600.0
+"""How long a rise is remembered. Longer holds replicas open for bursts of the past, shorter forgets the last one."""
+
+
+class Supply:
+    """Numbered slots on nodes, the lowest free one first: up to `limit` replicas, `per_node` on each node.
+
+    A slot that is given back is used again.
+    """
+
+    def __init__(self, per_node: int = 8, limit: int | None = None) -> None:
+        self._per_node = per_node
+        self._limit = limit
+        self._free: list[int] = []
+        self._taken: dict[ReplicaId, int] = {}
+
+    @property
+    def left(self) -> float:
+        """How many replicas may still be opened."""
+        return float("inf") if self._limit is None else self._limit - len(self._taken)
+
+    def take(self) -> tuple[ReplicaId, str]:
+        """The name and the node of a new replica. Raises `IndexError` when none is left."""
+        if self.left <= 0:
+            raise IndexError("every replica that is allowed is open")
+        slot = heapq.heappop(self._free) if self._free else len(self._taken)
+        name = ReplicaId(f"gpu-{slot}")
+        self._taken[name] = slot
+        return name, f"node-{slot // self._per_node}"
+
+    def give_back(self, replica: ReplicaId) -> None:
+        """That replica is closed; replicas that came from elsewhere are not kept."""
+        slot = self._taken.pop(replica, None)
+        if slot is not None:
+            heapq.heappush(self._free, slot)
+
+
+class Demand:
+    """The tokens that all requests hold, over time; times in seconds of any monotonic clock."""
+
+    def __init__(self) -> None:
+        self._totals: deque[tuple[float, int]] = deque()
+        self._rises: deque[tuple[float, int]] = deque()
+
+    def observe(self, now: float, tokens: int, within_s: float) -> None:
+        """Demand is `tokens` now; note how much more that is than at any time in the last `within_s` seconds."""
+        self._totals.append((now, tokens))
+        while self._totals[0][0] < now - within_s:
+            self._totals.popleft()
+        rise = tokens - min(total for _, total in self._totals)
+        # Smaller rises before a larger one will never be the largest again.
+        while self._rises and self._rises[-1][1] <= rise:
+            self._rises.pop()
+        self._rises.append((now, rise))
+        while self._rises[0][0] < now - WINDOW_S:
+            self._rises.popleft()
+
+    @property
+    def rise(self) -> int:
+        """The largest rise within so many seconds that has been seen lately, in tokens."""
+        return self._rises[0][1] if self._rises else 0

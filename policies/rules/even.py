@@ -1,0 +1,31 @@
+"""Evening out loads: the fullest replicas are paired with the emptiest, as in Llumnix (OSDI '24)."""
+
+from policies.cluster.cluster import Cluster
+from policies.cluster.replica import Replica, Request
+from policies.plan import Reason
+
+
+def even_out(cluster: Cluster, least: float, without: Replica | None = None) -> None:
+    """Pair the fullest replica with the emptiest, the next with the next, until they are too much alike.
+
+    Each pair exchanges one request, if that brings their loads closer together by `least` tokens or more.
+    """
+    ranked = sorted((r for r in cluster.running() if r is not without), key=lambda r: (free_when_settled(r), r.order))
+    for full, empty in zip(ranked[: len(ranked) // 2], reversed(ranked), strict=False):
+        gap = free_when_settled(empty) - free_when_settled(full)
+        if gap < least:
+            return
+        request = _levelling(cluster, full, empty, gap)
+        if request is not None and gap - abs(gap - 2 * request.tokens) >= least:
+            cluster.move(request, empty, Reason.BALANCE)
+
+
+def free_when_settled(replica: Replica) -> int:
+    """Tokens that are free once all moves away are done."""
+    return -replica.overload
+
+
+def _levelling(cluster: Cluster, full: Replica, empty: Replica, gap: int) -> Request | None:
+    """The request whose move makes two replicas most alike; the older of equals."""
+    candidates = (q for q in full.requests.values() if cluster.may_move(q) and cluster.fits(q, empty))
+    return min(candidates, key=lambda q: (abs(gap - 2 * q.tokens), q.order), default=None)

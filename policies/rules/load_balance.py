@@ -1,0 +1,101 @@
+"""Load balancing by migration: MELL's baseline "LB" (section VIII-B), after Llumnix (OSDI '24).
+
+Llumnix sends an arrival to the instance with the most room, pairs the most loaded instances with the least loaded
+ones at intervals to even them out, and stops an instance when there is more room on average than it was told to keep.
+Here a replica's load is what its requests hold once all moves are done, without Llumnix's division by batch size.
+"""
+
+from dataclasses import dataclass, field
+
+from policies.cluster.changes import Changes
+from policies.cluster.cluster import Cluster
+from policies.cluster.replica import Replica, Request
+from policies.plan import Reason
+from policies.rules.arrivals import Openings, admit
+from policies.rules.even import even_out, free_when_settled
+from policies.rules.options import HEADROOM, about
+from policies.rules.policy import NONE, Barred, outside
+
+
+@dataclass(frozen=True, slots=True)
+class LoadBalance:
+    """Each request goes to the emptiest replica; the fullest replicas pass requests to the emptiest ones.
+
+    An epoch cures overloads, places what waits, moves one request off the replica that is being emptied, and one in
+    each pair of a full and an empty replica. No replica is in two pairs.
+    """
+
+    headroom_s: float = field(default=0.0, metadata=about(HEADROOM, least=0))
+    threshold: float = field(
+        default=0.2,
+        metadata=about("By how much a move must bring two loads closer together, as a share of the capacity.", least=0),
+    )
+    drain: bool = field(
+        default=False, metadata=about("Whether the least loaded replica is emptied while there is room to spare.")
+    )
+    spare: float = field(
+        default=0.1, metadata=about("The mean free share of replicas above which one is emptied.", least=0, most=1)
+    )
+
+    def place(self, cluster: Cluster, request: Request, barred: Barred = NONE) -> Replica | None:
+        """See `Policy.place`. With `drain` this looks at every replica; `rebalance` does so once for all arrivals."""
+        leaving = self._leaving(cluster)
+        others = barred if leaving is None else barred | {leaving.id}
+        return cluster.widest(request.tokens, outside(others)) or cluster.widest(request.tokens, outside(barred))
+
+    def rebalance(self, cluster: Cluster, changes: Changes) -> None:
+        """See `Policy.rebalance`."""
+        openings = Openings(cluster)
+        leaving = self._leaving(cluster)
+        for replica in cluster.strained():
+            _cure(cluster, replica, leaving, openings)
+        admit(cluster, changes.waiting, lambda request: _emptiest(cluster, request, leaving), openings)
+        if leaving is not None:
+            _empty(cluster, leaving)
+        even_out(cluster, max(self.threshold * cluster.capacity, 1), leaving)
+
+    def _leaving(self, cluster: Cluster) -> Replica | None:
+        """The replica to empty: the least loaded one, while all of them together have more room than is to be kept.
+
+        It stays the least loaded while it is emptied, so that nobody has to remember which one it is.
+        """
+        running = cluster.running() if self.drain and not cluster.is_starting() else []
+        free = sum(free_when_settled(r) for r in running)
+        if free <= self.spare * sum(r.capacity for r in running):
+            return None
+        emptiable = (r for r in running if not any(q.pinned for q in r.requests.values()))
+        return min(emptiable, key=lambda r: (r.load, -r.order), default=None)
+
+
+def _emptiest(cluster: Cluster, request: Request, leaving: Replica | None) -> Replica | None:
+    """The emptiest replica that has room; the one that is being emptied only if no other has."""
+    return _elsewhere(cluster, request, leaving) or cluster.widest(request.tokens)
+
+
+def _elsewhere(cluster: Cluster, request: Request, leaving: Replica | None) -> Replica | None:
+    return cluster.widest(request.tokens, lambda replica: replica is not leaving)
+
+
+def _cure(cluster: Cluster, replica: Replica, leaving: Replica | None, openings: Openings) -> None:
+    """Move the smallest request whose leaving cures the overload; where none does alone, the largest, then again.
+
+    Where the request would have to wait for a replica to start it stays, and the engine preempts until then.
+    """
+    while replica.strain > 0:
+        movable = sorted(filter(cluster.may_move, replica.requests.values()), key=lambda q: (q.tokens, q.order))
+        if not movable:
+            return
+        request = next((q for q in movable if q.tokens + replica.lead >= replica.strain), movable[-1])
+        target = _emptiest(cluster, request, leaving) or openings.replica_for(request)
+        if target is None:
+            return
+        cluster.move(request, target, Reason.OVERLOAD)
+
+
+def _empty(cluster: Cluster, leaving: Replica) -> None:
+    """Move the largest request that fits elsewhere off the replica; one in an epoch, as a pair of replicas would."""
+    for request in sorted(filter(cluster.may_move, leaving.requests.values()), key=lambda q: (-q.tokens, q.order)):
+        target = _elsewhere(cluster, request, leaving)
+        if target is not None:
+            cluster.move(request, target, Reason.DRAIN)
+            return

@@ -1,0 +1,124 @@
+"""Depart (Fig. 10): what becomes of a replica that a request has left, by its end or by growing into another class.
+
+A departure only notes the hole. It is refilled after all allocations, with what then still fits: if a request has
+been allocated there meanwhile nothing may be left to move (section VI-C, removing unnecessary movement).
+"""
+
+from operator import attrgetter
+
+from policies.cluster.changes import Departure
+from policies.cluster.classes import Kind
+from policies.cluster.replica import Replica
+from policies.plan import Reason
+from policies.rules.mell.allocate import settle_in
+from policies.rules.mell.earlier import Earlier
+from policies.rules.mell.hole import Hole
+from policies.rules.mell.units import Unit, largest_first, single, units
+from policies.rules.mell.work import Work
+
+MOST_FILLINGS = 2
+"""How much fills a hole for which Fig. 10 names nothing that fits: a third unit was seen to gain nothing."""
+
+
+def depart(work: Work, departure: Departure, earlier: Earlier) -> None:
+    """Note what the end of a request leaves to be done; rule 4: what was beside a LARGE one is allocated anew."""
+    replica = departure.replica
+    category = earlier.category(replica)
+    if departure.kind is Kind.LARGE:
+        if work.reading.leaves_alone(work.board, replica, category):
+            return
+        others = units(replica, work.cluster.classes, work.cluster.may_move)
+        if not work.cluster.is_starting() and work.can_lift(others):
+            for unit in others:
+                work.lift_later(unit, Reason.DRAIN)
+    else:
+        work.leave_hole(Hole(replica, max(departure.kind, Kind.TINY), category))
+
+
+def refill(work: Work, hole: Hole) -> None:
+    """Move something into a hole, by the rule for its class and for the category of its replica.
+
+    A replica that is empty by now is to be closed.
+    """
+    category = work.board.category(hole.replica)
+    if category is None:
+        return
+    if hole.kind is not Kind.LARGE and work.reading.leaves_alone(work.board, hole.replica, hole.category):
+        return
+    if hole.kind is Kind.TINY:
+        refilled = _refill_tiny(work, hole)
+    elif hole.category is Kind.LARGE:
+        refilled = _refill_large(work, hole)
+    else:
+        refilled = category is not Kind.LARGE and _refill_middle(work, hole)
+    if not refilled:
+        _fill(work, hole)
+
+
+def _fill(work: Work, hole: Hole) -> None:
+    for _ in range(MOST_FILLINGS):
+        unit = work.reading.filling(work.board, hole)
+        if unit is None or not _moved(work, unit, hole.replica):
+            return
+
+
+def _refill_tiny(work: Work, hole: Hole) -> bool:
+    """Rule 2: for a TINY replica from the latest TINY or MEDIUM one, for another from the latest TINY one.
+
+    Rule 1, nothing for the latest of its category, follows: a TINY replica takes from later ones only.
+    """
+    board, replica = work.board, hole.replica
+    if hole.category is not Kind.TINY:
+        donor = board.latest(Kind.TINY, other_than=replica)
+    else:
+        latest = [board.latest_with_tiny(kind, after=replica) for kind in (Kind.TINY, Kind.MEDIUM)]
+        donor = max(filter(None, latest), key=attrgetter("order"), default=None)
+    unit = board.largest_tiny(donor, replica) if donor else None
+    if donor is None or unit is None or not _moved(work, unit, replica):
+        return False
+    if board.category(donor) is Kind.MEDIUM:
+        work.leave_hole(Hole(donor, Kind.TINY, Kind.MEDIUM))
+    return True
+
+
+def _refill_middle(work: Work, hole: Hole) -> bool:
+    """Rule 3 for a SMALL or MEDIUM replica: from the latest one of the same class, the largest that fits.
+
+    By rule 1 there is nothing to do when this one is the latest. TINY units that are in the way are allocated anew.
+    """
+    board, replica = work.board, hole.replica
+    donor = board.latest(hole.kind, other_than=replica)
+    if donor is None or (hole.category is hole.kind and donor.order < replica.order):
+        return False
+    middles = [single(q) for q in donor.requests.values() if q.kind is hole.kind]
+    fitting = [unit for unit in middles if board.could_fit(unit, replica)]
+    return bool(fitting) and _moved(work, max(fitting, key=largest_first), replica)
+
+
+def _refill_large(work: Work, hole: Hole) -> bool:
+    """Rule 3 for a LARGE replica, and rule 3 of Allocate for a new one, whose hole is of the class LARGE.
+
+    What the moved request leaves on its own replica is a hole in turn.
+    """
+    board, replica = work.board, hole.replica
+    if not board.single(replica):
+        return False
+    request = board.largest_middle(replica) if hole.kind is Kind.LARGE else board.preferred_middle(replica)
+    donor = request.replica if request else None
+    category = board.category(donor) if donor else None
+    if request is None or donor is None or category is None or not _moved(work, single(request), replica):
+        return False
+    work.leave_hole(Hole(donor, request.kind, category))
+    return True
+
+
+def _moved(work: Work, unit: Unit, replica: Replica) -> bool:
+    """Move a unit there and say so, or do nothing."""
+    if not work.can_lift([unit]):
+        return False
+    mark = work.mark()
+    work.lift(unit, Reason.FILL)
+    if settle_in(work, unit, replica):
+        return True
+    work.undo(mark)
+    return False

@@ -1,0 +1,66 @@
+"""Fig. 10 as it is printed, completed where it says nothing and as little as possible."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from policies.cluster.changes import Crossing
+from policies.cluster.classes import Kind
+from policies.cluster.replica import Replica
+from policies.model import ReplicaState
+from policies.rules.mell.board import Board
+from policies.rules.mell.hole import Hole
+from policies.rules.mell.units import Unit, fewest, units
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """The reading of the policy `mell`."""
+
+    def keeps_place(self, crossing: Crossing, category: Kind) -> bool:
+        """Update, rules 1 and 2: only what becomes LARGE on a MEDIUM replica stays, and what leaves a multi-item.
+
+        What shrinks (a report corrects what was known) stays too.
+        """
+        kind = crossing.request.kind
+        if kind is Kind.LARGE:
+            return crossing.was is Kind.MEDIUM and category is not Kind.LARGE
+        return kind <= max(crossing.was, Kind.TINY)
+
+    def leaves_alone(self, board: Board, replica: Replica, category: Kind) -> bool:
+        """Depart, rule 1, category by category."""
+        latest = board.latest(category)
+        return latest is None or latest.order <= replica.order
+
+    def surplus(self, board: Board, replica: Replica) -> Iterator[list[Unit]]:
+        """Update, rules 2 and 3: everything but the LARGE request. Elsewhere (not in the paper) TINY units first."""
+        classes, movable = board.cluster.classes, board.cluster.may_move
+        largest = max(replica.requests.values(), key=lambda request: (request.tokens, -request.order))
+        everything = units(replica, classes, movable)
+        others = [unit for unit in everything if unit.requests[0] is not largest]
+        if others and largest.kind is Kind.LARGE:
+            yield others
+        for candidates in (board.tiny_units(replica), everything):
+            few = fewest(((unit.tokens, unit) for unit in candidates), replica.overload)
+            if few is not None:
+                yield few
+
+    def others(self, board: Board, unit: Unit) -> Iterator[Replica]:
+        """None for SMALL, MEDIUM and LARGE; for TINY (rule 1 names no M-replica) whatever takes them."""
+        if unit.kind is Kind.TINY:
+            for category in (Kind.SMALL, Kind.TINY):
+                replica = board.best(category, unit)
+                if replica:
+                    yield replica
+
+    def activate(self, board: Board, unit: Unit) -> Replica | None:
+        """A new one: what has been emptied in this epoch is an old one, and "most recently activated" tells them apart.
+
+        Where a new one takes its time to start, an empty one comes first.
+        """
+        if board.cluster.starts_as is ReplicaState.RUNNING:
+            return board.cluster.open() or board.idle(unit)
+        return board.idle(unit)
+
+    def filling(self, board: Board, hole: Hole) -> Unit | None:
+        """Nothing."""
+        return None

@@ -1,0 +1,98 @@
+"""What the paper moves and places as one: a single request, or a multi-item of grains (section VI-C).
+
+A multi-item is bookkeeping inside one replica: its grains are grouped oldest first whenever somebody asks, so a
+group never has to be kept in step with what arrives, grows and leaves, and re-forming it costs nothing.
+"""
+
+from collections.abc import Callable, Iterable
+from operator import attrgetter, itemgetter
+from typing import NamedTuple, TypeVar
+
+from policies.cluster.classes import Classes, Kind
+from policies.cluster.replica import Replica, Request
+from policies.model import Tokens
+
+Item = TypeVar("Item")
+
+
+class Unit(NamedTuple):
+    """Requests that go together. `home` is the replica that they are lifted from, None for an arrival.
+
+    Of the paper's four classes: a multi-item is TINY, however small.
+    """
+
+    kind: Kind
+    requests: tuple[Request, ...]
+    tokens: int
+    home: Replica | None
+
+
+def single(request: Request) -> Unit:
+    """A request by itself; a grain counts as TINY."""
+    return Unit(request.kind or _TINY, (request,), request.tokens, request.replica)
+
+
+def tiny_units(
+    replica: Replica, classes: Classes, accept: Callable[[Request], bool] = lambda request: True
+) -> list[Unit]:
+    """The TINY requests of a replica and its multi-items, of those requests that `accept` lets through.
+
+    A group is closed as soon as it is above C/8. A grain is at most C/8, so no group is above C/4; only the last
+    one may be left at C/8 or less.
+    """
+    units = []
+    grains = []
+    for request in replica.requests.values():
+        if request.kind <= _TINY and accept(request):
+            if request.kind is _TINY:
+                units.append(single(request))
+            else:
+                grains.append(request)
+    grains.sort(key=attrgetter("order"))
+    return units + _grouped(grains, replica, classes.ceiling(Kind.GRAIN))
+
+
+def units(replica: Replica, classes: Classes, accept: Callable[[Request], bool] = lambda request: True) -> list[Unit]:
+    """Everything on a replica that `accept` lets through, as units."""
+    larger = [single(q) for q in replica.requests.values() if q.kind > Kind.TINY and accept(q)]
+    return larger + tiny_units(replica, classes, accept)
+
+
+def largest_first(unit: Unit) -> tuple[int, int]:
+    """A key by which the largest unit is the greatest, and of equals the oldest."""
+    return unit.tokens, -unit.requests[0].order
+
+
+def fewest(sizes: Iterable[tuple[int, Item]], gap: int) -> list[Item] | None:
+    """Few items whose sizes add up to `gap`: the smallest one that is enough, else the largest one and then more.
+
+    None if all of them together are not enough.
+    """
+    left = sorted(sizes, key=itemgetter(0))
+    chosen = []
+    while gap > 0:
+        if not left:
+            return None
+        enough = (index for index, (size, _) in enumerate(left) if size >= gap)
+        size, item = left.pop(next(enough, -1))
+        chosen.append(item)
+        gap -= size
+    return chosen
+
+
+def _grouped(grains: list[Request], replica: Replica, floor: float) -> list[Unit]:
+    groups = []
+    group: list[Request] = []
+    tokens = 0
+    for request in grains:
+        group.append(request)
+        tokens += request.tokens
+        if tokens > floor:
+            groups.append(Unit(_TINY, tuple(group), Tokens(tokens), replica))
+            group, tokens = [], 0
+    if group:
+        groups.append(Unit(_TINY, tuple(group), Tokens(tokens), replica))
+    return groups
+
+
+_TINY = Kind.TINY

@@ -1,0 +1,156 @@
+"""One call of `rebalance` under way: the board, and what the operations of the paper's Fig. 10 leave for later.
+
+Operation batching (section VI-C) is this: departures and updates only note what they would move, as `Hole`s to be
+refilled and units that have been lifted, and allocations come before refills.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from policies.cluster.classes import Kind
+from policies.cluster.cluster import Cluster
+from policies.cluster.replica import Replica
+from policies.model import ReplicaId, ReplicaState
+from policies.plan import Reason
+from policies.rules.mell.board import Board
+from policies.rules.mell.hole import Hole
+from policies.rules.mell.reading import Reading
+from policies.rules.mell.units import Unit, fewest
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """The state of one call. Everything that changes the cluster goes through here, so that the board stays right.
+
+    `_was` is what a replica held, in tokens and requests, before anything was lifted from it.
+    """
+
+    board: Board
+    reading: Reading
+    holes: list[Hole] = field(default_factory=list)
+    lifted: list[Unit] = field(default_factory=list)
+    _was: dict[ReplicaId, tuple[int, int]] = field(default_factory=dict)
+    _filled: Counter[tuple[ReplicaId, Kind]] = field(default_factory=Counter)
+    _starting: list[Replica] | None = None
+    _reserved: dict[ReplicaId, int] = field(default_factory=dict)
+
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster that is decided on."""
+        return self.board.cluster
+
+    def can_lift(self, units: Sequence[Unit]) -> bool:
+        """Whether all of these may leave their replicas, within what may still be moved in this epoch."""
+        requests = [request for unit in units for request in unit.requests]
+        return len(requests) <= self.cluster.moves_left and all(map(self.cluster.may_move, requests))
+
+    def lift(self, unit: Unit, reason: Reason) -> None:
+        """Take a unit off its replica; it must be put somewhere before the call ends."""
+        home = unit.home
+        assert home is not None, "an arrival has no replica to be lifted from"
+        self._was.setdefault(home.id, (home.load, len(home.requests)))
+        number = self.cluster.unit()
+        for request in unit.requests:
+            self.cluster.lift(request, reason, number)
+        self.board.touch(home)
+
+    def lift_later(self, unit: Unit, reason: Reason) -> None:
+        """Take a unit off its replica, to be allocated when all departures and updates are known."""
+        self.lift(unit, reason)
+        self.lifted.append(unit)
+
+    def put(self, unit: Unit, replica: Replica) -> None:
+        """Place a unit there."""
+        for request in unit.requests:
+            self.cluster.place(request, replica)
+        self.board.touch(replica)
+
+    def in_the_way(self, unit: Unit, replica: Replica) -> list[Unit] | None:
+        """The TINY units that must leave the replica before the unit fits there. None if that cannot be had."""
+        if self.board.fits(unit, replica):
+            return []
+        if not self.board.could_fit(unit, replica):
+            return None
+        gap = self.board.need(unit) - replica.room
+        tiny = self.board.tiny_units(replica)
+        chosen = fewest(((t.tokens + replica.headroom * len(t.requests), t) for t in tiny), gap)
+        return chosen if chosen is not None and self.can_lift(chosen) else None
+
+    def leave_hole(self, hole: Hole) -> None:
+        """Note what is to be refilled when all allocations are done."""
+        self.holes.append(hole)
+        if hole.kind is hole.category and hole.kind is not Kind.LARGE:
+            self.board.mark_hole(hole.replica, hole.kind)
+
+    def fill_hole(self, unit: Unit) -> None:
+        """What has been allocated takes the place of a unit of its class that has left the replica.
+
+        A LARGE one takes no place; it rather makes one, beside it.
+        """
+        replica = unit.requests[0].replica
+        if replica is not None and unit.kind is not Kind.LARGE:
+            self._filled[replica.id, unit.kind] += 1
+
+    def is_filled(self, hole: Hole) -> bool:
+        """Whether something has been allocated that takes this hole, which it then has used up."""
+        place = hole.replica.id, hole.kind
+        filled = self._filled[place] > 0
+        self._filled[place] -= filled
+        return filled
+
+    def mark(self) -> tuple[int, int]:
+        """A point to which `undo` can return."""
+        return self.cluster.mark(), len(self.board.log)
+
+    def undo(self, mark: tuple[int, int]) -> None:
+        """Take back what was lifted and put since then. Replicas that were activated stay."""
+        self.cluster.undo(mark[0])
+        for replica in self.board.log[mark[1] :]:
+            self.board.touch(replica)
+
+    def start_over(self, mark: tuple[int, int]) -> None:
+        """Take back everything since then, what was noted for later as well."""
+        self.undo(mark)
+        self.holes.clear()
+        self.lifted.clear()
+        self._reserved.clear()
+        self._filled.clear()
+
+    # --- when nothing running takes a unit ------------------------------------------------------------
+
+    def go_home(self, unit: Unit) -> bool:
+        """Put a unit back where it was lifted, if that makes its replica no fuller than it was."""
+        home = unit.home
+        if home is None:
+            return False
+        load, count = self._was[home.id]
+        if home.load + unit.tokens > max(home.capacity - home.shared, load):
+            return False
+        if len(home.requests) + len(unit.requests) > max(home.max_requests, count):
+            return False
+        self.put(unit, home)
+        return True
+
+    def reserve(self, unit: Unit) -> None:
+        """Have a replica started for a unit, unless one is starting that still has room for it.
+
+        The reservation is for this epoch. In the next one whatever is still without room asks again.
+        """
+        replica = self._starting_for(unit)
+        if replica is not None:
+            self._reserved[replica.id] = self._reserved.get(replica.id, 0) + self.board.need(unit)
+
+    def _starting_for(self, unit: Unit) -> Replica | None:
+        if self.board.need(unit) > self.cluster.capacity:
+            return None
+        if self._starting is None:
+            replicas = self.cluster.replicas.values()
+            self._starting = [replica for replica in replicas if replica.state is ReplicaState.STARTING]
+        for replica in self._starting:
+            if replica.room - self._reserved.get(replica.id, 0) >= self.board.need(unit):
+                return replica
+        new = self.cluster.open() if self.cluster.starts_as is ReplicaState.STARTING else None
+        if new is not None:
+            self._starting.append(new)
+        return new

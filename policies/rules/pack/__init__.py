@@ -1,0 +1,5 @@
+"""Growth-aware packing: Mell's own policy."""
+
+from policies.rules.pack.policy import Pack
+
+__all__ = ["Pack"]

@@ -1,0 +1,65 @@
+"""Emptying replicas, the cheapest first."""
+
+from policies.cluster.replica import Replica
+from policies.plan import Reason
+from policies.rules.pack.room import Seeker, by_size
+
+
+def drain(seeker: Seeker, most: int, victims: int, times: float) -> None:
+    """Empty replicas while one can be emptied with at most `most` moves, those included that make room elsewhere.
+
+    Of the `victims` least loaded replicas the one is chosen that costs the fewest moves. So many `times` the slack
+    stay free.
+    """
+    cluster = seeker.cluster
+    emptied = sum(not r.requests for r in cluster.running())
+    while cluster.may_close(emptied + 1, times) and (victim := _cheapest(seeker, most, victims)) is not None:
+        _empty(seeker, victim, most)
+        emptied += 1
+
+
+def _cheapest(seeker: Seeker, most: int, victims: int) -> Replica | None:
+    """The replica that is emptied with the fewest moves; found by trying, and taking back."""
+    cluster = seeker.cluster
+    best = None
+    for replica in _candidates(seeker, most)[:victims]:
+        if most < 1 or len(replica.requests) > most:
+            continue
+        mark = cluster.mark()
+        if _empty(seeker, replica, most):
+            best = replica
+            most = cluster.mark() - mark - 1
+        cluster.undo(mark)
+    return best
+
+
+def _candidates(seeker: Seeker, most: int) -> list[Replica]:
+    """Replicas with few requests, all movable, for which the others have room in total; the least loaded first."""
+    used = [r for r in seeker.cluster.running() if r.requests]
+    room = sum(max(0, r.room) for r in used)
+    return sorted(
+        (
+            r
+            for r in used
+            if r.load <= room - max(0, r.room)
+            and len(r.requests) <= most
+            and all(seeker.cluster.may_move(q) for q in r.requests.values())
+        ),
+        key=lambda r: (r.load, r.order),
+    )
+
+
+def _empty(seeker: Seeker, victim: Replica, most: int) -> bool:
+    """Move all requests away, the largest first. False if it takes more moves; some are then made already."""
+    cluster = seeker.cluster
+    mark = cluster.mark()
+    left = len(victim.requests)
+    for request in sorted(victim.requests.values(), key=by_size, reverse=True):
+        target = seeker.find(request.tokens, victim)
+        if target is None and not cluster.holds and cluster.mark() - mark + left < most:
+            target = seeker.make(request.tokens, victim)
+        if target is None or cluster.mark() - mark + left > most or not cluster.may_move(request):
+            return False
+        cluster.move(request, target, Reason.DRAIN)
+        left -= 1
+    return True

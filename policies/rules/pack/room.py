@@ -1,0 +1,188 @@
+"""Finding room: where a request fits, and which small exchange makes it fit.
+
+Requests grow, so a replica that is filled to the last token is overloaded a moment later. Room is therefore judged
+twice: *tight* room leaves every request the growth that the cluster keeps as headroom, *comfortable* room leaves more.
+Comfort saves moves, tightness saves replicas; a replica costs more than a move, so tight room is used before a replica
+is opened, and comfortable room before tight room.
+"""
+
+from dataclasses import dataclass, field
+from math import inf
+
+from policies.cluster.cluster import Cluster
+from policies.cluster.replica import Replica, Request
+from policies.plan import Reason
+from policies.rules.policy import NONE, Barred
+
+
+@dataclass(frozen=True, slots=True)
+class Seeker:
+    """Looks for room in one cluster. `comfort` is by how many tokens comfortable room exceeds tight room.
+
+    An exchange involves only the `reach` replicas with the most room. One that holds more than `crowd` requests is not
+    searched for a swap: among so many, a single move does.
+
+    With `spread` the replica with the most room is the best: where room is kept free anyway it costs nothing to have a
+    share of it beside every request, and what decodes beside less decodes faster. With `unused` one that holds nothing
+    will do, too: nothing is to be closed, so what is open may as well be used.
+
+    With `near` a move stays on its node even if room on another one fits better, unless that is comfortable and the
+    node's is not.
+
+    Where moves take time, the room that one makes is there when it is done. `promises` keeps it until then for the
+    request that it is made for: tokens by replica. What is sought `find`s no `barred` replica.
+    """
+
+    cluster: Cluster
+    comfort: int
+    reach: int
+    spread: bool = False
+    unused: bool = False
+    near: bool = False
+    crowd: int = 12
+    promises: dict[Replica, int] = field(default_factory=dict)
+    barred: Barred = NONE
+
+    def find(self, tokens: int, leaves: Replica | None = None) -> Replica | None:
+        """The best replica in use with comfortable room for `tokens`; if there is none, with tight room.
+
+        For a request that `leaves` a replica; where moves take time, comfortable room on the same node comes before
+        other comfortable room, and with `near` tight room there before other tight room.
+        """
+        return self._choose(tokens + self.comfort, leaves, near=True) or self._choose(tokens, leaves, near=self.near)
+
+    def _choose(
+        self, tokens: int, leaves: Replica | None, avoid: Replica | None = None, *, near: bool
+    ) -> Replica | None:
+        """The best replica for a request that `leaves` one; with `near`, where moves take time, first of its node."""
+        best = self.cluster.widest if self.spread else self.cluster.tightest
+        if near and leaves is not None and self.cluster.holds:
+            node = leaves.node
+            found = best(
+                tokens,
+                lambda r: self._accepts(r) and r.node == node and r is not leaves and r is not avoid,
+            )
+            if found is not None:
+                return found
+        return best(tokens, lambda r: self._accepts(r) and r is not leaves and r is not avoid)
+
+    def _accepts(self, replica: Replica) -> bool:
+        return (self.unused or bool(replica.requests)) and replica.id not in self.barred
+
+    def make(self, tokens: int, avoid: Replica | None = None) -> Replica | None:
+        """A replica in which one move, or else one swap of two requests, has made room for `tokens`.
+
+        For moves that are instantaneous: a swap needs room on both sides at once.
+        """
+        hosts = self._hosts(avoid)
+        return self._by_a_move(tokens, hosts, avoid) or self._by_a_swap(tokens, hosts)
+
+    def prepare(self, tokens: int, avoid: Replica | None = None) -> bool:
+        """Begin a move that makes room for `tokens` when it is done, and promise that room."""
+        host = self._by_a_move(tokens, self._hosts(avoid), avoid)
+        if host is not None:
+            self._promise(host, tokens)
+        return host is not None
+
+    def promised(self, tokens: int, avoid: Replica | None = None) -> bool:
+        """Whether moves under way make that room, and none of it is promised to another. It is promised then."""
+        for replica in self.cluster.running():
+            room = replica.room + replica.held - self.promises.get(replica, 0)
+            if replica is not avoid and replica.held and room >= self.cluster.need(tokens):
+                self._promise(replica, tokens)
+                return True
+        return False
+
+    def _promise(self, replica: Replica, tokens: int) -> None:
+        self.promises[replica] = self.promises.get(replica, 0) + tokens + self.cluster.headroom
+
+    def _hosts(self, avoid: Replica | None) -> list[Replica]:
+        return [r for r in self.cluster.roomiest(self.reach) if r.accepts and r.requests and r is not avoid]
+
+    def _by_a_move(self, tokens: int, hosts: list[Replica], avoid: Replica | None) -> Replica | None:
+        """The smallest request that is in the way leaves, if it fits elsewhere."""
+        cluster = self.cluster
+        widest = cluster.roomiest(3)
+        for host in hosts:
+            # Whoever leaves takes its headroom along.
+            lack = cluster.need(tokens) - host.room - cluster.headroom
+            # What is in the way goes nowhere if there is no such room at all: most hosts need not be looked at further.
+            elsewhere = next((r.room for r in widest if r is not host and r is not avoid), 0)
+            if cluster.need(lack) > elsewhere:
+                continue
+            request = smallest(cluster, host, lack)
+            if request is None or cluster.need(request.tokens) > elsewhere:
+                continue
+            # Where the smallest fits nowhere, no larger one does.
+            target = self._choose(request.tokens, host, avoid, near=self.near)
+            if target is not None:
+                cluster.move(request, target, Reason.MAKE_ROOM)
+                return host
+        return None
+
+    def _by_a_swap(self, tokens: int, hosts: list[Replica]) -> Replica | None:
+        """Two requests change places, the lightest pair that does; every replica keeps its number of requests."""
+        cluster = self.cluster
+        need = cluster.need(tokens)
+        hosts = [r for r in hosts if len(r.requests) <= self.crowd]
+        best: tuple[int, Request, Request, Replica, Replica] | None = None
+        for host in hosts:
+            lack = need - host.room
+            for large in host.requests.values():
+                if large.tokens < lack or not cluster.may_move(large):
+                    continue
+                for other in hosts:
+                    least = large.tokens - other.room
+                    for small in other.requests.values() if other is not host else ():
+                        weight = large.tokens + small.tokens
+                        if (
+                            least <= small.tokens <= large.tokens - lack
+                            and (best is None or weight < best[0])
+                            and cluster.may_move(small)
+                        ):
+                            best = (weight, large, small, host, other)
+        if best is None or cluster.moves_left < 2:
+            return None
+        _, large, small, host, other = best
+        unit = cluster.unit()
+        cluster.move(small, host, Reason.MAKE_ROOM, unit)
+        cluster.move(large, other, Reason.MAKE_ROOM, unit)
+        return host
+
+
+def smallest(cluster: Cluster, replica: Replica, tokens: int) -> Request | None:
+    """The smallest request of at least so many tokens that may move; of equals the oldest.
+
+    An inner loop of every decision, like `largest_below`: whether a request may move is asked last.
+    """
+    best: Request | None = None
+    least: float = inf
+    for request in replica.requests.values():
+        size = request.tokens
+        if (
+            tokens <= size <= least
+            and (size < least or best is None or request.order < best.order)
+            and cluster.may_move(request)
+        ):
+            best, least = request, size
+    return best
+
+
+def largest_below(cluster: Cluster, replica: Replica, tokens: int) -> Request | None:
+    """The largest request of fewer tokens that may move; of equals the youngest."""
+    best: Request | None = None
+    most: float = -inf
+    for request in replica.requests.values():
+        size = request.tokens
+        if (
+            most <= size < tokens
+            and (size > most or best is None or request.order > best.order)
+            and cluster.may_move(request)
+        ):
+            best, most = request, size
+    return best
+
+
+def by_size(request: Request) -> tuple[int, int]:
+    """A sort key: the smallest first, of equals the oldest."""
+    return (request.tokens, request.order)
