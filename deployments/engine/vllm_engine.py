@@ -25,7 +25,7 @@ from deployments.engine.counted import Counted
 from deployments.engine.port import EngineDead, EngineProcesses, EngineStats, Generated, InvalidRequest, Tie
 from migration import logprobs
 from migration.errors import BlocksGone, TransferFailed
-from migration.kv.connector import Load
+from migration.kv.connector import StagedBlocks
 from migration.messages import Fingerprint, SlotRef
 from migration.request import Sampling, Structured
 from policies.model import Blocks, Bytes, Tokens
@@ -111,7 +111,7 @@ class VllmEngine:
             temperature=0.0,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
-            extra_args={"kv_transfer_params": {"mell_load": Load(first, last, slot).to_params()}},
+            extra_args={"kv_transfer_params": {"mell_load": StagedBlocks(first, last, slot).to_params()}},
         )
         try:
             async for _ in self._run(f"load-{next(self._loads)}", tokens, params):

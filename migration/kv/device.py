@@ -1,17 +1,17 @@
 """Staging segments whose payloads are in GPU memory, shared between processes by CUDA IPC. Needs CuPy.
 
-The replica process allocates a segment, because the slots are its own: it lends them, sends from them and takes them
-back, and they must outlive whatever happens to a worker. Workers, its own and with transport `cuda_ipc` those of other
-replicas on the node, map it. CUDA does not let a process open its own handle, so a worker cannot run in the replica's
-process; vLLM's never does.
+The replica process allocates a segment and owns its slots: it leases them and sends from them, and they must outlive
+the workers. Its own worker maps the segment; with transport `cuda_ipc`, so do the workers of other replicas on the
+node. CUDA does not let a process open its own handle, so a worker cannot run in the replica's process; vLLM's never
+does.
 
 Headers stay in host memory, in a segment of the same size whose pages between the headers are never touched: a ticket
-is read and written without the GPU. Tickets order the two sides as they do on the host, because whoever puts bytes into
-a slot stamps it only once the GPU has finished (`CacheLayout.gather`, and the transports), and whoever reads checks
-again once the GPU has read them.
+is read and written without the GPU. Tickets order writer and reader as they do in host memory: a writer stamps a slot
+only after the GPU has finished writing its payload (`CacheLayout.gather`, and the transports), and a reader checks the
+ticket again after the GPU has read the payload.
 
-The path of a segment is "cuda:", the IPC handle in hexadecimal, ":", and the path of the headers' segment. That one
-cannot be opened any more once its process is gone, so a handle of the dead is not opened either.
+The path of a segment is "cuda:", the IPC handle in hexadecimal, ":", and the path of the headers' segment. The headers'
+segment cannot be opened after the end of its process, so the IPC handle of a dead process is never opened either.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ _OUT_OF_MEMORY = 2
 
 
 def preload() -> None:
-    """Import CuPy if it is installed: it takes a second or two, which the first move would wait for in the worker."""
+    """Import CuPy if it is installed; otherwise the first migration would wait a second or two for the import."""
     with contextlib.suppress(ImportError):
         importlib.import_module("cupy")
 
@@ -41,7 +41,7 @@ class DeviceSlot(Slot):
 
 
 class DeviceSegment:
-    """See the module. `create` and `open` use the current device of the calling thread."""
+    """A `Staging` in GPU memory. `create` and `open` use the current device of the calling thread."""
 
     def __init__(self, path: str, headers: Segment, pointer: int, owned: bool) -> None:
         import cupy
@@ -59,8 +59,8 @@ class DeviceSegment:
     def create(cls, size: int) -> Self:
         """A new segment of `size` bytes.
 
-        The memory comes from CUDA itself: CuPy's and torch's allocators hand out parts of larger allocations, and a
-        handle always exports the whole.
+        The memory comes from `cudaMalloc`: CuPy's and torch's allocators return parts of larger allocations, and an IPC
+        handle always exports the whole allocation.
 
         Raises:
             RuntimeError: there is no CuPy, no GPU, or not enough memory on it.
@@ -82,7 +82,7 @@ class DeviceSegment:
 
     @classmethod
     def open(cls, path: str) -> Self:
-        """Map another process's segment. Raises TransferFailed when that process is gone, or CUDA cannot map it."""
+        """Map another process's segment. Raises TransferFailed if that process has ended, or CUDA cannot map it."""
         try:
             import cupy
 
@@ -91,7 +91,7 @@ class DeviceSegment:
         except (ImportError, ValueError) as error:
             raise TransferFailed(f"staging segment {path}: {error}") from error
         try:
-            # The flag that CuPy sets by default also allows a GPU of this node that this process does not see.
+            # CuPy's default flag also maps memory of a GPU of this node that CUDA_VISIBLE_DEVICES hides.
             pointer = cupy.cuda.runtime.ipcOpenMemHandle(bytes.fromhex(handle))
         except (ValueError, cupy.cuda.runtime.CUDARuntimeError) as error:
             headers.close()
@@ -99,7 +99,7 @@ class DeviceSegment:
         return cls(path, headers, pointer, owned=False)
 
     def view(self, offset: int, size: int) -> Any:
-        """`size` bytes from `offset` as a CuPy array. Raises TransferFailed when they lie outside."""
+        """`size` bytes from `offset` as a CuPy array. Raises TransferFailed if they lie outside the segment."""
         if offset < 0 or size < 0 or offset + size > self.size:
             raise TransferFailed(f"bytes [{offset}, {offset + size}) lie outside a segment of {self.size}")
         return self._bytes[offset : offset + size]
@@ -109,7 +109,7 @@ class DeviceSegment:
         return self._headers.ticket(offset)
 
     def stamp(self, offset: int, ticket: int) -> None:
-        """Write the ticket of the slot at `offset`; 0 says that the payload is not valid."""
+        """Write the ticket of the slot at `offset`; 0 marks the payload as invalid."""
         self._headers.stamp(offset, ticket)
 
     def slot(self, offset: int, size: int) -> DeviceSlot:
@@ -118,7 +118,7 @@ class DeviceSegment:
         return DeviceSlot(self.path, offset, self._headers.view(offset, HEADER), payload)
 
     def close(self) -> None:
-        """Free the memory, or unmap it. No view may be in use any more, nor the GPU be copying."""
+        """Free the memory, or unmap it. All views and all copies on the GPU must have ended."""
         import cupy
 
         pointer, self._pointer = self._pointer, 0

@@ -1,13 +1,15 @@
-"""Continuing a request in another engine exactly: what was output elsewhere is output here too, not prompt.
+"""Exact continuation of a request in another engine: the tokens it has output so far stay output, not prompt.
 
-vLLM has no word for a request that begins with output. It comes with its output at the end of its prompt, and with how
-many tokens that is; then, in time order:
-    replay            scheduler half, as it is added: a grammar accepts the output, so that it allows what comes next
-    split             scheduler half, as it is first scheduled: `min_tokens` and `max_tokens` count output
-    restore           worker half, before it is first sampled: penalties count output, and a seeded generator stands
-                      where it stood
+vLLM's API has no requests that begin with output. A moved request is added with its output at the end of its prompt and
+the number of these tokens; then, in time order:
+    replay            scheduler half, when it is added: the grammar consumes the output
+    split             scheduler half, when it is first scheduled: the scheduler counts the output as output
+    restore           worker half, before it is first sampled: penalties count the output as output, and a seeded
+                      generator is advanced past it
 
-Model runner V2 takes the output from the scheduler, and draws by seed and position: it needs nothing to be restored.
+Model runner V2 takes the output from the scheduler and draws by seed and position: it needs no `restore`.
+
+These functions write private fields of vLLM's requests and batch, of the pinned version.
 """
 
 from collections.abc import Sequence
@@ -23,7 +25,10 @@ if TYPE_CHECKING:
 
 
 def replay(request: "Request", outputs: int) -> None:
-    """Have the grammar accept the output once it is compiled; vLLM waits for it before it schedules the request."""
+    """Replace the request's grammar by one that has consumed the last `outputs` tokens of the prompt.
+
+    vLLM waits for the grammar's future before it schedules the request.
+    """
     structured = request.structured_output_request
     if structured is None:
         return
@@ -46,9 +51,10 @@ def replay(request: "Request", outputs: int) -> None:
 
 
 def split(request: "Request", outputs: int, new: "NewRequestData") -> bool:
-    """Make the last `outputs` tokens of a request's prompt its output; whether the worker has to `restore` it.
+    """Turn the last `outputs` tokens of a request's prompt into its output; True if the worker has to `restore` it.
 
-    `new` is what the worker is told of it in this step, its first: V1's batch is made from its prompt.
+    `new` is the scheduler's message to the worker for the request's first step. Model runner V1 builds its batch from
+    the message's prompt, which therefore stays whole until `restore`; V2 takes the shorter prompt.
     """
     tokens = request.prompt_token_ids
     cut = len(tokens) - outputs
@@ -62,10 +68,10 @@ def split(request: "Request", outputs: int, new: "NewRequestData") -> bool:
 
 
 def restore(runner: Any, request_id: str, outputs: int) -> None:
-    """Make the last `outputs` tokens of a new request's prompt its output in the worker's first model runner."""
+    """Turn the last `outputs` tokens of a new request's prompt into its output in the worker's model runner V1."""
     state, batch = runner.requests[request_id], runner.input_batch
     cut = len(state.prompt_token_ids) - outputs
-    # The batch refers to this list, which holds nothing yet.
+    # In place: the batch refers to this list, which is still empty.
     state.output_token_ids.extend(state.prompt_token_ids[cut:])
     state.prompt_token_ids = state.prompt_token_ids[:cut]
     state.num_prompt_tokens = cut
@@ -77,26 +83,30 @@ def restore(runner: Any, request_id: str, outputs: int) -> None:
 
 
 def refresh(runner: Any) -> None:
-    """Have the batch's sampling metadata made anew, after `restore`."""
+    """Rebuild the batch's sampling metadata, after `restore`."""
     runner.input_batch.sampling_metadata = runner.input_batch._make_sampling_metadata()
 
 
 def rewind(runner: Any) -> None:
-    """Set seeded generators to where the output's end is: vLLM throws away what it samples after a load that failed."""
+    """Set seeded generators back to the end of their request's output.
+
+    Needed after a step in which a load failed: vLLM discards that step's samples, but not their random draws.
+    """
     for state in runner.requests.values():
         if isinstance(state.generator, SeededGenerator):
             state.generator.rewind()
 
 
 class SeededGenerator(torch.Generator):
-    """A CPU generator that stands where so many tokens of output leave it: vLLM draws one number for each.
+    """A CPU generator advanced past a request's output, for which vLLM has drawn one number per token.
 
-    vLLM takes a draw back by setting the offset four back, as on a GPU, when it has sampled in the middle of a prompt;
-    a generator of PyTorch's on the CPU has no offset and raises, which would end the engine.
+    `output` is the live list of output tokens. vLLM reverts a draw (one sampled in the middle of a prompt) by setting
+    the offset back by four, as on a GPU; PyTorch's own CPU generator has no offset and raises, which would end the
+    engine.
     """
 
     def __new__(cls, seed: int, output: Sequence[int]) -> Self:
-        """On the CPU."""
+        """A generator on the CPU; PyTorch's `__new__` takes no seed."""
         made: Self = super().__new__(cls)
         return made
 
@@ -106,16 +116,16 @@ class SeededGenerator(torch.Generator):
         self.rewind()
 
     def get_offset(self) -> int:
-        """Only differences count."""
+        """Always 0: vLLM uses the offset only to compute the one for `set_offset`."""
         return 0
 
     def set_offset(self, offset: int) -> None:
-        """Go back to where the output's end is."""
+        """Return to the end of the output, whatever `offset` is."""
         self.rewind()
 
     def rewind(self) -> None:
-        """Stand where the output's end is."""
+        """Return to the end of the output: seed anew and repeat its draws."""
         self.manual_seed(self._seed)
         for _ in self._output:
-            # As `TopKTopPSampler.forward_cpu` does (v1/sample/ops/topk_topp_sampler.py).
+            # The draw of `TopKTopPSampler.forward_cpu` (vllm/v1/sample/ops/topk_topp_sampler.py).
             torch.randint(0, 1 << 31, (1,), generator=self, dtype=torch.long)

@@ -1,4 +1,4 @@
-"""How a model's KV cache lies in memory.
+"""The memory layout of a model's KV cache.
 
 vLLM hands a connector one tensor per layer, a view [B, H, N, C] (blocks, heads, tokens, K beside V) of one allocation
 for all layers; the attention backend decides which axis is outermost in memory (vllm/v1/kv_cache_layout.py,
@@ -18,21 +18,21 @@ _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 
 
 class Layer(NamedTuple):
-    """One layer's cache as [B, ...], the axes after the first in memory order; `order` names them in vLLM's view."""
+    """One layer's cache as [B, ...], its other axes in memory order; `order` gives their positions in vLLM's view."""
 
     blocks: torch.Tensor
     order: tuple[int, ...]
 
     def describe(self) -> str:
-        """What the layers of two caches must agree on for their blocks to be exchanged."""
+        """The layer's type, shape and axis order, which must be equal in two caches that exchange blocks."""
         return f"{self.blocks.dtype}{tuple(self.blocks.shape[1:])}@{self.order}"
 
 
 def layers_of(caches: Mapping[str, torch.Tensor], num_blocks: int) -> list[Layer]:
-    """The layers of a cache by their numbers, without those that are the memory of another (shared_kv_cache_layers).
+    """The layers of a cache by layer number, without those that share another layer's memory (shared_kv_cache_layers).
 
     Raises:
-        TransferFailed: a layer's blocks cannot be told apart.
+        TransferFailed: a layer is no tensor, or none of its axes counts blocks.
     """
     first: dict[tuple[object, ...], Layer] = {}
     for name in sorted(caches, key=_by_number):
@@ -42,7 +42,7 @@ def layers_of(caches: Mapping[str, torch.Tensor], num_blocks: int) -> list[Layer
 
 
 def _by_number(name: str) -> list[str | int]:
-    """Sorts "layers.2" before "layers.10", as vLLM allocates them."""
+    """A sort key that puts "layers.2" before "layers.10", the order in which vLLM allocates them."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
 
@@ -51,14 +51,14 @@ def _layer(name: str, cache: torch.Tensor, num_blocks: int) -> Layer:
         raise TransferFailed(f"KV cache of {name}: {type(cache).__name__} is not a tensor")
     dim = _block_dim(name, cache, num_blocks)
     if cache.shape[dim] != num_blocks:
-        # Kernel blocks: a block is shown as several, which lie side by side (vLLM's create_kv_cache_views).
+        # Kernel blocks: vLLM's view splits a block into several adjacent ones (create_kv_cache_views).
         cache = cache.unflatten(0, (num_blocks, -1))
     others = sorted((d for d in range(cache.dim()) if d != dim), key=cache.stride, reverse=True)
     return Layer(cache.permute(dim, *others), tuple(others))
 
 
 def _block_dim(name: str, cache: torch.Tensor, num_blocks: int) -> int:
-    """The axis that counts blocks: the first; some backends of older versions put K and V before it."""
+    """The axis that counts blocks: the first, or the second where a backend of an older vLLM has K and V before it."""
     for dim in (0, 1):
         if cache.dim() > dim and cache.shape[dim] == num_blocks:
             return dim
@@ -68,7 +68,7 @@ def _block_dim(name: str, cache: torch.Tensor, num_blocks: int) -> int:
 
 
 def dense(blocks: torch.Tensor) -> torch.Tensor:
-    """The same bytes with as few axes as possible: those that lie within each other without a gap are one."""
+    """The same bytes with as few axes as possible: contiguously nested axes are merged into one."""
     axes: list[tuple[int, int]] = []
     for size, stride in zip(blocks.shape[1:], blocks.stride()[1:], strict=True):
         if axes and axes[-1][1] == size * stride:
@@ -80,12 +80,16 @@ def dense(blocks: torch.Tensor) -> torch.Tensor:
 
 
 def as_words(layers: Sequence[torch.Tensor], widest: int) -> list[torch.Tensor]:
-    """All layers as integers of the largest size, up to `widest` bytes, to which all of them are aligned."""
+    """All layers viewed as integers of the largest size, at most `widest` bytes, to which every layer is aligned.
+
+    Raises:
+        TransferFailed: torch cannot view some layer with this integer type.
+    """
     word = _WORDS[min(_word_bytes(layer, widest) for layer in layers)]
     try:
         return [layer.view(word) for layer in layers]
     except RuntimeError as error:
-        raise TransferFailed(f"the KV cache's layers differ too much to be staged: {error}") from error
+        raise TransferFailed(f"the KV cache's layers differ too much to be staged together: {error}") from error
 
 
 def _word_bytes(layer: torch.Tensor, widest: int) -> int:

@@ -1,14 +1,14 @@
 """The copies between KV cache blocks and a staging slot.
 
-A staged block keeps its bytes in memory order:
+Staged bytes keep their order in memory:
 
-    for each layer, in the order of their numbers: for each block: its bytes
+    for each layer, by layer number: for each block: its bytes
 
-Copies move whole machine words, whatever the cache's type: nothing is converted, and types by which torch cannot
-index (8-bit floats) are no exception. What is best for the two kinds of device differs, what is staged does not:
-GPUs get layers that lie at a constant distance from each other as one tensor [L, B, ...], so that one kernel copies
-blocks of all of them; CPUs get them one by one, since there torch indexes an inner axis element by element (measured:
-300 times slower), and words of 4 bytes, since it copies 8-byte ones at half the speed (measured, torch 2.13).
+Copies move whole machine words, whatever the cache's type: no value is converted, and types that torch cannot index
+(8-bit floats) need no special case. The staged bytes are the same for both kinds of device; the copies differ. On a
+GPU, layers at a constant distance from each other are one tensor [L, B, ...], so that one kernel copies blocks of all
+of them. On a CPU, layers are copied one by one, since torch indexes an inner axis element by element there (measured:
+300 times slower), in words of 4 bytes, since torch copies 8-byte words at half the speed (measured, torch 2.13).
 """
 
 import math
@@ -22,10 +22,10 @@ from migration.kv.layers import as_words, dense, layers_of, runs
 
 
 class CacheLayout:
-    """The KV tensors of all layers. Layers that share another one's cache count once."""
+    """The KV tensors of all layers; a layer that shares another layer's cache is left out."""
 
     def __init__(self, caches: Mapping[str, torch.Tensor], num_blocks: int, for_gpu: bool | None = None) -> None:
-        """`for_gpu` says for which kind of device to copy; by default the one that the cache is on.
+        """`for_gpu` selects the kind of copies; by default, that of the cache's device.
 
         Raises:
             TransferFailed: the cache cannot be moved by blocks.
@@ -44,23 +44,23 @@ class CacheLayout:
 
     @property
     def device(self) -> torch.device:
-        """Where the cache is."""
+        """The cache's device."""
         return self._device
 
     @property
     def kernels(self) -> int:
-        """Copy kernels that one gather or scatter takes."""
+        """The number of copy kernels of one gather or scatter."""
         return len(self._runs)
 
     def describe(self) -> str:
-        """What two caches must agree on for their blocks to be exchanged."""
+        """The types, shapes and axis orders of all layers, which must be equal in two caches that exchange blocks."""
         return self._description
 
     def gather(self, blocks: Sequence[int], out: Any) -> None:
         """Copy `blocks` of every layer into `out`: len(blocks) * block_bytes bytes of host or GPU memory.
 
-        Returns once they are there, for other processes too: on a GPU it waits for the stream that vLLM computes
-        on, hence for the step in flight, which may still be writing to these blocks.
+        Returns when the copy is complete and visible to other processes. On a GPU this waits for the stream that vLLM
+        computes on, hence for the step in flight, which may still be writing to these blocks.
 
         Raises:
             TransferFailed: a block does not exist, or `out` has another size; nothing was copied.
@@ -76,10 +76,10 @@ class CacheLayout:
     def scatter(self, blocks: Sequence[int], staged_count: int, skip: int, source: Any) -> None:
         """Copy staged blocks [skip, skip + len(blocks)) of `staged_count` into the cache blocks `blocks`.
 
-        Returns once the staged bytes have been read.
+        Returns when the staged bytes have been read.
 
         Raises:
-            TransferFailed: a block does not exist, or fewer are staged; nothing was copied.
+            TransferFailed: a block does not exist, or too few are staged; nothing was copied.
         """
         if skip < 0 or skip + len(blocks) > staged_count:
             raise TransferFailed(f"{len(blocks)} blocks after {skip} are more than the {staged_count} staged")
@@ -89,13 +89,13 @@ class CacheLayout:
         self._settle()
 
     def _index(self, blocks: Sequence[int]) -> torch.Tensor:
-        """Block ids as a tensor, checked here: an index out of range inside the worker kills the engine."""
+        """Block ids as a tensor. Checked, since an index out of range inside the worker would end the engine."""
         if not blocks or min(blocks) < 0 or max(blocks) >= self._num_blocks:
             raise TransferFailed(f"no such KV blocks: {blocks[:4]}...")
         return torch.tensor(blocks, dtype=torch.int64, device=self._device)
 
     def _staged(self, count: int, memory: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Each run of layers with its part of the staged bytes, shaped like it with `count` blocks."""
+        """Each run of layers with its part of the staged bytes, in the run's shape with `count` blocks."""
         if len(memory) != count * self.block_bytes:
             raise TransferFailed(f"{len(memory)} bytes are not {count} blocks of {self.block_bytes}")
         flat = _flat(memory, self._device)
@@ -115,10 +115,10 @@ class CacheLayout:
 
 
 def _flat(memory: Any, device: torch.device) -> torch.Tensor:
-    """Staged bytes as a tensor over the same memory: a memoryview is the host's, a CuPy array the GPU's."""
+    """Staged bytes as a tensor over the same memory: a memoryview is host memory, a CuPy array GPU memory."""
     if isinstance(memory, memoryview):
         return torch.frombuffer(memory, dtype=torch.uint8)
-    # Given no device, torch asks CUDA where the memory lies, and copies what it finds on another GPU.
+    # Without `device`, torch asks CUDA for the memory's device, and copies memory of another GPU.
     flat = torch.as_tensor(memory, device=device)
     if flat.data_ptr() != memory.data.ptr:
         raise TransferFailed(f"the staging slot is not in memory that {device} can use")

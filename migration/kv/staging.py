@@ -1,8 +1,8 @@
 """Staging slots: shared memory between a replica and its engine's worker, and between replicas of a node.
 
-A segment is an anonymous file (memfd) that other processes map through /proc: it needs no name that could
-clash, and the kernel frees it when its last user is gone, however that user died. `device` has segments whose
-payloads are in GPU memory.
+A segment is an anonymous file (memfd) that other processes map through /proc: it has no name that could clash, and
+the kernel frees it when the last process that maps it has ended, however it ended. `device` has segments whose payloads
+are in GPU memory.
 
 One slot is a header and a payload:
 
@@ -25,22 +25,22 @@ HEADER = 64
 """Bytes before the payload: room for the ticket, and a whole cache line so that the payload is aligned."""
 
 DEVICE = "cuda:"
-"""How the paths of segments in GPU memory begin."""
+"""The prefix of paths of segments in GPU memory."""
 
 TICKET = struct.Struct("<Q")
-"""How a header holds the ticket, in its first bytes."""
+"""The ticket's encoding, in the first bytes of a header."""
 
 
 class Staging(Protocol):
-    """A segment, wherever its payloads are. `path` is how other processes of this node open it."""
+    """A segment with payloads in host or GPU memory. Other processes of this node open it by its `path`."""
 
     path: str
 
     def view(self, offset: int, size: int) -> Any:
-        """`size` writable bytes from `offset`: a memoryview, or a CuPy array if they are on a GPU.
+        """`size` writable bytes from `offset`: a memoryview, or a CuPy array in GPU memory.
 
         Raises:
-            TransferFailed: they lie outside the segment.
+            TransferFailed: the bytes lie outside the segment.
         """
         ...
 
@@ -49,7 +49,7 @@ class Staging(Protocol):
         ...
 
     def stamp(self, offset: int, ticket: int) -> None:
-        """Write the ticket of the slot at `offset`; 0 says that the payload is not valid."""
+        """Write the ticket of the slot at `offset`; 0 marks the payload as invalid."""
         ...
 
     def slot(self, offset: int, size: int) -> Slot:
@@ -57,29 +57,29 @@ class Staging(Protocol):
         ...
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free or unmap the memory."""
         ...
 
 
 class Segment:
-    """A mapped segment; `path` is how other processes of this node open it."""
+    """A segment in host memory. Other processes of this node open it by its `path`."""
 
     def __init__(self, fd: int, size: int, path: str) -> None:
         self.path = path
         self.size = size
         self._map = mmap.mmap(fd, size)
-        self._fd: int | None = fd  # Ours from here on: if mapping it fails, it is still the caller's.
+        self._fd: int | None = fd  # Owned from here on; if mmap raises, the caller still owns it.
 
     @classmethod
     def create(cls, size: int) -> Self:
-        """A new segment of `size` bytes, which lives as long as this process or one that has mapped it."""
+        """A new segment of `size` bytes; it exists as long as this process or any process that has mapped it."""
         fd = os.memfd_create("mell-staging", os.MFD_CLOEXEC)
         os.ftruncate(fd, size)
         return cls(fd, size, f"/proc/{os.getpid()}/fd/{fd}")
 
     @classmethod
     def open(cls, path: str) -> Self:
-        """Map another process's segment. Raises TransferFailed when that process is gone, or it is no segment."""
+        """Map another process's segment. Raises TransferFailed if that process has ended, or `path` is no segment."""
         try:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
@@ -91,7 +91,7 @@ class Segment:
             raise TransferFailed(f"staging segment {path}: {error}") from error
 
     def view(self, offset: int, size: int) -> memoryview:
-        """`size` writable bytes from `offset`. Raises TransferFailed when they lie outside."""
+        """`size` writable bytes from `offset`. Raises TransferFailed if they lie outside the segment."""
         if offset < 0 or size < 0 or offset + size > self.size:
             raise TransferFailed(f"bytes [{offset}, {offset + size}) lie outside a segment of {self.size}")
         return memoryview(self._map)[offset : offset + size]
@@ -102,7 +102,7 @@ class Segment:
         return value
 
     def stamp(self, offset: int, ticket: int) -> None:
-        """Write the ticket of the slot at `offset`; 0 says that the payload is not valid."""
+        """Write the ticket of the slot at `offset`; 0 marks the payload as invalid."""
         TICKET.pack_into(self.view(offset, TICKET.size), 0, ticket)
 
     def slot(self, offset: int, size: int) -> Slot:
@@ -110,12 +110,12 @@ class Segment:
         return Slot(self.path, offset, self.view(offset, size))
 
     def close(self) -> None:
-        """Give the mapping back once no view is in use; a view still in use keeps it alive. More than once is once."""
+        """Close the segment; further calls do nothing. A view still in use keeps the mapping until its own end."""
         if self._fd is None:
             return
         os.close(self._fd)
         self._fd = None
-        with contextlib.suppress(BufferError):  # A tensor still refers to the mapping: both go together.
+        with contextlib.suppress(BufferError):  # A tensor still refers to the mapping, which ends with the tensor.
             self._map.close()
 
     def __del__(self) -> None:
@@ -132,14 +132,14 @@ class Segment:
 
 
 class Segments:
-    """The segments a process has mapped, opened on first use and kept."""
+    """Segments mapped by this process: opened on first use, and at most `limit` kept open."""
 
     def __init__(self, limit: int = 16) -> None:
         self._limit = limit
         self._open: dict[str, Staging] = {}
 
     def get(self, path: str) -> Staging:
-        """The segment at `path`; the one longest unused is closed when there are too many."""
+        """The segment at `path`. Closes the least recently used one if more than `limit` are open."""
         segment = self._open.pop(path, None) or _open(path)
         self._open[path] = segment
         if len(self._open) > self._limit:
@@ -147,12 +147,12 @@ class Segments:
         return segment
 
     def payload(self, ref: SlotRef, size: int) -> Any:
-        """The payload of a slot. Raises TransferFailed unless it carries the expected ticket."""
+        """The first `size` bytes of a slot's payload. Raises TransferFailed unless the slot carries `ref`'s ticket."""
         self.check(ref)
         return self.get(ref.segment).view(ref.offset + HEADER, size)
 
     def check(self, ref: SlotRef) -> None:
-        """Raise TransferFailed unless the slot still carries the ticket."""
+        """Raise TransferFailed unless the slot still carries `ref`'s ticket."""
         if self.get(ref.segment).ticket(ref.offset) != ref.ticket:
             raise TransferFailed("the staging slot was reused before it was read")
 

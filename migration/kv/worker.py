@@ -1,7 +1,7 @@
-"""The worker extension: what a replica can ask of its engine's worker, between two steps.
+"""The worker extension: a replica's calls to its engine's worker, between two steps.
 
 vLLM mixes this class into its Worker (`worker_extension_cls`); `collective_rpc` calls its methods in order with
-the steps. An exception would end the worker, so what may fail returns an error as a value.
+the steps. An exception would end the worker, so a call that can fail returns its error as a value.
 """
 
 import logging
@@ -20,15 +20,15 @@ log = logging.getLogger(__name__)
 
 
 class MellWorker:
-    """Mixed into vLLM's Worker; method names carry the prefix so that they cannot clash with its own."""
+    """A mix-in of vLLM's Worker; the prefix `mell_` keeps method names from clashing with the Worker's own."""
 
     model_runner: Any
-    """The Worker's."""
+    """The Worker's model runner."""
 
     def mell_describe(self) -> dict[str, Any]:
-        """The cache's layout (empty when blocks cannot be moved, with the reason) and the processes' ids.
+        """The cache's layout (empty if blocks cannot be moved; "unsupported" has the reason) and the process ids.
 
-        To be asked before the first request: the connector gets to know the model runner by it.
+        Must be called before the first request: it also gives the connector the model runner.
         """
         connector = _connector()
         connector.runner = self.model_runner
@@ -46,7 +46,7 @@ class MellWorker:
         """Copy blocks [first, last) of a running request into a slot.
 
         Returns:
-            {"ticket", "bytes"}, or {"error"} when the blocks are not all there ("gone": the request has none).
+            {"ticket", "bytes"}, or {"error"} if a block is not full, with "gone" if the request holds no blocks.
         """
         try:
             return self._mell_gather(_connector(), key, first, last, segment, offset)
@@ -77,7 +77,7 @@ class MellWorker:
         return {"ticket": ticket, "bytes": HEADER + size}
 
     def mell_counters(self) -> dict[str, int]:
-        """Blocks loaded from outside since the start, and requests whose block tables are known."""
+        """The number of blocks loaded since the start, and of requests with a block table."""
         connector = _connector()
         return {"blocks_loaded": connector.blocks_loaded, "tables": len(connector.tables)}
 

@@ -1,4 +1,4 @@
-"""As much of CuPy 14.2 as Mell uses, over host memory: device memory that other processes can open, streams, NCCL.
+"""The part of CuPy 14.2 that Mell uses, over host memory: device memory that other processes can open, streams, NCCL.
 
 `install` puts it in place of CuPy. Two ranks of a communicator are two threads here; a transfer takes place once
 both have asked for it, and until then streams are busy, as on a GPU. Names and signatures are CuPy's own.
@@ -130,7 +130,7 @@ class Stream:
 
 
 class Nccl(ModuleType):
-    """cupy.cuda.nccl, with what tests look at: communicators by rank, and ids made."""
+    """cupy.cuda.nccl, with members for tests: communicators by rank, and the ids made."""
 
     NCCL_UINT8 = 1
     NcclError = NcclError
@@ -143,7 +143,7 @@ class Nccl(ModuleType):
         self.made: list[Any] = []
         self.waiting: dict[bytes, dict[int, Any]] = {}
         self.error: NcclError | None = None
-        """What NCCL has noticed in the background."""
+        """An error that NCCL found in the background, to be raised by `check_async_error`."""
 
         nccl = self
 
@@ -199,7 +199,7 @@ class Nccl(ModuleType):
 
 @contextlib.contextmanager
 def installed() -> Iterator[Any]:
-    """`install`, and what was there before afterwards."""
+    """Install the fake; restore the earlier modules afterwards."""
     names = ("cupy", "cupy.cuda", "cupy.cuda.runtime", "cupy.cuda.nccl")
     before = {name: sys.modules[name] for name in names if name in sys.modules}
     yield install()
@@ -209,7 +209,7 @@ def installed() -> Iterator[Any]:
 
 
 def install() -> Any:
-    """Put a fresh fake in place of CuPy; return it."""
+    """Put a new fake in the place of CuPy; return it."""
     cupy, cuda = ModuleType("cupy"), ModuleType("cupy.cuda")
     runtime, nccl = Runtime(), Nccl()
     vars(cuda).update(

@@ -1,4 +1,4 @@
-"""A worker's half of staging, as a process: a KV cache and what `MellWorker` and `MellConnector` do with it.
+"""A worker's half of staging as a process: a KV cache, with the copies of `MellWorker` and `MellConnector`.
 
     python -m tests.migration.kv_process cpu|cuda LAYOUT [SEED]
 
@@ -19,11 +19,11 @@ from typing import Any, Self
 ROOT = Path(__file__).parents[2]
 BLOCKS = 32
 BLOCK_BYTES = 12 * 2 * 4 * 6 * 2
-"""Of `caches.paged`: layers, heads, tokens, content, bytes of bfloat16."""
+"""Bytes of a block of `caches.paged`: layers, heads, tokens, content, bytes of bfloat16."""
 
 
 class Half:
-    """The cache, and its copies."""
+    """The KV cache and its copies."""
 
     def __init__(self, device: str, layout: str, seed: int | None) -> None:
         from migration.kv.layout import CacheLayout
@@ -34,7 +34,7 @@ class Half:
         self._segments = Segments()
 
     def gather(self, blocks: Sequence[int], segment: str, offset: int) -> dict[str, Any]:
-        """As `MellWorker.mell_gather`."""
+        """See `MellWorker.mell_gather`."""
         from migration.kv.staging import HEADER
 
         memory, size = self._segments.get(segment), len(blocks) * self._layout.block_bytes
@@ -47,7 +47,7 @@ class Half:
     def scatter(
         self, blocks: Sequence[int], segment: str, offset: int, ticket: int, staged: int, skip: int = 0
     ) -> dict[str, Any]:
-        """As `MellConnector._load`."""
+        """See `MellConnector._load`."""
         from migration.messages import SlotRef
 
         slot = SlotRef(segment, offset, ticket)
@@ -57,17 +57,17 @@ class Half:
         return {}
 
     def digest(self, blocks: Sequence[int]) -> dict[str, Any]:
-        """Of the blocks' bytes."""
+        """The digest of the blocks' bytes."""
         staged = memoryview(bytearray(len(blocks) * self._layout.block_bytes))
         self._layout.gather(blocks, staged)
         return {"digest": hashlib.sha256(staged).hexdigest()}
 
 
 class Worker:
-    """Such a process, as tests see it. What fails there comes back as {"error"}."""
+    """A client of the worker process. An error there is returned as {"error"}."""
 
     def __init__(self, device: str, layout: str, seed: int | None = None, gpu: str | None = None) -> None:
-        """`gpu` is the only one that the process sees; by default it sees all, and uses the first."""
+        """`gpu` is the only GPU visible to the process; by default all are, and the process uses the first."""
         environment = os.environ if gpu is None else os.environ | {"CUDA_VISIBLE_DEVICES": gpu}
         arguments = [device, layout] if seed is None else [device, layout, str(seed)]
         self._process = subprocess.Popen(
@@ -113,7 +113,7 @@ def _prepare(device: str) -> None:
 
 
 def main(device: str, layout: str, seed: str | None = None) -> None:
-    """Answer until the input ends."""
+    """Answer calls until the end of the input."""
     _prepare(device)
     half = Half(device, layout, None if seed is None else int(seed))
     for line in sys.stdin:

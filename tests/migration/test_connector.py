@@ -15,7 +15,7 @@ from migration.kv.staging import HEADER, Segment
 from migration.messages import SlotRef
 
 pytestmark = pytest.mark.slow
-"""Importing vLLM takes seconds, so this file does it only when one of its tests runs."""
+"""Importing vLLM takes seconds; this file imports it only inside tests."""
 
 BLOCK, BLOCKS = 4, 16
 SLOT = SlotRef("/proc/1/fd/1", 0, 7)
@@ -23,7 +23,7 @@ SLOT = SlotRef("/proc/1/fd/1", 0, 7)
 
 @dataclass
 class Request:
-    """As much of vLLM's request as a connector sees."""
+    """vLLM's Request, reduced to the fields that the connector uses."""
 
     request_id: str = "v1"
     kv_transfer_params: dict[str, Any] | None = None
@@ -88,14 +88,14 @@ def make_connector(groups: int = 1) -> Any:
 
 def request(first: int | None = None, last: int = 0, key: str = "r.0", id: str = "v1", slot: SlotRef = SLOT) -> Request:
     """A request, with staged blocks [first, last) if `first` is given."""
-    from migration.kv.connector import Load
+    from migration.kv.connector import StagedBlocks
 
-    load = {} if first is None else {"mell_load": Load(first, last, slot).to_params()}
+    load = {} if first is None else {"mell_load": StagedBlocks(first, last, slot).to_params()}
     return Request(id, {"mell_key": key, **load})
 
 
 def known(first: int | None = None, last: int = 0, groups: int = 1) -> tuple[Any, Request]:
-    """A connector, and a request that it was told of."""
+    """A connector, and a request added to it."""
     connector, asked = make_connector(groups), request(first, last)
     connector.on_new_request(asked)
     return connector, asked
@@ -109,7 +109,7 @@ def start(connector: Any, blocks: list[int], tokens: int, computed: int = 0) -> 
 def decode(
     connector: Any, before: int, fresh: list[int] | None = None, tokens: int = 1, *, resumed: bool = False
 ) -> list[Any]:
-    """The changes of a later step in which request v1 computes `tokens` after `before`."""
+    """The table changes of a later step in which request v1 computes `tokens` tokens after `before`."""
     cached = Cached(["v1"], [(fresh,) if fresh else None], [before], {"v1"} if resumed else set())
     changes: list[Any] = connector.build_connector_meta(Scheduled({"v1": tokens}, (), cached)).changes
     return changes
@@ -121,14 +121,14 @@ def change(computed: int, *blocks: int, replace: bool = False) -> Any:
     return TableChange("r.0", computed, list(blocks), replace)
 
 
-# --- scheduler side: what staged blocks cover ---------------------------------------------------------
+# --- scheduler side: tokens covered by staged blocks --------------------------------------------------
 
 
-def test_load_survives_its_way_on_a_request() -> None:
-    from migration.kv.connector import Load
+def test_staged_blocks_round_trip_through_request_parameters() -> None:
+    from migration.kv.connector import StagedBlocks
 
-    load = Load(2, 5, SlotRef("/proc/9/fd/3", 4096, 2**62))
-    assert Load.from_params(load.to_params()) == load
+    staged = StagedBlocks(2, 5, SlotRef("/proc/9/fd/3", 4096, 2**62))
+    assert StagedBlocks.from_params(staged.to_params()) == staged
 
 
 @pytest.mark.parametrize(
@@ -143,13 +143,13 @@ def test_load_survives_its_way_on_a_request() -> None:
         (2, 3, 0, 0),
     ],
     ids=[
-        "everything, when nothing is cached",
-        "what the cache lacks",
+        "the whole context, if nothing is cached",
+        "the tokens beyond the cache",
         "blocks that continue the cache",
-        "nothing, when all of it is cached",
-        "nothing, when more is cached",
-        "nothing, when there is a hole before them",
-        "nothing, when the chunks before them were evicted",
+        "nothing, if the cache has as much",
+        "nothing, if the cache has more",
+        "nothing, if there is a gap before them",
+        "nothing, if the chunks before them were evicted",
     ],
 )
 def test_staged_blocks_cover(first: int, last: int, computed: int, matched: int) -> None:
@@ -157,14 +157,16 @@ def test_staged_blocks_cover(first: int, last: int, computed: int, matched: int)
     assert connector.get_num_new_matched_tokens(asked, computed) == (matched, False)
 
 
-@pytest.mark.parametrize("params", [None, {}, {"mell_key": "r.0"}], ids=["no parameters", "none of ours", "only a key"])
+@pytest.mark.parametrize(
+    "params", [None, {}, {"mell_key": "r.0"}], ids=["no parameters", "no Mell parameters", "only a key"]
+)
 def test_request_without_staged_blocks_matches_nothing(params: dict[str, Any] | None) -> None:
     connector, asked = make_connector(), Request("v1", params)
     connector.on_new_request(asked)
     assert connector.get_num_new_matched_tokens(asked, 0) == (0, False)
 
 
-def test_request_that_could_not_be_scheduled_is_asked_about_again() -> None:
+def test_match_can_be_repeated_for_a_request_that_was_not_scheduled() -> None:
     connector, asked = known(0, 3)
     assert connector.get_num_new_matched_tokens(asked, 0) == (12, False)
     assert connector.get_num_new_matched_tokens(asked, 4) == (8, False)
@@ -183,14 +185,16 @@ def test_blocks_are_loaded_once() -> None:
     [(0, 12, 0, [5, 6, 7]), (0, 4, 2, [7]), (1, 8, 0, [6, 7])],
     ids=["all", "those beyond the cache", "those of a later chunk"],
 )
-def test_staged_blocks_go_to_their_place_in_the_table(first: int, tokens: int, skip: int, blocks: list[int]) -> None:
+def test_staged_blocks_are_loaded_at_their_index_in_the_table(
+    first: int, tokens: int, skip: int, blocks: list[int]
+) -> None:
     connector, asked = known(first, 3)
     connector.update_state_after_alloc(asked, Allocated([5, 6, 7, 8]), tokens)
     (load,) = start(connector, [5, 6, 7, 8], 13).loads
-    assert (load.skip, load.blocks, load.load.first) == (skip, blocks, first)
+    assert (load.skip, load.blocks, load.staged.first) == (skip, blocks, first)
 
 
-def test_request_that_matched_nothing_loads_nothing_then_or_later() -> None:
+def test_request_without_a_match_never_loads() -> None:
     connector, asked = known(0, 3)
     connector.update_state_after_alloc(asked, Allocated([5, 6]), 0)
     assert start(connector, [5, 6], 8).loads == []
@@ -201,13 +205,13 @@ def test_request_that_matched_nothing_loads_nothing_then_or_later() -> None:
 
 
 def begin(outputs: int, seed: int | None = None, whole: list[int] | None = None) -> tuple[Request, New, Any]:
-    """A request that is first scheduled, what the worker is told of it, and what it is to restore."""
+    """A request in its first step, its scheduler output, and the outputs for the worker to restore."""
     asked = request()
     asked.kv_transfer_params = {"mell_key": "r.0", "mell_output": outputs}
     asked.sampling_params.seed = seed
     connector = make_connector()
     connector.on_new_request(asked)
-    assert asked.num_prompt_tokens == 4, "it is admitted as a prompt"
+    assert asked.num_prompt_tokens == 4, "admission counts the whole prompt"
     new = New("v1", ([5],), 0, asked.prompt_token_ids, whole)
     meta = connector.build_connector_meta(Scheduled({"v1": 4}, [new]))
     assert connector.build_connector_meta(Scheduled({"v1": 4}, [new])).outputs == {}
@@ -217,22 +221,20 @@ def begin(outputs: int, seed: int | None = None, whole: list[int] | None = None)
 @pytest.mark.parametrize(
     ("outputs", "seed", "restored"),
     [(0, None, {}), (0, 7, {"v1": 0}), (3, None, {"v1": 3}), (1, 7, {"v1": 1})],
-    ids=["begins", "begins seeded", "was begun elsewhere", "was begun elsewhere seeded"],
+    ids=["new", "new and seeded", "moved", "moved and seeded"],
 )
-def test_output_is_split_from_the_prompt_when_a_request(
-    outputs: int, seed: int | None, restored: dict[str, int]
-) -> None:
-    asked, new, told = begin(outputs, seed)
+def test_output_is_split_from_the_prompt_of_a_request(outputs: int, seed: int | None, restored: dict[str, int]) -> None:
+    asked, new, to_restore = begin(outputs, seed)
     cut = 4 - outputs
     assert (asked.prompt_token_ids, asked._output_token_ids) == ([1, 2, 3, 4][:cut], [1, 2, 3, 4][cut:])
     assert asked.num_prompt_tokens == cut
-    assert told == restored
-    assert new.prompt_token_ids == [1, 2, 3, 4], "V1 makes its batch of this"
+    assert to_restore == restored
+    assert new.prompt_token_ids == [1, 2, 3, 4], "V1 builds its batch from this"
 
 
-def test_model_runner_v2_is_told_prompt_and_all_tokens_and_restores_nothing() -> None:
-    _, new, told = begin(3, 7, whole=[1, 2, 3, 4])
-    assert (new.prompt_token_ids, new.prefill_token_ids, told) == ([1], [1, 2, 3, 4], {})
+def test_model_runner_v2_gets_the_split_prompt_and_restores_nothing() -> None:
+    _, new, to_restore = begin(3, 7, whole=[1, 2, 3, 4])
+    assert (new.prompt_token_ids, new.prefill_token_ids, to_restore) == ([1], [1, 2, 3, 4], {})
 
 
 class Grammar:
@@ -255,7 +257,7 @@ def constrained(outputs: int, compiling: "Future[Grammar]") -> Request:
     return asked
 
 
-def test_grammar_accepts_the_output_once_it_is_compiled_and_is_not_ready_before() -> None:
+def test_grammar_is_ready_after_compilation_and_has_accepted_the_output() -> None:
     compiling: Future[Grammar] = Future()
     asked, grammar = constrained(2, compiling), Grammar()
     ready = asked.structured_output_request.grammar  # type: ignore[union-attr]
@@ -265,7 +267,7 @@ def test_grammar_accepts_the_output_once_it_is_compiled_and_is_not_ready_before(
 
 
 @pytest.mark.parametrize("fault", ["compile", "accept"])
-def test_grammar_that_does_not_fit_fails_its_request_alone(fault: str) -> None:
+def test_failing_grammar_fails_only_its_own_request(fault: str) -> None:
     compiling: Future[Grammar] = Future()
     asked = constrained(2, compiling)
     if fault == "compile":
@@ -276,7 +278,7 @@ def test_grammar_that_does_not_fit_fails_its_request_alone(fault: str) -> None:
         asked.structured_output_request.grammar.result(0)  # type: ignore[union-attr]
 
 
-def test_grammar_of_a_request_that_begins_is_left_alone() -> None:
+def test_grammar_of_a_request_without_output_is_unchanged() -> None:
     compiling: Future[Grammar] = Future()
     assert constrained(0, compiling).structured_output_request.grammar is compiling  # type: ignore[union-attr]
 
@@ -284,12 +286,12 @@ def test_grammar_of_a_request_that_begins_is_left_alone() -> None:
 # --- scheduler side: block tables ---------------------------------------------------------------------
 
 
-def test_new_request_brings_its_table() -> None:
+def test_new_request_sets_its_block_table() -> None:
     connector, _ = known()
     assert start(connector, [5, 6], tokens=6, computed=4).changes == [change(10, 5, 6, replace=True)]
 
 
-def test_request_without_a_key_is_none_of_ours() -> None:
+def test_request_without_a_key_has_no_block_table() -> None:
     connector = make_connector()
     connector.on_new_request(Request("v1", None))
     assert start(connector, [5], 4).changes == []
@@ -297,20 +299,20 @@ def test_request_without_a_key_is_none_of_ours() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "fresh", "tokens", "told"),
+    ("before", "fresh", "tokens", "changes"),
     [(5, None, 1, False), (6, None, 1, False), (7, None, 1, True), (8, [9], 1, True), (5, None, 2, True)],
     ids=[
-        "nothing, inside a block",
-        "nothing, up to the block's last token but one",
-        "the table, when a block fills",
-        "the table, when a block is added",
-        "the table, when a prompt is computed piece by piece",
+        "nothing inside a block",
+        "nothing before the last token of a block",
+        "a change when a block fills",
+        "a change when a block is added",
+        "a change in each step of a chunked prefill",
     ],
 )
-def test_step_tells(before: int, fresh: list[int] | None, tokens: int, told: bool) -> None:
+def test_step_reports(before: int, fresh: list[int] | None, tokens: int, changes: bool) -> None:
     connector, _ = known()
     start(connector, [5, 6], 5)
-    assert decode(connector, before, fresh, tokens) == ([change(before + tokens, *fresh or [])] if told else [])
+    assert decode(connector, before, fresh, tokens) == ([change(before + tokens, *fresh or [])] if changes else [])
 
 
 def test_resumed_request_replaces_its_table() -> None:
@@ -319,7 +321,7 @@ def test_resumed_request_replaces_its_table() -> None:
     assert decode(connector, 0, [8, 9], 5, resumed=True) == [change(5, 8, 9, replace=True)]
 
 
-def test_preempted_request_has_no_table_but_stays_known() -> None:
+def test_preempted_request_loses_its_table_and_keeps_its_key() -> None:
     connector, _ = known()
     start(connector, [5, 6], 5)
     assert connector.build_connector_meta(Scheduled(preempted_req_ids=frozenset({"v1"}))).gone == ["r.0"]
@@ -368,17 +370,17 @@ def step(connector: Any, *, changes: Sequence[Any] = (), gone: Sequence[str] = (
 
 
 def load(segment: Segment, *blocks: int, skip: int = 0, staged: int = 3, ticket: int = 7) -> Any:
-    from migration.kv.connector import BlockLoad, Load
+    from migration.kv.connector import BlockLoad, StagedBlocks
 
-    return BlockLoad(Load(0, staged, SlotRef(segment.path, 0, ticket)), skip, list(blocks))
+    return BlockLoad(StagedBlocks(0, staged, SlotRef(segment.path, 0, ticket)), skip, list(blocks))
 
 
 def held(cache: torch.Tensor) -> dict[int, float]:
-    """What each block that is not empty holds."""
+    """The content of each non-empty block."""
     return {i: block.unique().item() for i, block in enumerate(cache) if block.any()}
 
 
-def test_tables_follow_the_steps() -> None:
+def test_tables_follow_the_changes_of_each_step() -> None:
     connector, _ = make_worker()
     step(connector, changes=[change(5, 5, 6, replace=True)])
     step(connector, changes=[change(9, 7)])
@@ -390,7 +392,7 @@ def test_tables_follow_the_steps() -> None:
     assert connector.tables == {}
 
 
-def test_request_that_is_preempted_and_resumed_in_one_step_has_its_new_table() -> None:
+def test_request_preempted_and_resumed_in_one_step_has_its_new_table() -> None:
     connector, _ = make_worker()
     step(connector, changes=[change(5, 5, 6, replace=True)])
     step(connector, gone=["r.0"], changes=[change(2, 9, replace=True)])
@@ -412,7 +414,7 @@ def test_staged_blocks_are_loaded(segment: Segment) -> None:
         ({"skip": 2}, [9, 4]),
         ({}, [9, BLOCKS]),
     ],
-    ids=["of another ticket", "longer than the segment", "that were not staged", "into blocks that do not exist"],
+    ids=["with another ticket", "longer than the segment", "beyond the staged blocks", "into blocks that do not exist"],
 )
 def test_failed_load_is_reported_once_and_raises_nothing(segment: Segment, knobs: Any, blocks: list[int]) -> None:
     connector, cache = make_worker(segment)
@@ -422,11 +424,9 @@ def test_failed_load_is_reported_once_and_raises_nothing(segment: Segment, knobs
     assert held(cache) == {} and connector.blocks_loaded == 0
 
 
-@pytest.mark.parametrize(("ticket", "taken_back"), [(7, False), (8, True)], ids=["loaded", "failed"])
-def test_a_step_after_a_load_that_failed_takes_back_what_was_drawn(
-    segment: Segment, ticket: int, taken_back: bool
-) -> None:
-    """vLLM throws away what that step sampled."""
+@pytest.mark.parametrize(("ticket", "reverted"), [(7, False), (8, True)], ids=["loaded", "failed"])
+def test_step_after_a_failed_load_reverts_random_draws(segment: Segment, ticket: int, reverted: bool) -> None:
+    """vLLM discards the samples of the step in which the load failed."""
     from migration.kv.history import SeededGenerator
 
     connector, _ = make_worker(segment)
@@ -436,28 +436,28 @@ def test_a_step_after_a_load_that_failed_takes_back_what_was_drawn(
     connector.get_block_ids_with_load_errors()
     first = torch.rand(1, generator=generator)
     step(connector)
-    assert (torch.rand(1, generator=generator) == first) == taken_back
+    assert (torch.rand(1, generator=generator) == first) == reverted
     second = torch.rand(1, generator=generator)
     step(connector)
     assert torch.rand(1, generator=generator) != second
 
 
-def test_load_from_a_process_that_is_gone_is_reported() -> None:
+def test_load_from_a_dead_process_is_reported_as_failed() -> None:
     connector, _ = make_worker()
     segment = SimpleNamespace(path="/proc/1/fd/999999")
     step(connector, loads=[load(segment, 2)])  # type: ignore[arg-type]
     assert connector.get_block_ids_with_load_errors() == {2}
 
 
-def test_load_outside_the_segment_is_reported(segment: Segment) -> None:
-    from migration.kv.connector import BlockLoad, Load
+def test_load_outside_the_segment_is_reported_as_failed(segment: Segment) -> None:
+    from migration.kv.connector import BlockLoad, StagedBlocks
 
     connector, _ = make_worker(segment)
-    step(connector, loads=[BlockLoad(Load(0, 1, SlotRef(segment.path, 1 << 20, 7)), 0, [2])])
+    step(connector, loads=[BlockLoad(StagedBlocks(0, 1, SlotRef(segment.path, 1 << 20, 7)), 0, [2])])
     assert connector.get_block_ids_with_load_errors() == {2}
 
 
-def test_one_failed_load_does_not_keep_the_others_from_loading(segment: Segment) -> None:
+def test_failed_load_does_not_stop_the_others(segment: Segment) -> None:
     connector, cache = make_worker(segment)
     step(connector, loads=[load(segment, 1, ticket=8), load(segment, 2)])
     assert held(cache) == {2: 1.0} and connector.get_block_ids_with_load_errors() == {1}
@@ -468,7 +468,7 @@ def test_one_failed_load_does_not_keep_the_others_from_loading(segment: Segment)
     [(2, (BLOCKS, 2), "the model has 2 KV cache groups"), (1, (3, 2), "no dimension of (3, 2) counts 16 blocks")],
     ids=["several groups", "no block dimension"],
 )
-def test_cache_that_cannot_be_moved_is_noted_and_its_loads_fail(
+def test_unsupported_cache_has_a_reason_and_its_loads_fail(
     groups: int, shape: tuple[int, ...], reason: str, segment: Segment
 ) -> None:
     connector = make_connector(groups)
@@ -479,9 +479,7 @@ def test_cache_that_cannot_be_moved_is_noted_and_its_loads_fail(
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_cupy_is_imported_before_the_first_move_where_it_will_be_needed(
-    device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cupy_is_imported_with_the_cache_on_a_gpu_only(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CacheLayout, "device", torch.device(device))
     imported: list[str] = []
     monkeypatch.setattr(importlib, "import_module", imported.append)

@@ -32,7 +32,7 @@ def segment(cupy: Any) -> Iterator[DeviceSegment]:
     made.close()
 
 
-def test_tickets_are_kept_beside_the_payload_not_in_it(segment: DeviceSegment) -> None:
+def test_tickets_are_outside_the_payload_memory(segment: DeviceSegment) -> None:
     segment.view(0, SIZE)[:] = 7
     segment.stamp(0, 2**64 - 1)
     assert segment.ticket(0) == 2**64 - 1
@@ -55,26 +55,26 @@ def test_process_cannot_open_its_own_segment(segment: DeviceSegment) -> None:
 
 
 @pytest.mark.parametrize("path", ["cuda:00", "cuda:zz:{host}", "cuda::{host}"], ids=["short", "no number", "empty"])
-def test_paths_that_are_none_are_refused(segment: DeviceSegment, path: str) -> None:
+def test_malformed_paths_are_refused(segment: DeviceSegment, path: str) -> None:
     host = segment.path.split(":", 2)[2]
     with pytest.raises(TransferFailed, match="staging segment cuda:"):
         Segments().get(path.format(host=host))
 
 
-def test_segment_is_not_opened_without_cupy(segment: DeviceSegment, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_opening_a_segment_without_cupy_fails(segment: DeviceSegment, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "cupy", None)
         with pytest.raises(TransferFailed, match="cupy"):
             DeviceSegment.open(segment.path)
 
 
-def test_making_a_segment_without_cupy_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_creating_a_segment_without_cupy_names_the_setup_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(RuntimeError, match="make setup DEVICE=cuda"):
         DeviceSegment.create(SIZE)
 
 
-def test_making_a_segment_without_room_says_what_to_lower(cupy: Any) -> None:
+def test_creating_a_segment_without_room_names_the_settings_to_lower(cupy: Any) -> None:
     cupy.cuda.runtime.free_bytes = 0
     with pytest.raises(RuntimeError, match=r"8 MiB .*lower engine_kwargs\.gpu_memory_utilization, migration\.slots"):
         DeviceSegment.create(8 << 20)
@@ -88,7 +88,7 @@ def test_memory_is_freed_once(cupy: Any) -> None:
     assert not cupy.cuda.runtime.mapped
 
 
-async def test_slots_lie_apart_on_the_gpu(cupy: Any) -> None:
+async def test_slots_do_not_overlap_on_the_gpu(cupy: Any) -> None:
     slots = Slots(2, 128, DeviceSegment.create)
     first, second = await slots.lease(1), await slots.lease(1)
     assert isinstance(first.slot, DeviceSlot) and isinstance(second.slot, DeviceSlot)
@@ -101,7 +101,7 @@ async def test_slots_lie_apart_on_the_gpu(cupy: Any) -> None:
     assert not cupy.cuda.runtime.mapped
 
 
-async def test_content_is_void_once_the_slot_is_given_back(cupy: Any) -> None:
+async def test_end_of_the_lease_voids_the_content(cupy: Any) -> None:
     slots = Slots(1, 128, DeviceSegment.create)
     with await slots.lease(1) as slot:
         slot.memory[:8] = (7).to_bytes(8, "little")
@@ -109,8 +109,8 @@ async def test_content_is_void_once_the_slot_is_given_back(cupy: Any) -> None:
     slots.close()
 
 
-def test_array_that_torch_would_copy_is_not_used(cupy: Any) -> None:
-    """A copy would be filled, and the slot stay as it is."""
+def test_array_that_torch_copies_is_refused(cupy: Any) -> None:
+    """The gather would fill the copy, and leave the slot unchanged."""
     layout = CacheLayout(paged("LBHNC", 4, seed=1), 4)
     array = cupy.empty(layout.block_bytes, cupy.uint8)
 

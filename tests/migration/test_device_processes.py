@@ -19,20 +19,20 @@ from tests.migration.kv_process import BLOCK_BYTES, BLOCKS, ROOT, Worker
 
 @pytest.fixture(scope="module")
 def device() -> str:
-    """Where caches and staging are."""
+    """The device of caches and staging."""
     return "cpu"
 
 
 @pytest.fixture(scope="module")
 def workers(device: str) -> Iterator[tuple[Worker, Worker]]:
-    """The source's, with a cache of random bytes, and the target's, with an empty one."""
+    """The source's worker, with a cache of random bytes, and the target's, with an empty one."""
     with Worker(device, "LBNHC", seed=1) as source, Worker(device, "LBNHC") as target:
         yield source, target
 
 
 @pytest.fixture(scope="module")
 def staging(device: str) -> Iterator[DeviceSegment]:
-    """Room for two slots of eight blocks, in the memory of this process: the replica's."""
+    """Memory for two slots of eight blocks, in this process, which is the replica's."""
     with fake_cupy.installed() if device == "cpu" else contextlib.nullcontext():
         made = DeviceSegment.create(2 * (HEADER + 8 * BLOCK_BYTES))
         yield made
@@ -49,7 +49,7 @@ def test_blocks_go_from_one_worker_to_another(workers: tuple[Worker, Worker], st
     assert target.do("digest", blocks=[5, 6]) == source.do("digest", blocks=[30, 7])
 
 
-def test_block_that_was_changed_on_the_way_is_another(
+def test_block_changed_in_staging_arrives_changed(
     workers: tuple[Worker, Worker], staging: DeviceSegment, device: str
 ) -> None:
     source, target = workers
@@ -59,7 +59,7 @@ def test_block_that_was_changed_on_the_way_is_another(
     assert target.do("digest", blocks=[9]) != source.do("digest", blocks=[1])
 
 
-def test_slot_that_was_given_back_is_not_read(workers: tuple[Worker, Worker], staging: DeviceSegment) -> None:
+def test_slot_is_not_read_after_its_lease(workers: tuple[Worker, Worker], staging: DeviceSegment) -> None:
     source, target = workers
     staged = source.do("gather", blocks=[1], segment=staging.path, offset=0)
     staging.stamp(0, 0)
@@ -81,7 +81,7 @@ def test_payload_under_another_ticket_is_not_read(workers: tuple[Worker, Worker]
     assert "reused" in answer["error"]
 
 
-def test_segment_of_a_process_that_is_gone_is_not_opened(workers: tuple[Worker, Worker], device: str) -> None:
+def test_segment_of_a_dead_process_is_not_opened(workers: tuple[Worker, Worker], device: str) -> None:
     code = f"from tests.migration.kv_process import segment_path; print(segment_path({device!r}))"
     path = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT).stdout
     answer = workers[1].do("gather", blocks=[1], segment=path.strip(), offset=0)

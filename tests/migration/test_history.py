@@ -1,4 +1,4 @@
-"""Output restored in the worker: the stand-ins have as much of vLLM's model runner V1 as is touched."""
+"""Output restored in the worker, on stand-ins with the fields of vLLM's model runner V1 that `history` uses."""
 
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -45,7 +45,7 @@ def drawn(count: int) -> list[int]:
     return [draw(generator) for _ in range(count)]
 
 
-def test_output_becomes_output_in_the_very_list_that_the_batch_knows() -> None:
+def test_output_is_restored_in_the_list_that_the_batch_refers_to() -> None:
     state = State([1, 2, 3, 4, 5])
     runner, known = make_runner(state), state.output_token_ids
     restore(runner, "v1", 2)
@@ -56,7 +56,7 @@ def test_output_becomes_output_in_the_very_list_that_the_batch_knows() -> None:
 
 
 @pytest.mark.parametrize("outputs", [0, 1, 4])
-def test_seeded_request_goes_on_drawing_where_it_was(outputs: int) -> None:
+def test_seeded_request_continues_its_random_draws(outputs: int) -> None:
     state = State([1, 2, 3, 4, 5], torch.Generator())
     runner = make_runner(state)
     restore(runner, "v1", outputs)
@@ -70,7 +70,7 @@ def test_request_without_a_seed_gets_no_generator() -> None:
     assert runner.input_batch.generators == {}
 
 
-def test_what_was_sampled_in_the_middle_of_a_prompt_is_taken_back() -> None:
+def test_draw_in_the_middle_of_a_prompt_is_reverted() -> None:
     output: list[int] = [7]
     generator = SeededGenerator(SEED, output)
     draw(generator)
@@ -80,7 +80,7 @@ def test_what_was_sampled_in_the_middle_of_a_prompt_is_taken_back() -> None:
     assert draw(generator) == drawn(3)[2]
 
 
-def test_what_was_sampled_in_vain_is_taken_back_of_all_seeded_requests() -> None:
+def test_rewind_reverts_discarded_draws_of_all_seeded_requests() -> None:
     state, plain = State([1, 2, 3], torch.Generator()), State([1])
     runner = make_runner(state)
     runner.requests["v2"] = plain

@@ -35,7 +35,7 @@ def staging(layout: CacheLayout, count: int) -> memoryview:
     [(torch.float32,), (torch.bfloat16,) * 3, (torch.float32, torch.bfloat16, torch.uint8)],
     ids=["one layer", "several layers", "layers of several types"],
 )
-def test_blocks_survive_the_way_to_another_cache(shape: Sequence[int], dtypes: tuple[torch.dtype, ...]) -> None:
+def test_blocks_arrive_unchanged_in_another_cache(shape: Sequence[int], dtypes: tuple[torch.dtype, ...]) -> None:
     source, target = cache(shape, *dtypes), cache(shape, *dtypes, fill=False)
     here, there = CacheLayout(source, BLOCKS), CacheLayout(target, BLOCKS)
     memory = staging(here, 3)
@@ -48,7 +48,7 @@ def test_blocks_survive_the_way_to_another_cache(shape: Sequence[int], dtypes: t
 
 
 @shapes
-def test_blocks_that_were_not_named_are_left_alone(shape: Sequence[int]) -> None:
+def test_other_blocks_are_unchanged(shape: Sequence[int]) -> None:
     target = cache(shape, torch.float32, fill=False)
     layout = CacheLayout(target, BLOCKS)
     layout.scatter([2], 1, 0, memoryview(bytearray(b"\1" * layout.block_bytes)))
@@ -57,7 +57,7 @@ def test_blocks_that_were_not_named_are_left_alone(shape: Sequence[int]) -> None
 
 
 @shapes
-def test_staged_blocks_can_be_skipped(shape: Sequence[int]) -> None:
+def test_first_staged_blocks_can_be_skipped(shape: Sequence[int]) -> None:
     source, target = cache(shape, torch.bfloat16), cache(shape, torch.bfloat16, fill=False)
     layout = CacheLayout(source, BLOCKS)
     memory = staging(layout, 4)
@@ -67,7 +67,7 @@ def test_staged_blocks_can_be_skipped(shape: Sequence[int]) -> None:
     assert torch.equal(block(target["layer.0"], dim, 0), block(source["layer.0"], dim, 6))
 
 
-def test_caches_that_are_views_of_other_memory_are_copied_alike() -> None:
+def test_caches_that_are_views_are_copied_like_others() -> None:
     source = {"a": cache(KV_FIRST, torch.float32)["layer.0"].permute(0, 1, 3, 2)}
     target = {"a": torch.zeros(2, BLOCKS, 4, 3).permute(0, 1, 3, 2)}
     layout = CacheLayout(source, BLOCKS)
@@ -125,7 +125,7 @@ def test_cache_without_a_block_dimension_is_refused() -> None:
         CacheLayout({"a": torch.zeros(3, 4)}, BLOCKS)
 
 
-def test_of_two_dimensions_that_could_count_blocks_the_first_does() -> None:
+def test_first_of_two_possible_block_dimensions_counts() -> None:
     layout = CacheLayout({"a": torch.zeros(BLOCKS, BLOCKS, 2)}, BLOCKS)
     assert layout.describe() == f"torch.float32({BLOCKS}, 2)@(1, 2)"
 
@@ -141,11 +141,11 @@ def test_of_two_dimensions_that_could_count_blocks_the_first_does() -> None:
     ],
     ids=["dimensions", "type", "number of layers", "shape of a block", "order in memory"],
 )
-def test_caches_that_differ_describe_themselves_differently(other: dict[str, torch.Tensor]) -> None:
+def test_different_caches_have_different_descriptions(other: dict[str, torch.Tensor]) -> None:
     assert CacheLayout(other, BLOCKS).describe() != CacheLayout(cache(BLOCK_FIRST, torch.float32), BLOCKS).describe()
 
 
-def test_caches_that_differ_only_in_the_number_of_blocks_are_alike() -> None:
+def test_number_of_blocks_is_not_in_the_description() -> None:
     small, large = cache((4, 2, 4, 3), torch.float32), cache((9, 2, 4, 3), torch.float32)
     assert CacheLayout(small, 4).describe() == CacheLayout(large, 9).describe()
 
@@ -156,7 +156,7 @@ gpu_layouts = pytest.mark.parametrize("name", LAYOUTS)
 
 
 def blocks_of(caches: dict[str, torch.Tensor], *ids: int) -> list[torch.Tensor]:
-    """Those blocks of every layer, as integers: random bytes may be no numbers."""
+    """The given blocks of every layer as integers, since random bytes may be NaN."""
     return [layer.view(torch.int16)[i] for layer in caches.values() for i in ids]
 
 
@@ -166,7 +166,7 @@ def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
 
 @gpu_layouts
 @pytest.mark.parametrize("for_gpu", [False, True], ids=["for a CPU", "for a GPU"])
-def test_blocks_of_every_layout_survive_the_way(name: str, for_gpu: bool) -> None:
+def test_blocks_of_every_layout_arrive_unchanged(name: str, for_gpu: bool) -> None:
     source, target = paged(name, BLOCKS, seed=1), paged(name, BLOCKS)
     here, there = (CacheLayout(caches, BLOCKS, for_gpu) for caches in (source, target))
     memory = staging(here, 3)
@@ -177,7 +177,7 @@ def test_blocks_of_every_layout_survive_the_way(name: str, for_gpu: bool) -> Non
 
 
 @gpu_layouts
-def test_what_is_staged_does_not_depend_on_how_it_is_copied(name: str) -> None:
+def test_staged_bytes_do_not_depend_on_the_kind_of_copy(name: str) -> None:
     source, staged = paged(name, BLOCKS, seed=1), []
     for for_gpu in (False, True):
         layout = CacheLayout(source, BLOCKS, for_gpu)
@@ -191,12 +191,12 @@ def test_one_kernel_copies_all_layers_of_an_allocation(name: str) -> None:
     assert CacheLayout(paged(name, BLOCKS), BLOCKS, for_gpu=True).kernels == 1
 
 
-def test_layers_of_several_allocations_take_a_kernel_each() -> None:
+def test_layers_in_several_allocations_need_one_kernel_each() -> None:
     caches = cache(BLOCK_FIRST, torch.bfloat16, torch.bfloat16, torch.float32)
     assert CacheLayout(caches, BLOCKS, for_gpu=True).kernels == 3
 
 
-def test_layers_at_uneven_distances_are_not_taken_together() -> None:
+def test_layers_at_uneven_distances_are_not_merged() -> None:
     buffer = torch.arange(4 * BLOCKS * 8, dtype=torch.int32).view(4, BLOCKS, 8)
     caches = {f"layer.{i}": buffer[at] for i, at in enumerate([0, 1, 3])}
     layout, staged = CacheLayout(caches, BLOCKS, for_gpu=True), memoryview(bytearray(3 * 8 * 4))
@@ -205,7 +205,7 @@ def test_layers_at_uneven_distances_are_not_taken_together() -> None:
     assert torch.equal(torch.frombuffer(staged, dtype=torch.int32).view(3, 8), buffer[[0, 1, 3], 2])
 
 
-def test_layers_are_numbered_not_spelled() -> None:
+def test_layers_are_sorted_by_number_not_alphabetically() -> None:
     caches = paged("LBHNC", BLOCKS, layers=12, seed=1)
     layout = CacheLayout(caches, BLOCKS)
     staged = staging(layout, 1)
@@ -216,7 +216,7 @@ def test_layers_are_numbered_not_spelled() -> None:
 
 @gpu_layouts
 def test_staged_block_keeps_its_order_in_memory(name: str) -> None:
-    """So that a block which is one piece in the cache is copied as one piece."""
+    """A block that is contiguous in the cache is then one contiguous copy."""
     caches = paged(name, BLOCKS, layers=1, heads=2, tokens=4, content=6, seed=1)
     layout = CacheLayout(caches, BLOCKS)
     staged = staging(layout, 1)
@@ -227,14 +227,14 @@ def test_staged_block_keeps_its_order_in_memory(name: str) -> None:
 
 
 @gpu_layouts
-def test_layouts_with_equal_shapes_describe_themselves_differently(name: str) -> None:
-    """As many heads as tokens in a block: only the order tells them apart."""
+def test_layouts_with_equal_shapes_have_different_descriptions(name: str) -> None:
+    """With as many heads as tokens in a block, the layouts differ in their axis order only."""
     described = CacheLayout(paged(name, BLOCKS, heads=4, tokens=4), BLOCKS).describe()
     other = "LBHNC" if "NHC" in name else "LBNHC"
     assert described != CacheLayout(paged(other, BLOCKS, heads=4, tokens=4), BLOCKS).describe()
 
 
-def test_block_shown_as_several_kernel_blocks_is_one() -> None:
+def test_kernel_blocks_of_one_block_are_merged() -> None:
     split = {name: layer.reshape(BLOCKS * 2, 2, 2, 6) for name, layer in paged("LBHNC", BLOCKS, seed=1).items()}
     layout = CacheLayout(split, BLOCKS)
     staged = staging(layout, 1)
@@ -251,7 +251,7 @@ def test_layers_that_share_a_cache_are_copied_once() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float16, torch.float64], ids=str)
-def test_bits_are_kept_whatever_the_type(dtype: torch.dtype) -> None:
+def test_bits_of_every_type_are_kept(dtype: torch.dtype) -> None:
     source, target = paged("LBNHC", BLOCKS, dtype=dtype, seed=1), paged("LBNHC", BLOCKS, dtype=dtype)
     layout = CacheLayout(source, BLOCKS)
     staged = staging(layout, 1)
@@ -261,7 +261,7 @@ def test_bits_are_kept_whatever_the_type(dtype: torch.dtype) -> None:
     assert same(*ends)
 
 
-def test_layers_that_are_not_aligned_to_words_are_copied_too() -> None:
+def test_unaligned_layers_are_copied() -> None:
     buffer = torch.arange(3 + BLOCKS * 5, dtype=torch.uint8)
     layout = CacheLayout({"a": buffer[3:].view(BLOCKS, 5)}, BLOCKS, for_gpu=True)
     staged = staging(layout, 2)
@@ -281,7 +281,7 @@ def test_layers_that_are_not_aligned_to_words_are_copied_too() -> None:
     ],
     ids=["nothing", "several devices", "several tensors", "raw bytes", "no blocks", "types that do not align"],
 )
-def test_caches_that_cannot_be_moved_are_refused(caches: dict[str, torch.Tensor], error: str) -> None:
+def test_unsupported_caches_are_refused(caches: dict[str, torch.Tensor], error: str) -> None:
     with pytest.raises(TransferFailed, match=error):
         CacheLayout(caches, BLOCKS)
 

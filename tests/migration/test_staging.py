@@ -1,4 +1,4 @@
-"""Shared staging memory: bounds, tickets, other processes, and what happens when they are gone."""
+"""Shared staging memory: bounds, tickets, and processes that end."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ def segment() -> Iterator[Segment]:
 
 
 def in_another_process(code: str, *args: str) -> str:
-    """What the code prints; it has imported Segment and Segments."""
+    """The output of `code` in another process, after an import of Segment and Segments."""
     head = "import sys; from migration.kv.staging import Segment, Segments; "
     return subprocess.run(
         [sys.executable, "-c", head + code, *args], check=True, capture_output=True, text=True
@@ -33,21 +33,21 @@ def test_new_segment_is_zero_and_carries_no_ticket(segment: Segment) -> None:
     assert segment.ticket(0) == 0
 
 
-def test_whoever_opens_the_path_sees_the_same_bytes(segment: Segment) -> None:
+def test_segment_opened_by_its_path_has_the_same_bytes(segment: Segment) -> None:
     with Segment.open(segment.path) as other:
         segment.view(HEADER, 3)[:] = b"abc"
         other.view(HEADER + 3, 3)[:] = b"def"
         assert bytes(segment.view(HEADER, 6)) == bytes(other.view(HEADER, 6)) == b"abcdef"
 
 
-def test_another_process_sees_and_writes_the_same_bytes(segment: Segment) -> None:
+def test_another_process_reads_and_writes_the_same_bytes(segment: Segment) -> None:
     segment.view(HEADER, 3)[:] = b"abc"
     code = "s = Segment.open(sys.argv[1]); print(bytes(s.view(64, 3))); s.view(64, 3)[:] = b'xyz'; s.stamp(0, 9)"
     assert in_another_process(code, segment.path) == "b'abc'"
     assert bytes(segment.view(HEADER, 3)) == b"xyz" and segment.ticket(0) == 9
 
 
-def test_segment_of_a_process_that_is_gone_cannot_be_opened() -> None:
+def test_segment_of_a_dead_process_cannot_be_opened() -> None:
     path = in_another_process("print(Segment.create(128).path)")
     with pytest.raises(TransferFailed, match=f"staging segment {path}: "):
         Segment.open(path)
@@ -61,7 +61,7 @@ def test_file_that_is_no_segment_is_refused() -> None:
     os.close(write)
 
 
-def test_mapping_outlives_the_process_that_made_it() -> None:
+def test_mapping_outlives_the_process_that_created_the_segment() -> None:
     code = "s = Segment.create(128); s.stamp(0, 5); print(s.path, flush=True); sys.stdin.read()"
     head = "import sys; from migration.kv.staging import Segment; "
     with subprocess.Popen(
@@ -125,7 +125,7 @@ def test_segment_is_opened_once() -> None:
         assert segments.get(made.path) is segments.get(made.path)
 
 
-def test_segment_longest_unused_is_closed() -> None:
+def test_least_recently_used_segment_is_closed() -> None:
     segments = Segments(limit=2)
     a, b, c = (Segment.create(SIZE) for _ in range(3))
     first, second = segments.get(a.path), segments.get(b.path)

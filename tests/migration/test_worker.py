@@ -1,4 +1,4 @@
-"""The worker extension: whatever goes wrong is a value, because an exception would end vLLM's worker."""
+"""The worker extension: every error is a value, since an exception would end vLLM's worker."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -23,7 +23,7 @@ def segment() -> Iterator[Segment]:
 
 @pytest.fixture
 def group(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What vLLM holds as this process's connector."""
+    """The holder of vLLM's connector in this process."""
     from migration.kv import worker
 
     held: dict[str, Any] = {"connector": None}
@@ -54,7 +54,7 @@ def test_full_blocks_are_gathered_in_context_order(group: dict[str, Any], segmen
     assert torch.equal(target[0], cache[5]) and torch.equal(target[1], cache[9])
 
 
-def test_every_gather_has_a_ticket_of_its_own(group: dict[str, Any], segment: Segment) -> None:
+def test_every_gather_has_a_new_ticket(group: dict[str, Any], segment: Segment) -> None:
     extension, _ = make_extension(group)
     tickets = {extension.mell_gather("r.0", 0, 1, segment.path, 0)["ticket"] for _ in range(8)}
     assert len(tickets) == 8 and 0 not in tickets
@@ -78,7 +78,7 @@ def test_gather_returns_an_error_for(
     assert error in answer["error"] and "gone" not in answer
 
 
-def test_request_without_blocks_is_gone(group: dict[str, Any], segment: Segment) -> None:
+def test_gather_of_a_request_without_blocks_is_gone(group: dict[str, Any], segment: Segment) -> None:
     extension, _ = make_extension(group)
     answer = extension.mell_gather("r.1", 0, 1, segment.path, 0)
     assert answer["gone"] is True and "holds no blocks" in answer["error"]
@@ -89,7 +89,7 @@ def test_table_shorter_than_its_tokens_is_an_error(group: dict[str, Any], segmen
     assert "are not 1 blocks" in extension.mell_gather("r.0", 2, 4, segment.path, 0)["error"]
 
 
-def test_segment_of_a_process_that_is_gone_is_an_error(group: dict[str, Any]) -> None:
+def test_segment_of_a_dead_process_is_an_error(group: dict[str, Any]) -> None:
     extension, _ = make_extension(group)
     assert "staging segment" in extension.mell_gather("r.0", 0, 1, "/proc/1/fd/999999", 0)["error"]
 
@@ -102,17 +102,17 @@ def test_failed_gather_leaves_no_valid_ticket(group: dict[str, Any], segment: Se
     assert segment.ticket(0) == 0
 
 
-def test_whatever_else_fails_is_an_error_too(
+def test_any_other_exception_is_an_error(
     group: dict[str, Any], segment: Segment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a GPU, copies can run out of memory."""
+    """For example, a copy on a GPU that runs out of memory."""
     extension, _ = make_extension(group)
     monkeypatch.setattr(torch, "index_select", lambda *_, **__: (_ for _ in ()).throw(MemoryError("no room")))
     answer = extension.mell_gather("r.0", 0, 1, segment.path, 0)
     assert "no room" in answer["error"] and segment.ticket(0) == 0
 
 
-def test_engine_without_the_connector_says_so(group: dict[str, Any], segment: Segment) -> None:
+def test_engine_without_the_connector_is_an_error(group: dict[str, Any], segment: Segment) -> None:
     extension, _ = make_extension(group)
     group["connector"] = None
     assert "without Mell's KV connector" in extension.mell_gather("r.0", 0, 1, segment.path, 0)["error"]
@@ -127,7 +127,7 @@ def test_cache_is_described(group: dict[str, Any]) -> None:
     assert (told["num_blocks"], told["unsupported"]) == (BLOCKS, None)
 
 
-def test_cache_that_cannot_be_moved_is_described_with_the_reason(group: dict[str, Any], segment: Segment) -> None:
+def test_unsupported_cache_is_described_with_the_reason(group: dict[str, Any], segment: Segment) -> None:
     extension, _ = make_extension(group)
     group["connector"] = make_connector(groups=2)
     group["connector"].register_kv_caches({})
