@@ -1,8 +1,8 @@
-"""Measures a replica before it serves: how fast it prefills, and how fast its KV blocks are staged.
+"""Measures a replica before it serves: its prefill speed, and the speed at which its KV blocks are staged.
 
-Nothing else runs on the engine yet, and nothing of it stays in the prefix cache. Links are not measured. A link could
-only be tried with its other end, which takes what a small migration takes, for every pair; the first migration over a
-link tells more, since it goes the whole way, and it outweighs what was believed before (`lines`).
+The engine runs nothing else at that time, and the prompts do not stay in its prefix cache. Links are not measured: a
+probe would cost about as much as a small migration, for every pair of replicas. The first migration over a link is the
+better measurement, since it covers the whole path, and it outweighs the prior estimate (`lines`).
 """
 
 import contextlib
@@ -25,20 +25,21 @@ from policies.model import Blocks, Bytes, Tokens
 log = logging.getLogger(__name__)
 
 SHORT, LONG = 128, 1024
-"""Tokens of the prompts, at most."""
+"""The largest lengths of the two prompts, in tokens."""
 SECONDS = 0.25
-"""The long prompt is shorter where it would take longer than that."""
+"""The largest prefill time of the long prompt; a slow engine gets a shorter one."""
 GATHERS = 5
-"""Blocks are staged so often. Of each measurement the shortest counts: what comes in between only makes it longer."""
+"""Repetitions of a staging measurement. The shortest time counts, since disturbances only add time."""
 SLOT_LIMIT_S = 1.0
 
 _TOKEN_IDS = range(8, 200)
-"""Every vocabulary has these, and a prompt may hold any of them."""
-_GOES_ON = 1 << 10
+"""Token ids that exist in every vocabulary and are valid in a prompt."""
+_ENDLESS = 1 << 10
+"""Output tokens of a request that has to run until it is aborted."""
 
 
 class Profiled(Protocol):
-    """What is used of an engine; see `deployments.engine.port.Engine`."""
+    """The part of `deployments.engine.port.Engine` that profiling uses."""
 
     fingerprint: Fingerprint
     max_context: Tokens
@@ -46,7 +47,7 @@ class Profiled(Protocol):
     def generate(
         self, key: str, prompt: tuple[int, ...], outputs: tuple[int, ...], sampling: Sampling
     ) -> AsyncIterator[Any]:
-        """Yields once per step; closing the iterator aborts the request."""
+        """Run a request; yields once per step. Closing the iterator aborts the request."""
         ...
 
     async def gather(self, key: str, first: Blocks, last: Blocks, segment: str, offset: int) -> tuple[SlotRef, Bytes]:
@@ -54,12 +55,12 @@ class Profiled(Protocol):
         ...
 
     async def reset_prefix_cache(self) -> None:
-        """Forget cached blocks of ended requests."""
+        """Empty the prefix cache."""
         ...
 
 
 async def measure(engine: Profiled, slots: Slots, node: str, clock: Clock) -> Profile:
-    """The replica's profile, within about a second.
+    """Measure the replica's profile; takes about a second.
 
     Raises:
         EngineDead, InvalidRequest: as the engine's `generate` does.
@@ -78,7 +79,7 @@ async def measure(engine: Profiled, slots: Slots, node: str, clock: Clock) -> Pr
 
 
 class _Prompts:
-    """Prompts that share no first token, so that no prefix cache has any part of them."""
+    """Prompts with different first tokens, so that the prefix cache holds no part of a new one."""
 
     def __init__(self) -> None:
         self._seeds = itertools.count()
@@ -90,7 +91,7 @@ class _Prompts:
 
 
 async def _prefill_s(engine: Profiled, prompt: tuple[int, ...], clock: Clock) -> float:
-    """Seconds to the first token after a prompt."""
+    """Seconds from a prompt to its first output token."""
     began = clock()
     async with _running(engine, prompt, max_tokens=1):
         return clock() - began
@@ -99,9 +100,9 @@ async def _prefill_s(engine: Profiled, prompt: tuple[int, ...], clock: Clock) ->
 async def _prefill_and_staging(
     engine: Profiled, slots: Slots, prompt: tuple[int, ...], clock: Clock
 ) -> tuple[float, float | None]:
-    """Seconds to the first token, and bytes per second into a slot; None for these where blocks cannot be moved."""
+    """Seconds to the first token, and staged bytes per second; None instead of these if blocks cannot be moved."""
     began = clock()
-    async with _running(engine, prompt, min(_GOES_ON, engine.max_context - len(prompt))) as key:
+    async with _running(engine, prompt, min(_ENDLESS, engine.max_context - len(prompt))) as key:
         first_s = clock() - began
         try:
             return first_s, await _staging(engine, slots, key, Tokens(len(prompt)), clock)
@@ -111,7 +112,7 @@ async def _prefill_and_staging(
 
 
 async def _staging(engine: Profiled, slots: Slots, key: str, context: Tokens, clock: Clock) -> float | None:
-    """The difference between one block and many: what every call takes is not the memory's fault."""
+    """Bytes per second, from the difference between one block and many, which excludes the fixed cost of a call."""
     marks = engine.fingerprint
     many = Blocks(min(full_blocks(context, marks.block_size), marks.blocks_per_slot)) if marks.cache else Blocks(0)
     if many < 2:
@@ -130,7 +131,7 @@ async def _gather_s(engine: Profiled, key: str, blocks: Blocks, slot: Slot, cloc
 
 @contextlib.asynccontextmanager
 async def _running(engine: Profiled, prompt: tuple[int, ...], max_tokens: int) -> AsyncGenerator[str]:
-    """A request that has got its first token, and is aborted in the end."""
+    """A running request after its first token, aborted at the end of the context."""
     key = f"profile-{prompt[0]}"
     sampling = Sampling(max_tokens, temperature=0.0, ignore_eos=True)
     steps = cast("AsyncGenerator[Any]", engine.generate(key, prompt, (), sampling))
@@ -143,11 +144,11 @@ async def _clean(engine: Profiled) -> None:
     try:
         await engine.reset_prefix_cache()
     except TransferFailed as error:
-        log.warning("the prefix cache still holds prompts that were measured: %s", error)
+        log.warning("the prefix cache still holds the measurement's prompts: %s", error)
 
 
 def _through(small: float, small_s: float, large: float, large_s: float) -> Line:
-    """The line through two sizes; where the larger one did not take longer, the one through it and nothing."""
+    """The line through the times of two sizes; if the larger was not slower, the line through it and the origin."""
     if large > small and large_s > small_s:
         per_unit_s = (large_s - small_s) / (large - small)
         return Line(max(0.0, small_s - small * per_unit_s), per_unit_s)

@@ -1,4 +1,4 @@
-"""A replica's staging slots: a segment cut into equal parts, lent one at a time."""
+"""A replica's staging slots: the equal parts of one segment, each leased to one transfer at a time."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,9 +10,9 @@ from policies.causes import Cause
 
 
 class Slots:
-    """`count` slots of `slot_bytes` payload each, in one segment. Leasing waits until a slot is free.
+    """`count` slots of `slot_bytes` payload each, in one segment.
 
-    `create` makes the segment; `DeviceSegment.create` does so in GPU memory.
+    `create` makes the segment; `DeviceSegment.create` makes one in GPU memory.
     """
 
     def __init__(self, count: int, slot_bytes: int, create: Callable[[int], Staging] = Segment.create) -> None:
@@ -25,14 +25,14 @@ class Slots:
 
     @property
     def in_use(self) -> int:
-        """Slots that are lent now."""
+        """The number of leased slots."""
         return len(self._slots) - self._free.qsize()
 
     async def lease(self, limit_s: float) -> "Lease":
-        """Borrow a slot.
+        """Lease a slot; waits for a free one.
 
         Raises:
-            TransferTimeout: none became free within `limit_s` seconds.
+            TransferTimeout: no slot became free within `limit_s` seconds.
         """
         try:
             async with asyncio.timeout(limit_s):
@@ -40,8 +40,8 @@ class Slots:
         except TimeoutError:
             raise TransferTimeout(f"no staging slot was free within {limit_s} s", Cause.NO_SLOT) from None
 
-    def _give(self, slot: Slot) -> None:
-        """Take a slot back; its old content is void from now on."""
+    def _free_slot(self, slot: Slot) -> None:
+        """Mark a slot as free; its content is void from now on."""
         self._segment.stamp(slot.offset, 0)
         self._free.put_nowait(slot)
 
@@ -53,7 +53,7 @@ class Slots:
 
 
 class Lease:
-    """A borrowed slot. Ending it twice is no error: whoever is last to need the slot may not know that it is."""
+    """A leased slot. Ending a lease twice is allowed: of several users of the slot, each may end the lease."""
 
     def __init__(self, slots: Slots, slot: Slot) -> None:
         self.slot = slot
@@ -66,10 +66,10 @@ class Lease:
         self.end()
 
     def end(self) -> None:
-        """Give the slot back."""
+        """Free the slot."""
         slots, self._slots = self._slots, None
         if slots is not None:
-            slots._give(self.slot)
+            slots._free_slot(self.slot)
 
     def end_with(self, task: "asyncio.Task[None]") -> None:
         """`end`, as a task's callback."""

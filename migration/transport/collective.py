@@ -1,4 +1,4 @@
-"""Staged blocks through Ray collective groups: one group per direction of a pair, renewed after any failure."""
+"""Slot transfers through Ray collective groups: one group per direction of a pair, replaced after a failure."""
 
 import asyncio
 import itertools
@@ -21,11 +21,12 @@ from policies.model import Bytes, ReplicaId
 log = logging.getLogger(__name__)
 
 SENDER, RECEIVER = 0, 1
-_REMEMBERED = 256
+_DROPPED_KEPT = 256
+"""Names of dropped groups that are kept, so that a late transfer does not join one of them again."""
 
 
 class Turns:
-    """Lets transfers of one end of a group pass in the order of their numbers."""
+    """Puts the transfers of one end of a group in the order of their numbers."""
 
     def __init__(self) -> None:
         self._next = 0
@@ -33,39 +34,39 @@ class Turns:
         self._changed = asyncio.Condition()
 
     async def wait(self, number: int) -> None:
-        """Wait until it is that number's turn. Raises TransferFailed when the group was dropped."""
+        """Wait for the turn of transfer `number`. Raises TransferFailed if the group is dropped."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._closed or self._next == number)
         if self._closed:
             raise TransferFailed("the group was dropped after a failure")
 
     async def passed(self) -> None:
-        """The next one may go."""
+        """Give the turn to the next transfer."""
         async with self._changed:
             self._next += 1
             self._changed.notify_all()
 
     async def close(self) -> None:
-        """Nobody may go any more."""
+        """Make all waiting and later transfers fail."""
         async with self._changed:
             self._closed = True
             self._changed.notify_all()
 
 
 class SlotMemory(Protocol):
-    """What a backend sends of a slot."""
+    """A backend's view of the memory of slots."""
 
     def buffer(self, slot: Slot, size: Bytes) -> Any:
-        """The part of a slot's first `size` bytes that is sent. Raises TransferFailed if the slot is smaller."""
+        """The transferred part of a slot's first `size` bytes. Raises TransferFailed if the slot is smaller."""
         ...
 
     def arrived(self, slot: Slot, staged: SlotRef) -> None:
-        """What the peer had staged there is in the slot."""
+        """Finish a receive: `slot` now holds the payload that the peer staged as `staged`."""
         ...
 
 
 class HostMemory:
-    """Slots in host memory: the header comes along."""
+    """Slots in host memory, transferred with their header."""
 
     def buffer(self, slot: Slot, size: Bytes) -> torch.Tensor:
         """See `SlotMemory.buffer`."""
@@ -78,7 +79,7 @@ class HostMemory:
 
 
 class DeviceMemory:
-    """Slots in GPU memory: payloads only. Headers are in host memory, and the receiver writes its own."""
+    """Slots in GPU memory, transferred without their header, which is in host memory: the receiver writes its own."""
 
     def buffer(self, slot: Slot, size: Bytes) -> Any:
         """See `SlotMemory.buffer`."""
@@ -94,13 +95,13 @@ class DeviceMemory:
 
 
 class CollectiveGroups:
-    """Sends through `ray.util.collective` with the given registered backend.
+    """A transport through `ray.util.collective`, with a registered backend.
 
-    A group's name holds the pair and a number that rises with every failure; replica ids are never used again,
-    so no group is ever joined by the remains of an earlier one. A channel is a group and the number of one
-    transfer through it ("a>b#1:17"): both ends keep to that order, so the receive of a chunk can be asked for
-    while the chunk before it is still on its way.
-    Transfers block a thread each; they have their own pool, so that a silent peer stalls nothing else.
+    A group's name is the pair and a number that rises with every failure. Replica ids are never reused, so a late
+    transfer of a dropped group cannot join a new one. A channel is a group and the number of one transfer through it
+    ("a>b#1:17"). Both ends make transfers in this order, so the receive of a chunk may start while the chunk before it
+    is still in transfer.
+    Each transfer blocks a thread of the transport's own pool, so that a silent peer stalls nothing else.
     """
 
     shares_slots = False
@@ -115,7 +116,7 @@ class CollectiveGroups:
         self._groups: dict[str, str] = {}
         self._transfers: dict[str, int] = {}
         self._turns: dict[str, Turns] = {}
-        self._dropped: deque[str] = deque(maxlen=_REMEMBERED)
+        self._dropped: deque[str] = deque(maxlen=_DROPPED_KEPT)
         self._closing: set[asyncio.Task[None]] = set()
 
     def channel(self, source: ReplicaId, target: ReplicaId) -> str:
@@ -153,14 +154,14 @@ class CollectiveGroups:
         self._leave(_group(channel))
 
     async def _pass(self, channel: str, rank: int, blocking: Callable[[], None]) -> None:
-        """Make one transfer when its turn has come. After a failure the group is dropped."""
+        """Make one transfer in its turn. A failure drops the group."""
         turns = self._join(_group(channel), rank)
         try:
             try:
                 async with asyncio.timeout(self._timeout_s):
                     await turns.wait(int(channel.rsplit(":", 1)[1]))
             except TimeoutError:
-                raise TransferTimeout(f"{channel}: the transfers before it did not pass in time") from None
+                raise TransferTimeout(f"{channel}: the transfers before it did not end in time") from None
             await self._transfer(channel, blocking)
         except BaseException:
             self.drop(channel)
@@ -173,7 +174,7 @@ class CollectiveGroups:
         if group not in self._turns:
             pair = group.rsplit("#", 1)[0]
             if rank == RECEIVER:
-                # The sender renewed the group: what is left of the old one is of no use.
+                # The sender has replaced its group, so this end of the old one is useless.
                 for old in [g for g in self._turns if g.startswith(f"{pair}#")]:
                     self._leave(old)
             collective.init_collective_group(2, rank, self._backend, group)
@@ -194,7 +195,7 @@ class CollectiveGroups:
             collective.destroy_collective_group(group)
 
     async def _transfer(self, channel: str, blocking: Callable[[], None]) -> None:
-        """Run a blocking transfer in the pool. It uses a slot's memory, so it is waited for even if cancelled."""
+        """Run a blocking transfer in the pool. A cancelled call still waits for its end: it uses a slot's memory."""
         future = asyncio.get_running_loop().run_in_executor(self._pool, blocking)
         try:
             await asyncio.shield(future)

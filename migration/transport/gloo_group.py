@@ -1,8 +1,8 @@
-"""A collective backend for Ray: pairwise gloo groups with time-outs, made and dropped on demand.
+"""A collective backend for Ray: pairwise gloo groups with time-outs, created and dropped on demand.
 
-Ray's own GLOO backend makes the first group the world of the process, so a replica could talk to one peer
-only, and its transfers wait half an hour for a silent peer. This one holds a process group of two that is
-nobody's default group.
+Ray's own GLOO backend makes the first group the default group of the process, which limits a replica to one peer, and
+its transfers wait half an hour for a silent peer. The groups of this backend are process groups of two ranks, none of
+them a default group.
 """
 
 import os
@@ -35,7 +35,7 @@ class GlooPair(pair_group.PairGroup):
 
     @classmethod
     def check_backend_availability(cls) -> bool:
-        """Whether torch was built with gloo."""
+        """True if torch was built with gloo."""
         return bool(dist.is_gloo_available())
 
     def send(self, tensors: list[torch.Tensor], options: SendOptions) -> None:
@@ -52,10 +52,13 @@ class GlooPair(pair_group.PairGroup):
         """Drop the connection; the other end's transfers fail."""
         self._group = None
         if self.rank == 0:
-            rendezvous.erase(self._key)
+            rendezvous.delete(self._key)
 
     def _timed(self, step: Callable[[], Any]) -> Any:
-        """Take a step. torch raises RuntimeError for time-outs and lost peers alike; the clock tells which."""
+        """Run a step of a transfer; raises TimeoutError if it fails after the time limit.
+
+        torch raises RuntimeError both for a time-out and for a lost peer, so the clock decides.
+        """
         began = time.monotonic()
         try:
             return step()
@@ -72,26 +75,26 @@ class GlooPair(pair_group.PairGroup):
         with self._lock:
             if self._group is None:
                 address = get_node_ip_address()
-                store = self._offer(address) if self.rank == 0 else self._find()
+                store = self._create_store(address) if self.rank == 0 else self._find_store()
                 self._group = dist.ProcessGroupGloo(store, self.rank, 2, _options(address, self._limit))
             return self._group
 
-    def _offer(self, address: str) -> Any:
+    def _create_store(self, address: str) -> Any:
         store = dist.TCPStore(address, 0, 2, True, self._limit, wait_for_workers=False)
-        rendezvous.leave(self._key, f"{address}:{store.port}".encode())
+        rendezvous.put(self._key, f"{address}:{store.port}".encode())
         return store
 
-    def _find(self) -> Any:
-        found = rendezvous.find(self._key, time.monotonic() + self.timeout_s)
+    def _find_store(self) -> Any:
+        found = rendezvous.wait_for(self._key, time.monotonic() + self.timeout_s)
         address, port = found.decode().rsplit(":", 1)
         return dist.TCPStore(address, int(port), 2, False, self._limit)
 
 
 def _options(address: str, limit: timedelta) -> Any:
-    """Listen at the node's address, or where `GLOO_SOCKET_IFNAME` says.
+    """Options for listening on the node's address, or on the interface `GLOO_SOCKET_IFNAME`.
 
-    By itself gloo listens at what the host's name resolves to: on many machines a loopback address, where no other node
-    reaches it.
+    By default gloo listens on the address that the host's name resolves to: on many machines a loopback address, which
+    other nodes cannot reach.
     """
     create, interface = dist.ProcessGroupGloo.create_device, os.environ.get("GLOO_SOCKET_IFNAME")
     options = dist.ProcessGroupGloo._Options()
@@ -101,5 +104,5 @@ def _options(address: str, limit: timedelta) -> Any:
 
 
 def register(timeout_s: float) -> None:
-    """Make the backend known to Ray in this process."""
+    """Register the backend with Ray in this process."""
     pair_group.register(GlooPair, timeout_s)

@@ -1,16 +1,16 @@
-"""A collective backend for Ray: pairwise NCCL communicators with time-outs, made and dropped on demand.
+"""A collective backend for Ray: pairwise NCCL communicators with time-outs, created and dropped on demand.
 
-Ray's own NCCL backend has no time-outs, does not abort, meets through a named actor for every pair that outlives the
-replicas, and wants torch tensors that record streams. This one takes CuPy arrays, waits explicitly (`nccl_link`), and
-meets through Ray's key-value store:
+Ray's own NCCL backend has no time-outs, does not abort, needs torch tensors that record streams, and its rendezvous is
+a named actor per pair, which outlives the replicas. This backend takes CuPy arrays and waits explicitly (`nccl_link`).
+Its rendezvous is in Ray's key-value store:
 
     rank 1                      rank 0
-    leaves "receiver"     ->    finds it, makes a unique id   (an id that nobody uses leaks a thread and a socket)
-    finds the id          <-    leaves "id"
-    both join; each takes back its own word
+    puts "receiver"       ->    gets it, creates a unique id   (an unused id leaks a thread and a socket)
+    gets the id           <-    puts "id"
+    both join; each deletes its own entry
 
-A group fails once: after a time-out, an error or `destroy_group` every transfer fails, and whoever wants to go on
-makes a group of another name.
+A group fails once: after a time-out, an error or `destroy_group` all its transfers fail, and further transfers need a
+group of another name.
 """
 
 import threading
@@ -20,7 +20,7 @@ from typing import Any, Literal
 from ray.util.collective.types import RecvOptions, SendOptions
 
 from migration.transport import pair_group, rendezvous
-from migration.transport.nccl_link import SENDER, Link, join
+from migration.transport.nccl_link import SENDER, NcclLink, join
 
 BACKEND = "MELL_NCCL"
 
@@ -34,13 +34,13 @@ class NcclPair(pair_group.PairGroup):
         super().__init__(world_size, rank, group_name)
         self._using = threading.Lock()
         self._closed = threading.Event()
-        self._link: Link | None = None
+        self._link: NcclLink | None = None
         keys = f"nccl/{group_name}/id", f"nccl/{group_name}/receiver"
-        self._own, self._others = keys if rank == SENDER else keys[::-1]
+        self._own_key, self._peer_key = keys if rank == SENDER else keys[::-1]
 
     @classmethod
     def check_backend_availability(cls) -> bool:
-        """Whether there are CuPy, NCCL and a GPU."""
+        """True if there are CuPy, NCCL and a GPU."""
         try:
             import cupy
             from cupy.cuda import nccl
@@ -57,9 +57,9 @@ class NcclPair(pair_group.PairGroup):
         self._pass("recv", tensors[0])
 
     def destroy_group(self) -> None:
-        """Drop the connection without waiting. A transfer under way is aborted by the thread that makes it."""
+        """Drop the connection without waiting. A transfer in progress is aborted by its own thread."""
         self._closed.set()
-        rendezvous.erase(self._own)
+        rendezvous.delete(self._own_key)
         threading.Thread(target=self._release, name="nccl-release", daemon=True).start()
 
     def _release(self) -> None:
@@ -85,8 +85,9 @@ class NcclPair(pair_group.PairGroup):
             try:
                 if self._link is None:
                     unique_id, device = self._meet(deadline), array.device.id
-                    self._link = join(lambda: Link(unique_id, self.rank, device, check), deadline - time.monotonic())
-                    rendezvous.erase(self._own)
+                    limit_s = deadline - time.monotonic()
+                    self._link = join(lambda: NcclLink(unique_id, self.rank, device, check), limit_s)
+                    rendezvous.delete(self._own_key)
                 self._link.move(verb, array, check)
             except BaseException:
                 self._closed.set()
@@ -94,18 +95,18 @@ class NcclPair(pair_group.PairGroup):
                 raise
 
     def _meet(self, deadline: float) -> bytes:
-        """The unique id, once both ends are known to be there."""
+        """The communicator's unique id, created after both ranks have arrived."""
         if self.rank != SENDER:
-            rendezvous.leave(self._own, b"here")
-            return rendezvous.find(self._others, deadline, self._closed.is_set)
+            rendezvous.put(self._own_key, b"here")
+            return rendezvous.wait_for(self._peer_key, deadline, self._closed.is_set)
         from cupy.cuda import nccl
 
-        rendezvous.find(self._others, deadline, self._closed.is_set)
+        rendezvous.wait_for(self._peer_key, deadline, self._closed.is_set)
         unique_id: bytes = nccl.get_unique_id()
-        rendezvous.leave(self._own, unique_id)
+        rendezvous.put(self._own_key, unique_id)
         return unique_id
 
 
 def register(timeout_s: float) -> None:
-    """Make the backend known to Ray in this process."""
+    """Register the backend with Ray in this process."""
     pair_group.register(NcclPair, timeout_s)

@@ -1,10 +1,10 @@
-"""An NCCL communicator of two ranks whose transfers can be given up. Needs CuPy.
+"""An NCCL communicator of two ranks whose transfers can be aborted. Needs CuPy.
 
-NCCL itself waits for ever, and CuPy makes blocking communicators only (its NcclConfig knows no other). So:
-- What waits on the GPU is polled, and ended by `abort`.
-- What waits on the host is making the communicator, and the first transfer, which connects the two. Both happen in a
-  thread that may be left behind (`join`), before the memory of any slot is involved. Later transfers only enqueue a
-  kernel.
+NCCL waits without a time limit, and CuPy creates blocking communicators only (its NcclConfig has no other option). So:
+- Work on the GPU is polled, and ended by `abort`.
+- Two operations block on the host: creating the communicator, and the first transfer, which connects the ranks. Both
+  run in a thread that may be left behind (`join`), before the memory of any slot is in use. Later transfers only
+  enqueue a kernel.
 """
 
 import threading
@@ -14,17 +14,17 @@ from concurrent.futures import Future
 from typing import Any, Literal
 
 Check = Callable[[], None]
-"""Returns to go on waiting; raises TimeoutError or RuntimeError to give up."""
+"""Called while waiting: returns to continue, raises TimeoutError or RuntimeError to stop."""
 
 SENDER, RECEIVER = 0, 1
 _POLL_S = 0.0002
 
 
-class Link:
-    """A communicator and a stream of its own. One thread at a time uses it; data goes from rank 0 to rank 1."""
+class NcclLink:
+    """A communicator and its own stream, for one thread at a time; data moves from rank 0 to rank 1."""
 
     def __init__(self, unique_id: bytes, rank: int, device: int, check: Check) -> None:
-        """Meet the other rank, with which the unique id is shared, and connect. Blocks, see the module."""
+        """Connect to the other rank, which has the same unique id. Blocks, see the module."""
         import cupy
         from cupy.cuda import nccl
 
@@ -36,12 +36,13 @@ class Link:
         self.move("send" if rank == SENDER else "recv", greeting, check)
 
     def move(self, verb: Literal["send", "recv"], array: Any, check: Check) -> None:
-        """Send a CuPy array of bytes to the other rank, or fill it from there.
+        """Send a CuPy array of bytes to the other rank, or receive into it.
 
-        What is sent must be complete: the link's stream waits for no other. What is received is complete on return.
+        The array must be complete before a send, since the link's stream waits for no other stream. A received array
+        is complete on return.
 
         Raises:
-            TimeoutError, RuntimeError: `check` raised it.
+            TimeoutError, RuntimeError: raised by `check`.
             RuntimeError: NCCL failed. In either case the link is aborted, the array no longer in use.
         """
         from cupy.cuda import nccl
@@ -64,25 +65,26 @@ class Link:
         self._communicator.check_async_error()
 
     def abort(self) -> None:
-        """End the communicator and what it is doing; doing it again is no error.
+        """End the communicator and its transfer; repeated calls are allowed.
 
-        Returns once the kernel has left the GPU: before that, memory it was given must not be used again.
+        Returns when the transfer's kernel has ended, after which its memory may be reused.
         """
         with self._device:
             self._communicator.abort()
             self._stream.synchronize()
 
 
-def join(make: Callable[[], Link], limit_s: float) -> Link:
-    """Make a link in a thread of its own. After `limit_s` seconds that thread is left to itself.
+def join(make: Callable[[], NcclLink], limit_s: float) -> NcclLink:
+    """Make a link in a thread of its own, which is left behind after `limit_s` seconds.
 
-    It ends when NCCL notices that the other rank is gone, at the latest with the process, and aborts what it made.
+    A thread that was left behind ends when NCCL finds that the other rank has ended, at the latest with the process; it
+    aborts a link that it makes too late.
 
     Raises:
         TimeoutError: the other rank did not join in time.
         RuntimeError: NCCL failed.
     """
-    made: Future[Link] = Future()
+    made: Future[NcclLink] = Future()
 
     def run() -> None:
         try:

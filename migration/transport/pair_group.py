@@ -1,7 +1,7 @@
-"""What Mell's collective backends for Ray have in common: groups of two that only send and receive.
+"""The common base of Mell's collective backends for Ray: groups of two ranks that only send and receive.
 
-`init_collective_group` holds a process-wide lock around a backend's constructor, so a constructor only notes what it
-was given; the two ends find each other at the first transfer, in whatever thread makes it.
+Ray's `init_collective_group` holds a process-wide lock around a backend's constructor, so a constructor only stores its
+arguments; the ranks connect in the first transfer, in the thread that makes it.
 """
 
 from typing import Any
@@ -11,16 +11,16 @@ from ray.util.collective.collective_group.base_collective_group import BaseGroup
 
 
 class PairGroup(BaseGroup):
-    """Two ranks, point to point. Any other collective is refused.
+    """Two ranks, point to point. Collective operations raise NotImplementedError.
 
-    `send` and `recv` raise TimeoutError after `timeout_s`, and RuntimeError when the peer is gone.
+    `send` and `recv` raise TimeoutError after `timeout_s`, and RuntimeError if the peer has ended.
     """
 
     name: str
-    """What Ray knows the backend by."""
+    """The backend's name in Ray's registry."""
 
     timeout_s = 10.0
-    """Of the rendezvous and of every transfer; set once per process by `register`."""
+    """Time limit of the rendezvous and of every transfer; set once per process by `register`."""
 
     def __init__(self, world_size: int, rank: int, group_name: str) -> None:
         super().__init__(world_size, rank, group_name)
@@ -39,7 +39,10 @@ class PairGroup(BaseGroup):
 
 
 def register(group: type[PairGroup], timeout_s: float) -> None:
-    """Make a backend known to Ray in this process, once; every process that uses it must."""
+    """Register a backend with Ray in this process; every process that uses the backend has to.
+
+    A repeated call only sets the time limit.
+    """
     group.timeout_s = timeout_s
     if not _global_registry.is_registered(group.name):
         register_collective_backend(group.name, group)

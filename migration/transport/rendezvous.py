@@ -1,4 +1,4 @@
-"""Where the two ends of a group leave each other word: Ray's internal key-value store."""
+"""The rendezvous of the two ranks of a group, in Ray's internal key-value store."""
 
 import time
 from collections.abc import Callable
@@ -9,17 +9,17 @@ _NAMESPACE = b"mell"
 _POLL_S = 0.005
 
 
-def leave(key: str, value: bytes) -> None:
-    """Leave word under a key, in place of what may be there."""
+def put(key: str, value: bytes) -> None:
+    """Set the value of a key; an earlier value is overwritten."""
     _internal_kv_put(key.encode(), value, overwrite=True, namespace=_NAMESPACE)
 
 
-def find(key: str, deadline: float, closed: Callable[[], bool] = lambda: False) -> bytes:
-    """Wait until the other end has left word under a key.
+def wait_for(key: str, deadline: float, closed: Callable[[], bool] = lambda: False) -> bytes:
+    """Wait until the peer has set a key; return its value.
 
     Raises:
-        TimeoutError: it did not by `deadline`, of `time.monotonic`.
-        RuntimeError: this end was closed.
+        TimeoutError: the key is not set by `deadline` (of `time.monotonic`).
+        RuntimeError: `closed` returned True.
     """
     while (value := _internal_kv_get(key.encode(), namespace=_NAMESPACE)) is None:
         if closed():
@@ -31,6 +31,6 @@ def find(key: str, deadline: float, closed: Callable[[], bool] = lambda: False) 
     return found
 
 
-def erase(key: str) -> None:
-    """Take the word back, if there is any."""
+def delete(key: str) -> None:
+    """Delete a key, if it exists."""
     _internal_kv_del(key.encode(), namespace=_NAMESPACE)

@@ -1,4 +1,4 @@
-"""Replicas on one node read each other's staging slots: nothing is sent."""
+"""The transport between replicas of one node, whose workers map each other's staging slots: no bytes are sent."""
 
 import functools
 import os
@@ -11,8 +11,8 @@ from policies.model import Bytes, ReplicaId
 
 
 @functools.cache
-def _place() -> str:
-    """What processes have in common that can map each other's segments: the machine and the pid namespace."""
+def _namespace() -> str:
+    """The machine and its pid namespace; processes with the same value can map each other's segments."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
 
@@ -20,7 +20,7 @@ def _place() -> str:
 class SharedSlots:
     """The target's worker maps the source's segment, in host or GPU memory. Only for replicas of one node.
 
-    `elsewhere` is the transport to use between nodes, for the error's text.
+    `elsewhere` is the transport between nodes that the error's text recommends.
     """
 
     shares_slots = True
@@ -31,14 +31,14 @@ class SharedSlots:
 
     def channel(self, source: ReplicaId, target: ReplicaId) -> str:
         """See `Transport.channel`."""
-        return _place()
+        return _namespace()
 
     async def send(self, channel: str, slot: Slot, size: Bytes) -> None:
         """See `Transport.send`."""
 
     async def receive(self, channel: str, staged: SlotRef, size: Bytes, slot: Slot | None) -> SlotRef:
-        """See `Transport.receive`. Raises TransferFailed when the source is on another node."""
-        if channel != _place():
+        """See `Transport.receive`. Raises TransferFailed if the source is on another node."""
+        if channel != _namespace():
             raise TransferFailed(f"the replicas share no memory: set migration.transport to {self._elsewhere}")
         return staged
 

@@ -29,22 +29,22 @@ class Folder:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def leave(self, key: str, value: bytes) -> None:
-        """See `rendezvous.leave`."""
+    def put(self, key: str, value: bytes) -> None:
+        """See `rendezvous.put`."""
         fresh = self._file(key).with_suffix(".new")
         fresh.write_bytes(value)
         fresh.replace(self._file(key))
 
-    def find(self, key: str, deadline: float, closed: Callable[[], bool] = lambda: False) -> bytes:
-        """See `rendezvous.find`."""
+    def wait_for(self, key: str, deadline: float, closed: Callable[[], bool] = lambda: False) -> bytes:
+        """See `rendezvous.wait_for`."""
         while not self._file(key).exists():
             if time.monotonic() > deadline:
                 raise RuntimeError(f"{key}: timed out, the peer did not appear")
             time.sleep(0.005)
         return self._file(key).read_bytes()
 
-    def erase(self, key: str) -> None:
-        """See `rendezvous.erase`."""
+    def delete(self, key: str) -> None:
+        """See `rendezvous.delete`."""
         self._file(key).unlink(missing_ok=True)
 
     def _file(self, key: str) -> Path:
@@ -52,12 +52,12 @@ class Folder:
 
 
 def content(mib: int) -> bytes:
-    """The bytes that are sent."""
+    """The sent bytes."""
     return Random(mib).randbytes(mib * MIB)
 
 
 class End:
-    """One end of gloo pairs: it sends or receives, at an address of its node's."""
+    """One end of gloo pairs, which sends or receives on an address of its node."""
 
     def __init__(self, verb: Literal["send", "recv"], address: str, folder: Path) -> None:
         from migration.transport import gloo_group
@@ -67,7 +67,7 @@ class End:
         gloo_group.GlooPair.timeout_s = LIMIT_S
         self._verb = verb
 
-    def passed(self, name: str, mib: int) -> dict[str, Any]:
+    def transfer(self, name: str, mib: int) -> dict[str, Any]:
         """Pass a slot through a pair, after a first transfer that only connects it.
 
         The answer has the seconds that it took, and the digest of what is in the slot then.
@@ -97,8 +97,8 @@ class End:
             return {"seconds": took_s, "sha256": hashlib.sha256(slot.memory).hexdigest()}
 
 
-def mapped(channel: str) -> dict[str, Any]:
-    """Where the slot is that the peer staged."""
+def map_slot(channel: str) -> dict[str, Any]:
+    """The slot that the peer staged."""
     from migration.messages import SlotRef
     from migration.transport.shared import SharedSlots
     from policies.model import Bytes
@@ -107,23 +107,23 @@ def mapped(channel: str) -> dict[str, Any]:
     return {"segment": asyncio.run(SharedSlots().receive(channel, staged, Bytes(64), None)).segment}
 
 
-def answered(work: Callable[..., dict[str, Any]], *args: Any) -> dict[str, Any]:
-    """What comes of it; an error by its name and its words."""
+def answer(work: Callable[..., dict[str, Any]], *args: Any) -> dict[str, Any]:
+    """The result; an error as its type and its text."""
     try:
         return work(*args)
     except Exception as error:
-        return {"error": type(error).__name__, "says": str(error)}
+        return {"error": type(error).__name__, "message": str(error)}
 
 
 def main(verb: str, *args: str) -> None:
     """See the module."""
     if verb == "map":
-        print(json.dumps(answered(mapped, *args)), flush=True)
+        print(json.dumps(answer(map_slot, *args)), flush=True)
         return
     address, folder = args
     end = End("send" if verb == "send" else "recv", address, Path(folder))
     for line in sys.stdin:
-        print(json.dumps(answered(end.passed, *json.loads(line))), flush=True)
+        print(json.dumps(answer(end.transfer, *json.loads(line))), flush=True)
 
 
 if __name__ == "__main__":

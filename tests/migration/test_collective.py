@@ -1,6 +1,6 @@
-"""The collective transport between processes: Ray actors as replicas, each with staging slots of its own.
+"""The collective transport between processes: Ray actors as replicas, each with its own staging slots.
 
-What the actors share is the pair of messages that a migration sends anyway: the channel's name and the size.
+The actors exchange only the two values that a migration's messages carry: the channel's name and the size.
 """
 
 import asyncio
@@ -20,11 +20,11 @@ pytestmark = pytest.mark.integration
 
 MIB = 1 << 20
 LIMIT_S = 2.0
-"""After which a silent peer is given up."""
+"""The time limit for a silent peer."""
 
 
 class Replica:
-    """A replica's end of the transport. Errors come back as the name of their type, so that tests can compare."""
+    """A replica's end of the transport. Errors are returned as the name of their type."""
 
     def __init__(self, name: str, slots: int = 4, slot_bytes: int = 8 * MIB) -> None:
         from migration.slots import Slots
@@ -38,32 +38,32 @@ class Replica:
         self._held: dict[str, Slot] = {}
 
     async def ready(self) -> None:
-        """Returns once the actor runs."""
+        """Returns when the actor runs."""
 
     async def channel(self, target: str) -> str:
-        """The channel that the next send to `target` uses."""
+        """The channel of the next send to `target`."""
         return self._transport.channel(self._name, ReplicaId(target))
 
     async def send(self, channel: str, size: int, seed: int) -> tuple[str, float]:
-        """Send bytes made from `seed`; return how that ended, and the seconds it took."""
+        """Send bytes made from `seed`; return the result and its seconds."""
         with await self._slots.lease(10) as slot:
             slot.memory[:size] = content(size, seed)
             return await timed(self._transport.send(channel, slot, Bytes(size)))
 
     async def receive(self, channel: str, size: int) -> tuple[str, float, str]:
-        """Receive; return how that ended, the seconds it took, and the digest of what came."""
+        """Receive; return the result, its seconds, and the digest of the received bytes."""
         with await self._slots.lease(10) as slot:
             how, took = await timed(self._transport.receive(channel, SlotRef("", 0, 7), Bytes(size), slot))
             return how, took, hashlib.sha256(slot.memory[:size]).hexdigest()
 
     async def init_only(self, channel: str) -> float:
-        """Seconds that joining a group takes when its other end does not exist."""
+        """Seconds for joining a group whose other end does not exist."""
         started = time.monotonic()
         self._transport._join(channel, 1)
         return time.monotonic() - started
 
     async def in_use(self) -> int:
-        """Slots that are lent."""
+        """The number of leased slots."""
         return self._slots.in_use
 
 
@@ -77,7 +77,7 @@ async def timed(work: Any) -> tuple[str, float]:
 
 
 def content(size: int, seed: int) -> bytes:
-    """Bytes in which no part is like another."""
+    """Pseudo-random bytes, without a repeated part."""
     return hashlib.shake_128(seed.to_bytes(4, "little")).digest(size)
 
 
@@ -107,7 +107,7 @@ def make_replica(cluster: Any, name: str) -> Any:
 
 
 async def transfer(source: Any, target: Any, name: str, size: int, seed: int = 1) -> tuple[str, str, bool]:
-    """One chunk from source to target `name`: how either end fared, and whether the bytes are equal."""
+    """One chunk from source to target `name`: the results of both ends, and True if the bytes are equal."""
     channel = await source.channel.remote(name)
     sent, received = await asyncio.gather(source.send.remote(channel, size, seed), target.receive.remote(channel, size))
     return sent[0], received[0], received[2] == digest(size, seed)
@@ -115,18 +115,18 @@ async def transfer(source: Any, target: Any, name: str, size: int, seed: int = 1
 
 @pytest.mark.parametrize("mib", [1, 8])
 @pytest.mark.parametrize("back", [False, True], ids=["there", "and back"])
-async def test_bytes_arrive_as_they_were_sent(pair: tuple[Any, Any], mib: int, back: bool) -> None:
+async def test_bytes_arrive_unchanged(pair: tuple[Any, Any], mib: int, back: bool) -> None:
     source, target = reversed(pair) if back else pair
     assert await transfer(source, target, "a" if back else "b", mib * MIB, seed=mib) == ("ok", "ok", True)
 
 
-async def test_chunks_of_a_channel_follow_each_other(pair: tuple[Any, Any]) -> None:
+async def test_chunks_of_a_channel_arrive_in_order(pair: tuple[Any, Any]) -> None:
     a, b = pair
     for seed in range(5):
         assert await transfer(a, b, "b", MIB, seed) == ("ok", "ok", True)
 
 
-async def test_both_directions_and_other_pairs_at_once(cluster: Any, pair: tuple[Any, Any]) -> None:
+async def test_both_directions_and_other_pairs_transfer_at_once(cluster: Any, pair: tuple[Any, Any]) -> None:
     (a, b), c = pair, make_replica(cluster, "c")
     ends = [(a, b, "b"), (b, a, "a"), (a, c, "c"), (c, b, "b"), (b, c, "c")]
     results = await asyncio.gather(*(transfer(s, t, name, MIB, i) for i, (s, t, name) in enumerate(ends)))
@@ -138,7 +138,7 @@ async def test_joining_a_group_does_not_wait_for_the_other_end(pair: tuple[Any, 
     assert await pair[0].init_only.remote("nobody>a#1") < 0.5
 
 
-async def test_sender_without_a_receiver_gives_up_and_the_channel_is_renewed(pair: tuple[Any, Any]) -> None:
+async def test_sender_without_a_receiver_times_out_and_the_channel_is_renewed(pair: tuple[Any, Any]) -> None:
     a, b = pair
     channel = await a.channel.remote("b")
     how, took = await a.send.remote(channel, MIB, 1)
@@ -147,20 +147,20 @@ async def test_sender_without_a_receiver_gives_up_and_the_channel_is_renewed(pai
     assert await transfer(a, b, "b", MIB) == ("ok", "ok", True)
 
 
-async def test_receiver_without_a_sender_gives_up_and_the_sender_renews_the_channel(pair: tuple[Any, Any]) -> None:
+async def test_receiver_without_a_sender_times_out_and_the_sender_renews_the_channel(pair: tuple[Any, Any]) -> None:
     a, b = pair
     assert await transfer(a, b, "b", MIB) == ("ok", "ok", True)
     channel = await a.channel.remote("b")
     how, took, _ = await b.receive.remote(channel, MIB)
     assert how == "TransferTimeout" and took < 2 * LIMIT_S
-    # The sender learns of it by its next transfer, and fails that at once.
+    # The sender's next transfer fails at once.
     late = asyncio.ensure_future(b.receive.remote(channel, MIB))
     assert (await a.send.remote(channel, MIB, 1))[0] == "TransferFailed"
     assert await transfer(a, b, "b", MIB) == ("ok", "ok", True)
     assert (await late)[0] == "TransferFailed"
 
 
-async def test_peer_that_dies_is_noticed_before_the_time_limit(cluster: Any, pair: tuple[Any, Any]) -> None:
+async def test_death_of_a_peer_ends_a_transfer_before_the_time_limit(cluster: Any, pair: tuple[Any, Any]) -> None:
     a, d = pair[0], make_replica(cluster, "d")
     assert await transfer(a, d, "d", MIB) == ("ok", "ok", True)
     channel = await a.channel.remote("d")
@@ -172,7 +172,7 @@ async def test_peer_that_dies_is_noticed_before_the_time_limit(cluster: Any, pai
     assert await a.in_use.remote() == 0
 
 
-async def test_peer_that_comes_back_is_reached_under_a_new_channel(cluster: Any, pair: tuple[Any, Any]) -> None:
+async def test_restarted_peer_is_reached_through_a_new_channel(cluster: Any, pair: tuple[Any, Any]) -> None:
     a, e = pair[0], make_replica(cluster, "e")
     assert await transfer(a, e, "e", MIB) == ("ok", "ok", True)
     cluster.kill(e)

@@ -1,4 +1,4 @@
-"""Slots in GPU memory through the collective transport and the NCCL backend, with both ends here and CuPy faked."""
+"""GPU slots through the collective transport and the NCCL backend: both ends in this process, CuPy faked."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -24,7 +24,7 @@ PAYLOAD = 4096
 
 
 class RayCollective:
-    """ray.util.collective, for both ends at once."""
+    """A stand-in for ray.util.collective, for both ends."""
 
     def __init__(self) -> None:
         self.groups: dict[tuple[str, int], NcclPair] = {}
@@ -84,7 +84,7 @@ async def ends(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tupl
 
 
 async def transfer(ends: tuple[End, End], slots: tuple[Slot, Slot], size: int = HEADER + PAYLOAD) -> SlotRef:
-    """One chunk from A to B; where it is then."""
+    """Send one chunk from A to B; return its slot at B."""
     channel = ends[0].transport.channel(A, B)
     staged = SlotRef("cuda:at the source", 0, 77)
     _, there = await asyncio.gather(
@@ -94,7 +94,7 @@ async def transfer(ends: tuple[End, End], slots: tuple[Slot, Slot], size: int = 
     return there
 
 
-async def test_payload_arrives_under_the_ticket_it_was_staged_with(ends: tuple[End, End]) -> None:
+async def test_payload_arrives_with_its_ticket(ends: tuple[End, End]) -> None:
     source, target = [await end.slot() for end in ends]
     source.payload[:] = list(range(256)) * (PAYLOAD // 256)
     there = await transfer(ends, (source, target))
@@ -103,7 +103,7 @@ async def test_payload_arrives_under_the_ticket_it_was_staged_with(ends: tuple[E
     assert target.payload.tolist() == source.payload.tolist()
 
 
-async def test_no_more_than_the_chunk_is_sent(ends: tuple[End, End]) -> None:
+async def test_only_the_chunk_is_sent(ends: tuple[End, End]) -> None:
     source, target = [await end.slot() for end in ends]
     source.payload[:], target.payload[:] = 1, 2
     await transfer(ends, (source, target), HEADER + 100)
@@ -119,7 +119,7 @@ async def test_chunks_keep_their_order(ends: tuple[End, End]) -> None:
     assert [slot.payload[0] for slot in target] == [1, 2]
 
 
-async def test_silent_receiver_is_a_time_out_and_the_next_chunk_goes_through(
+async def test_silent_receiver_times_out_and_the_next_chunk_arrives(
     ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slots = await ends[0].slot(), await ends[1].slot()
@@ -139,7 +139,7 @@ async def test_failed_receive_leaves_no_ticket(ends: tuple[End, End], monkeypatc
     assert TICKET.unpack_from(slot.memory) == (0,)
 
 
-async def test_cancelled_send_is_aborted_before_the_slot_is_free(ends: tuple[End, End], cupy: Any) -> None:
+async def test_cancelled_send_is_aborted_before_its_slot_is_free(ends: tuple[End, End], cupy: Any) -> None:
     slots = await ends[0].slot(), await ends[1].slot()
     await transfer(ends, slots)
     channel = ends[0].transport.channel(A, B)
@@ -152,7 +152,7 @@ async def test_cancelled_send_is_aborted_before_the_slot_is_free(ends: tuple[End
     assert all(end.aborted for end in cupy.cuda.nccl.made if end.rank == 0)
 
 
-async def test_slots_that_do_not_fit_are_refused(ends: tuple[End, End]) -> None:
+async def test_slots_of_a_wrong_size_or_kind_are_refused(ends: tuple[End, End]) -> None:
     slot, staged, memory = await ends[1].slot(), SlotRef("", 0, 77), DeviceMemory()
     with pytest.raises(TransferFailed, match="no staging slot holds"):
         memory.buffer(slot, Bytes(HEADER + PAYLOAD + 1))

@@ -1,6 +1,6 @@
-"""The NCCL backend's state: who waits for what, and what is left after a failure. CuPy and NCCL are faked.
+"""The NCCL backend's waits, and its state after a failure. CuPy and NCCL are faked.
 
-Both ranks are in this process, one thread each. No test depends on how long something takes, only on its ending.
+Both ranks are in this process, one thread each. No test depends on a duration, only on the end of an operation.
 """
 
 import os
@@ -17,12 +17,12 @@ from ray.util.collective.types import RecvOptions, SendOptions
 
 from migration.transport import nccl_group, rendezvous
 from migration.transport.nccl_group import NcclPair
-from migration.transport.nccl_link import Link, join
+from migration.transport.nccl_link import NcclLink, join
 from tests.migration import fake_cupy
 
 SIZE = 1 << 16
 LONG_S, SHORT_S = 60.0, 0.3
-"""What no test waits for, and what a test waits for."""
+"""A time limit that no test reaches, and one that tests wait for."""
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +52,7 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 
 
 class Ends:
-    """Both ends of a group, and what they send and receive."""
+    """Both ends of a group, with their buffers."""
 
     def __init__(self, cupy: Any, threads: ThreadPoolExecutor, name: str = "a>b#1") -> None:
         self.sender, self.receiver = NcclPair(2, 0, name), NcclPair(2, 1, name)
@@ -62,7 +62,7 @@ class Ends:
         self._threads = threads
 
     def send(self) -> "Future[None]":
-        """Begin to send other bytes than last time."""
+        """Begin to send new random bytes."""
         self.sent[:] = memoryview(os.urandom(SIZE))
         return self._threads.submit(self.sender.send, [self.sent], SendOptions())
 
@@ -70,13 +70,13 @@ class Ends:
         return self._threads.submit(self.receiver.recv, [self.received], RecvOptions())
 
     def transfer(self) -> bool:
-        """Whether the bytes arrive."""
+        """True if the bytes arrive."""
         for end in (self.send(), self.receive()):
             end.result(LONG_S)
         return bool((self.sent == self.received).all())
 
     def connected(self) -> "Ends":
-        """Once something has been transferred."""
+        """These ends, after a first transfer."""
         assert self.transfer()
         self.received[:] = 0
         return self
@@ -88,13 +88,13 @@ def ends(cupy: Any, threads: ThreadPoolExecutor) -> Ends:
 
 
 def until(condition: Callable[[], object]) -> None:
-    """Wait for what another thread does."""
+    """Wait until another thread makes the condition true."""
     waiting = threading.Event()
     for _ in range(int(LONG_S / 0.005)):
         if condition():
             return
         waiting.wait(0.005)
-    raise AssertionError("it did not happen")
+    raise AssertionError("the condition did not become true")
 
 
 def test_bytes_arrive(ends: Ends) -> None:
@@ -111,27 +111,27 @@ def test_groups_of_other_names_are_other_communicators(cupy: Any, threads: Threa
     assert len(set(cupy.cuda.nccl.ids)) == 2
 
 
-def test_nothing_is_left_in_the_store_once_both_have_met(ends: Ends, store: dict[bytes, bytes]) -> None:
+def test_store_is_empty_after_the_rendezvous(ends: Ends, store: dict[bytes, bytes]) -> None:
     assert ends.transfer() and store == {}
 
 
-def test_making_a_group_waits_for_nobody(store: dict[bytes, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_constructor_of_a_group_does_not_wait(store: dict[bytes, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
     NcclPair(2, 0, "a>nobody#1")
     assert store == {}
 
 
-# --- a peer that is not there -------------------------------------------------------------------------
+# --- a peer that is missing ---------------------------------------------------------------------------
 
 
-def test_sender_whose_receiver_does_not_appear_times_out_and_makes_no_id(ends: Ends, cupy: Any) -> None:
+def test_sender_without_a_receiver_times_out_and_creates_no_id(ends: Ends, cupy: Any) -> None:
     ends.sender.timeout_s = SHORT_S
     with pytest.raises(TimeoutError, match="timed out, the peer did not appear"):
         ends.send().result(LONG_S)
     assert cupy.cuda.nccl.ids == []
 
 
-def test_receiver_whose_sender_does_not_appear_times_out(ends: Ends, store: dict[bytes, bytes]) -> None:
+def test_receiver_without_a_sender_times_out(ends: Ends, store: dict[bytes, bytes]) -> None:
     ends.receiver.timeout_s = SHORT_S
     with pytest.raises(TimeoutError, match="timed out"):
         ends.receive().result(LONG_S)
@@ -139,8 +139,8 @@ def test_receiver_whose_sender_does_not_appear_times_out(ends: Ends, store: dict
     assert store == {}
 
 
-def test_peer_that_dies_before_it_joins_is_given_up(ends: Ends, store: dict[bytes, bytes], cupy: Any) -> None:
-    """It has left word, so that the sender is inside NCCL, where nothing can wake it."""
+def test_peer_that_dies_before_it_joins_times_out(ends: Ends, store: dict[bytes, bytes], cupy: Any) -> None:
+    """The peer's entry is in the store, so the sender is inside NCCL, where it cannot be woken."""
     store[b"nccl/a>b#1/receiver"] = b"here"
     ends.sender.timeout_s = SHORT_S
     with pytest.raises(TimeoutError, match="timed out: the peer did not join"):
@@ -148,7 +148,7 @@ def test_peer_that_dies_before_it_joins_is_given_up(ends: Ends, store: dict[byte
     assert cupy.cuda.nccl.made == []
 
 
-def test_communicator_that_comes_too_late_is_aborted(ends: Ends, store: dict[bytes, bytes], cupy: Any) -> None:
+def test_late_communicator_is_aborted(ends: Ends, store: dict[bytes, bytes], cupy: Any) -> None:
     store[b"nccl/a>b#1/receiver"] = b"here"
     ends.sender.timeout_s = SHORT_S
     with pytest.raises(TimeoutError, match="timed out"):
@@ -157,7 +157,7 @@ def test_communicator_that_comes_too_late_is_aborted(ends: Ends, store: dict[byt
     until(lambda: late.peer.aborted)
 
 
-def test_link_that_is_made_too_late_is_aborted() -> None:
+def test_late_link_is_aborted() -> None:
     go_on, aborted = threading.Event(), threading.Event()
 
     def make() -> Any:
@@ -180,7 +180,7 @@ def test_silent_receiver_times_out_and_is_aborted(ends: Ends, cupy: Any) -> None
     assert [end.aborted for end in cupy.cuda.nccl.made if end.rank == 0] == [True]
 
 
-def test_silent_sender_times_out_and_memory_is_left_alone(ends: Ends, cupy: Any) -> None:
+def test_silent_sender_times_out_and_memory_is_unchanged(ends: Ends, cupy: Any) -> None:
     ends.connected().receiver.timeout_s = SHORT_S
     with pytest.raises(TimeoutError, match="timed out"):
         ends.receive().result(LONG_S)
@@ -190,7 +190,7 @@ def test_silent_sender_times_out_and_memory_is_left_alone(ends: Ends, cupy: Any)
     assert not ends.received.any()
 
 
-def test_group_that_failed_fails_at_once_from_then_on(ends: Ends) -> None:
+def test_failed_group_fails_all_later_transfers_at_once(ends: Ends) -> None:
     ends.connected().sender.timeout_s = SHORT_S
     for kind, text in ((TimeoutError, "timed out"), (RuntimeError, "was closed")):
         with pytest.raises(kind, match=text):
@@ -207,7 +207,7 @@ def test_next_pair_works_after_a_silent_peer(ends: Ends, cupy: Any, threads: Thr
     assert Ends(cupy, threads, "a>b#2").transfer()
 
 
-def test_error_that_nccl_noticed_ends_the_transfer(ends: Ends, cupy: Any) -> None:
+def test_asynchronous_nccl_error_ends_the_transfer(ends: Ends, cupy: Any) -> None:
     ends.connected()
     cupy.cuda.nccl.error = fake_cupy.NcclError("NCCL_ERROR_REMOTE_ERROR: remote process exited")
     with pytest.raises(RuntimeError, match="remote process exited"):
@@ -241,19 +241,17 @@ def test_destroying_an_idle_group_aborts_its_communicator(ends: Ends, cupy: Any)
     until(lambda: any(end.aborted for end in cupy.cuda.nccl.made))
 
 
-def test_communicator_is_aborted_by_the_thread_that_uses_it(
-    ends: Ends, cupy: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """NCCL frees it: another thread inside it would use what was freed."""
-    at, abort = set(), Link.abort
+def test_communicator_is_aborted_by_its_own_thread(ends: Ends, cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An abort frees the communicator, which a thread inside NCCL would still use."""
+    at, abort = set(), NcclLink.abort
 
-    def noted(link: Link) -> None:
+    def noted(link: NcclLink) -> None:
         at.add(threading.current_thread())
         abort(link)
 
     sending = ends.connected().send()
     until(lambda: any(end.transfers for end in cupy.cuda.nccl.made))
-    monkeypatch.setattr(Link, "abort", noted)
+    monkeypatch.setattr(NcclLink, "abort", noted)
     ends.sender.destroy_group()
     with pytest.raises(RuntimeError, match="was closed"):
         sending.result(LONG_S)
@@ -261,7 +259,7 @@ def test_communicator_is_aborted_by_the_thread_that_uses_it(
     assert not any(thread.name.startswith("nccl") for thread in at)
 
 
-def test_name_can_be_used_again(ends: Ends, cupy: Any, threads: ThreadPoolExecutor) -> None:
+def test_name_can_be_reused(ends: Ends, cupy: Any, threads: ThreadPoolExecutor) -> None:
     ends.connected()
     for end in (ends.sender, ends.receiver):
         end.destroy_group()
@@ -269,10 +267,10 @@ def test_name_can_be_used_again(ends: Ends, cupy: Any, threads: ThreadPoolExecut
     assert len(set(cupy.cuda.nccl.ids)) == 2
 
 
-# --- what Ray sees ------------------------------------------------------------------------------------
+# --- Ray's interface -----------------------------------------------------------------------------------
 
 
-def test_backend_says_whether_there_is_what_it_needs(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backend_is_available_with_cupy_nccl_and_a_gpu(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert NcclPair.check_backend_availability()
     monkeypatch.setattr(cupy.cuda, "is_available", lambda: False)
     assert not NcclPair.check_backend_availability()

@@ -24,18 +24,18 @@ A, B = ReplicaId("a"), ReplicaId("b")
 
 
 def run(*command: str) -> None:
-    """Run a command of the system's. Raises CalledProcessError with what it said."""
+    """Run a system command. Raises CalledProcessError with the command's output."""
     subprocess.run(command, check=True, capture_output=True, text=True)
 
 
 def end(*args: str, within: Sequence[str] = ()) -> "subprocess.Popen[str]":
-    """A process that is one end of a transport, started by the command `within`."""
+    """One end of a transport as a process, started through the command `within`."""
     command = [*within, sys.executable, "-m", "tests.migration.node_process", *args]
     return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 class Network:
-    """Two nodes with a cable between them, and nothing else in common but the files."""
+    """Two nodes that share a cable and the file system, and nothing else."""
 
     addresses = ("10.213.77.1", "10.213.77.2")
 
@@ -46,7 +46,7 @@ class Network:
         self._transfers = 0
 
     def open(self) -> None:
-        """Make the nodes. Raises OSError or CalledProcessError where that is not possible."""
+        """Create the nodes. Raises OSError or CalledProcessError where namespaces are not available."""
         for name in self._names:
             run("ip", "netns", "add", name)
         one, other = self._names
@@ -59,30 +59,30 @@ class Network:
             self._ends.append(end(verb, address, str(self.folder), within=["ip", "netns", "exec", name]))
 
     def close(self) -> None:
-        """Take the nodes down; the cable goes with them."""
+        """Delete the nodes, and with them the cable."""
         for process in self._ends:
             process.communicate(timeout=60)
         for name in self._names:
             subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
 
     def shape(self, bytes_per_s: int) -> None:
-        """Let no more pass from the first node to the second."""
+        """Limit the bandwidth from the first node to the second."""
         rate = f"{bytes_per_s * 8}bit"
         limit = ("tbf", "rate", rate, "burst", "32kb", "latency", "200ms")
         run("tc", "-n", self._names[0], "qdisc", "replace", "dev", "cable", "root", *limit)
 
     def transfer(self, mib: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Pass a slot from the first node to the second; what either end says of it."""
+        """Pass a slot from the first node to the second; return both ends' answers."""
         self._transfers += 1
         for process in self._ends:
             assert process.stdin is not None
             print(json.dumps([f"pair-{self._transfers}", mib]), file=process.stdin, flush=True)
-        sent, received = (said(process) for process in self._ends)
+        sent, received = (answer(process) for process in self._ends)
         return sent, received
 
 
-def said(process: "subprocess.Popen[str]") -> dict[str, Any]:
-    """The next answer of an end."""
+def answer(process: "subprocess.Popen[str]") -> dict[str, Any]:
+    """The next answer from one end."""
     assert process.stdout is not None
     found: dict[str, Any] = json.loads(process.stdout.readline())
     return found
@@ -90,7 +90,7 @@ def said(process: "subprocess.Popen[str]") -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
-    made = Network(tmp_path_factory.mktemp("word"))
+    made = Network(tmp_path_factory.mktemp("rendezvous"))
     try:
         made.open()
     except (OSError, subprocess.CalledProcessError) as error:
@@ -101,19 +101,19 @@ def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
     made.close()
 
 
-def test_a_slot_goes_from_node_to_node(network: Network) -> None:
+def test_slot_arrives_on_another_node(network: Network) -> None:
     sent, received = network.transfer(2)
     assert "error" not in sent | received, (sent, received)
     assert received["sha256"] == hashlib.sha256(content(2)).hexdigest()
 
 
-def test_the_sender_offers_its_own_address(network: Network) -> None:
+def test_sender_listens_on_its_own_address(network: Network) -> None:
     network.transfer(1)
     words = [path.read_text() for path in network.folder.glob("rendezvous-*")]
     assert {word.rsplit(":", 1)[0] for word in words} == {network.addresses[0]}
 
 
-def test_a_slot_takes_as_long_as_the_link_needs(network: Network) -> None:
+def test_transfer_takes_as_long_as_the_link_needs(network: Network) -> None:
     took = {}
     for mib_per_s in 8, 2:
         try:
@@ -123,7 +123,7 @@ def test_a_slot_takes_as_long_as_the_link_needs(network: Network) -> None:
         sent, received = network.transfer(4)
         assert "error" not in sent | received, (sent, received)
         took[mib_per_s] = received["seconds"]
-        # What fits into the bucket and into the sockets' buffers goes at once.
+        # The bucket's and the socket buffers' size passes without delay.
         assert 0.5 * 4 / mib_per_s < took[mib_per_s], "faster than the link"
     assert 2.5 < took[2] / took[8] < 6
 
@@ -135,8 +135,8 @@ def test_slots_are_shared_with_processes_of_the_same_machine_and_namespace_only(
     if other and subprocess.run([*within, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no PID namespaces here (they need root)")
     with end("map", SharedSlots().channel(A, B), within=within) as process:
-        found = said(process)
+        found = answer(process)
     if other:
-        assert found["error"] == "TransferFailed" and "migration.transport to collective" in found["says"]
+        assert found["error"] == "TransferFailed" and "migration.transport to collective" in found["message"]
     else:
         assert found == {"segment": "/proc/1/fd/3"}

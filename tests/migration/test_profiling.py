@@ -1,4 +1,4 @@
-"""What a replica measures of itself before it serves: on an engine whose clock only moves by what is measured."""
+"""A replica's profile before it serves, on an engine whose clock advances only by the measured work."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -54,7 +54,7 @@ class Timed(FakeEngine):
     async def gather(self, key: str, first: Blocks, last: Blocks, segment: str, offset: int) -> tuple[SlotRef, Bytes]:
         """See `FakeEngine`."""
         if self.broken:
-            raise TransferFailed("a test said so")
+            raise TransferFailed("broken by a test")
         self.gathered.append(last - first)
         self.now += 0.001 + (last - first) * self.fingerprint.block_bytes / self.staging
         return await super().gather(key, first, last, segment, offset)
@@ -66,7 +66,7 @@ class Timed(FakeEngine):
 
 
 async def measured(engine: Timed) -> Profile:
-    """The engine's profile; nothing may be left of the measurement, however it ends."""
+    """The engine's profile. The measurement must leave nothing behind, with any end."""
     slots = Slots(2, engine.fingerprint.slot_bytes)
     try:
         return await measure(engine, slots, "node", lambda: engine.now)
@@ -76,7 +76,7 @@ async def measured(engine: Timed) -> Profile:
 
 
 @pytest.mark.parametrize("rate", [2_000.0, 10_000.0, 1e6])
-async def test_the_profile_is_what_the_engine_does(rate: float) -> None:
+async def test_profile_equals_the_engines_speed(rate: float) -> None:
     engine = Timed(rate)
     profile = await measured(engine)
     assert profile.prefill.rate == pytest.approx(rate) and profile.prefill.latency_s == pytest.approx(0.005)
@@ -84,30 +84,30 @@ async def test_the_profile_is_what_the_engine_does(rate: float) -> None:
     assert (profile.node, profile.fingerprint) == ("node", engine.fingerprint)
 
 
-async def test_what_only_the_first_request_of_all_takes_does_not_count() -> None:
+async def test_extra_time_of_the_first_request_does_not_count() -> None:
     profile = await measured(Timed(delays=(5.0,)))
     assert profile.prefill.rate == pytest.approx(10_000.0) and profile.prefill.latency_s == pytest.approx(0.005)
 
 
-async def test_one_disturbance_of_each_measurement_does_no_harm() -> None:
+async def test_one_disturbance_per_measurement_does_not_count() -> None:
     profile = await measured(Timed(delays=(0.0, 0.3, 0.0, 0.0, 0.4)))
     assert profile.prefill.rate == pytest.approx(10_000.0)
 
 
-async def test_no_prompt_shares_its_beginning_with_another() -> None:
+async def test_prompts_share_no_prefix() -> None:
     engine = Timed()
     await measured(engine)
     assert len({prompt[0] for prompt in engine.prompts}) == len(engine.prompts) == 5
     assert {len(prompt) for prompt in engine.prompts} == {SHORT, LONG}
 
 
-async def test_the_prefix_cache_is_cleared_once_at_the_end() -> None:
+async def test_prefix_cache_is_cleared_once_at_the_end() -> None:
     engine = Timed()
     await measured(engine)
     assert engine.reset_after == [len(engine.prompts)] and not engine._cache
 
 
-async def test_a_slow_engine_is_given_a_shorter_prompt() -> None:
+async def test_slow_engine_gets_a_shorter_prompt() -> None:
     engine = Timed(rate=1000.0)
     profile = await measured(engine)
     longest = max(map(len, engine.prompts))
@@ -115,46 +115,46 @@ async def test_a_slow_engine_is_given_a_shorter_prompt() -> None:
     assert profile.prefill.rate == pytest.approx(1000.0)
 
 
-async def test_a_fast_engine_is_measured_within_a_second() -> None:
+async def test_fast_engine_is_measured_within_a_second() -> None:
     engine = Timed()
     await measured(engine)
     assert engine.now < 1.0
 
 
 @pytest.mark.parametrize("num_blocks", [1, 2, 40])
-async def test_a_short_context_suffices(num_blocks: int) -> None:
+async def test_short_context_suffices(num_blocks: int) -> None:
     engine = Timed(num_blocks=num_blocks)
     profile = await measured(engine)
     assert profile.prefill.rate == pytest.approx(10_000.0)
     assert (profile.staging_bytes_per_s is None) == (num_blocks < 3)
 
 
-async def test_a_cache_whose_blocks_cannot_be_moved_is_not_staged() -> None:
+async def test_cache_without_movable_blocks_is_not_staged() -> None:
     engine = Timed(cache="")
     assert (await measured(engine)).staging_bytes_per_s is None
     assert not engine.gathered
 
 
-async def test_no_more_blocks_are_staged_than_a_slot_holds() -> None:
+async def test_staging_is_limited_to_the_size_of_a_slot() -> None:
     engine = Timed()
     await measured(engine)
     assert engine.gathered == [1] * GATHERS + [64] * GATHERS
 
 
-async def test_staging_that_fails_is_left_out() -> None:
+async def test_failed_staging_is_left_out() -> None:
     engine = Timed()
     engine.broken = True
     profile = await measured(engine)
     assert profile.staging_bytes_per_s is None and profile.prefill.rate == pytest.approx(10_000.0)
 
 
-async def test_a_clock_that_shows_nothing_gives_a_line_all_the_same() -> None:
+async def test_clock_without_progress_still_gives_a_line() -> None:
     engine = Timed(rate=float("inf"), latency_s=0.0, staging=float("inf"))
     profile = await measured(engine)
     assert 0 < profile.prefill.rate < float("inf") and profile.staging_bytes_per_s
 
 
-async def test_an_engine_that_dies_is_no_profile() -> None:
+async def test_dead_engine_raises() -> None:
     engine = Timed()
     engine.dead = True
     with pytest.raises(EngineDead):

@@ -1,4 +1,4 @@
-"""Staging slots: lent one at a time, waited for, and void once they were given back."""
+"""Staging slots: leased one at a time, and void after the lease."""
 
 import asyncio
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ def slots() -> Iterator[Slots]:
     pool.close()
 
 
-async def test_slots_lie_apart_and_hold_header_and_payload(slots: Slots) -> None:
+async def test_slots_do_not_overlap_and_hold_header_and_payload(slots: Slots) -> None:
     with await slots.lease(1) as first, await slots.lease(1) as second:
         assert len(first.memory) == len(second.memory) == HEADER + 128
         assert abs(first.offset - second.offset) >= HEADER + 128
@@ -32,13 +32,13 @@ async def test_slots_in_use_are_counted(slots: Slots) -> None:
     assert slots.in_use == 0
 
 
-async def test_slot_is_given_back_by_whoever_fails_with_it(slots: Slots) -> None:
+async def test_lease_ends_when_its_block_raises(slots: Slots) -> None:
     with pytest.raises(ValueError, match="mine"), await slots.lease(1):
         raise ValueError("mine")
     assert slots.in_use == 0
 
 
-async def test_leasing_waits_until_a_slot_is_free(slots: Slots) -> None:
+async def test_lease_waits_for_a_free_slot(slots: Slots) -> None:
     first, _ = await slots.lease(1), await slots.lease(1)
     waiting = asyncio.create_task(slots.lease(5))
     await asyncio.sleep(0)
@@ -47,14 +47,14 @@ async def test_leasing_waits_until_a_slot_is_free(slots: Slots) -> None:
     assert (await waiting).slot == first.slot
 
 
-async def test_leasing_waits_no_longer_than_the_limit(slots: Slots) -> None:
+async def test_lease_waits_no_longer_than_the_limit(slots: Slots) -> None:
     first, second = await slots.lease(1), await slots.lease(1)
     with first, second, pytest.raises(TransferTimeout, match=r"no staging slot was free within 0\.01 s"):
         await slots.lease(0.01)
     assert slots.in_use == 0
 
 
-async def test_lease_that_ends_twice_gives_one_slot_back(slots: Slots) -> None:
+async def test_ending_a_lease_twice_frees_one_slot(slots: Slots) -> None:
     first, second = await slots.lease(1), await slots.lease(1)
     first.end()
     first.end()
@@ -63,7 +63,7 @@ async def test_lease_that_ends_twice_gives_one_slot_back(slots: Slots) -> None:
     assert slots.in_use == 0
 
 
-async def test_content_is_void_once_the_slot_is_given_back(slots: Slots) -> None:
+async def test_end_of_the_lease_voids_the_content(slots: Slots) -> None:
     reader = Segments()
     with await slots.lease(1) as slot:
         reader.get(slot.segment).stamp(slot.offset, 7)
