@@ -1,4 +1,4 @@
-"""Everything here is marked `gpu`, and skipped with the reason where there are too few GPUs."""
+"""Marks all tests here `gpu`, and skips them, with the reason, if there are too few GPUs."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 
 
 def devices() -> tuple[int, str]:
-    """How many GPUs there are, and why not more."""
+    """The number of GPUs, and the reason for none."""
     try:
         import cupy
     except ImportError as error:
@@ -19,7 +19,7 @@ def devices() -> tuple[int, str]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark, and skip: one GPU is needed, two for modules named test_two_*."""
+    """Mark, and skip if there are too few GPUs: two for modules named test_two_*, else one."""
     own = [item for item in items if Path(__file__).parent in item.path.parents]
     if not own:
         return

@@ -1,4 +1,4 @@
-"""Copies on a GPU, and staging in its memory between processes: what tests/migration does with fakes, for real."""
+"""Copies on a GPU, and staging in its memory between processes: tests of tests/migration without the fake CuPy."""
 
 import pytest
 import torch
@@ -9,12 +9,12 @@ from tests.migration.caches import LAYOUTS, paged
 # The fixtures and tests of that module, on the device below.
 from tests.migration.test_device_processes import (  # noqa: F401
     staging,
-    test_block_that_was_changed_on_the_way_is_another,
+    test_block_changed_in_staging_arrives_changed,
     test_blocks_go_from_one_worker_to_another,
     test_failed_gather_leaves_no_valid_ticket,
     test_payload_under_another_ticket_is_not_read,
-    test_segment_of_a_process_that_is_gone_is_not_opened,
-    test_slot_that_was_given_back_is_not_read,
+    test_segment_of_a_dead_process_is_not_opened,
+    test_slot_is_not_read_after_its_lease,
     workers,
 )
 
@@ -24,7 +24,7 @@ GPU = "cuda:0"
 
 @pytest.fixture(scope="module")
 def device() -> str:
-    """Instead of that module's."""
+    """Replaces that module's fixture."""
     return "cuda"
 
 
@@ -54,7 +54,7 @@ def test_gpu_stages_the_bytes_that_a_cpu_stages(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_blocks_survive_the_way_through_gpu_memory(name: str) -> None:
+def test_blocks_arrive_unchanged_through_gpu_memory(name: str) -> None:
     import cupy
 
     source, target = on_gpu(paged(name, BLOCKS, seed=1), name), paged(name, BLOCKS, device=GPU)
@@ -67,7 +67,7 @@ def test_blocks_survive_the_way_through_gpu_memory(name: str) -> None:
         assert not blocks.view(torch.int16)[[1, 2, 5, 63]].any()
 
 
-def test_gpu_cache_goes_through_host_slots_too() -> None:
+def test_gpu_cache_can_be_staged_in_host_slots() -> None:
     caches = paged("LBNHC", BLOCKS, seed=1)
     layout, there = CacheLayout(caches, BLOCKS), CacheLayout(on_gpu(caches, "LBNHC"), BLOCKS)
     expected, staged = (memoryview(bytearray(2 * layout.block_bytes)) for _ in range(2))
@@ -77,7 +77,7 @@ def test_gpu_cache_goes_through_host_slots_too() -> None:
 
 
 def test_gather_waits_for_the_step_in_flight() -> None:
-    """vLLM computes on a stream of its own, which still writes when a gather is asked for."""
+    """vLLM computes on its own stream, which may still write when a gather begins."""
     import cupy
 
     caches = paged("LBNHC", BLOCKS, device=GPU)
@@ -101,7 +101,7 @@ def test_process_cannot_open_its_own_segment() -> None:
     made.close()
 
 
-def test_memory_that_is_not_there_is_not_promised() -> None:
+def test_segment_larger_than_the_gpus_memory_is_refused() -> None:
     from migration.kv.device import DeviceSegment
 
     with pytest.raises(RuntimeError, match=r"lower engine_kwargs\.gpu_memory_utilization"):

@@ -1,4 +1,4 @@
-"""Between two GPUs: NCCL from slot to slot, and slots that the other GPU's worker maps.
+"""Between two GPUs: NCCL from slot to slot, and slots mapped by the other GPU's worker.
 
 Two Ray actors with a GPU each stand for replicas. What they share is what a migration sends anyway: the channel's
 name and the size.
@@ -23,11 +23,11 @@ pytestmark = pytest.mark.integration
 
 MIB = 1 << 20
 LIMIT_S = 3.0
-"""After which a silent peer is given up. The first transfer of a pair makes its communicator, within the same limit."""
+"""The time limit for a silent peer, and for creating a pair's communicator in its first transfer."""
 
 
 class Replica:
-    """A replica's end of the transport. Errors come back as the name of their type, so that tests can compare."""
+    """A replica's end of the transport. Errors are returned as the name of their type."""
 
     def __init__(self, name: str) -> None:
         from deployments.config import MigrationConfig
@@ -39,14 +39,14 @@ class Replica:
         self._slots = make_slots(config)
 
     async def ready(self) -> None:
-        """Returns once the actor runs."""
+        """Returns when the actor runs."""
 
     async def channel(self, target: str) -> str:
-        """The channel that the next send to `target` uses."""
+        """The channel of the next send to `target`."""
         return self._transport.channel(self._name, ReplicaId(target))
 
     async def send(self, channel: str, size: int, seed: int) -> tuple[str, float]:
-        """Send bytes made from `seed`; return how that ended, and the seconds it took."""
+        """Send bytes made from `seed`; return the result and its seconds."""
         import numpy as np
 
         with await self._slots.lease(10) as slot:
@@ -54,14 +54,14 @@ class Replica:
             return await timed(self._transport.send(channel, slot, Bytes(HEADER + size)))
 
     async def receive(self, channel: str, size: int) -> tuple[str, float, str]:
-        """Receive; return how that ended, the seconds it took, and the digest of what came."""
+        """Receive; return the result, its seconds, and the digest of the received bytes."""
         with await self._slots.lease(10) as slot:
             how, took = await timed(self._transport.receive(channel, SlotRef("", 0, 7), Bytes(HEADER + size), slot))
             came = slot.payload[:size].get()  # type: ignore[attr-defined]
             return how, took, hashlib.sha256(came.tobytes()).hexdigest()
 
     async def in_use(self) -> int:
-        """Slots that are lent."""
+        """The number of leased slots."""
         return self._slots.in_use
 
 
@@ -75,7 +75,7 @@ async def timed(work: Any) -> tuple[str, float]:
 
 
 def content(size: int, seed: int) -> bytes:
-    """Bytes in which no part is like another."""
+    """Pseudo-random bytes, without a repeated part."""
     return hashlib.shake_128(seed.to_bytes(4, "little")).digest(size)
 
 
@@ -104,7 +104,7 @@ def make_replica(cluster: Any, name: str) -> Any:
 
 
 async def transfer(source: Any, target: Any, name: str, size: int = MIB, seed: int = 1) -> tuple[str, str, bool]:
-    """One chunk from source to target `name`: how either end fared, and whether the bytes are equal."""
+    """One chunk from source to target `name`: the results of both ends, and True if the bytes are equal."""
     channel = await source.channel.remote(name)
     sent, received = await asyncio.gather(source.send.remote(channel, size, seed), target.receive.remote(channel, size))
     return sent[0], received[0], received[2] == hashlib.sha256(content(size, seed)).hexdigest()
@@ -113,18 +113,18 @@ async def transfer(source: Any, target: Any, name: str, size: int = MIB, seed: i
 OK = ("ok", "ok", True)
 
 
-async def test_bytes_arrive_as_they_were_sent(pair: tuple[Any, Any]) -> None:
+async def test_bytes_arrive_unchanged(pair: tuple[Any, Any]) -> None:
     a, b = pair
     assert [await transfer(a, b, "b", mib * MIB, seed=mib) for mib in (1, 8, 1)] == [OK] * 3
 
 
-async def test_both_directions_at_once(pair: tuple[Any, Any]) -> None:
+async def test_both_directions_transfer_at_once(pair: tuple[Any, Any]) -> None:
     a, b = pair
     ends = await asyncio.gather(transfer(a, b, "b", seed=1), transfer(b, a, "a", seed=2))
     assert list(ends) == [OK, OK]
 
 
-async def test_sender_without_a_receiver_gives_up_and_the_next_group_works(pair: tuple[Any, Any]) -> None:
+async def test_sender_without_a_receiver_times_out_and_the_next_group_works(pair: tuple[Any, Any]) -> None:
     a, b = pair
     how, took = await a.send.remote(await a.channel.remote("b"), MIB, 1)
     assert how == "TransferTimeout" and took < 2 * LIMIT_S
@@ -133,7 +133,7 @@ async def test_sender_without_a_receiver_gives_up_and_the_next_group_works(pair:
 
 
 async def test_silent_receiver_is_aborted_and_the_next_group_works(pair: tuple[Any, Any]) -> None:
-    """The two are connected: the send's kernel is on the GPU when the time is up."""
+    """The ranks are connected, so the send's kernel is on the GPU at the time-out."""
     a, b = pair
     assert await transfer(a, b, "b") == OK
     how, took = await a.send.remote(await a.channel.remote("b"), 8 * MIB, 1)
@@ -148,12 +148,12 @@ async def test_silent_sender_is_aborted_and_the_next_group_works(pair: tuple[Any
     channel = await a.channel.remote("b")
     how, took, _ = await b.receive.remote(channel, 8 * MIB)
     assert how == "TransferTimeout" and took < 2 * LIMIT_S
-    # The sender learns of it by its next transfer.
+    # The sender's next transfer fails.
     assert (await a.send.remote(channel, 8 * MIB, 1))[0] in ("TransferTimeout", "TransferFailed")
     assert await transfer(a, b, "b") == OK
 
 
-async def test_peer_that_dies_is_given_up_and_its_successor_works(cluster: Any, pair: tuple[Any, Any]) -> None:
+async def test_transfer_to_a_dead_peer_fails_and_its_successor_works(cluster: Any, pair: tuple[Any, Any]) -> None:
     a, b = pair
     assert await transfer(a, b, "b") == OK
     sending = asyncio.ensure_future(a.send.remote(await a.channel.remote("b"), 8 * MIB, 1))
@@ -164,7 +164,7 @@ async def test_peer_that_dies_is_given_up_and_its_successor_works(cluster: Any, 
     cluster.kill(successor)
 
 
-def test_worker_maps_slots_on_a_gpu_that_it_does_not_see() -> None:
+def test_worker_maps_slots_on_a_gpu_outside_its_visible_devices() -> None:
     """Transport cuda_ipc between replicas of two GPUs: Ray shows each process its own GPU only."""
     staging = DeviceSegment.create(HEADER + 4 * BLOCK_BYTES)
     with Worker("cuda", "LBNHC", seed=1, gpu="0") as source, Worker("cuda", "LBNHC", gpu="1") as target:
