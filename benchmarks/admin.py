@@ -4,8 +4,7 @@ import asyncio
 import time
 from typing import Any, Self
 
-import httpx
-
+from app.client.api import ApiClient
 from benchmarks.load import Stream, random_prompt, stream
 from benchmarks.servers import MODEL
 
@@ -41,39 +40,32 @@ class Opened:
 
 
 class Admin:
-    """The /mell calls of one server."""
+    """The /mell calls of one server. Every call raises ClientError."""
 
     def __init__(self, port: int) -> None:
-        self._http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=WAIT_S)
+        self._mell = ApiClient(f"http://127.0.0.1:{port}", timeout_s=WAIT_S)
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._http.aclose()
+        await self._mell.aclose()
 
     async def move(self, label: str, path: str, target: str | None = None) -> str:
-        """Order a migration; its id. Raises RuntimeError when the order is refused."""
-        order = {"request_id": label, "path": path} | ({"target": target} if target else {})
-        answer = await self._http.post("/mell/migrations", json=order)
-        if answer.status_code != 202:
-            raise RuntimeError(f"moving {label}: {answer.status_code} {answer.text}")
-        return str(answer.json()["id"])
+        """Order a migration; its id."""
+        return await self._mell.move(label, path, target)
 
     async def drain(self, replica: str) -> None:
-        """Have a replica emptied and stopped. Raises RuntimeError when that is refused."""
-        answer = await self._http.post(f"/mell/replicas/{replica}/drain")
-        if answer.status_code != 202:
-            raise RuntimeError(f"draining {replica}: {answer.status_code} {answer.text}")
+        """Have a replica emptied and stopped."""
+        await self._mell.drain(replica)
 
     async def record(self, migration: str) -> dict[str, Any]:
         """The record of a migration, once it has ended. Raises TimeoutError."""
         deadline = time.monotonic() + WAIT_S
         while time.monotonic() < deadline:
-            answer = (await self._http.get("/mell/migrations")).raise_for_status()
-            for record in answer.json()["migrations"]:
+            for record in await self._mell.migrations():
                 if record["id"] == migration and record["outcome"]:
-                    return dict(record)
+                    return record
             await asyncio.sleep(0.05)
         raise TimeoutError(f"migration {migration} has no outcome after {WAIT_S} s")
 
@@ -81,7 +73,8 @@ class Admin:
         """The replica of each of these requests. Raises TimeoutError when one is nowhere."""
         deadline = time.monotonic() + WAIT_S
         while time.monotonic() < deadline:
-            found = {r["label"]: replica["id"] for replica in await self._replicas() for r in replica["requests"]}
+            replicas = (await self._mell.state())["replicas"]
+            found = {r["label"]: str(replica["id"]) for replica in replicas for r in replica["requests"]}
             if labels <= found.keys():
                 return {label: found[label] for label in sorted(labels)}
             await asyncio.sleep(0.1)
@@ -89,8 +82,4 @@ class Admin:
 
     async def replicas(self) -> list[str]:
         """The ids of all engine replicas."""
-        return sorted(str(replica["id"]) for replica in await self._replicas())
-
-    async def _replicas(self) -> list[dict[str, Any]]:
-        answer = (await self._http.get("/mell/state")).raise_for_status()
-        return list(answer.json()["replicas"])
+        return sorted(str(replica["id"]) for replica in (await self._mell.state())["replicas"])

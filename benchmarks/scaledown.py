@@ -10,15 +10,13 @@ Serve's `graceful_shutdown_timeout_s` for both. The exit status is 1 if Mell bro
 
 import argparse
 import asyncio
-import json
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
-
+from app.client.api import ApiClient
 from benchmarks.admin import Admin
 from benchmarks.chaos.offers import undisturbed
 from benchmarks.load import random_prompt
@@ -74,10 +72,10 @@ def _mell(options: argparse.Namespace) -> Outcome:
 
 
 async def _drain(options: argparse.Namespace) -> Outcome:
-    async with Admin(PORT) as admin, httpx.AsyncClient(trust_env=False, timeout=options.grace + 600) as http:
+    async with Admin(PORT) as admin, ApiClient(f"http://127.0.0.1:{PORT}") as server:
 
         def read(prompt: list[int]) -> AsyncIterator[str]:
-            return _completion(http, prompt, options.tokens)
+            return _completion(server, prompt, options.tokens)
 
         def want(prompt: list[int]) -> str:
             return undisturbed(tuple(prompt), options.tokens)
@@ -94,16 +92,14 @@ async def _drain(options: argparse.Namespace) -> Outcome:
         return await _scene(options, read, want, one_less)
 
 
-async def _completion(http: httpx.AsyncClient, prompt: list[int], tokens: int) -> AsyncIterator[str]:
-    """The text of a stream from Mell. Raises ConnectionError when the stream says that it failed."""
+async def _completion(server: ApiClient, prompt: list[int], tokens: int) -> AsyncIterator[str]:
+    """The text of a stream from Mell. Raises ClientError, and ConnectionError for an error event."""
     body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True}
-    async with http.stream("POST", f"http://127.0.0.1:{PORT}/v1/completions", json=body) as response:
-        async for line in response.aiter_lines():
-            if line.startswith("data: {"):
-                event = json.loads(line[6:])
-                if "error" in event:
-                    raise ConnectionError(event["error"]["message"])
-                yield event["choices"][0]["text"]
+    async with server.stream(body) as events:
+        async for event in events:
+            if "error" in event:
+                raise ConnectionError(event["error"]["message"])
+            yield event["choices"][0]["text"]
 
 
 # --- Ray Serve ----------------------------------------------------------------------------------------

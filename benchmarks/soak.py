@@ -24,12 +24,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import httpx
 from tqdm import tqdm
 
-from benchmarks.chaos.client import Client
+from app.client.api import ApiClient
 from benchmarks.chaos.forcing import Forcing, Shape, calculated
 from benchmarks.chaos.offers import Offer
+from benchmarks.chaos.server import connect
 from benchmarks.chaos.stock import stock_texts
 from benchmarks.chaos.watch import Watch
 from benchmarks.load import percentile
@@ -118,11 +118,11 @@ def _servers(options: argparse.Namespace) -> Iterator[None]:
 async def _soak(options: argparse.Namespace, lines: list[Line]) -> None:
     """Rounds until there have been moves enough, or one had a fault: then all is left as it was found."""
     start = 1 + max((line["run"] for line in _rounds(lines)), default=0)
-    async with Client(f"http://127.0.0.1:{MELL_PORT}") as client:
-        watch = Watch(client)
+    async with connect(f"http://127.0.0.1:{MELL_PORT}") as server:
+        watch = Watch(server)
         await watch.look()
         expected = calculated if options.engine == "paced" else _stock
-        forcing = Forcing(client, watch, Shape(at_once=options.at_once), options.seed, expected)
+        forcing = Forcing(server, watch, Shape(at_once=options.at_once), options.seed, expected)
         with tqdm(total=options.moves, initial=count_moves(lines), unit="move", desc="soak") as bar:
             while (left := options.moves - count_moves(lines)) > 0 and is_good(lines):
                 done = await forcing.round(len(lines), min(PER_ROUND, left), lambda: _advance(bar))
@@ -137,8 +137,8 @@ def _advance(bar: Any) -> None:
 
 
 async def _stock(offer: Offer) -> list[str]:
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{BARE_PORT}", trust_env=False, timeout=120) as http:
-        return await stock_texts(http, MODEL, offer)
+    async with ApiClient(f"http://127.0.0.1:{BARE_PORT}", timeout_s=120.0) as server:
+        return await stock_texts(server, MODEL, offer)
 
 
 def render(lines: Sequence[Line]) -> Iterator[str]:

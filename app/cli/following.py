@@ -1,6 +1,6 @@
 """Which migrations are news, look by look; pure."""
 
-from app.cli.documents import Records
+from app.client.documents import Records
 from migration.recent import Recent
 from migration.record import MigrationRecord, Outcome
 

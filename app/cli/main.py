@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-import httpx
 import typer
 
 from app.cli import ordering, passing, watching
 from app.cli.doctor.command import diagnose
 from app.cli.endpoint import Endpoint
 from app.cli.terminal import Terminal, told
+from app.client.api import check_url
 from app.versions import VERSION
 from migration.messages import PathRequest
 
@@ -34,11 +34,9 @@ app = typer.Typer(
 
 def _check_url(url: str) -> str:
     try:
-        parsed = httpx.URL(url)
-    except httpx.InvalidURL:
-        parsed = httpx.URL("")
-    if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise typer.BadParameter(f"{url!r} is not an address like {DEFAULT_URL}")
+        check_url(url)
+    except ValueError:
+        raise typer.BadParameter(f"{url!r} is not an address like {DEFAULT_URL}") from None
     return url
 
 

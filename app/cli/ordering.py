@@ -1,11 +1,11 @@
 """The commands that act: move, drain."""
 
-from app.cli.documents import Replica
 from app.cli.endpoint import Endpoint
 from app.cli.errors import Failed
 from app.cli.terminal import PATIENCE_S, Terminal
 from app.cli.views.migrations import sentence
 from app.cli.views.numbers import plural
+from app.client.documents import ReplicaDocument
 from migration.record import MigrationRecord, Outcome
 
 EVERY_S = 0.5
@@ -70,5 +70,5 @@ def _gone(endpoint: Endpoint, terminal: Terminal, id: str) -> None:
             terminal.show(_left(found))
 
 
-def _left(replica: Replica) -> str:
+def _left(replica: ReplicaDocument) -> str:
     return f"{plural(len(replica.requests), 'request')} left on {replica.id}, which is {replica.state}"

@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass
 from itertools import pairwise
 
-from app.cli.documents import State
+from app.client.documents import StateDocument
 
 WINDOW_S = 10.0
 
@@ -27,9 +27,9 @@ class Looks:
     """The looks of the last `WINDOW_S` seconds."""
 
     def __init__(self) -> None:
-        self._looks: deque[tuple[float, State]] = deque()
+        self._looks: deque[tuple[float, StateDocument]] = deque()
 
-    def add(self, at_s: float, state: State) -> Rates | None:
+    def add(self, at_s: float, state: StateDocument) -> Rates | None:
         """Take in what was seen at that time; the rates since the oldest look, None if this is the only one."""
         self._looks.append((at_s, state))
         while at_s - self._looks[0][0] > WINDOW_S:

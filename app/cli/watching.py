@@ -8,7 +8,6 @@ from pathlib import Path
 from rich.console import RenderableType
 from rich.live import Live
 
-from app.cli.documents import Records
 from app.cli.endpoint import Endpoint
 from app.cli.errors import CliError, Failed
 from app.cli.following import Follower
@@ -19,6 +18,7 @@ from app.cli.views.status import show_status
 from app.cli.views.timeline import ended
 from app.cli.views.timeline import timeline as timeline_of
 from app.cli.views.top import Picture, show_top
+from app.client.documents import Records
 
 EVERY_S = 1.0
 
@@ -26,7 +26,7 @@ EVERY_S = 1.0
 def status(endpoint: Endpoint, terminal: Terminal) -> None:
     """The replicas, once."""
     if terminal.as_json:
-        terminal.tell(endpoint.state_text())
+        terminal.tell(endpoint.state_document())
         return
     state, records = endpoint.state(), endpoint.migrations()
     terminal.show(show_status(endpoint.url, state, records, time.time()))
@@ -70,8 +70,8 @@ def top(endpoint: Endpoint, terminal: Terminal) -> None:
     """The cluster as it is, until interrupted; with JSON, the document at `/mell/state` every second."""
     if terminal.as_json:
         endpoint.state()  # only who was there once is waited for
-        for text in terminal.looks(endpoint.state_text, EVERY_S, math.inf):
-            terminal.tell(text)
+        for document in terminal.looks(endpoint.state_document, EVERY_S, math.inf):
+            terminal.tell(document)
     watch = Watch(endpoint, terminal)
     # The screen is drawn anew by a thread, so that it goes on counting while an answer is waited for.
     screen = terminal.console.is_terminal

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 
+from app.client.api import STATE
 from app.replay.client import Model, connect, find_model
 from app.replay.errors import BadInput
 from app.replay.measured import Measured
@@ -24,10 +25,10 @@ from app.replay.page import render as render_page
 from app.replay.plot import draw
 from app.replay.report import Document, Setup, document
 from app.replay.run import Replay
-from app.replay.state import STATE, Sample
+from app.replay.state import Sample
 from app.replay.text import render
 from app.replay.trace import Arrival, Lengths, Window, cut, fit, read_trace
-from app.replay.watch import Watch
+from app.replay.watch import TIMEOUT_S, Watch
 
 BAD_INPUT, INTERRUPTED = 2, 130
 
@@ -106,8 +107,8 @@ async def _replay(
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
     _allow_many_connections()
-    async with connect(setup.url) as http, connect(setup.url, admin_key) as mell:
-        model = await find_model(http)
+    async with connect(setup.url) as api, connect(setup.url, admin_key, TIMEOUT_S) as mell:
+        model = await find_model(api)
         setup = _settle(setup, model)
         fitted = fit(arrivals, setup.lengths)
         watch = Watch(mell, setup.seed)
@@ -115,7 +116,7 @@ async def _replay(
         if setup.move_every_s and STATE in watch.missing:
             raise BadInput(f"No moves can be asked for, since {STATE} is not offered: {watch.missing[STATE]}.")
         with tqdm(total=len(fitted), unit="req", desc="replay") as bar:
-            replay = Replay(http, model, setup.seed, watch, lambda now: _show(bar, now))
+            replay = Replay(api, model, setup.seed, watch, lambda now: _show(bar, now))
             measured = await replay.run(fitted, setup.move_every_s, stop)
     return setup, fitted, measured
 

@@ -10,11 +10,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-import httpx
-
+from app.client.api import ApiClient
+from app.client.documents import StateDocument
 from app.replay.client import Model, complete
 from app.replay.measured import Measured, Moves
-from app.replay.state import Cluster, Sample
+from app.replay.state import Sample, moved_between, sample_replica
 from app.replay.stream import Stream
 from app.replay.trace import Arrival
 from app.replay.watch import Watch
@@ -27,8 +27,8 @@ Show = Callable[[Sample], None]
 class Replay:
     """One replay under way."""
 
-    def __init__(self, http: httpx.AsyncClient, model: Model, seed: int, watch: Watch, show: Show) -> None:
-        self._http = http
+    def __init__(self, api: ApiClient, model: Model, seed: int, watch: Watch, show: Show) -> None:
+        self._api = api
         self._model = model
         self._seed = seed
         self._watch = watch
@@ -36,7 +36,7 @@ class Replay:
         self._began = time.perf_counter()
         self._streams: list[Stream] = []
         self._samples: list[Sample] = []
-        self._cluster: Cluster | None = None
+        self._state: StateDocument | None = None
 
     async def run(self, arrivals: Sequence[Arrival], move_every_s: float, stop: asyncio.Event) -> Measured:
         """Send all arrivals and measure, until all have ended or `stop` is set; the watch has begun."""
@@ -59,20 +59,20 @@ class Replay:
                 await asyncio.sleep(max(0.0, arrival.at_s - self._clock()))
                 stream = Stream(arrival, self._clock())
                 self._streams.append(stream)
-                streams.create_task(complete(self._http, self._model, self._seed, stream, self._clock))
+                streams.create_task(complete(self._api, self._model, self._seed, stream, self._clock))
 
     async def _look(self) -> None:
-        cluster = await self._watch.look()
+        state = await self._watch.look()
         ended = sum(stream.ended_s is not None for stream in self._streams)
         sample = Sample(
             at_s=self._clock(),
             running=len(self._streams) - ended,
             finished=ended,
             errors=sum(stream.fault is not None for stream in self._streams),
-            moved=cluster.moved_since(self._cluster) if cluster and self._cluster else 0,
-            replicas=cluster.replicas if cluster else None,
+            moved=moved_between(self._state, state) if state and self._state else 0,
+            replicas=tuple(map(sample_replica, state.replicas)) if state else None,
         )
-        self._cluster = cluster or self._cluster
+        self._state = state or self._state
         self._samples.append(sample)
         self._show(sample)
 

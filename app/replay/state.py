@@ -1,15 +1,10 @@
-"""What `/mell/state` says, as far as a replay needs it; pure.
+"""The replay and its cluster, second by second; pure."""
 
-Payloads come from another process, maybe of another version: a field that is missing or of another type
-raises `ValueError`, and the caller does without that sample.
-"""
-
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-STATE = "/mell/state"
-MIGRATIONS = "/mell/migrations"
+from app.client.documents import ReplicaDocument, StateDocument
+from policies.model import Phase
+
 RUNNING = "RUNNING"
 
 
@@ -31,21 +26,8 @@ class ReplicaSample:
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
-    """All replicas at one moment, and their requests: which may be moved, how often each was moved."""
-
-    replicas: tuple[ReplicaSample, ...]
-    movable: tuple[str, ...]
-    hops: Mapping[str, int]
-
-    def moved_since(self, earlier: "Cluster") -> int:
-        """How many requests, known to both, changed replica in between."""
-        return sum(hop > earlier.hops.get(request, hop) for request, hop in self.hops.items())
-
-
-@dataclass(frozen=True, slots=True)
 class Sample:
-    """The replay at one moment; `replicas` is None where the endpoint did not say."""
+    """The replay at one moment; `replicas` is None where the endpoint did not list them."""
 
     at_s: float
     running: int
@@ -55,31 +37,25 @@ class Sample:
     replicas: tuple[ReplicaSample, ...] | None = None
 
 
-def parse_cluster(payload: Any) -> Cluster:
-    """The part of a `/mell/state` answer that a replay looks at."""
-    try:
-        replicas = payload["replicas"]
-        requests = [request for replica in replicas for request in replica["requests"]]
-        return Cluster(
-            replicas=tuple(_parse_replica(replica) for replica in replicas),
-            movable=tuple(str(request["id"]) for request in requests if _may_move(request)),
-            hops={str(request["id"]): int(request["hop"]) for request in requests},
-        )
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"not a state: {error!r}") from None
-
-
-def _parse_replica(replica: Mapping[str, Any]) -> ReplicaSample:
+def sample_replica(replica: ReplicaDocument) -> ReplicaSample:
+    """A replica, its requests counted."""
     return ReplicaSample(
-        id=str(replica["id"]),
-        state=str(replica["state"]),
-        # A replica that starts has no KV cache yet and may say null.
-        used_tokens=int(replica["used_tokens"] or 0),
-        capacity_tokens=int(replica["capacity_tokens"] or 0),
-        requests=len(replica["requests"]),
-        preemptions=int(replica.get("preemptions") or 0),
+        id=replica.id,
+        state=replica.state,
+        used_tokens=replica.used_tokens,
+        capacity_tokens=replica.capacity_tokens,
+        requests=len(replica.requests),
+        preemptions=replica.preemptions,
     )
 
 
-def _may_move(request: Mapping[str, Any]) -> bool:
-    return bool(request["movable"]) and str(request["phase"]).lower() not in ("waiting", "moving")
+def movable_in(state: StateDocument) -> tuple[str, ...]:
+    """The ids of the requests that run and may move."""
+    requests = (request for replica in state.replicas for request in replica.requests)
+    return tuple(r.id for r in requests if r.movable and r.phase not in (Phase.WAITING, Phase.MOVING))
+
+
+def moved_between(earlier: StateDocument, later: StateDocument) -> int:
+    """The number of requests in both states that changed replica in between."""
+    before = earlier.requests()
+    return sum(before[id].hop < request.hop for id, request in later.requests().items() if id in before)

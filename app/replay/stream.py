@@ -1,16 +1,16 @@
-"""One streamed answer, seen as lines at times; pure: the bytes and the clock are handed in.
+"""One streamed answer, as events at times; pure: the events and the clock are handed in.
 
 A stream is whole when it ended with `[DONE]` and carried as many tokens as were asked for. Every prompt is
 sent with `ignore_eos`, so fewer tokens mean that the endpoint lost some.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 from typing import Any
 
+from app.client.errors import message_in
 from app.replay.trace import Arrival
 
 
@@ -61,22 +61,6 @@ class Record:
         return tuple(later - earlier for earlier, later in pairwise(self.chunks_s))
 
 
-class Lines:
-    """Splits bytes into lines, keeping an unfinished one until its end arrives.
-
-    Not `str.splitlines` (nor httpx's `aiter_lines`, which uses it): that also splits at U+0085 and
-    U+2028, which JSON leaves unescaped and a model is free to produce.
-    """
-
-    def __init__(self) -> None:
-        self._rest = b""
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """The lines that `data` completes, without their ends."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        return [line.rstrip(b"\r") for line in lines]
-
-
 class Stream:
     """What has been seen of one answer so far; `record` may be asked at any moment."""
 
@@ -86,7 +70,6 @@ class Stream:
         self.ended_s: float | None = None
         self.fault: Fault | None = None
         self._opened = False
-        self._done = False
         self._chunks_s: list[float] = []
         self._tokens: int | None = None
 
@@ -94,22 +77,10 @@ class Stream:
         """The endpoint accepted the request and is about to stream."""
         self._opened = True
 
-    def feed(self, line: bytes, now_s: float) -> None:
-        """Take in one line; lines other than `data:` carry nothing that is measured."""
-        if not line.startswith(b"data:"):
-            return
-        data = line.removeprefix(b"data:").strip()
-        if data == b"[DONE]":
-            self._done = True
-            return
-        try:
-            event = json.loads(data)
-        except ValueError:
-            event = None
-        if not isinstance(event, dict):
-            self._blame("malformed event", data[:200].decode(errors="replace"))
-        elif event.get("error"):
-            self._blame("error event", message_in(event))
+    def feed(self, event: Mapping[str, Any], now_s: float) -> None:
+        """Take in one event."""
+        if event.get("error"):
+            self._blame("error event", message_in(event) or str(event)[:200])
         else:
             self._take(event, now_s)
 
@@ -128,12 +99,10 @@ class Stream:
         self.ended_s = now_s
 
     def end(self, now_s: float) -> None:
-        """The endpoint closed the answer in good order; judge whether it was whole."""
+        """The answer ended with `[DONE]`; judge whether it was whole."""
         self.ended_s = now_s
         wanted = self.arrival.output_tokens
-        if not self._done:
-            self._blame("no [DONE]", f"the stream ended after {len(self._chunks_s)} chunks without [DONE]")
-        elif self._tokens is not None and self._tokens < wanted:
+        if self._tokens is not None and self._tokens < wanted:
             self._blame("too few tokens", f"{self._tokens} of {wanted} tokens arrived")
 
     def _blame(self, kind: str, message: str) -> None:
@@ -156,22 +125,3 @@ class Stream:
         if self.fault is not None:
             return Outcome.BROKEN if self._opened else Outcome.FAILED
         return Outcome.CANCELLED if self.ended_s is None else Outcome.OK
-
-
-def message_of(body: bytes) -> str:
-    """The message in the body of an error answer, the beginning of the body if it has none."""
-    try:
-        return message_in(json.loads(body))
-    except ValueError:
-        return body[:200].decode(errors="replace")
-
-
-def message_in(payload: object) -> str:
-    """The message of an error in any of the usual shapes, OpenAI's or FastAPI's."""
-    match payload:
-        case {"error": {"message": str(text)}} | {"error": str(text)}:
-            return text
-        case {"message": str(text)} | {"detail": str(text)}:
-            return text
-        case _:
-            return str(payload)[:200]

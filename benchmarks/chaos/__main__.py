@@ -24,10 +24,10 @@ from tqdm import tqdm
 
 from app.replay.errors import BadInput
 from app.replay.trace import Arrival, Lengths, Window, cut, fit, read_trace
-from benchmarks.chaos.client import Client
 from benchmarks.chaos.offers import draw_trace, make_offers
 from benchmarks.chaos.report import is_good, make_document, render
 from benchmarks.chaos.run import Result, Run
+from benchmarks.chaos.server import connect
 from benchmarks.chaos.strikes import draw_strikes
 from benchmarks.servers import PACED, paced
 
@@ -78,9 +78,9 @@ def _arrivals(options: argparse.Namespace) -> tuple[Arrival, ...]:
 async def _run(options: argparse.Namespace, arrivals: tuple[Arrival, ...]) -> Result:
     offers = make_offers(arrivals, options.seed)
     strikes = draw_strikes(options.seed, 60 * options.minutes, options.every)
-    async with Client(f"http://127.0.0.1:{PORT}") as client:
+    async with connect(f"http://127.0.0.1:{PORT}") as server:
         with tqdm(total=len(offers) + 1, unit="stream", desc="chaos") as bar:
-            return await Run(client, lambda *now: _show(bar, *now)).run(offers, strikes)
+            return await Run(server, lambda *now: _show(bar, *now)).run(offers, strikes)
 
 
 def _show(bar: Any, ended: int, running: int, struck: int) -> None:

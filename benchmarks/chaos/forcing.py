@@ -12,11 +12,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
-
-from benchmarks.chaos.client import Client
+from app.client.errors import ClientError, ErrorAnswer
 from benchmarks.chaos.heard import Heard, judge_among
 from benchmarks.chaos.offers import Offer, draw_prompt, undisturbed
+from benchmarks.chaos.server import Server, listen
 from benchmarks.chaos.watch import Watch
 
 PATHS = ("kv", "tokens", "auto")
@@ -77,8 +76,8 @@ def draw_offers(seed: object, number: int, shape: Shape) -> list[Offer]:
 class Forcing:
     """Rounds on one server, whose own policy should leave requests alone. `seed` draws requests and moves."""
 
-    def __init__(self, client: Client, watch: Watch, shape: Shape, seed: object, expected: Expected) -> None:
-        self._client = client
+    def __init__(self, server: Server, watch: Watch, shape: Shape, seed: object, expected: Expected) -> None:
+        self._server = server
         self._watch = watch
         self._shape = shape
         self._seed = seed
@@ -88,8 +87,8 @@ class Forcing:
         """One round of `most` moves at most; `progress` is called for each."""
         offers = draw_offers(self._seed, number, self._shape)
         heard = [Heard() for _ in offers]
-        tasks = [asyncio.create_task(self._client.stream(o, h)) for o, h in zip(offers, heard, strict=True)]
-        scene = _Scene(self._client, offers, heard, most, progress)
+        tasks = [asyncio.create_task(listen(self._server, o, h)) for o, h in zip(offers, heard, strict=True)]
+        scene = _Scene(self._server, offers, heard, most, progress)
         chance = random.Random(f"moves/{self._seed}/{number}")
         looking = asyncio.create_task(scene.keep_looking())
         try:
@@ -121,13 +120,13 @@ class _Scene:
 
     def __init__(
         self,
-        client: Client,
+        server: Server,
         offers: Sequence[Offer],
         heard: Sequence[Heard],
         most: int,
         progress: Callable[[], None],
     ) -> None:
-        self._client = client
+        self._server = server
         self._offers = {offer.label: (offer, answer) for offer, answer in zip(offers, heard, strict=True)}
         self._left = most
         self._progress = progress
@@ -142,13 +141,13 @@ class _Scene:
     async def keep_looking(self) -> None:
         """Follow requests and moves until cancelled."""
         while True:
-            with contextlib.suppress(httpx.HTTPError):
-                state = await self._client.state()
+            with contextlib.suppress(ClientError):
+                state = await self._server.state()
                 running = [r for r in state["replicas"] if r["state"] == "RUNNING"]
                 self._replicas = [r["id"] for r in running]
                 self._hosts = {q["label"]: r["id"] for r in running for q in r["requests"]}
                 if self._waiting:
-                    self._tell(await self._client.migrations())
+                    self._tell(await self._server.migrations())
             await asyncio.sleep(POLL_S)
 
     def _tell(self, records: list[dict[str, Any]]) -> None:
@@ -177,22 +176,23 @@ class _Scene:
         return [label for label, (_, heard) in self._offers.items() if not heard.ended_s]
 
     async def _move(self, label: str, target: str, path: str) -> None:
-        status, answer = await self._client.move(label, path, target)
-        if status != httpx.codes.ACCEPTED:
+        try:
+            migration = await self._server.move(label, path, target)
+        except ErrorAnswer as error:
             self._left += 1
-            self.rejected[str(status)] = self.rejected.get(str(status), 0) + 1
+            self.rejected[str(error.status)] = self.rejected.get(str(error.status), 0) + 1
             await asyncio.sleep(POLL_S)
             return
-        waiting = self._waiting[answer] = asyncio.get_running_loop().create_future()
+        waiting = self._waiting[migration] = asyncio.get_running_loop().create_future()
         asked = time.monotonic()
         try:
             async with asyncio.timeout(MOVE_S):
                 record = await waiting
         except TimeoutError:
-            self.bad.append(f"{label}: migration {answer} has no outcome {time.monotonic() - asked:.0f} s after")
+            self.bad.append(f"{label}: migration {migration} has no outcome {time.monotonic() - asked:.0f} s after")
             return
         finally:
-            del self._waiting[answer]
+            del self._waiting[migration]
         self.moves.append({name: record[name] for name in KEPT} | {"asked": path})
         if record["outcome"] == "committed":
             self._hosts[label] = target

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import httpx
-
-from benchmarks.chaos.client import Client
+from app.client.errors import ClientError
 from benchmarks.chaos.processes import CONTROLLER, SCHEDULER, send
+from benchmarks.chaos.server import Server
 from benchmarks.chaos.strikes import ON_REPLICAS, ON_STREAMS, Kind, Strike
 from benchmarks.chaos.watch import Watch
 
 NOTHING = "nothing to strike"
+ACCEPTED = "HTTP 202"
 _SIGNALS = {
     Kind.KILL: (signal.SIGKILL, None),
     Kind.STALL: (signal.SIGSTOP, signal.SIGCONT),
@@ -44,8 +44,8 @@ class Streams(dict[str, "asyncio.Task[None]"]):
 class Hand:
     """Strikes what there is by then. A strike that finds nothing is not carried out, and told so."""
 
-    def __init__(self, client: Client, watch: Watch, streams: Streams) -> None:
-        self._client = client
+    def __init__(self, server: Server, watch: Watch, streams: Streams) -> None:
+        self._server = server
         self._watch = watch
         self._streams = streams
 
@@ -59,8 +59,8 @@ class Hand:
                 await self._on_stream(blow)
             else:
                 self._on_process(blow)
-        except httpx.HTTPError as error:
-            blow.outcome = type(error).__name__
+        except ClientError as error:
+            blow.outcome = error.kind
         return blow
 
     async def _on_replica(self, blow: Blow) -> None:
@@ -69,8 +69,8 @@ class Hand:
             return
         if blow.strike.kind is Kind.DRAIN:
             _hit(blow, replica)
-            status, _ = await self._client.drain(blow.victim)
-            blow.outcome = f"HTTP {status}"
+            await self._server.drain(blow.victim)
+            blow.outcome = ACCEPTED
             return
         first, last = _SIGNALS[blow.strike.kind]
         # The state may be older than the replica's death.
@@ -99,9 +99,8 @@ class Hand:
             self._streams[label].cancel()
             blow.outcome = "left"
             return
-        status, answer = await self._client.move(label, blow.strike.path)
-        accepted = status == httpx.codes.ACCEPTED
-        blow.outcome, blow.migration = f"HTTP {status}", answer if accepted else None
+        blow.migration = await self._server.move(label, blow.strike.path)
+        blow.outcome = ACCEPTED
 
 
 def _choose(victims: Sequence[Victim], strike: Strike) -> Victim | None:

@@ -1,9 +1,9 @@
 """What a client heard of its request, and whether that is what it was promised; pure."""
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from benchmarks.chaos.offers import Offer
 
@@ -48,15 +48,8 @@ class Heard:
     left: bool = False
     broken: str | None = None
 
-    def take(self, line: bytes) -> None:
-        """Take in one line of the stream. Raises ValueError when it is not what the API says."""
-        if not line.startswith(b"data:"):
-            return
-        data = line.removeprefix(b"data:").strip()
-        if data == b"[DONE]":
-            self.done = True
-            return
-        event = json.loads(data)
+    def take(self, event: Mapping[str, Any]) -> None:
+        """Take in one event. Raises KeyError or ValueError for one that is not of the API."""
         if "error" in event:
             self.fail(event["error"])
         elif event["choices"]:

@@ -5,12 +5,11 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-import httpx
-
-from benchmarks.chaos.client import Client
+from app.client.errors import ClientError
 from benchmarks.chaos.hand import Blow, Hand, Streams
 from benchmarks.chaos.heard import Heard, Verdict, judge
 from benchmarks.chaos.offers import Offer, draw_prompt, undisturbed
+from benchmarks.chaos.server import Server, listen
 from benchmarks.chaos.strikes import LOSES, Strike
 from benchmarks.chaos.watch import Watch
 
@@ -45,23 +44,23 @@ class Result:
 class Run:
     """A run on a server that this machine runs."""
 
-    def __init__(self, client: Client, progress: Progress = lambda ended, running, struck: None) -> None:
-        self._client = client
+    def __init__(self, server: Server, progress: Progress = lambda ended, running, struck: None) -> None:
+        self._server = server
         self._progress = progress
-        self._watch = Watch(client)
+        self._watch = Watch(server)
         self._streams = Streams()
         self._heard: list[tuple[Offer, Heard]] = []
         self._result = Result()
 
     async def run(self, offers: Sequence[Offer], strikes: Sequence[Strike]) -> Result:
-        """Everything at its time; returns when nothing runs any more. Raises httpx.HTTPError if there is no server."""
+        """Everything at its time; returns when nothing runs any more. Raises ClientError if there is no server."""
         await self._watch.look()
         watching = asyncio.create_task(self._watch.keep_looking())
         try:
             started = asyncio.get_running_loop().time()
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._offer_all(offers, started))
-                hand = Hand(self._client, self._watch, self._streams)
+                hand = Hand(self._server, self._watch, self._streams)
                 for strike in strikes:
                     group.create_task(self._strike(hand, strike, started))
             await self._end_streams()
@@ -84,7 +83,7 @@ class Run:
     async def _offer_one(self, offer: Offer) -> None:
         heard = Heard()
         self._heard.append((offer, heard))
-        task = asyncio.create_task(self._client.stream(offer, heard))
+        task = asyncio.create_task(listen(self._server, offer, heard))
         self._streams[offer.label] = task
         task.add_done_callback(lambda _: self._ended(offer.label))
 
@@ -110,8 +109,8 @@ class Run:
 
     async def _learn_outcomes(self) -> None:
         """What became of the moves that were accepted; a scheduler that died since does not know all of them."""
-        with contextlib.suppress(httpx.HTTPError):
-            outcomes = {m["id"]: m["outcome"] for m in await self._client.migrations()}
+        with contextlib.suppress(ClientError):
+            outcomes = {m["id"]: m["outcome"] for m in await self._server.migrations()}
             for blow in self._result.blows:
                 if blow.migration is not None:
                     blow.outcome = str(outcomes.get(blow.migration) or "unknown to a new scheduler")

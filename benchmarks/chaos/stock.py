@@ -7,8 +7,7 @@ and from there on the two answers have little in common.
 
 from collections.abc import Iterator, Mapping, Sequence
 
-import httpx
-
+from app.client.api import ApiClient
 from benchmarks.chaos.offers import Offer, text_of
 
 TIE = 2e-5
@@ -21,15 +20,15 @@ _NAME = "token_id:"
 Tokens = tuple[int, ...]
 
 
-async def stock_texts(http: httpx.AsyncClient, model: str, offer: Offer) -> list[str]:
+async def stock_texts(server: ApiClient, model: str, offer: Offer) -> list[str]:
     """As Mell writes them: the answer, then those that take the other token where two tie.
 
-    `http` reaches a stock vLLM server. Raises httpx.HTTPError.
+    `server` is a stock vLLM server. Raises ClientError.
     """
-    return [text_of(offer.prompt, answer) for answer in await _answers(http, model, offer, ())]
+    return [text_of(offer.prompt, answer) for answer in await _answers(server, model, offer, ())]
 
 
-async def _answers(http: httpx.AsyncClient, model: str, offer: Offer, begun: Tokens) -> list[Tokens]:
+async def _answers(server: ApiClient, model: str, offer: Offer, begun: Tokens) -> list[Tokens]:
     """The answers that begin so."""
     if len(begun) == offer.output:
         return [begun]
@@ -42,12 +41,11 @@ async def _answers(http: httpx.AsyncClient, model: str, offer: Offer, begun: Tok
         "logprobs": 2,
         "return_tokens_as_token_ids": True,
     }
-    answer = await http.post("/v1/completions", json=offer.body(model) | asked)
-    (choice,) = answer.raise_for_status().json()["choices"]
+    (choice,) = (await server.complete(offer.body(model) | asked))["choices"]
     tokens: Tokens = tuple(choice["token_ids"])
     answers = [(*begun, *tokens)]
     for place, other in _ties(tokens, choice["logprobs"]["top_logprobs"]):
-        answers += await _answers(http, model, offer, (*begun, *tokens[:place], other))
+        answers += await _answers(server, model, offer, (*begun, *tokens[:place], other))
     return answers
 
 

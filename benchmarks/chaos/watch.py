@@ -6,11 +6,11 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import httpx
 import psutil
 
-from benchmarks.chaos.client import Client
+from app.client.errors import ClientError
 from benchmarks.chaos.processes import ENGINE, Processes
+from benchmarks.chaos.server import Server
 
 PERIOD_S = 0.5
 TWICE = 2
@@ -59,8 +59,8 @@ class Watch:
     `state` is the newest, which may be older than the scheduler's death; `seen` are all replicas' processes so far.
     """
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    def __init__(self, server: Server) -> None:
+        self._server = server
         self.state: dict[str, Any] = {"as_of": 0.0, "replicas": []}
         self.closed = Closed()
         self.seen: set[psutil.Process] = set()
@@ -78,8 +78,8 @@ class Watch:
         return [replica for replica in self.state["replicas"] if replica["state"] == "RUNNING" and replica["pids"]]
 
     async def look(self) -> None:
-        """Look once. Raises httpx.HTTPError."""
-        self.state = await self._client.state()
+        """Look once. Raises ClientError."""
+        self.state = await self._server.state()
         self.closed.look(self.state)
         for replica in self.state["replicas"]:
             if replica["pids"]:
@@ -95,7 +95,7 @@ class Watch:
     async def keep_looking(self) -> None:
         """Look until cancelled."""
         while True:
-            with contextlib.suppress(httpx.HTTPError):
+            with contextlib.suppress(ClientError):
                 await self.look()
             await asyncio.sleep(PERIOD_S)
 
@@ -103,7 +103,7 @@ class Watch:
         """What is still held once nothing runs any more, after `within_s` seconds at the latest."""
         since, deadline = time.time(), time.monotonic() + within_s
         while True:
-            with contextlib.suppress(httpx.HTTPError):
+            with contextlib.suppress(ClientError):
                 await self.look()
             found = self._found(since)
             if not found or time.monotonic() > deadline:

@@ -12,7 +12,7 @@ from app.replay.measured import Measured
 from app.replay.run import Replay
 from app.replay.state import Sample
 from app.replay.trace import Arrival, Lengths, Window, cut, fit, read_trace
-from app.replay.watch import Watch
+from app.replay.watch import TIMEOUT_S, Watch
 from benchmarks.economics.case import Case, settings
 from benchmarks.economics.observed import Run, observe
 from benchmarks.servers import mell
@@ -48,8 +48,8 @@ def perform(case: Case, traces: Path, show: Show) -> Run:
 
 async def _replay(due: Sequence[Arrival], show: Show) -> Measured:
     url = f"http://127.0.0.1:{PORT}"
-    async with connect(url) as http, connect(url) as admin:
-        watch = Watch(admin, SEED)
+    async with connect(url) as api, connect(url, timeout_s=TIMEOUT_S) as mell:
+        watch = Watch(mell, SEED)
         await watch.begin()
-        replay = Replay(http, await find_model(http), SEED, watch, show)
+        replay = Replay(api, await find_model(api), SEED, watch, show)
         return await replay.run(due, 0.0, asyncio.Event())

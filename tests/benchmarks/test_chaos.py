@@ -81,24 +81,17 @@ def test_an_undisturbed_answer_depends_on_every_token_of_the_prompt() -> None:
 # --- hearing ------------------------------------------------------------------------------------------
 
 
-def line(event: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(event).encode()
-
-
 def test_a_stream_is_heard_as_it_was_sent() -> None:
     heard = Heard()
-    heard.take(b"")
-    heard.take(line({"choices": [{"text": "one ", "finish_reason": None}]}))
-    heard.take(line({"choices": [{"text": "two", "finish_reason": "length"}]}))
-    heard.take(line({"choices": [], "usage": {"completion_tokens": 2}}))
-    assert not heard.done
-    heard.take(b"data: [DONE]")
-    assert heard == Heard(text="one two", chunks=2, finish="length", tokens=2, done=True)
+    heard.take({"choices": [{"text": "one ", "finish_reason": None}]})
+    heard.take({"choices": [{"text": "two", "finish_reason": "length"}]})
+    heard.take({"choices": [], "usage": {"completion_tokens": 2}})
+    assert heard == Heard(text="one two", chunks=2, finish="length", tokens=2)
 
 
 def test_an_error_event_is_heard() -> None:
     heard = Heard()
-    heard.take(line({"error": LOST}))
+    heard.take({"error": LOST})
     assert (heard.error, heard.kind) == (LOST["message"], LOST["type"])
 
 

@@ -8,20 +8,21 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import psutil
 import pytest
 
+from app.client.errors import BadAnswer, ErrorAnswer
+from app.client.sse import Event
 from app.replay.trace import Arrival
 from benchmarks import soak
 from benchmarks.chaos import run as running
-from benchmarks.chaos.client import Client
 from benchmarks.chaos.forcing import Forcing, Shape, calculated
 from benchmarks.chaos.hand import NOTHING, Blow, Hand, Streams
-from benchmarks.chaos.heard import Heard, Verdict
+from benchmarks.chaos.heard import Verdict
 from benchmarks.chaos.offers import Offer, make_offers, undisturbed
 from benchmarks.chaos.report import is_good
 from benchmarks.chaos.run import Result, Run
@@ -60,23 +61,24 @@ class MadeUp:
     async def __aexit__(self, *_: object) -> None:
         pass
 
-    async def stream(self, offer: Offer, heard: Heard) -> None:
-        loop = asyncio.get_running_loop()
-        heard.sent_s = loop.time()
-        text = undisturbed(offer.prompt, offer.output)
-        self.hosts[offer.label] = "a"
+    @contextlib.asynccontextmanager
+    async def stream(self, body: Mapping[str, Any], label: str) -> AsyncIterator[AsyncIterator[Event]]:
+        self.hosts[label] = "a"
         try:
-            for i in range(0, len(text), self.characters):
-                await asyncio.sleep(0.02)
-                heard.text += text[i : i + self.characters]
-                heard.chunks += 1
-            if offer.label != self.silent:
-                heard.tokens, heard.finish, heard.done = offer.output, "length", True
-            if offer.label == self.wrong:
-                heard.text = heard.text[:-1] + "~"
+            yield self._answer(undisturbed(tuple(body["prompt"]), body["max_tokens"]), body["max_tokens"], label)
         finally:
-            heard.ended_s = loop.time()
-            del self.hosts[offer.label]
+            del self.hosts[label]
+
+    async def _answer(self, text: str, tokens: int, label: str) -> AsyncIterator[Event]:
+        if label == self.wrong:
+            text = text[:-1] + "~"
+        for i in range(0, len(text), self.characters):
+            await asyncio.sleep(0.02)
+            finish = "length" if i + self.characters >= len(text) else None
+            yield {"choices": [{"text": text[i : i + self.characters], "finish_reason": finish}]}
+        if label == self.silent:
+            raise BadAnswer("no [DONE]", "the stream ended without [DONE]")
+        yield {"choices": [], "usage": {"completion_tokens": tokens}}
 
     async def state(self) -> dict[str, Any]:
         return {"as_of": time.time(), "replicas": [self._replica("a"), self._replica("b")]}
@@ -86,12 +88,15 @@ class MadeUp:
         held = {"used_tokens": 16 * len(requests), "staging_slots_in_use": self.slots}
         return {"id": name, "state": "RUNNING", "pids": [self.pid] * 3, "requests": requests, **held}
 
-    async def move(self, label: str, path: str, target: str | None = None) -> tuple[int, str]:
-        if label not in self.hosts:
-            return 404, "no such request"
-        self.hosts[label] = target or "b"
-        self.ordered.append((label, self.hosts[label]))
-        return 202, f"m{len(self.ordered)}"
+    async def move(self, request: str, path: str, target: str | None = None) -> str:
+        if request not in self.hosts:
+            raise ErrorAnswer(404, "Not Found", b"no such request")
+        self.hosts[request] = target or "b"
+        self.ordered.append((request, self.hosts[request]))
+        return f"m{len(self.ordered)}"
+
+    async def drain(self, replica: str) -> dict[str, Any]:
+        raise NotImplementedError
 
     async def migrations(self) -> list[dict[str, Any]]:
         told = {"path": "kv", "error": None, "pause_s": 0.01, "blocks": 1, "bytes": 64}
@@ -107,7 +112,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def run(server: MadeUp, *strikes: Strike) -> Result:
-    return await Run(cast(Client, server)).run(OFFERS, strikes)
+    return await Run(server).run(OFFERS, strikes)
 
 
 def verdicts(result: Result) -> dict[str, Verdict]:
@@ -170,9 +175,9 @@ async def strike_child(kind: Kind, pid: int, lasts_s: float = 0.0) -> Blow:
     """A replica that is the process `pid`, with one request, is struck."""
     server = MadeUp(pid=pid)
     server.hosts["its request"] = "a"
-    watch = Watch(cast(Client, server))
+    watch = Watch(server)
     await watch.look()
-    return await Hand(cast(Client, server), watch, Streams()).strike(Strike(0.0, kind, 0.0, lasts_s))
+    return await Hand(server, watch, Streams()).strike(Strike(0.0, kind, 0.0, lasts_s))
 
 
 async def test_a_replica_is_killed_and_the_streams_that_it_had_are_told() -> None:
@@ -198,11 +203,11 @@ async def test_a_replica_that_hangs_is_killed_in_the_end() -> None:
 
 async def test_a_process_that_is_dead_is_not_struck() -> None:
     server = MadeUp()
-    watch = Watch(cast(Client, server))
+    watch = Watch(server)
     with child() as pid:
         server.pid = pid
         await watch.look()
-    blow = await Hand(cast(Client, server), watch, Streams()).strike(Strike(0.0, Kind.KILL, 0.0))
+    blow = await Hand(server, watch, Streams()).strike(Strike(0.0, Kind.KILL, 0.0))
     assert (blow.victim, blow.outcome) == ("", NOTHING)
 
 
@@ -214,7 +219,7 @@ async def eventually(condition: Callable[[], bool]) -> None:
 
 async def test_a_process_whose_replica_is_gone_is_a_leak() -> None:
     server = MadeUp()
-    watch = Watch(cast(Client, server))
+    watch = Watch(server)
     with child() as left:
         await watch.look()
         assert await watch.leaks(within_s=0.2) == []
@@ -235,7 +240,7 @@ async def test_state_that_is_older_than_the_question_is_no_answer(monkeypatch: p
         return old
 
     monkeypatch.setattr(server, "state", stale)
-    assert await Watch(cast(Client, server)).leaks(within_s=0.1) == ["the scheduler does not tell its state"]
+    assert await Watch(server).leaks(within_s=0.1) == ["the scheduler does not tell its state"]
 
 
 # --- forced moves -------------------------------------------------------------------------------------
@@ -245,9 +250,8 @@ SHAPE = Shape(streams=3, at_once=3, prompt=(10, 20), output=(60, 80))
 
 async def test_a_round_moves_requests_between_the_replicas_until_they_end() -> None:
     server = MadeUp()
-    client = cast(Client, server)
     seen: list[None] = []
-    done = await Forcing(client, Watch(client), SHAPE, 1, calculated).round(1, 6, lambda: seen.append(None))
+    done = await Forcing(server, Watch(server), SHAPE, 1, calculated).round(1, 6, lambda: seen.append(None))
     assert (done.verdicts, done.bad, done.leaks) == (["exact"] * 3, [], [])
     assert len(done.moves) == len(seen) == 6
     assert {target for _, target in server.ordered} == {"a", "b"}
@@ -257,16 +261,16 @@ async def test_a_round_compares_what_came_with_what_should_have() -> None:
     async def other(offer: Offer) -> list[str]:
         return ["~" + undisturbed(offer.prompt, offer.output)]
 
-    client = cast(Client, MadeUp())
-    done = await Forcing(client, Watch(client), SHAPE, 1, other).round(1, 2)
+    server = MadeUp()
+    done = await Forcing(server, Watch(server), SHAPE, 1, other).round(1, 2)
     assert done.verdicts == ["wrong tokens"] * 3
     assert len(done.bad) == 3
 
 
 async def test_a_move_without_an_outcome_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.chaos.forcing.MOVE_S", 0.3)
-    client = cast(Client, MadeUp(stuck_moves=True))
-    done = await Forcing(client, Watch(client), SHAPE, 1, calculated).round(1, 2)
+    server = MadeUp(stuck_moves=True)
+    done = await Forcing(server, Watch(server), SHAPE, 1, calculated).round(1, 2)
     assert len(done.bad) == 2 and all("has no outcome" in line for line in done.bad)
 
 
@@ -281,7 +285,7 @@ def soaked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tup
     def run_it(moves: int, seed: int = 0, slots: int = 0) -> tuple[int, list[str]]:
         monkeypatch.setattr("benchmarks.chaos.forcing.QUIET_S", 0.1)
         monkeypatch.setattr(soak, "_servers", lambda options: contextlib.nullcontext())
-        monkeypatch.setattr(soak, "Client", lambda url: MadeUp(slots=slots, characters=60))
+        monkeypatch.setattr(soak, "connect", lambda url: MadeUp(slots=slots, characters=60))
         options = ["--engine", "paced", "--moves", str(moves), "--out", str(file), "--seed", str(seed)]
         monkeypatch.setattr(sys, "argv", ["soak", *options])
         status = soak.main()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import httpx
 import pytest
 
+from app.client.api import ApiClient
 from benchmarks.chaos.heard import Heard, Verdict, judge_among
 from benchmarks.chaos.offers import Offer, text_of
 from benchmarks.chaos.stock import TIE, stock_texts
@@ -16,7 +17,7 @@ Likely = Callable[[tuple[int, ...]], dict[int, float]]
 """Log-probabilities of the next token after an output."""
 
 
-def server(likely: Likely) -> httpx.AsyncClient:
+def server(likely: Likely) -> ApiClient:
     """A model that answers as vLLM's server does."""
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -31,7 +32,7 @@ def server(likely: Likely) -> httpx.AsyncClient:
         choice = {"token_ids": output[begun:], "logprobs": {"top_logprobs": tops}}
         return httpx.Response(200, json={"choices": [choice]})
 
-    return httpx.AsyncClient(base_url="http://vllm", transport=httpx.MockTransport(answer))
+    return ApiClient("http://vllm", transport=httpx.MockTransport(answer))
 
 
 def tied_at(*outputs: tuple[int, ...], gap: float = TIE / 2) -> Likely:
@@ -58,8 +59,8 @@ def tied_at(*outputs: tuple[int, ...], gap: float = TIE / 2) -> Likely:
     ],
 )
 async def test_either_of_two_tokens_that_tie_is_right(likely: Likely, answers: list[tuple[int, ...]]) -> None:
-    async with server(likely) as http:
-        assert await stock_texts(http, "m", OFFER) == [text_of(OFFER.prompt, answer) for answer in answers]
+    async with server(likely) as stock:
+        assert await stock_texts(stock, "m", OFFER) == [text_of(OFFER.prompt, answer) for answer in answers]
 
 
 def heard(text: str) -> Heard:

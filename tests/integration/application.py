@@ -1,7 +1,6 @@
 """The running application as tests see it: its HTTP endpoint, its processes, and its switches for faults."""
 
 import asyncio
-import json
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -13,6 +12,9 @@ import httpx
 import psutil
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
+
+from app.client.api import ApiClient
+from app.client.sse import Event
 
 MODEL = "mell-tiny"
 BLOCK = 32
@@ -35,6 +37,26 @@ class Answer:
         async with asyncio.timeout(60), self.changed:
             await self.changed.wait_for(lambda: self.tokens >= tokens or self.done)
 
+    async def take(self, event: Event) -> None:
+        """Take one event, and wake whoever waits for it."""
+        if "error" in event:
+            self.error = event["error"]
+        elif event["choices"]:
+            choice = event["choices"][0]
+            self.text += choice["text"]
+            self.tokens += 1
+            self.finish = choice["finish_reason"]
+        else:
+            self.usage = event["usage"]
+        async with self.changed:
+            self.changed.notify_all()
+
+    async def end(self) -> None:
+        """`[DONE]` has come."""
+        self.done = True
+        async with self.changed:
+            self.changed.notify_all()
+
 
 @dataclass
 class Application:
@@ -48,39 +70,33 @@ class Application:
     @asynccontextmanager
     async def client(self) -> AsyncIterator["Client"]:
         """A client that leaves nothing open."""
-        limits = httpx.Limits(max_connections=200)
-        async with httpx.AsyncClient(base_url=self.url, timeout=120, limits=limits, trust_env=False) as http:
-            yield Client(http)
+        async with ApiClient(self.url, timeout_s=120, silence_s=120) as api:
+            yield Client(api)
 
 
 class Client:
-    """What tests do over HTTP."""
+    """What tests do over HTTP; orders and what is sent by `http` come back as responses, errors too."""
 
-    def __init__(self, http: httpx.AsyncClient) -> None:
-        self.http = http
+    def __init__(self, api: ApiClient) -> None:
+        self._api = api
+        self.http = api.http
 
     async def stream(self, answer: Answer, prompt: list[int], max_tokens: int, label: str, **extra: Any) -> None:
         """Fill `answer` from a streamed completion."""
         body = request(prompt, max_tokens, stream=True, stream_options={"include_usage": True}, **extra)
-        headers = {"X-Request-Id": label}
-        async with self.http.stream("POST", "/v1/completions", json=body, headers=headers) as response:
-            assert response.status_code == 200, await response.aread()
-            async for line in response.aiter_lines():
-                if line.startswith("data: "):
-                    async with answer.changed:
-                        take(answer, line[6:])
-                        answer.changed.notify_all()
+        async with self._api.stream(body, label) as events:
+            async for event in events:
+                await answer.take(event)
+        await answer.end()
 
     async def complete(self, prompt: list[int] | str, max_tokens: int, **extra: Any) -> tuple[str, dict[str, Any]]:
         """Text and whole body of a completion that is not streamed."""
-        response = await self.http.post("/v1/completions", json=request(prompt, max_tokens, **extra))
-        assert response.status_code == 200, response.text
-        return response.json()["choices"][0]["text"], response.json()
+        body = await self._api.complete(request(prompt, max_tokens, **extra))
+        return body["choices"][0]["text"], body
 
     async def state(self) -> dict[str, Any]:
         """GET /mell/state."""
-        state: dict[str, Any] = (await self.http.get("/mell/state")).json()
-        return state
+        return await self._api.state()
 
     async def metrics(self) -> dict[str, Metric]:
         """GET /metrics, by family."""
@@ -98,8 +114,7 @@ class Client:
 
     async def migrations(self) -> list[dict[str, Any]]:
         """GET /mell/migrations."""
-        found: list[dict[str, Any]] = (await self.http.get("/mell/migrations")).json()["migrations"]
-        return found
+        return await self._api.migrations()
 
     async def drain(self, replica: str) -> httpx.Response:
         """POST /mell/replicas/{id}/drain."""
@@ -162,23 +177,6 @@ def prompt(tokens: int, seed: object) -> list[int]:
     """Token ids that no other test uses."""
     draw = random.Random(str(seed))
     return [draw.randrange(3, 500) for _ in range(tokens)]
-
-
-def take(answer: Answer, data: str) -> None:
-    """Take one event."""
-    if data == "[DONE]":
-        answer.done = True
-        return
-    event = json.loads(data)
-    if "error" in event:
-        answer.error = event["error"]
-    elif event["choices"]:
-        choice = event["choices"][0]
-        answer.text += choice["text"]
-        answer.tokens += 1
-        answer.finish = choice["finish_reason"]
-    else:
-        answer.usage = event["usage"]
 
 
 def process(title: str) -> psutil.Process:

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-import httpx
 import typer
 from rich.table import Table
 from rich.text import Text
@@ -12,10 +11,11 @@ from rich.text import Text
 from app.cli.doctor.examine import examine, examine_config, examine_endpoint
 from app.cli.doctor.findings import Finding, Level
 from app.cli.doctor.machine import Machine, Probes
-from app.cli.endpoint import Endpoint, is_loopback
+from app.cli.endpoint import Endpoint
 from app.cli.errors import NotThere
 from app.cli.terminal import Terminal
 from app.cli.views.numbers import plural
+from app.client.api import check_url, is_loopback
 
 _STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "bold red"}
 
@@ -33,7 +33,7 @@ def _findings(endpoint: Endpoint, config: Path | None, probes: Probes) -> Iterat
     yield from examine(probes)
     if config is not None:
         yield examine_config(config)
-    url = httpx.URL(endpoint.url)
+    url = check_url(endpoint.url)
     port = (url.port or (443 if url.scheme == "https" else 80)) if is_loopback(endpoint.url) else None
     answers, trouble = _health(endpoint)
     yield from examine_endpoint(probes, endpoint.url, port, answers, trouble)

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from app.cli.documents import Records
 from app.cli.views.numbers import duration
+from app.client.documents import Records
 from migration.record import MigrationRecord, Outcome
 
 _STYLES = {Outcome.COMMITTED: "green", Outcome.ABORTED: "red", Outcome.REFUSED: "yellow", None: "cyan"}

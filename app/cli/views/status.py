@@ -6,10 +6,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from app.cli.documents import Records, Replica, State
 from app.cli.views.bars import Bar, fullness
 from app.cli.views.migrations import sentence
 from app.cli.views.numbers import age, count, plural
+from app.client.documents import Records, ReplicaDocument, StateDocument
 from migration.record import Outcome
 from policies.model import ReplicaState
 
@@ -17,12 +17,12 @@ _STALE_S = 5.0
 _STATES = {ReplicaState.RUNNING: "green", ReplicaState.DRAINING: "yellow"}
 
 
-def show_status(url: str, state: State, records: Records, now: float) -> RenderableType:
+def show_status(url: str, state: StateDocument, records: Records, now: float) -> RenderableType:
     """The page. `now` is in seconds since 1970."""
     return Group(*header(url, state, now), replicas(state.replicas), Text(), totals(state), *lately(records, now))
 
 
-def header(url: str, state: State, now: float) -> list[Text]:
+def header(url: str, state: StateDocument, now: float) -> list[Text]:
     """Where, how, and how many replicas; a warning when nobody has looked for long."""
     wanted = "" if state.wanted is None else f" of {state.wanted} wanted"
     policy = f", policy {state.policy}" if state.policy else ""
@@ -42,7 +42,7 @@ def header(url: str, state: State, now: float) -> list[Text]:
     return [*lines, Text()]
 
 
-def replicas(found: Sequence[Replica]) -> Table:
+def replicas(found: Sequence[ReplicaDocument]) -> Table:
     """One row for each replica."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, expand=True)
     for name in ("REPLICA", "STATE", "NODE"):
@@ -64,12 +64,12 @@ def replicas(found: Sequence[Replica]) -> Table:
     return table
 
 
-def state_of(replica: Replica) -> Text:
+def state_of(replica: ReplicaDocument) -> Text:
     """The state of a replica, in its colour."""
     return Text(replica.state, next((style for state, style in _STATES.items() if state == replica.state), "cyan"))
 
 
-def totals(state: State) -> Text:
+def totals(state: StateDocument) -> Text:
     """All replicas together."""
     used, capacity = (sum(getattr(r, name) for r in state.replicas) for name in ("used_tokens", "capacity_tokens"))
     share = f" ({used / capacity:.0%})" if capacity else ""

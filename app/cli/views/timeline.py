@@ -8,8 +8,8 @@ microseconds since 1970, as Ray's are, so that both can stand in one trace.
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from app.cli.documents import Records
 from app.cli.views.migrations import name_of
+from app.client.documents import Records
 from migration.record import MigrationRecord, Outcome
 
 Event = dict[str, Any]

@@ -7,12 +7,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from app.cli.documents import Records, Replica, State
 from app.cli.rates import Rates
 from app.cli.views.bars import Bar, fullness
 from app.cli.views.migrations import sentence
 from app.cli.views.numbers import age, count
 from app.cli.views.status import header, state_of, totals
+from app.client.documents import Records, ReplicaDocument, StateDocument
 from policies.model import Phase
 
 SILENT_S = 2.5
@@ -24,7 +24,7 @@ _LEAST_MOVES = 3
 class Picture:
     """What was seen at `seen_s`, a time of the same clock as `now_s` below; `trouble` is why nothing came since."""
 
-    state: State
+    state: StateDocument
     records: Records
     rates: Rates | None
     seen_s: float
@@ -64,7 +64,7 @@ def _silence(silent_s: float, trouble: str | None) -> Text:
     return Text(f"no answer for {silent_s:.0f} s{': ' if trouble else ''}{trouble or ''}", "bold red")
 
 
-def _replicas(found: tuple[Replica, ...]) -> Table:
+def _replicas(found: tuple[ReplicaDocument, ...]) -> Table:
     """One row for each; its bar is made of its requests, by the tokens they have in the KV cache, largest first."""
     table = Table.grid(padding=(0, 2, 0, 0), expand=True)
     for ratio in (None, None, 1, None, None, None):

@@ -2,17 +2,17 @@
 
 import pytest
 
-from app.cli.endpoint import Endpoint, is_loopback
+from app.cli.endpoint import Endpoint
 from app.cli.errors import Failed, NotThere
 from app.ingress.errors import ApiError
 from tests.app.cli.fake_mell import FakeMell, free_port
-from tests.app.cli.sample import BUSY, MOVED
+from tests.app.client.sample import BUSY, MOVED
 
 
 def test_documents_come_as_they_are_and_as_values(url: str) -> None:
     with Endpoint(url + "/") as endpoint:
         assert endpoint.url == url
-        assert endpoint.state().policy == "pack" and '"policy":"pack"' in endpoint.state_text()
+        assert endpoint.state().policy == "pack" and endpoint.state_document() == BUSY
         assert len(endpoint.migrations()) == len(MOVED["migrations"])
         assert endpoint.health() is None
 
@@ -82,17 +82,3 @@ def test_an_id_cannot_lead_to_another_path(url: str, mell: FakeMell) -> None:
         with pytest.raises(Failed, match="404"):
             endpoint.drain("../../x")
     assert mell.orders == ["a?b"]
-
-
-@pytest.mark.parametrize(
-    ("url", "own"),
-    [
-        ("http://127.0.0.1:8000", True),
-        ("http://localhost", True),
-        ("http://[::1]:1", True),
-        ("http://10.0.0.1", False),
-        ("https://llm.example.org", False),
-    ],
-)
-def test_proxies_of_the_environment_are_for_other_machines(url: str, own: bool) -> None:
-    assert is_loopback(url) is own

@@ -1,13 +1,15 @@
 """Each migration is told once."""
 
-from app.cli.documents import Records, parse_migrations
+from typing import Any
+
 from app.cli.following import Follower
+from app.client.documents import Records, parse_records
 from migration.record import Outcome
-from tests.app.cli.sample import record
+from tests.app.client.sample import record
 
 
-def listed(*records: object) -> Records:
-    return parse_migrations({"migrations": records})
+def listed(*records: dict[str, Any]) -> Records:
+    return parse_records(records)
 
 
 def ids(records: Records) -> list[str]:

@@ -1,11 +1,11 @@
 """Rates over the last looks."""
 
-from app.cli.documents import State, parse_state
 from app.cli.rates import WINDOW_S, Looks
-from tests.app.cli.sample import replica, request, state
+from app.client.documents import StateDocument, parse_state
+from tests.app.client.sample import replica, request, state
 
 
-def seen(*requests: tuple[str, int, int]) -> State:
+def seen(*requests: tuple[str, int, int]) -> StateDocument:
     return parse_state(state(replica("a", *(request(id, tokens, hop=hop) for id, tokens, hop in requests))))
 
 

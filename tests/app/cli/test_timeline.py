@@ -3,14 +3,14 @@
 from itertools import pairwise
 from typing import Any
 
-from app.cli.documents import parse_migrations
 from app.cli.views.timeline import timeline
+from app.client.documents import parse_records
 from migration.record import Outcome
-from tests.app.cli.sample import NOW, record
+from tests.app.client.sample import NOW, record
 
 
 def events(*records: dict[str, Any]) -> list[dict[str, Any]]:
-    return timeline(parse_migrations({"migrations": list(records)}))
+    return timeline(parse_records(records))
 
 
 def spans(*records: dict[str, Any]) -> list[dict[str, Any]]:

@@ -1,24 +1,26 @@
 """What is shown, as text at the widths of two terminals."""
 
+from typing import Any
+
 import pytest
 from rich.console import Group
 
-from app.cli.documents import parse_migrations, parse_state
 from app.cli.rates import Rates
 from app.cli.views.bars import Bar, cells
 from app.cli.views.migrations import show_migrations
 from app.cli.views.numbers import age, count, duration
 from app.cli.views.status import show_status
 from app.cli.views.top import Picture, show_top
+from app.client.documents import parse_records, parse_state
 from tests.app.cli.conftest import drawn
-from tests.app.cli.sample import BUSY, MOVED, NOW, record, replica, state
+from tests.app.client.sample import BUSY, MOVED, NOW, record, replica, state
 
 URL = "http://127.0.0.1:8000"
 WIDTHS = pytest.mark.parametrize("width", [80, 120])
 
 
-def status(document: object = BUSY, migrations: object = MOVED, width: int = 80, now: float = NOW) -> str:
-    return drawn(show_status(URL, parse_state(document), parse_migrations(migrations), now), width)
+def status(document: object = BUSY, migrations: dict[str, Any] = MOVED, width: int = 80, now: float = NOW) -> str:
+    return drawn(show_status(URL, parse_state(document), parse_records(migrations["migrations"]), now), width)
 
 
 def test_status_at_80_columns() -> None:
@@ -57,7 +59,7 @@ def test_status_says_what_an_operator_should_know() -> None:
 
 
 def test_migrations_at_80_columns() -> None:
-    lines = show_migrations(parse_migrations(MOVED), 80)
+    lines = show_migrations(parse_records(MOVED["migrations"]), 80)
     assert drawn(Group(*lines)).splitlines() == [
         "ID       REQUEST      FROM     TO       PATH      PRED    TOOK   PAUSE OUTCOME",
         "01234567 demo         aaaaaaaa bbbbbbbb kv     50.0 ms 56.4 ms  6.6 ms committed",
@@ -68,7 +70,7 @@ def test_migrations_at_80_columns() -> None:
 
 
 def test_a_wide_terminal_has_room_for_reasons() -> None:
-    lines = show_migrations(parse_migrations({"migrations": [record("m", reason="drain " * 20)]}), 120)
+    lines = show_migrations(parse_records([record("m", reason="drain " * 20)]), 120)
     heading, row = drawn(Group(*lines), 120).splitlines()
     assert heading.endswith("OUTCOME   REASON") and row.endswith("…")
     assert len(row) <= 120 and row.index("drain") == heading.index("REASON")
@@ -76,7 +78,7 @@ def test_a_wide_terminal_has_room_for_reasons() -> None:
 
 @WIDTHS
 def test_rows_told_one_by_one_stand_under_each_other(width: int) -> None:
-    records = parse_migrations({"migrations": [record("m", label="x" * 128), record("n", label="é")]})
+    records = parse_records([record("m", label="x" * 128), record("n", label="é")])
     rows = [drawn(Group(*show_migrations((r,), width, headed=False)), width) for r in records]
     assert len({row.index("aaaaaaaa") for row in rows}) == 1
     assert all(len(row.splitlines()) == 1 for row in rows)
@@ -89,7 +91,7 @@ def test_labels_are_text_and_not_markup() -> None:
 
 def picture(seen_s: float = 100.0, trouble: str | None = None) -> Picture:
     rates = Rates(over_s=10.0, came=3.25, left=3.0, tokens=1234.0, moved=0.2)
-    return Picture(parse_state(BUSY), parse_migrations(MOVED), rates, seen_s, trouble)
+    return Picture(parse_state(BUSY), parse_records(MOVED["migrations"]), rates, seen_s, trouble)
 
 
 def test_top_at_80_columns() -> None:
@@ -117,7 +119,7 @@ def test_top_says_for_how_long_nobody_has_answered_and_keeps_what_it_saw() -> No
 
 @WIDTHS
 def test_top_fits_a_terminal(width: int) -> None:
-    many = parse_migrations({"migrations": [record(f"m{i}", label="x" * 100) for i in range(100)]})
+    many = parse_records([record(f"m{i}", label="x" * 100) for i in range(100)])
     seen = Picture(parse_state(BUSY), many, None, 0.0)
     lines = drawn(show_top(URL, seen, 0.0, NOW, 30), width).splitlines()
     assert 25 <= len(lines) <= 30 and max(map(len, lines)) <= width

@@ -13,7 +13,7 @@ from app.cli.watching import Watch, follow, top
 from migration.record import Outcome
 from tests.app.cli.conftest import Stage, drawn
 from tests.app.cli.fake_mell import FakeMell, free_port, serving
-from tests.app.cli.sample import BUSY, NOW, record, replica, request, state
+from tests.app.client.sample import BUSY, NOW, record, replica, request, state
 
 ID = "0123456789abcdef"
 

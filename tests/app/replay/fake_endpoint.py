@@ -72,6 +72,8 @@ class FakeEndpoint:
             await asyncio.sleep(0.001)
             if fault == "break off":
                 raise ConnectionError("as if the process had died")
+            if fault == "garble":
+                yield "data: {half\n\n"
             if fault == "report an error":
                 yield event(error={"message": "engine died"})
         await self._released.wait()
@@ -81,12 +83,11 @@ class FakeEndpoint:
 
     async def _state(self, request: Request) -> Response:
         self.keys.add(request.headers.get("authorization"))
-        requests = [
-            {"id": "r1", "movable": True, "phase": "decode", "hop": 0},
-            {"id": "r2", "movable": False, "phase": "decode", "hop": 0},
-        ]
-        replica = {"state": "RUNNING", "capacity_tokens": 200, "used_tokens": 50, "requests": requests}
-        return JSONResponse({"replicas": [replica | {"id": "a"}, replica | {"id": "b", "requests": []}]})
+        listed = {"label": "", "tokens": 10, "phase": "decode", "hop": 0}
+        requests = [listed | {"id": "r1", "movable": True}, listed | {"id": "r2", "movable": False}]
+        replica = {"state": "RUNNING", "node": "n", "capacity_tokens": 200, "used_tokens": 50, "preemptions": 0}
+        replicas = [replica | {"id": "a", "requests": requests}, replica | {"id": "b", "requests": []}]
+        return JSONResponse({"as_of": 0.0, "mode": "act", "replicas": replicas})
 
     async def _migrations(self, request: Request) -> Response:
         # The first request of the replay brings about a migration.
@@ -94,7 +95,7 @@ class FakeEndpoint:
 
     async def _move(self, request: Request) -> Response:
         self.moves.append(await request.json())
-        return JSONResponse({"detail": "busy"}, 409) if len(self.moves) == 1 else JSONResponse({}, 202)
+        return JSONResponse({"detail": "busy"}, 409) if len(self.moves) == 1 else JSONResponse({"id": "m"}, 202)
 
 
 def event(**fields: Any) -> str:

@@ -83,6 +83,7 @@ def test_requests_are_clipped_to_the_context_the_endpoint_tells(replayed: Replay
         ("end early", "broken", "no [DONE]"),
         ("lose a token", "broken", "too few tokens"),
         ("report an error", "broken", "error event"),
+        ("garble", "broken", "malformed event"),
     ],
 )
 def test_a_fault_is_counted_and_ends_no_other_request(replayed: Replayed, fault: str, outcome: str, kind: str) -> None:
@@ -159,7 +160,7 @@ def test_an_endpoint_that_has_no_model_yet_is_quoted(tmp_path: Path, capsys: pyt
 def test_moves_need_an_endpoint_that_offers_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with serving(FakeEndpoint(mell=False)) as url:
         line = refused(capsys, *arguments(tmp_path, url, "--move-every", "1"))
-    assert "/mell/state is not offered: GET /mell/state answered 404" in line
+    assert "/mell/state is not offered: HTTP 404" in line
 
 
 @pytest.mark.parametrize(

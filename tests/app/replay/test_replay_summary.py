@@ -1,12 +1,9 @@
 """What records and samples amount to."""
 
-from typing import Any
-
-import pytest
-
+from app.client.documents import ReplicaDocument, RequestDocument, StateDocument
 from app.replay.measured import Measured
 from app.replay.report import Setup, document
-from app.replay.state import ReplicaSample, Sample, parse_cluster
+from app.replay.state import ReplicaSample, Sample, movable_in, moved_between, sample_replica
 from app.replay.stream import Fault, Outcome, Record
 from app.replay.summary import Quantiles, Tally, group_migrations, quantiles, summarize, tally
 from app.replay.text import render
@@ -20,14 +17,14 @@ def record(outcome: Outcome = Outcome.OK, *chunks_s: float, tokens: int | None =
     return Record(ARRIVAL, 1.0, 5.0, chunks_s, tokens, outcome)
 
 
-def state(*requests: dict[str, Any]) -> dict[str, Any]:
-    """A `/mell/state` of one replica."""
-    facts = {"id": "a", "state": "RUNNING", "used_tokens": 50, "capacity_tokens": 200}
-    return {"replicas": [facts | {"requests": list(requests)}]}
+def state(*requests: RequestDocument) -> StateDocument:
+    """One replica."""
+    replica = ReplicaDocument("a", "RUNNING", "n", 50, 200, 0, requests)
+    return StateDocument(0.0, "act", None, None, None, (), (replica,))
 
 
-def request(name: str, hop: int = 0, movable: bool = True, phase: str = "decode") -> dict[str, Any]:
-    return {"id": name, "hop": hop, "movable": movable, "phase": phase}
+def request(name: str, hop: int = 0, movable: bool = True, phase: str = "decode") -> RequestDocument:
+    return RequestDocument(name, "", 10, phase, hop, movable)
 
 
 def test_quantiles_are_interpolated() -> None:
@@ -85,22 +82,18 @@ def test_migrations_are_grouped_by_path_and_outcome() -> None:
     assert groups[1].pause_s == Quantiles(2, 0.5, 0.5, 0.5, 0.5)
 
 
-def test_a_state_tells_use_and_which_requests_may_be_moved() -> None:
-    cluster = parse_cluster(state(request("r1"), request("r2", movable=False), request("r3", phase="waiting")))
-    assert cluster.replicas == (ReplicaSample("a", "RUNNING", 50, 200, 3),)
-    assert cluster.movable == ("r1",)
-
-
-@pytest.mark.parametrize("payload", [None, [], {}, {"replicas": [{}]}, {"replicas": [3]}, state({"id": "r"})])
-def test_what_is_no_state_is_refused(payload: object) -> None:
-    with pytest.raises(ValueError, match="not a state"):
-        parse_cluster(payload)
+def test_requests_that_wait_move_or_cannot_move_are_not_movable() -> None:
+    seen = state(
+        request("r1"), request("r2", movable=False), request("r3", phase="waiting"), request("r4", phase="moving")
+    )
+    assert movable_in(seen) == ("r1",)
+    assert sample_replica(seen.replicas[0]) == ReplicaSample("a", "RUNNING", 50, 200, 4)
 
 
 def test_a_raised_hop_is_a_move_and_a_new_request_is_none() -> None:
-    before = parse_cluster(state(request("r1", hop=1), request("r2")))
-    after = parse_cluster(state(request("r1", hop=2), request("r2"), request("r3", hop=1)))
-    assert after.moved_since(before) == 1
+    before = state(request("r1", hop=1), request("r2"))
+    after = state(request("r1", hop=2), request("r2"), request("r3", hop=1))
+    assert moved_between(before, after) == 1
 
 
 def test_a_report_of_nothing_can_be_printed() -> None:

@@ -2,10 +2,10 @@
 
 import pytest
 
-from app.cli.documents import parse_migrations, parse_state
+from app.client.documents import parse_records, parse_state
 from migration.record import Outcome
 from policies.model import Phase
-from tests.app.cli.sample import BUSY, MOVED, record, replica, request, state
+from tests.app.client.sample import BUSY, MOVED, record, replica, request, state
 
 
 def test_a_state_is_read_as_the_scheduler_makes_it() -> None:
@@ -30,14 +30,14 @@ def test_a_request_that_is_handed_over_is_counted_once_as_its_later_run() -> Non
 
 
 def test_records_are_read_with_what_is_derived_of_them() -> None:
-    committed, aborted, running = parse_migrations(MOVED)
+    committed, aborted, running = parse_records(MOVED["migrations"])
     assert committed.outcome is Outcome.COMMITTED and committed.predicted_s == 0.05
     assert committed.whole_s == pytest.approx(0.048 - 0.0066 + 0.015)
     assert (aborted.outcome, running.outcome) == (Outcome.ABORTED, None)
 
 
 def test_members_of_a_newer_version_are_passed_over() -> None:
-    assert parse_migrations({"migrations": [record("m", moon="full")]})[0].id == "m"
+    assert parse_records([record("m", moon="full")])[0].id == "m"
     assert parse_state(state(replica("a") | {"moon": "full"}, moon="full")).replicas[0].id == "a"
 
 

@@ -1,10 +1,10 @@
-"""What `/mell/state` and `/mell/migrations` say, as values; pure.
+"""The documents at `/mell/state` and `/mell/migrations` as values; pure.
 
-The documents come from another process, maybe of another version: members that are not known are passed over, and one
-that is missing raises KeyError, TypeError or ValueError.
+The documents come from another process, maybe of another version: unknown members are ignored, and a missing or
+ill-typed one raises KeyError, TypeError or ValueError.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -18,24 +18,25 @@ _FIELDS = frozenset(field.name for field in fields(MigrationRecord))
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """A request on a replica; `tokens` is its context so far, prompt included."""
+class RequestDocument:
+    """A request on a replica; `tokens` is the length of its context, prompt included."""
 
     id: str
     label: str
     tokens: int
     phase: str
     hop: int
+    movable: bool
 
     @property
     def name(self) -> str:
-        """What the client calls it, else its id: either may be given to `mell move`."""
+        """The client's label, else the id: `mell move` takes either."""
         return self.label or self.id
 
 
 @dataclass(frozen=True, slots=True)
-class Replica:
-    """A replica; tokens are those of its KV cache, 0 while it starts."""
+class ReplicaDocument:
+    """A replica; tokens count KV cache entries, 0 while it starts."""
 
     id: str
     state: str
@@ -43,7 +44,7 @@ class Replica:
     used_tokens: int
     capacity_tokens: int
     preemptions: int
-    requests: tuple[Request, ...]
+    requests: tuple[RequestDocument, ...]
 
     @property
     def waiting(self) -> int:
@@ -57,10 +58,10 @@ class Replica:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    """`/mell/state`. `as_of` is in seconds since 1970, 0 as long as no scheduler has said anything.
+class StateDocument:
+    """`/mell/state`. `as_of` is in seconds since 1970, 0 before the first report of a scheduler.
 
-    `dry_run` is what acting would have come to, where the scheduler only observes.
+    `dry_run` is the estimated effect of acting, in mode `observe`.
     """
 
     as_of: float
@@ -69,32 +70,32 @@ class State:
     wanted: int | None
     dry_run: str | None
     resting: tuple[tuple[str, str], ...]
-    replicas: tuple[Replica, ...]
+    replicas: tuple[ReplicaDocument, ...]
 
     @property
-    def running(self) -> tuple[Replica, ...]:
-        """The replicas that take requests."""
+    def running(self) -> tuple[ReplicaDocument, ...]:
+        """The replicas in state RUNNING."""
         return tuple(r for r in self.replicas if r.state == ReplicaState.RUNNING)
 
-    def requests(self) -> Mapping[str, Request]:
-        """All requests by id; one that is being handed over counts as what its later run says."""
-        found: dict[str, Request] = {}
+    def requests(self) -> Mapping[str, RequestDocument]:
+        """All requests by id; of a request in hand-over, the run with the higher hop."""
+        found: dict[str, RequestDocument] = {}
         for request in (request for replica in self.replicas for request in replica.requests):
             if request.id not in found or found[request.id].hop < request.hop:
                 found[request.id] = request
         return found
 
-    def replica(self, id: str) -> Replica | None:
-        """The replica of that id, None if there is none."""
+    def replica(self, id: str) -> ReplicaDocument | None:
+        """The replica with that id, None without one."""
         return next((replica for replica in self.replicas if replica.id == id), None)
 
 
-def parse_state(document: Any) -> State:
+def parse_state(document: Any) -> StateDocument:
     """Read `/mell/state`."""
-    return State(
+    return StateDocument(
         as_of=float(document["as_of"]),
         mode=str(document["mode"]),
-        # What follows is not there before the scheduler has said anything.
+        # Absent before the first report of a scheduler.
         policy=document.get("policy"),
         wanted=document.get("wanted_replicas"),
         dry_run=document.get("dry_run", {}).get("said"),
@@ -103,13 +104,13 @@ def parse_state(document: Any) -> State:
     )
 
 
-def parse_migrations(document: Any) -> Records:
-    """Read `/mell/migrations`: newest first."""
-    return tuple(_record(item) for item in document["migrations"])
+def parse_records(items: Iterable[Mapping[str, Any]]) -> Records:
+    """Read the records at `/mell/migrations`, in their order."""
+    return tuple(_record(item) for item in items)
 
 
-def _replica(item: Mapping[str, Any]) -> Replica:
-    return Replica(
+def _replica(item: Mapping[str, Any]) -> ReplicaDocument:
+    return ReplicaDocument(
         id=str(item["id"]),
         state=str(item["state"]),
         node=str(item["node"]),
@@ -120,13 +121,14 @@ def _replica(item: Mapping[str, Any]) -> Replica:
     )
 
 
-def _request(item: Mapping[str, Any]) -> Request:
-    return Request(
+def _request(item: Mapping[str, Any]) -> RequestDocument:
+    return RequestDocument(
         id=str(item["id"]),
         label=str(item["label"]),
         tokens=int(item["tokens"]),
         phase=str(item["phase"]),
         hop=int(item["hop"]),
+        movable=bool(item["movable"]),
     )
 
 
