@@ -1,6 +1,6 @@
-"""Make an API key: `python -m app.keys NAME >> FILE`, with the file that `ingress.api_keys_file` names.
+"""Make an API key: `python -m app.keys NAME >> FILE`, where FILE is the `ingress.api_keys_file`.
 
-The entry goes to standard output, the key itself to standard error: it is shown once and stored nowhere.
+The key's list entry goes to standard output; the key itself goes to standard error, once, and is not stored.
 """
 
 import sys
@@ -9,7 +9,7 @@ from app.ingress.access.keys import KeyListError, entry, new_key
 
 
 def main(arguments: list[str]) -> None:
-    """Write the entry and the key."""
+    """Print the entry and the key."""
     if len(arguments) != 1 or arguments[0].startswith("-"):
         raise SystemExit(__doc__)
     key = new_key()

@@ -11,7 +11,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouter
 
 from app.ingress.access.keys import VARIABLE, ApiKey, parse_keys
 from app.ingress.config import IngressConfig
-from app.settings import Autoscaling, Settings, check_installed, mistakes_of
+from app.settings import AutoscalingSettings, Settings, check_installed, describe_errors
 from app.tinymodel import ensure_tiny_model
 from app.versions import installed_version
 from deployments.config import EngineConfig, MigrationConfig, SchedulerConfig, Topology
@@ -26,10 +26,10 @@ TESTED_RAY = "2.60"
 TESTED_VLLM = "0.32"
 APP = "mell"
 UNLIMITED = 1_000_000_000
-"""Serve must never reject a call by its own count: a targeted call has nowhere else to go."""
+"""Serve must never reject a call for its number of ongoing requests: a targeted call has no alternative replica."""
 
 _METRICS_S = 2.0
-"""How often replicas tell Serve's own autoscaler of their requests."""
+"""Interval at which replicas report their requests to Serve's own autoscaler."""
 
 _CPU_ENGINE = {"dtype": "float32", "block_size": 32, "enforce_eager": True}
 _CPU_ENV = {
@@ -41,10 +41,10 @@ _ENV = {"VLLM_NO_USAGE_STATS": "1"}
 
 
 def build_app(args: dict[str, Any]) -> serve.Application:
-    """The application, as `import_path` in serve_config.yaml names it.
+    """The Serve application; `import_path` in serve_config.yaml names this function.
 
     Raises:
-        ValueError: the settings are unknown, contradictory, or do not fit what is installed.
+        ValueError: the settings are unknown, contradictory, or do not fit the installed build of vLLM.
     """
     settings = read_settings(args)
     check_installed(settings)
@@ -57,25 +57,25 @@ def build_app(args: dict[str, Any]) -> serve.Application:
 
 
 def read_settings(args: dict[str, Any]) -> Settings:
-    """Validate `args`. Raises ValueError with one line per mistake."""
+    """Validate `args`. Raises ValueError with one line per error."""
     try:
         return Settings.model_validate(args or {})
     except pydantic.ValidationError as error:
-        lines = "\n".join(f"  {mistake}" for mistake in mistakes_of(error))
+        lines = "\n".join(f"  {line}" for line in describe_errors(error))
         raise ValueError(f"serve_config.yaml, args:\n{lines}") from None
 
 
 def _warn_untested() -> None:
     for name, tested in (("ray", TESTED_RAY), ("vllm", TESTED_VLLM)):
         if not (found := installed_version(name)).startswith(tested):
-            log.warning("%s %s is not the tested version %s", name, found, tested)
+            log.warning("%s %s is installed; Mell is tested with %s", name, found, tested)
 
 
 def _engine_config(settings: Settings) -> EngineConfig:
     loading = settings.model_loading_config
     source = loading.model_source or str(ensure_tiny_model())
     defaults = {} if settings.gpus or settings.engine == "paced" else _CPU_ENGINE
-    # What vLLM's metrics call the model.
+    # The model's name in vLLM's metrics.
     named = {} if settings.engine == "paced" else {"served_model_name": loading.model_id}
     return EngineConfig(loading.model_id, source, {**named, **defaults, **settings.engine_kwargs}, settings.engine)
 
@@ -112,7 +112,7 @@ def _scheduler_config(settings: Settings) -> SchedulerConfig:
         link_time_s=s.link_time_s,
         slowdown=s.slowdown,
         record=s.record,
-        # A replica reports a request from the moment it is submitted: two epochs are ample.
+        # Replicas report requests as soon as they are submitted, so two epochs suffice.
         placement_ttl_s=max(1.0, 2 * s.epoch_s),
         report_timeout_s=s.report_timeout_s,
     )
@@ -147,7 +147,7 @@ def _ingress_config(settings: Settings, engine: EngineConfig) -> IngressConfig:
 
 
 def _listed_keys(file: str | None) -> tuple[ApiKey, ...]:
-    """The keys in the environment. Raises ValueError when they are no such list, or there is a file, too."""
+    """The keys in the environment. Raises ValueError if the list is invalid or a key file is set as well."""
     listed = os.environ.get(VARIABLE)
     if listed is None:
         return ()
@@ -180,8 +180,8 @@ def _engine_deployment(settings: Settings) -> Any:
     )
 
 
-def _autoscaling(scaling: Autoscaling) -> AutoscalingConfig:
-    """The scheduler's number at once or, if that is asked for, Serve's own rule with its delays."""
+def _autoscaling(scaling: AutoscalingSettings) -> AutoscalingConfig:
+    """The scheduler's wanted number without delay or, with `target_ongoing_requests`, Serve's own policy."""
     by_serve = scaling.target_ongoing_requests is not None
     bounds = {
         "min_replicas": scaling.min_replicas,

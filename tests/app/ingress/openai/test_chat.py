@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from app.ingress.errors import ApiError
 from app.ingress.openai.model import Model
 from app.ingress.openai.requests.template import ChatTemplate
-from app.settings import ModelLoading
+from app.settings import ModelLoadingSettings
 from deployments.engine.fake import expected
 from tests.app.ingress.fakes import MAX_CONTEXT, MESSAGES, Api, events, eventually, make_api
 
@@ -284,11 +284,11 @@ def test_a_template_that_cannot_be_read_is_told_at_the_start(tmp_path: Path, con
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(ValidationError, match=says):
-        ModelLoading(chat_template=str(path))
+        ModelLoadingSettings(chat_template=str(path))
 
 
 def test_a_configured_template_is_read(tmp_path: Path) -> None:
     path = tmp_path / "chat.jinja"
     path.write_text("{{ messages[0].content }}")
-    assert ModelLoading(chat_template=str(path)).read_chat_template() == "{{ messages[0].content }}"
-    assert ModelLoading().read_chat_template() is None
+    assert ModelLoadingSettings(chat_template=str(path)).read_chat_template() == "{{ messages[0].content }}"
+    assert ModelLoadingSettings().read_chat_template() is None
