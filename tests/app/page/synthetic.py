@@ -121,14 +121,14 @@ class Cluster:
             live = min(movable, key=lambda live: live.tokens)
             room = [n for n in self.running() if n != name and self.used(n) + live.tokens < CAPACITY * 0.93]
             if room:
-                self.move(live, name, max(room, key=self.used), "drained" if leaving else "overload")
+                self.move(live, name, max(room, key=self.used), Reason.DRAIN if leaving else Reason.OVERLOAD)
         for live in self.held.get(name, []):
             if live.phase is Phase.WAITING and self.used(name) + live.tokens < CAPACITY * 0.95:
                 live.phase = Phase.DECODE
 
-    def move(self, live: Live, source: str, target: str, reason: str, path: Path | None = None) -> MigrationRecord:
+    def move(self, live: Live, source: str, target: str, reason: Reason, path: Path | None = None) -> MigrationRecord:
         """Move a request at once, or fail to; its record says so."""
-        ended = reason == "overload" and self.rng.random() < 0.06
+        ended = reason is Reason.OVERLOAD and self.rng.random() < 0.06
         if not ended:
             self.held[source].remove(live)
             live.hop += 1
@@ -145,7 +145,7 @@ class Cluster:
             path,
             reason,
             "DONE",
-            Reason(reason),
+            reason,
             Outcome.COMMITTED,
             bytes=Bytes(live.tokens * 131_072 if path is Path.KV else 0),
             blocks=Blocks(live.tokens // BLOCK),
@@ -238,7 +238,7 @@ class PaperBackend(Backend):
             return MoveRejected(422, live.immovable)
         to = target or next(name for name in self.cluster.running() if name != source)
         asked = None if path is PathRequest.AUTO else Path(path.value)
-        return MoveAccepted(self.cluster.move(live, source, to, "requested by operator", asked).id)
+        return MoveAccepted(self.cluster.move(live, source, to, Reason.MANUAL, asked).id)
 
     async def drain(self, replica: str) -> MoveAnswer:
         if replica not in self.cluster.states:

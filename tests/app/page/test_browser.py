@@ -16,6 +16,7 @@ import uvicorn
 
 from app.ingress.http.routes import Routes
 from policies.model import ReplicaState
+from policies.plan import Reason
 from tests.app.page.synthetic import Cluster, PaperBackend
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright for Python is not installed")
@@ -156,7 +157,7 @@ def test_a_move_appears(opened: Opened, served: Served) -> None:
     def force(cluster: Cluster) -> tuple[str, str, str]:
         source, live = next((n, r) for n, held in cluster.held.items() for r in held)
         target = next(name for name in cluster.running() if name != source)
-        cluster.move(live, source, target, "forced")
+        cluster.move(live, source, target, Reason.BALANCE)
         return live.id, live.label, target
 
     id, label, target = served.call(force)
@@ -165,7 +166,7 @@ def test_a_move_appears(opened: Opened, served: Served) -> None:
     print(f"a move was on the page after {time.monotonic() - began:.2f} s")
     assert opened.drawn()[id]["replica"] == target
     row = page.locator("#moves tbody tr").first
-    assert label in row.inner_text() and "forced" in row.inner_text()
+    assert label in row.inner_text() and "balance" in row.inner_text()
     assert opened.errors == []
 
 

@@ -10,6 +10,7 @@ import pytest
 from app.ingress.feed import MAX_PAGES, Feed
 from app.ingress.picture import Picture, Seen
 from policies.model import Phase, ReplicaState
+from policies.plan import Reason
 from tests.app.ingress.fakes import eventually
 from tests.app.page.synthetic import Cluster
 
@@ -132,7 +133,7 @@ def test_a_migration_is_told_when_it_begins_and_when_it_ends() -> None:
     cluster, picture = Cluster(2, 2), Picture()
     source, live = next((n, r) for n, held in cluster.held.items() for r in held)
     picture.update(seen(cluster))
-    record = cluster.move(live, source, next(n for n in cluster.states if n != source), "forced").to_json()
+    record = cluster.move(live, source, next(n for n in cluster.states if n != source), Reason.BALANCE).to_json()
     running = record | {"outcome": None}
     state = cluster.state()
     first = picture.update(Seen(state, [running], list(NOTHING), 0.0))["migrations"]
