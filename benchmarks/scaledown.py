@@ -21,7 +21,7 @@ from benchmarks.admin import Admin
 from benchmarks.chaos.offers import undisturbed
 from benchmarks.load import random_prompt
 from benchmarks.servers import PACED, mell
-from deployments.engine.fake import expected
+from deployments.engine.tokens import expected
 
 PORT = 8100
 ENGINE = PACED | {"num_gpu_blocks_override": 2048}

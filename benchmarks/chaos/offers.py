@@ -9,7 +9,7 @@ from typing import Any
 from app.ingress.openai.answers.text import TextStream
 from app.replay.trace import Arrival
 from app.tinymodel import ensure_tiny_model
-from deployments.engine.fake import expected
+from deployments.engine.tokens import expected
 
 SEEDED_EVERY = 6
 """One in so many requests samples with a seed: its generator's state does not survive its replica."""

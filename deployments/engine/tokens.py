@@ -59,6 +59,15 @@ class Reading:
         return int.from_bytes(self._digest.digest(), "little")
 
 
+def expected(prompt: Sequence[int], count: int) -> tuple[int, ...]:
+    """The output of an undisturbed run."""
+    reading, outputs = Reading(pack(prompt)), []
+    for _ in range(count):
+        outputs.append(reading.next_token())
+        reading.extend(pack(outputs[-1:]))
+    return tuple(outputs)
+
+
 class TokenSlots:
     """Puts such blocks into staging slots, and gets them out again."""
 

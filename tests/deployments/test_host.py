@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from deployments.engine.fake import FakeEngine
 from deployments.engine.port import EngineDead, Generated, InvalidRequest, Tie
 from deployments.host import RequestHost, Run, queued_keys
 from deployments.outbox import Outboxes
@@ -15,6 +14,7 @@ from migration.messages import Fingerprint, PathRequest, Prepare
 from migration.request import Delta, IngressId, Lost, Moving, Sampling, StreamEvent
 from policies.causes import Cause
 from policies.model import Phase, ReplicaId, RequestId
+from tests.deployments.fake_engine import FakeEngine
 from tests.migration.world import spec
 
 R = RequestId("r")

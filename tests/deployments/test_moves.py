@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from deployments.engine.fake import expected
+from deployments.engine.tokens import expected
 from deployments.moves import Moves
 from migration.errors import Refused, RequestGone, TransferFailed
 from migration.messages import Adopt, Chunk, PathRequest, Prepare, SlotRef

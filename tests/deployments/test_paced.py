@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import pytest
 
-from deployments.engine.fake import FakeEngine, expected, expected_logprobs
 from deployments.engine.paced import PacedEngine
 from deployments.engine.port import EngineDead, InvalidRequest
+from deployments.engine.tokens import expected
 from migration.errors import BlocksGone, TransferFailed
 from migration.kv.staging import HEADER, Segment
 from migration.messages import PathRequest, SlotRef
@@ -20,6 +20,7 @@ from migration.record import Outcome
 from migration.request import Sampling
 from migration.transport.shared import SharedSlots
 from policies.model import Blocks, ReplicaId
+from tests.deployments.fake_engine import FakeEngine, expected_logprobs
 from tests.migration.world import LIMITS, Pair, Replica, spec
 
 PACE = {

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from app.ingress.openai.answers.text import TextStream
 from app.simulator.replay import replay
 from app.tinymodel import ensure_tiny_model
-from deployments.engine.fake import expected
+from deployments.engine.tokens import expected
 from tests.integration.application import Answer, Application, Client, eventually, process, prompt
 from tests.integration.conftest import Stage
 from tests.integration.serving import redeploy_engines, stop_replica

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from deployments.config import MigrationConfig
-from deployments.engine.fake import FakeEngine
 from deployments.engine.port import Generated
 from migration.beliefs import Priors, Profile
 from migration.estimates import Boundaries, Estimates
@@ -21,6 +20,7 @@ from migration.request import Sampling
 from migration.source_run import Order
 from policies.model import ReplicaId, RequestId, Tokens
 from policies.plan import Move, Reason
+from tests.deployments.fake_engine import FakeEngine
 from tests.integration import faults
 from tests.integration.faults import Fault
 from tests.migration.world import Pair, make_pair, spec

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from deployments.engine.fake import expected_logprobs
 from migration.cursor import Cursor
 from migration.logprobs import TokenLogprobs, pack, unpack
 from migration.messages import PathRequest
 from migration.request import Delta, Moved
 from policies.model import RequestId
+from tests.deployments.fake_engine import expected_logprobs
 from tests.migration.world import make_pair, spec
 
 R = RequestId("r")

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from deployments.engine.fake import expected
 from deployments.engine.port import Tie
+from deployments.engine.tokens import expected
 from migration.errors import PeerLost, Refused, TransferFailed
 from migration.messages import PathRequest
 from migration.record import Outcome

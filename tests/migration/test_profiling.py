@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from deployments.engine.fake import FakeEngine
 from deployments.engine.port import EngineDead, Generated
 from migration.beliefs import Profile
 from migration.errors import TransferFailed
@@ -14,6 +13,7 @@ from migration.profiling import GATHERS, LONG, SECONDS, SHORT, measure
 from migration.request import Sampling
 from migration.slots import Slots
 from policies.model import Blocks, Bytes
+from tests.deployments.fake_engine import FakeEngine
 
 
 class Timed(FakeEngine):

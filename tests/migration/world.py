@@ -5,7 +5,6 @@ import random
 import time
 from dataclasses import dataclass, field
 
-from deployments.engine.fake import FakeEngine
 from deployments.host import RequestHost
 from deployments.moves import Moves
 from deployments.outbox import Outboxes
@@ -21,6 +20,7 @@ from migration.transport.shared import SharedSlots
 from migration.world import Limits, World
 from policies.model import ReplicaId, RequestId
 from policies.plan import Reason
+from tests.deployments.fake_engine import FakeEngine
 
 INGRESS = IngressId("ingress")
 LIMITS = Limits(prepare_s=0.5, copy_s=0.5, final_s=0.5, adopt_s=0.5, copy=CopyLimits())

@@ -23,7 +23,6 @@ from app.ingress.streams import Streams
 from app.ingress.telemetry.requests import RequestTelemetry
 from deployments.calls import PlaceCall, Submission
 from deployments.control import MoveAccepted, MoveAnswer, MoveRejected
-from deployments.engine.fake import FakeEngine
 from deployments.engine.port import Generated, Tie
 from deployments.membership import Membership
 from deployments.moves import Moves
@@ -42,6 +41,7 @@ from policies.causes import Cause
 from policies.decision.placement import Decision, NoReplica, Place
 from policies.model import ClusterState, ReplicaId, RequestId
 from policies.plan import Reason
+from tests.deployments.fake_engine import FakeEngine
 from tests.migration import world
 from tests.migration.world import INGRESS, spec
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from deployments.engine.fake import expected
+from deployments.engine.tokens import expected
 from migration.messages import PathRequest
 from migration.request import RequestSpec, Sampling
 from tests.app.ingress.fakes import Service, output

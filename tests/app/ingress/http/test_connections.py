@@ -16,7 +16,7 @@ from app.ingress.http.asgi import EventStream, within
 from app.ingress.http.connections import Bounds
 from app.ingress.http.server import HttpServer, listen
 from app.ingress.openai.model import Model
-from deployments.engine.fake import expected
+from deployments.engine.tokens import expected
 from tests.app.ingress.fakes import PROMPT, Api, body, eventually, make_api, make_service
 from tests.app.ingress.http.serving import Client, Server, post, serving
 from tests.migration.world import spec

@@ -10,7 +10,7 @@ import pytest
 from app.ingress.http.routes import MAX_LABEL, read_label
 from app.ingress.openai.model import Model
 from deployments.control import MoveAccepted, MoveRejected
-from deployments.engine.fake import expected
+from deployments.engine.tokens import expected
 from migration.messages import PathRequest
 from tests.app.ingress.fakes import PROMPT, Api, Exchange, body, events, eventually, make_api, make_service
 

@@ -14,7 +14,7 @@ from app.ingress.errors import ApiError
 from app.ingress.openai.model import Model
 from app.ingress.openai.requests.template import ChatTemplate
 from app.settings import ModelLoadingSettings
-from deployments.engine.fake import expected
+from deployments.engine.tokens import expected
 from tests.app.ingress.fakes import MAX_CONTEXT, MESSAGES, Api, events, eventually, make_api
 
 RENDERED = "system: Be brief.\nuser: Where do blocks move?\nassistant:"

@@ -10,7 +10,7 @@ from app.ingress.openai.completions import COMPLETIONS
 from app.ingress.openai.generation import to_plan
 from app.ingress.openai.model import Model
 from app.ingress.openai.requests.schema import CompletionRequest
-from deployments.engine.fake import expected
+from deployments.engine.tokens import expected
 from migration.request import IngressId
 from policies.model import RequestId
 from tests.app.ingress.fakes import (

@@ -1,13 +1,10 @@
-"""An engine for tests, without a model (see `tokens`): knobs say how fast it steps and what fails.
-
-It has no queue and no limit on memory; `paced` has both.
-"""
+"""An engine without a model, queues or limits of memory, whose failures are knobs."""
 
 import asyncio
 from collections.abc import AsyncIterator
 
 from deployments.engine.port import EngineDead, EngineProcesses, EngineStats, Generated, Tie
-from deployments.engine.tokens import TOKEN_BYTES, Reading, TokenSlots, pack, unpack
+from deployments.engine.tokens import TOKEN_BYTES, Reading, TokenSlots, expected, pack, unpack
 from migration.errors import BlocksGone, TransferFailed
 from migration.messages import Fingerprint, SlotRef
 from migration.request import Sampling
@@ -126,15 +123,6 @@ class FakeEngine:
                 break
             read[block * size : (block + 1) * size] = held
         return read
-
-
-def expected(prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
-    """The output of an undisturbed run."""
-    reading, outputs = Reading(pack(prompt)), []
-    for _ in range(count):
-        outputs.append(reading.next_token())
-        reading.extend(pack(outputs[-1:]))
-    return tuple(outputs)
 
 
 def expected_logprobs(prompt: tuple[int, ...], count: int, top: int) -> tuple[bytes, ...]:
