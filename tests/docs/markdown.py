@@ -50,6 +50,11 @@ def links(page: Path) -> list[str]:
     return _LINK.findall(_INLINE.sub("", _prose(page)))
 
 
+def sentences(page: Path) -> list[str]:
+    """The lines of a page, with its code left out."""
+    return _INLINE.sub("", _prose(page)).splitlines()
+
+
 def anchors(page: Path) -> set[str]:
     """What a link may point to within a page: GitHub's names for its headings."""
     seen: dict[str, int] = {}

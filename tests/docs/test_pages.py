@@ -12,9 +12,12 @@ README = ROOT / "README.md"
 DOCS = ROOT / "docs"
 README_LINES = 170
 GLOSSARY_TERMS = 40
+GENERATED = {DOCS / name for name in ("api.md", "configuration.md", "evaluation.md")}
 
 _TERM = re.compile(r"^\| \*\*(.+?)\*\*", re.MULTILINE)
 _NUMBER = re.compile(r"\d[\d,]*\.\d+")
+_OBSCURE = re.compile(r"\b(told|tells|heard|said|says|so many|what is to|(is|are) to be)\b", re.IGNORECASE)
+"""Verbs of speech for data, and clauses in the place of nouns."""
 
 
 def terms(glossary: str) -> list[str]:
@@ -36,6 +39,11 @@ def unlinked(files: set[Path], pages: tuple[Path, ...]) -> set[Path]:
 def strange_numbers(summary: str, whole: str) -> list[str]:
     """The numbers with decimals in a summary that the whole does not have."""
     return sorted(set(_NUMBER.findall(summary)) - set(_NUMBER.findall(whole)))
+
+
+def obscure(page: Path) -> list[str]:
+    """The lines of a page that use words which plain English avoids."""
+    return [line for line in markdown.sentences(page) if _OBSCURE.search(line)]
 
 
 def test_the_front_page_is_short() -> None:
@@ -76,3 +84,13 @@ def test_the_summary_has_the_numbers_of_the_evaluation() -> None:
 
 def test_a_strange_number_is_found() -> None:
     assert strange_numbers("7.5 % of 1,000.25, 3", "7.5 and 1,000.3") == ["1,000.25"]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in GENERATED], ids=lambda page: page.name)
+def test_written_pages_are_in_plain_english(page: Path) -> None:
+    assert obscure(page) == []
+
+
+def test_obscure_words_are_found_outside_of_code(tmp_path: Path) -> None:
+    (page := tmp_path / "page.md").write_text("The replica is told.\n`said` is a field.\n```sh\nsays\n```\n")
+    assert obscure(page) == ["The replica is told."]
