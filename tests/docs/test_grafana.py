@@ -2,7 +2,6 @@
 
 import json
 import re
-import runpy
 import shutil
 import subprocess
 from collections.abc import Iterable
@@ -16,12 +15,11 @@ from prometheus_client import CollectorRegistry
 from app.ingress.telemetry.requests import RequestTelemetry
 from app.ingress.telemetry.scrape import scrape
 from deployments.telemetry import Telemetry
+from docs.make.dashboard import PAGE, page
 from policies.decision.dry_run import DryRun
 from policies.model import Tokens
 
-ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / "docs" / "grafana"
-DASHBOARD: dict[str, Any] = json.loads((FOLDER / "mell.json").read_text())
+DASHBOARD: dict[str, Any] = json.loads(PAGE.read_text())
 PANELS: list[dict[str, Any]] = DASHBOARD["panels"]
 TARGETS = [target for panel in PANELS for target in panel.get("targets", [])]
 EXPRESSIONS = [target["expr"] for target in TARGETS]
@@ -67,7 +65,7 @@ def labels_of(target: dict[str, str]) -> set[str]:
 
 
 def test_it_is_what_its_generator_makes() -> None:
-    assert runpy.run_path(str(FOLDER / "make.py"))["dashboard"]() == DASHBOARD, "run docs/grafana/make.py"
+    assert PAGE.read_text() == page(), "run: python -m docs.make"
 
 
 def test_panels_have_ids_of_their_own() -> None:

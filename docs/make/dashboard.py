@@ -1,10 +1,12 @@
-"""Writes mell.json, the Grafana dashboard: `python docs/grafana/make.py`."""
+"""docs/grafana/mell.json, the Grafana dashboard, from the list of its panels."""
 
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+PAGE = Path(__file__).parents[1] / "grafana" / "mell.json"
 
 RATE, RANGE = "$__rate_interval", "$__range"
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
@@ -164,6 +166,11 @@ ROWS: dict[str, tuple[Panel, ...]] = {
 }
 
 
+def page() -> str:
+    """The whole file."""
+    return json.dumps(dashboard(), indent=2) + "\n"
+
+
 def dashboard() -> dict[str, Any]:
     """The dashboard, for Grafana 10 and later."""
     return {
@@ -206,7 +213,3 @@ def _drawn(panel: Panel) -> dict[str, Any]:
             for index, (expr, legend) in enumerate(panel.queries)
         ],
     }
-
-
-if __name__ == "__main__":
-    Path(__file__).with_name("mell.json").write_text(json.dumps(dashboard(), indent=2) + "\n")

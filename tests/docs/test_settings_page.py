@@ -4,7 +4,7 @@ import pytest
 
 from app.main import _CPU_ENGINE
 from app.settings import Settings
-from app.settings_docs import PAGE, main, page, sections
+from docs.make.settings import PAGE, page, sections
 
 
 def table_of(path: str) -> str:
@@ -13,7 +13,7 @@ def table_of(path: str) -> str:
 
 
 def test_page_is_up_to_date() -> None:
-    assert PAGE.read_text() == page(), "run: python -m app.settings_docs --write"
+    assert PAGE.read_text() == page(), "run: python -m docs.make"
 
 
 def test_sections_are_named_by_their_path() -> None:
@@ -54,8 +54,3 @@ def test_page_lists_the_arguments_that_mell_owns() -> None:
     from deployments.engine.vllm_engine import _OWNED
 
     assert all(f"`{name}`" in page() for name in _OWNED)
-
-
-def test_the_page_is_written_only_with_the_option() -> None:
-    with pytest.raises(SystemExit, match="--write"):
-        main([])

@@ -1,12 +1,8 @@
-"""docs/api.md, made from the OpenAPI document: every route with its parameters, refusals and an example.
-
-To bring the page up to date: python -m app.ingress.api_reference --write
-"""
+"""docs/api.md from the OpenAPI document: every route with its parameters, refusals and an example."""
 
 import json
 import math
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +15,7 @@ from deployments.engine.port import Tie
 
 Schema = Mapping[str, Any]
 
-PAGE = Path(__file__).parent.parent.parent / "docs" / "api.md"
+PAGE = Path(__file__).parents[1] / "api.md"
 
 CODES = {
     "invalid_json": (400, "the body is not JSON, or not in UTF-8"),
@@ -50,7 +46,7 @@ TIED = {
 _INTRO = """\
 # HTTP API
 
-<!-- Made by `python -m app.ingress.api_reference --write`; edit
+<!-- Made by `python -m docs.make`; edit
      `app/ingress/openai/description/operations.py` and the request models. -->
 
 The same as a document of OpenAPI 3.1, for programs: `GET /openapi.json`.
@@ -239,14 +235,3 @@ def _squeezed(lines: list[str]) -> Iterator[str]:
         if line or before:
             yield line
         before = line
-
-
-def main(arguments: list[str]) -> None:
-    """Write the page."""
-    if arguments != ["--write"]:
-        raise SystemExit(__doc__)
-    PAGE.write_text(page())
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -1,10 +1,6 @@
-"""Generates docs/configuration.md from the settings: every name, type, default and description.
-
-To update the page: python -m app.settings_docs --write
-"""
+"""docs/configuration.md from the settings: every name, type, default and description."""
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import UnionType
@@ -16,12 +12,12 @@ from pydantic.fields import FieldInfo
 from app.settings import SchedulerSettings, Settings, SettingsSection
 from policies.rules.registry import POLICIES
 
-PAGE = Path(__file__).parent.parent / "docs" / "configuration.md"
+PAGE = Path(__file__).parents[1] / "configuration.md"
 
 _INTRO = """\
 # Configuration
 
-<!-- Made by `python -m app.settings_docs --write`; edit `app/settings.py` instead. -->
+<!-- Made by `python -m docs.make`; edit `app/settings.py` instead. -->
 
 Mell reads one file, `serve_config.yaml`; `make serve CONFIG=other.yaml` reads another one.
 
@@ -124,14 +120,3 @@ def _bounds(field: FieldInfo) -> str:
     if high is not None:
         return f", {low} to {high}{others}" if low is not None else f", at most {high}{others}"
     return others if low is None else f", {low} or more{others}"
-
-
-def main(arguments: list[str]) -> None:
-    """Write the page."""
-    if arguments != ["--write"]:
-        raise SystemExit(__doc__)
-    PAGE.write_text(page())
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -1,0 +1,7 @@
+"""Writes the generated pages: `python -m docs.make`."""
+
+from docs.make import api, dashboard, settings
+
+if __name__ == "__main__":
+    for generator in (api, dashboard, settings):
+        generator.PAGE.write_text(generator.page())
