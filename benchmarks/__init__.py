@@ -1,1 +1,1 @@
-"""Measurements: each module prints what it measured, on what, against what, as ratios from one run."""
+"""Measurements. Each module prints its figures with their conditions, as ratios to a reference from the same run."""

@@ -1,18 +1,17 @@
-"""What choosing the path of each move is worth: always KV, always tokens, and adaptive, over links of several speeds.
+"""The value of choosing a path for each move: always KV, always tokens, and adaptive, over links of several speeds.
 
     python -m benchmarks.adaptive [--speeds 8 32 128 0] [--contexts 256 1024 2048] [--learn 4] [--rounds 4]
                                   [--streams 2] [--json FILE]
 
-Two replicas exchange KV blocks over a link that is held to so many MB/s (0: not held). In every round three streams of
-the same context are moved: by KV, by tokens, and by the path that the scheduler chooses ("auto"), in turns, beside
-other streams on both replicas. The scheduler is not told of the link's speed. It learns it from --learn moves by each
-of the fixed paths, for every context, after each change of the speed, and from the rounds themselves.
+Two replicas exchange KV blocks over a link limited to a speed in MB/s (0: unlimited). Every round moves three streams
+of the same context: by KV, by tokens, and by the scheduler's choice ("auto"), in alternating order, beside other
+streams on both replicas. The link's speed is not among the scheduler's settings. It learns the speed from --learn moves
+by each fixed path, for every context, after each change of the speed, and from the rounds.
 
-Ratios are within a round, so that they do not depend on how fast the machine is; printed are median and range over the
-rounds:
+Ratios are within a round, hence independent of the machine's speed; printed are their median and range over the rounds:
 
-    whole       from the order to the first new token at the target: KV / tokens, and adaptive / the faster of the two
-    pause       between the source's last and the target's first chunk at the client: the same
+    total       from the order to the first new token at the target: KV / tokens, and adaptive / the faster of the two
+    pause       between the source's last and the target's first chunk at the client: the same two ratios
     neighbours  gaps between chunks of the target's other streams during the move / otherwise: medians of each path
 
 The exit status is 1 if a request was lost or a migration failed.
@@ -34,36 +33,36 @@ from tqdm import tqdm
 from benchmarks.admin import Admin
 from benchmarks.beside import Effect, disturb
 from benchmarks.load import spread
-from benchmarks.moved import Mode, Sample, move_one
+from benchmarks.moved import MoveMode, MoveSample, move_one
 from benchmarks.ports import BLOCK_BYTES, BLOCK_SIZE
 from benchmarks.servers import ENGINE, mell
 from tests.integration import faults
 from tests.integration.faults import Fault
 
 PORT = 8104
-MODES = (Mode("kv", "kv"), Mode("tokens", "tokens"), Mode("adaptive", "auto"))
+MODES = (MoveMode("kv", "kv"), MoveMode("tokens", "tokens"), MoveMode("adaptive", "auto"))
 MB = 1e6
 DECODES_PER_S = 250
-"""More than a stream decodes here: it must not end while its blocks are copied."""
-AROUND = 200
-"""Tokens that a moved stream decodes beside those, before and after its move."""
+"""An upper bound of a stream's decode speed: it must not end while its blocks are copied."""
+MARGIN = 200
+"""Tokens that a moved stream decodes before and after its move."""
 
 
 @dataclass(slots=True)
 class Round:
-    """One round: a sample of each mode, and what they did to the streams beside."""
+    """One round: a sample of each mode, and the effects on the background streams."""
 
     speed: float
     context: int
-    samples: list[Sample]
+    samples: list[MoveSample]
     effects: list[Effect] = field(default_factory=list)
 
     @property
-    def whole(self) -> bool:
-        """Whether all moves were made and told of, each fixed path as asked."""
-        return all(_whole_s(s) is not None and (s.as_asked or s.asked == "auto") for s in self.samples)
+    def complete(self) -> bool:
+        """True if all moves committed and have a total time, and those with a fixed path used it."""
+        return all(_total_s(s) is not None and (s.as_asked or s.asked == "auto") for s in self.samples)
 
-    def sample(self, mode: str) -> Sample:
+    def sample(self, mode: str) -> MoveSample:
         """The sample of a mode."""
         return next(sample for sample in self.samples if sample.mode == mode)
 
@@ -89,17 +88,17 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--speeds", type=float, nargs="+", default=[8, 32, 128, 0], help="MB/s; 0: not held")
+    parser.add_argument("--speeds", type=float, nargs="+", default=[8, 32, 128, 0], help="MB/s; 0: unlimited")
     parser.add_argument("--contexts", type=int, nargs="+", default=[256, 1024, 2048])
-    parser.add_argument("--learn", type=int, default=4, help="moves by each fixed path that are not measured")
+    parser.add_argument("--learn", type=int, default=4, help="unmeasured moves by each fixed path")
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--streams", type=int, default=2, help="streams in the background of each replica")
+    parser.add_argument("--streams", type=int, default=2, help="background streams per replica")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     for speed in options.speeds:
         for context in options.contexts:
             if context + _output(speed, context) > ENGINE["max_model_len"]:
-                parser.error(f"{context} tokens of context over {speed} MB/s: the stream would end before its move")
+                parser.error(f"{context} tokens of context at {speed} MB/s: the stream would end before its move")
     return options
 
 
@@ -120,13 +119,13 @@ async def _measure(options: argparse.Namespace, switches: Path, into: list[Round
 
 
 def _output(speed: float, context: int) -> int:
-    """Tokens that a stream needs to be there until it has been moved over a link of so many MB/s."""
+    """Output tokens of a stream that has to run until it has been moved over a link of `speed` MB/s."""
     copying_s = context * BLOCK_BYTES / BLOCK_SIZE / (speed * MB) if speed else 0.0
-    return AROUND + round(DECODES_PER_S * copying_s)
+    return MARGIN + round(DECODES_PER_S * copying_s)
 
 
-def _whole_s(sample: Sample) -> float | None:
-    """Seconds from the order to the first new token, as the record tells."""
+def _total_s(sample: MoveSample) -> float | None:
+    """Seconds from the order to the first new token, from the migration's record."""
     record = sample.record
     if not sample.committed or record["resume_s"] is None:
         return None
@@ -134,54 +133,54 @@ def _whole_s(sample: Sample) -> float | None:
 
 
 def _print(rounds: Sequence[Round], streams: int) -> None:
-    """A line for every speed and context; then where the choice flips, and how good predictions were."""
-    print(f"\n{streams} streams beside on each replica. Median [min, max] of ratios within rounds.\n")
+    """Print a line for every speed and context, then the accuracy of the scheduler's predictions."""
+    print(f"\n{streams} background streams on each replica. Median [min, max] of ratios within rounds.\n")
     print(
-        f"{'MB/s':>6}{'context':>9}{'rounds':>8}{'chosen':>11}  {'whole: kv/tokens':^21}{'adaptive/better':^21}"
+        f"{'MB/s':>6}{'context':>9}{'rounds':>8}{'chosen':>11}  {'total: kv/tokens':^21}{'adaptive/better':^21}"
         f"  {'pause: kv/tokens':^21}{'adaptive/better':^21}  {'neighbours: kv':^15}{'tokens':^9}{'adaptive':^9}"
     )
     for speed, context in dict.fromkeys((each.speed, each.context) for each in rounds):
         asked = [each for each in rounds if (each.speed, each.context) == (speed, context)]
-        good = [each for each in asked if each.whole]
+        good = [each for each in asked if each.complete]
         chosen = [str(each.sample("adaptive").record["path"]) for each in asked]
         tally = ", ".join(f"{chosen.count(path)} {path}" for path in ("kv", "tokens") if path in chosen)
         start = f"{speed or 'free':>6}{context:9}{f'{len(good)}/{len(asked)}':>8}{tally:>17}"
         if not good:
             print(start)
             continue
-        wholes = [{s.mode: _whole_s(s) or 0.0 for s in each.samples} for each in good]
+        totals = [{s.mode: _total_s(s) or 0.0 for s in each.samples} for each in good]
         pauses = [{s.mode: s.pause_s for s in each.samples} for each in good]
         slowed = "".join(f"{_slowdown(good, mode.name):^11}" for mode in MODES)
-        print(f"{start}  {_ratios(wholes)}  {_ratios(pauses)}  {slowed}")
+        print(f"{start}  {_ratios(totals)}  {_ratios(pauses)}  {slowed}")
     _print_errors([sample for each in rounds for sample in each.samples])
 
 
 def _ratios(rounds: Sequence[dict[str, float]]) -> str:
-    """KV over tokens, and adaptive over the better of the two."""
+    """The ratios KV / tokens, and adaptive / the better of the two."""
     fixed = [each["kv"] / each["tokens"] for each in rounds]
     adaptive = [each["adaptive"] / min(each["kv"], each["tokens"]) for each in rounds]
     return f"{spread(fixed, 2):^21}{spread(adaptive, 2):^21}"
 
 
 def _slowdown(rounds: Sequence[Round], mode: str) -> str:
-    """By how much the target's other streams were slowed: the median over rounds of the ratio of median gaps."""
+    """The slowdown of the target's other streams: the median over rounds of the ratio of median gaps."""
     effects = [e for each in rounds for e in each.effects if (e.mode, e.role) == (mode, "target")]
     ratios = [statistics.median(e.during) / statistics.median(e.quiet) for e in effects if e.during and e.quiet]
     return f"{statistics.median(ratios):.2f}" if ratios else "-"
 
 
-def _print_errors(samples: Sequence[Sample]) -> None:
-    """How the scheduler's predictions for adaptive moves compare with what these took."""
+def _print_errors(samples: Sequence[MoveSample]) -> None:
+    """Print the ratios of predicted to actual times of adaptive moves."""
     print()
     for path in ("kv", "tokens"):
         pairs = [
-            (float(s.record[f"predicted_{path}_s"]), whole)
+            (float(s.record[f"predicted_{path}_s"]), total)
             for s in samples
             if s.asked == "auto" and s.record["path"] == path and s.record[f"predicted_{path}_s"] is not None
-            if (whole := _whole_s(s)) is not None
+            if (total := _total_s(s)) is not None
         ]
         if pairs:
-            ratios = [predicted / whole for predicted, whole in pairs]
+            ratios = [predicted / total for predicted, total in pairs]
             print(f"predicted / actual of adaptive moves by {path}: {spread(ratios, 2)}, {len(ratios)} moves")
 
 

@@ -5,35 +5,35 @@ import time
 from typing import Any, Self
 
 from app.client.api import ApiClient
-from benchmarks.load import Stream, random_prompt, stream
+from benchmarks.load import TimedStream, random_prompt, stream
 from benchmarks.servers import MODEL
 
 WAIT_S = 30.0
 
 
-class Opened:
-    """A stream that is being read in the background, under a label by which it can be moved."""
+class OpenedStream:
+    """A stream that is read in the background, with a label by which it can be moved."""
 
     def __init__(self, port: int, label: str, prompt: int, output: int) -> None:
         self.label = label
-        self.stream = Stream()
+        self.stream = TimedStream()
         tokens = random_prompt(prompt, label)
         self._task = asyncio.create_task(stream(port, MODEL, tokens, output, label, self.stream))
 
     async def reached(self, chunks: int) -> None:
-        """Wait for so many chunks. Raises RuntimeError when the stream ends before."""
+        """Wait until `chunks` chunks have arrived. Raises RuntimeError if the stream ends before."""
         while len(self.stream.arrivals) < chunks:
             if self._task.done():
                 await self._task
                 raise RuntimeError(f"{self.label} ended after {len(self.stream.arrivals)} chunks, before {chunks}")
             await asyncio.sleep(0.005)
 
-    async def whole(self) -> Stream:
-        """Read to the end. Raises RuntimeError on a bad answer."""
+    async def whole(self) -> TimedStream:
+        """Read to the end. Raises RuntimeError if the answer is an error, or incomplete."""
         return await self._task
 
     async def leave(self) -> bool:
-        """Close the connection; whether the stream was still running."""
+        """Close the connection; True if the stream was still running."""
         running = self._task.cancel()
         await asyncio.wait({self._task})
         return running

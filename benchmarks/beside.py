@@ -1,22 +1,22 @@
-"""How much a migration slows the other requests of both replicas: their gaps during it, over those without."""
+"""The slowdown of other requests on both replicas by a migration: their gaps during it over their gaps without one."""
 
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.admin import Admin, Opened
-from benchmarks.load import Stream, percentile
-from benchmarks.moved import Mode, Sample, move_one
+from benchmarks.admin import Admin, OpenedStream
+from benchmarks.load import TimedStream, percentile
+from benchmarks.moved import MoveMode, MoveSample, move_one
 
 PROMPT, OUTPUT = 32, 4000
-"""Of a stream in the background: long enough that none ends before its round does."""
+"""Tokens of a background stream, long enough to outlast its round."""
 MARGIN_S = 0.03
-"""Taken to the migration's side: its messages precede and follow it, and a gap is counted where it ends."""
+"""Added before and after the migration's time, for its messages, and since a gap counts by its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """Gaps of the streams on one replica during one migration, and while the same stream ran unmoved."""
+    """Gaps (s) of one replica's background streams: during a migration, and while the same stream ran unmoved."""
 
     mode: str
     role: str
@@ -25,11 +25,15 @@ class Effect:
 
 
 async def disturb(
-    admin: Admin, port: int, modes: Sequence[Mode], per_replica: int, context: int, output: int, name: str
-) -> tuple[list[Sample], list[Effect]]:
-    """One round: streams in the background on both replicas, and beside them one moved stream of each mode."""
-    others = [Opened(port, f"{name}/beside/{i}", PROMPT, OUTPUT) for i in range(2 * per_replica)]
-    samples: list[Sample] = []
+    admin: Admin, port: int, modes: Sequence[MoveMode], per_replica: int, context: int, output: int, name: str
+) -> tuple[list[MoveSample], list[Effect]]:
+    """Run one round: background streams on both replicas, and beside them one moved stream of each mode.
+
+    Raises:
+        RuntimeError: a background stream ended before its round, or could not be moved.
+    """
+    others = [OpenedStream(port, f"{name}/beside/{i}", PROMPT, OUTPUT) for i in range(2 * per_replica)]
+    samples: list[MoveSample] = []
     effects: list[Effect] = []
     try:
         for opened in others:
@@ -44,12 +48,12 @@ async def disturb(
     finally:
         running = [await opened.leave() for opened in others]
     if not all(running):
-        raise RuntimeError("a stream in the background ended before its round did")
+        raise RuntimeError("a background stream ended before its round")
     return samples, effects
 
 
-async def _spread(admin: Admin, others: Sequence[Opened]) -> Mapping[str, list[Opened]]:
-    """Half of the streams to each replica: the scheduler packs them onto one. Returns who is where."""
+async def _spread(admin: Admin, others: Sequence[OpenedStream]) -> Mapping[str, list[OpenedStream]]:
+    """Move half of the streams to the other replica, since the scheduler packs them; return the streams by replica."""
     hosts = await admin.hosts({opened.label for opened in others})
     placed = {replica: [o for o in others if hosts[o.label] == replica] for replica in await admin.replicas()}
     empty, full = sorted(placed, key=lambda replica: len(placed[replica]))
@@ -57,13 +61,13 @@ async def _spread(admin: Admin, others: Sequence[Opened]) -> Mapping[str, list[O
         opened = placed[full].pop()
         record = await admin.record(await admin.move(opened.label, "kv", empty))
         if record["outcome"] != "committed":
-            raise RuntimeError(f"a stream in the background could not be moved: {record}")
+            raise RuntimeError(f"a background stream could not be moved: {record}")
         placed[empty].append(opened)
     return placed
 
 
-def _effect(sample: Sample, moved: Stream, role: str, streams: Sequence[Stream]) -> Effect:
-    """Sort the gaps by where they end: about the migration, or while the moved stream ran without one."""
+def _effect(sample: MoveSample, moved: TimedStream, role: str, streams: Sequence[TimedStream]) -> Effect:
+    """Sort gaps by their end: during the migration, or while the moved stream ran without one."""
     record = sample.record
     first = record["started_at"] - MARGIN_S
     last = max(record["started_at"] + record["duration_s"], sample.resumed_at) + MARGIN_S
@@ -79,9 +83,9 @@ def _effect(sample: Sample, moved: Stream, role: str, streams: Sequence[Stream])
 
 
 def print_effects(effects: Sequence[Effect], per_replica: int, context: int) -> None:
-    """Ratios of the gaps during migrations over those without, by mode and by replica."""
-    print(f"\n{per_replica} streams per replica beside one of {context} tokens that moves: their gaps between chunks,")
-    print(f"within {MARGIN_S} s of a migration / while the same stream ran unmoved")
+    """Print the ratios of gaps during migrations to gaps without, by mode and by replica."""
+    print(f"\n{per_replica} background streams per replica beside a moved one of {context} tokens: gaps between chunks")
+    print(f"within {MARGIN_S} s of a migration / gaps while the same stream ran unmoved")
     print(f"{'':24}{'rounds':>7}{'gaps':>7}{'median':>9} [by round]    {'p99':>9}   quiet: median, p99 (ms)")
     for mode, role in dict.fromkeys((effect.mode, effect.role) for effect in effects):
         chosen = [e for e in effects if (e.mode, e.role) == (mode, role) and e.during and e.quiet]

@@ -1,4 +1,4 @@
-"""One end of a transfer: a replica without an engine, as a Ray actor, whose stages can be run together or alone."""
+"""One end of a transfer: a replica without an engine, as a Ray actor, whose stages run together or alone."""
 
 import asyncio
 import secrets
@@ -9,7 +9,17 @@ from typing import Any
 
 import torch
 
-from benchmarks.ports import BLOCK_BYTES, BLOCK_SIZE, SLOT_BYTES, ActorPeer, Cache, Host, Mark, Span, pieces
+from benchmarks.ports import (
+    BLOCK_BYTES,
+    BLOCK_SIZE,
+    SLOT_BYTES,
+    ActorPeer,
+    Cache,
+    Mark,
+    ProcessSpan,
+    SingleRequestHost,
+    pieces,
+)
 from deployments.config import MigrationConfig
 from deployments.transports import make_transport
 from migration.kv.staging import HEADER
@@ -31,8 +41,8 @@ LIMITS = Limits(LIMIT_S, LIMIT_S, LIMIT_S, LIMIT_S, CopyLimits(final_blocks=0))
 SOURCE, TARGET = ReplicaId("source"), ReplicaId("target")
 
 
-class End:
-    """One of the two. The source migrates with the code that serves; `Peer`'s calls arrive at the target."""
+class TransferEnd:
+    """The source or the target. The source migrates with the serving code; the target receives `Peer`'s calls."""
 
     def __init__(self, name: ReplicaId, transport: str, size: int) -> None:
         torch.set_num_threads(1)
@@ -57,21 +67,30 @@ class End:
 
     # --- the pipeline ---------------------------------------------------------------------------------
 
-    async def move(self, target: Any, blocks: int) -> Span:
-        """Migrate a request of so many full blocks; from the first gather to the last confirmation."""
+    async def move(self, target: Any, blocks: int) -> ProcessSpan:
+        """Migrate a request of `blocks` full blocks; the span from the first gather to the last confirmation."""
         prompt = (0,) * (blocks * BLOCK_SIZE + 1)
         spec = RequestSpec(RequestId("moved"), "", prompt, Sampling(max_tokens=1), IngressId(""))
         peer, cache = ActorPeer(TARGET, target), self._cache
-        world = World(self._name, Host(spec), cache, self._transport, self._slots, LIMITS, time.perf_counter, time.time)
+        world = World(
+            self._name,
+            SingleRequestHost(spec),
+            cache,
+            self._transport,
+            self._slots,
+            LIMITS,
+            time.perf_counter,
+            time.time,
+        )
         cache.gathers.clear()
         record = await SourceRun(Order(secrets.token_hex(8), spec.id, PathRequest.KV, Reason.MANUAL), peer, world).run()
         if (record.outcome, record.path, record.blocks) != (Outcome.COMMITTED, Path.KV, blocks):
             raise RuntimeError(f"the blocks did not arrive: {record}")
-        return Span(cache.gathers[0], peer.confirmed[-1])
+        return ProcessSpan(cache.gathers[0], peer.confirmed[-1])
 
     async def prepare(self, message: Prepare) -> Prepared:
         """See `Peer`."""
-        host = Host(message.spec)
+        host = SingleRequestHost(message.spec)
         self._coming = TargetRun(
             message, host, self._cache, self._transport, self._slots, LIMIT_S, on_end=lambda migration: None
         )
@@ -85,9 +104,9 @@ class End:
         await self._coming.receive(message)
         self._chunks.append(Mark.now())
 
-    async def received(self) -> Span:
-        """From the first chunk's announcement to the last one's end."""
-        return Span(self._chunks[0], self._chunks[-1])
+    async def received(self) -> ProcessSpan:
+        """The span from the first chunk's message to the end of the last chunk's load."""
+        return ProcessSpan(self._chunks[0], self._chunks[-1])
 
     async def adopt(self, message: Adopt) -> None:
         """See `Peer`."""
@@ -101,14 +120,14 @@ class End:
 
     # --- the stages alone -----------------------------------------------------------------------------
 
-    async def gather(self, blocks: int) -> Span:
-        """Gather into all slots in turn, without sending them."""
+    async def gather(self, blocks: int) -> ProcessSpan:
+        """Gather into the slots in turn, without sending."""
         await self._lease_all()
         began = Mark.now()
         for i, (low, high) in enumerate(pieces(blocks)):
             slot = self._held[i % SLOTS].slot
             await self._cache.gather("key", low, high, slot.segment, slot.offset)
-        span = Span(began, Mark.now())
+        span = ProcessSpan(began, Mark.now())
         await self.release()
         return span
 
@@ -123,52 +142,52 @@ class End:
         self._held = [await self._slots.lease(LIMIT_S) for _ in range(SLOTS)]
 
     async def release(self) -> None:
-        """Give all slots back."""
+        """Free all slots."""
         for lease in self._held:
             lease.end()
 
-    async def scatter(self, refs: Sequence[SlotRef], blocks: int) -> Span:
+    async def scatter(self, refs: Sequence[SlotRef], blocks: int) -> ProcessSpan:
         """Load staged slots in turn."""
         began = Mark.now()
         for i, (low, high) in enumerate(pieces(blocks)):
             await self._cache.load((), low, high, refs[i % SLOTS])
-        return Span(began, Mark.now())
+        return ProcessSpan(began, Mark.now())
 
     async def channels(self, count: int) -> list[str]:
         """The channels of the next `count` transfers from this source to the target."""
         return [self._transport.channel(self._name, TARGET) for _ in range(count)]
 
-    async def send_alone(self, channels: list[str], blocks: int) -> Span:
-        """Send a slot over and over. A first send of a header waits for the other end."""
+    async def send_alone(self, channels: list[str], blocks: int) -> ProcessSpan:
+        """Send a slot through each channel, after a send of one header that waits for the other end."""
         lease = await self._slots.lease(LIMIT_S)
         await self._transport.send(channels[0], lease.slot, Bytes(HEADER))
         began = Mark.now()
         for channel, (low, high) in zip(channels[1:], pieces(blocks), strict=True):
             await self._transport.send(channel, lease.slot, Bytes(HEADER + (high - low) * BLOCK_BYTES))
         lease.end()
-        return Span(began, Mark.now())
+        return ProcessSpan(began, Mark.now())
 
-    async def receive_alone(self, channels: list[str], blocks: int) -> Span:
-        """The other end of `send_alone`."""
+    async def receive_alone(self, channels: list[str], blocks: int) -> ProcessSpan:
+        """Receive a slot through each channel: the other end of `send_alone`."""
         ref, lease = SlotRef("", 0, 1), await self._slots.lease(LIMIT_S)
         await self._transport.receive(channels[0], ref, Bytes(HEADER), lease.slot)
         began = Mark.now()
         for channel, (low, high) in zip(channels[1:], pieces(blocks), strict=True):
             await self._transport.receive(channel, ref, Bytes(HEADER + (high - low) * BLOCK_BYTES), lease.slot)
         lease.end()
-        return Span(began, Mark.now())
+        return ProcessSpan(began, Mark.now())
 
     # --- the yardsticks -------------------------------------------------------------------------------
 
-    async def memcpy(self, size: int) -> Span:
+    async def memcpy(self, size: int) -> ProcessSpan:
         """Copy between two tensors."""
         source, target = (buffer[:size] for buffer in self._buffers)
         began = Mark.now()
         target.copy_(source)
-        return Span(began, Mark.now())
+        return ProcessSpan(began, Mark.now())
 
     async def port(self) -> int:
-        """Where this end listens for `connect`."""
+        """The port on which this end listens for `connect`."""
         port: int = self._listener.getsockname()[1]
         return port
 
@@ -177,26 +196,26 @@ class End:
         self._connection = socket.create_connection(("127.0.0.1", port))
         self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    async def tcp_send(self, size: int) -> Span:
+    async def tcp_send(self, size: int) -> ProcessSpan:
         """Send one buffer as soon as the other end is ready."""
         return await asyncio.to_thread(self._tcp_send, memoryview(self._buffers[0].numpy())[:size])
 
-    def _tcp_send(self, data: memoryview) -> Span:
+    def _tcp_send(self, data: memoryview) -> ProcessSpan:
         assert self._connection is not None
         self._connection.recv(1)
         began = Mark.now()
         self._connection.sendall(data)
-        return Span(began, Mark.now())
+        return ProcessSpan(began, Mark.now())
 
-    async def tcp_receive(self, size: int) -> Span:
+    async def tcp_receive(self, size: int) -> ProcessSpan:
         """Receive one buffer."""
         return await asyncio.to_thread(self._tcp_receive, memoryview(self._buffers[1].numpy())[:size])
 
-    def _tcp_receive(self, data: memoryview) -> Span:
+    def _tcp_receive(self, data: memoryview) -> ProcessSpan:
         if self._connection is None:
             self._connection, _ = self._listener.accept()
         self._connection.sendall(b"r")
         began = Mark.now()
         while data:
             data = data[self._connection.recv_into(data) :]
-        return Span(began, Mark.now())
+        return ProcessSpan(began, Mark.now())

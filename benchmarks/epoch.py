@@ -1,9 +1,9 @@
-"""How long one epoch's decision takes, and how that grows with the cluster: `python -m benchmarks.epoch`.
+"""The processor time of one epoch's decision, by size of the cluster: `python -m benchmarks.epoch`.
 
 A synthetic cluster in a steady state: on average 20 requests on each of N replicas. In every epoch all sizes change;
-one request in 20 arrives, leaves or grows into another class. Only `step` is timed, which takes the new sizes in,
-decides, and compares the outcome with the beginning. Times are of the processor, so that other processes on
-the machine count only by what they do to its caches.
+one request in 20 arrives, ends or grows into another class. Only `step` is timed, which stores the new sizes, decides,
+and compares the outcome with the beginning. Times are processor time: other processes on the machine count only by
+their effect on its caches.
 """
 
 import argparse
@@ -34,8 +34,8 @@ SETTLING = 30
 
 
 @dataclass(frozen=True, slots=True)
-class Speed:
-    """Milliseconds of processor time per epoch, and what the cluster was like at the end of the run."""
+class DecisionSpeed:
+    """Milliseconds of processor time per epoch, and the cluster's size at the end of the run."""
 
     policy: str
     replicas: int
@@ -47,8 +47,8 @@ class Speed:
     worst_ms: float
 
 
-class Load:
-    """Requests that come, grow by one second of decoding per epoch and go, in a number that stays the same."""
+class SyntheticLoad:
+    """Requests that arrive, grow by one second of decoding per epoch and end, in constant number."""
 
     def __init__(self, requests: int, seed: int) -> None:
         self._random = random.Random(seed)
@@ -58,7 +58,7 @@ class Load:
         self._made = 0
 
     def epoch(self) -> Events:
-        """The next second."""
+        """The events of the next second."""
         departed = [r for r, size in self._sizes.items() if size >= self._ends[r]]
         for request in departed:
             del self._sizes[request], self._ends[request]
@@ -72,7 +72,7 @@ class Load:
         return [self._start(self._random.random() if first else 0.0) for _ in range(count)]
 
     def _start(self, done: float) -> Arrival:
-        """A request of 2,000 tokens on average over its life; twenty of them fill a replica."""
+        """A new request, with 2,000 tokens on average over its life; twenty of them fill a replica."""
         self._made += 1
         request = RequestId(f"r{self._made}")
         prompt = 1 + int(self._random.expovariate(1 / 1375)) % (CAPACITY // 2)
@@ -82,13 +82,13 @@ class Load:
         return Arrival(request, size)
 
 
-def measure(spec: str, replicas: int, epochs: int, seed: int = 0) -> Speed:
-    """Run one policy on a cluster of about that many replicas."""
+def measure(spec: str, replicas: int, epochs: int, seed: int = 0) -> DecisionSpeed:
+    """Run one policy on a cluster of about `replicas` replicas."""
     chosen: Policy = named(spec)
     limits = Limits()
     cluster = Cluster(CAPACITY)
     cluster.reserve(headroom(chosen, limits, DECODE_RATE))
-    load = Load(replicas * PER_REPLICA, seed)
+    load = SyntheticLoad(replicas * PER_REPLICA, seed)
     times, moves = [], 0
     for epoch in tqdm(range(SETTLING + epochs), desc=f"{spec}, {replicas} replicas", leave=False):
         events = load.epoch()
@@ -97,7 +97,7 @@ def measure(spec: str, replicas: int, epochs: int, seed: int = 0) -> Speed:
         if epoch >= SETTLING:
             times.append((time.process_time() - began) * 1e3)
             moves += len(plan.moves)
-    return Speed(
+    return DecisionSpeed(
         policy=spec,
         replicas=len(cluster.replicas),
         requests=len(cluster.requests),
@@ -110,15 +110,15 @@ def measure(spec: str, replicas: int, epochs: int, seed: int = 0) -> Speed:
 
 
 def add_options(parser: argparse.ArgumentParser, replicas: Sequence[int], epochs: int) -> None:
-    """What may be chosen, and what is measured unless told otherwise."""
-    parser.add_argument("--policy", action="append", help="policy by name, may be repeated (default: pack)")
+    """Add the options for policies, cluster sizes and epochs, with these defaults."""
+    parser.add_argument("--policy", action="append", help="name of a policy, may be repeated (default: pack)")
     parser.add_argument("--replicas", type=int, nargs="+", default=replicas)
-    parser.add_argument("--epochs", type=int, default=epochs, help="epochs that are timed (default: %(default)s)")
-    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--epochs", type=int, default=epochs, help="number of timed epochs (default: %(default)s)")
+    parser.add_argument("--json", type=Path, help="file for the figures")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure, print a table, and write the figures if asked to."""
+    """Measure, print a table, and write the figures to --json."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.epoch", description="Speed of one epoch's decision.")
     add_options(parser, [10, 100, 1000, 10_000], 200)
     options = parser.parse_args(argv)

@@ -1,9 +1,9 @@
-"""What an epoch costs that decides nothing: `python -m benchmarks.floor`, beside `python -m benchmarks.epoch`.
+"""The cost of an epoch without decisions, a lower bound for `benchmarks.epoch`: `python -m benchmarks.floor`.
 
-The same load as there. Every epoch, the bare loop looks up each request that has a new size and stores it, and adds the
-difference to its replica's load; `numpy` does so with arrays, for which a dictionary tells each request's row. `out`
-and `in` take the requests that end out of these dictionaries, and put those that come in. No replica is chosen, nothing
-moves, and there are no size classes, marks or plans. Milliseconds of processor time.
+The load is that of `benchmarks.epoch`. In every epoch, the bare loop looks up each request that has a new size, stores
+it, and adds the difference to its replica's load; `numpy` uses arrays, with a dictionary from request to row. `out` and
+`in` remove ended requests from these dictionaries, and add arrived ones. No replica is chosen, nothing moves, and there
+are no size classes, marks or plans. Times are milliseconds of processor time.
 """
 
 import argparse
@@ -15,38 +15,38 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 
-from benchmarks.epoch import DECODE_RATE, PER_REPLICA, SETTLING, Load
+from benchmarks.epoch import DECODE_RATE, PER_REPLICA, SETTLING, SyntheticLoad
 from benchmarks.load import percentile
 from policies.decision.epoch import Events
 from policies.model import RequestId
 
 
-class Replica:
-    """What its requests hold, and who they are."""
+class BareReplica:
+    """A replica's requests, and the sum of their tokens."""
 
     __slots__ = ("load", "requests")
 
     def __init__(self) -> None:
         self.load = 0
-        self.requests: dict[RequestId, Request] = {}
+        self.requests: dict[RequestId, BareRequest] = {}
 
 
-class Request:
-    """A size, and where it is."""
+class BareRequest:
+    """A request's tokens and replica."""
 
     __slots__ = ("replica", "tokens")
 
-    def __init__(self, replica: Replica, tokens: int) -> None:
+    def __init__(self, replica: BareReplica, tokens: int) -> None:
         self.replica = replica
         self.tokens = tokens
 
 
-class Bare:
-    """A cluster in which nothing is ever decided; requests come to replicas in turn."""
+class BareCluster:
+    """A cluster without decisions: requests go to the replicas in turn."""
 
     def __init__(self, replicas: int, epochs: int) -> None:
-        self._replicas = [Replica() for _ in range(replicas)]
-        self._requests: dict[RequestId, Request] = {}
+        self._replicas = [BareReplica() for _ in range(replicas)]
+        self._requests: dict[RequestId, BareRequest] = {}
         self._rows: dict[RequestId, int] = {}
         self._made = 0
         self._tokens = np.zeros(2 * replicas * PER_REPLICA + epochs * replicas * PER_REPLICA // int(DECODE_RATE), int)
@@ -86,14 +86,14 @@ class Bare:
             row, index = self._made, self._made % len(self._replicas)
             self._made += 1
             replica = self._replicas[index]
-            self._requests[arrival.id] = replica.requests[arrival.id] = Request(replica, arrival.tokens)
+            self._requests[arrival.id] = replica.requests[arrival.id] = BareRequest(replica, arrival.tokens)
             replica.load += arrival.tokens
             self._rows[arrival.id], self._hosts[row] = row, index
 
 
 def measure(replicas: int, epochs: int, seed: int = 0) -> dict[str, list[float]]:
-    """Milliseconds of each part, epoch by epoch."""
-    load, bare = Load(replicas * PER_REPLICA, seed), Bare(replicas, SETTLING + epochs)
+    """Milliseconds of each part of an epoch, for every epoch."""
+    load, bare = SyntheticLoad(replicas * PER_REPLICA, seed), BareCluster(replicas, SETTLING + epochs)
     times: dict[str, list[float]] = {}
     for epoch in tqdm(range(SETTLING + epochs), desc=f"{replicas} replicas", leave=False):
         for name, act in bare.steps(load.epoch()).items():
@@ -105,10 +105,12 @@ def measure(replicas: int, epochs: int, seed: int = 0) -> dict[str, list[float]]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure, and print a table."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.floor", description="An epoch that decides nothing.")
-    parser.add_argument("--replicas", type=int, default=1000, help="with 20 requests each (default: 1000)")
-    parser.add_argument("--epochs", type=int, default=200, help="epochs that are timed (default: 200)")
+    """Measure and print a table."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.floor", description="Cost of an epoch without decisions."
+    )
+    parser.add_argument("--replicas", type=int, default=1000, help="replicas with 20 requests each (default: 1000)")
+    parser.add_argument("--epochs", type=int, default=200, help="number of timed epochs (default: 200)")
     options = parser.parse_args(argv)
     gc.freeze()
     print(f"{options.replicas * PER_REPLICA} requests{'':6}{'p50 ms':>9}{'p99 ms':>9}")

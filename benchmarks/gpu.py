@@ -1,19 +1,19 @@
-"""What moving KV blocks through GPU memory costs, stage by stage, as shares of the GPU's own copy bandwidth.
+"""The cost of moving KV blocks through GPU memory, stage by stage, as shares of the GPU's own copy bandwidth.
 
     python -m benchmarks.gpu [--slot-mib 8 64 256] [--repeat 20] [--json FILE]
 
-The cache is shaped like an 8B model's with grouped-query attention: 32 layers, 8 KV heads of 128, bfloat16, 16 tokens
-per block (2 MiB), block tables shuffled, in the layout that vLLM prefers (LBNHC). Three processes, as in a replica and
-its peer: one owns the staging slots, the source's worker and the target's worker map them through CUDA IPC.
+The cache has the shape of an 8B model's with grouped-query attention: 32 layers, 8 KV heads of 128, bfloat16, 16 tokens
+per block (2 MiB), shuffled block tables, in the layout that vLLM prefers (LBNHC). Three processes, as in a replica and
+its peer: one owns the staging slots; the source's worker and the target's worker map them through CUDA IPC.
 
     copy      torch copies one tensor of the slot's size to another
     gather    cache blocks into a slot, at the source's worker
     scatter   the slot into the cache, at the target's worker
-    move      both, one after the other, asked for by the process that owns the slot: with the messages between them
+    move      gather and scatter in sequence, called by the process that owns the slot: includes the messages
     nccl      with two GPUs: slot to slot through Mell's collective transport, between two Ray actors
 
-Every stage waits for the GPU, as it does in a migration. Figures are GB/s of the blocks' bytes, medians; the share is
-of a copy of 1 GiB. Without a GPU it says so and exits with 2.
+Every stage waits for the GPU, as in a migration. Figures are GB/s of the blocks' bytes, medians; shares are relative to
+a copy of 1 GiB. Without a GPU it prints the reason and exits with status 2.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu_ends import Asked, Replica, Shape
+from benchmarks.gpu_ends import CacheShape, NcclReplica, WorkerProcess
 from benchmarks.load import spread
 from migration.kv.device import DeviceSegment
 from migration.kv.staging import HEADER
@@ -37,9 +37,9 @@ STAGES = ("copy", "gather", "scatter", "move")
 
 
 def measure(
-    shape: Shape, device: str, slot_bytes: int, repeat: int, prepare: Callable[[], object] | None = None
+    shape: CacheShape, device: str, slot_bytes: int, repeat: int, prepare: Callable[[], object] | None = None
 ) -> dict[str, list[float]]:
-    """Seconds of every stage for one full slot, and of mapping it ("open").
+    """Measure the seconds of every stage for one full slot, and of mapping it ("open").
 
     Raises:
         RuntimeError: the target's blocks are not the source's.
@@ -47,7 +47,7 @@ def measure(
     count = slot_bytes // shape.block_bytes
     size = count * shape.block_bytes
     segment = DeviceSegment.create(HEADER + size)
-    source, target = (Asked(shape, device, seed, prepare) for seed in (1, 2))
+    source, target = (WorkerProcess(shape, device, seed, prepare) for seed in (1, 2))
     try:
         source("fill")
         runs: dict[str, list[float]] = {stage: [] for stage in STAGES}
@@ -70,10 +70,10 @@ def measure(
 
 
 async def between_gpus(slot_bytes: int, repeat: int) -> list[float]:
-    """Seconds of each transfer but the first, in which the two meet."""
+    """Seconds of each transfer after the first one, which also connects the two."""
     import ray
 
-    source, target = (ray.remote(num_cpus=0, num_gpus=1)(Replica).remote(slot_bytes) for _ in range(2))
+    source, target = (ray.remote(num_cpus=0, num_gpus=1)(NcclReplica).remote(slot_bytes) for _ in range(2))
     channels = await source.channels.remote(repeat + 1)
     _, received = await asyncio.gather(source.send.remote(channels), target.receive.remote(channels))
     for end in (source, target):
@@ -82,7 +82,7 @@ async def between_gpus(slot_bytes: int, repeat: int) -> list[float]:
 
 
 def machine() -> list[str]:
-    """The GPUs and the software under them, a line each; the last line is why there are none if there are none."""
+    """One line per GPU, and one for the versions of the software; without a GPU, one line with the reason."""
     try:
         import cupy
         from cupy.cuda import nccl
@@ -106,9 +106,9 @@ def main() -> None:
     options = parser.parse_args()
     lines = machine()
     if len(lines) == 1:
-        sys.exit(_nothing(lines[0]))
+        sys.exit(_not_measured(lines[0]))
     print("\n".join(lines))
-    shape = Shape()
+    shape = CacheShape()
     results = {mib: measure(shape, "cuda", mib * MIB, options.repeat) for mib in options.slot_mib}
     if len(lines) > 2:
         import ray
@@ -124,21 +124,22 @@ def main() -> None:
         options.json.write_text(json.dumps(raw, indent=1))
 
 
-def _nothing(reason: str) -> int:
+def _not_measured(reason: str) -> int:
     print(f"{reason}; nothing was measured", file=sys.stderr)
     return 2
 
 
-def _bandwidth(shape: Shape, repeat: int) -> float:
-    """GB/s of a copy of 1 GiB, in a process like the workers."""
-    worker = Asked(Shape(shape.layers, 1, shape.heads, shape.tokens, shape.content), "cuda", 1, None)
+def _bandwidth(shape: CacheShape, repeat: int) -> float:
+    """GB/s of a copy of 1 GiB, in a worker process."""
+    small = CacheShape(shape.layers, 1, shape.heads, shape.tokens, shape.content)
+    worker = WorkerProcess(small, "cuda", 1, None)
     took: float = statistics.median(worker("copy", 1 << 30) for _ in range(repeat))
     worker.close()
     return (1 << 30) / took / 1e9
 
 
 def _print(results: dict[int, dict[str, list[float]]], reference: float) -> None:
-    print(f"\ncopy of 1 GiB: {reference:.0f} GB/s; below: GB/s, median [min, max], and the share of that")
+    print(f"\ncopy of 1 GiB: {reference:.0f} GB/s; below: GB/s, median [min, max], and the share of this copy")
     print(f"{'':10}" + "".join(f"{f'slot of {mib} MiB':>32}" for mib in results))
     for stage in next(iter(results.values())):
         if stage == "open":
@@ -147,7 +148,7 @@ def _print(results: dict[int, dict[str, list[float]]], reference: float) -> None
         cells = [f"{spread(rate, 0)} ({statistics.median(rate) / reference:.2f})" for rate in rates]
         print(f"{stage:10}" + "".join(f"{cell:>32}" for cell in cells))
     opens = [seconds * 1e3 for runs in results.values() for seconds in runs["open"]]
-    print(f"mapping a segment, once per process, with CuPy's import: {spread(opens, 1)} ms")
+    print(f"mapping a segment, once per process, including CuPy's import: {spread(opens, 1)} ms")
 
 
 if __name__ == "__main__":

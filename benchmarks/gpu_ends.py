@@ -1,4 +1,4 @@
-"""What the GPU benchmark measures with: workers that copy, and replicas that send, each a process of its own."""
+"""The processes of the GPU benchmark: workers that copy blocks, and replicas that send slots."""
 
 import hashlib
 import multiprocessing
@@ -19,8 +19,8 @@ from policies.model import Bytes, ReplicaId
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """A KV cache: numbers of layers, blocks, KV heads, tokens per block, and values of K and V of a token and head."""
+class CacheShape:
+    """The shape of a KV cache: layers, blocks, KV heads, tokens per block, and K and V values per token and head."""
 
     layers: int = 32
     blocks: int = 2048
@@ -30,14 +30,14 @@ class Shape:
 
     @property
     def block_bytes(self) -> int:
-        """Of all layers, in bfloat16."""
+        """Bytes of a block in all layers, in bfloat16."""
         return self.layers * self.heads * self.tokens * self.content * 2
 
 
 class Worker:
-    """One worker's cache and its half of a move, in a process of its own (see `Asked`). Methods return seconds."""
+    """One worker's cache and its half of a move, run in a `WorkerProcess`. Methods return seconds."""
 
-    def __init__(self, shape: Shape, device: str, seed: int) -> None:
+    def __init__(self, shape: CacheShape, device: str, seed: int) -> None:
         axes = (shape.layers, shape.blocks, shape.tokens, shape.heads, shape.content)
         layers = torch.zeros(axes, dtype=torch.bfloat16, device=device).transpose(2, 3)
         self._caches = {f"layers.{i}": layer for i, layer in enumerate(layers)}
@@ -47,7 +47,7 @@ class Worker:
         self._segments = Segments()
 
     def fill(self) -> None:
-        """Random contents."""
+        """Fill the cache with random values."""
         for layer in self._caches.values():
             layer.uniform_()
 
@@ -56,7 +56,7 @@ class Worker:
         return _timed(lambda: self._segments.get(path))
 
     def copy(self, size: int) -> float:
-        """One tensor to another."""
+        """Copy one tensor of `size` bytes to another."""
         one, other = (torch.empty(size, dtype=torch.uint8, device=self._device) for _ in range(2))
 
         def copied() -> None:
@@ -68,7 +68,7 @@ class Worker:
         return _timed(copied)
 
     def gather(self, count: int, path: str) -> tuple[float, int]:
-        """As `MellWorker.mell_gather`; with the ticket."""
+        """Gather blocks as `MellWorker.mell_gather` does; returns the seconds and the ticket."""
         segment, ticket = self._segments.get(path), secrets.randbits(63) | 1
         payload = segment.view(HEADER, count * self._layout.block_bytes)
         took = _timed(lambda: self._layout.gather(self._table[:count], payload))
@@ -76,7 +76,7 @@ class Worker:
         return took, ticket
 
     def scatter(self, count: int, path: str, ticket: int) -> float:
-        """As `MellConnector` loads blocks."""
+        """Scatter staged blocks as `MellConnector` does."""
         ref = SlotRef(path, 0, ticket)
         payload = self._segments.payload(ref, count * self._layout.block_bytes)
         took = _timed(lambda: self._layout.scatter(self._table[:count], count, 0, payload))
@@ -84,16 +84,16 @@ class Worker:
         return took
 
     def digest(self, count: int) -> str:
-        """Of the first blocks of the table."""
+        """The digest of the table's first `count` blocks."""
         staged = memoryview(bytearray(count * self._layout.block_bytes))
         self._layout.gather(self._table[:count], staged)
         return hashlib.sha256(staged).hexdigest()
 
 
-class Asked:
-    """A `Worker` in another process: calls are sent, answers come back. `prepare` is called there first."""
+class WorkerProcess:
+    """A `Worker` in another process, called through a pipe. The process calls `prepare` first."""
 
-    def __init__(self, shape: Shape, device: str, seed: int, prepare: Callable[[], object] | None) -> None:
+    def __init__(self, shape: CacheShape, device: str, seed: int, prepare: Callable[[], object] | None) -> None:
         spawn = multiprocessing.get_context("spawn")
         self._pipe, theirs = spawn.Pipe()
         self._process = spawn.Process(target=_serve, args=(theirs, shape, device, seed, prepare), daemon=True)
@@ -101,7 +101,7 @@ class Asked:
         theirs.close()
 
     def __call__(self, method: str, *arguments: object) -> Any:
-        """Call a method there. Raises EOFError if the process died; what it said is on stderr."""
+        """Call a method of the worker. Raises EOFError if the process died; its error is on stderr."""
         self._pipe.send((method, arguments))
         return self._pipe.recv()
 
@@ -111,7 +111,7 @@ class Asked:
         self._process.join()
 
 
-def _serve(pipe: Connection, shape: Shape, device: str, seed: int, prepare: Callable[[], object] | None) -> None:
+def _serve(pipe: Connection, shape: CacheShape, device: str, seed: int, prepare: Callable[[], object] | None) -> None:
     if prepare is not None:
         prepare()
     worker = Worker(shape, device, seed)
@@ -123,8 +123,8 @@ def _serve(pipe: Connection, shape: Shape, device: str, seed: int, prepare: Call
         pipe.send(getattr(worker, method)(*arguments))
 
 
-class Replica:
-    """A replica's end of the NCCL transport, as a Ray actor with a GPU of its own."""
+class NcclReplica:
+    """A replica's end of the NCCL transport, as a Ray actor with its own GPU."""
 
     def __init__(self, slot_bytes: int) -> None:
         from deployments.config import MigrationConfig
@@ -138,12 +138,12 @@ class Replica:
         return [self._transport.channel(ReplicaId("source"), ReplicaId("target")) for _ in range(count)]
 
     async def send(self, channels: Sequence[str]) -> list[float]:
-        """Send a slot over and over; seconds of each."""
+        """Send a slot through each channel; the seconds of each."""
         with await self._slots.lease(1) as slot:
             return [await _awaited(self._transport.send(channel, slot, Bytes(self._size))) for channel in channels]
 
     async def receive(self, channels: Sequence[str]) -> list[float]:
-        """The other end of `send`."""
+        """Receive a slot through each channel; the seconds of each."""
         with await self._slots.lease(1) as slot:
             ref = SlotRef("", 0, 1)
             return [

@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
-class Stream:
-    """One streamed answer: when it was asked for, and when each SSE chunk arrived (seconds)."""
+class TimedStream:
+    """One streamed answer: the times of its request and of each SSE chunk (seconds of `time.perf_counter`)."""
 
     sent: float = 0.0
     arrivals: list[float] = field(default_factory=list)
     text: bytes = b""
     epoch: float = field(default_factory=lambda: time.time() - time.perf_counter())
-    """What turns these times into Unix time."""
+    """The offset of these times to Unix time."""
 
     @property
     def ttft(self) -> float:
@@ -35,14 +35,14 @@ class Stream:
         return [b - a for a, b in zip(self.arrivals, self.arrivals[1:], strict=False)]
 
     def spans(self) -> list[tuple[float, float]]:
-        """The gaps between chunks, each from when to when in Unix time."""
+        """The gaps between chunks, each as its beginning and end in Unix time."""
         times = [self.epoch + at for at in self.arrivals]
         return list(itertools.pairwise(times))
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one run offered and what came back."""
+    """The figures of one run: rates in tokens per second, times in seconds."""
 
     tokens_per_s: float
     ttft_p50: float
@@ -65,18 +65,18 @@ def spread(values: Sequence[float], digits: int = 1) -> str:
 
 
 def random_prompt(tokens: int, seed: object) -> list[int]:
-    """Token ids that no cache has seen."""
+    """Token ids drawn from `seed`, so that no prefix cache holds them."""
     draw = random.Random(str(seed))
     return [draw.randrange(3, 500) for _ in range(tokens)]
 
 
 async def stream(
-    port: int, model: str, prompt: list[int], max_tokens: int, label: str = "", into: Stream | None = None
-) -> Stream:
-    """Send one greedy streaming completion and read it to its end; with `into`, it can be watched meanwhile.
+    port: int, model: str, prompt: list[int], max_tokens: int, label: str = "", into: TimedStream | None = None
+) -> TimedStream:
+    """Send one greedy streaming completion and read it to its end, into `into` if given.
 
     Raises:
-        RuntimeError: a bad answer.
+        RuntimeError: the answer is an error, or incomplete.
     """
     body = json.dumps(
         {
@@ -93,7 +93,7 @@ async def stream(
         f"Connection: close\r\nX-Request-Id: {label or 'load'}\r\nContent-Length: {len(body)}\r\n\r\n"
     ).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
-    result, seen = into if into is not None else Stream(), bytearray()
+    result, seen = into if into is not None else TimedStream(), bytearray()
     try:
         writer.write(head + body)
         result.sent = time.perf_counter()
@@ -110,7 +110,7 @@ async def stream(
 
 
 async def offer(port: int, model: str, streams: int, prompt: int, output: int, seed: object) -> Load:
-    """Open `streams` streams at once; the figures are over all of them."""
+    """Open `streams` streams at once, read all to their ends; the figures over all of them."""
     prompts = [random_prompt(prompt, f"{seed}/{i}") for i in range(streams)]
     started = time.perf_counter()
     done = await asyncio.gather(*(stream(port, model, p, output) for p in prompts))

@@ -1,33 +1,36 @@
-"""One measured migration: a stream that is moved while a client reads it."""
+"""One measured migration of a stream that a client reads meanwhile."""
 
 import statistics
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.admin import Admin, Opened
-from benchmarks.load import Stream
+from benchmarks.admin import Admin, OpenedStream
+from benchmarks.load import TimedStream
 
 CHUNKS_BEFORE = 20
-ON_ITS_WAY_S = 0.05
-"""A chunk that left the source before the migration ended may be that late at the client."""
+IN_TRANSIT_S = 0.05
+"""The largest delay between the source's sending of a chunk and its arrival at the client."""
 
 
 @dataclass(frozen=True, slots=True)
-class Mode:
-    """A way to migrate: the path that is asked for, and the settings of the server that serves it."""
+class MoveMode:
+    """A way to migrate: the path of the order, and whether the server needs the settings `STOP_AND_COPY`."""
 
     name: str
     path: str
     stop_and_copy: bool = False
 
 
-MODES = (Mode("pre-copy", "kv"), Mode("stop-and-copy", "kv", stop_and_copy=True), Mode("tokens", "tokens"))
+MODES = (MoveMode("pre-copy", "kv"), MoveMode("stop-and-copy", "kv", stop_and_copy=True), MoveMode("tokens", "tokens"))
 STOP_AND_COPY = {"max_rounds": 0, "final_blocks": 0}
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """One migration at the client (`pause_s`, and `gap_s`: the stream's median gap), and as its record tells it."""
+class MoveSample:
+    """One migration as the client measured it, and its record.
+
+    `asked` is the path of the order, `gap_s` the stream's median gap, `resumed_at` the end of the pause in Unix time.
+    """
 
     mode: str
     asked: str
@@ -44,18 +47,25 @@ class Sample:
 
     @property
     def committed(self) -> bool:
-        """Whether the request moved at all."""
+        """True if the request moved, by any path."""
         return bool(self.record["outcome"] == "committed")
 
     @property
     def as_asked(self) -> bool:
-        """Whether it moved by the path that was asked for."""
+        """True if the request moved by the path of the order."""
         return self.committed and bool(self.record["path"] == self.asked)
 
 
-async def move_one(admin: Admin, port: int, mode: Mode, context: int, output: int, label: str) -> tuple[Sample, Stream]:
-    """Open a stream after a prompt of `context` unseen tokens, move it after a few chunks, read it to the end."""
-    opened = Opened(port, label, context, output)
+async def move_one(
+    admin: Admin, port: int, mode: MoveMode, context: int, output: int, label: str
+) -> tuple[MoveSample, TimedStream]:
+    """Open a stream with an uncached prompt of `context` tokens, move it after a few chunks, read it to the end.
+
+    Raises:
+        RuntimeError: the order was refused, or the stream ended too early or with an error.
+        TimeoutError: the migration has no outcome in time.
+    """
+    opened = OpenedStream(port, label, context, output)
     try:
         await opened.reached(CHUNKS_BEFORE)
         migration = await admin.move(label, mode.path)
@@ -65,18 +75,21 @@ async def move_one(admin: Admin, port: int, mode: Mode, context: int, output: in
     record = await admin.record(migration)
     began, ended = find_pause(stream, record)
     gap = statistics.median(stream.gaps)
-    return Sample(mode.name, mode.path, context, ended - began, gap, ended, record), stream
+    return MoveSample(mode.name, mode.path, context, ended - began, gap, ended, record), stream
 
 
-def find_pause(stream: Stream, record: dict[str, Any]) -> tuple[float, float]:
-    """From the source's last token to the target's first, as Unix times: the largest gap around the migration.
+def find_pause(stream: TimedStream, record: dict[str, Any]) -> tuple[float, float]:
+    """The pause in Unix times, from the source's last chunk to the target's first: the largest gap at the migration.
 
-    It began before the migration ended. It may end later than that: the source lets go once the target has
-    accepted the request, and on the token path the target computes the whole context only then. A gap that
-    copying caused before the freeze is taken for the pause when it is larger: the figure is an upper bound.
+    The pause begins before the end of the migration and may end after it: the source commits when the target has
+    accepted the request, and on the token path the target computes the whole context only then. A larger gap before
+    the freeze, caused by the copying, is mistaken for the pause: the figure is an upper bound.
+
+    Raises:
+        RuntimeError: the stream ended before the migration began.
     """
-    first, last = record["started_at"], record["started_at"] + record["duration_s"] + ON_ITS_WAY_S
+    first, last = record["started_at"], record["started_at"] + record["duration_s"] + IN_TRANSIT_S
     around = [(a, b) for a, b in stream.spans() if b >= first and a <= last]
     if not around:
-        raise RuntimeError(f"the stream was over before migration {record['id']} began")
+        raise RuntimeError(f"the stream ended before migration {record['id']} began")
     return max(around, key=lambda span: span[1] - span[0])

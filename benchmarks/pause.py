@@ -1,17 +1,17 @@
-"""What a migration costs its client: the pause in the stream, by pre-copied KV, by stop-and-copy KV, and by tokens.
+"""The cost of a migration at the client: the pause of the stream, by pre-copied KV, stop-and-copy KV, and tokens.
 
     python -m benchmarks.pause [--contexts 256 1024 2048 3500] [--repeat 8] [--rounds 8] [--transport shared|collective]
                                [--json FILE] [--png FILE]
 
-A stream is moved between two replicas while a client reads it, with nothing else running. Its pause is the gap
-between the source's last token and the target's first as chunks arrive at the client, also as a multiple of that
-stream's own median gap. "vs tokens" divides that multiple by the one of the token path at the same context.
+A stream is moved between two replicas while a client reads it, with nothing else running. Its pause is the gap at the
+client between the source's last chunk and the target's first, in milliseconds and as a multiple of the stream's own
+median gap. "vs tokens" divides this multiple by the token path's at the same context.
 
-Then the same with streams in the background on both replicas: by how much migrations slow these.
+Then the same with background streams on both replicas, and their slowdown by migrations.
 
 Pre-copy and tokens share a server, in turns; stop-and-copy (no rounds, all blocks within the pause) needs other
-settings, so it has a server of its own afterwards. Migrations that took another path than asked, or failed, are
-counted and not averaged; the exit status is 1 if any failed.
+settings, and runs on a second server afterwards. Migrations that failed, or used another path than ordered, are counted
+and left out of the figures; the exit status is 1 if any failed.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from tqdm import tqdm
 from benchmarks.admin import Admin
 from benchmarks.beside import Effect, disturb, print_effects
 from benchmarks.load import spread
-from benchmarks.moved import MODES, STOP_AND_COPY, Mode, Sample, move_one
+from benchmarks.moved import MODES, STOP_AND_COPY, MoveMode, MoveSample, move_one
 from benchmarks.servers import ENGINE, mell
 
 PORT = 8100
@@ -37,18 +37,18 @@ MIB = 1 << 20
 
 
 @dataclass(slots=True)
-class Measured:
-    """Migrations with nothing else running, those beside other streams, and what they did to these."""
+class PauseResults:
+    """Migrations with nothing else running, migrations beside other streams, and their effects on these."""
 
-    alone: list[Sample] = field(default_factory=list)
-    beside: list[Sample] = field(default_factory=list)
+    alone: list[MoveSample] = field(default_factory=list)
+    beside: list[MoveSample] = field(default_factory=list)
     effects: list[Effect] = field(default_factory=list)
 
 
 def main() -> None:
     """Parse the options, measure, print."""
     options = _options()
-    measured = Measured()
+    measured = PauseResults()
     for stop_and_copy in (False, True):
         modes = [mode for mode in MODES if mode.stop_and_copy is stop_and_copy]
         migration = {"transport": options.transport} | (STOP_AND_COPY if stop_and_copy else {})
@@ -73,19 +73,19 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--output", type=int, default=400, help="tokens of the moved stream")
     parser.add_argument("--repeat", type=int, default=8)
     parser.add_argument("--transport", choices=["shared", "collective"], default="shared")
-    parser.add_argument("--streams", type=int, default=4, help="streams in the background of each replica")
-    parser.add_argument("--beside", type=int, default=2048, help="context of the stream that moves beside these")
-    parser.add_argument("--rounds", type=int, default=8, help="rounds with streams in the background; 0 for none")
+    parser.add_argument("--streams", type=int, default=4, help="background streams per replica")
+    parser.add_argument("--beside", type=int, default=2048, help="context of the moved stream beside these, in tokens")
+    parser.add_argument("--rounds", type=int, default=8, help="rounds with background streams; 0 for none")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--png", type=Path)
     options = parser.parse_args()
     if max(*options.contexts, options.beside) + options.output > ENGINE["max_model_len"]:
-        parser.error(f"a context and --output are more than {ENGINE['max_model_len']} tokens")
+        parser.error(f"a context and --output together exceed {ENGINE['max_model_len']} tokens")
     return options
 
 
-async def _measure(modes: Sequence[Mode], options: argparse.Namespace, into: Measured) -> None:
-    """Every context and mode in turns, on one server; then the rounds with streams in the background."""
+async def _measure(modes: Sequence[MoveMode], options: argparse.Namespace, into: PauseResults) -> None:
+    """Measure every context and mode in turns, on one server; then the rounds with background streams."""
     names, output = " and ".join(mode.name for mode in modes), options.output
     async with Admin(PORT) as admin:
         for mode in modes:
@@ -101,9 +101,9 @@ async def _measure(modes: Sequence[Mode], options: argparse.Namespace, into: Mea
             into.effects += effects
 
 
-def _print(samples: Sequence[Sample], contexts: Sequence[int]) -> None:
-    """A line for every context and mode. The last columns are the source's record: medians."""
-    print(f"{'':37}{'pause at the client':^48}{'the source: pause':>22}{'whole':>8}{'sent':>7}")
+def _print(samples: Sequence[MoveSample], contexts: Sequence[int]) -> None:
+    """Print a line for every context and mode. The last columns are medians from the source's records."""
+    print(f"{'':37}{'pause at the client':^48}{'the source: pause':>22}{'total':>8}{'sent':>7}")
     print(
         f"{'context':>7} {'mode':14}{'n':>3}{'fell back':>11} {'ms':>24}{'median gaps':>20}{'vs tokens':>11}"
         f"{'ms':>16}{'ms':>8}{'MiB':>7}{'rounds':>8}"
@@ -131,14 +131,14 @@ def _print(samples: Sequence[Sample], contexts: Sequence[int]) -> None:
             )
 
 
-def _of(samples: Sequence[Sample], context: int, mode: str) -> list[Sample]:
-    """The samples of that kind which went as asked."""
+def _of(samples: Sequence[MoveSample], context: int, mode: str) -> list[MoveSample]:
+    """The samples of a context and mode that used the path asked for."""
     return [s for s in samples if (s.context, s.mode) == (context, mode) and s.as_asked]
 
 
-def _draw(samples: Sequence[Sample], contexts: Sequence[int], path: Path) -> None:
-    """Pause against context: medians with their ranges, as a PNG file."""
-    # Imported here: it takes its time, and the numbers do without it.
+def _draw(samples: Sequence[MoveSample], contexts: Sequence[int], path: Path) -> None:
+    """Draw the pause against the context, medians with ranges, as a PNG file."""
+    # Imported here, since the import is slow and only the figure needs it.
     import matplotlib
 
     matplotlib.use("Agg")

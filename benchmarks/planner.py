@@ -1,9 +1,9 @@
-"""How long the live scheduler is busy deciding, and how that grows with the cluster: `python -m benchmarks.planner`.
+"""The processor time of the live scheduler's decisions, by size of the cluster: `python -m benchmarks.planner`.
 
-`benchmarks.epoch` times a decision on a cluster that is at hand. The live scheduler makes that cluster anew from what
-replicas report, and places every arrival in between. Here the same synthetic load runs on N replicas, whose reports the
-scheduler's ledger and planner take; every move that is ordered is over by the next epoch. What replicas, Ray and the
-network add is not in it. Times are of the processor.
+`benchmarks.epoch` times a decision on an existing cluster value. The live scheduler builds this value anew from the
+replicas' reports, and places every arrival in between. Here the same synthetic load runs on N replicas, with the
+scheduler's ledger and planner; every ordered move has ended by the next epoch. Times are processor time, without the
+part of replicas, Ray and the network.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 
 from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 
-from benchmarks.epoch import CAPACITY, PER_REPLICA, Load, add_options
+from benchmarks.epoch import CAPACITY, PER_REPLICA, SyntheticLoad, add_options
 from policies.cluster.changes import Arrival
 from policies.decision.ledger import Ledger
 from policies.decision.limits import Limits
@@ -29,14 +29,14 @@ from policies.rules.registry import policy as named
 
 BLOCK = 16
 SPARE = 1.3
-"""Replicas there are for one that the load fills: the planner is to pack it, and to open and close none."""
+"""Replicas per replica that the load fills: the planner packs the load, and opens and closes no replica."""
 
 LIMITS = LiveLimits(Limits(cooldown_s=5.0), linger_s=1e9, foresight_s=0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Speed:
-    """Milliseconds of processor time: of an epoch's two halves, to see and to decide, and of placing one arrival."""
+class PlannerSpeed:
+    """Milliseconds of processor time: of an epoch's halves, to observe and to decide, and of placing one arrival."""
 
     policy: str
     replicas: int
@@ -51,8 +51,8 @@ class Speed:
     place_worst_ms: float
 
 
-class Replicas:
-    """N replicas that decode: what they would report, and where their requests are."""
+class SyntheticReplicas:
+    """N replicas that decode: their requests and their reports."""
 
     def __init__(self, count: int) -> None:
         self._hosts: dict[ReplicaId, dict[RequestId, Tokens]] = {ReplicaId(f"r{n:05}"): {} for n in range(count)}
@@ -60,25 +60,25 @@ class Replicas:
         self._since: dict[RequestId, float] = {}
 
     def start(self, request: RequestId, tokens: Tokens, replica: ReplicaId, now: float) -> None:
-        """A request begins there."""
+        """Start a request on a replica."""
         self._hosts[replica][request] = tokens
         self._homes[request], self._since[request] = replica, now
 
     def end(self, request: RequestId) -> None:
-        """A request is over."""
+        """End a request."""
         del self._hosts[self._homes.pop(request)][request], self._since[request]
 
     def grow(self, request: RequestId, tokens: Tokens) -> None:
-        """A request holds so many tokens now."""
+        """Set the number of a request's tokens."""
         self._hosts[self._homes[request]][request] = tokens
 
     def move(self, move: Move) -> None:
-        """A request has moved."""
+        """Move a request to its target."""
         self._hosts[move.target][move.request] = self._hosts[move.source].pop(move.request)
         self._homes[move.request] = move.target
 
     def reports(self, now: float) -> list[ReplicaLoad]:
-        """What every replica says."""
+        """The report of every replica."""
         return [self._report(replica, now) for replica in self._hosts]
 
     def _report(self, replica: ReplicaId, now: float) -> ReplicaLoad:
@@ -97,11 +97,11 @@ class Replicas:
         )
 
 
-def measure(spec: str, count: int, epochs: int, seed: int = 0) -> Speed:
-    """Have one policy plan for that many replicas, of which the load fills all but the spare ones."""
+def measure(spec: str, count: int, epochs: int, seed: int = 0) -> PlannerSpeed:
+    """Run the planner with one policy on `count` replicas, of which the load fills all but the spare ones."""
     planner, ledger = Planner(named(spec), LIMITS, epoch_s=1.0), Ledger(placement_ttl_s=10.0)
-    replicas = Replicas(count)
-    load = Load(int(count / SPARE) * PER_REPLICA, seed)
+    replicas = SyntheticReplicas(count)
+    load = SyntheticLoad(int(count / SPARE) * PER_REPLICA, seed)
     seeing, deciding, placing, moves, requests = [], [], [], 0, 0
     for number in tqdm(range(epochs + 1), desc=f"{spec}, {count} replicas", leave=False):
         now = float(number)
@@ -120,20 +120,20 @@ def measure(spec: str, count: int, epochs: int, seed: int = 0) -> Speed:
         spent = [_place(planner, ledger, replicas, arrival, now) for arrival in events.arrived]
         for move in decided.orders:
             replicas.move(move)
-        if number:  # The first one finds nothing.
+        if number:  # The first epoch finds an empty cluster.
             seeing.append(saw - began)
             deciding.append(done - saw)
             placing += spent
             moves += len(decided.orders)
             requests = len(events.sizes)
     (see, see_worst), (decide, decide_worst), (place, place_worst) = map(_summary, (seeing, deciding, placing))
-    return Speed(
+    return PlannerSpeed(
         spec, count, requests, epochs, moves / epochs, see, see_worst, decide, decide_worst, place, place_worst
     )
 
 
-def _place(planner: Planner, ledger: Ledger, replicas: Replicas, arrival: Arrival, now: float) -> float:
-    """Place one arrival; the seconds that took."""
+def _place(planner: Planner, ledger: Ledger, replicas: SyntheticReplicas, arrival: Arrival, now: float) -> float:
+    """Place one arrival; the seconds it takes."""
     began = time.process_time()
     decision = planner.place(arrival)
     assert isinstance(decision, Place | Queue)
@@ -149,7 +149,7 @@ def _summary(seconds: Sequence[float]) -> tuple[float, float]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measure, print a table, and write the figures if asked to."""
+    """Measure, print a table, and write the figures to --json."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.planner", description="Speed of the live planner.")
     add_options(parser, [10, 100, 1000], 30)
     options = parser.parse_args(argv)

@@ -1,4 +1,4 @@
-"""A replica without an engine, behind the ports of the migration code: a KV cache, a request, and the way to a peer."""
+"""A replica without an engine, behind the ports of the migration code: a KV cache, one request, and a peer."""
 
 import asyncio
 import hashlib
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class Mark(NamedTuple):
-    """A moment: of the clock that all processes of a machine share, and of this process's CPU time, in seconds."""
+    """A moment, in seconds: of the clock shared by all processes of a machine, and of this process's CPU time."""
 
     at: float
     cpu: float
@@ -39,22 +39,22 @@ class Mark(NamedTuple):
         return cls(time.perf_counter(), time.process_time())
 
 
-class Span(NamedTuple):
-    """Two moments of one process."""
+class ProcessSpan(NamedTuple):
+    """A time span of one process."""
 
     began: Mark
     ended: Mark
 
 
 def pieces(blocks: int) -> Iterator[tuple[Blocks, Blocks]]:
-    """[0, blocks) in ranges that fit into a slot, as `SourceRun` cuts them."""
+    """[0, blocks) in ranges that fit into a slot, as in `SourceRun`."""
     size = SLOT_BYTES // BLOCK_BYTES
     for low in range(0, blocks, size):
         yield Blocks(low), Blocks(min(low + size, blocks))
 
 
 class Cache:
-    """KV tensors behind the `BlockStore` port, with one thread that copies. All blocks belong to one request."""
+    """A `BlockStore` over KV tensors, with one copying thread. All blocks belong to one request."""
 
     def __init__(self, blocks: int, seed: str) -> None:
         self._tensors = {f"layer{i}": torch.zeros((blocks, *BLOCK_SHAPE)) for i in range(LAYERS)}
@@ -64,10 +64,10 @@ class Cache:
         self._worker = ThreadPoolExecutor(1)
         self.fingerprint = Fingerprint("tiny", self._layout.describe(), BLOCK_SIZE, BLOCK_BYTES, SLOT_BYTES)
         self.gathers: list[Mark] = []
-        """When each gather began."""
+        """The beginnings of all gathers."""
 
     async def gather(self, key: str, first: Blocks, last: Blocks, segment: str, offset: int) -> tuple[SlotRef, Bytes]:
-        """See `BlockStore.gather`; as `MellWorker.mell_gather`."""
+        """See `BlockStore.gather`; works like `MellWorker.mell_gather`."""
         self.gathers.append(Mark.now())
         return await self._in_worker(lambda: self._gather(first, last, segment, offset))
 
@@ -80,7 +80,7 @@ class Cache:
         return SlotRef(segment, offset, ticket), Bytes(HEADER + size)
 
     async def load(self, tokens: tuple[int, ...], first: Blocks, last: Blocks, slot: SlotRef) -> None:
-        """See `BlockStore.load`; as `MellConnector` does it within a step."""
+        """See `BlockStore.load`; works like `MellConnector` within a step."""
         await self._in_worker(lambda: self._load(first, last, slot))
 
     def _load(self, first: int, last: int, slot: SlotRef) -> None:
@@ -92,7 +92,7 @@ class Cache:
         return await asyncio.get_running_loop().run_in_executor(self._worker, work)
 
     def fill(self, seed: int | None) -> None:
-        """Random contents, or zeros."""
+        """Fill the cache with random values, or with zeros if `seed` is None."""
         for tensor in self._tensors.values():
             if seed is None:
                 tensor.zero_()
@@ -100,7 +100,7 @@ class Cache:
                 tensor.uniform_(generator=torch.Generator().manual_seed(seed))
 
     def digest(self, blocks: int) -> str:
-        """Of the contents of the first blocks of the request."""
+        """The digest of the request's first `blocks` blocks."""
         total, out = hashlib.blake2b(), bytearray(SLOT_BYTES)
         for low, high in pieces(blocks):
             part = memoryview(out)[: (high - low) * BLOCK_BYTES]
@@ -109,8 +109,8 @@ class Cache:
         return total.hexdigest()
 
 
-class Host:
-    """The one request, at its source and at its target. It is never run, so it emits nothing."""
+class SingleRequestHost:
+    """A `SourceHost` and `TargetHost` with one request, which never runs and hence emits nothing."""
 
     def __init__(self, spec: RequestSpec) -> None:
         self._hosted = Hosted(spec, 0, "key", ())
@@ -150,12 +150,12 @@ class Host:
 
 
 class ActorPeer:
-    """The target behind a Ray actor handle."""
+    """A `Peer` behind a Ray actor handle."""
 
     def __init__(self, replica: ReplicaId, actor: Any) -> None:
         self.id = replica
         self.confirmed: list[Mark] = []
-        """When it had loaded each chunk."""
+        """The moments at which the peer had loaded each chunk."""
         self._actor = actor
 
     async def prepare(self, message: Prepare) -> Prepared:
@@ -181,5 +181,5 @@ class ActorPeer:
         raise TransferFailed("the migration failed")
 
     async def resumed(self, migration: str) -> float | None:
-        """See `Peer`. Nothing is generated here."""
+        """See `Peer`; None, since nothing is generated."""
         return None

@@ -1,9 +1,9 @@
-"""What serving through Mell costs: one replica against vLLM's own OpenAI server, in interleaved pairs.
+"""The cost of serving through Mell: one replica against vLLM's own OpenAI server, in interleaved pairs.
 
     python -m benchmarks.serving [--pairs 10] [--streams 16 64] [--json FILE]
 
-Both run at the same time on the same machine with the same model, engine settings and client; the one that is
-not measured is idle. A pair is one run of each, in turns; figures are ratios Mell / bare of the pairs.
+Both run at the same time on the same machine, with the same model, engine settings and client; the server that is not
+measured is idle. A pair is one run of each, in alternating order; figures are the pairs' ratios Mell / bare.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 async def _pairs(streams: int, count: int) -> list[tuple[Load, Load]]:
-    """(Mell, bare) pairs; the order within a pair alternates."""
+    """Measure (Mell, bare) pairs; the order within a pair alternates."""
     pairs: list[tuple[Load, Load]] = []
     for warm in (MELL_PORT, BARE_PORT):
         await offer(warm, MODEL, streams, PROMPT, OUTPUT, f"warm/{streams}")
@@ -51,7 +51,7 @@ async def _pairs(streams: int, count: int) -> list[tuple[Load, Load]]:
 
 
 def keep(results: Mapping[int, list[tuple[Load, Load]]], file: Path) -> None:
-    """Write the pairs of each number of streams."""
+    """Write the pairs of each number of streams to a JSON file."""
     raw = {n: [[dataclasses.asdict(a), dataclasses.asdict(b)] for a, b in pairs] for n, pairs in results.items()}
     file.write_text(json.dumps(raw, indent=1))
 

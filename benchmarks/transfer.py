@@ -1,22 +1,22 @@
-"""What moving KV blocks costs: bytes per second of each stage, and of all of them together, on this machine.
+"""The speed of moving KV blocks: bytes per second of each stage, and of the whole pipeline, on this machine.
 
     python -m benchmarks.transfer [--mib 1 4 16 64 256] [--transport shared collective] [--repeat 7] [--json FILE]
 
-Two Ray actors stand for two replicas. Each has a KV cache like the tiny model's on a CPU (4 layers of 32 KiB per
-block, block tables shuffled), Mell's staging slots and a real transport; there are no engines. The stages alone:
+Two Ray actors take the place of two replicas. Each has a KV cache like the tiny model's on a CPU (4 layers of 32 KiB
+per block, shuffled block tables), Mell's staging slots and a real transport, but no engine. The single stages:
 
     memcpy        torch copies a tensor to another one, both warm, in one thread
     tcp           sendall / recv_into over one loopback connection between the actors
     gather        cache blocks into staging slots, at the source
-    send          the transport's send and receive, slot to slot (no such stage where slots are shared)
+    send          the transport's send and receive, slot to slot (not with shared slots)
     scatter       staged blocks into the cache, at the target
 
-The pipeline is the code that migrates requests, `SourceRun` against `TargetRun`: timed from the first gather to
-the target's confirmation of the last chunk. Gather and scatter have one thread each, as an engine has one worker;
-what is missing is the engine's steps, for whose end they wait in a replica that serves. Chunks are as large as a
-slot, so what fits into one slot cannot overlap with anything.
+The pipeline is the code that migrates requests, `SourceRun` with `TargetRun`, from the first gather to the target's
+confirmation of the last chunk. Gather and scatter have one thread each, as an engine has one worker; in a serving
+replica they also wait for the end of the engine's step. A chunk has the size of a slot, so stages of a transfer that
+fits into one slot cannot overlap.
 
-Stages and pipeline are measured in turns. Figures are medians; the shares are of the medians of the same run.
+Stages and pipeline are measured in turns. Figures are medians; shares are ratios of medians of the same run.
 """
 
 import argparse
@@ -31,9 +31,9 @@ from typing import Any, Self
 import ray
 from tqdm import tqdm
 
-from benchmarks.end import LIMIT_S, SOURCE, TARGET, End
+from benchmarks.end import LIMIT_S, SOURCE, TARGET, TransferEnd
 from benchmarks.load import spread
-from benchmarks.ports import BLOCK_BYTES, Span, pieces
+from benchmarks.ports import BLOCK_BYTES, ProcessSpan, pieces
 from benchmarks.servers import ENV, ROOT
 
 MIB = 1 << 20
@@ -42,15 +42,15 @@ PIPELINE = "pipeline"
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """One measurement: its seconds, and the CPU seconds that the actors which took part spent meanwhile."""
+class StageTiming:
+    """One measurement of a stage: its seconds, and the CPU seconds of the participating actors meanwhile."""
 
     took_s: float
     cpu_s: float
 
     @classmethod
-    def of(cls, spans: Sequence[Span]) -> Self:
-        """From the first beginning to the last end."""
+    def of(cls, spans: Sequence[ProcessSpan]) -> Self:
+        """The timing from the first beginning to the last end of the actors' spans."""
         took_s = max(span.ended.at for span in spans) - min(span.began.at for span in spans)
         return cls(took_s, sum(span.ended.cpu - span.began.cpu for span in spans))
 
@@ -65,9 +65,9 @@ def main() -> None:
     options = parser.parse_args()
     os.environ.update(ENV | {"PYTHONPATH": str(ROOT)})
     ray.init(num_cpus=2, include_dashboard=False, logging_level="warning")
-    results: dict[str, dict[int, dict[str, list[Run]]]] = {}
+    results: dict[str, dict[int, dict[str, list[StageTiming]]]] = {}
     for transport in options.transport:
-        pair = Pair(transport, max(options.mib) * MIB)
+        pair = EndPair(transport, max(options.mib) * MIB)
         results[transport] = {mib: pair.measure(mib * MIB, options.repeat) for mib in options.mib}
         pair.close()
     ray.shutdown()
@@ -80,19 +80,23 @@ def main() -> None:
         options.json.write_text(json.dumps(raw, indent=1))
 
 
-class Pair:
-    """Source and target, as the driver sees them."""
+class EndPair:
+    """The driver's handle of source and target."""
 
     def __init__(self, transport: str, size: int) -> None:
-        actor = ray.remote(num_cpus=1)(End)
+        actor = ray.remote(num_cpus=1)(TransferEnd)
         self._source, self._target = (actor.remote(name, transport, size) for name in (SOURCE, TARGET))
         self._transport = transport
         _get(self._source.connect.remote(_get(self._target.port.remote())))
 
-    def measure(self, size: int, repeat: int) -> dict[str, list[Run]]:
-        """Every stage `repeat` times, in turns. The first turn warms up, and checks that blocks arrive unchanged."""
+    def measure(self, size: int, repeat: int) -> dict[str, list[StageTiming]]:
+        """Measure every stage `repeat` times, in turns, after a warm-up turn that checks the arrived blocks.
+
+        Raises:
+            RuntimeError: the target's blocks are not the source's.
+        """
         source, target, blocks = self._source, self._target, size // BLOCK_BYTES
-        stages: dict[str, Callable[[], Sequence[Span]]] = {
+        stages: dict[str, Callable[[], Sequence[ProcessSpan]]] = {
             "memcpy": lambda: [_get(source.memcpy.remote(size))],
             "tcp": lambda: _both(source.tcp_send.remote(size), target.tcp_receive.remote(size)),
             "gather": lambda: [_get(source.gather.remote(blocks))],
@@ -103,12 +107,12 @@ class Pair:
         if self._transport == "shared":
             del stages["send"]
         _both(source.fill.remote(size), target.fill.remote(None))
-        runs: dict[str, list[Run]] = {stage: [] for stage in stages}
+        runs: dict[str, list[StageTiming]] = {stage: [] for stage in stages}
         for i in tqdm(range(repeat + 1), desc=f"{self._transport}, {size // MIB} MiB", unit="turn"):
             for stage, run in stages.items():
                 spans = run()
                 if i:
-                    runs[stage].append(Run.of(spans))
+                    runs[stage].append(StageTiming.of(spans))
             if i == 0 and len(set(_both(source.digest.remote(blocks), target.digest.remote(blocks)))) > 1:
                 raise RuntimeError("the target's blocks are not the source's")
         return runs
@@ -118,19 +122,19 @@ class Pair:
         for end in (self._source, self._target):
             ray.kill(end)
 
-    def _send(self, blocks: int) -> list[Span]:
+    def _send(self, blocks: int) -> list[ProcessSpan]:
         source, target = self._source, self._target
         channels = _get(source.channels.remote(1 + len(list(pieces(blocks)))))
         return _both(source.send_alone.remote(channels, blocks), target.receive_alone.remote(channels, blocks))
 
-    def _scatter(self, blocks: int) -> Span:
-        """As in a migration, the slots are the source's where they are shared, and else the target's own."""
+    def _scatter(self, blocks: int) -> ProcessSpan:
+        """Scatter from the source's slots if they are shared, else from the target's own, as in a migration."""
         holder = self._source if self._transport == "shared" else self._target
-        span: Span = _get(self._target.scatter.remote(_get(holder.hold.remote(blocks)), blocks))
+        span: ProcessSpan = _get(self._target.scatter.remote(_get(holder.hold.remote(blocks)), blocks))
         _get(holder.release.remote())
         return span
 
-    def _move(self, blocks: int) -> list[Span]:
+    def _move(self, blocks: int) -> list[ProcessSpan]:
         return [_get(self._source.move.remote(self._target, blocks)), _get(self._target.received.remote())]
 
 
@@ -142,7 +146,7 @@ def _both(at_source: Any, at_target: Any) -> list[Any]:
     return list(ray.get([at_source, at_target], timeout=LIMIT_S))
 
 
-def _print(transport: str, by_size: Mapping[int, Mapping[str, Sequence[Run]]]) -> None:
+def _print(transport: str, by_size: Mapping[int, Mapping[str, Sequence[StageTiming]]]) -> None:
     cores = len(os.sched_getaffinity(0))
     print(f"\n{transport}, {cores} cores: GB/s, median [min, max]; cores busy at the largest size")
     names = list(next(iter(by_size.values())))
@@ -157,8 +161,8 @@ def _print(transport: str, by_size: Mapping[int, Mapping[str, Sequence[Run]]]) -
         print(f"  {share:28}" + "  ".join(f"{mib} MiB {shares[mib][share]:.2f}" for mib in by_size))
 
 
-def _shares(runs: Mapping[str, Sequence[Run]], cores: int) -> dict[str, float]:
-    """The pipeline's rate over that of whatever could bound it."""
+def _shares(runs: Mapping[str, Sequence[StageTiming]], cores: int) -> dict[str, float]:
+    """The pipeline's rate over the rate of each possible bound."""
     took = {name: statistics.median(run.took_s for run in all_) for name, all_ in runs.items()}
     cpu = {name: statistics.median(run.cpu_s for run in all_) for name, all_ in runs.items()}
     stages = [name for name in runs if name not in (*YARDSTICKS, PIPELINE)]

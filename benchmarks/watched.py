@@ -1,10 +1,10 @@
-"""What being watched costs: serving with and without open pages, in interleaved pairs.
+"""The cost of open live pages: serving with and without them, in interleaved pairs.
 
     python -m benchmarks.watched [--pages 20] [--pairs 10] [--streams 16 64] [--json FILE]
 
-One replica with a real engine. A page is what it is to the server: a stream of `/mell/events` that is read as
-it comes. Drawing it costs the browser's machine, which is another one. A pair is one run with and one without pages, in
-turns; figures are ratios watched / unwatched of the pairs.
+One replica with a real engine. A page is a stream of `/mell/events`, read as it arrives; a browser's drawing is not
+part of the measurement. A pair is one run with and one without pages, in alternating order; figures are the pairs'
+ratios watched / unwatched.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 async def _pairs(streams: int, count: int, pages: int) -> list[tuple[Load, Load]]:
-    """(watched, unwatched) pairs; the order within a pair alternates."""
+    """Measure (watched, unwatched) pairs; the order within a pair alternates."""
     pairs: list[tuple[Load, Load]] = []
     await offer(PORT, MODEL, streams, PROMPT, OUTPUT, f"warm/{streams}")
     for i in tqdm(range(count), desc=f"{streams} streams", unit="pair"):
@@ -52,7 +52,7 @@ async def _pairs(streams: int, count: int, pages: int) -> list[tuple[Load, Load]
 
 @contextlib.asynccontextmanager
 async def _watching(pages: int) -> AsyncIterator[None]:
-    """So many pages are open, each of which has its first picture."""
+    """Open `pages` pages, and wait for the first picture of each."""
     opened = [asyncio.Event() for _ in range(pages)]
     reading = [asyncio.create_task(_page(event)) for event in opened]
     try:

@@ -1,4 +1,4 @@
-"""The benchmarks of decisions run, and their figures are of what they say."""
+"""The benchmarks of decisions run, and their figures have the requested shape."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from benchmarks import epoch, floor, planner
 
 
 @pytest.mark.parametrize("benchmark", [epoch, planner])
-def test_the_load_is_there_for_as_long_as_is_asked(benchmark: ModuleType, tmp_path: Path) -> None:
+def test_load_lasts_for_all_epochs(benchmark: ModuleType, tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     benchmark.main(["--policy", "pack", "--replicas", "13", "--epochs", "4", "--json", str(figures)])
     [speed] = json.loads(figures.read_text())
@@ -19,6 +19,6 @@ def test_the_load_is_there_for_as_long_as_is_asked(benchmark: ModuleType, tmp_pa
     assert all(value > 0 for name, value in speed.items() if name.endswith("_ms"))
 
 
-def test_an_epoch_that_decides_nothing_keeps_up_with_the_load() -> None:
+def test_bare_epochs_time_every_part() -> None:
     times = floor.measure(replicas=10, epochs=5)
     assert {name: len(found) for name, found in times.items()} == {"out": 5, "sizes": 5, "sizes, numpy": 5, "in": 5}
