@@ -1,1 +1,6 @@
-"""The `mell` command: what an operator sees and does in a terminal, over the HTTP API. Starts without Ray and vLLM."""
+"""The `mell` command: an operator's view of a running Mell, and orders to it, over its HTTP API.
+
+No other code imports this room; it imports `app.client` and starts without Ray, vLLM and torch. State and migration
+records come from an ingress, arguments from a terminal; text or JSON goes to the terminal, orders go to the ingress.
+Each command lies in the module of its name; `replay`, `simulate` and `keys` are in `programs`.
+"""

@@ -1,4 +1,4 @@
-"""`python -m app.cli`: the same as `mell`."""
+"""`python -m app.cli`: the `mell` command."""
 
 from app.cli.main import main
 

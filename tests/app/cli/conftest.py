@@ -1,4 +1,4 @@
-"""A terminal whose clock is told, and an endpoint with knobs."""
+"""A terminal with a manual clock, and a fake endpoint."""
 
 import io
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ from tests.app.cli.fake_mell import FakeMell, serving
 
 
 class Stage:
-    """A terminal 100 columns wide; `then` holds what happens during the sleeps to come, one by one."""
+    """A terminal of 100 columns; each sleep runs the next action of `then`, or raises KeyboardInterrupt."""
 
     def __init__(self, as_json: bool = False) -> None:
         self.now_s = 0.0
@@ -22,7 +22,7 @@ class Stage:
 
     @property
     def text(self) -> str:
-        """What was written."""
+        """The output so far."""
         return self._out.getvalue()
 
     def _sleep(self, seconds: float) -> None:
@@ -34,26 +34,26 @@ class Stage:
 
 @pytest.fixture
 def mell() -> FakeMell:
-    """What the endpoint does."""
+    """The fake behind `url`."""
     return FakeMell()
 
 
 @pytest.fixture
 def url(mell: FakeMell) -> Iterator[str]:
-    """Where it does that."""
+    """The URL of the fake endpoint."""
     with serving(mell) as found:
         yield found
 
 
 @pytest.fixture(autouse=True)
 def no_operator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the environment of whoever runs the tests says about Mell is not heeded."""
+    """Tests ignore the environment of the user who runs them."""
     for name in ("MELL_URL", "MELL_ADMIN_KEY", "FORCE_COLOR", "COLUMNS", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
 
 
 def drawn(shown: RenderableType, width: int = 80, encoding: str = "utf-8") -> str:
-    """What a terminal of that width shows, without colours, blanks at ends of lines cut."""
+    """The output at `width` columns, without colours and trailing blanks."""
     out = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     console = Console(file=out, width=width, highlight=False, color_system=None)
     console.print(shown)

@@ -1,4 +1,4 @@
-"""The operator's part of the HTTP API, with knobs."""
+"""A fake of the operator's part of the HTTP API."""
 
 import socket
 import threading
@@ -20,12 +20,12 @@ from tests.app.client.sample import BUSY, MOVED
 
 @dataclass
 class FakeMell:
-    """What it says, what it refuses, and what it was told to do."""
+    """Its answers, its refusal, and the orders that it got."""
 
     state: dict[str, Any] = field(default_factory=lambda: BUSY)
     migrations: dict[str, Any] = field(default_factory=lambda: MOVED)
     refusal: ApiError | None = None
-    """The answer to every call, if it is set."""
+    """The answer to every call, if set."""
     admin_key: str | None = None
     orders: list[Any] = field(default_factory=list)
 
@@ -61,14 +61,14 @@ class FakeMell:
 
 
 def free_port() -> int:
-    """A port of loopback where nobody listens."""
+    """An unused port of loopback."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])
 
 
 @contextmanager
 def serving(mell: FakeMell, port: int = 0) -> Iterator[str]:
-    """The endpoint's URL, for as long as the block runs."""
+    """Serve the fake for the duration of the block; its URL."""
     server = uvicorn.Server(uvicorn.Config(mell.app(), log_level="critical", lifespan="off", ws="none"))
     with socket.create_server(("127.0.0.1", port)) as listener:
         thread = threading.Thread(target=server.run, args=([listener],))

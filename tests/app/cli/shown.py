@@ -1,4 +1,4 @@
-"""Whether a command line that is shown somewhere is one, without running it."""
+"""Parses documented command lines of `mell` without running them."""
 
 from collections.abc import Sequence
 
@@ -8,12 +8,12 @@ from app.cli.main import app
 
 
 def commands() -> set[str]:
-    """The names of the commands."""
+    """The names of all commands."""
     return set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
 
 
 def takes(words: Sequence[str]) -> None:
-    """Have `mell` parse what stands behind its name, and do nothing with it. Raises what the parser raises."""
+    """Parse the arguments of a `mell` command line. Raises the parser's error."""
     whole = typer.main.get_command(app)
     if words[0].startswith("-"):
         assert words[0] in [name for option in whole.get_params(typer.Context(whole)) for name in option.opts]

@@ -40,7 +40,7 @@ def test_status_as_json_is_the_document(at: Mell, mell: FakeMell) -> None:
     assert json.loads(at("status", "--json").stdout) == mell.state
 
 
-def test_url_and_key_may_come_from_the_environment(url: str, mell: FakeMell) -> None:
+def test_url_and_key_from_the_environment(url: str, mell: FakeMell) -> None:
     mell.admin_key = "secret"
     assert run("status", MELL_URL=url, MELL_ADMIN_KEY="secret").exit_code == 0
     refused = run("status", MELL_URL=url)
@@ -54,7 +54,7 @@ def test_migrations_are_listed_newest_first(at: Mell, mell: FakeMell) -> None:
     assert listed == {"migrations": mell.migrations["migrations"][:2]}
 
 
-def test_a_timeline_is_written_where_it_is_wanted(at: Mell, tmp_path: Path) -> None:
+def test_a_timeline_is_written_to_its_file(at: Mell, tmp_path: Path) -> None:
     file = tmp_path / "timeline.json"
     result = at("timeline", str(file))
     assert result.exit_code == 0 and result.stdout.startswith("2 migrations in")
@@ -64,7 +64,7 @@ def test_a_timeline_is_written_where_it_is_wanted(at: Mell, tmp_path: Path) -> N
     assert refused.exit_code == 1 and "cannot be written" in refused.stderr
 
 
-def test_a_move_is_ordered_as_it_was_given(at: Mell, mell: FakeMell) -> None:
+def test_an_order_to_move_has_its_arguments(at: Mell, mell: FakeMell) -> None:
     result = at("move", "demo", "bbbbbbbb", "--path", "tokens", "--json")
     assert (result.exit_code, json.loads(result.stdout)) == (0, {"id": "0123456789abcdef"})
     assert at("move", "demo").exit_code == 0
@@ -75,7 +75,7 @@ def test_a_move_is_ordered_as_it_was_given(at: Mell, mell: FakeMell) -> None:
     assert [parse_move(json.dumps(order).encode()).path for order in mell.orders] == ["tokens", "auto"]
 
 
-def test_waiting_for_a_move_tells_its_outcome(at: Mell, mell: FakeMell) -> None:
+def test_a_wait_for_a_move_shows_its_outcome(at: Mell, mell: FakeMell) -> None:
     result = at("move", "demo", "--wait")
     assert result.exit_code == 0 and "committed, paused 6.6 ms" in result.stdout
     mell.migrations = {"migrations": [record("0123456789abcdef", Outcome.ABORTED, error="the target died")]}
@@ -83,7 +83,7 @@ def test_waiting_for_a_move_tells_its_outcome(at: Mell, mell: FakeMell) -> None:
     assert result.exit_code == 1 and "aborted: the target died" in result.stderr
 
 
-def test_a_refused_order_says_what_the_server_says(at: Mell, mell: FakeMell) -> None:
+def test_a_refused_order_shows_the_servers_message(at: Mell, mell: FakeMell) -> None:
     mell.refusal = ApiError(409, "2 requests are called 'demo'", details={"candidates": ["a", "b"]})
     result = at("move", "demo")
     assert (result.exit_code, result.stdout, result.stderr) == (1, "", "mell: 2 requests are called 'demo'\n")
@@ -91,7 +91,7 @@ def test_a_refused_order_says_what_the_server_says(at: Mell, mell: FakeMell) -> 
     assert result.exit_code == 1 and json.loads(result.stdout)["error"]["candidates"] == ["a", "b"]
 
 
-def test_a_drain_is_ordered(at: Mell, mell: FakeMell) -> None:
+def test_an_order_to_drain_names_the_replica(at: Mell, mell: FakeMell) -> None:
     result = at("drain", "aaaaaaaa", "--json")
     assert (result.exit_code, json.loads(result.stdout)) == (0, {"id": "aaaaaaaa", "state": "DRAINING"})
     assert mell.orders == ["aaaaaaaa"]
@@ -120,7 +120,7 @@ def test_wrong_usage_is_status_2(arguments: tuple[str, ...]) -> None:
     assert run(*arguments).exit_code == 2
 
 
-def test_the_version_is_told() -> None:
+def test_the_version() -> None:
     assert run("--version").stdout == f"mell {VERSION}\n"
 
 
@@ -134,7 +134,7 @@ def test_the_version_is_told() -> None:
         (("keys",), "app.keys", []),
     ],
 )
-def test_other_programs_get_everything(
+def test_programs_get_all_arguments(
     arguments: tuple[str, ...], module: str, rest: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     become: list[Any] = []
@@ -145,7 +145,7 @@ def test_other_programs_get_everything(
     assert environment["PYTHONPATH"]
 
 
-def test_a_replay_goes_to_the_url_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replay_uses_the_url_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     become: list[Any] = []
     monkeypatch.setattr("os.execve", lambda *given: become.append(given[1]))
     run("replay", "--minutes", "1", MELL_URL="http://x")

@@ -1,16 +1,16 @@
-"""Migrations as trace events: spans that are where they were, and never overlap on a thread."""
+"""Migrations as trace events: their spans have the right times and never overlap on a thread."""
 
 from itertools import pairwise
 from typing import Any
 
-from app.cli.views.timeline import timeline
+from app.cli.timeline import trace_events
 from app.client.documents import parse_records
 from migration.record import Outcome
 from tests.app.client.sample import NOW, record
 
 
 def events(*records: dict[str, Any]) -> list[dict[str, Any]]:
-    return timeline(parse_records(records))
+    return trace_events(parse_records(records))
 
 
 def spans(*records: dict[str, Any]) -> list[dict[str, Any]]:
@@ -25,21 +25,21 @@ def test_a_migration_spans_to_the_first_new_token_and_ends_with_the_pause() -> N
     assert (pause["pid"], pause["tid"]) == (whole["pid"], whole["tid"])
 
 
-def test_what_has_not_ended_is_left_out_and_what_failed_looks_so() -> None:
+def test_running_migrations_are_left_out_and_failed_ones_differ_in_colour() -> None:
     failed = record("b", Outcome.ABORTED, pause_s=None, resume_s=None, error="the target died")
     (span,) = spans(record("a", None), failed)
     assert (span["dur"], span["args"]["error"]) == (48_000, "the target died")
     assert span["cname"] != spans(record("a"))[0]["cname"]
 
 
-def test_every_replica_is_a_process_of_its_own_and_named() -> None:
-    told = events(record("a", source="cccccccc", target="aaaaaaaa"), record("b"))
-    names = {event["pid"]: event["args"]["name"] for event in told if event["name"] == "process_name"}
+def test_every_source_replica_is_a_named_process() -> None:
+    found = events(record("a", source="cccccccc", target="aaaaaaaa"), record("b"))
+    names = {event["pid"]: event["args"]["name"] for event in found if event["name"] == "process_name"}
     assert sorted(names.values()) == ["Mell: moved away from aaaaaaaa", "Mell: moved away from cccccccc"]
-    assert {event["pid"] for event in told} == set(names)
+    assert {event["pid"] for event in found} == set(names)
 
 
-def test_migrations_at_a_time_are_on_threads_of_their_own() -> None:
+def test_concurrent_migrations_are_on_separate_threads() -> None:
     lasting: dict[str, Any] = {"duration_s": 1.0, "pause_s": None, "resume_s": None}
     at = {"a": 0.0, "b": 0.5, "c": 0.75, "d": 1.0, "e": 1.5}
     made = [record(id, started_at=NOW + seconds, **lasting) for id, seconds in at.items()]
@@ -50,5 +50,5 @@ def test_migrations_at_a_time_are_on_threads_of_their_own() -> None:
         assert all(before["ts"] + before["dur"] <= after["ts"] for before, after in pairwise(row))
 
 
-def test_without_migrations_there_is_nothing_to_show() -> None:
+def test_without_migrations_there_are_no_events() -> None:
     assert events() == []

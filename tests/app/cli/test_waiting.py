@@ -1,15 +1,17 @@
-"""What goes on until something has come about, or until Ctrl-C."""
+"""Commands that wait for an outcome or run until Ctrl-C."""
 
 import json
 from contextlib import ExitStack
 
 import pytest
 
-from app.cli.endpoint import Endpoint
+from app.cli.drain import drain
+from app.cli.endpoint import MellEndpoint
 from app.cli.errors import Failed, NotThere
-from app.cli.ordering import drain, move
+from app.cli.migrations import follow
+from app.cli.move import move
 from app.cli.terminal import PATIENCE_S
-from app.cli.watching import Watch, follow, top
+from app.cli.top import TopScreen, top
 from migration.record import Outcome
 from tests.app.cli.conftest import Stage, drawn
 from tests.app.cli.fake_mell import FakeMell, free_port, serving
@@ -18,26 +20,26 @@ from tests.app.client.sample import BUSY, NOW, record, replica, request, state
 ID = "0123456789abcdef"
 
 
-def test_a_move_is_waited_for_while_it_runs(url: str, mell: FakeMell) -> None:
+def test_move_waits_for_the_outcome(url: str, mell: FakeMell) -> None:
     mell.migrations = {"migrations": [record(ID, None)]}
     stage = Stage(as_json=True)
     ended = {"migrations": [record(ID)]}
     stage.then = [lambda: None, lambda: setattr(mell, "migrations", ended)]
-    with Endpoint(url) as endpoint:
+    with MellEndpoint(url) as endpoint:
         move(endpoint, stage.terminal, "demo", None, "auto", wait=True)
     assert json.loads(stage.text) == ended["migrations"][0] and stage.then == []
 
 
-def test_a_migration_that_nobody_knows_any_more_is_not_waited_for_for_ever(url: str, mell: FakeMell) -> None:
+def test_move_gives_up_on_an_unlisted_migration(url: str, mell: FakeMell) -> None:
     mell.migrations = {"migrations": []}
     stage = Stage()
     stage.then = [lambda: None] * 100
-    with Endpoint(url) as endpoint, pytest.raises(Failed, match="nobody knows of migration"):
+    with MellEndpoint(url) as endpoint, pytest.raises(Failed, match="is no longer listed"):
         move(endpoint, stage.terminal, "demo", None, "auto", wait=True)
     assert PATIENCE_S < stage.now_s < PATIENCE_S + 2
 
 
-def test_a_drain_is_waited_for_until_the_replica_is_gone(url: str, mell: FakeMell) -> None:
+def test_drain_waits_until_the_replica_is_gone(url: str, mell: FakeMell) -> None:
     def see(at_s: float, *left: object) -> None:
         mell.state = state(*left, as_of=NOW + at_s)  # type: ignore[arg-type]
 
@@ -48,14 +50,14 @@ def test_a_drain_is_waited_for_until_the_replica_is_gone(url: str, mell: FakeMel
     stage = Stage()
     stage.then = [
         lambda: see(1, on("x", "y")),
-        lambda: see(2),  # missing once, as when it is slow to report
+        lambda: see(2),  # missing once, like a slow replica
         lambda: see(3, on("x")),
         lambda: see(4),
-        lambda: None,  # the same look again says nothing new
+        lambda: None,  # an unchanged state does not count
         lambda: setattr(mell, "state", {"as_of": 0.0, "mode": "off", "replicas": []}),
         lambda: see(5),
     ]
-    with Endpoint(url) as endpoint:
+    with MellEndpoint(url) as endpoint:
         drain(endpoint, stage.terminal, "a", wait=True)
     assert stage.then == []
     assert stage.text.splitlines()[1:] == [
@@ -65,67 +67,67 @@ def test_a_drain_is_waited_for_until_the_replica_is_gone(url: str, mell: FakeMel
     ]
 
 
-def test_following_tells_the_last_ones_and_then_each_as_it_ends(url: str, mell: FakeMell) -> None:
+def test_follow_shows_the_last_ones_and_then_each_as_it_ends(url: str, mell: FakeMell) -> None:
     running, old, older = record("new", None), record("old"), record("older", Outcome.REFUSED)
     mell.migrations = {"migrations": [running, old, older]}
     ended = record("new")
     stage = Stage(as_json=True)
     stage.then = [lambda: None, lambda: setattr(mell, "migrations", {"migrations": [ended, old, older]})]
-    with Endpoint(url) as endpoint, pytest.raises(KeyboardInterrupt):
+    with MellEndpoint(url) as endpoint, pytest.raises(KeyboardInterrupt):
         follow(endpoint, stage.terminal, last=1)
     assert [json.loads(line) for line in stage.text.splitlines()] == [old, ended]
 
 
-def test_following_in_text_has_one_heading(url: str, mell: FakeMell) -> None:
+def test_follow_in_text_has_one_heading(url: str, mell: FakeMell) -> None:
     mell.migrations = {"migrations": [record("m2"), record("m1")]}
     stage = Stage()
-    with Endpoint(url) as endpoint, pytest.raises(KeyboardInterrupt):
+    with MellEndpoint(url) as endpoint, pytest.raises(KeyboardInterrupt):
         follow(endpoint, stage.terminal, last=20)
     assert [line.split()[0] for line in stage.text.splitlines()] == ["ID", "m1", "m2"]
 
 
-def test_top_goes_on_without_an_answer_and_when_it_is_back(mell: FakeMell) -> None:
+def test_top_survives_an_outage_of_the_endpoint(mell: FakeMell) -> None:
     port, stage = free_port(), Stage()
-    endpoint = Endpoint(f"http://127.0.0.1:{port}")
+    endpoint = MellEndpoint(f"http://127.0.0.1:{port}")
     with serving(mell, port):
-        watch = Watch(endpoint, stage.terminal)
+        screen = TopScreen(endpoint, stage.terminal)
     stage.now_s = 4.0
-    watch.look()
-    shown = drawn(watch.render(), 120)
+    screen.refresh()
+    shown = drawn(screen.render(), 120)
     assert "no answer for 4 s: nothing listens at" in shown and "aaaaaaaa" in shown
     mell.state = state(replica("dddddddd"))
     with serving(mell, port), endpoint:
-        watch.look()
-    shown = drawn(watch.render(), 120)
+        screen.refresh()
+    shown = drawn(screen.render(), 120)
     assert "no answer" not in shown and "dddddddd" in shown
 
 
-def test_top_counts_while_an_answer_is_waited_for(url: str) -> None:
+def test_top_shows_the_age_of_the_answer_during_a_slow_call(url: str) -> None:
     stage = Stage()
-    with Endpoint(url) as endpoint:
-        watch = Watch(endpoint, stage.terminal)
+    with MellEndpoint(url) as endpoint:
+        screen = TopScreen(endpoint, stage.terminal)
     stage.now_s = 7.0
-    assert "no answer for 7 s" in drawn(watch.render())
+    assert "no answer for 7 s" in drawn(screen.render())
 
 
-def test_top_shows_what_is_new_until_it_is_interrupted(url: str, mell: FakeMell) -> None:
+def test_top_shows_changes_until_it_is_interrupted(url: str, mell: FakeMell) -> None:
     stage = Stage()
     grown = state(replica("aaaaaaaa", request("cmpl-1", 1660), request("cmpl-2", 640), used=72))
     stage.then = [lambda: setattr(mell, "state", grown)]
-    with Endpoint(url) as endpoint, pytest.raises(KeyboardInterrupt):
+    with MellEndpoint(url) as endpoint, pytest.raises(KeyboardInterrupt):
         top(endpoint, stage.terminal)
     assert "last 1 s: 0.0 requests/s came, 2.0 left; 60 tokens/s" in stage.text
 
 
-def test_top_as_json_is_a_document_per_look(url: str) -> None:
+def test_top_as_json_is_one_document_per_second(url: str) -> None:
     stage = Stage(as_json=True)
     stage.then = [lambda: None]
-    with Endpoint(url) as endpoint, pytest.raises(KeyboardInterrupt):
+    with MellEndpoint(url) as endpoint, pytest.raises(KeyboardInterrupt):
         top(endpoint, stage.terminal)
     assert [json.loads(line) for line in stage.text.splitlines()] == [BUSY, BUSY]
 
 
-def test_who_follows_goes_on_when_the_endpoint_is_back(mell: FakeMell) -> None:
+def test_follow_survives_an_outage_of_the_endpoint(mell: FakeMell) -> None:
     mell.migrations = {"migrations": []}
     port, stage = free_port(), Stage(as_json=True)
     ended = record("m")
@@ -136,16 +138,16 @@ def test_who_follows_goes_on_when_the_endpoint_is_back(mell: FakeMell) -> None:
         servers.enter_context(serving(mell, port))
 
     stage.then = [servers.close, *(30 * [lambda: None]), back, lambda: None]
-    with servers, Endpoint(f"http://127.0.0.1:{port}") as endpoint:
+    with servers, MellEndpoint(f"http://127.0.0.1:{port}") as endpoint:
         servers.enter_context(serving(mell, port))
         with pytest.raises(KeyboardInterrupt):
             follow(endpoint, stage.terminal, last=0)
     assert stage.now_s > PATIENCE_S and [json.loads(line) for line in stage.text.splitlines()] == [ended]
 
 
-def test_silence_is_borne_for_a_while(mell: FakeMell) -> None:
+def test_a_wait_ends_after_a_long_silence(mell: FakeMell) -> None:
     stage = Stage()
     stage.then = [lambda: None] * 100
-    with Endpoint(f"http://127.0.0.1:{free_port()}") as endpoint, pytest.raises(NotThere):
-        next(stage.terminal.looks(endpoint.state, 0.5))
+    with MellEndpoint(f"http://127.0.0.1:{free_port()}") as endpoint, pytest.raises(NotThere):
+        next(stage.terminal.poll(endpoint.state, 0.5))
     assert PATIENCE_S < stage.now_s < PATIENCE_S + 2

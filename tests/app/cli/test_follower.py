@@ -1,8 +1,8 @@
-"""Each migration is told once."""
+"""The follower reports each migration once."""
 
 from typing import Any
 
-from app.cli.following import Follower
+from app.cli.migrations import Follower
 from app.client.documents import Records, parse_records
 from migration.record import Outcome
 from tests.app.client.sample import record
@@ -16,30 +16,30 @@ def ids(records: Records) -> list[str]:
     return [record.id for record in records]
 
 
-def test_what_has_ended_is_told_once_oldest_first() -> None:
+def test_ended_migrations_are_reported_once_oldest_first() -> None:
     follower = Follower()
     assert ids(follower.feed(listed(record("new"), record("old")))) == ["old", "new"]
     assert follower.feed(listed(record("new"), record("old"))) == ()
 
 
-def test_what_is_under_way_is_told_when_it_ends() -> None:
+def test_a_running_migration_is_reported_when_it_ends() -> None:
     follower = Follower()
     assert follower.feed(listed(record("m", None))) == ()
     assert ids(follower.feed(listed(record("m", Outcome.REFUSED)))) == ["m"]
 
 
-def test_how_long_it_took_is_waited_for_until_the_next_look() -> None:
+def test_a_report_waits_one_list_for_the_total_time() -> None:
     follower = Follower()
-    untold = record("m", resume_s=None)
-    assert follower.feed(listed(untold)) == ()
-    (told,) = follower.feed(listed(record("m")))
-    assert told.whole_s is not None
+    incomplete = record("m", resume_s=None)
+    assert follower.feed(listed(incomplete)) == ()
+    (reported,) = follower.feed(listed(record("m")))
+    assert reported.whole_s is not None
     impatient = Follower()
-    impatient.feed(listed(untold))
-    assert ids(impatient.feed(listed(untold))) == ["m"]
+    impatient.feed(listed(incomplete))
+    assert ids(impatient.feed(listed(incomplete))) == ["m"]
 
 
-def test_what_is_skipped_is_not_told_unless_it_was_under_way() -> None:
+def test_skipped_migrations_are_not_reported_unless_running() -> None:
     follower = Follower()
     follower.skip(listed(record("done"), record("running", None)))
     assert ids(follower.feed(listed(record("done"), record("running")))) == ["running"]

@@ -1,11 +1,11 @@
-"""The command as a process of its own."""
+"""`mell` as a process, and the programs that it runs."""
 
 import json
 import subprocess
 import sys
 from pathlib import Path
 
-from app.cli.passing import ROOT
+from app.cli.programs import ROOT
 
 HEAVY = "{'ray', 'torch', 'vllm', 'cupy', 'starlette', 'fastapi', 'numpy', 'pydantic', 'yaml'}"
 
@@ -14,7 +14,7 @@ def python(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[
     return subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True, timeout=120)
 
 
-def test_it_starts_without_what_is_heavy() -> None:
+def test_it_starts_without_heavy_packages() -> None:
     code = f"import json, sys, app.cli.main; print(json.dumps(sorted({HEAVY} & sys.modules.keys())))"
     assert json.loads(python("-c", code).stdout) == []
 
@@ -24,14 +24,14 @@ def test_it_runs_as_a_module() -> None:
     assert (ended.returncode, ended.stdout[:5]) == (0, "mell ")
 
 
-def test_other_programs_answer_for_themselves() -> None:
+def test_programs_have_their_own_output_and_status() -> None:
     ended = python("-m", "app.cli", "simulate", "--list-policies")
     assert ended.returncode == 0 and "pack" in ended.stdout
     ended = python("-m", "app.cli", "keys", "a b")
     assert ended.returncode == 1 and "is not a valid name" in ended.stderr
 
 
-def test_what_lies_in_the_working_directory_is_not_imported_in_its_place(tmp_path: Path) -> None:
+def test_the_working_directory_is_not_on_the_import_path(tmp_path: Path) -> None:
     (tmp_path / "app").mkdir()
     (tmp_path / "app" / "__init__.py").write_text("raise SystemExit('the wrong one')")
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from app.cli.main import main; main()"

@@ -1,14 +1,16 @@
-"""`mell status`: the replicas, their totals and what was moved lately; pure."""
+"""`mell status`: the replicas, their totals, and the migrations so far. Everything but `status` is pure."""
 
+import time
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from app.cli.views.bars import Bar, fullness
-from app.cli.views.migrations import sentence
-from app.cli.views.numbers import age, count, plural
+from app.cli.endpoint import MellEndpoint
+from app.cli.formatting import Bar, age, count, plural, usage_colour
+from app.cli.migrations import summary
+from app.cli.terminal import Terminal
 from app.client.documents import Records, ReplicaDocument, StateDocument
 from migration.record import Outcome
 from policies.model import ReplicaState
@@ -17,13 +19,24 @@ _STALE_S = 5.0
 _STATES = {ReplicaState.RUNNING: "green", ReplicaState.DRAINING: "yellow"}
 
 
-def show_status(url: str, state: StateDocument, records: Records, now: float) -> RenderableType:
-    """The page. `now` is in seconds since 1970."""
-    return Group(*header(url, state, now), replicas(state.replicas), Text(), totals(state), *lately(records, now))
+def status(endpoint: MellEndpoint, terminal: Terminal) -> None:
+    """Show the replicas once; as JSON, the document at `/mell/state`."""
+    if terminal.as_json:
+        terminal.write(endpoint.state_document())
+        return
+    state, records = endpoint.state(), endpoint.migrations()
+    terminal.show(render_status(endpoint.url, state, records, time.time()))
+
+
+def render_status(url: str, state: StateDocument, records: Records, now: float) -> RenderableType:
+    """The whole output. `now` is in seconds since 1970."""
+    return Group(
+        *header(url, state, now), replica_table(state.replicas), Text(), totals(state), *migration_counts(records, now)
+    )
 
 
 def header(url: str, state: StateDocument, now: float) -> list[Text]:
-    """Where, how, and how many replicas; a warning when nobody has looked for long."""
+    """The URL, the mode and the number of replicas; a warning if the state is old."""
     wanted = "" if state.wanted is None else f" of {state.wanted} wanted"
     policy = f", policy {state.policy}" if state.policy else ""
     lines = [
@@ -33,29 +46,29 @@ def header(url: str, state: StateDocument, now: float) -> list[Text]:
     if state.dry_run:
         lines.append(Text(f"dry run: {state.dry_run}", "cyan"))
     if not state.as_of:
-        lines.append(Text("the scheduler has not said anything yet", "yellow"))
+        lines.append(Text("no report from the scheduler yet", "yellow"))
     elif (old_s := now - state.as_of) > _STALE_S:
-        lines.append(Text(f"as of {age(old_s)} ago: the scheduler is away, or the clocks differ", "yellow"))
+        lines.append(Text(f"as of {age(old_s)} ago: the scheduler is unavailable, or the clocks differ", "yellow"))
     if state.resting:
         pairs = ", ".join(f"{source} → {target}" for source, target in state.resting)
-        lines.append(Text(f"moves rest, after failures: {pairs}", "yellow"))
+        lines.append(Text(f"no moves after failures: {pairs}", "yellow"))
     return [*lines, Text()]
 
 
-def replicas(found: Sequence[ReplicaDocument]) -> Table:
-    """One row for each replica."""
+def replica_table(replicas: Sequence[ReplicaDocument]) -> Table:
+    """One row per replica."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, expand=True)
     for name in ("REPLICA", "STATE", "NODE"):
         table.add_column(name, no_wrap=True)
     table.add_column("KV CACHE", ratio=1, no_wrap=True)
     for name in ("", "USED/TOKENS", "REQ", "WAIT"):
         table.add_column(name, justify="right", no_wrap=True)
-    for replica in found:
+    for replica in replicas:
         table.add_row(
             Text(replica.id),
-            state_of(replica),
+            styled_state(replica),
             Text(replica.node[:8]),
-            Bar((replica.used_tokens,), replica.capacity_tokens, fullness(replica.used_share)),
+            Bar((replica.used_tokens,), replica.capacity_tokens, usage_colour(replica.used_share)),
             Text(f"{replica.used_share:.0%}"),
             Text(f"{count(replica.used_tokens)}/{count(replica.capacity_tokens)}"),
             Text(f"{len(replica.requests)}"),
@@ -64,13 +77,13 @@ def replicas(found: Sequence[ReplicaDocument]) -> Table:
     return table
 
 
-def state_of(replica: ReplicaDocument) -> Text:
-    """The state of a replica, in its colour."""
+def styled_state(replica: ReplicaDocument) -> Text:
+    """A replica's state in its colour."""
     return Text(replica.state, next((style for state, style in _STATES.items() if state == replica.state), "cyan"))
 
 
 def totals(state: StateDocument) -> Text:
-    """All replicas together."""
+    """Totals over all replicas."""
     used, capacity = (sum(getattr(r, name) for r in state.replicas) for name in ("used_tokens", "capacity_tokens"))
     share = f" ({used / capacity:.0%})" if capacity else ""
     waiting = sum(replica.waiting for replica in state.replicas)
@@ -81,13 +94,13 @@ def totals(state: StateDocument) -> Text:
     )
 
 
-def lately(records: Records, now: float) -> list[Text]:
-    """The migrations that are remembered, and the newest of them."""
+def migration_counts(records: Records, now: float) -> list[Text]:
+    """The number of listed migrations by outcome, and the newest one."""
     if not records:
         return [Text("migrations: none")]
     outcomes = [record.outcome for record in records]
-    known = ", ".join(f"{n} {outcome}" for outcome in Outcome if (n := outcomes.count(outcome)))
+    ended = ", ".join(f"{n} {outcome}" for outcome in Outcome if (n := outcomes.count(outcome)))
     under_way = f"{outcomes.count(None)} under way" if None in outcomes else ""
-    counts = Text(f"migrations: {', '.join(filter(None, (known, under_way)))}")
-    newest = Text.assemble(f"newest, {age(now - records[0].started_at)} ago: ", sentence(records[0]))
+    counts = Text(f"migrations: {', '.join(filter(None, (ended, under_way)))}")
+    newest = Text.assemble(f"newest, {age(now - records[0].started_at)} ago: ", summary(records[0]))
     return [counts, newest]

