@@ -112,7 +112,7 @@ def measure(spec: str, count: int, epochs: int, seed: int = 0) -> PlannerSpeed:
             replicas.grow(request, tokens)
         reports = replicas.reports(now)
         began = time.process_time()
-        ledger.report(reports, now)
+        ledger.report(((load, now) for load in reports), now)
         planner.observe(Observation(now, ledger.state(now), max_replicas=count))
         saw = time.process_time()
         decided = planner.decide(Mode.ACT)

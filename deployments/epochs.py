@@ -2,12 +2,12 @@
 
 import asyncio
 import logging
-import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 
-from deployments.cluster import Cluster
 from deployments.config import SchedulerConfig
 from deployments.dispatch import Dispatch, Route
+from deployments.gatherer import Gatherer
+from deployments.listing import Listing
 from deployments.recording import Epoch, Recorder
 from deployments.rehearsal import Rehearsal
 from deployments.report import ReplicaReport
@@ -15,11 +15,11 @@ from deployments.scaler import Scaler
 from deployments.telemetry import Telemetry
 from migration.errors import Refused
 from migration.paths import URGENCY
-from migration.record import MigrationRecord
+from migration.ports import Clock
 from policies.decision.ledger import Ledger
 from policies.decision.observation import Observation
 from policies.decision.planner import Decided, Mode, Planner
-from policies.model import ClusterState, ReplicaId, ReplicaState, RequestId
+from policies.model import ClusterState, ReplicaState, RequestId
 from policies.plan import Move, Reason
 
 log = logging.getLogger("ray.serve")
@@ -32,41 +32,39 @@ Routing = Callable[[list[Move]], tuple[list[Move], Mapping[RequestId, Route]]]
 
 
 class Epochs:
-    """Runs epochs. `reports` holds what replicas said last, `as_of` when that was (seconds since the epoch)."""
+    """Runs epochs."""
 
     def __init__(
         self,
         config: SchedulerConfig,
         fence: int,
-        cluster: Cluster,
+        listing: Listing,
+        gatherer: Gatherer,
         ledger: Ledger,
         planner: Planner,
         dispatch: Dispatch,
         scaler: Scaler,
         telemetry: Telemetry,
-        heard: Callable[[MigrationRecord], None],
-        profile: Callable[[Collection[ReplicaReport]], None],
         route: Routing,
+        clock: Clock,
         recorder: Recorder | None = None,
         rehearsal: Rehearsal | None = None,
     ) -> None:
         self._config = config
         self._fence = fence
-        self._cluster = cluster
+        self._listing = listing
+        self._gatherer = gatherer
         self._ledger = ledger
         self._planner = planner
         self._dispatch = dispatch
         self._scaler = scaler
         self._telemetry = telemetry
-        self._heard = heard
-        self._profile = profile
         self._route = route
+        self._clock = clock
         self._recorder = recorder
         self._rehearsal = rehearsal
         self._soon = asyncio.Event()
-        self.reports: dict[ReplicaId, ReplicaReport] = {}
-        self.as_of = 0.0
-        self.last = time.monotonic()
+        self.last = clock()
         self.known = asyncio.Event()
 
     def hurry(self) -> None:
@@ -93,38 +91,31 @@ class Epochs:
 
     async def epoch(self) -> None:
         """One epoch. Raises Refused when a newer scheduler is at work."""
-        await self._cluster.refresh()
-        await self.gather()
-        passed_s = time.monotonic() - self.last
-        self.last = time.monotonic()
+        await self._listing.refresh()
+        await self._gatherer.gather(urgent=True)
+        passed_s = self._clock() - self.last
+        self.last = self._clock()
         seen = self._observe()
         self._telemetry.epoch(seen.state.replicas, passed_s, self._scaler.wanted)
         self._planner.observe(seen)
         decided = self._planner.decide(self._config.mode)
-        if self.reports:
+        if self._gatherer.received:
             self.known.set()
         put_off = self._act(decided)
         if self._recorder is not None:
             self._recorder.record(Epoch(seen, self._config.mode, decided.plan, decided.orders, put_off))
         if self._rehearsal is not None:
-            self._rehearsal.epoch(seen, [report.profile for report in self.reports.values()])
-
-    async def gather(self, timeout_s: float | None = None) -> None:
-        """Take the replicas' reports, without deciding anything. Raises Refused when a newer scheduler is at work."""
-        self.reports = await self._cluster.gather(self._fence, timeout_s)
-        self.as_of = time.time()
-        self._ledger.report([report.load for report in self.reports.values()], time.monotonic())
-        self._profile(self.reports.values())
-        for report in self.reports.values():
-            for record in report.records:
-                self._heard(record)
+            self._rehearsal.epoch(seen, [report.profile for report in self._reports()])
 
     # --- inside ---------------------------------------------------------------------------------------
 
+    def _reports(self) -> list[ReplicaReport]:
+        return [self._listing.as_listed(received.report) for received in self._gatherer.received.values()]
+
     def _observe(self) -> Observation:
-        now = time.monotonic()
+        now = self._clock()
         took_s, by_hand = self._dispatch.take_results()
-        state = ClusterState((*self._ledger.state(now).replicas, *self._cluster.others()))
+        state = ClusterState((*self._ledger.state(now).replicas, *self._listing.others(self._gatherer.received)))
         return Observation(
             now,
             state,
@@ -147,10 +138,11 @@ class Epochs:
             self._scaler.open(len(decided.plan.opened))
             self._scaler.close(decided.plan.closed, self._fence)
             self._scaler.stand_by()
-        self._scaler.close_drained(self.reports.values(), self._fence)
+        reports = self._reports()
+        self._scaler.close_drained(reports, self._fence)
         emptying = {m.source for m in moves if m.reason in (Reason.DRAIN, Reason.EVACUATE)}
         self._scaler.emptying(emptying)
         leaving = emptying | {move.source for move in self._dispatch.under_way()}
-        loads = [report.load for report in self.reports.values() if report.load.state is ReplicaState.RUNNING]
+        loads = [report.load for report in reports if report.load.state is ReplicaState.RUNNING]
         self._scaler.look_for_gone({load.id for load in loads if load.requests and load.id not in leaving})
         return put_off

@@ -100,9 +100,13 @@ class Replicas:
         self._one: dict[ReplicaId, DeploymentHandle] = {}
         self._streams: dict[ReplicaId, DeploymentHandle] = {}
 
-    async def call(self, replica: ReplicaId, method: str, *args: Any) -> Any:
-        """Call a method of one replica. What the method raises is raised here."""
-        if not self._routed:
+    async def call(self, replica: ReplicaId, method: str, *args: Any, routed: bool = True) -> Any:
+        """Call a method of one replica. What the method raises is raised here.
+
+        Serve's router repeats a call to a replica that it finds unavailable, and logs each time; without it (not
+        `routed`) such a call fails at once.
+        """
+        if not (routed and self._routed):
             with _peer_errors(replica):
                 return await self._call_actor(replica, method, args)
         handle = self._one.get(replica)

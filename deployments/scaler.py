@@ -8,16 +8,16 @@ choosing, and that one is evacuated; the emptied one takes requests again.
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
-from deployments.cluster import Cluster
+from deployments.listing import Listing
 from deployments.report import ReplicaReport
 from deployments.retirement import generation, retire
 from deployments.routing import Replicas
 from deployments.scaling import Wanted, read_wanted, write_wanted
 from migration.errors import MigrationError, Refused
+from migration.ports import Clock
 from policies.causes import Cause
 from policies.model import ReplicaId, ReplicaState
 
@@ -34,15 +34,19 @@ class Scaler:
         self,
         app: str,
         replicas: Replicas,
-        cluster: Cluster,
+        listing: Listing,
         bounds: tuple[int, int],
         freed: Callable[[float], None],
+        clock: Clock,
+        wall_clock: Clock,
     ) -> None:
         self._app = app
         self._replicas = replicas
-        self._cluster = cluster
+        self._listing = listing
         self._min, self.max_replicas = bounds
         self._freed = freed
+        self._clock = clock
+        self._wall_clock = wall_clock
         self._wanted: int | None = None
         self._emptying: dict[ReplicaId, float] = {}
         self._closing: dict[ReplicaId, asyncio.Task[None]] = {}
@@ -50,24 +54,24 @@ class Scaler:
     @property
     def wanted(self) -> int:
         """How many replicas there are to be; before Serve has been asked for its own, the fewest."""
-        if self._wanted is None and self._cluster.listed:
+        if self._wanted is None and self._listing.listed:
             self._wanted = self._inherited()
         return self._min if self._wanted is None else self._wanted
 
     def _inherited(self) -> int:
         found = read_wanted(self._app, generation())
-        if found is not None and time.time() - found.at < _REMEMBERED_S:
+        if found is not None and self._wall_clock() - found.at < _REMEMBERED_S:
             return found.count
-        return min(max(self._cluster.wanted_by_serve, self._min), self.max_replicas)
+        return min(max(self._listing.wanted_by_serve, self._min), self.max_replicas)
 
     @property
     def opening(self) -> int:
         """Replicas that are wanted and that Serve does not list yet."""
-        return max(0, self.wanted - self._cluster.wanted_by_serve)
+        return max(0, self.wanted - self._listing.wanted_by_serve)
 
     def stand_by(self) -> None:
         """Say that the number still holds."""
-        write_wanted(self._app, generation(), Wanted(self.wanted, time.time()))
+        write_wanted(self._app, generation(), Wanted(self.wanted, self._wall_clock()))
 
     def open(self, count: int) -> None:
         """Want so many more."""
@@ -79,7 +83,7 @@ class Scaler:
     def emptying(self, replicas: Collection[ReplicaId]) -> None:
         """Those replicas are being emptied, as of now or since an earlier call."""
         for replica in replicas:
-            self._emptying.setdefault(replica, time.monotonic())
+            self._emptying.setdefault(replica, self._clock())
 
     def close(self, replicas: Iterable[ReplicaId], fence: int) -> None:
         """Close those replicas if they really are empty."""
@@ -99,7 +103,7 @@ class Scaler:
         """Close those that drain by an operator's word, and are empty by now."""
         for report in reports:
             load = report.load
-            if load.state is ReplicaState.DRAINING and not load.requests and self._cluster.runs(load.id):
+            if load.state is ReplicaState.DRAINING and not load.requests and self._listing.runs(load.id):
                 self.close([load.id], fence)
 
     async def _close(self, replica: ReplicaId, fence: int) -> None:
@@ -120,15 +124,15 @@ class Scaler:
     def look_for_gone(self, filled: Collection[ReplicaId]) -> None:
         """Note which of the replicas that were being emptied are gone, and forget those that are `filled` again."""
         for replica, since in list(self._emptying.items()):
-            if not self._cluster.knows(replica):
-                self._freed(time.monotonic() - since)
+            if not self._listing.knows(replica):
+                self._freed(self._clock() - since)
             elif replica not in filled:
                 continue
             del self._emptying[replica]
 
     async def drain(self, replica: ReplicaId, fence: int) -> None:
         """Have a replica take nothing more; what is on it moves away, and it closes. Raises MigrationError."""
-        if not self._cluster.runs(replica):
+        if not self._listing.runs(replica):
             raise Refused(f"replica {replica} is not running", Cause.NOT_RUNNING)
         await self._replicas.call(replica, "drain", fence)
         self.emptying([replica])

@@ -13,14 +13,15 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from deployments.calls import PlaceCall
-from deployments.cluster import Cluster
 from deployments.config import SchedulerConfig, Topology
 from deployments.control import MoveAccepted, MoveAnswer, MoveRejected
 from deployments.dispatch import Dispatch, Route
 from deployments.epochs import Epochs
 from deployments.exposition import Family
 from deployments.fencing import next_fence
+from deployments.gatherer import EngineReporters, Gatherer, Received
 from deployments.heap import freeze_heap
+from deployments.listing import Listing, ServeListing
 from deployments.membership import Membership
 from deployments.recording import Recorder, Setting
 from deployments.records import Records
@@ -33,6 +34,7 @@ from migration.errors import MigrationError, PeerLost
 from migration.estimates import Boundaries, Estimates
 from migration.messages import ONLY, PathRequest
 from migration.paths import Choice
+from migration.ports import Clock
 from migration.record import MigrationRecord
 from migration.source_run import Order
 from policies.cluster.changes import Arrival
@@ -58,11 +60,13 @@ class EpochScheduler:
     async def __init__(self, config: SchedulerConfig, topology: Topology) -> None:  # type: ignore[misc]  # Serve awaits it
         replicas = Replicas("Engine", topology.app)
         membership = Membership("Engine", topology.app, f"scheduler-{own_id()}", lambda _: self._members_changed())
-        cluster = Cluster(replicas, membership, topology.app, config.report_timeout_s)
+        listing = ServeListing(topology.app, config.report_timeout_s)
         telemetry = Telemetry()
         self._id = own_id()
-        scaler = Scaler(topology.app, replicas, cluster, config.bounds, telemetry.freed)
-        self._wire(config, next_fence(topology.app), replicas, membership, cluster, scaler, telemetry)
+        clock, wall_clock = time.monotonic, time.time
+        scaler = Scaler(topology.app, replicas, listing, config.bounds, telemetry.freed, clock, wall_clock)
+        fence = next_fence(topology.app)
+        self._wire(config, fence, replicas, membership, listing, scaler, telemetry, clock, wall_clock)
         self._loop = asyncio.create_task(self._run())
         freeze_heap()
         log.info("scheduler started with fence %d, mode %s, policy %s", self._fence, config.mode, config.policy)
@@ -73,21 +77,28 @@ class EpochScheduler:
         fence: int,
         replicas: Replicas,
         membership: Membership,
-        cluster: Cluster,
+        listing: Listing,
         scaler: Scaler,
         telemetry: Telemetry,
+        clock: Clock,
+        wall_clock: Clock,
     ) -> None:
         """Put the parts together."""
         self._config = config
+        self._clock = clock
+        self._wall_clock = wall_clock
         self._fence = fence
         self._replicas = replicas
         self._membership = membership
-        self._cluster = cluster
+        self._listing = listing
+        reporters = EngineReporters(replicas, membership, listing, fence)
+        self._gatherer = Gatherer(reporters, clock, config.report_timeout_s, self._gathered)
+        self._as_of = 0.0
         self._scaler = scaler
         self._telemetry = telemetry
         self._ledger = Ledger(config.placement_ttl_s)
         self._breaker = Breaker()
-        self._dispatch = Dispatch(self, self._breaker, time.monotonic, config.moves_at_once)
+        self._dispatch = Dispatch(self, self._breaker, clock, config.moves_at_once)
         self._planner = Planner(policy(config.policy), config.limits, config.epoch_s)
         self._estimates = Estimates(Boundaries(config.epoch_s, config.link_time_s, config.slowdown))
         self._profiled: set[ReplicaId] = set()
@@ -97,15 +108,15 @@ class EpochScheduler:
         self._epochs = Epochs(
             config,
             fence,
-            cluster,
+            listing,
+            self._gatherer,
             self._ledger,
             self._planner,
             self._dispatch,
             scaler,
             telemetry,
-            self._keep,
-            self._profile,
             self._route,
+            clock,
             self._recorder,
             self._rehearsal,
         )
@@ -120,12 +131,13 @@ class EpochScheduler:
 
     async def check_health(self) -> None:
         """Raises when epochs have stopped: Serve then starts another scheduler."""
-        silent = time.monotonic() - self._epochs.last
+        silent = self._clock() - self._epochs.last
         if self._loop.done() or silent > _STALLED_EPOCHS * self._config.epoch_s + self._config.report_timeout_s:
             raise RuntimeError(f"no epoch for {silent:.1f} s")
 
     def __del__(self) -> None:
         self._loop.cancel()
+        self._gatherer.close()
         self._membership.stop()
         if self._recorder is not None:
             self._recorder.close()
@@ -139,9 +151,25 @@ class EpochScheduler:
 
     def _route(self, moves: list[Move]) -> tuple[list[Move], Mapping[RequestId, Route]]:
         """See `Routing`: one planner for the whole cluster gives every move its path (the paper's section V)."""
-        choices = self._estimates.choose(moves, self._dispatch.ordered(), time.time())
+        choices = self._estimates.choose(moves, self._dispatch.ordered(), self._wall_clock())
         routes = {choice.request: _route(choice, choice.path) for choice in choices if choice.path is not None}
         return [move for move in moves if move.request in routes], routes
+
+    # --- reports --------------------------------------------------------------------------------------
+
+    def _gathered(self, received: Mapping[ReplicaId, Received]) -> None:
+        """Take what a gathering brought: room and requests, what new replicas measured, and migrations."""
+        self._as_of = self._wall_clock()
+        reports = self._reports()
+        asked_at = (each.asked_at for each in received.values())
+        self._ledger.report(zip((report.load for report in reports), asked_at, strict=True), self._clock())
+        self._profile(reports)
+        for report in reports:
+            for record in report.records:
+                self._keep(record)
+
+    def _reports(self) -> list[ReplicaReport]:
+        return [self._listing.as_listed(received.report) for received in self._gatherer.received.values()]
 
     def _profile(self, reports: Collection[ReplicaReport]) -> None:
         """Take what new replicas have measured of themselves, and forget those that are gone."""
@@ -165,7 +193,7 @@ class EpochScheduler:
         decision = self._planner.place(arrival, (*call.exclude, *gone))
         match decision:
             case Place(replica) | Queue(replica):
-                self._ledger.place(arrival.id, call.label, replica, arrival.tokens, time.monotonic())
+                self._ledger.place(arrival.id, call.label, replica, arrival.tokens, self._clock())
         if not isinstance(decision, Place):
             self._epochs.hurry()
         return decision
@@ -173,16 +201,15 @@ class EpochScheduler:
     def _gone(self) -> tuple[ReplicaId, ...]:
         """Replicas that left since the last epoch."""
         running = frozenset(self._membership.running)
-        return tuple(r for r in self._epochs.reports if r not in running)
+        return tuple(r for r in self._gatherer.received if r not in running)
 
     async def view(self) -> ClusterState:
         """The cluster as it is believed to be, for ingresses to fall back on."""
-        return self._ledger.state(time.monotonic())
+        return self._ledger.state(self._clock())
 
-    async def wanted(self) -> int:
-        """How many replicas there are to be."""
-        await self._epochs.known.wait()
-        return self._scaler.wanted
+    async def wanted(self) -> int | None:
+        """The number of replicas that there are to be; None before the first report."""
+        return self._scaler.wanted if self._epochs.known.is_set() else None
 
     async def metrics(self) -> tuple[Family, ...]:
         """What the scheduler counts."""
@@ -200,29 +227,38 @@ class EpochScheduler:
 
     async def state(self) -> dict[str, Any]:
         """`/mell/state`, as of now: an operator who acts on it should not act on the last epoch."""
-        await self._epochs.gather(_OPERATOR_WAIT_S)
-        reports = self._epochs.reports
-        replicas = [report.to_json() for report in reports.values()]
+        await self._gatherer.gather_within(_OPERATOR_WAIT_S)
+        return self._state()
+
+    async def snapshot(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """`/mell/state` and `/mell/migrations` as of the last gathering: no replica is asked."""
+        return self._state(), self._migrations()
+
+    def _state(self) -> dict[str, Any]:
+        replicas = [report.to_json() for report in self._reports()]
         replicas += [
             ReplicaReport(load, (0, 0, 0), 0, 0, 0, self._fence, ()).to_json() | {"pids": []}
-            for load in self._cluster.others()
+            for load in self._listing.others(self._gatherer.received)
         ]
         dry_run = self._rehearsal.so_far if self._rehearsal else None
         state = {
-            "as_of": self._epochs.as_of,
+            "as_of": self._as_of,
             "mode": str(self._config.mode),
             "policy": self._config.policy,
             "fence": self._fence,
             "wanted_replicas": self._scaler.wanted,
-            "estimates": self._estimates.to_json(time.time()),
-            "resting_pairs": [list(pair) for pair in self._breaker.resting(time.monotonic())],
+            "estimates": self._estimates.to_json(self._wall_clock()),
+            "resting_pairs": [list(pair) for pair in self._breaker.resting(self._clock())],
             "replicas": sorted(replicas, key=lambda r: str(r["id"])),
         }
         return state | ({"dry_run": dry_run.to_json()} if dry_run else {})
 
     async def migrations(self) -> dict[str, Any]:
         """`/mell/migrations`: newest first."""
-        await self._epochs.gather(_OPERATOR_WAIT_S)
+        await self._gatherer.gather_within(_OPERATOR_WAIT_S)
+        return self._migrations()
+
+    def _migrations(self) -> dict[str, Any]:
         return {"migrations": [record.to_json() for record in self._records.newest_first()]}
 
     async def migrate(self, id: str, reference: str, target: str | None, path: PathRequest) -> MoveAnswer:
@@ -230,12 +266,12 @@ class EpochScheduler:
 
         `id` is the migration's; asked for again under the same id, the move is not begun twice.
         """
-        await self._epochs.gather(_OPERATOR_WAIT_S)
+        await self._gatherer.gather_within(_OPERATOR_WAIT_S)
         if id in self._records:
             return MoveAccepted(id)
         found = [
             (report.load, request)
-            for report in self._epochs.reports.values()
+            for report in self._reports()
             for request in report.load.requests
             if reference in (request.id, request.label)
         ]
@@ -253,10 +289,10 @@ class EpochScheduler:
         to = ReplicaId(target) if target else self._choose(load, request)
         if to is None:
             return MoveRejected(422, "no other replica is running")
-        if to not in self._epochs.reports:
-            return MoveRejected(422, f"no replica {to!r} is running", {"replicas": sorted(self._epochs.reports)})
+        if to not in self._gatherer.received:
+            return MoveRejected(422, f"no replica {to!r} is running", self._running_replicas())
         move = Move(request.id, load.id, to, request.tokens, Reason.MANUAL, 0)
-        choice = self._estimates.decide(move, self._dispatch.ordered(), time.time())
+        choice = self._estimates.decide(move, self._dispatch.ordered(), self._wall_clock())
         path = ONLY[choice.path or choice.sooner] if path is PathRequest.AUTO else path
         order = Order(id, request.id, path, move.reason, finite(choice.kv_s), finite(choice.tokens_s))
         try:
@@ -268,14 +304,17 @@ class EpochScheduler:
         self._keep(record)
         return MoveAccepted(order.id)
 
+    def _running_replicas(self) -> dict[str, Any]:
+        return {"replicas": sorted(self._gatherer.received)}
+
     def _choose(self, load: ReplicaLoad, request: RequestLoad) -> ReplicaId | None:
         decision = self._planner.place(Arrival(request.id, request.tokens), (load.id, *self._gone()))
         return decision.replica if isinstance(decision, Place | Queue) else None
 
     async def drain(self, replica: str) -> MoveAnswer:
         """Empty a replica and stop it; its requests move to others while they run."""
-        if replica not in self._epochs.reports:
-            return MoveRejected(404, f"no replica {replica!r} is running", {"replicas": sorted(self._epochs.reports)})
+        if replica not in self._gatherer.received:
+            return MoveRejected(404, f"no replica {replica!r} is running", self._running_replicas())
         if len(self._membership.running) < 2 and self._scaler.max_replicas < 2:
             return MoveRejected(422, "it is the only replica that there may be")
         try:

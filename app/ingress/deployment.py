@@ -5,7 +5,7 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -93,6 +93,7 @@ class IngressBackend:
         )
         self._state: dict[str, Any] = {"as_of": 0.0, "mode": "off", "replicas": []}
         self._migrations: dict[str, Any] = {"migrations": []}
+        self._scheduler_away = False
         self._refresher = asyncio.create_task(self._refresh())
 
     def _changed(self, membership: Membership) -> None:
@@ -117,9 +118,10 @@ class IngressBackend:
     async def _lower_initial(self) -> None:
         """Lower the expected number of replicas: the scheduler may have stopped one before this ingress saw it."""
         with contextlib.suppress(Exception):
-            wanted: int = await self._scheduler.call("wanted", timeout_s=_STATE_TIMEOUT_S)
-            self._initial = min(self._initial, wanted)
-            self._check_started()
+            wanted: int | None = await self._scheduler.call("wanted", timeout_s=_STATE_TIMEOUT_S)
+            if wanted is not None:
+                self._initial = min(self._initial, wanted)
+                self._check_started()
 
     def health(self) -> str | None:
         """See `Backend.health`."""
@@ -141,19 +143,32 @@ class IngressBackend:
 
     async def state(self) -> dict[str, Any]:
         """See `Backend.state`; while the scheduler is unavailable, its last answer, with its time in `as_of`."""
-        try:
+        with self._scheduler_may_be_away():
             self._state = await self._scheduler.call("state", timeout_s=_STATE_TIMEOUT_S)
-        except Exception as error:
-            log.warning("no state from the scheduler: %r", error)
         return self._state
 
     async def migrations(self) -> dict[str, Any]:
         """See `Backend.migrations`; while the scheduler is unavailable, its last answer."""
-        try:
+        with self._scheduler_may_be_away():
             self._migrations = await self._scheduler.call("migrations", timeout_s=_STATE_TIMEOUT_S)
-        except Exception as error:
-            log.warning("no migrations from the scheduler: %r", error)
         return self._migrations
+
+    async def snapshot(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """See `Backend.snapshot`; while the scheduler is unavailable, its last answer."""
+        with self._scheduler_may_be_away():
+            self._state, self._migrations = await self._scheduler.call("snapshot", timeout_s=_STATE_TIMEOUT_S)
+        return self._state, self._migrations
+
+    @contextlib.contextmanager
+    def _scheduler_may_be_away(self) -> Iterator[None]:
+        """Go on without an answer of the scheduler. Logged once until it answers again: the page asks all the time."""
+        try:
+            yield
+            self._scheduler_away = False
+        except Exception as error:
+            if not self._scheduler_away:
+                log.warning("no answer from the scheduler: %r", error)
+            self._scheduler_away = True
 
     async def migrate(self, reference: str, target: str | None, path: PathRequest) -> MoveAnswer:
         """See `Backend.migrate`."""

@@ -16,7 +16,7 @@ from app.ingress.picture import Picture, Seen
 log = logging.getLogger("ray.serve")
 
 INTERVAL_S = 0.75
-"""What has happened is on the pages within a second, the look and the drawing included."""
+"""A page shows the scheduler's last epoch within a second, the look and the drawing included."""
 HEARTBEAT_S = 5.0
 MAX_PAGES = 64
 _BACKLOG = 4

@@ -43,12 +43,8 @@ class Shown(Protocol):
 
     telemetry: RequestTelemetry
 
-    async def state(self) -> dict[str, Any]:
-        """`/mell/state`."""
-        ...
-
-    async def migrations(self) -> dict[str, Any]:
-        """`/mell/migrations`."""
+    async def snapshot(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """`/mell/state` and `/mell/migrations` as of the scheduler's last epoch: no replica is asked."""
         ...
 
 
@@ -97,7 +93,7 @@ class Page:
         return _Events(self.feed)
 
     async def _look(self) -> Seen:
-        state, told = await asyncio.gather(self._shown.state(), self._shown.migrations())
+        state, told = await self._shown.snapshot()
         now, clock = time.time(), time.monotonic()
         ttft, itl = self._ttft.quantiles(clock), self._itl.quantiles(clock)
         records = told["migrations"]

@@ -5,7 +5,7 @@ until it expires: a burst within one epoch is spread by what it will need, not b
 Time is an argument, in seconds of any monotonic clock.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from policies.model import (
@@ -41,15 +41,20 @@ class Ledger:
         self._reports: dict[ReplicaId, ReplicaLoad] = {}
         self._placements: dict[RequestId, Placement] = {}
 
-    def report(self, loads: Sequence[ReplicaLoad], now: float) -> None:
-        """Take the newest reports, one per known replica; replicas that are not among them are forgotten."""
-        self._reports = {load.id: load for load in loads}
-        reported = {request.id for load in loads for request in load.requests}
-        self._placements = {
-            p.request: p
-            for p in self._placements.values()
-            if p.request not in reported and p.expires_at > now and p.replica in self._reports
-        }
+    def report(self, reports: Iterable[tuple[ReplicaLoad, float]], now: float) -> None:
+        """Take the newest report of every replica, with the time at which it was asked for; forget other replicas.
+
+        A report ends the placement of a request that it contains, unless that placement is on another replica and was
+        made after the report was asked for: then the report tells of where the request was before.
+        """
+        self._reports = {}
+        for load, asked_at in reports:
+            self._reports[load.id] = load
+            for request in load.requests:
+                placed = self._placements.get(request.id)
+                if placed is not None and (placed.replica == load.id or placed.placed_at < asked_at):
+                    del self._placements[request.id]
+        self._placements = {p.request: p for p in self._placements.values() if p.expires_at > now}
 
     def place(self, request: RequestId, label: str, replica: ReplicaId, tokens: Tokens, now: float) -> None:
         """Note that a request is on its way to a replica."""

@@ -1,7 +1,6 @@
 """How many replicas there are to be, and the steps by which one goes."""
 
 import asyncio
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -9,33 +8,14 @@ from typing import Any
 import pytest
 
 from deployments import scaler
-from deployments.cluster import Cluster
 from deployments.scaler import Scaler
 from deployments.scaling import Wanted
 from migration.errors import PeerLost, Refused
 from policies.causes import Cause
 from policies.model import ReplicaId, ReplicaState
-from tests.deployments.test_cluster import Answers, make_report
+from tests.deployments.fakes import Answers, FakeListing, make_report
 
 A, B = ReplicaId("a"), ReplicaId("b")
-
-
-class Listed(Cluster):
-    """What Serve lists: running replicas, and starting ones."""
-
-    def __init__(self, running: str, starting: int = 0) -> None:
-        self.running, self.starting = set(running), starting
-
-    listed = True
-
-    @property
-    def wanted_by_serve(self) -> int:
-        return len(self.running) + self.starting
-
-    def knows(self, replica: ReplicaId) -> bool:
-        return replica in self.running
-
-    runs = knows
 
 
 class World:
@@ -48,8 +28,11 @@ class World:
         self.stopped: list[tuple[ReplicaId, int]] = []
         self.freed: list[float] = []
         self.while_stopping: Callable[[], None] = lambda: None
-        self.cluster, self.replicas = Listed(running), Answers(**({"a": None, "b": None} | answers))
-        self.scaler = Scaler("mell", self.replicas, self.cluster, (1, 4), self.freed.append)
+        self.listing, self.replicas = FakeListing(running), Answers(**({"a": None, "b": None} | answers))
+        self.now = 100.0
+        self.scaler = Scaler(
+            "mell", self.replicas, self.listing, (1, 4), self.freed.append, lambda: self.now, lambda: self.now
+        )
 
     def write(self, app: str, generation: str, wanted: Wanted) -> None:
         self.store = wanted
@@ -88,14 +71,14 @@ async def settle() -> None:
 async def test_where_the_first_number_comes_from(
     make: Callable[..., World], running: str, age_s: float, wanted: int
 ) -> None:
-    assert make(running, Wanted(3, time.time() - age_s)).scaler.wanted == wanted
+    assert make(running, Wanted(3, 100.0 - age_s)).scaler.wanted == wanted
 
 
 async def test_before_serve_has_been_asked_nothing_is_settled(make: Callable[..., World]) -> None:
     world = make("abc")
-    world.cluster.listed = False
+    world.listing.listed = False
     assert world.scaler.wanted == 1
-    world.cluster.listed = True
+    world.listing.listed = True
     assert world.scaler.wanted == 3
 
 
@@ -103,7 +86,7 @@ async def test_opening_is_bounded_and_told_at_once(make: Callable[..., World]) -
     world = make()
     world.scaler.open(1)
     assert (world.scaler.wanted, world.scaler.opening, world.store and world.store.count) == (3, 1, 3)
-    world.cluster.starting = 1
+    world.listing.starting = 1
     assert world.scaler.opening == 0
     world.scaler.open(5)
     assert world.scaler.wanted == 4
@@ -176,9 +159,9 @@ async def test_the_time_to_free_a_replica_is_until_serve_lists_it_no_more(make: 
     world.scaler.emptying([A, B, ReplicaId("c")])
     world.scaler.look_for_gone(filled={A})
     assert world.freed == []
-    world.cluster.running = {"a", "c"}
+    world.listing.running = {"a", "c"}
     world.scaler.look_for_gone(filled=set())
     assert len(world.freed) == 1 and world.freed[0] >= 0
-    world.cluster.running = {"c"}
+    world.listing.running = {"c"}
     world.scaler.look_for_gone(filled=set())
     assert len(world.freed) == 1, "a was filled again, and closed by nobody"

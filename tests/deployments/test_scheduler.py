@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from deployments.calls import PlaceCall
-from deployments.cluster import Cluster
 from deployments.config import SchedulerConfig
 from deployments.control import MoveAccepted, MoveRejected
 from deployments.epochs import EARLIEST_S
@@ -33,9 +32,12 @@ from policies.model import Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestI
 from policies.plan import Path as MovePath
 from policies.plan import Reason
 from policies.rules.registry import policy
-from tests.deployments.test_cluster import Answers, Running, make_report
+from tests.deployments.fakes import Answers, FakeListing, Running, make_report
+from tests.virtual_time import now
 
 AUTO = PathRequest.AUTO
+
+pytestmark = pytest.mark.virtual_time
 
 
 def make_record(name: str = "m1", outcome: Outcome | None = None, at: float = 0.0) -> MigrationRecord:
@@ -49,29 +51,26 @@ def running(name: str, label: str = "") -> RequestLoad:
     return RequestLoad(RequestId(name), label or name, Tokens(10), Phase.DECODE, 1.0, 0)
 
 
-class Reports(Cluster):
-    """A cluster that reports what it is told to."""
+class Fleet(Answers):
+    """Replicas that report; what they answer to other calls is given by name."""
 
-    def __init__(self, *reports: ReplicaReport) -> None:
+    def __init__(self, *reports: ReplicaReport, **answers: Any) -> None:
+        super().__init__(**answers)
         self.reports = {report.load.id: report for report in reports}
         self.fault: Exception | None = None
-        self.starting: tuple[ReplicaLoad, ...] = ()
+        self.times_asked = 0
+        self.silent: set[str] = set()
 
-    async def refresh(self) -> None:
-        pass
-
-    async def gather(self, fence: int, timeout_s: float | None = None) -> dict[ReplicaId, ReplicaReport]:
+    async def call(self, replica: ReplicaId, method: str, *args: Any, routed: bool = True) -> Any:
+        if method != "report":
+            return await super().call(replica, method, *args)
+        self.times_asked += 1
+        await asyncio.sleep(0)
+        if replica in self.silent:
+            await asyncio.Event().wait()
         if self.fault:
             raise self.fault
-        return self.reports
-
-    def others(self) -> tuple[ReplicaLoad, ...]:
-        return self.starting
-
-    def runs(self, replica: ReplicaId) -> bool:
-        return replica in self.reports
-
-    knows = runs
+        return self.reports[replica]
 
 
 class Scale(Scaler):
@@ -137,10 +136,10 @@ class Counts(Telemetry):
 class Scheduler(EpochScheduler):
     """The scheduler, with its parts put together by hand: the constructor finds them in a Serve cluster."""
 
-    def __init__(self, cluster: Reports, replicas: Answers, config: SchedulerConfig) -> None:
-        self.members = Running("".join(cluster.reports))
-        self.scale, self.counts, self.cluster = Scale(4), Counts(), cluster
-        self._wire(config, 3, replicas, self.members, cluster, self.scale, self.counts)
+    def __init__(self, fleet: Fleet, config: SchedulerConfig) -> None:
+        self.members = Running("".join(fleet.reports))
+        self.scale, self.counts, self.fleet, self.listing = Scale(4), Counts(), fleet, FakeListing(fleet.reports)
+        self._wire(config, 3, fleet, self.members, self.listing, self.scale, self.counts, now, now)
         self._loop = asyncio.create_task(asyncio.sleep(0))
 
     def __del__(self) -> None:
@@ -155,8 +154,9 @@ async def make_scheduler(
 ) -> Scheduler:
     """A scheduler after its first epoch. `answers` are what replicas say to the order to move."""
     config = SchedulerConfig(policy=spec, mode=mode, epoch_s=0.0, limits=LiveLimits(linger_s=0.0, foresight_s=0.0))
-    scheduler = Scheduler(Reports(*(reports or (make_report("a"), make_report("b", 5)))), Answers(**answers), config)
+    scheduler = Scheduler(Fleet(*(reports or (make_report("a"), make_report("b", 5))), **answers), config)
     for _ in range(epochs):
+        await asyncio.sleep(1.0)
         await scheduler.epoch()
     return scheduler
 
@@ -228,7 +228,7 @@ def on_a(*requests: RequestLoad) -> tuple[ReplicaReport, ReplicaReport]:
 async def test_a_request_is_ordered_to_move(reference: str, target: str | None) -> None:
     scheduler = await make_scheduler(*on_a(running("r", "mine")), a=make_record())
     answer = await move(scheduler, reference, target)
-    ((replica, method, order, to, fence),) = scheduler._replicas.asked  # type: ignore[attr-defined]
+    ((replica, method, order, to, fence),) = scheduler.fleet.asked
     assert (replica, method, order.request, to, fence) == ("a", "move", "r", "b", 3)
     assert answer == MoveAccepted(order.id)
     assert order.path is PathRequest.TOKENS, "nothing is known of their caches"
@@ -250,7 +250,7 @@ async def test_where_nothing_is_asked_the_planner_chooses_the_path(
     reports = [replace(report, profile=profile) for report in on_a(running("r"))]
     scheduler = await make_scheduler(*reports, a=make_record())
     await scheduler.migrate("m1", "r", "b", asked)
-    ((_, _, order, _, _),) = scheduler._replicas.asked  # type: ignore[attr-defined]
+    ((_, _, order, _, _),) = scheduler.fleet.asked
     assert order.path is path
     assert order.predicted_kv_s > 0 and order.predicted_tokens_s > 0
 
@@ -336,12 +336,48 @@ async def test_a_migration_that_was_forgotten_and_is_told_again_is_not_counted_a
 
 async def test_the_state_shows_replicas_that_only_serve_knows() -> None:
     scheduler = await make_scheduler(make_report("b", requests=(running("r", "mine"),)))
-    scheduler.cluster.starting = (make_report("a").load,)
+    scheduler.listing.without_room = (make_report("a").load,)
     await scheduler.epoch()
     state = await scheduler.state()
     assert [(r["id"], r["pids"]) for r in state["replicas"]] == [("a", []), ("b", [1, 2, 3])]
     assert [r["label"] for r in state["replicas"][1]["requests"]] == ["mine"]
     assert (state["mode"], state["policy"], state["wanted_replicas"]) == ("off", "best_fit", 2)
+
+
+async def test_a_look_during_an_epoch_takes_no_placement_from_it() -> None:
+    """One silent replica: the epoch's gathering waits for it, while a request is placed and reaches its replica."""
+    scheduler = await make_scheduler(make_report("a", 250), make_report("b", 250))
+    scheduler.fleet.silent = {"b"}
+    epoch = asyncio.create_task(scheduler.epoch())
+    await asyncio.sleep(0.1)
+    assert await place(scheduler, 20, "x", exclude="b") == Place(ReplicaId("a"))
+    scheduler.fleet.reports[ReplicaId("a")] = make_report("a", 245, requests=(running("x"),))
+    await scheduler.state()
+    assert not epoch.done()
+    await epoch
+    for _ in range(2):
+        state = await scheduler.view()
+        assert [(replica.id, request.id) for replica, request in state.requests()] == [("a", "x")]
+        assert state.replicas[0].free_blocks == 245
+        await scheduler.epoch()
+
+
+async def test_looks_share_a_gathering_and_the_pages_ask_nobody() -> None:
+    scheduler = await make_scheduler(make_report("a"))
+    asked = scheduler.fleet.times_asked
+    looks = (scheduler.state(), scheduler.migrations(), scheduler.state(), move(scheduler))
+    await asyncio.gather(*looks)
+    assert scheduler.fleet.times_asked == asked + 1
+    state, migrations = await scheduler.snapshot()
+    assert [replica["id"] for replica in state["replicas"]] == ["a"] and migrations == {"migrations": []}
+    assert scheduler.fleet.times_asked == asked + 1
+
+
+async def test_the_number_of_replicas_is_not_waited_for() -> None:
+    scheduler = await make_scheduler(epochs=0)
+    assert await scheduler.wanted() is None
+    await scheduler.epoch()
+    assert await scheduler.wanted() == 2
 
 
 # --- epochs -------------------------------------------------------------------------------------------
@@ -359,7 +395,7 @@ NO_GROWTH = "pack:headroom_s=0,comfort=0,rest=0"
 async def test_only_a_scheduler_that_acts_moves_requests(mode: Mode, ordered: int) -> None:
     scheduler = await make_scheduler(*half_empty(), mode=mode, spec=NO_GROWTH, a=make_record(), b=make_record())
     await asyncio.sleep(0.01)
-    assert len(scheduler._replicas.asked) == ordered  # type: ignore[attr-defined]
+    assert len(scheduler.fleet.asked) == ordered
 
 
 @pytest.mark.parametrize(("mode", "closed"), [(Mode.ACT, ["b"]), (Mode.OBSERVE, []), (Mode.OFF, [])])
@@ -373,7 +409,7 @@ async def test_a_replica_that_is_to_be_gone_is_evacuated_by_one_that_does_not_ac
     leaving = replace(leaving, load=replace(leaving.load, state=ReplicaState.DRAINING))
     scheduler = await make_scheduler(leaving, make_report("b", 256), a=make_record())
     await asyncio.sleep(0.01)
-    ((replica, method, order, to, fence),) = scheduler._replicas.asked  # type: ignore[attr-defined]
+    ((replica, method, order, to, fence),) = scheduler.fleet.asked
     assert (replica, method, order.request, order.reason, to, fence) == ("a", "move", "p", "evacuate", "b", 3)
 
 
@@ -413,7 +449,7 @@ async def test_a_scheduler_that_observes_tells_what_acting_would_come_to() -> No
     assert told["gpu_seconds_saved"] == pytest.approx(told["since_s"])
     assert told["said"].endswith(": 1 move, 192 B")
     assert [so_far.moves for so_far in scheduler.counts.dry_runs] == [1, 1, 1]
-    assert scheduler._replicas.asked == [] == scheduler.scale.closed  # type: ignore[attr-defined]
+    assert scheduler.fleet.asked == [] == scheduler.scale.closed
 
 
 @pytest.mark.parametrize("mode", [Mode.ACT, Mode.OFF])
@@ -468,10 +504,10 @@ async def test_a_drain_that_does_not_begin_is_told(fault: Exception, status: int
 
 async def test_an_epoch_that_fails_is_followed_by_another() -> None:
     scheduler = await make_scheduler()
-    scheduler.cluster.fault = RuntimeError("broken")
+    scheduler.fleet.fault = RuntimeError("broken")
     loop = asyncio.create_task(scheduler._run())
     await asyncio.sleep(0.02)
-    failed_at, scheduler.cluster.fault = scheduler._epochs.last, None
+    failed_at, scheduler.fleet.fault = scheduler._epochs.last, None
     async with asyncio.timeout(5):
         while scheduler._epochs.last == failed_at:
             await asyncio.sleep(0.01)
@@ -480,7 +516,7 @@ async def test_an_epoch_that_fails_is_followed_by_another() -> None:
 
 async def test_early_epochs_come_early_but_not_at_once() -> None:
     config = SchedulerConfig(policy="best_fit", mode=Mode.OFF, epoch_s=60.0)
-    scheduler = Scheduler(Reports(make_report("a")), Answers(), config)
+    scheduler = Scheduler(Fleet(make_report("a")), config)
     loop = asyncio.create_task(scheduler._run())
     await scheduler._epochs.known.wait()
     first = scheduler._epochs.last
@@ -488,13 +524,13 @@ async def test_early_epochs_come_early_but_not_at_once() -> None:
     async with asyncio.timeout(10):
         while scheduler._epochs.last == first:
             await asyncio.sleep(0.01)
-    assert scheduler._epochs.last - first >= EARLIEST_S
+    assert scheduler._epochs.last - first == pytest.approx(EARLIEST_S)
     loop.cancel()
 
 
 async def test_a_scheduler_that_was_replaced_stops() -> None:
     scheduler = await make_scheduler()
-    scheduler.cluster.fault = Refused("newer", Cause.SUPERSEDED)
+    scheduler.fleet.fault = Refused("newer", Cause.SUPERSEDED)
     async with asyncio.timeout(1):
         await scheduler._run()
 

@@ -17,8 +17,13 @@ def load(
 
 def ledger(*loads: ReplicaLoad, ttl_s: float = 10.0) -> Ledger:
     made = Ledger(ttl_s)
-    made.report(loads, now=0.0)
+    report(made, *loads, now=0.0)
     return made
+
+
+def report(ledger: Ledger, *loads: ReplicaLoad, now: float, asked_at: float | None = None) -> None:
+    """Reports arrive that were asked for just now, unless said otherwise."""
+    ledger.report([(load, now if asked_at is None else asked_at) for load in loads], now)
 
 
 def seen(ledger: Ledger, now: float = 1.0, replica: ReplicaId = A) -> tuple[list[str], int]:
@@ -73,21 +78,21 @@ def test_request_placed_again_counts_only_where_it_was_placed_last() -> None:
 def test_report_of_the_request_replaces_its_placement() -> None:
     book = ledger(load())
     book.place(R, "r", A, Tokens(160), now=1.0)
-    book.report([load("a", "r", free=8)], now=2.0)
+    report(book, load("a", "r", free=8), now=2.0)
     assert seen(book, now=2.0) == (["r"], 8)
 
 
 def test_report_from_elsewhere_replaces_it_too() -> None:
     book = ledger(load("a"), load("b"))
     book.place(R, "r", A, Tokens(16), now=1.0)
-    book.report([load("a"), load("b", "r")], now=2.0)
+    report(book, load("a"), load("b", "r"), now=2.0)
     assert seen(book, now=2.0) == ([], 10)
 
 
 def test_report_without_the_request_keeps_its_placement() -> None:
     book = ledger(load())
     book.place(R, "r", A, Tokens(16), now=1.0)
-    book.report([load(free=6)], now=2.0)
+    report(book, load(free=6), now=2.0)
     assert seen(book, now=2.0) == (["r"], 5)
 
 
@@ -101,17 +106,25 @@ def test_placement_expires(now: float, there: list[str]) -> None:
 def test_expired_placement_does_not_come_back_with_an_earlier_clock() -> None:
     book = ledger(load())
     book.place(R, "r", A, Tokens(16), now=1.0)
-    book.report([load()], now=11.0)
+    report(book, load(), now=11.0)
     assert seen(book, now=2.0) == ([], 10)
 
 
-def test_replica_that_is_no_longer_reported_is_forgotten_with_its_placements() -> None:
+def test_report_from_elsewhere_that_is_older_than_the_placement_leaves_it() -> None:
+    """The request was on b, and is on a now: what b says of it has passed."""
+    book = ledger(load("a"), load("b", "r"))
+    book.place(R, "r", A, Tokens(16), now=1.0)
+    report(book, load("a"), load("b", "r"), now=1.5, asked_at=0.9)
+    assert seen(book, now=1.5) == (["r"], 9)
+
+
+def test_replica_that_is_not_reported_is_not_there_and_keeps_its_placements() -> None:
     book = ledger(load("a"), load("b"))
     book.place(R, "r", A, Tokens(16), now=1.0)
-    book.report([load("b")], now=2.0)
+    report(book, load("b"), now=2.0)
     assert [r.id for r in book.state(2.0).replicas] == [B]
-    book.report([load("a"), load("b")], now=3.0)
-    assert seen(book, now=3.0) == ([], 10)
+    report(book, load("a"), load("b"), now=3.0)
+    assert seen(book, now=3.0) == (["r"], 9)
 
 
 @pytest.mark.parametrize("state", [ReplicaState.STARTING, ReplicaState.DRAINING, ReplicaState.STOPPED])

@@ -80,6 +80,10 @@ class Backend(Protocol):
         """The body of `/mell/migrations`."""
         ...
 
+    async def snapshot(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """`/mell/state` and `/mell/migrations` as of the scheduler's last epoch: no replica is asked."""
+        ...
+
     async def migrate(self, reference: str, target: str | None, path: PathRequest) -> MoveAnswer:
         """Move a request to `target`, or to a replica of the scheduler's choice. `reference` is its id or label."""
         ...

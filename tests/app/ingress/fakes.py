@@ -126,7 +126,7 @@ class Wires(Replicas):
         if cut is not None and not cut.done():
             cut.set_result(error)
 
-    async def call(self, replica: ReplicaId, method: str, *args: Any) -> Any:
+    async def call(self, replica: ReplicaId, method: str, *args: Any, routed: bool = True) -> Any:
         self.calls.append((replica, method))
         await asyncio.sleep(0)
         await self._run(self.before, replica, method)
@@ -373,6 +373,9 @@ class Backend:
 
     async def migrations(self) -> dict[str, Any]:
         return {"migrations": []}
+
+    async def snapshot(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        return await self.state(), await self.migrations()
 
     async def migrate(self, reference: str, target: str | None, path: PathRequest) -> MoveAnswer:
         self.asked.append((reference, target, path))

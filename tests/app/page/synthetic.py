@@ -209,8 +209,11 @@ class PaperBackend(Backend):
         self.live = live
         self.looks = 0
 
-    async def state(self) -> dict[str, Any]:
+    async def snapshot(self) -> tuple[dict[str, Any], dict[str, Any]]:
         self.looks += 1
+        return await self.state(), await self.migrations()
+
+    async def state(self) -> dict[str, Any]:
         if self.live:
             behind = max(0.0, time.time() - self.cluster.now)
             self.cluster.now += max(0.0, behind - 2.0)

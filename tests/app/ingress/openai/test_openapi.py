@@ -21,7 +21,7 @@ from deployments.control import MoveAccepted, MoveRejected
 from migration.record import Outcome
 from tests.app.ingress.fakes import MESSAGES, Api, make_api
 from tests.app.ingress.openai.conformance import BY_ID, check, fits
-from tests.deployments.test_cluster import make_report
+from tests.deployments.fakes import make_report
 from tests.deployments.test_scheduler import make_record, make_scheduler, running
 
 KEY = "mell-a-key"
@@ -153,7 +153,7 @@ async def test_an_answer_is_what_is_described(api: Api, name: str, asked: Any, s
 
 async def test_the_state_is_what_is_described() -> None:
     scheduler = await make_scheduler(make_report("b", requests=(running("r", "mine"),)))
-    scheduler.cluster.starting = (make_report("a").load,)
+    scheduler.listing.without_room = (make_report("a").load,)
     await scheduler.epoch()
     state = await scheduler.state()
     assert [replica["requests"] for replica in state["replicas"]][1]

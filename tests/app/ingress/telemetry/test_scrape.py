@@ -96,7 +96,7 @@ class Answering(Replicas, SchedulerClient):
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    async def call(self, *args: Any, timeout_s: float | None = None) -> Any:
+    async def call(self, *args: Any, timeout_s: float | None = None, routed: bool = True) -> Any:
         self.asked.append(args[0])
         assert args[-1] == "metrics"
         return counted(args[0])

@@ -1,0 +1,218 @@
+"""Gathers the replicas' reports: one gathering at a time, whoever wants one.
+
+A gathering asks every replica at once and is over when all have answered, or after the time-out. A replica that does
+not answer is silent from then on: gatherings no longer wait for it; a probe of its own asks it, past Serve's router,
+until it answers again.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from deployments.listing import Listing
+from deployments.membership import Membership
+from deployments.report import ReplicaReport
+from deployments.routing import Replicas
+from migration.errors import PeerLost, Refused
+from migration.ports import Clock
+from policies.model import ReplicaId
+
+log = logging.getLogger("ray.serve")
+
+SPACING_S = 0.2
+"""The shortest time from the beginning of a gathering to that of the next, however many callers want a fresh one."""
+
+SILENCE_S = 5.0
+"""For how long the last report of a silent replica counts; afterwards nothing is sent there."""
+
+PROBE_S = 1.0
+"""The time between two probes of a silent replica."""
+
+
+class Reporters(Protocol):
+    """The replicas to ask."""
+
+    def serving(self) -> Iterable[ReplicaId]:
+        """Those that serve, also while they stop."""
+        ...
+
+    async def report(self, replica: ReplicaId, routed: bool) -> ReplicaReport:
+        """Ask one replica, by way of Serve's router or past it.
+
+        Raises:
+            PeerLost: it is dead or not there.
+            Refused: a newer scheduler is at work.
+        """
+        ...
+
+
+class EngineReporters:
+    """Implements `Reporters` for the Engine deployment; `fence` is the scheduler's."""
+
+    def __init__(self, replicas: Replicas, membership: Membership, listing: Listing, fence: int) -> None:
+        self._replicas = replicas
+        self._membership = membership
+        self._listing = listing
+        self._fence = fence
+
+    def serving(self) -> Iterable[ReplicaId]:
+        """See `Reporters.serving`: those that Serve's router lists, and those that Serve is stopping."""
+        return (*self._membership.running, *self._listing.stopping())
+
+    async def report(self, replica: ReplicaId, routed: bool) -> ReplicaReport:
+        """See `Reporters.report`."""
+        report: ReplicaReport = await self._replicas.call(replica, "report", self._fence, routed=routed)
+        return report
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A report and the time at which it was asked for, on the gatherer's clock: it holds no later news than that."""
+
+    report: ReplicaReport
+    asked_at: float
+
+
+class Gatherer:
+    """See the module. `on_gathered` is called after each gathering, with the newest report of every replica."""
+
+    def __init__(
+        self,
+        reporters: Reporters,
+        clock: Clock,
+        timeout_s: float,
+        on_gathered: Callable[[Mapping[ReplicaId, Received]], None],
+    ) -> None:
+        self._reporters = reporters
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._on_gathered = on_gathered
+        self._began = clock() - SPACING_S
+        self._gathering: asyncio.Task[None] | None = None
+        self._urgent = asyncio.Event()
+        self._received: dict[ReplicaId, Received] = {}
+        self._heard: dict[ReplicaId, float] = {}
+        self._failing: set[ReplicaId] = set()
+        self._probes: dict[ReplicaId, asyncio.Task[None]] = {}
+
+    @property
+    def received(self) -> Mapping[ReplicaId, Received]:
+        """The newest report of every replica that serves, also of those that have just answered.
+
+        A silent replica keeps its last one for `SILENCE_S` seconds; one that answers with an error has none.
+        """
+        return self._received
+
+    async def gather(self, urgent: bool = False) -> None:
+        """Wait for the gathering under way or, if none is, for the next; an urgent one begins at once.
+
+        Raises:
+            Refused: a newer scheduler is at work.
+        """
+        if urgent:
+            self._urgent.set()
+        if self._gathering is None:
+            self._gathering = asyncio.create_task(self._gather())
+            self._gathering.add_done_callback(self._over)
+        await asyncio.shield(self._gathering)
+
+    async def gather_within(self, limit_s: float) -> None:
+        """As `gather`, but for at most `limit_s` seconds: who wants an answer soon makes do with what has arrived."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self.gather()
+
+    def close(self) -> None:
+        """End the gathering under way, and all probes."""
+        for task in (self._gathering, *self._probes.values()):
+            if task is not None:
+                task.cancel()
+
+    def _over(self, task: "asyncio.Task[None]") -> None:
+        self._gathering = None
+        self._urgent.clear()
+        if not task.cancelled():
+            task.exception()  # Those who wait for it raise it; there may be none.
+
+    async def _gather(self) -> None:
+        await self._turn()
+        self._began = self._clock()
+        asked = tuple(dict.fromkeys(self._reporters.serving()))
+        self._forget_others(asked)
+        answers = await asyncio.gather(
+            *(self._ask(replica) for replica in asked if replica not in self._probes), return_exceptions=True
+        )
+        for fault in answers:
+            if isinstance(fault, BaseException):
+                raise fault
+        limit = self._clock() - SILENCE_S
+        for replica in [replica for replica, heard in self._heard.items() if heard < limit]:
+            self._received.pop(replica, None)
+        self._on_gathered(self._received)
+
+    async def _turn(self) -> None:
+        """Wait until the next gathering may begin."""
+        wait_s = self._began + SPACING_S - self._clock()
+        if wait_s > 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._urgent.wait()
+
+    def _forget_others(self, asked: Iterable[ReplicaId]) -> None:
+        """Forget replicas that no longer serve."""
+        asked = set(asked)
+        for replica in self._probes.keys() - asked:
+            self._probes.pop(replica).cancel()
+        self._failing &= asked
+        for known in (self._received, self._heard):
+            for replica in known.keys() - asked:
+                del known[replica]
+
+    async def _ask(self, replica: ReplicaId) -> None:
+        """Take one replica's report. Raises Refused."""
+        try:
+            received = await self._request(replica, routed=True)
+        except (TimeoutError, PeerLost) as error:
+            log.warning("replica %s does not report: %r", replica, error)
+            self._probes[replica] = asyncio.create_task(self._probe(replica))
+        except Refused:
+            raise
+        except Exception as error:
+            if replica not in self._failing:
+                log.warning("replica %s fails to report: %r", replica, error)
+            self._failing.add(replica)
+            self._received.pop(replica, None)
+        else:
+            self._take(replica, received)
+
+    async def _probe(self, replica: ReplicaId) -> None:
+        """Ask a silent replica until it answers. What else it raises, the next gathering will find."""
+        while True:
+            await asyncio.sleep(PROBE_S)
+            try:
+                received = await self._request(replica, routed=False)
+            except (TimeoutError, PeerLost):
+                continue
+            except Exception as error:
+                log.info("replica %s answers again, with an error: %r", replica, error)
+            else:
+                log.info("replica %s reports again", replica)
+                self._take(replica, received)
+            del self._probes[replica]
+            return
+
+    async def _request(self, replica: ReplicaId, routed: bool) -> Received:
+        """Ask one replica. Raises TimeoutError, PeerLost, and whatever its `report` raises."""
+        asked_at = self._clock()
+        async with asyncio.timeout(self._timeout_s):
+            return Received(await self._reporters.report(replica, routed), asked_at)
+
+    def _take(self, replica: ReplicaId, received: Received) -> None:
+        if replica in self._failing:
+            self._failing.discard(replica)
+            log.info("replica %s reports again", replica)
+        self._received[replica] = received
+        self._heard[replica] = self._clock()

@@ -1,0 +1,130 @@
+"""The replicas of the Engine deployment as Serve's controller lists them."""
+
+import asyncio
+import logging
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any, Protocol
+
+from deployments.report import ReplicaReport
+from deployments.retirement import controller
+from policies.model import Blocks, ReplicaId, ReplicaLoad, ReplicaState, Tokens
+
+log = logging.getLogger("ray.serve")
+
+_LEAVING = ("STOPPING", "PENDING_MIGRATION")
+"""Serve's states of replicas that still serve but will stop: by a downscale, a redeploy, or since their node drains."""
+
+_STATES = {"STARTING": ReplicaState.STARTING, "RECOVERING": ReplicaState.STARTING, "UPDATING": ReplicaState.STARTING}
+
+
+class Listing(Protocol):
+    """Serve's list of replicas, as of the last `refresh`."""
+
+    async def refresh(self) -> None:
+        """Ask Serve's controller again; without an answer the last list stands."""
+        ...
+
+    @property
+    def listed(self) -> bool:
+        """Whether there is a list yet."""
+        ...
+
+    @property
+    def wanted_by_serve(self) -> int:
+        """Replicas that Serve has or starts, without those that it is stopping."""
+        ...
+
+    def knows(self, replica: ReplicaId) -> bool:
+        """Whether Serve lists the replica, in whatever state."""
+        ...
+
+    def runs(self, replica: ReplicaId) -> bool:
+        """Whether Serve runs the replica and has not begun to stop it."""
+        ...
+
+    def stopping(self) -> tuple[ReplicaId, ...]:
+        """The replicas that Serve is stopping; they still serve."""
+        ...
+
+    def as_listed(self, report: ReplicaReport) -> ReplicaReport:
+        """The report, as DRAINING if Serve is about to stop its replica, whatever the replica itself says."""
+        ...
+
+    def others(self, reported: Collection[ReplicaId]) -> tuple[ReplicaLoad, ...]:
+        """Loads without room for listed replicas that are not among `reported`: STARTING ones, and silent ones."""
+        ...
+
+
+class ServeListing:
+    """Implements `Listing` for the Engine deployment of one application."""
+
+    def __init__(self, app: str, timeout_s: float) -> None:
+        self._app = app
+        self._timeout_s = timeout_s
+        self._listed: dict[ReplicaId, tuple[str, str]] = {}
+
+    async def refresh(self) -> None:
+        """See `Listing.refresh`."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                details: dict[str, Any] = await controller().get_serve_instance_details.remote()
+            deployment = details["applications"][self._app]["deployments"]["Engine"]
+            self._listed = {
+                ReplicaId(r["replica_id"]): (str(getattr(r["state"], "value", r["state"])), r.get("node_id") or "")
+                for r in deployment["replicas"]
+            }
+        except Exception as error:
+            # The controller may be restarting.
+            log.debug("Serve's controller did not answer: %r", error)
+
+    @property
+    def listed(self) -> bool:
+        """See `Listing.listed`."""
+        return bool(self._listed)
+
+    @property
+    def wanted_by_serve(self) -> int:
+        """See `Listing.wanted_by_serve`."""
+        return sum(state != "STOPPING" for state, _ in self._listed.values())
+
+    def knows(self, replica: ReplicaId) -> bool:
+        """See `Listing.knows`."""
+        return replica in self._listed
+
+    def runs(self, replica: ReplicaId) -> bool:
+        """See `Listing.runs`."""
+        return self._state(replica) in ("RUNNING", "PENDING_MIGRATION")
+
+    def stopping(self) -> tuple[ReplicaId, ...]:
+        """See `Listing.stopping`."""
+        return tuple(replica for replica, (state, _) in self._listed.items() if state == "STOPPING")
+
+    def as_listed(self, report: ReplicaReport) -> ReplicaReport:
+        """See `Listing.as_listed`."""
+        if self._state(report.load.id) not in _LEAVING:
+            return report
+        return replace(report, load=replace(report.load, state=ReplicaState.DRAINING))
+
+    def others(self, reported: Collection[ReplicaId]) -> tuple[ReplicaLoad, ...]:
+        """See `Listing.others`."""
+        return tuple(
+            _without_room(replica, _STATES.get(state, ReplicaState.DRAINING), node)
+            for replica, (state, node) in self._listed.items()
+            if replica not in reported
+        )
+
+    def _state(self, replica: ReplicaId) -> str:
+        return self._listed.get(replica, ("", ""))[0]
+
+
+def _without_room(replica: ReplicaId, state: ReplicaState, node: str) -> ReplicaLoad:
+    return ReplicaLoad(
+        id=replica,
+        state=state,
+        node=node,
+        capacity_tokens=Tokens(0),
+        block_size=1,
+        free_blocks=Blocks(0),
+        max_requests=0,
+    )
