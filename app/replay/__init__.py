@@ -1,10 +1,11 @@
 """Replays a recorded trace of LLM requests against an OpenAI-compatible endpoint and measures the answers.
 
-`python -m app.replay --help` lists the options. The layers, pure ones first:
+`python -m app.replay --help` lists the options; benchmarks import this room, which imports `app.client`. A trace file
+and an endpoint's answers come in; a JSON report, a printed text, a PNG plot and an HTML page go out. Pure parts first:
 
-    errors, trace     what the user gave: a trace file, cut to a window and scaled to the model
-    stream, state     what the endpoint said: the bytes of one answer, one `/mell/state`
-    summary, report   what that amounts to: quantiles, the JSON document, the printed text
-    client, watch     the calls: one completion; Mell's own state and migrations
-    run, plot         the schedule, and the picture
+    trace                     the input: a trace, cut to a window and scaled to the model
+    stream, measurements      one streamed answer; samples of the cluster
+    summary, report, text     statistics, the JSON report, the printed text
+    client, probe             calls: a completion; Mell's state, migrations and moves
+    run, plot, page           the schedule; the PNG plot; the HTML page
 """

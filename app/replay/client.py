@@ -1,4 +1,4 @@
-"""The OpenAI side of a replay: which model is there, and one streamed completion."""
+"""The OpenAI side of a replay: the served model, and one streamed completion."""
 
 import random
 from collections.abc import Callable
@@ -7,26 +7,25 @@ from typing import Any
 
 from app.client.api import ApiClient
 from app.client.errors import BadAnswer, ClientError, ErrorAnswer, NoAnswer
-from app.replay.errors import BadInput
-from app.replay.stream import Stream
-from app.replay.trace import Arrival
+from app.replay.stream import AnswerStream
+from app.replay.trace import ReplayInputError, TraceRequest
 
 Clock = Callable[[], float]
-"""Seconds since the replay began."""
+"""Seconds since the start of the replay."""
 
 FIRST_ORDINARY_TOKEN = 3
-"""Ids below are special (unknown, begin, end) in Llama's vocabularies and in those modelled on them."""
+"""Lower ids are special tokens (unknown, begin, end) in Llama's and similar vocabularies."""
 SAFE_VOCABULARY = 256
-"""Every tokenizer with a byte alphabet has that many ids."""
+"""Minimum size of the vocabulary of a tokenizer with a byte alphabet."""
 
 CONNECT_TIMEOUT_S = 10.0
 SILENCE_TIMEOUT_S = 300.0
-"""A stream without a byte for that long is taken for dead, so that a replay comes to an end."""
+"""A stream without a byte for this time counts as dead, so that every replay ends."""
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
-    """What a request must know of the model it goes to; `context` is None where the endpoint does not say."""
+class ServedModel:
+    """The model of the endpoint; `context` is None if the endpoint does not list it."""
 
     id: str
     context: int | None = None
@@ -34,42 +33,42 @@ class Model:
 
 
 def connect(url: str, admin_key: str | None = None, timeout_s: float = CONNECT_TIMEOUT_S) -> ApiClient:
-    """A client of the endpoint; proxies of the environment would be measured, too, and are not used.
+    """A client of the endpoint, without the environment's proxies, whose latency would distort measurements.
 
     Raises:
-        BadInput: `url` is not one.
+        ReplayInputError: `url` is invalid.
     """
     try:
         return ApiClient(url, admin_key, timeout_s=timeout_s, connect_s=CONNECT_TIMEOUT_S, silence_s=SILENCE_TIMEOUT_S)
     except ValueError as error:
-        raise BadInput(f"{error}.") from None
+        raise ReplayInputError(f"{error}.") from None
 
 
-async def find_model(api: ApiClient) -> Model:
-    """The first model that the endpoint serves.
+async def find_model(api: ApiClient) -> ServedModel:
+    """The first model listed by the endpoint.
 
     Raises:
-        BadInput: the endpoint does not answer, or not with a model.
+        ReplayInputError: the endpoint does not answer or lists no model.
     """
     try:
         entry = (await api.models())[0]
-        return Model(str(entry["id"]), entry.get("max_model_len"), entry.get("vocab_size") or SAFE_VOCABULARY)
+        return ServedModel(str(entry["id"]), entry.get("max_model_len"), entry.get("vocab_size") or SAFE_VOCABULARY)
     except NoAnswer as error:
-        raise BadInput(f"{api.url} cannot be reached: {error.message.rstrip('.')}.") from None
+        raise ReplayInputError(f"{api.url} cannot be reached: {error.message.rstrip('.')}.") from None
     except ErrorAnswer as error:
-        raise BadInput(f"{api.url}/v1/models answered {error.status}: {error.message.rstrip('.')}.") from None
+        raise ReplayInputError(f"{api.url}/v1/models answered {error.status}: {error.message.rstrip('.')}.") from None
     except (BadAnswer, LookupError):
-        raise BadInput(f"{api.url}/v1/models does not list a model.") from None
+        raise ReplayInputError(f"{api.url}/v1/models does not list a model.") from None
 
 
-def completion(model: Model, arrival: Arrival, seed: int) -> dict[str, Any]:
-    """The body of one request: random tokens, the same for the same seed and row."""
-    chance = random.Random(f"{seed}-{arrival.row}")
+def completion(model: ServedModel, request: TraceRequest, seed: int) -> dict[str, Any]:
+    """The body of one request with random prompt tokens, determined by seed and row."""
+    chance = random.Random(f"{seed}-{request.row}")
     vocabulary = range(FIRST_ORDINARY_TOKEN, model.vocabulary)
     return {
         "model": model.id,
-        "prompt": chance.choices(vocabulary, k=arrival.prompt_tokens),
-        "max_tokens": arrival.output_tokens,
+        "prompt": chance.choices(vocabulary, k=request.prompt_tokens),
+        "max_tokens": request.output_tokens,
         "temperature": 0,
         "ignore_eos": True,
         "stream": True,
@@ -77,16 +76,16 @@ def completion(model: Model, arrival: Arrival, seed: int) -> dict[str, Any]:
     }
 
 
-async def complete(api: ApiClient, model: Model, seed: int, stream: Stream, clock: Clock) -> None:
-    """Send one request and feed its answer to `stream`, which records every end but a cancellation."""
-    body = completion(model, stream.arrival, seed)
+async def complete(api: ApiClient, model: ServedModel, seed: int, stream: AnswerStream, clock: Clock) -> None:
+    """Send one request and feed its answer to `stream`, which records every end except cancellation."""
+    body = completion(model, stream.request, seed)
     try:
-        async with api.stream(body, f"replay-{seed}-{stream.arrival.row}") as events:
+        async with api.stream(body, f"replay-{seed}-{stream.request.row}") as events:
             stream.open()
             async for event in events:
                 stream.feed(event, clock())
         stream.end(clock())
     except ClientError as error:
         stream.fail(error.kind, error.message, clock())
-    except Exception as error:  # whatever one request meets is a finding, and must not end the others
+    except Exception as error:  # the failure of one request must not end the others
         stream.fail(type(error).__name__, str(error), clock())

@@ -1,7 +1,7 @@
-"""One or several replays as a single HTML file, side by side: `python -m app.replay.page RUN.json ... --html FILE`.
+"""One or several replays side by side, as one HTML file: `python -m app.replay.page RUN.json ... --html FILE`.
 
-Everything is made from the JSON reports (`app.replay.report`), so that runs of different days, clusters and settings
-can be put next to each other. The file needs nothing beside it: plots are SVG, and there is no script in it.
+The page is made from JSON reports (`app.replay.report`), so that replays of different days, clusters and settings can
+be compared. The file is self-contained: plots are SVG, and there is no script.
 """
 
 import argparse
@@ -15,9 +15,9 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.replay.errors import BadInput
+from app.replay.measurements import RUNNING
 from app.replay.report import Document
-from app.replay.state import RUNNING
+from app.replay.trace import ReplayInputError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,18 +39,18 @@ Points = list[tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """A report, and what it is called on the page."""
+class NamedReport:
+    """A report and its name on the page."""
 
     name: str
     report: Document
 
 
-def render(runs: Sequence[Run]) -> str:
-    """The page. Raises ImportError without matplotlib, KeyError or TypeError for what is no report."""
+def render(runs: Sequence[NamedReport]) -> str:
+    """The page. Raises ImportError without matplotlib, and KeyError or TypeError for an invalid report."""
     title = " against ".join(run.name for run in runs)
     names = "".join(f"<th scope='col'>{escape(run.name)}</th>" for run in runs)
-    rows = "".join(_row(name, runs, tell) for name, tell in _ROWS)
+    rows = "".join(_row(name, runs, cell) for name, cell in _ROWS)
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
         "<meta name='viewport' content='width=device-width, initial-scale=1'>"
@@ -66,12 +66,12 @@ def render(runs: Sequence[Run]) -> str:
 # --- the table ----------------------------------------------------------------------------------------
 
 
-def _row(name: str, runs: Sequence[Run], tell: Callable[[Document], str]) -> str:
-    cells = "".join(f"<td>{escape(tell(run.report))}</td>" for run in runs)
+def _row(name: str, runs: Sequence[NamedReport], cell: Callable[[Document], str]) -> str:
+    cells = "".join(f"<td>{escape(cell(run.report))}</td>" for run in runs)
     return f"<tr><th scope='row'>{escape(name)}</th>{cells}</tr>"
 
 
-def _asked(report: Document) -> str:
+def _trace(report: Document) -> str:
     trace, factor = report["trace"], report["options"]["time_scale"]
     return f"{trace['file']}, {trace['minutes']:g} min from {trace['start_minute']:g}, times x {factor:g}"
 
@@ -83,15 +83,15 @@ def _outcomes(report: Document) -> str:
 
 
 def _times(name: str) -> Callable[[Document], str]:
-    def tell(report: Document) -> str:
+    def cell(report: Document) -> str:
         values = report["summary"][name]
         return "-" if values is None else f"{1000 * values['p50']:,.1f} / {1000 * values['p99']:,.1f} ms"
 
-    return tell
+    return cell
 
 
 def _replica_seconds(report: Document) -> str:
-    """By the samples, each of which holds until the next."""
+    """Replica-seconds: each sample counts until the next one."""
     points = _running_replicas(report)
     if len(points) < 2:
         return "-"
@@ -109,13 +109,13 @@ def _pauses(report: Document) -> str:
 
 
 _ROWS: tuple[tuple[str, Callable[[Document], str]], ...] = (
-    ("trace", _asked),
-    ("requests that came whole", _outcomes),
+    ("trace", _trace),
+    ("complete answers", _outcomes),
     ("time to first token, p50 / p99", _times("ttft_s")),
     ("between chunks, p50 / p99", _times("gap_s")),
     ("end to end, p50 / p99", _times("total_s")),
     ("output tokens per second", lambda report: f"{report['summary']['output_tokens_per_s']:,.1f}"),
-    ("seconds times running replicas", _replica_seconds),
+    ("replica-seconds", _replica_seconds),
     ("migrations", _migrations),
     ("pause of a migration, p50 / p99", _pauses),
 )
@@ -152,7 +152,7 @@ def _moved(report: Document) -> Points:
 def _curve(name: str) -> Callable[[Document], Points]:
     def points(report: Document) -> Points:
         values = report["distributions"][name] or []
-        # A logarithmic axis has no place for chunks that were read at once.
+        # Chunks read at once have a gap of 0, which a logarithmic axis cannot show.
         return [(max(1000 * value, 0.001), 100 * at / (len(values) - 1)) for at, value in enumerate(values)]
 
     return points
@@ -173,7 +173,7 @@ _LATENCIES: Plots = (
 )
 
 
-def _figure(runs: Sequence[Run], plots: Plots, below: str, log: bool = False) -> str:
+def _figure(runs: Sequence[NamedReport], plots: Plots, below: str, log: bool = False) -> str:
     import matplotlib
 
     grey = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color", "grid.color")
@@ -188,13 +188,18 @@ def _figure(runs: Sequence[Run], plots: Plots, below: str, log: bool = False) ->
         figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper right", frameon=False)
         svg = io.StringIO()
         figure.savefig(svg, format="svg", transparent=True, metadata={"Date": None})
-    # Without what stands before the element in a file of its own.
+    # Without the prolog of a standalone SVG file.
     _, tag, element = svg.getvalue().partition("<svg")
     return f"<figure>{tag}{element}</figure>"
 
 
 def _plot(
-    axes: "Axes", title: str, runs: Sequence[Run], points_of: Callable[[Document], Points], below: str, log: bool
+    axes: "Axes",
+    title: str,
+    runs: Sequence[NamedReport],
+    points_of: Callable[[Document], Points],
+    below: str,
+    log: bool,
 ) -> None:
     for number, run in enumerate(runs):
         points = points_of(run.report)
@@ -212,26 +217,26 @@ def _plot(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the page; the exit status: 0, or 2 if a report cannot be read."""
-    parser = argparse.ArgumentParser(prog="python -m app.replay.page", description="Put replays side by side.")
+    parser = argparse.ArgumentParser(prog="python -m app.replay.page", description="Compare replays side by side.")
     parser.add_argument("reports", nargs="+", type=Path, help="JSON reports of app.replay")
-    parser.add_argument("--html", type=Path, default=Path("replay.html"), help="the page (default: replay.html)")
+    parser.add_argument("--html", type=Path, default=Path("replay.html"), help="output file (default: replay.html)")
     options = parser.parse_args(argv)
     try:
         options.html.write_text(render([_read(path) for path in options.reports]))
-    except (BadInput, OSError) as error:
+    except (ReplayInputError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
     return 0
 
 
-def _read(path: Path) -> Run:
+def _read(path: Path) -> NamedReport:
     try:
         report = json.loads(path.read_text())
         for part in ("trace", "options", "summary", "migrations", "timeline", "distributions"):
             report[part]
     except (ValueError, KeyError, TypeError) as error:
-        raise BadInput(f"{path} is no report of app.replay, or of an older one: {error!r}") from None
-    return Run(path.stem, report)
+        raise ReplayInputError(f"{path} is not a report of this version of app.replay: {error!r}") from None
+    return NamedReport(path.stem, report)
 
 
 if __name__ == "__main__":

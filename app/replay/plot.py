@@ -1,11 +1,10 @@
-"""The picture of a replay: load and replicas, KV use with migrations, and latencies."""
+"""The plot of a replay: load and replicas, KV use with migrations, and latencies."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.replay.measured import Measured
-from app.replay.state import RUNNING, Sample
+from app.replay.measurements import RUNNING, ReplayMeasurements, ReplaySample
 from app.replay.summary import quantile
 
 if TYPE_CHECKING:
@@ -13,12 +12,12 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
 
 CURVE_POINTS = 500
-MOST_NAMED_REPLICAS = 6
+MAX_NAMED_REPLICAS = 6
 
 
-def draw(path: Path, title: str, measured: Measured) -> None:
-    """Write the picture as a PNG file."""
-    # Imported here: it takes its time, and without it a replay still has its numbers.
+def draw(path: Path, title: str, measured: ReplayMeasurements) -> None:
+    """Write the plot as a PNG file."""
+    # Imported here: the import is slow, and a replay works without matplotlib.
     import matplotlib
 
     matplotlib.use("Agg")
@@ -34,7 +33,7 @@ def draw(path: Path, title: str, measured: Measured) -> None:
     plt.close(figure)
 
 
-def _draw_load(axes: "Axes", samples: Sequence[Sample]) -> None:
+def _draw_load(axes: "Axes", samples: Sequence[ReplaySample]) -> None:
     times = [sample.at_s for sample in samples]
     axes.plot(times, [sample.running for sample in samples], color="C0", label="running requests")
     axes.set_title("Load", loc="left")
@@ -43,7 +42,7 @@ def _draw_load(axes: "Axes", samples: Sequence[Sample]) -> None:
     known = [(s.at_s, sum(r.state == RUNNING for r in s.replicas)) for s in samples if s.replicas is not None]
     axes.grid(alpha=0.3)
     if not known:
-        _name(axes)
+        _legend(axes)
         return
     from matplotlib.ticker import MaxNLocator
 
@@ -52,10 +51,10 @@ def _draw_load(axes: "Axes", samples: Sequence[Sample]) -> None:
     right.set_ylabel("running replicas")
     right.set_ylim(0, max(count for _, count in known) + 1)
     right.yaxis.set_major_locator(MaxNLocator(integer=True))
-    _name(axes, *right.get_lines())
+    _legend(axes, *right.get_lines())
 
 
-def _draw_cache(axes: "Axes", samples: Sequence[Sample]) -> None:
+def _draw_cache(axes: "Axes", samples: Sequence[ReplaySample]) -> None:
     curves: dict[str, list[tuple[float, float]]] = {}
     for sample in samples:
         for replica in sample.replicas or ():
@@ -70,12 +69,12 @@ def _draw_cache(axes: "Axes", samples: Sequence[Sample]) -> None:
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     if not curves:
-        axes.text(0.5, 0.5, "the endpoint does not tell", transform=axes.transAxes, ha="center")
-    elif len(curves) <= MOST_NAMED_REPLICAS:
-        _name(axes)
+        axes.text(0.5, 0.5, "not reported by the endpoint", transform=axes.transAxes, ha="center")
+    elif len(curves) <= MAX_NAMED_REPLICAS:
+        _legend(axes)
 
 
-def _draw_latency(axes: "Axes", measured: Measured) -> None:
+def _draw_latency(axes: "Axes", measured: ReplayMeasurements) -> None:
     records = measured.records
     _draw_curve(axes, "time to first token", (r.ttft_s for r in records if r.ttft_s is not None))
     _draw_curve(axes, "between chunks", (gap for record in records for gap in record.gaps_s))
@@ -84,19 +83,19 @@ def _draw_latency(axes: "Axes", measured: Measured) -> None:
     axes.grid(alpha=0.3, which="both")
     if axes.get_lines():
         axes.set_xscale("log")
-        _name(axes)
+        _legend(axes)
 
 
 def _draw_curve(axes: "Axes", name: str, values: Iterable[float]) -> None:
-    # Chunks that were read at once have a gap of 0, for which a logarithmic axis has no place.
+    # Chunks read at once have a gap of 0, which a logarithmic axis cannot show.
     ordered = sorted(max(1000 * value, 0.001) for value in values)
     if ordered:
         shares = [step / CURVE_POINTS for step in range(CURVE_POINTS + 1)]
         axes.plot([quantile(ordered, share) for share in shares], [100 * share for share in shares], label=name)
 
 
-def _name(axes: "Axes", *others: "Line2D") -> None:
-    # Beside the title, where the names hide no curve.
+def _legend(axes: "Axes", *others: "Line2D") -> None:
+    # Beside the title, so that the legend hides no curve.
     lines = [line for line in (*axes.get_lines(), *others) if not str(line.get_label()).startswith("_")]
     names = [str(line.get_label()) for line in lines]
     axes.legend(lines, names, loc="lower right", bbox_to_anchor=(1, 1), ncols=7, frameon=False)

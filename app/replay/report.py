@@ -1,8 +1,8 @@
 """The report of a replay as a JSON document; pure.
 
-The document's shape is stable: fields may be added, none changes its meaning. Times are seconds, and those
+The document's schema is stable: members may be added, none changes its meaning. Times are in seconds; those
 called `at_s` are counted from the start of the replay. A distribution is `{"count", "mean", "p50", "p99",
-"max"}`, or null where nothing was measured.
+"max"}`, or null without measurements.
 
     trace       file, start_minute, minutes, requests, clipped, prompt_tokens, output_tokens
                 (`clipped` requests were shortened to fit the context; tokens are totals after scaling)
@@ -10,11 +10,11 @@ called `at_s` are counted from the start of the replay. A distribution is `{"cou
     summary     interrupted, and the fields of `app.replay.summary.Summary`
     errors      [{kind, count, first_message}], the most frequent kind first
     migrations  not_offered: {path: reason} of `/mell/state` and `/mell/migrations`, {} on a Mell endpoint
-                missed: [{kind, count, first_message}], polls that failed all the same
-                moves: {asked, accepted, rejected: [{kind, count, first_message}]}, those the replay asked for
+                missed: [{kind, count, first_message}], failed polls of offered paths
+                moves: {asked, accepted, rejected: [{kind, count, first_message}]}, those ordered by the replay
                 groups: [{path, outcome, count, bytes, pause_s}]
                 pause_s: of all committed migrations
-                items: what `/mell/migrations` said of each, newest first
+                items: the records of `/mell/migrations`, newest first
     distributions   {ttft_s, gap_s, total_s}: each the values below which 0, 1, ... 100 % lie, or null; `gap_s` and
                 `total_s` as in the summary
     timeline    [{at_s, running, finished, errors, moved, replicas}], one entry a second
@@ -26,31 +26,31 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from app.replay.measured import Measured
+from app.replay.measurements import ReplayMeasurements
 from app.replay.summary import group_migrations, percentiles, quantiles, summarize, tally
-from app.replay.trace import Arrival, Lengths, Window
+from app.replay.trace import LengthScaling, TraceRequest, TraceWindow
 
 Document = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
-    """What was replayed against what."""
+class ReplaySetup:
+    """The options of a replay, and its endpoint."""
 
     trace: str
     url: str
     model: str
-    window: Window
-    lengths: Lengths
+    window: TraceWindow
+    lengths: LengthScaling
     seed: int = 0
     move_every_s: float = 0.0
 
 
-def document(setup: Setup, arrivals: Sequence[Arrival], measured: Measured) -> Document:
+def document(setup: ReplaySetup, requests: Sequence[TraceRequest], measured: ReplayMeasurements) -> Document:
     """The report of one replay."""
     records = measured.records
     return {
-        "trace": _trace(setup, arrivals),
+        "trace": _trace(setup, requests),
         "options": _options(setup),
         "summary": {"interrupted": measured.interrupted, **asdict(summarize(records, measured.samples))},
         "errors": [asdict(one) for one in tally(r.fault for r in records if r.fault is not None)],
@@ -60,19 +60,19 @@ def document(setup: Setup, arrivals: Sequence[Arrival], measured: Measured) -> D
     }
 
 
-def _trace(setup: Setup, arrivals: Sequence[Arrival]) -> Document:
+def _trace(setup: ReplaySetup, requests: Sequence[TraceRequest]) -> Document:
     return {
         "file": setup.trace,
         "start_minute": setup.window.start_minute,
         "minutes": setup.window.minutes,
-        "requests": len(arrivals),
-        "clipped": sum(arrival.clipped for arrival in arrivals),
-        "prompt_tokens": sum(arrival.prompt_tokens for arrival in arrivals),
-        "output_tokens": sum(arrival.output_tokens for arrival in arrivals),
+        "requests": len(requests),
+        "clipped": sum(request.clipped for request in requests),
+        "prompt_tokens": sum(request.prompt_tokens for request in requests),
+        "output_tokens": sum(request.output_tokens for request in requests),
     }
 
 
-def _options(setup: Setup) -> Document:
+def _options(setup: ReplaySetup) -> Document:
     return {
         "url": setup.url,
         "model": setup.model,
@@ -85,7 +85,7 @@ def _options(setup: Setup) -> Document:
     }
 
 
-def _migrations(measured: Measured) -> Document:
+def _migrations(measured: ReplayMeasurements) -> Document:
     pauses = quantiles(item["pause_s"] for item in measured.migrations if _has_pause(item))
     return {
         "not_offered": dict(measured.missing),

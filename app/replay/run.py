@@ -1,7 +1,7 @@
-"""The schedule of a replay: every request at its time, whatever became of the ones before.
+"""The open-loop schedule of a replay: every request is sent at its time, whatever the state of earlier ones.
 
-Three things run beside each other until the last stream has ended or `stop` is set: the schedule, a look at
-the endpoint once a second, and, if asked for, moves. What was measured until then is returned in any case.
+Three tasks run until the last stream has ended or `stop` is set: the schedule, a poll of the cluster every second and,
+with `move_every_s`, orders to move. The measurements so far are returned in either case.
 """
 
 import asyncio
@@ -12,59 +12,60 @@ from typing import Any
 
 from app.client.api import ApiClient
 from app.client.documents import StateDocument
-from app.replay.client import Model, complete
-from app.replay.measured import Measured, Moves
-from app.replay.state import Sample, moved_between, sample_replica
-from app.replay.stream import Stream
-from app.replay.trace import Arrival
-from app.replay.watch import Watch
+from app.replay.client import ServedModel, complete
+from app.replay.measurements import OrderedMoves, ReplayMeasurements, ReplaySample, moved_between, sample_replica
+from app.replay.probe import MellProbe
+from app.replay.stream import AnswerStream
+from app.replay.trace import TraceRequest
 
-LOOK_EVERY_S = 1.0
+POLL_INTERVAL_S = 1.0
 
-Show = Callable[[Sample], None]
+Show = Callable[[ReplaySample], None]
 
 
-class Replay:
-    """One replay under way."""
+class TraceReplay:
+    """A running replay."""
 
-    def __init__(self, api: ApiClient, model: Model, seed: int, watch: Watch, show: Show) -> None:
+    def __init__(self, api: ApiClient, model: ServedModel, seed: int, probe: MellProbe, show: Show) -> None:
         self._api = api
         self._model = model
         self._seed = seed
-        self._watch = watch
+        self._probe = probe
         self._show = show
         self._began = time.perf_counter()
-        self._streams: list[Stream] = []
-        self._samples: list[Sample] = []
+        self._streams: list[AnswerStream] = []
+        self._samples: list[ReplaySample] = []
         self._state: StateDocument | None = None
 
-    async def run(self, arrivals: Sequence[Arrival], move_every_s: float, stop: asyncio.Event) -> Measured:
-        """Send all arrivals and measure, until all have ended or `stop` is set; the watch has begun."""
+    async def run(
+        self, requests: Sequence[TraceRequest], move_every_s: float, stop: asyncio.Event
+    ) -> ReplayMeasurements:
+        """Send all requests and measure, until all have ended or `stop` is set. `probe.begin` must have been called."""
         self._began = time.perf_counter()
-        beside = [asyncio.create_task(every(LOOK_EVERY_S, self._look))]
+        background = [asyncio.create_task(every(POLL_INTERVAL_S, self._sample))]
         if move_every_s:
-            beside.append(asyncio.create_task(every(move_every_s, self._watch.ask_for_move)))
-        sending = asyncio.create_task(self._send_all(arrivals))
+            background.append(asyncio.create_task(every(move_every_s, self._probe.order_move)))
+        sending = asyncio.create_task(self._send_all(requests))
         stopping = asyncio.create_task(stop.wait())
-        await asyncio.wait({sending, stopping, *beside}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({sending, stopping, *background}, return_when=asyncio.FIRST_COMPLETED)
         interrupted, until_s = not sending.done(), self._clock()
-        for task in (sending, stopping, *beside):
+        for task in (sending, stopping, *background):
             await _cancel(task)
-        await self._look()
+        await self._sample()
         return await self._measured(until_s, interrupted)
 
-    async def _send_all(self, arrivals: Sequence[Arrival]) -> None:
+    async def _send_all(self, requests: Sequence[TraceRequest]) -> None:
         async with asyncio.TaskGroup() as streams:
-            for arrival in arrivals:
-                await asyncio.sleep(max(0.0, arrival.at_s - self._clock()))
-                stream = Stream(arrival, self._clock())
+            for request in requests:
+                await asyncio.sleep(max(0.0, request.at_s - self._clock()))
+                stream = AnswerStream(request, self._clock())
                 self._streams.append(stream)
                 streams.create_task(complete(self._api, self._model, self._seed, stream, self._clock))
 
-    async def _look(self) -> None:
-        state = await self._watch.look()
+    async def _sample(self) -> None:
+        state = await self._probe.state()
         ended = sum(stream.ended_s is not None for stream in self._streams)
-        sample = Sample(
+        sample = ReplaySample(
             at_s=self._clock(),
             running=len(self._streams) - ended,
             finished=ended,
@@ -76,14 +77,14 @@ class Replay:
         self._samples.append(sample)
         self._show(sample)
 
-    async def _measured(self, until_s: float, interrupted: bool) -> Measured:
-        return Measured(
+    async def _measured(self, until_s: float, interrupted: bool) -> ReplayMeasurements:
+        return ReplayMeasurements(
             records=tuple(stream.record(until_s) for stream in self._streams),
             samples=tuple(self._samples),
-            migrations=await self._watch.migrations(),
-            moves=Moves(self._watch.asked, self._watch.accepted, tuple(self._watch.rejected)),
-            missing=dict(self._watch.missing),
-            missed=tuple(self._watch.missed),
+            migrations=await self._probe.migrations(),
+            moves=OrderedMoves(self._probe.asked, self._probe.accepted, tuple(self._probe.rejected)),
+            missing=dict(self._probe.missing),
+            missed=tuple(self._probe.missed),
             interrupted=interrupted,
         )
 
@@ -92,7 +93,7 @@ class Replay:
 
 
 async def every(period_s: float, action: Callable[[], Awaitable[None]]) -> None:
-    """Do something at once and then at every multiple of a period, skipping those it was too slow for."""
+    """Call `action` now and at every multiple of the period; a slow call skips the multiples that it overruns."""
     clock = asyncio.get_running_loop().time
     began = clock()
     while True:

@@ -1,7 +1,7 @@
-"""One streamed answer, as events at times; pure: the events and the clock are handed in.
+"""Measurement of one streamed answer from timed events; pure.
 
-A stream is whole when it ended with `[DONE]` and carried as many tokens as were asked for. Every prompt is
-sent with `ignore_eos`, so fewer tokens mean that the endpoint lost some.
+A stream is whole if it ends with `[DONE]` and has the requested number of tokens. Every request sets `ignore_eos`, so
+a lower number means that the endpoint lost tokens.
 """
 
 from collections.abc import Mapping
@@ -11,24 +11,24 @@ from itertools import pairwise
 from typing import Any
 
 from app.client.errors import message_in
-from app.replay.trace import Arrival
+from app.replay.trace import TraceRequest
 
 
-class Outcome(StrEnum):
+class StreamOutcome(StrEnum):
     """How a request ended."""
 
     OK = "ok"
     BROKEN = "broken"
-    """The answer began, and ended without `[DONE]` or with too few tokens."""
+    """The answer began but ended without `[DONE]` or with too few tokens."""
     FAILED = "failed"
-    """No answer began: the endpoint could not be reached or refused."""
+    """No answer began: the endpoint was unreachable or refused."""
     CANCELLED = "cancelled"
     """The replay was interrupted first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What went wrong: a kind to count by, and the message of this one."""
+    """A failure: its kind, for counting, and its message."""
 
     kind: str
     message: str
@@ -36,36 +36,36 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What was measured of one request; times are seconds since the replay began.
+    """Measurements of one request; times in seconds since the start of the replay.
 
-    `tokens` is the endpoint's own count, None where it sent none. `chunks_s` holds the time of each SSE
-    event with output, however many tokens it carried.
+    `tokens` is the endpoint's own count, None without one. `chunks_s` are the times of SSE events with output; an event
+    may carry several tokens.
     """
 
-    arrival: Arrival
+    request: TraceRequest
     sent_s: float
     ended_s: float
     chunks_s: tuple[float, ...]
     tokens: int | None
-    outcome: Outcome
+    outcome: StreamOutcome
     fault: Fault | None = None
 
     @property
     def ttft_s(self) -> float | None:
-        """Time to first token, None if there was none."""
+        """Time to first token, None without one."""
         return self.chunks_s[0] - self.sent_s if self.chunks_s else None
 
     @property
     def gaps_s(self) -> tuple[float, ...]:
-        """Times between one chunk and the next, as they are."""
+        """Times between successive chunks."""
         return tuple(later - earlier for earlier, later in pairwise(self.chunks_s))
 
 
-class Stream:
-    """What has been seen of one answer so far; `record` may be asked at any moment."""
+class AnswerStream:
+    """Measures one answer; `record` may be called at any time."""
 
-    def __init__(self, arrival: Arrival, sent_s: float) -> None:
-        self.arrival = arrival
+    def __init__(self, request: TraceRequest, sent_s: float) -> None:
+        self.request = request
         self.sent_s = sent_s
         self.ended_s: float | None = None
         self.fault: Fault | None = None
@@ -74,18 +74,18 @@ class Stream:
         self._tokens: int | None = None
 
     def open(self) -> None:
-        """The endpoint accepted the request and is about to stream."""
+        """The endpoint has accepted the request."""
         self._opened = True
 
     def feed(self, event: Mapping[str, Any], now_s: float) -> None:
-        """Take in one event."""
+        """Process one event."""
         if event.get("error"):
-            self._blame("error event", message_in(event) or str(event)[:200])
+            self._set_fault("error event", message_in(event) or str(event)[:200])
         else:
-            self._take(event, now_s)
+            self._count(event, now_s)
 
-    def _take(self, event: Mapping[str, Any], now_s: float) -> None:
-        # The last event of some servers has a finish reason and no output: it is not a chunk.
+    def _count(self, event: Mapping[str, Any], now_s: float) -> None:
+        # The last event of some servers has a finish reason but no output, so it is not a chunk.
         choices = event.get("choices") or ()
         if any(choice.get("text") or choice.get("finish_reason") is None for choice in choices):
             self._chunks_s.append(now_s)
@@ -94,25 +94,25 @@ class Stream:
             self._tokens = usage.get("completion_tokens")
 
     def fail(self, kind: str, message: str, now_s: float) -> None:
-        """The request ended by a fault."""
-        self._blame(kind, message)
+        """The request has failed."""
+        self._set_fault(kind, message)
         self.ended_s = now_s
 
     def end(self, now_s: float) -> None:
-        """The answer ended with `[DONE]`; judge whether it was whole."""
+        """The answer has ended with `[DONE]`; too few tokens are a fault."""
         self.ended_s = now_s
-        wanted = self.arrival.output_tokens
+        wanted = self.request.output_tokens
         if self._tokens is not None and self._tokens < wanted:
-            self._blame("too few tokens", f"{self._tokens} of {wanted} tokens arrived")
+            self._set_fault("too few tokens", f"{self._tokens} of {wanted} tokens arrived")
 
-    def _blame(self, kind: str, message: str) -> None:
-        # The first fault is the cause, later ones its consequences.
+    def _set_fault(self, kind: str, message: str) -> None:
+        # The first fault is the cause of later ones.
         self.fault = self.fault or Fault(kind, message)
 
     def record(self, now_s: float) -> Record:
-        """Everything measured until now."""
+        """All measurements until now."""
         return Record(
-            arrival=self.arrival,
+            request=self.request,
             sent_s=self.sent_s,
             ended_s=now_s if self.ended_s is None else self.ended_s,
             chunks_s=tuple(self._chunks_s),
@@ -121,7 +121,7 @@ class Stream:
             fault=self.fault,
         )
 
-    def _outcome(self) -> Outcome:
+    def _outcome(self) -> StreamOutcome:
         if self.fault is not None:
-            return Outcome.BROKEN if self._opened else Outcome.FAILED
-        return Outcome.CANCELLED if self.ended_s is None else Outcome.OK
+            return StreamOutcome.BROKEN if self._opened else StreamOutcome.FAILED
+        return StreamOutcome.CANCELLED if self.ended_s is None else StreamOutcome.OK

@@ -1,16 +1,16 @@
-"""What the records of a replay amount to; pure."""
+"""Summary statistics of a replay's measurements; pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from app.replay.state import RUNNING, Sample
-from app.replay.stream import Fault, Outcome, Record
+from app.replay.measurements import RUNNING, ReplaySample
+from app.replay.stream import Fault, Record, StreamOutcome
 
 
 @dataclass(frozen=True, slots=True)
-class Quantiles:
+class Distribution:
     """A distribution in five numbers."""
 
     count: int
@@ -22,7 +22,7 @@ class Quantiles:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """How often one kind of fault was seen, and what the first one said."""
+    """The number of faults of one kind, and the message of the first."""
 
     kind: str
     count: int
@@ -31,22 +31,22 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class MigrationGroup:
-    """The migrations that took one path to one outcome."""
+    """The migrations with one path and one outcome."""
 
     path: str
     outcome: str
     count: int
     bytes: int
-    pause_s: Quantiles | None
+    pause_s: Distribution | None
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The numbers of a replay; a distribution is None where nothing was measured.
+    """The statistics of a replay; a distribution is None without measurements.
 
-    `gap_s` is the time between two SSE chunks of a stream, however many tokens a chunk carries
-    (`tokens_per_chunk` on average). `send_lag_s` is how late requests were sent: when it is not small
-    against `ttft_s`, the client was the bottleneck and the replay is not open loop.
+    `gap_s` is the time between two SSE chunks of a stream; a chunk has `tokens_per_chunk` tokens on average.
+    `send_lag_s` is the delay in sending a request: unless it is small against `ttft_s`, the client is the bottleneck
+    and the replay is not open loop.
     """
 
     requests: int
@@ -59,57 +59,57 @@ class Summary:
     output_tokens: int
     output_tokens_per_s: float
     tokens_per_chunk: float | None
-    ttft_s: Quantiles | None
-    gap_s: Quantiles | None
-    total_s: Quantiles | None
-    send_lag_s: Quantiles | None
-    running_replicas: Quantiles | None
-    kv_used_percent: Quantiles | None
+    ttft_s: Distribution | None
+    gap_s: Distribution | None
+    total_s: Distribution | None
+    send_lag_s: Distribution | None
+    running_replicas: Distribution | None
+    kv_used_percent: Distribution | None
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """The value below which `share` of a sorted, non-empty sequence lies, interpolated between neighbours."""
+    """The `share` quantile of a sorted, non-empty sequence, with linear interpolation."""
     position = share * (len(ordered) - 1)
     below = int(position)
     above = min(below + 1, len(ordered) - 1)
     return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
 
 
-def quantiles(values: Iterable[float]) -> Quantiles | None:
-    """The distribution of some values, None if there are none."""
+def quantiles(values: Iterable[float]) -> Distribution | None:
+    """The distribution of the values, None without values."""
     ordered = sorted(values)
     if not ordered:
         return None
     mean = sum(ordered) / len(ordered)
-    return Quantiles(len(ordered), mean, quantile(ordered, 0.5), quantile(ordered, 0.99), ordered[-1])
+    return Distribution(len(ordered), mean, quantile(ordered, 0.5), quantile(ordered, 0.99), ordered[-1])
 
 
-def summarize(records: Sequence[Record], samples: Sequence[Sample]) -> Summary:
-    """The numbers of a replay from its requests and from what was seen of the replicas."""
+def summarize(records: Sequence[Record], samples: Sequence[ReplaySample]) -> Summary:
+    """The statistics of a replay from its requests and samples."""
     outcomes = Counter(record.outcome for record in records)
     tokens = sum(_tokens(record) for record in records)
     duration_s = _duration_s(records)
     replicas = [sample.replicas for sample in samples if sample.replicas is not None]
     return Summary(
         requests=len(records),
-        ok=outcomes[Outcome.OK],
-        broken=outcomes[Outcome.BROKEN],
-        failed=outcomes[Outcome.FAILED],
-        cancelled=outcomes[Outcome.CANCELLED],
+        ok=outcomes[StreamOutcome.OK],
+        broken=outcomes[StreamOutcome.BROKEN],
+        failed=outcomes[StreamOutcome.FAILED],
+        cancelled=outcomes[StreamOutcome.CANCELLED],
         duration_s=duration_s,
-        requests_per_s=outcomes[Outcome.OK] / duration_s if duration_s else 0.0,
+        requests_per_s=outcomes[StreamOutcome.OK] / duration_s if duration_s else 0.0,
         output_tokens=tokens,
         output_tokens_per_s=tokens / duration_s if duration_s else 0.0,
         tokens_per_chunk=_tokens_per_chunk(records),
         **{name: quantiles(values) for name, values in _latencies(records).items()},
-        send_lag_s=quantiles(record.sent_s - record.arrival.at_s for record in records),
-        running_replicas=quantiles(sum(one.state == RUNNING for one in all_) for all_ in replicas),
-        kv_used_percent=quantiles(one.used_percent for all_ in replicas for one in all_ if one.state == RUNNING),
+        send_lag_s=quantiles(record.sent_s - record.request.at_s for record in records),
+        running_replicas=quantiles(sum(r.state == RUNNING for r in listed) for listed in replicas),
+        kv_used_percent=quantiles(r.used_percent for listed in replicas for r in listed if r.state == RUNNING),
     )
 
 
 def percentiles(records: Sequence[Record]) -> dict[str, list[float] | None]:
-    """The values, in seconds, below which 0, 1, ... 100 % of each latency lie; None where nothing was measured."""
+    """The 0, 1, ... 100 % quantiles of each latency, in seconds; None without measurements."""
     ordered = {name: sorted(values) for name, values in _latencies(records).items()}
     return {name: [quantile(all_, n / 100) for n in range(101)] if all_ else None for name, all_ in ordered.items()}
 
@@ -118,12 +118,12 @@ def _latencies(records: Sequence[Record]) -> dict[str, list[float]]:
     return {
         "ttft_s": [record.ttft_s for record in records if record.ttft_s is not None],
         "gap_s": [gap for record in records for gap in record.gaps_s],
-        "total_s": [r.ended_s - r.sent_s for r in records if r.outcome is Outcome.OK],
+        "total_s": [r.ended_s - r.sent_s for r in records if r.outcome is StreamOutcome.OK],
     }
 
 
 def _tokens(record: Record) -> int:
-    # Without the endpoint's count, a chunk is a token at least.
+    # Without the endpoint's count, every chunk has at least one token.
     return len(record.chunks_s) if record.tokens is None else record.tokens
 
 
@@ -140,7 +140,7 @@ def _tokens_per_chunk(records: Sequence[Record]) -> float | None:
 
 
 def tally(faults: Iterable[Fault]) -> tuple[Tally, ...]:
-    """Faults by kind, the most frequent first."""
+    """Faults by kind, most frequent first."""
     counts: Counter[str] = Counter()
     first: dict[str, str] = {}
     for fault in faults:
@@ -150,7 +150,7 @@ def tally(faults: Iterable[Fault]) -> tuple[Tally, ...]:
 
 
 def group_migrations(items: Sequence[Mapping[str, Any]]) -> tuple[MigrationGroup, ...]:
-    """Migrations by path and outcome; one still under way has its state for an outcome."""
+    """Migrations by path and outcome; a running migration counts by its state."""
     groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for item in items:
         key = (str(item.get("path")), str(item.get("outcome") or item.get("state")))

@@ -1,4 +1,4 @@
-"""The report of a replay as text to print; pure, made from the JSON document alone."""
+"""The report of a replay as printed text, from the JSON document alone; pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from app.replay.report import Document
 
 
 def render(report: Document) -> str:
-    """A page that says what was replayed, how it went and what was moved."""
+    """The text: trace and endpoint, latencies, replicas and migrations, faults."""
     return "\n".join((*_head(report), *_numbers(report["summary"]), *_cluster(report), *_faults(report)))
 
 
@@ -18,7 +18,7 @@ def _head(report: Document) -> Iterator[str]:
         yield f"Interrupted after {summary['requests']} of {trace['requests']} requests."
     yield f"{trace['file']}, minutes {trace['start_minute']:g} to {until:g}"
     yield f"on {options['model']} at {options['url']}"
-    context = "which the endpoint does not tell" if options["context"] is None else f"of {options['context']:,} tokens"
+    context = "which the endpoint does not list" if options["context"] is None else f"of {options['context']:,} tokens"
     yield f"{trace['clipped']} of {trace['requests']} requests clipped to the context {context}"
 
 
@@ -36,7 +36,7 @@ def _numbers(summary: Mapping[str, Any]) -> Iterator[str]:
     yield _row("time to first token", summary["ttft_s"])
     yield _row("between chunks", summary["gap_s"])
     yield _row("end to end", summary["total_s"])
-    yield _row("sent too late by", summary["send_lag_s"])
+    yield _row("send delay", summary["send_lag_s"])
 
 
 def _row(name: str, values: Mapping[str, float] | None) -> str:
@@ -60,7 +60,7 @@ def _cluster(report: Document) -> Iterator[str]:
         yield f"Migrations  {len(migrations['items'])}"
         yield from map(_group, migrations["groups"])
     if report["options"]["move_every_s"]:
-        yield f"Moves  {migrations['moves']['asked']} asked for, {migrations['moves']['accepted']} accepted"
+        yield f"Moves  {migrations['moves']['asked']} ordered, {migrations['moves']['accepted']} accepted"
         yield from _tally("rejected", migrations["moves"]["rejected"])
 
 
@@ -75,6 +75,6 @@ def _faults(report: Document) -> Iterator[str]:
     yield from _tally("poll missed", report["migrations"]["missed"])
 
 
-def _tally(what: str, entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _tally(name: str, entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for entry in entries:
-        yield f"  {entry['count']} x {what}: {entry['kind']}: {entry['first_message']}"
+        yield f"  {entry['count']} x {name}: {entry['kind']}: {entry['first_message']}"

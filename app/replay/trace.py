@@ -1,4 +1,4 @@
-"""Reading a trace, cutting a window out of it and scaling it to a model; pure but for opening the file.
+"""Reads a trace, cuts a window out of it, and scales its requests to a model; pure except for `read_trace`.
 
 A trace is a gzipped CSV with the columns `arrival_s,prompt_tokens,output_tokens`, one row per request.
 """
@@ -11,15 +11,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from app.replay.errors import BadInput
-
 COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens")
 SECONDS_PER_MINUTE = 60.0
 
 
+class ReplayInputError(Exception):
+    """Input that cannot be replayed; the message is one sentence with the reason."""
+
+
 @dataclass(frozen=True, slots=True)
-class Arrival:
-    """One request to come: its row in the trace, when it is due and how long it is."""
+class TraceRequest:
+    """One request: its row in the trace, its arrival time and its lengths; `clipped` if shortened to the context."""
 
     row: int
     at_s: float
@@ -29,8 +31,8 @@ class Arrival:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
-    """Which minutes of the trace to replay, and by what factor to stretch them."""
+class TraceWindow:
+    """The minutes of the trace to replay, and the factor on their times."""
 
     minutes: float
     start_minute: float = 0.0
@@ -38,14 +40,14 @@ class Window:
 
     def __post_init__(self) -> None:
         if not 0 <= self.start_minute < math.inf:
-            raise BadInput(f"The start minute must be 0 or more, got {self.start_minute:g}.")
+            raise ReplayInputError(f"The start minute must be 0 or more, got {self.start_minute:g}.")
         require_positive("number of minutes", self.minutes)
         require_positive("time scale", self.time_scale)
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
-    """How token counts become what the model can take; None means no such limit."""
+class LengthScaling:
+    """Scaling of token counts to the model; None means no limit."""
 
     token_scale: float = 1.0
     context: int | None = None
@@ -54,70 +56,70 @@ class Lengths:
     def __post_init__(self) -> None:
         require_positive("token scale", self.token_scale)
         if self.context is not None and self.context < 2:
-            raise BadInput(f"The context must hold a prompt and an output token at least, got {self.context}.")
+            raise ReplayInputError(f"The context must hold a prompt and an output token at least, got {self.context}.")
         if self.max_output is not None:
             require_positive("maximum output", self.max_output)
 
 
-def require_positive(what: str, value: float) -> None:
-    """Refuse zero, negative numbers, infinity and NaN."""
+def require_positive(name: str, value: float) -> None:
+    """Raise ReplayInputError for zero, negative numbers, infinity and NaN."""
     if not 0 < value < math.inf:
-        raise BadInput(f"The {what} must be a number greater than 0, got {value:g}.")
+        raise ReplayInputError(f"The {name} must be a number greater than 0, got {value:g}.")
 
 
-def read_trace(path: Path) -> tuple[Arrival, ...]:
-    """All requests of a trace file, in trace time and in order of arrival."""
+def read_trace(path: Path) -> tuple[TraceRequest, ...]:
+    """All requests of a trace file, in trace time and in order of arrival. Raises ReplayInputError."""
     try:
         with gzip.open(path, "rt", encoding="utf-8", newline="") as lines:
             rows = csv.DictReader(lines)
             missing = [name for name in COLUMNS if name not in (rows.fieldnames or ())]
             if missing:
-                raise BadInput(f"{path} lacks the column(s) {', '.join(missing)}.")
-            arrivals = [_arrival(path, number, row) for number, row in enumerate(rows)]
+                raise ReplayInputError(f"{path} lacks the column(s) {', '.join(missing)}.")
+            requests = [_request(path, number, row) for number, row in enumerate(rows)]
     except gzip.BadGzipFile:
-        raise BadInput(f"{path} is not a gzip file.") from None
+        raise ReplayInputError(f"{path} is not a gzip file.") from None
     except OSError as error:
-        raise BadInput(f"{path} cannot be read: {error.strerror or error}.") from None
+        raise ReplayInputError(f"{path} cannot be read: {error.strerror or error}.") from None
     except (EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
-        raise BadInput(f"{path} is damaged: {error}.") from None
-    return tuple(sorted(arrivals, key=lambda arrival: (arrival.at_s, arrival.row)))
+        raise ReplayInputError(f"{path} is damaged: {error}.") from None
+    return tuple(sorted(requests, key=lambda request: (request.at_s, request.row)))
 
 
-def _arrival(path: Path, number: int, row: Mapping[str, str | None]) -> Arrival:
+def _request(path: Path, number: int, row: Mapping[str, str | None]) -> TraceRequest:
     try:
         at_s, prompt, output = (row[name] or "" for name in COLUMNS)
-        arrival = Arrival(number, float(at_s), int(prompt), int(output))
+        request = TraceRequest(number, float(at_s), int(prompt), int(output))
     except ValueError:
-        raise BadInput(f"{path}: request {number} is not three numbers ({', '.join(COLUMNS)}).") from None
-    if not math.isfinite(arrival.at_s) or min(arrival.at_s, arrival.prompt_tokens, arrival.output_tokens) < 0:
-        raise BadInput(f"{path}: request {number} has a negative or infinite value.")
-    return arrival
+        raise ReplayInputError(f"{path}: request {number} is not three numbers ({', '.join(COLUMNS)}).") from None
+    if not math.isfinite(request.at_s) or min(request.at_s, request.prompt_tokens, request.output_tokens) < 0:
+        raise ReplayInputError(f"{path}: request {number} has a negative or infinite value.")
+    return request
 
 
-def cut(arrivals: Sequence[Arrival], window: Window) -> tuple[Arrival, ...]:
-    """The requests of a window, with times counted from its start and stretched by its factor."""
+def cut(requests: Sequence[TraceRequest], window: TraceWindow) -> tuple[TraceRequest, ...]:
+    """The requests of a window, with times from its start, scaled by its factor. Raises ReplayInputError if empty."""
     start_s = window.start_minute * SECONDS_PER_MINUTE
     end_s = start_s + window.minutes * SECONDS_PER_MINUTE
-    inside = [arrival for arrival in arrivals if start_s <= arrival.at_s < end_s]
+    inside = [request for request in requests if start_s <= request.at_s < end_s]
     if not inside:
-        raise BadInput(f"The trace has no request from second {start_s:g} to {end_s:g}.")
-    return tuple(replace(arrival, at_s=(arrival.at_s - start_s) * window.time_scale) for arrival in inside)
+        raise ReplayInputError(f"The trace has no request from second {start_s:g} to {end_s:g}.")
+    return tuple(replace(request, at_s=(request.at_s - start_s) * window.time_scale) for request in inside)
 
 
-def fit(arrivals: Sequence[Arrival], lengths: Lengths) -> tuple[Arrival, ...]:
-    """The same requests with scaled lengths; what exceeds the context is clipped and marked so."""
-    return tuple(_fit_one(arrival, lengths) for arrival in arrivals)
+def fit(requests: Sequence[TraceRequest], lengths: LengthScaling) -> tuple[TraceRequest, ...]:
+    """The requests with scaled lengths; requests longer than the context are shortened and marked as clipped."""
+    return tuple(_fit_one(request, lengths) for request in requests)
 
 
-def _fit_one(arrival: Arrival, lengths: Lengths) -> Arrival:
-    prompt = max(1, round(arrival.prompt_tokens * lengths.token_scale))
-    output = max(1, round(arrival.output_tokens * lengths.token_scale))
+def _fit_one(request: TraceRequest, lengths: LengthScaling) -> TraceRequest:
+    prompt = max(1, round(request.prompt_tokens * lengths.token_scale))
+    output = max(1, round(request.output_tokens * lengths.token_scale))
     if lengths.max_output is not None:
         output = min(output, lengths.max_output)
     context = lengths.context
     if context is None or prompt + output <= context:
-        return replace(arrival, prompt_tokens=prompt, output_tokens=output)
-    # A long prompt must not squeeze out the answer, which is what a replay is about: the answer may
-    # take up to half of the context, or more where a short prompt leaves more.
+        return replace(request, prompt_tokens=prompt, output_tokens=output)
+    # A replay measures answers, so a long prompt must not displace them: an answer may take half of the
+    # context, or more if a short prompt leaves more.
     output = min(output, max(context // 2, context - prompt))
-    return replace(arrival, prompt_tokens=context - output, output_tokens=output, clipped=True)
+    return replace(request, prompt_tokens=context - output, output_tokens=output, clipped=True)

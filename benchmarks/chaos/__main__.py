@@ -22,8 +22,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from app.replay.errors import BadInput
-from app.replay.trace import Arrival, Lengths, Window, cut, fit, read_trace
+from app.replay.trace import LengthScaling, ReplayInputError, TraceRequest, TraceWindow, cut, fit, read_trace
 from benchmarks.chaos.offers import draw_trace, make_offers
 from benchmarks.chaos.report import is_good, make_document, render
 from benchmarks.chaos.run import Result, Run
@@ -40,7 +39,7 @@ def main() -> int:
     options = _options()
     try:
         arrivals = _arrivals(options)
-    except BadInput as error:
+    except ReplayInputError as error:
         print(error, file=sys.stderr)
         return 2
     with paced(PORT, (1, 4)):
@@ -68,14 +67,14 @@ def _options() -> argparse.Namespace:
     return options
 
 
-def _arrivals(options: argparse.Namespace) -> tuple[Arrival, ...]:
+def _arrivals(options: argparse.Namespace) -> tuple[TraceRequest, ...]:
     if options.trace is None:
         return draw_trace(options.seed, 60 * options.minutes)
-    window, lengths = Window(options.minutes), Lengths(context=CONTEXT, max_output=options.max_output)
+    window, lengths = TraceWindow(options.minutes), LengthScaling(context=CONTEXT, max_output=options.max_output)
     return fit(cut(read_trace(options.trace), window), lengths)
 
 
-async def _run(options: argparse.Namespace, arrivals: tuple[Arrival, ...]) -> Result:
+async def _run(options: argparse.Namespace, arrivals: tuple[TraceRequest, ...]) -> Result:
     offers = make_offers(arrivals, options.seed)
     strikes = draw_strikes(options.seed, 60 * options.minutes, options.every)
     async with connect(f"http://127.0.0.1:{PORT}") as server:

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from app.ingress.openai.answers.text import TextStream
-from app.replay.trace import Arrival
+from app.replay.trace import TraceRequest
 from app.tinymodel import ensure_tiny_model
 from deployments.engine.tokens import expected
 
@@ -39,18 +39,18 @@ class Offer:
         }
 
 
-def draw_trace(seed: object, span_s: float, per_s: float = 1.2) -> tuple[Arrival, ...]:
+def draw_trace(seed: object, span_s: float, per_s: float = 1.2) -> tuple[TraceRequest, ...]:
     """A small trace: Poisson arrivals, most prompts short, answers of some seconds."""
     chance = random.Random(f"trace/{seed}")
-    found: list[Arrival] = []
+    found: list[TraceRequest] = []
     at_s = 0.0
     while (at_s := at_s + chance.expovariate(per_s)) < span_s:
         prompt = min(1500, 20 + int(chance.expovariate(1 / 350)))
-        found.append(Arrival(len(found), at_s, prompt, chance.randint(100, 450)))
+        found.append(TraceRequest(len(found), at_s, prompt, chance.randint(100, 450)))
     return tuple(found)
 
 
-def make_offers(arrivals: Sequence[Arrival], seed: object) -> tuple[Offer, ...]:
+def make_offers(arrivals: Sequence[TraceRequest], seed: object) -> tuple[Offer, ...]:
     """The requests of these arrivals, with prompts that nothing else uses."""
     return tuple(
         Offer(

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 
-from app.replay.errors import BadInput
-from app.replay.state import Sample
+from app.replay.measurements import ReplaySample
+from app.replay.trace import ReplayInputError
 from benchmarks.economics.case import BASELINE, SCHEDULERS, Case, Conditions, default_pace, read_window, turns
 from benchmarks.economics.figures import figures
 from benchmarks.economics.measure import arrivals, perform
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             cases = _cases(given)
             _measure(cases, given.traces, given.out)
             print(_tables([run for run in read_runs(given.out) if run.case in set(cases)], given.baseline))
-    except BadInput as error:
+    except ReplayInputError as error:
         print(error, file=sys.stderr)
         return BAD_INPUT
     except RuntimeError as error:
@@ -125,7 +125,7 @@ def _measure(cases: Sequence[Case], traces: Path, out: Path) -> None:
     left = missing(cases, read_runs(out))
     with tqdm(total=len(cases), initial=len(cases) - len(left), unit="run", desc="economics") as bar:
 
-        def show(now: Sample) -> None:
+        def show(now: ReplaySample) -> None:
             bar.set_postfix(at_s=round(now.at_s), running=now.running, done=now.finished, errors=now.errors)
 
         for case in left:
@@ -146,7 +146,7 @@ def _tables(runs: Sequence[Run], baseline: str) -> str:
 def _predicted(runs: Sequence[Run]) -> str:
     known = predictable(runs)
     if not known:
-        raise BadInput("There are no runs that the simulator can play.")
+        raise ReplayInputError("There are no runs that the simulator can play.")
     parts = []
     with tqdm(total=len(known), unit="run", desc="simulated") as bar:
         for conditions, members in _by_conditions(known):

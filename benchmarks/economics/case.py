@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.replay.errors import BadInput
+from app.replay.trace import ReplayInputError
 from deployments.engine.pace import Pace
 
 SCHEDULERS: Mapping[str, Mapping[str, Any]] = {
@@ -137,10 +137,12 @@ def settings(case: Case) -> dict[str, Any]:
 
 
 def read_window(text: str, token_scale: float = 1.0) -> Window:
-    """A window as it is given on the command line, `trace:minute` or `trace:minute:time scale`. Raises `BadInput`."""
+    """Parse a window from the command line: `trace:minute` or `trace:minute:time scale`. Raises ReplayInputError."""
     trace, *numbers = text.split(":")
     try:
         minute, scale = map(float, [*numbers, "1"] if len(numbers) == 1 else numbers)
     except ValueError:
-        raise BadInput(f"{text} is not a window: write trace:minute or trace:minute:scale, like azure:10:2.") from None
+        raise ReplayInputError(
+            f"{text} is not a window: write trace:minute or trace:minute:scale, like azure:10:2."
+        ) from None
     return Window(trace, minute, scale, token_scale)

@@ -8,11 +8,10 @@ from pathlib import Path
 import psutil
 
 from app.replay.client import connect, find_model
-from app.replay.measured import Measured
-from app.replay.run import Replay
-from app.replay.state import Sample
-from app.replay.trace import Arrival, Lengths, Window, cut, fit, read_trace
-from app.replay.watch import TIMEOUT_S, Watch
+from app.replay.measurements import ReplayMeasurements, ReplaySample
+from app.replay.probe import TIMEOUT_S, MellProbe
+from app.replay.run import TraceReplay
+from app.replay.trace import LengthScaling, TraceRequest, TraceWindow, cut, fit, read_trace
 from benchmarks.economics.case import Case, settings
 from benchmarks.economics.observed import Run, observe
 from benchmarks.servers import mell
@@ -20,16 +19,16 @@ from benchmarks.servers import mell
 PORT = 8100
 SEED = 1
 
-Show = Callable[[Sample], None]
+Show = Callable[[ReplaySample], None]
 
 
-def arrivals(case: Case, traces: Path) -> tuple[Arrival, ...]:
+def arrivals(case: Case, traces: Path) -> tuple[TraceRequest, ...]:
     """The requests of a run, warm-up included. Raises `BadInput` if the trace does not have that window."""
     window, conditions = case.window, case.conditions
     minutes = conditions.until_s / 60 / window.time_scale
     rows = read_trace(traces / f"{window.trace}.csv.gz")
-    due = cut(rows, Window(minutes, window.start_minute, window.time_scale))
-    return fit(due, Lengths(window.token_scale, conditions.pace.max_model_len))
+    due = cut(rows, TraceWindow(minutes, window.start_minute, window.time_scale))
+    return fit(due, LengthScaling(window.token_scale, conditions.pace.max_model_len))
 
 
 def perform(case: Case, traces: Path, show: Show) -> Run:
@@ -46,10 +45,10 @@ def perform(case: Case, traces: Path, show: Show) -> Run:
     return Run(case, observe(case, measured, began, cpu))
 
 
-async def _replay(due: Sequence[Arrival], show: Show) -> Measured:
+async def _replay(due: Sequence[TraceRequest], show: Show) -> ReplayMeasurements:
     url = f"http://127.0.0.1:{PORT}"
     async with connect(url) as api, connect(url, timeout_s=TIMEOUT_S) as mell:
-        watch = Watch(mell, SEED)
+        watch = MellProbe(mell, SEED)
         await watch.begin()
-        replay = Replay(api, await find_model(api), SEED, watch, show)
+        replay = TraceReplay(api, await find_model(api), SEED, watch, show)
         return await replay.run(due, 0.0, asyncio.Event())

@@ -7,10 +7,10 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from app.replay.errors import BadInput
-from app.replay.measured import Measured
-from app.replay.stream import Outcome, Record
-from app.replay.summary import Quantiles, quantiles
+from app.replay.measurements import ReplayMeasurements
+from app.replay.stream import Record, StreamOutcome
+from app.replay.summary import Distribution, quantiles
+from app.replay.trace import ReplayInputError
 from benchmarks.economics.case import Case
 
 
@@ -62,8 +62,8 @@ class Observed:
     requests: tuple[Served, ...]
     looks: tuple[Look, ...]
     migrations: tuple[Migration, ...]
-    gap_s: Quantiles | None
-    send_lag_s: Quantiles | None
+    gap_s: Distribution | None
+    send_lag_s: Distribution | None
     cpu: float
 
 
@@ -75,32 +75,32 @@ class Run:
     observed: Observed
 
 
-def observe(case: Case, measured: Measured, began: float, cpu: float) -> Observed:
+def observe(case: Case, measured: ReplayMeasurements, began: float, cpu: float) -> Observed:
     """What of a replay is kept. `began` is its beginning in Unix time."""
-    counted = [record for record in measured.records if record.arrival.at_s >= case.conditions.warmup_s]
+    counted = [record for record in measured.records if record.request.at_s >= case.conditions.warmup_s]
     return Observed(
         requests=tuple(_served(record) for record in measured.records),
         looks=tuple(_looks(measured)),
         migrations=tuple(_migration(item, began) for item in reversed(measured.migrations)),
         gap_s=quantiles(gap for record in counted for gap in record.gaps_s),
-        send_lag_s=quantiles(record.sent_s - record.arrival.at_s for record in counted),
+        send_lag_s=quantiles(record.sent_s - record.request.at_s for record in counted),
         cpu=cpu,
     )
 
 
 def _served(record: Record) -> Served:
-    arrival = record.arrival
+    arrival = record.request
     return Served(
         at_s=arrival.at_s,
         prompt=arrival.prompt_tokens,
         output=arrival.output_tokens,
         first_s=record.chunks_s[0] if record.chunks_s else None,
         ended_s=record.ended_s,
-        whole=record.outcome is Outcome.OK,
+        whole=record.outcome is StreamOutcome.OK,
     )
 
 
-def _looks(measured: Measured) -> Iterable[Look]:
+def _looks(measured: ReplayMeasurements) -> Iterable[Look]:
     """Preemptions of replicas that are gone stay in the sum, as they were when last seen."""
     counts: dict[str, int] = {}
     for sample in measured.samples:
@@ -132,13 +132,13 @@ def keep(path: Path, run: Run) -> None:
 
 
 def read_runs(path: Path) -> list[Run]:
-    """The runs in a file, none if there is no such file. Raises `BadInput` if it holds something else."""
+    """The runs in a file, none if there is no such file. Raises `ReplayInputError` if it holds something else."""
     if not path.exists():
         return []
     try:
         return [_RUN.validate_json(line) for line in path.read_bytes().splitlines()]
     except (OSError, ValidationError) as error:
-        raise BadInput(f"{path} is not a file of runs: {str(error).splitlines()[0]}.") from None
+        raise ReplayInputError(f"{path} is not a file of runs: {str(error).splitlines()[0]}.") from None
 
 
 def missing(cases: Sequence[Case], runs: Sequence[Run]) -> list[Case]:

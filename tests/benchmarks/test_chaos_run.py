@@ -17,7 +17,7 @@ import pytest
 
 from app.client.errors import BadAnswer, ErrorAnswer
 from app.client.sse import Event
-from app.replay.trace import Arrival
+from app.replay.trace import TraceRequest
 from benchmarks import soak
 from benchmarks.chaos import run as running
 from benchmarks.chaos.forcing import Forcing, Shape, calculated
@@ -29,7 +29,7 @@ from benchmarks.chaos.run import Result, Run
 from benchmarks.chaos.strikes import Kind, Strike
 from benchmarks.chaos.watch import Watch
 
-OFFERS = make_offers([Arrival(i, 0.02 * i, 10 + i, 20) for i in range(4)], "made up")
+OFFERS = make_offers([TraceRequest(i, 0.02 * i, 10 + i, 20) for i in range(4)], "made up")
 LEAVE = Strike(0.1, Kind.LEAVE, 0.0)
 MOVE = Strike(0.1, Kind.MOVE, 0.5)
 

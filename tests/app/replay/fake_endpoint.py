@@ -1,4 +1,4 @@
-"""An OpenAI-compatible endpoint with knobs, for replays; it answers with the letter x."""
+"""A fake OpenAI-compatible endpoint for replays, which answers with the letter x."""
 
 import asyncio
 import json
@@ -22,14 +22,14 @@ NEW_MIGRATION = {"id": "new", "path": "tokens", "outcome": "committed", "bytes":
 
 @dataclass
 class FakeEndpoint:
-    """What it does wrong, by label of the request, and what it was sent."""
+    """Faults by label of the request, and the requests received."""
 
     faults: Mapping[str, str] = field(default_factory=dict)
     mell: bool = True
     context: int = 4096
     models_status: int = 200
     hold_until: int = 0
-    """No stream ends before so many were begun."""
+    """No stream ends before this number of streams has begun."""
     on_request: Callable[[int], None] = lambda count: None
     bodies: dict[str, dict[str, Any]] = field(default_factory=dict)
     moves: list[dict[str, Any]] = field(default_factory=list)
@@ -105,7 +105,7 @@ def event(**fields: Any) -> str:
 
 @contextmanager
 def serving(endpoint: FakeEndpoint) -> Iterator[str]:
-    """The endpoint's URL, on a free port, for as long as the block runs."""
+    """Serve the endpoint on a free port for the duration of the block; its URL."""
     config = uvicorn.Config(endpoint.app(), log_level="critical", lifespan="off", ws="none")
     server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -1,4 +1,4 @@
-"""Makes tests/data/small_trace.csv.gz: 40 synthetic requests within a minute, the same on every run."""
+"""Makes tests/data/small_trace.csv.gz: 40 synthetic requests within a minute, deterministically."""
 
 import gzip
 import random

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from app.replay.summary import Quantiles
+from app.replay.summary import Distribution
 from benchmarks.economics.case import Case, Conditions, Window
 from benchmarks.economics.observed import Look, Migration, Observed, Run, Served
 
@@ -36,7 +36,7 @@ def observed(
     seen: Sequence[Look] = (Look(0.0, {"a": "RUNNING"}, 0),),
     migrations: Sequence[Migration] = (),
 ) -> Observed:
-    gap_s = Quantiles(10, 0.1, 0.1, 0.2, 0.3)
+    gap_s = Distribution(10, 0.1, 0.1, 0.2, 0.3)
     return Observed(tuple(requests), tuple(seen), tuple(migrations), gap_s, gap_s, cpu=0.5)
 
 

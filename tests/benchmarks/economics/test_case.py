@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.replay.errors import BadInput
+from app.replay.trace import ReplayInputError
 from app.settings import Settings
 from benchmarks.economics.case import DELAYS, SCHEDULERS, Conditions, Window, read_window, settings, turns
 from tests.benchmarks.economics.made_up import CONDITIONS, WINDOW, case
@@ -57,5 +57,5 @@ def test_windows_are_read(text: str, window: Window) -> None:
 
 @pytest.mark.parametrize("text", ["azure", "azure:", "azure:x", "azure:1:2:3"])
 def test_what_is_no_window_is_refused(text: str) -> None:
-    with pytest.raises(BadInput, match="is not a window"):
+    with pytest.raises(ReplayInputError, match="is not a window"):
         read_window(text)

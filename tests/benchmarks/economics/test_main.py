@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.replay.state import Sample
+from app.replay.measurements import ReplaySample
 from benchmarks.economics import __main__ as economics
 from benchmarks.economics.case import Case, Conditions, Window
 from benchmarks.economics.measure import arrivals
@@ -32,12 +32,12 @@ def performed(monkeypatch: pytest.MonkeyPatch) -> list[Case]:
     """Runs that were carried out; a third one fails."""
     done: list[Case] = []
 
-    def perform(case: Case, traces: Path, show: Callable[[Sample], None]) -> Run:
+    def perform(case: Case, traces: Path, show: Callable[[ReplaySample], None]) -> Run:
         if len(done) == 2:
             done.append(case)
             raise RuntimeError("the application did not start")
         done.append(case)
-        show(Sample(1.0, 0, 0, 0))
+        show(ReplaySample(1.0, 0, 0, 0))
         return run(case, requests=[served(130.0)], seen=looks(STATES[case.variant]))
 
     monkeypatch.setattr(economics, "perform", perform)

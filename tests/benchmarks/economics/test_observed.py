@@ -4,28 +4,26 @@ from pathlib import Path
 
 import pytest
 
-from app.replay.errors import BadInput
-from app.replay.measured import Measured
-from app.replay.state import ReplicaSample, Sample
-from app.replay.stream import Outcome, Record
-from app.replay.trace import Arrival
+from app.replay.measurements import ReplayMeasurements, ReplaySample, ReplicaSample
+from app.replay.stream import Record, StreamOutcome
+from app.replay.trace import ReplayInputError, TraceRequest
 from benchmarks.economics.case import Conditions
 from benchmarks.economics.observed import Migration, Served, keep, missing, observe, read_runs
 from tests.benchmarks.economics.made_up import CONDITIONS, case, looks, migration, run, served
 
 
-def record(at_s: float, *chunks_s: float, outcome: Outcome = Outcome.OK) -> Record:
-    return Record(Arrival(0, at_s, 100, 11), at_s + 0.25, at_s + 9, chunks_s, 11, outcome)
+def record(at_s: float, *chunks_s: float, outcome: StreamOutcome = StreamOutcome.OK) -> Record:
+    return Record(TraceRequest(0, at_s, 100, 11), at_s + 0.25, at_s + 9, chunks_s, 11, outcome)
 
 
-def sample(at_s: float, **preemptions: int) -> Sample:
+def sample(at_s: float, **preemptions: int) -> ReplaySample:
     replicas = tuple(ReplicaSample(name, "RUNNING", 0, 1, 0, count) for name, count in preemptions.items())
-    return Sample(at_s, 0, 0, 0, replicas=replicas)
+    return ReplaySample(at_s, 0, 0, 0, replicas=replicas)
 
 
 def test_requests_are_kept_with_the_warm_up_and_gaps_without() -> None:
-    records = (record(1.0, 2.0, 9.0), record(20.0, 21.0, 21.5), record(30.0, outcome=Outcome.FAILED))
-    seen = observe(case(), Measured(records), began=0.0, cpu=0.5)
+    records = (record(1.0, 2.0, 9.0), record(20.0, 21.0, 21.5), record(30.0, outcome=StreamOutcome.FAILED))
+    seen = observe(case(), ReplayMeasurements(records), began=0.0, cpu=0.5)
     assert seen.requests == (
         Served(1.0, 100, 11, 2.0, 10.0, True),
         Served(20.0, 100, 11, 21.0, 29.0, True),
@@ -36,8 +34,8 @@ def test_requests_are_kept_with_the_warm_up_and_gaps_without() -> None:
 
 
 def test_preemptions_of_replicas_that_are_gone_stay() -> None:
-    samples = (sample(0.0, a=2), sample(1.0, a=3, b=0), Sample(2.0, 0, 0, 0), sample(3.0, b=4))
-    seen = observe(case(), Measured((), samples), began=0.0, cpu=0.5)
+    samples = (sample(0.0, a=2), sample(1.0, a=3, b=0), ReplaySample(2.0, 0, 0, 0), sample(3.0, b=4))
+    seen = observe(case(), ReplayMeasurements((), samples), began=0.0, cpu=0.5)
     assert [look.preemptions for look in seen.looks] == [2, 3, 3, 7]
     assert [look.states for look in seen.looks][2:] == [None, {"b": "RUNNING"}]
 
@@ -45,7 +43,7 @@ def test_preemptions_of_replicas_that_are_gone_stay() -> None:
 def test_migrations_are_kept_oldest_first_in_the_time_of_the_replay() -> None:
     facts = {"path": "kv", "outcome": None, "rounds": 1, "pause_s": None, "duration_s": 0.5, "bytes": 7}
     items = ({**facts, "started_at": 1012.0}, {**facts, "started_at": 1010.0})
-    seen = observe(case(), Measured((), migrations=items), began=1000.0, cpu=0.5)
+    seen = observe(case(), ReplayMeasurements((), migrations=items), began=1000.0, cpu=0.5)
     assert seen.migrations[0] == Migration(10.0, "kv", None, 1, None, 0.5)
     assert seen.migrations[1].at_s == 12.0
 
@@ -66,7 +64,7 @@ def test_without_a_file_there_are_no_runs(tmp_path: Path) -> None:
 
 def test_another_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "other").write_text('{"case": 1}\n')
-    with pytest.raises(BadInput, match="not a file of runs"):
+    with pytest.raises(ReplayInputError, match="not a file of runs"):
         read_runs(tmp_path / "other")
 
 

@@ -1,18 +1,24 @@
-"""What records and samples amount to."""
+"""Statistics of records and samples."""
 
 from app.client.documents import ReplicaDocument, RequestDocument, StateDocument
-from app.replay.measured import Measured
-from app.replay.report import Setup, document
-from app.replay.state import ReplicaSample, Sample, movable_in, moved_between, sample_replica
-from app.replay.stream import Fault, Outcome, Record
-from app.replay.summary import Quantiles, Tally, group_migrations, quantiles, summarize, tally
+from app.replay.measurements import (
+    ReplayMeasurements,
+    ReplaySample,
+    ReplicaSample,
+    movable_in,
+    moved_between,
+    sample_replica,
+)
+from app.replay.report import ReplaySetup, document
+from app.replay.stream import Fault, Record, StreamOutcome
+from app.replay.summary import Distribution, Tally, group_migrations, quantiles, summarize, tally
 from app.replay.text import render
-from app.replay.trace import Arrival, Lengths, Window
+from app.replay.trace import LengthScaling, TraceRequest, TraceWindow
 
-ARRIVAL = Arrival(0, 0.0, 10, 4)
+ARRIVAL = TraceRequest(0, 0.0, 10, 4)
 
 
-def record(outcome: Outcome = Outcome.OK, *chunks_s: float, tokens: int | None = None) -> Record:
+def record(outcome: StreamOutcome = StreamOutcome.OK, *chunks_s: float, tokens: int | None = None) -> Record:
     """A request sent after 1 s that ended after 5 s."""
     return Record(ARRIVAL, 1.0, 5.0, chunks_s, tokens, outcome)
 
@@ -28,33 +34,33 @@ def request(name: str, hop: int = 0, movable: bool = True, phase: str = "decode"
 
 
 def test_quantiles_are_interpolated() -> None:
-    assert quantiles([5.0, 1.0, 2.0, 3.0]) == Quantiles(4, 2.75, 2.5, 3.0 + 2.0 * 0.97, 5.0)
+    assert quantiles([5.0, 1.0, 2.0, 3.0]) == Distribution(4, 2.75, 2.5, 3.0 + 2.0 * 0.97, 5.0)
 
 
-def test_there_are_no_quantiles_of_nothing() -> None:
+def test_no_values_have_no_distribution() -> None:
     assert quantiles([]) is None
 
 
 def test_requests_are_counted_by_outcome_and_rates_taken_over_the_whole_span() -> None:
-    summary = summarize([record(outcome, tokens=6) for outcome in Outcome], [])
+    summary = summarize([record(outcome, tokens=6) for outcome in StreamOutcome], [])
     assert (summary.ok, summary.broken, summary.failed, summary.cancelled) == (1, 1, 1, 1)
     assert (summary.duration_s, summary.requests_per_s, summary.output_tokens_per_s) == (4.0, 0.25, 6.0)
 
 
 def test_latencies_are_counted_from_sending_and_gaps_are_not_divided_by_tokens() -> None:
-    summary = summarize([record(Outcome.OK, 1.5, 3.5, tokens=8)], [])
-    assert summary.ttft_s == Quantiles(1, 0.5, 0.5, 0.5, 0.5)
-    assert summary.gap_s == Quantiles(1, 2.0, 2.0, 2.0, 2.0)
+    summary = summarize([record(StreamOutcome.OK, 1.5, 3.5, tokens=8)], [])
+    assert summary.ttft_s == Distribution(1, 0.5, 0.5, 0.5, 0.5)
+    assert summary.gap_s == Distribution(1, 2.0, 2.0, 2.0, 2.0)
     assert summary.tokens_per_chunk == 4.0
-    assert summary.send_lag_s == Quantiles(1, 1.0, 1.0, 1.0, 1.0)
+    assert summary.send_lag_s == Distribution(1, 1.0, 1.0, 1.0, 1.0)
 
 
 def test_only_whole_answers_have_an_end_to_end_time() -> None:
-    assert summarize([record(Outcome.BROKEN, 2.0)], []).total_s is None
+    assert summarize([record(StreamOutcome.BROKEN, 2.0)], []).total_s is None
 
 
 def test_without_a_count_of_tokens_chunks_are_counted() -> None:
-    summary = summarize([record(Outcome.OK, 2.0, 3.0)], [])
+    summary = summarize([record(StreamOutcome.OK, 2.0, 3.0)], [])
     assert (summary.output_tokens, summary.tokens_per_chunk) == (2, None)
 
 
@@ -64,9 +70,9 @@ def test_a_replay_without_requests_has_a_summary() -> None:
 
 def test_only_running_replicas_count_for_kv_use() -> None:
     replicas = (ReplicaSample("a", "RUNNING", 50, 200, 1), ReplicaSample("b", "STARTING", 0, 0, 0))
-    summary = summarize([], [Sample(0.0, 1, 0, 0, replicas=replicas), Sample(1.0, 1, 0, 0)])
-    assert summary.kv_used_percent == Quantiles(1, 25.0, 25.0, 25.0, 25.0)
-    assert summary.running_replicas == Quantiles(1, 1.0, 1, 1, 1)
+    summary = summarize([], [ReplaySample(0.0, 1, 0, 0, replicas=replicas), ReplaySample(1.0, 1, 0, 0)])
+    assert summary.kv_used_percent == Distribution(1, 25.0, 25.0, 25.0, 25.0)
+    assert summary.running_replicas == Distribution(1, 1.0, 1, 1, 1)
 
 
 def test_faults_are_tallied_with_the_first_message_of_each_kind() -> None:
@@ -79,10 +85,10 @@ def test_migrations_are_grouped_by_path_and_outcome() -> None:
     groups = group_migrations([done, done, {"path": "kv", "outcome": None, "state": "COPY", "pause_s": None}])
     assert [(one.outcome, one.count, one.bytes) for one in groups] == [("COPY", 1, 0), ("committed", 2, 10)]
     assert groups[0].pause_s is None
-    assert groups[1].pause_s == Quantiles(2, 0.5, 0.5, 0.5, 0.5)
+    assert groups[1].pause_s == Distribution(2, 0.5, 0.5, 0.5, 0.5)
 
 
-def test_requests_that_wait_move_or_cannot_move_are_not_movable() -> None:
+def test_waiting_moving_and_immovable_requests_are_not_movable() -> None:
     seen = state(
         request("r1"), request("r2", movable=False), request("r3", phase="waiting"), request("r4", phase="moving")
     )
@@ -90,13 +96,13 @@ def test_requests_that_wait_move_or_cannot_move_are_not_movable() -> None:
     assert sample_replica(seen.replicas[0]) == ReplicaSample("a", "RUNNING", 50, 200, 4)
 
 
-def test_a_raised_hop_is_a_move_and_a_new_request_is_none() -> None:
+def test_a_higher_hop_is_a_move_but_a_new_request_is_not() -> None:
     before = state(request("r1", hop=1), request("r2"))
     after = state(request("r1", hop=2), request("r2"), request("r3", hop=1))
     assert moved_between(before, after) == 1
 
 
-def test_a_report_of_nothing_can_be_printed() -> None:
-    setup = Setup("t", "u", "m", Window(1), Lengths())
-    text = render(document(setup, [ARRIVAL], Measured((), interrupted=True)))
+def test_an_empty_report_can_be_printed() -> None:
+    setup = ReplaySetup("t", "u", "m", TraceWindow(1), LengthScaling())
+    text = render(document(setup, [ARRIVAL], ReplayMeasurements((), interrupted=True)))
     assert "Interrupted after 0 of 1 requests." in text

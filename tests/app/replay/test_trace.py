@@ -1,12 +1,11 @@
-"""Reading, cutting and scaling a trace; the one in tests/data is made by make_small_trace.py."""
+"""Reading, cutting and scaling a trace; make_small_trace.py makes the one in tests/data."""
 
 import gzip
 from pathlib import Path
 
 import pytest
 
-from app.replay.errors import BadInput
-from app.replay.trace import Arrival, Lengths, Window, cut, fit, read_trace
+from app.replay.trace import LengthScaling, ReplayInputError, TraceRequest, TraceWindow, cut, fit, read_trace
 from tests.app.replay.make_small_trace import PATH, rows
 
 HEADER = "arrival_s,prompt_tokens,output_tokens\n"
@@ -19,10 +18,10 @@ def write(path: Path, text: str) -> Path:
 
 def test_a_trace_is_read_in_order_of_arrival_with_its_row_numbers(tmp_path: Path) -> None:
     path = write(tmp_path / "t.csv.gz", HEADER + "2.5,30,3\n0,10,1\n")
-    assert read_trace(path) == (Arrival(1, 0.0, 10, 1), Arrival(0, 2.5, 30, 3))
+    assert read_trace(path) == (TraceRequest(1, 0.0, 10, 1), TraceRequest(0, 2.5, 30, 3))
 
 
-def test_the_small_trace_is_what_its_script_makes() -> None:
+def test_the_small_trace_matches_its_script() -> None:
     assert gzip.decompress(PATH.read_bytes()).decode().split() == rows()
     assert len(read_trace(PATH)) == 40
 
@@ -45,40 +44,40 @@ def test_the_small_trace_is_what_its_script_makes() -> None:
 def test_a_bad_file_is_refused_with_a_reason(tmp_path: Path, content: bytes, complaint: str) -> None:
     path = tmp_path / "t.csv.gz"
     path.write_bytes(content)
-    with pytest.raises(BadInput, match=complaint):
+    with pytest.raises(ReplayInputError, match=complaint):
         read_trace(path)
 
 
 def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"nowhere\.gz cannot be read: No such file"):
+    with pytest.raises(ReplayInputError, match=r"nowhere\.gz cannot be read: No such file"):
         read_trace(tmp_path / "nowhere.gz")
 
 
 def test_a_window_counts_time_from_its_start_and_leaves_out_its_end() -> None:
-    arrivals = [Arrival(row, at_s, 1, 1) for row, at_s in enumerate((59.0, 60.0, 90.0, 120.0))]
-    inside = cut(arrivals, Window(minutes=1, start_minute=1, time_scale=0.5))
+    arrivals = [TraceRequest(row, at_s, 1, 1) for row, at_s in enumerate((59.0, 60.0, 90.0, 120.0))]
+    inside = cut(arrivals, TraceWindow(minutes=1, start_minute=1, time_scale=0.5))
     assert [(one.row, one.at_s) for one in inside] == [(1, 0.0), (2, 15.0)]
 
 
 def test_a_window_without_requests_is_refused() -> None:
-    with pytest.raises(BadInput, match="no request from second 60 to 120"):
-        cut([Arrival(0, 59.0, 1, 1)], Window(minutes=1, start_minute=1))
+    with pytest.raises(ReplayInputError, match="no request from second 60 to 120"):
+        cut([TraceRequest(0, 59.0, 1, 1)], TraceWindow(minutes=1, start_minute=1))
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
 @pytest.mark.parametrize("name", ["minutes", "time_scale"])
 def test_a_window_needs_positive_numbers(name: str, value: float) -> None:
-    with pytest.raises(BadInput, match="must be a number greater than 0"):
-        Window(**{"minutes": 1.0, name: value})
+    with pytest.raises(ReplayInputError, match="must be a number greater than 0"):
+        TraceWindow(**{"minutes": 1.0, name: value})
 
 
 @pytest.mark.parametrize(
     "lengths",
-    [lambda: Lengths(token_scale=0), lambda: Lengths(context=1), lambda: Lengths(max_output=0)],
+    [lambda: LengthScaling(token_scale=0), lambda: LengthScaling(context=1), lambda: LengthScaling(max_output=0)],
     ids=["token scale", "context", "maximum output"],
 )
-def test_lengths_that_no_request_can_have_are_refused(lengths: type[Lengths]) -> None:
-    with pytest.raises(BadInput):
+def test_impossible_lengths_are_refused(lengths: type[LengthScaling]) -> None:
+    with pytest.raises(ReplayInputError):
         lengths()
 
 
@@ -94,10 +93,10 @@ def test_lengths_that_no_request_can_have_are_refused(lengths: type[Lengths]) ->
     ids=["fits", "just over", "long prompt", "both long", "long answer"],
 )
 def test_an_answer_is_clipped_last(prompt: int, output: int, fitted: tuple[int, int, bool]) -> None:
-    (one,) = fit([Arrival(0, 0.0, prompt, output)], Lengths(context=100))
+    (one,) = fit([TraceRequest(0, 0.0, prompt, output)], LengthScaling(context=100))
     assert (one.prompt_tokens, one.output_tokens, one.clipped) == fitted
 
 
 def test_lengths_are_scaled_to_one_token_at_least_and_capped() -> None:
-    scaled = fit([Arrival(0, 0.0, 10, 1), Arrival(1, 0.0, 300, 900)], Lengths(0.1, max_output=50))
+    scaled = fit([TraceRequest(0, 0.0, 10, 1), TraceRequest(1, 0.0, 300, 900)], LengthScaling(0.1, max_output=50))
     assert [(one.prompt_tokens, one.output_tokens) for one in scaled] == [(1, 1), (30, 50)]

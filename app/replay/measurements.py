@@ -1,8 +1,11 @@
-"""The replay and its cluster, second by second; pure."""
+"""Measurements of a replay and its cluster; pure."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from app.client.documents import ReplicaDocument, StateDocument
+from app.replay.stream import Fault, Record
 from policies.model import Phase
 
 RUNNING = "RUNNING"
@@ -10,7 +13,7 @@ RUNNING = "RUNNING"
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSample:
-    """One replica at one moment."""
+    """One replica at one time."""
 
     id: str
     state: str
@@ -21,13 +24,13 @@ class ReplicaSample:
 
     @property
     def used_percent(self) -> float:
-        """Share of the KV cache in use; 0 while the capacity is not known yet."""
+        """Percentage of the KV cache in use; 0 while the capacity is unknown."""
         return 100.0 * self.used_tokens / self.capacity_tokens if self.capacity_tokens else 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """The replay at one moment; `replicas` is None where the endpoint did not list them."""
+class ReplaySample:
+    """The replay at one time; `replicas` is None if the endpoint did not list them."""
 
     at_s: float
     running: int
@@ -37,8 +40,33 @@ class Sample:
     replicas: tuple[ReplicaSample, ...] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class OrderedMoves:
+    """Counts of the moves ordered by the replay; the last one may not have been answered yet."""
+
+    asked: int = 0
+    accepted: int = 0
+    rejected: tuple[Fault, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayMeasurements:
+    """All measurements of a replay.
+
+    `missing` maps each path that the endpoint does not offer to the reason; `missed` are failed polls of offered paths.
+    """
+
+    records: tuple[Record, ...]
+    samples: tuple[ReplaySample, ...] = ()
+    migrations: tuple[Mapping[str, Any], ...] = ()
+    moves: OrderedMoves = OrderedMoves()
+    missing: Mapping[str, str] = field(default_factory=dict)
+    missed: tuple[Fault, ...] = ()
+    interrupted: bool = False
+
+
 def sample_replica(replica: ReplicaDocument) -> ReplicaSample:
-    """A replica, its requests counted."""
+    """A replica with its number of requests."""
     return ReplicaSample(
         id=replica.id,
         state=replica.state,
@@ -50,12 +78,12 @@ def sample_replica(replica: ReplicaDocument) -> ReplicaSample:
 
 
 def movable_in(state: StateDocument) -> tuple[str, ...]:
-    """The ids of the requests that run and may move."""
+    """The ids of running requests that may move."""
     requests = (request for replica in state.replicas for request in replica.requests)
     return tuple(r.id for r in requests if r.movable and r.phase not in (Phase.WAITING, Phase.MOVING))
 
 
 def moved_between(earlier: StateDocument, later: StateDocument) -> int:
-    """The number of requests in both states that changed replica in between."""
+    """The number of requests in both states that have moved in between."""
     before = earlier.requests()
     return sum(before[id].hop < request.hop for id, request in later.requests().items() if id in before)

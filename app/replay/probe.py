@@ -1,6 +1,6 @@
-"""The Mell side of a replay: the state of the replicas, migrations asked for and migrations done.
+"""The Mell side of a replay: polls of the state, migrations, and orders to move.
 
-An endpoint that is not Mell is replayed too: `begin` finds out what it lacks, which is not asked for again.
+A replay also runs against other servers: `begin` finds the missing paths, which are not called again.
 """
 
 import random
@@ -9,52 +9,52 @@ from typing import Any
 from app.client.api import MIGRATIONS, STATE, ApiClient
 from app.client.documents import StateDocument, parse_state
 from app.client.errors import ClientError
-from app.replay.state import movable_in
+from app.replay.measurements import movable_in
 from app.replay.stream import Fault
 
 TIMEOUT_S = 5.0
-"""For a client that a watch is to use: a look that takes longer is worth nothing."""
+"""Time-out of polls; a later answer would be out of date."""
 
 
-class Watch:
-    """Looks at a Mell endpoint, and asks it for moves."""
+class MellProbe:
+    """Polls a Mell endpoint and orders moves."""
 
     def __init__(self, mell: ApiClient, seed: int) -> None:
         self.missing: dict[str, str] = {}
-        """Which of the two paths the endpoint does not offer, and why this is believed."""
+        """The paths that the endpoint does not offer, each with the reason."""
         self.missed: list[Fault] = []
-        """What could not be had though it was offered."""
+        """Failed polls of offered paths."""
         self.asked = 0
         self.accepted = 0
         self.rejected: list[Fault] = []
         self._mell = mell
         self._chance = random.Random(f"moves-{seed}")
-        self._before: frozenset[str] = frozenset()
+        self._earlier: frozenset[str] = frozenset()
 
     async def begin(self) -> None:
-        """Find out what there is to see, and which migrations are older than the replay."""
+        """Find the missing paths, and the migrations older than the replay."""
         try:
-            await self._state()
+            await self._fetch_state()
         except (ClientError, ValueError) as error:
             self.missing[STATE] = str(error)
         try:
-            self._before = frozenset(str(item.get("id")) for item in await self._mell.migrations())
+            self._earlier = frozenset(str(item.get("id")) for item in await self._mell.migrations())
         except ClientError as error:
             self.missing[MIGRATIONS] = str(error)
 
-    async def look(self) -> StateDocument | None:
-        """The state of the cluster now, None if it cannot be had."""
+    async def state(self) -> StateDocument | None:
+        """The current state of the cluster, None without one."""
         if STATE in self.missing:
             return None
         try:
-            return await self._state()
+            return await self._fetch_state()
         except (ClientError, ValueError) as error:
             self.missed.append(Fault(STATE, str(error)))
             return None
 
-    async def ask_for_move(self) -> None:
-        """Ask for a move of some request that may be moved, and count the answer."""
-        state = await self.look()
+    async def order_move(self) -> None:
+        """Order a move of a random movable request, and count the answer."""
+        state = await self.state()
         movable = movable_in(state) if state else ()
         if not movable:
             return
@@ -75,9 +75,9 @@ class Watch:
         except ClientError as error:
             self.missed.append(Fault(MIGRATIONS, str(error)))
             return ()
-        return tuple(item for item in found if str(item.get("id")) not in self._before)
+        return tuple(item for item in found if str(item.get("id")) not in self._earlier)
 
-    async def _state(self) -> StateDocument:
+    async def _fetch_state(self) -> StateDocument:
         try:
             return parse_state(await self._mell.state())
         except (KeyError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""Whole replays, by the command line, against an endpoint on loopback."""
+"""Whole replays from the command line against a fake endpoint."""
 
 import json
 import os
@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from app.replay.__main__ import main
-from app.replay.client import Model, completion
-from app.replay.trace import Arrival
+from app.replay.client import ServedModel, completion
+from app.replay.trace import TraceRequest
 from tests.app.replay.fake_endpoint import NEW_MIGRATION, FakeEndpoint, serving
 from tests.app.replay.make_small_trace import PATH
 
@@ -27,7 +27,7 @@ def arguments(folder: Path, url: str, *more: str) -> list[str]:
 
 @pytest.fixture
 def replayed(tmp_path: Path) -> Replayed:
-    """Replays against an endpoint and returns the report."""
+    """Replays against an endpoint; the report."""
 
     def replay(endpoint: FakeEndpoint, *more: str, status: int = 0) -> dict[str, Any]:
         with serving(endpoint) as url:
@@ -67,7 +67,7 @@ def test_no_request_is_sent_before_its_time(replayed: Replayed) -> None:
     assert summary["duration_s"] > 0.2
 
 
-def test_requests_are_clipped_to_the_context_the_endpoint_tells(replayed: Replayed) -> None:
+def test_requests_are_clipped_to_the_endpoints_context(replayed: Replayed) -> None:
     endpoint = FakeEndpoint(context=8)
     report = replayed(endpoint)
     longest = max(len(body["prompt"]) + body["max_tokens"] for body in endpoint.bodies.values())
@@ -97,7 +97,7 @@ def test_the_message_of_a_refusal_is_reported(replayed: Replayed, capsys: pytest
     assert "1 x error: HTTP 503: saturated" in capsys.readouterr().out
 
 
-def test_replicas_are_watched_with_the_admin_key(replayed: Replayed) -> None:
+def test_polls_use_the_admin_key(replayed: Replayed) -> None:
     endpoint = FakeEndpoint()
     report = replayed(endpoint, "--admin-key", "secret")
     assert endpoint.keys == {"Bearer secret"}
@@ -111,14 +111,14 @@ def test_migrations_from_before_the_replay_are_left_out(replayed: Replayed) -> N
     assert migrations["pause_s"]["max"] == 0.25
 
 
-def test_an_endpoint_that_is_not_mell_is_replayed_too(replayed: Replayed) -> None:
+def test_a_replay_against_another_server(replayed: Replayed) -> None:
     report = replayed(FakeEndpoint(mell=False))
     assert report["summary"]["ok"] == 40
     assert set(report["migrations"]["not_offered"]) == {"/mell/state", "/mell/migrations"}
     assert report["timeline"][-1]["replicas"] is None
 
 
-def test_moves_are_asked_for_while_the_replay_runs(replayed: Replayed) -> None:
+def test_moves_are_ordered_during_the_replay(replayed: Replayed) -> None:
     endpoint = FakeEndpoint()
     moves = replayed(endpoint, "--move-every", "0.005")["migrations"]["moves"]
     assert endpoint.moves[0] == {"request_id": "r1", "path": "auto"}
@@ -129,7 +129,7 @@ def test_moves_are_asked_for_while_the_replay_runs(replayed: Replayed) -> None:
     assert moves["asked"] - moves["accepted"] - 1 in (0, 1)
 
 
-def test_an_interrupt_ends_the_replay_with_a_report_of_what_was_measured(replayed: Replayed) -> None:
+def test_an_interrupted_replay_has_a_report(replayed: Replayed) -> None:
     def interrupt(count: int) -> None:
         if count == 5:
             os.kill(os.getpid(), signal.SIGINT)
@@ -140,24 +140,24 @@ def test_an_interrupt_ends_the_replay_with_a_report_of_what_was_measured(replaye
 
 
 def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    """What a replay that cannot be begun says: one line."""
+    """The one-line error of a replay that cannot start."""
     assert main(argv) == 2
     (line,) = capsys.readouterr().err.splitlines()
     return line
 
 
-def test_an_endpoint_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreachable_endpoint_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = refused(capsys, *arguments(tmp_path, "http://127.0.0.1:9"))
     assert line.startswith("http://127.0.0.1:9 cannot be reached: ")
 
 
-def test_an_endpoint_that_has_no_model_yet_is_quoted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_message_of_a_starting_endpoint_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with serving(FakeEndpoint(models_status=503)) as url:
         line = refused(capsys, *arguments(tmp_path, url))
     assert line == f"{url}/v1/models answered 503: still starting."
 
 
-def test_moves_need_an_endpoint_that_offers_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_moves_need_an_endpoint_with_a_state(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with serving(FakeEndpoint(mell=False)) as url:
         line = refused(capsys, *arguments(tmp_path, url, "--move-every", "1"))
     assert "/mell/state is not offered: HTTP 404" in line
@@ -177,14 +177,14 @@ def test_moves_need_an_endpoint_that_offers_them(tmp_path: Path, capsys: pytest.
         ("--url", "http://host:port", "is not a URL"),
     ],
 )
-def test_bad_options_are_refused_in_a_sentence(
+def test_invalid_options_are_refused_in_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, value: str, complaint: str
 ) -> None:
     assert complaint in refused(capsys, *arguments(tmp_path, "http://127.0.0.1:9", option, value))
 
 
-def test_prompts_are_the_same_for_a_seed_and_hold_no_special_tokens() -> None:
-    model, arrival = Model("m", vocabulary=5), Arrival(3, 0.0, 50, 2)
+def test_prompts_are_determined_by_the_seed_and_have_no_special_tokens() -> None:
+    model, arrival = ServedModel("m", vocabulary=5), TraceRequest(3, 0.0, 50, 2)
     first, again, other = (completion(model, arrival, seed)["prompt"] for seed in (0, 0, 1))
     assert first == again != other
     assert set(first) == {3, 4}
