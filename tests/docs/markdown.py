@@ -50,6 +50,11 @@ def links(page: Path) -> list[str]:
     return _LINK.findall(_INLINE.sub("", _prose(page)))
 
 
+def code(page: Path) -> list[str]:
+    """The pieces of code within a page's sentences."""
+    return _INLINE.findall(_prose(page))
+
+
 def sentences(page: Path) -> list[str]:
     """The lines of a page, with its code left out."""
     return _INLINE.sub("", _prose(page)).splitlines()

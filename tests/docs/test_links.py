@@ -1,11 +1,19 @@
-"""Links in the documentation lead somewhere: to a file, and to a heading in it."""
+"""Links in the documentation lead somewhere: to a file, and to a heading in it. Files that it names exist."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from tests.docs import markdown
 from tests.docs.markdown import PAGES, ROOT
+
+_PATH = re.compile(r"(?:app|benchmarks|deployments|migration|policies|requirements|tests)/[\w./-]+")
+
+
+def missing(page: Path) -> list[str]:
+    """The files and folders of the project that a page names in code and that do not exist."""
+    return [code for code in markdown.code(page) if _PATH.fullmatch(code) and not (ROOT / code).exists()]
 
 
 def broken(page: Path) -> list[str]:
@@ -36,3 +44,13 @@ def test_links_in_code_are_none(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("`[1](no.md)`\n```sh\n[2](no.md)\n```\n")
     assert broken(page) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_that_are_named_exist(page: Path) -> None:
+    assert missing(page) == []
+
+
+def test_missing_files_are_found(tmp_path: Path) -> None:
+    (page := tmp_path / "page.md").write_text("`app/main.py` `app/no.py` app/neither.py `tests/docs/` `no/such.py`\n")
+    assert missing(page) == ["app/no.py"]
