@@ -2,7 +2,6 @@
 
 import logging
 import os
-from pathlib import Path
 from typing import Any
 
 import pydantic
@@ -14,11 +13,7 @@ from app.ingress.config import IngressConfig
 from app.settings import AutoscalingSettings, Settings, check_installed, describe_errors
 from app.tinymodel import ensure_tiny_model
 from app.versions import installed_version
-from deployments.config import EngineConfig, MigrationConfig, SchedulerConfig, Topology
-from migration.rounds import CopyLimits
-from migration.world import Limits
-from policies.decision.limits import Limits as EpochLimits
-from policies.decision.planner import LiveLimits, Mode
+from deployments.config import EngineConfig, SchedulerConfig, Topology
 
 log = logging.getLogger("ray.serve")
 
@@ -51,7 +46,7 @@ def build_app(args: dict[str, Any]) -> serve.Application:
     _warn_untested()
     engine = _engine_config(settings)
     topology = Topology(APP, settings.ingress.lease_s, settings.deployment_config.engine_silence_s)
-    engines = _engine_deployment(settings).bind(engine, _migration_config(settings), topology)
+    engines = _engine_deployment(settings).bind(engine, settings.migration, topology)
     scheduler = _scheduler_deployment(settings).bind(_scheduler_config(settings), topology)
     return _ingress_deployment(settings).bind(_ingress_config(settings, engine), topology, engines, scheduler)
 
@@ -80,69 +75,24 @@ def _engine_config(settings: Settings) -> EngineConfig:
     return EngineConfig(loading.model_id, source, {**named, **defaults, **settings.engine_kwargs}, settings.engine)
 
 
-def _migration_config(settings: Settings) -> MigrationConfig:
-    m = settings.migration
-    limits = Limits(
-        prepare_s=m.prepare_timeout_s,
-        copy_s=m.copy_timeout_s,
-        final_s=m.final_copy_timeout_s,
-        adopt_s=m.adopt_timeout_s,
-        copy=CopyLimits(m.max_rounds, m.final_blocks),
-    )
-    return MigrationConfig(m.transport, m.slot_mib << 20, m.slots, m.transfer_timeout_s, m.lease_s, limits)
-
-
 def _scheduler_config(settings: Settings) -> SchedulerConfig:
-    s = settings.scheduler
     scaling = settings.deployment_config.autoscaling_config
-    limits = EpochLimits(
-        moves_per_epoch=s.moves_per_epoch,
-        cooldown_s=s.cooldown_s,
-        headroom_s=s.headroom_s,
-        min_replicas=scaling.min_replicas,
-        slack=s.slack,
-    )
-    return SchedulerConfig(
-        policy=s.policy,
-        mode=Mode(s.mode),
-        epoch_s=s.epoch_s,
-        limits=LiveLimits(limits, s.linger_s, s.foresight_s, s.manual_cooldown_s),
-        bounds=(scaling.min_replicas, scaling.max_replicas),
-        moves_at_once=s.moves_at_once,
-        link_time_s=s.link_time_s,
-        slowdown=s.slowdown,
-        record=s.record,
-        # Replicas report requests as soon as they are submitted, so two epochs suffice.
-        placement_ttl_s=max(1.0, 2 * s.epoch_s),
-        report_timeout_s=s.report_timeout_s,
-    )
+    return SchedulerConfig(**dict(settings.scheduler), bounds=(scaling.min_replicas, scaling.max_replicas))
 
 
 def _ingress_config(settings: Settings, engine: EngineConfig) -> IngressConfig:
-    i = settings.ingress
+    loading = settings.model_loading_config
     return IngressConfig(
+        **dict(settings.ingress),
         model_id=engine.model_id,
         model_source=engine.model_source,
         max_context=engine.kwargs.get("max_model_len"),
+        chat_template=loading.read_chat_template(),
+        tool_call_parser=loading.tool_call_parser,
+        api_keys=_listed_keys(settings.ingress.api_keys_file),
         initial_replicas=settings.deployment_config.autoscaling_config.initial,
-        host=i.host,
-        port=i.port,
-        shares_port=i.num_replicas > 1,
         grace_s=settings.deployment_config.graceful_shutdown_timeout_s,
-        max_body_bytes=i.max_body_bytes,
-        place_timeout_s=i.place_timeout_s,
-        no_replica_timeout_s=i.no_replica_timeout_s,
         refresh_s=settings.scheduler.epoch_s,
-        admin_key=i.admin_key,
-        chat_template=settings.model_loading_config.read_chat_template(),
-        tool_call_parser=settings.model_loading_config.tool_call_parser,
-        api_keys_file=str(Path(i.api_keys_file).absolute()) if i.api_keys_file is not None else None,
-        api_keys=_listed_keys(i.api_keys_file),
-        max_requests=i.max_requests,
-        max_prompt_tokens=i.max_prompt_tokens,
-        request_timeout_s=i.request_timeout_s,
-        log_text=i.log_text,
-        otlp_traces_endpoint=i.otlp_traces_endpoint,
     )
 
 

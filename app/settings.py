@@ -5,24 +5,15 @@ deployment_config.autoscaling_config).
 """
 
 import importlib.metadata
-import re
 from pathlib import Path
 from typing import Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from app.ingress.access.keys import KeyFile
-from deployments.config import ON_GPU, ON_HOST
-from policies.rules.registry import policy
-
-
-class SettingsSection(BaseModel):
-    """A section of the settings: unknown keys are errors, and values are not converted between types."""
-
-    model_config = ConfigDict(
-        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, validate_default=True, protected_namespaces=()
-    )
+from deployments.config import ON_GPU, ON_HOST, MigrationSettings, SchedulerSettings, SettingsSection
+from policies.decision.planner import Mode
 
 
 class ModelLoadingSettings(SettingsSection):
@@ -121,97 +112,6 @@ class DeploymentSettings(SettingsSection):
     )
 
 
-class MigrationSettings(SettingsSection):
-    """Transport, memory and time limits of migrations."""
-
-    transport: str = Field(
-        "shared",
-        description='Transport of KV blocks: "shared" (replicas of one node map each other\'s staging slots), '
-        '"collective" (Ray collective groups over gloo), "cuda_ipc" and "nccl" on GPUs, or a custom "module:factory".',
-    )
-    slot_mib: int = Field(8, ge=1, le=1024, description="Payload of one staging slot, in MiB.")
-    slots: int = Field(4, ge=2, le=64, description="Staging slots per replica, shared by all its migrations.")
-    transfer_timeout_s: float = Field(5.0, gt=0, description="Longest wait for the peer in one transfer.")
-    lease_s: float = Field(
-        10.0, gt=0, description="Time after which a target drops a request or memory that its source has not confirmed."
-    )
-    prepare_timeout_s: float = Field(2.0, gt=0, description="Longest wait for the target to reserve room.")
-    copy_timeout_s: float = Field(10.0, gt=0, description="Longest pre-copy round.")
-    final_copy_timeout_s: float = Field(2.0, gt=0, description="Longest final copy, during the pause.")
-    adopt_timeout_s: float = Field(5.0, gt=0, description="Longest wait for the target to start the request.")
-    max_rounds: int = Field(
-        4, ge=0, description="Maximum number of pre-copy rounds; 0: everything is copied during the pause."
-    )
-    final_blocks: int = Field(
-        1,
-        ge=0,
-        description="Number of last full blocks that the target recomputes instead of receiving them during the pause.",
-    )
-
-    @field_validator("transport")
-    @classmethod
-    def _known(cls, value: str) -> str:
-        if value in (*ON_HOST, *ON_GPU) or re.fullmatch(r"[\w.]+:\w+", value):
-            return value
-        raise ValueError(f"{value!r} is not a transport: write {', '.join((*ON_HOST, *ON_GPU))} or module:factory")
-
-
-class SchedulerSettings(SettingsSection):
-    """The epoch loop and the placement of arriving requests."""
-
-    policy: str = Field("pack", description="Name of the policy, with its options if any: `pack:headroom_s=2`.")
-    mode: Literal["off", "observe", "act"] = Field(
-        "act",
-        description="Mode of the epochs: `act` carries plans out; `observe` only makes and reports them; `off` "
-        "makes none and places arrivals where they fit. Stopping replicas are evacuated in every mode.",
-    )
-    epoch_s: float = Field(1.0, ge=0.2, le=60, description="Seconds between epochs.")
-    headroom_s: float = Field(
-        0.0,
-        ge=0,
-        description="Minimum headroom: seconds of each request's growth that placements keep free, if the policy "
-        "keeps less.",
-    )
-    moves_per_epoch: int | None = Field(None, ge=0, description="Maximum number of moves in one epoch; null: no limit.")
-    moves_at_once: int = Field(32, ge=1, description="Maximum number of concurrent migrations.")
-    link_time_s: float = Field(
-        10.0, gt=0, description="Longest time that the queued transfers of one link may take; further moves wait."
-    )
-    slowdown: float = Field(
-        0.2,
-        gt=0,
-        le=1,
-        description="Maximum share of an epoch that prefills of moved requests may take from decoding ones on a "
-        "replica.",
-    )
-    cooldown_s: float = Field(5.0, ge=0, description="Minimum time between two moves of a request by the policy.")
-    manual_cooldown_s: float = Field(
-        60.0, ge=0, description="Time for which the policy does not move a request after an operator has moved it."
-    )
-    slack: float = Field(0.0, ge=0, description="KV capacity of the whole pool to keep free, as a number of replicas.")
-    foresight_s: float | None = Field(
-        None,
-        ge=0,
-        description="Time over which the largest recent rise in demand is kept free; null: the measured start-up "
-        "time of a replica.",
-    )
-    linger_s: float | None = Field(
-        None, ge=0, description="Time that an empty replica stays open; null: the measured start-up time of a replica."
-    )
-    report_timeout_s: float = Field(1.0, gt=0, description="Longest wait for a replica's report.")
-    record: str | None = Field(
-        None,
-        min_length=1,
-        description="Folder for recordings of all epochs, one file per scheduler start; null: no recordings.",
-    )
-
-    @field_validator("policy")
-    @classmethod
-    def _known(cls, value: str) -> str:
-        policy(value)
-        return value
-
-
 class IngressSettings(SettingsSection):
     """The HTTP side: address, limits, access and logs."""
 
@@ -275,9 +175,10 @@ class IngressSettings(SettingsSection):
     @field_validator("api_keys_file")
     @classmethod
     def _has_keys(cls, value: str | None) -> str | None:
-        if value is not None:
-            KeyFile(value).read()
-        return value
+        if value is None:
+            return None
+        KeyFile(value).read()
+        return str(Path(value).absolute())  # replicas have another working directory
 
 
 def _is_http_url(url: str) -> bool:
@@ -320,7 +221,7 @@ class Settings(SettingsSection):
         if self.migration.transport in ON_GPU and not self.gpus:
             raise ValueError(f"migration.transport is {self.migration.transport}: without GPUs write {ON_HOST[0]}")
         by_serve = self.deployment_config.autoscaling_config.target_ongoing_requests is not None
-        if by_serve and self.scheduler.mode == "act":
+        if by_serve and self.scheduler.mode is Mode.ACT:
             raise ValueError(
                 "autoscaling_config.target_ongoing_requests: both Serve and Mell would scale; remove it, or write "
                 "scheduler.mode: off"

@@ -20,7 +20,7 @@ from benchmarks.ports import (
     SingleRequestHost,
     pieces,
 )
-from deployments.config import MigrationConfig
+from deployments.config import MigrationSettings
 from deployments.transports import make_transport
 from migration.kv.staging import HEADER
 from migration.messages import Adopt, Chunk, PathRequest, Prepare, Prepared, SlotRef
@@ -49,7 +49,7 @@ class TransferEnd:
         self._name = name
         self._cache = Cache(size // BLOCK_BYTES, seed=name)
         self._slots = Slots(SLOTS, SLOT_BYTES)
-        self._transport = make_transport(MigrationConfig(transport=transport, transfer_timeout_s=LIMIT_S))
+        self._transport = make_transport(MigrationSettings(transport=transport, transfer_timeout_s=LIMIT_S))
         self._coming: TargetRun | None = None
         self._held: list[Lease] = []
         self._chunks: list[Mark] = []

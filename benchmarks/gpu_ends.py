@@ -127,10 +127,10 @@ class NcclReplica:
     """A replica's end of the NCCL transport, as a Ray actor with its own GPU."""
 
     def __init__(self, slot_bytes: int) -> None:
-        from deployments.config import MigrationConfig
+        from deployments.config import MigrationSettings
         from deployments.transports import make_slots, make_transport
 
-        config = MigrationConfig(transport="nccl", slot_bytes=slot_bytes, transfer_timeout_s=60)
+        config = MigrationSettings(transport="nccl", slot_mib=slot_bytes >> 20, transfer_timeout_s=60)
         self._transport, self._slots, self._size = make_transport(config), make_slots(config), HEADER + slot_bytes
 
     async def channels(self, count: int) -> list[str]:

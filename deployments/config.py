@@ -1,13 +1,160 @@
-"""What the deployments are configured with: plain values, made by the application from its validated settings."""
+"""The configuration of the deployments: sections of the application's settings, and values that it derives."""
 
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from migration.rounds import CopyLimits
 from migration.world import Limits
+from policies.decision.limits import Limits as EpochLimits
 from policies.decision.planner import LiveLimits, Mode
+from policies.rules.registry import policy
 
 ON_HOST, ON_GPU = ("shared", "collective"), ("cuda_ipc", "nccl")
 """Transports of slots in host memory and in GPU memory; `deployments.transports` makes them."""
+
+
+class SettingsSection(BaseModel):
+    """A section of the settings: unknown keys are errors, and values are not converted between types."""
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, validate_default=True, protected_namespaces=()
+    )
+
+
+class MigrationSettings(SettingsSection):
+    """Transport, memory and time limits of migrations."""
+
+    transport: str = Field(
+        "shared",
+        description='Transport of KV blocks: "shared" (replicas of one node map each other\'s staging slots), '
+        '"collective" (Ray collective groups over gloo), "cuda_ipc" and "nccl" on GPUs, or a custom "module:factory".',
+    )
+    slot_mib: int = Field(8, ge=1, le=1024, description="Payload of one staging slot, in MiB.")
+    slots: int = Field(4, ge=2, le=64, description="Staging slots per replica, shared by all its migrations.")
+    transfer_timeout_s: float = Field(5.0, gt=0, description="Longest wait for the peer in one transfer.")
+    lease_s: float = Field(
+        10.0, gt=0, description="Time after which a target drops a request or memory that its source has not confirmed."
+    )
+    prepare_timeout_s: float = Field(2.0, gt=0, description="Longest wait for the target to reserve room.")
+    copy_timeout_s: float = Field(10.0, gt=0, description="Longest pre-copy round.")
+    final_copy_timeout_s: float = Field(2.0, gt=0, description="Longest final copy, during the pause.")
+    adopt_timeout_s: float = Field(5.0, gt=0, description="Longest wait for the target to start the request.")
+    max_rounds: int = Field(
+        4, ge=0, description="Maximum number of pre-copy rounds; 0: everything is copied during the pause."
+    )
+    final_blocks: int = Field(
+        1,
+        ge=0,
+        description="Number of last full blocks that the target recomputes instead of receiving them during the pause.",
+    )
+
+    @field_validator("transport")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        if value in (*ON_HOST, *ON_GPU) or re.fullmatch(r"[\w.]+:\w+", value):
+            return value
+        raise ValueError(f"{value!r} is not a transport: write {', '.join((*ON_HOST, *ON_GPU))} or module:factory")
+
+    @property
+    def slot_bytes(self) -> int:
+        """Payload of one staging slot."""
+        return self.slot_mib << 20
+
+    @property
+    def limits(self) -> Limits:
+        """The limits of one migration."""
+        return Limits(
+            prepare_s=self.prepare_timeout_s,
+            copy_s=self.copy_timeout_s,
+            final_s=self.final_copy_timeout_s,
+            adopt_s=self.adopt_timeout_s,
+            copy=CopyLimits(self.max_rounds, self.final_blocks),
+        )
+
+
+class SchedulerSettings(SettingsSection):
+    """The epoch loop and the placement of arriving requests."""
+
+    policy: str = Field("pack", description="Name of the policy, with its options if any: `pack:headroom_s=2`.")
+    mode: Mode = Field(
+        Mode.ACT,
+        strict=False,
+        description="Mode of the epochs: `act` carries plans out; `observe` only makes and reports them; `off` "
+        "makes none and places arrivals where they fit. Stopping replicas are evacuated in every mode.",
+    )
+    epoch_s: float = Field(1.0, ge=0.2, le=60, description="Seconds between epochs.")
+    headroom_s: float = Field(
+        0.0,
+        ge=0,
+        description="Minimum headroom: seconds of each request's growth that placements keep free, if the policy "
+        "keeps less.",
+    )
+    moves_per_epoch: int | None = Field(None, ge=0, description="Maximum number of moves in one epoch; null: no limit.")
+    moves_at_once: int = Field(32, ge=1, description="Maximum number of concurrent migrations.")
+    link_time_s: float = Field(
+        10.0, gt=0, description="Longest time that the queued transfers of one link may take; further moves wait."
+    )
+    slowdown: float = Field(
+        0.2,
+        gt=0,
+        le=1,
+        description="Maximum share of an epoch that prefills of moved requests may take from decoding ones on a "
+        "replica.",
+    )
+    cooldown_s: float = Field(5.0, ge=0, description="Minimum time between two moves of a request by the policy.")
+    manual_cooldown_s: float = Field(
+        60.0, ge=0, description="Time for which the policy does not move a request after an operator has moved it."
+    )
+    slack: float = Field(0.0, ge=0, description="KV capacity of the whole pool to keep free, as a number of replicas.")
+    foresight_s: float | None = Field(
+        None,
+        ge=0,
+        description="Time over which the largest recent rise in demand is kept free; null: the measured start-up "
+        "time of a replica.",
+    )
+    linger_s: float | None = Field(
+        None, ge=0, description="Time that an empty replica stays open; null: the measured start-up time of a replica."
+    )
+    report_timeout_s: float = Field(1.0, gt=0, description="Longest wait for a replica's report.")
+    record: str | None = Field(
+        None,
+        min_length=1,
+        description="Folder for recordings of all epochs, one file per scheduler start; null: no recordings.",
+    )
+
+    @field_validator("policy")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        policy(value)
+        return value
+
+
+class SchedulerConfig(SchedulerSettings):
+    """The scheduler's settings with the bounds of the pool: minimum and maximum number of replicas."""
+
+    bounds: tuple[int, int] = (1, 1)
+
+    @property
+    def limits(self) -> LiveLimits:
+        """The limits of an epoch."""
+        limits = EpochLimits(
+            moves_per_epoch=self.moves_per_epoch,
+            cooldown_s=self.cooldown_s,
+            headroom_s=self.headroom_s,
+            min_replicas=self.bounds[0],
+            slack=self.slack,
+        )
+        return LiveLimits(limits, self.linger_s, self.foresight_s, self.manual_cooldown_s)
+
+    @property
+    def placement_ttl_s(self) -> float:
+        """Lifetime of a placement that no replica reports: they report requests as soon as these are submitted, so
+        two epochs suffice.
+        """
+        return max(1.0, 2 * self.epoch_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,45 +168,6 @@ class EngineConfig:
     model_source: str
     kwargs: dict[str, Any]
     kind: str = "vllm"
-
-
-@dataclass(frozen=True, slots=True)
-class MigrationConfig:
-    """How requests move; times in seconds.
-
-    `slot_bytes` is the payload of one staging slot, `slots` how many there are (at least two, so that one is
-    filled while another is sent). `transport` is one of `ON_HOST` and `ON_GPU`,
-    or "module:attribute" of a factory that takes a `MigrationConfig`.
-    """
-
-    transport: str = "shared"
-    slot_bytes: int = 8 << 20
-    slots: int = 4
-    transfer_timeout_s: float = 5.0
-    lease_s: float = 10.0
-    limits: Limits = field(default_factory=Limits)
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerConfig:
-    """The epoch loop; times in seconds.
-
-    `bounds` are the fewest and the most replicas, `moves_at_once` how many migrations may be under way.
-    `link_time_s` and `slowdown` are the boundaries of `migration.estimates.Boundaries`. `record` is a folder for
-    recordings of epochs.
-    """
-
-    policy: str = "pack"
-    mode: Mode = Mode.ACT
-    epoch_s: float = 1.0
-    limits: LiveLimits = field(default_factory=LiveLimits)
-    bounds: tuple[int, int] = (1, 1)
-    moves_at_once: int = 32
-    link_time_s: float = 10.0
-    slowdown: float = 0.2
-    placement_ttl_s: float = 2.0
-    report_timeout_s: float = 1.0
-    record: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import ray
 from prometheus_client import REGISTRY
 
 from deployments.calls import Submission
-from deployments.config import EngineConfig, MigrationConfig, Topology
+from deployments.config import EngineConfig, MigrationSettings, Topology
 from deployments.engine.port import Engine, EngineDead
 from deployments.exposition import Family, expose
 from deployments.heap import freeze_heap
@@ -44,7 +44,7 @@ class EngineReplica:
     """The methods are what ingresses, the scheduler and other replicas call."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, engine: EngineConfig, migration: MigrationConfig, topology: Topology
+        self, engine: EngineConfig, migration: MigrationSettings, topology: Topology
     ) -> None:
         """Start the engine; Serve calls the replica RUNNING once this returns."""
         self._id = own_id()
@@ -72,7 +72,7 @@ class EngineReplica:
         for target in self._moves.targets() - set(membership.running):
             self._moves.target_lost(target)
 
-    def _make_moves(self, config: MigrationConfig, topology: Topology) -> Moves:
+    def _make_moves(self, config: MigrationSettings, topology: Topology) -> Moves:
         replicas = Replicas("Engine", topology.app)
         world = World(
             replica=self._id,

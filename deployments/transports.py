@@ -8,7 +8,7 @@ nccl         GPU memory     sent through Ray collective groups over NCCL; every 
 
 import importlib
 
-from deployments.config import ON_GPU, ON_HOST, MigrationConfig
+from deployments.config import ON_GPU, MigrationSettings
 from migration.kv.device import DeviceSegment
 from migration.kv.staging import Segment
 from migration.ports import Transport
@@ -16,11 +16,12 @@ from migration.slots import Slots
 from migration.transport.shared import SharedSlots
 
 
-def make_transport(config: MigrationConfig) -> Transport:
-    """The transport of that name; "module:attribute" names a factory of your own.
+def make_transport(config: MigrationSettings) -> Transport:
+    """The transport of that name; "module:attribute" names a custom factory, which is called with the settings.
 
     Raises:
-        ValueError: there is no such transport.
+        ImportError: there is no such module.
+        AttributeError: the module has no such attribute.
     """
     match config.transport:
         case "shared":
@@ -40,13 +41,11 @@ def make_transport(config: MigrationConfig) -> Transport:
             nccl_group.register(config.transfer_timeout_s)
             return CollectiveGroups(nccl_group.BACKEND, config.transfer_timeout_s, memory=DeviceMemory())
     module, _, attribute = config.transport.partition(":")
-    if not attribute:
-        raise ValueError(f"unknown transport {config.transport!r}: use one of {(*ON_HOST, *ON_GPU)} or module:factory")
     made: Transport = getattr(importlib.import_module(module), attribute)(config)
     return made
 
 
-def make_slots(config: MigrationConfig) -> Slots:
+def make_slots(config: MigrationSettings) -> Slots:
     """A replica's staging slots, where its transport wants them; a factory of your own gets them in host memory.
 
     Raises:

@@ -1,37 +1,27 @@
 """Configuration of an ingress replica."""
 
-from dataclasses import dataclass
-
 from app.ingress.access.keys import ApiKey
+from app.settings import IngressSettings
 
 
-@dataclass(frozen=True, slots=True)
-class IngressConfig:
-    """Configuration of an ingress replica; times in seconds. `max_context` None means the model's own limit.
+class IngressConfig(IngressSettings):
+    """The ingress's settings, with the values that it needs of the other sections; times in seconds.
 
-    `api_keys` are the keys from the environment; `api_keys_file` names a file with others. `max_prompt_tokens`,
-    `max_requests` and `request_timeout_s` None mean no limit. Without `otlp_traces_endpoint`, tracing is disabled.
+    `max_context` None means the model's own limit. `chat_template` is the template itself. `api_keys` are the keys from
+    the environment; `api_keys_file` names a file with others.
     """
 
     model_id: str
     model_source: str
     max_context: int | None
     initial_replicas: int
-    host: str
-    port: int | None
-    shares_port: bool
     grace_s: float
-    max_body_bytes: int
-    place_timeout_s: float
-    no_replica_timeout_s: float
     refresh_s: float
-    admin_key: str | None
     chat_template: str | None = None
     tool_call_parser: str | None = None
-    api_keys_file: str | None = None
     api_keys: tuple[ApiKey, ...] = ()
-    max_requests: int | None = None
-    max_prompt_tokens: int | None = None
-    request_timeout_s: float | None = None
-    log_text: bool = False
-    otlp_traces_endpoint: str | None = None
+
+    @property
+    def shares_port(self) -> bool:
+        """True if several ingress processes of a node listen on the same port."""
+        return self.num_replicas > 1

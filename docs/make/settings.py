@@ -2,14 +2,17 @@
 
 import json
 from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, MinLen
+from pydantic import Strict
 from pydantic.fields import FieldInfo
 
-from app.settings import SchedulerSettings, Settings, SettingsSection
+from app.settings import Settings
+from deployments.config import SchedulerSettings, SettingsSection
 from policies.rules.registry import POLICIES
 
 PAGE = Path(__file__).parents[1] / "configuration.md"
@@ -17,7 +20,7 @@ PAGE = Path(__file__).parents[1] / "configuration.md"
 _INTRO = """\
 # Configuration
 
-<!-- Made by `python -m docs.make`; edit `app/settings.py` instead. -->
+<!-- Made by `python -m docs.make`; edit `app/settings.py` and `deployments/config.py` instead. -->
 
 Mell reads one file, `serve_config.yaml`; `make serve CONFIG=other.yaml` reads another one.
 
@@ -99,6 +102,8 @@ def _type(kind: Any) -> str:
         return " or ".join(map(_type, get_args(kind)))
     if get_origin(kind) is Literal:
         return " or ".join(f"`{value}`" for value in get_args(kind))
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return " or ".join(f"`{value}`" for value in kind)
     return "mapping" if get_origin(kind) is dict else _NAMES[kind]
 
 
@@ -115,6 +120,8 @@ def _bounds(field: FieldInfo) -> str:
                 others += f", more than {bound.gt}"
             case MinLen():
                 others += ", not empty" if bound.min_length == 1 else f", {bound.min_length} characters or more"
+            case Strict():
+                pass  # a choice is written as text
             case _:
                 raise TypeError(f"no words for {bound!r}")
     if high is not None:

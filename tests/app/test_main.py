@@ -9,7 +9,7 @@ from app.ingress.access.keys import ApiKey, digest, entry
 from app.ingress.config import IngressConfig
 from app.main import APP, build_app
 from app.tinymodel import VERSION
-from deployments.config import EngineConfig, MigrationConfig, SchedulerConfig
+from deployments.config import EngineConfig, MigrationSettings, SchedulerConfig
 from tests.app.test_settings import shipped
 
 
@@ -41,7 +41,7 @@ def test_every_deployment_gets_its_configuration(made: Path) -> None:
     engine, migration, _ = built["Engine"].init_args
     scheduler, _ = built["Scheduler"].init_args
     assert isinstance(ingress, IngressConfig) and isinstance(engine, EngineConfig)
-    assert isinstance(migration, MigrationConfig) and isinstance(scheduler, SchedulerConfig)
+    assert isinstance(migration, MigrationSettings) and isinstance(scheduler, SchedulerConfig)
     assert (topology.app, ingress.max_context, ingress.initial_replicas) == (APP, 4096, 2)
     assert ingress.model_source == engine.model_source == str(made)
     assert (migration.transport, migration.slot_bytes, scheduler.epoch_s) == ("shared", 8 << 20, 1.0)

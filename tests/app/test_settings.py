@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from app.main import read_settings
-from app.settings import Settings, SettingsSection, check_installed
+from app.settings import Settings, check_installed
+from deployments.config import SettingsSection
 
 SHIPPED = Path(__file__).parents[2] / "serve_config.yaml"
 

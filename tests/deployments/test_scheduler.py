@@ -27,7 +27,7 @@ from policies.causes import Cause
 from policies.cluster.changes import Arrival
 from policies.decision.dry_run import DryRun
 from policies.decision.placement import NoReplica, Place, Queue
-from policies.decision.planner import Decided, LiveLimits, Mode, Planner
+from policies.decision.planner import Decided, Mode, Planner
 from policies.model import Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestId, RequestLoad, Tokens
 from policies.plan import Path as MovePath
 from policies.plan import Reason
@@ -153,7 +153,7 @@ async def make_scheduler(
     *reports: ReplicaReport, epochs: int = 1, mode: Mode = Mode.OFF, spec: str = "best_fit", **answers: Any
 ) -> Scheduler:
     """A scheduler after its first epoch. `answers` are what replicas say to the order to move."""
-    config = SchedulerConfig(policy=spec, mode=mode, epoch_s=0.0, limits=LiveLimits(linger_s=0.0, foresight_s=0.0))
+    config = SchedulerConfig.model_construct(policy=spec, mode=mode, epoch_s=0.0, linger_s=0.0, foresight_s=0.0)
     scheduler = Scheduler(Fleet(*(reports or (make_report("a"), make_report("b", 5))), **answers), config)
     for _ in range(epochs):
         await asyncio.sleep(1.0)
@@ -414,10 +414,10 @@ async def test_a_replica_that_is_to_be_gone_is_evacuated_by_one_that_does_not_ac
 
 
 async def test_epochs_can_be_recorded_and_give_the_same_plans_again(tmp_path: Path) -> None:
-    setting = Setting(NO_GROWTH, LiveLimits(linger_s=0.0, foresight_s=0.0), 0.0)
     scheduler = await make_scheduler(
         *half_empty(), epochs=0, mode=Mode.ACT, spec=NO_GROWTH, a=make_record("m2"), b=make_record("m3")
     )
+    setting = Setting(NO_GROWTH, scheduler._config.limits, 0.0)
     scheduler._epochs._recorder = Recorder(tmp_path / "new" / "epochs.jsonl", setting)
     for _ in range(3):
         await scheduler.epoch()

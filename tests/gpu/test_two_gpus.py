@@ -30,10 +30,10 @@ class Replica:
     """A replica's end of the transport. Errors are returned as the name of their type."""
 
     def __init__(self, name: str) -> None:
-        from deployments.config import MigrationConfig
+        from deployments.config import MigrationSettings
         from deployments.transports import make_slots, make_transport
 
-        config = MigrationConfig(transport="nccl", transfer_timeout_s=LIMIT_S, slot_bytes=8 * MIB)
+        config = MigrationSettings(transport="nccl", transfer_timeout_s=LIMIT_S, slot_mib=8)
         self._name = ReplicaId(name)
         self._transport = make_transport(config)
         self._slots = make_slots(config)

@@ -8,14 +8,13 @@ file, whose path is in MELL_TEST_FAULTS: {"over": "collective" | "shared", "faul
 import asyncio
 import json
 import os
-from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from deployments.config import MigrationConfig
+from deployments.config import MigrationSettings
 from deployments.transports import make_transport
 from migration.errors import TransferFailed
 from migration.kv.staging import HEADER, Segments
@@ -45,7 +44,7 @@ def write(path: Path, over: str, fault: Fault | None = None, bytes_per_s: float 
     fresh.replace(path)
 
 
-def make(config: MigrationConfig) -> Transport:
+def make(config: MigrationSettings) -> Transport:
     """The factory that the settings name."""
     return FaultyTransport(config)
 
@@ -55,9 +54,11 @@ class FaultyTransport:
 
     name = "faulty"
 
-    def __init__(self, config: MigrationConfig) -> None:
+    def __init__(self, config: MigrationSettings) -> None:
         self._file = Path(os.environ[VARIABLE])
-        self._over = {name: make_transport(replace(config, transport=name)) for name in ("collective", "shared")}
+        self._over = {
+            name: make_transport(config.model_copy(update={"transport": name})) for name in ("collective", "shared")
+        }
         self._segments = Segments()
         self._link = asyncio.Lock()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.config import MigrationConfig
+from deployments.config import MigrationSettings
 from deployments.engine.port import Generated
 from migration.beliefs import Priors, Profile
 from migration.estimates import Boundaries, Estimates
@@ -60,7 +60,7 @@ def switches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def make(token_s: float = 0.0) -> Pair:
     """Two replicas over the transport whose speed can be switched; b prefills, a does at once."""
-    pair = make_pair(transport=faults.make(MigrationConfig()))
+    pair = make_pair(transport=faults.make(MigrationSettings()))
     pair.b.engine.__class__ = Prefilling
     pair.b.engine.token_s = token_s  # type: ignore[attr-defined]
     return pair

@@ -174,4 +174,4 @@ def test_the_setting_names_the_parser() -> None:
     settings = read_settings({"model_loading_config": {"tool_call_parser": "hermes"}})
     config = _ingress_config(settings, _engine_config(settings))
     assert isinstance(_load_model(config).parser, ToolParser)
-    assert _load_model(replace(config, tool_call_parser=None)).parser is None
+    assert _load_model(config.model_copy(update={"tool_call_parser": None})).parser is None

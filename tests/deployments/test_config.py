@@ -1,0 +1,53 @@
+"""What the deployments derive from their settings, on whichever machine they are."""
+
+from dataclasses import replace
+
+import pytest
+from ray import cloudpickle
+
+from deployments.config import MigrationSettings, SchedulerConfig
+from migration.rounds import CopyLimits
+from migration.world import Limits
+from policies.decision.limits import Limits as EpochLimits
+from policies.decision.planner import LiveLimits
+
+
+def test_the_limits_of_a_migration_are_those_of_the_settings() -> None:
+    settings = MigrationSettings(
+        prepare_timeout_s=1.0,
+        copy_timeout_s=2.0,
+        final_copy_timeout_s=3.0,
+        adopt_timeout_s=4.0,
+        max_rounds=5,
+        final_blocks=6,
+    )
+    assert settings.limits == Limits(1.0, 2.0, 3.0, 4.0, CopyLimits(5, 6))
+
+
+def test_unset_limits_of_a_migration_are_the_protocols_own() -> None:
+    assert MigrationSettings().limits == Limits()
+
+
+def test_the_limits_of_an_epoch_are_those_of_the_settings() -> None:
+    config = SchedulerConfig(
+        moves_per_epoch=1,
+        cooldown_s=2.0,
+        headroom_s=3.0,
+        slack=4.0,
+        linger_s=5.0,
+        foresight_s=6.0,
+        manual_cooldown_s=7.0,
+        bounds=(8, 9),
+    )
+    limits = EpochLimits(moves_per_epoch=1, cooldown_s=2.0, headroom_s=3.0, min_replicas=8, slack=4.0)
+    assert config.limits == replace(LiveLimits(), limits=limits, linger_s=5.0, foresight_s=6.0, by_hand_s=7.0)
+
+
+@pytest.mark.parametrize(("epoch_s", "ttl_s"), [(0.2, 1.0), (3.0, 6.0)])
+def test_a_placement_outlives_two_epochs(epoch_s: float, ttl_s: float) -> None:
+    assert SchedulerConfig(epoch_s=epoch_s).placement_ttl_s == ttl_s
+
+
+@pytest.mark.parametrize("settings", [MigrationSettings(slots=3), SchedulerConfig(moves_at_once=3, bounds=(2, 3))])
+def test_settings_travel_to_other_machines(settings: MigrationSettings | SchedulerConfig) -> None:
+    assert cloudpickle.loads(cloudpickle.dumps(settings)) == settings
