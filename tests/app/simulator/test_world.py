@@ -87,7 +87,7 @@ PAIR = [job("a", prompt=450, output=100), job("b", prompt=450, output=100)]
 def test_in_slots_an_overload_that_the_decision_cures_preempts_nobody() -> None:
     log = play(PAIR, {6: move("b", 1)}, up=2, until=30.0)
     assert log.preempted_s == []
-    assert [(each.path, each.began_s, each.ended_s, each.stall_s) for each in log.transfers] == [("ideal", 7, 7, 0)]
+    assert [(each.path, each.began_s, each.ended_s, each.stall_s) for each in log.transfers] == [(None, 7, 7, 0)]
     assert {name: life.finished_s for name, life in log.lives.items()} == {"a": 11.0, "b": 11.0}
 
 
