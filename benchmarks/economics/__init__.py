@@ -1,13 +1,13 @@
-"""What requests cost in GPU-seconds, and how they are served for it: the closed loop against scaling without it.
+"""GPU-seconds and service quality of the closed loop, against scaling without migration.
 
-Replicas are real in all but their engine, which keeps the pace of a GPU without having one
-(`deployments.engine.paced`): Serve, scheduler, ingress and migrations are the application's own. The layers:
+Replicas are real except for their engine, which runs at the pace of a GPU without one (`deployments.engine.paced`):
+Serve, scheduler, ingress and migrations are the application's own. The modules, in the order of the data:
 
-    case        what is run: a variant of the application, a window of a trace, the conditions; in which order
-    observed    what a run showed, and the file of runs
-    figures     what that amounts to
+    case        runs as values: a variant of the application, a window of a trace, the conditions; their order
     measure     carries out one run
-    predict     the simulator on the same requests, calibrated by what the runs showed
+    observed    observations of a run, and the file of runs
+    figures     figures of a run
+    predict     the simulator on the same requests, calibrated by the runs
     report      tables
 
 `python -m benchmarks.economics --help` lists the options.

@@ -1,14 +1,14 @@
-"""What requests cost in GPU-seconds, and how they are served for it, by variants of the application on real traces.
+"""GPU-seconds and service quality of variants of the application on real traces.
 
-    python -m benchmarks.economics --traces DIR      run what is missing in --out, and print the tables
+    python -m benchmarks.economics --traces DIR      carry out the runs missing in --out, and print the tables
     python -m benchmarks.economics --report FILE     print the tables of a file of runs
-    python -m benchmarks.economics --predict FILE    play its runs in the simulator, and compare
+    python -m benchmarks.economics --predict FILE    simulate the runs of a file, and compare
 
-Variants: `mell` packs, moves, opens and closes; `worst_fit` places where there is most room, opens and closes, and
-never moves; `pack_unmoved` packs arrivals, and never moves; `serve` leaves the number of replicas to Serve, and
-`serve_quick` does with shorter delays.
+Variants: `mell` packs, migrates, opens and closes replicas; `worst_fit` places where there is most room, opens and
+closes, and never migrates; `pack_unmoved` packs arrivals, and never migrates; `serve` leaves the number of replicas to
+Serve, and `serve_quick` does so with shorter delays.
 Replicas are paced (no GPU, no model). A run starts the application anew, and takes its warm-up and its window plus
-about a minute; variants take turns. Runs that are in the file already are not repeated.
+about a minute; variants run in turns. Runs that are already in the file are not repeated.
 """
 
 import argparse
@@ -20,12 +20,12 @@ from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 
 from app.replay.measurements import ReplaySample
 from app.replay.trace import ReplayInputError
-from benchmarks.economics.case import BASELINE, SCHEDULERS, Case, Conditions, default_pace, read_window, turns
+from benchmarks.economics.case import BASELINE, SCHEDULERS, Conditions, LiveCase, default_pace, read_window, turns
 from benchmarks.economics.figures import figures
 from benchmarks.economics.measure import arrivals, perform
-from benchmarks.economics.observed import Run, keep, missing, read_runs
+from benchmarks.economics.observed import LiveRun, append_run, missing, read_runs
 from benchmarks.economics.predict import calibration, costs_of, predict, predictable
-from benchmarks.economics.report import Result, compare, render
+from benchmarks.economics.report import RunFigures, compare, render
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
-        print("Interrupted; the runs that ended are kept.", file=sys.stderr)
+        print("Interrupted; the runs that have ended are in the file.", file=sys.stderr)
         return INTERRUPTED
     return 0
 
@@ -62,9 +62,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     usual = Conditions()
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--traces", type=Path, metavar="DIR", help="folder of the traces: run what is missing")
+    what.add_argument("--traces", type=Path, metavar="DIR", help="folder of the traces: run the missing cases")
     what.add_argument("--report", type=Path, metavar="FILE", help="print the tables of these runs")
-    what.add_argument("--predict", type=Path, metavar="FILE", help="play these runs in the simulator")
+    what.add_argument("--predict", type=Path, metavar="FILE", help="simulate these runs, and compare")
     add = parser.add_argument
     add("--out", type=Path, default=Path("economics.jsonl"), help="file of runs (default: %(default)s)")
     add("--variants", nargs="+", choices=SCHEDULERS, default=["mell", "worst_fit", "serve"])
@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         default=["azure2023_conv:5:3", "azure2023_conv:28:3", "burstgpt_like_1400s:11:2"],
         metavar="TRACE:MINUTE[:SCALE]",
-        help="traces, the minute of each where the warm-up begins, and a factor on its times (default: %(default)s)",
+        help="traces, each with the minute of its warm-up's begin and a factor on its times (default: %(default)s)",
     )
     add("--repeat", type=int, default=3, help="runs of each variant and window (default: %(default)s)")
     add("--seconds", type=float, default=usual.seconds, help="length of a window (default: %(default)s)")
@@ -84,27 +84,27 @@ def _parser() -> argparse.ArgumentParser:
         "--startup",
         type=float,
         default=usual.pace.startup_s,
-        help="seconds an engine takes to start (default: %(default)s)",
+        help="start-up time of an engine in seconds (default: %(default)s)",
     )
-    add("--slack", type=float, default=usual.slack, help="replicas' worth to keep free (default: %(default)s)")
+    add("--slack", type=float, default=usual.slack, help="free capacity, in replicas (default: %(default)s)")
     add(
         "--foresight",
         type=float,
         default=usual.foresight_s,
-        help="seconds: keep free what demand has risen by within these (default: %(default)s)",
+        help="seconds: keep the largest rise in demand within this time free (default: %(default)s)",
     )
     add(
         "--ongoing",
         type=int,
         default=usual.ongoing,
-        help="requests per replica that `serve` aims at (default: %(default)s)",
+        help="target requests per replica of `serve` (default: %(default)s)",
     )
-    add("--baseline", choices=SCHEDULERS, default=BASELINE, help="what ratios are to (default: %(default)s)")
+    add("--baseline", choices=SCHEDULERS, default=BASELINE, help="reference of the ratios (default: %(default)s)")
     return parser
 
 
-def _cases(given: argparse.Namespace) -> list[Case]:
-    """The runs that were asked for, once it is known that their windows exist: days may pass until the last one."""
+def _cases(given: argparse.Namespace) -> list[LiveCase]:
+    """The runs asked for. Raises `ReplayInputError` now for a missing window, since its run may be days away."""
     conditions = Conditions(
         warmup_s=given.warmup,
         seconds=given.seconds,
@@ -121,7 +121,7 @@ def _cases(given: argparse.Namespace) -> list[Case]:
     return cases
 
 
-def _measure(cases: Sequence[Case], traces: Path, out: Path) -> None:
+def _measure(cases: Sequence[LiveCase], traces: Path, out: Path) -> None:
     left = missing(cases, read_runs(out))
     with tqdm(total=len(cases), initial=len(cases) - len(left), unit="run", desc="economics") as bar:
 
@@ -130,36 +130,36 @@ def _measure(cases: Sequence[Case], traces: Path, out: Path) -> None:
 
         for case in left:
             bar.set_description(f"{case.variant} on {case.window.name}")
-            keep(out, perform(case, traces, show))
+            append_run(out, perform(case, traces, show))
             bar.update()
 
 
-def _tables(runs: Sequence[Run], baseline: str) -> str:
-    """Runs under different conditions are not compared."""
+def _tables(runs: Sequence[LiveRun], baseline: str) -> str:
+    """The tables of runs, separately for each set of conditions."""
     parts = []
     for conditions, members in _by_conditions(runs):
-        results = [Result(run.case, figures(run.observed, conditions)) for run in members]
+        results = [RunFigures(run.case, figures(run.observed, conditions)) for run in members]
         parts += [conditions.name, render(results, baseline)]
     return "\n\n".join(parts)
 
 
-def _predicted(runs: Sequence[Run]) -> str:
+def _predicted(runs: Sequence[LiveRun]) -> str:
     known = predictable(runs)
     if not known:
-        raise ReplayInputError("There are no runs that the simulator can play.")
+        raise ReplayInputError("There are no runs to simulate.")
     parts = []
     with tqdm(total=len(known), unit="run", desc="simulated") as bar:
         for conditions, members in _by_conditions(known):
             costs, results = costs_of(conditions.pace, members), []
             for run in members:
-                results.append(Result(run.case, figures(run.observed, conditions), predict(run, costs)))
+                results.append(RunFigures(run.case, figures(run.observed, conditions), predict(run, costs)))
                 bar.update()
             parts += [conditions.name, calibration(costs), compare(results)]
     return "\n\n".join(parts)
 
 
-def _by_conditions(runs: Sequence[Run]) -> list[tuple[Conditions, list[Run]]]:
-    found: dict[Conditions, list[Run]] = {}
+def _by_conditions(runs: Sequence[LiveRun]) -> list[tuple[Conditions, list[LiveRun]]]:
+    found: dict[Conditions, list[LiveRun]] = {}
     for run in runs:
         found.setdefault(run.case.conditions, []).append(run)
     return list(found.items())

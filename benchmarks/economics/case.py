@@ -1,4 +1,4 @@
-"""What is run, as values: variants of the application, windows of traces, and an order that makes a fair comparison."""
+"""Runs as values: variants of the application, windows of traces, and an order for a fair comparison."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,24 +14,24 @@ SCHEDULERS: Mapping[str, Mapping[str, Any]] = {
     "serve": {"policy": "worst_fit", "mode": "off"},
     "serve_quick": {"policy": "worst_fit", "mode": "off"},
 }
-"""Settings of the scheduler. `serve` leaves the number of replicas to Serve, and places where there is most room."""
+"""Settings of the scheduler by variant. `serve` leaves the number of replicas to Serve, and places by worst fit."""
 
 DELAYS: Mapping[str, Mapping[str, float]] = {
     "serve": {},
     "serve_quick": {"upscale_delay_s": 2.0, "downscale_delay_s": 30.0},
 }
-"""Settings of Serve's autoscaler where it decides; as they are by default, it closes nothing within ten minutes."""
+"""Settings of Serve's autoscaler, by variant; with its defaults it closes no replica within ten minutes."""
 
 BASELINE = "worst_fit"
-"""What ratios are to, unless told otherwise."""
+"""The default reference of ratios."""
 
 
 def default_pace() -> Pace:
-    """A model of some ten billion parameters on a GPU with room for 16,384 tokens, at half speed.
+    """A model of about ten billion parameters on a GPU with room for 16,384 tokens, at half speed.
 
-    Half, since ingress, client and all replicas share a few cores: with arrivals at half speed, too, as many requests
-    run at once, and half as many tokens pass through. What a token adds to a step is the same in prefill and decode, as
-    the simulator's costs have it.
+    Half, since ingress, client and all replicas share a few cores: with arrivals at half speed as well, the number of
+    concurrent requests is the same, and the token rate is half. A token adds the same time to a step in prefill and in
+    decode, as in the simulator's costs.
     """
     return Pace(
         num_gpu_blocks_override=1024,
@@ -47,8 +47,8 @@ def default_pace() -> Pace:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
-    """A part of a trace, from `start_minute` on; `time_scale` stretches its time, `token_scale` its lengths."""
+class RunWindow:
+    """A part of a trace from `start_minute` on; `time_scale` is a factor on times, `token_scale` on lengths."""
 
     trace: str
     start_minute: float
@@ -57,18 +57,18 @@ class Window:
 
     @property
     def name(self) -> str:
-        """How reports call it."""
+        """The window's name in reports."""
         return f"{self.trace}:{self.start_minute:g} (time x{self.time_scale:g}, tokens x{self.token_scale:g})"
 
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What all variants have in common.
+    """The conditions shared by all variants.
 
-    Requests of the first `warmup_s` seconds do not count (by their end Serve's autoscaler, too, has begun to scale and
-    caught up), those of the next `seconds` do. `ongoing` is what that autoscaler aims at: requests per replica.
-    `slack` replicas' worth of KV capacity is kept free. Without `foresight_s` no more than that: how fast demand has
-    risen is remembered for longer than a run lasts, and a run begins with a rise from nothing.
+    Requests of the first `warmup_s` seconds do not count, those of the next `seconds` do; Serve's autoscaler needs the
+    warm-up to scale to the load. `ongoing` is this autoscaler's target, in requests per replica. The KV capacity of
+    `slack` replicas is kept free. `foresight_s` is off by default: the scheduler remembers rises in demand for longer
+    than a run lasts, and every run begins with a rise from zero.
     """
 
     warmup_s: float = 120.0
@@ -82,47 +82,49 @@ class Conditions:
 
     @property
     def until_s(self) -> float:
-        """When the last request that counts has arrived, in seconds since the replay began."""
+        """The end of the counted arrivals, in seconds since the replay began."""
         return self.warmup_s + self.seconds
 
     @property
     def name(self) -> str:
-        """How reports call them."""
+        """The conditions' text in reports."""
         pace = self.pace
         return (
             f"{self.seconds:g} s after {self.warmup_s:g} s of warm-up, up to {self.max_replicas} replicas of "
             f"{pace.num_gpu_blocks_override * pace.block_size:,} tokens that start in {pace.startup_s:g} s and decode "
             f"in {1e3 * pace.decode_s:g} ms, epochs of {self.epoch_s:g} s, slack {self.slack:g}, foresight "
-            f"{self.foresight_s:g} s; Serve aims at {self.ongoing} requests each"
+            f"{self.foresight_s:g} s; Serve's target is {self.ongoing} requests per replica"
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """One run; `repeat` counts runs of the same."""
+class LiveCase:
+    """A run of the application to be made; `repeat` numbers runs that are otherwise equal."""
 
     variant: str
-    window: Window
+    window: RunWindow
     repeat: int
     conditions: Conditions
 
     @property
-    def pairs_with(self) -> tuple[Window, int, Conditions]:
-        """Runs of other variants that this one is compared with have the same."""
+    def pairs_with(self) -> tuple[RunWindow, int, Conditions]:
+        """The key of a pair: equal in runs of different variants that are compared with each other."""
         return self.window, self.repeat, self.conditions
 
 
-def turns(variants: Sequence[str], windows: Sequence[Window], repeats: int, conditions: Conditions) -> list[Case]:
-    """All runs: every window in turns, and within one the variants, beginning with another each time (A B C, C A B)."""
+def turns(
+    variants: Sequence[str], windows: Sequence[RunWindow], repeats: int, conditions: Conditions
+) -> list[LiveCase]:
+    """All runs: the windows in turns, and in each window the variants, in rotating order (A B C, C A B)."""
     cases = []
     for turn, (repeat, window) in enumerate((r, w) for r in range(repeats) for w in windows):
         shift = -turn % len(variants)
-        cases += [Case(name, window, repeat, conditions) for name in (*variants[shift:], *variants[:shift])]
+        cases += [LiveCase(name, window, repeat, conditions) for name in (*variants[shift:], *variants[:shift])]
     return cases
 
 
-def settings(case: Case) -> dict[str, Any]:
-    """The application's settings, beside those that `serve_config.yaml` has."""
+def settings(case: LiveCase) -> dict[str, Any]:
+    """The application's settings, in addition to those of `serve_config.yaml`."""
     conditions = case.conditions
     scaling: dict[str, float] = {"min_replicas": 1, "initial_replicas": 1, "max_replicas": conditions.max_replicas}
     if case.variant in DELAYS:
@@ -136,8 +138,8 @@ def settings(case: Case) -> dict[str, Any]:
     }
 
 
-def read_window(text: str, token_scale: float = 1.0) -> Window:
-    """Parse a window from the command line: `trace:minute` or `trace:minute:time scale`. Raises ReplayInputError."""
+def read_window(text: str, token_scale: float = 1.0) -> RunWindow:
+    """Parse a window of the command line, `trace:minute` or `trace:minute:scale`. Raises `ReplayInputError`."""
     trace, *numbers = text.split(":")
     try:
         minute, scale = map(float, [*numbers, "1"] if len(numbers) == 1 else numbers)
@@ -145,4 +147,4 @@ def read_window(text: str, token_scale: float = 1.0) -> Window:
         raise ReplayInputError(
             f"{text} is not a window: write trace:minute or trace:minute:scale, like azure:10:2."
         ) from None
-    return Window(trace, minute, scale, token_scale)
+    return RunWindow(trace, minute, scale, token_scale)

@@ -1,4 +1,4 @@
-"""From runs to figures; pure. A measured run and a simulated one have the same figures under the same names."""
+"""Figures of runs; pure. A measured run and a simulated one have the same figures under the same names."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -6,18 +6,18 @@ from itertools import pairwise
 
 from app.replay.summary import quantiles
 from benchmarks.economics.case import Conditions
-from benchmarks.economics.observed import Look, Observed, Served
+from benchmarks.economics.observed import Look, RunObservation, ServedRequest
 
 EXISTING = ("STARTING", "RUNNING", "DRAINING")
 """States in which a replica holds its GPU."""
 
 Figures = dict[str, float | None]
-"""By name; None where there is nothing to count."""
+"""Figures by name; None if there is nothing to count."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """How a figure is reported: `scale` turns it into `unit`."""
+    """A figure's row in a report: its value times `scale` is in `unit`."""
 
     name: str
     title: str
@@ -31,8 +31,8 @@ ROWS = (
     Row("replicas", "replicas, mean", digits=2),
     Row("ttft_p50", "time to first token, p50", "ms", 1e3),
     Row("ttft_p99", "time to first token, p99", "ms", 1e3),
-    Row("tpot_p50", "per further token, p50", "ms", 1e3, 1),
-    Row("tpot_p99", "per further token, p99", "ms", 1e3, 1),
+    Row("tpot_p50", "time per output token, p50", "ms", 1e3, 1),
+    Row("tpot_p99", "time per output token, p99", "ms", 1e3, 1),
     Row("gap_p99", "between chunks, p99", "ms", 1e3),
     Row("gap_max", "between chunks, longest", "ms", 1e3),
     Row("total_p50", "completion, p50", "s", digits=1),
@@ -44,15 +44,13 @@ ROWS = (
     Row("pause_p99", "migration pause, p99", "ms", 1e3),
     Row("requests", "requests"),
     Row("failed", "requests failed"),
-    Row("lag_p99", "sent too late by, p99", "ms", 1e3),
+    Row("lag_p99", "delay of sending, p99", "ms", 1e3),
     Row("cpu", "processors busy", "%", 1e2),
 )
 
 
-def figures(observed: Observed, conditions: Conditions) -> Figures:
-    """What a measured run amounts to; only what happened between warm-up and the last arrival counts, and what became
-    of the requests that arrived then.
-    """
+def figures(observed: RunObservation, conditions: Conditions) -> Figures:
+    """The figures of a measured run, over the time between warm-up and last arrival and the requests of that time."""
     begin, end = conditions.warmup_s, conditions.until_s
     ordered = [m for m in observed.migrations if begin <= m.at_s < end]
     committed = [m for m in ordered if m.outcome == "committed"]
@@ -78,11 +76,11 @@ def usage(counts: Sequence[tuple[float, int]], begin: float, end: float) -> Figu
     return {"gpu_seconds": seconds, "replicas": seconds / (end - begin)}
 
 
-def delays(requests: Sequence[Served]) -> Figures:
-    """How requests were served. What a request waits is counted from when it was due."""
+def delays(requests: Sequence[ServedRequest]) -> Figures:
+    """Latencies of requests, from the time at which each was due."""
     begun = [(r, r.first_s) for r in requests if r.first_s is not None]
     first = quantiles(first_s - r.at_s for r, first_s in begun)
-    # A mean over a request's tokens: the simulator knows of no others.
+    # The mean over a request's tokens, since the simulator has no times of single tokens.
     further = quantiles((r.ended_s - first_s) / (r.output - 1) for r, first_s in begun if r.whole and r.output > 1)
     total = quantiles(r.ended_s - r.at_s for r in requests if r.whole)
     return {
@@ -98,8 +96,9 @@ def delays(requests: Sequence[Served]) -> Figures:
 
 
 def integral(counts: Sequence[tuple[float, int]], begin: float, end: float) -> float:
-    """The area under (second, count) steps from `begin` to `end`: each count holds until the next one, the first one
-    from ever, the last one for good. Raises `ValueError` if there are none.
+    """The area under (second, count) steps from `begin` to `end`.
+
+    A count is valid until the next one; the first one is also valid before its time. Raises `ValueError` without steps.
     """
     if not counts:
         raise ValueError("nothing was counted")
@@ -108,7 +107,7 @@ def integral(counts: Sequence[tuple[float, int]], begin: float, end: float) -> f
 
 
 def existing(looks: Iterable[Look]) -> list[tuple[float, int]]:
-    """How many replicas held a GPU, by second; looks that saw nothing are left out."""
+    """(second, replicas that hold a GPU) for each look with an answer."""
     return [
         (look.at_s, sum(state in EXISTING for state in look.states.values()))
         for look in looks
@@ -117,7 +116,7 @@ def existing(looks: Iterable[Look]) -> list[tuple[float, int]]:
 
 
 def startups(looks: Iterable[Look]) -> list[float]:
-    """How long replicas took from when they were first seen until they were first seen running."""
+    """Start-up times in seconds: from a replica's first look to the first look that has it running."""
     since: dict[str, float] = {}
     took = []
     for look in looks:
@@ -130,5 +129,5 @@ def startups(looks: Iterable[Look]) -> list[float]:
 
 
 def _preemptions(looks: Sequence[Look], at_s: float) -> int:
-    """Preemptions until then."""
+    """The number of preemptions until `at_s`."""
     return max((look.preemptions for look in looks if look.at_s <= at_s), default=0)

@@ -1,4 +1,4 @@
-"""Carries out one run: starts the application, replays the window's requests, watches the replicas, stops it again."""
+"""Carries out one run: starts the application, replays the window's requests, samples its replicas, and stops it."""
 
 import asyncio
 import time
@@ -12,8 +12,8 @@ from app.replay.measurements import ReplayMeasurements, ReplaySample
 from app.replay.probe import TIMEOUT_S, MellProbe
 from app.replay.run import TraceReplay
 from app.replay.trace import LengthScaling, TraceRequest, TraceWindow, cut, fit, read_trace
-from benchmarks.economics.case import Case, settings
-from benchmarks.economics.observed import Run, observe
+from benchmarks.economics.case import LiveCase, settings
+from benchmarks.economics.observed import LiveRun, observe
 from benchmarks.servers import mell
 
 PORT = 8100
@@ -22,8 +22,8 @@ SEED = 1
 Show = Callable[[ReplaySample], None]
 
 
-def arrivals(case: Case, traces: Path) -> tuple[TraceRequest, ...]:
-    """The requests of a run, warm-up included. Raises `BadInput` if the trace does not have that window."""
+def arrivals(case: LiveCase, traces: Path) -> tuple[TraceRequest, ...]:
+    """The requests of a run, including its warm-up. Raises `ReplayInputError` if the trace does not have the window."""
     window, conditions = case.window, case.conditions
     minutes = conditions.until_s / 60 / window.time_scale
     rows = read_trace(traces / f"{window.trace}.csv.gz")
@@ -31,18 +31,20 @@ def arrivals(case: Case, traces: Path) -> tuple[TraceRequest, ...]:
     return fit(due, LengthScaling(window.token_scale, conditions.pace.max_model_len))
 
 
-def perform(case: Case, traces: Path, show: Show) -> Run:
-    """One run; `show` is told once a second how far it is.
+def perform(case: LiveCase, traces: Path, show: Show) -> LiveRun:
+    """Carry out a run; `show` is called once a second with its progress.
 
-    Raises `BadInput` for a window that does not exist, RuntimeError if the application does not start.
+    Raises:
+        ReplayInputError: the trace does not have the window.
+        RuntimeError: the application does not start.
     """
     due = arrivals(case, traces)
     with mell(PORT, 1, **settings(case)):
-        psutil.cpu_percent()  # from now on
+        psutil.cpu_percent()  # The next call returns the mean since this one.
         began = time.time()
         measured = asyncio.run(_replay(due, show))
         cpu = psutil.cpu_percent() / 100
-    return Run(case, observe(case, measured, began, cpu))
+    return LiveRun(case, observe(case, measured, began, cpu))
 
 
 async def _replay(due: Sequence[TraceRequest], show: Show) -> ReplayMeasurements:

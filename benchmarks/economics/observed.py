@@ -1,4 +1,4 @@
-"""What a run showed, and the file that keeps it: one run per line, as JSON."""
+"""Observations of a run, and the file of runs: one run per line, as JSON."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ from app.replay.measurements import ReplayMeasurements
 from app.replay.stream import Record, StreamOutcome
 from app.replay.summary import Distribution, quantiles
 from app.replay.trace import ReplayInputError
-from benchmarks.economics.case import Case
+from benchmarks.economics.case import LiveCase
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """One request: when it was due, its lengths in tokens, when its first and last token came (None: it failed before).
+class ServedRequest:
+    """One request: its due time, its lengths in tokens, and the times of its first and last token.
 
-    Times are seconds since the replay began.
+    Times are seconds since the replay began; `first_s` is None if the request failed before its first token.
     """
 
     at_s: float
@@ -31,9 +31,9 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One look at the cluster: the state of each replica, and the preemptions of all that have ever been seen.
+    """One look at the cluster: the state of each replica, and the preemptions of all replicas seen so far.
 
-    `states` is None when the cluster did not answer.
+    `states` is None if the cluster did not answer.
     """
 
     at_s: float
@@ -42,8 +42,8 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class Migration:
-    """One migration that was ordered; `outcome` is None if it was still under way at the end."""
+class ObservedMigration:
+    """One ordered migration; `outcome` is None if it had not ended by the end of the run."""
 
     at_s: float
     path: str
@@ -54,31 +54,33 @@ class Migration:
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
-    """One run. `gap_s` is the time between two chunks of a stream, `send_lag_s` how late requests were sent, both of
-    the requests that count; `cpu` is the share of all processors that was busy meanwhile, whatever with.
+class RunObservation:
+    """The observations of one run.
+
+    `gap_s` are the times between two chunks of a stream, `send_lag_s` the delays of sending, both of the counted
+    requests. `cpu` is the busy share of all processors of the machine during the run.
     """
 
-    requests: tuple[Served, ...]
+    requests: tuple[ServedRequest, ...]
     looks: tuple[Look, ...]
-    migrations: tuple[Migration, ...]
+    migrations: tuple[ObservedMigration, ...]
     gap_s: Distribution | None
     send_lag_s: Distribution | None
     cpu: float
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """A case and what it showed."""
+class LiveRun:
+    """A run that was made: its case and its observations."""
 
-    case: Case
-    observed: Observed
+    case: LiveCase
+    observed: RunObservation
 
 
-def observe(case: Case, measured: ReplayMeasurements, began: float, cpu: float) -> Observed:
-    """What of a replay is kept. `began` is its beginning in Unix time."""
+def observe(case: LiveCase, measured: ReplayMeasurements, began: float, cpu: float) -> RunObservation:
+    """The observations of a replay that began at the Unix time `began`."""
     counted = [record for record in measured.records if record.request.at_s >= case.conditions.warmup_s]
-    return Observed(
+    return RunObservation(
         requests=tuple(_served(record) for record in measured.records),
         looks=tuple(_looks(measured)),
         migrations=tuple(_migration(item, began) for item in reversed(measured.migrations)),
@@ -88,9 +90,9 @@ def observe(case: Case, measured: ReplayMeasurements, began: float, cpu: float) 
     )
 
 
-def _served(record: Record) -> Served:
+def _served(record: Record) -> ServedRequest:
     arrival = record.request
-    return Served(
+    return ServedRequest(
         at_s=arrival.at_s,
         prompt=arrival.prompt_tokens,
         output=arrival.output_tokens,
@@ -101,7 +103,7 @@ def _served(record: Record) -> Served:
 
 
 def _looks(measured: ReplayMeasurements) -> Iterable[Look]:
-    """Preemptions of replicas that are gone stay in the sum, as they were when last seen."""
+    """The looks of a replay. Preemptions of a replica that has gone stay in the sum with their last value."""
     counts: dict[str, int] = {}
     for sample in measured.samples:
         counts |= {replica.id: replica.preemptions for replica in sample.replicas or () if replica.preemptions}
@@ -109,8 +111,8 @@ def _looks(measured: ReplayMeasurements) -> Iterable[Look]:
         yield Look(sample.at_s, states, sum(counts.values()))
 
 
-def _migration(item: Mapping[str, Any], began: float) -> Migration:
-    return Migration(
+def _migration(item: Mapping[str, Any], began: float) -> ObservedMigration:
+    return ObservedMigration(
         at_s=item["started_at"] - began,
         path=item["path"],
         outcome=item["outcome"],
@@ -122,17 +124,17 @@ def _migration(item: Mapping[str, Any], began: float) -> Migration:
 
 # --- the file ---------------------------------------------------------------------------------------------
 
-_RUN = TypeAdapter(Run)
+_RUN = TypeAdapter(LiveRun)
 
 
-def keep(path: Path, run: Run) -> None:
-    """Add a run to a file."""
+def append_run(path: Path, run: LiveRun) -> None:
+    """Append a run to a file."""
     with path.open("ab") as file:
         file.write(_RUN.dump_json(run) + b"\n")
 
 
-def read_runs(path: Path) -> list[Run]:
-    """The runs in a file, none if there is no such file. Raises `ReplayInputError` if it holds something else."""
+def read_runs(path: Path) -> list[LiveRun]:
+    """The runs in a file; none if there is no such file. Raises `ReplayInputError` if the file has other content."""
     if not path.exists():
         return []
     try:
@@ -141,7 +143,7 @@ def read_runs(path: Path) -> list[Run]:
         raise ReplayInputError(f"{path} is not a file of runs: {str(error).splitlines()[0]}.") from None
 
 
-def missing(cases: Sequence[Case], runs: Sequence[Run]) -> list[Case]:
-    """The cases that have not been run."""
+def missing(cases: Sequence[LiveCase], runs: Sequence[LiveRun]) -> list[LiveCase]:
+    """The cases that have no run."""
     done = {run.case for run in runs}
     return [case for case in cases if case not in done]

@@ -1,7 +1,7 @@
-"""What the simulator says of the same requests; its costs are known (the engines' pace) or were measured in the runs.
+"""The simulator on the requests of runs, with costs that are known (the engines' pace) or were measured in the runs.
 
-Serve's own autoscaler is not simulated. Live, a request that waits is queued on a replica, and giving it another one is
-a migration by tokens; simulated, it is not on any replica yet.
+Serve's own autoscaler is not simulated. A live waiting request is queued on a replica, and a change of its replica is a
+migration by tokens; a simulated waiting request is on no replica yet.
 """
 
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ from app.simulator.observer import Life
 from app.simulator.recorder import Recorder
 from app.simulator.setup import Setup
 from app.simulator.world import simulate
-from benchmarks.economics.case import SCHEDULERS, Case
+from benchmarks.economics.case import SCHEDULERS, LiveCase
 from benchmarks.economics.figures import Figures, delays, startups, usage
-from benchmarks.economics.observed import Migration, Run, Served
+from benchmarks.economics.observed import LiveRun, ObservedMigration, ServedRequest
 from deployments.engine.pace import Pace
 from deployments.engine.tokens import TOKEN_BYTES
 from policies.decision.limits import Limits
@@ -24,17 +24,17 @@ from policies.plan import Path
 from policies.rules.registry import policy
 
 COOLDOWN_S = 5.0
-"""The live scheduler's default, which the runs leave as it is."""
+"""The live scheduler's default, which the runs do not change."""
 MEMCPY_BYTES_PER_S = 1e9
-"""Blocks are copied within one machine, and a token of a paced engine takes four bytes: far from a bottleneck."""
+"""A copy within one machine; with four bytes per token of a paced engine, never a bottleneck."""
 TAIL_S = 600.0
-"""So long after the last arrival the simulation ends, for requests to end before."""
+"""Time between the last arrival and the simulation's end, for requests to end."""
 
 
-def costs_of(pace: Pace, runs: Sequence[Run]) -> Costs:
-    """The costs of runs that had this pace."""
+def costs_of(pace: Pace, runs: Sequence[LiveRun]) -> Costs:
+    """The costs of runs with this pace."""
     starts = [took for run in runs for took in startups(run.observed.looks)]
-    # Moves by tokens say nothing of links: most are of requests that wait, and have no KV yet.
+    # Moves by tokens are no measurement of links: most are of waiting requests, which have no KV yet.
     moves = [m for run in runs for m in run.observed.migrations if (m.path, m.outcome) == ("kv", "committed")]
     requests = [request for run in runs for request in run.observed.requests]
     return Costs(
@@ -49,8 +49,8 @@ def costs_of(pace: Pace, runs: Sequence[Run]) -> Costs:
 def compute_costs(pace: Pace, context: float) -> ComputeCosts:
     """Step times of a paced engine.
 
-    The simulator knows one price per token, prefilled or decoded. What a decode costs beyond that is put on its
-    context, which is taken to have `context` tokens: exact only where there is no difference.
+    The simulator has one cost per token, prefilled or decoded. The rest of a decode's cost is charged to its context,
+    assumed to have `context` tokens; exact only if there is no such rest.
     """
     per_token_s = 1 / pace.prefill_tokens_per_s
     return ComputeCosts(
@@ -61,8 +61,8 @@ def compute_costs(pace: Pace, context: float) -> ComputeCosts:
     )
 
 
-def migration_costs(moves: Sequence[Migration], block_size: int) -> MigrationCosts:
-    """What migrations took: the pause is the hand-over, all before it is shared by the rounds of copying."""
+def migration_costs(moves: Sequence[ObservedMigration], block_size: int) -> MigrationCosts:
+    """The costs of migrations: the pause is the hand-over, the time before it is divided among the copy rounds."""
     pauses = [m.pause_s for m in moves if m.pause_s is not None]
     rounds = [(m.duration_s - (m.pause_s or 0.0)) / (m.rounds + 1) for m in moves]
     link = LinkCosts(MEMCPY_BYTES_PER_S, max(0.0, median(rounds)) if rounds else 0.0)
@@ -76,7 +76,7 @@ def migration_costs(moves: Sequence[Migration], block_size: int) -> MigrationCos
 
 
 def calibration(costs: Costs) -> str:
-    """What was measured, in a sentence."""
+    """The measured costs as a sentence."""
     moving = costs.migration
     assert moving is not None
     return (
@@ -85,8 +85,8 @@ def calibration(costs: Costs) -> str:
     )
 
 
-def predict(run: Run, costs: Costs) -> Figures:
-    """The figures of a run as the simulator has them, for the requests that the run had."""
+def predict(run: LiveRun, costs: Costs) -> Figures:
+    """The simulated figures of a run's requests."""
     case, conditions = run.case, run.case.conditions
     jobs = [
         Job(RequestId(f"r{i}"), r.at_s, Tokens(r.prompt), Tokens(r.output))
@@ -108,8 +108,8 @@ def predict(run: Run, costs: Costs) -> Figures:
     }
 
 
-def setup_of(case: Case, costs: Costs) -> Setup:
-    """The cluster and the limits of a case; as live, empty replicas stay for as long as one takes to start."""
+def setup_of(case: LiveCase, costs: Costs) -> Setup:
+    """The cluster and the limits of a case; empty replicas linger for one start-up time, as live."""
     conditions, pace = case.conditions, case.conditions.pace
     moves = SCHEDULERS[case.variant].get("moves_per_epoch")
     limits = Limits(
@@ -130,12 +130,12 @@ def setup_of(case: Case, costs: Costs) -> Setup:
     )
 
 
-def served(life: Life) -> Served:
-    """A simulated request, as a measured one is told of."""
+def served(life: Life) -> ServedRequest:
+    """A simulated request in the form of a measured one."""
     job = life.job
-    return Served(job.arrival_s, job.prompt, job.output, life.first_token_s, life.finished_s, whole=True)
+    return ServedRequest(job.arrival_s, job.prompt, job.output, life.first_token_s, life.finished_s, whole=True)
 
 
-def predictable(runs: Sequence[Run]) -> list[Run]:
-    """The runs that the simulator can play."""
+def predictable(runs: Sequence[LiveRun]) -> list[LiveRun]:
+    """The runs whose variant can be simulated."""
     return [run for run in runs if SCHEDULERS[run.case.variant]["mode"] == "act"]

@@ -1,9 +1,9 @@
-"""Figures as tables: every figure as median and range over the runs, and as ratios to the baseline, run by run."""
+"""Tables: every figure as median and range over the runs, and as ratios to the baseline, pair by pair."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from benchmarks.economics.case import Case
+from benchmarks.economics.case import LiveCase
 from benchmarks.economics.figures import ROWS, Figures, Row
 from benchmarks.load import spread
 
@@ -12,16 +12,16 @@ TITLE, CELL = 30, 26
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """A run's figures, and those that were predicted for it if any were."""
+class RunFigures:
+    """A run's measured figures, and its predicted ones if it was simulated."""
 
-    case: Case
+    case: LiveCase
     measured: Figures
     predicted: Figures | None = None
 
 
-def render(results: Sequence[Result], baseline: str) -> str:
-    """What was measured, for each window and for all together."""
+def render(results: Sequence[RunFigures], baseline: str) -> str:
+    """The measured figures, for each window and for all together."""
     windows = list(dict.fromkeys(one.case.window.name for one in results))
     parts = [(name, [one for one in results if one.case.window.name == name]) for name in windows]
     if len(windows) > 1:
@@ -29,8 +29,8 @@ def render(results: Sequence[Result], baseline: str) -> str:
     return "\n\n".join("\n".join(_table(name, members, baseline)) for name, members in parts)
 
 
-def _table(name: str, results: Sequence[Result], baseline: str) -> Iterator[str]:
-    by_variant: dict[str, list[Result]] = {}
+def _table(name: str, results: Sequence[RunFigures], baseline: str) -> Iterator[str]:
+    by_variant: dict[str, list[RunFigures]] = {}
     for one in results:
         by_variant.setdefault(one.case.variant, []).append(one)
     counts = ", ".join(f"{len(members)} of {variant}" for variant, members in by_variant.items())
@@ -45,15 +45,15 @@ def _table(name: str, results: Sequence[Result], baseline: str) -> Iterator[str]
             )
 
 
-def _ratios(results: Sequence[Result], baseline: Sequence[Result], name: str) -> list[float]:
-    """Of each run to the baseline's of the same window and turn; those where either is nothing are left out."""
+def _ratios(results: Sequence[RunFigures], baseline: Sequence[RunFigures], name: str) -> list[float]:
+    """Ratios of runs to the baseline's runs of the same pair, without those in which either figure is 0 or missing."""
     base = {one.case.pairs_with: one.measured.get(name) for one in baseline}
     pairs = [(one.measured.get(name), base.get(one.case.pairs_with)) for one in results]
     return [ours / theirs for ours, theirs in pairs if ours and theirs]
 
 
-def compare(results: Sequence[Result]) -> str:
-    """Predicted against measured, by variant and window; the error is the prediction's, run by run."""
+def compare(results: Sequence[RunFigures]) -> str:
+    """Measured and predicted figures by variant and window, with the prediction's error run by run."""
     groups: dict[tuple[str, str], list[tuple[Figures, Figures]]] = {}
     for one in results:
         if one.predicted is not None:
@@ -72,7 +72,7 @@ def _comparison(variant: str, window: str, pairs: Sequence[tuple[Figures, Figure
 
 
 def _errors(pairs: Sequence[tuple[Figures, Figures]], row: Row) -> list[float]:
-    """In per cent; without those where there was nothing to predict."""
+    """Errors of predictions in per cent, without those of a measured value of 0 or none."""
     both = [(measured.get(row.name), predicted.get(row.name)) for measured, predicted in pairs]
     return [100 * (guess / value - 1) for value, guess in both if value and guess is not None]
 
@@ -89,5 +89,5 @@ def _spread(values: Sequence[float], digits: int) -> str:
     return spread(values, digits) if values else "-"
 
 
-def _line(title: str, cells: Sequence[str] | dict[str, list[Result]]) -> str:
+def _line(title: str, cells: Sequence[str] | dict[str, list[RunFigures]]) -> str:
     return (f"{title:{TITLE}}" + "".join(f"{cell:>{CELL}}" for cell in cells)).rstrip()

@@ -1,4 +1,4 @@
-"""From runs to figures."""
+"""Figures of runs."""
 
 import pytest
 
@@ -22,46 +22,46 @@ def test_integral_of_steps(counts: list[tuple[float, int]], area: float) -> None
     assert integral(counts, 10.0, 20.0) == pytest.approx(area)
 
 
-def test_there_is_no_integral_of_nothing() -> None:
+def test_integral_needs_a_step() -> None:
     with pytest.raises(ValueError, match="nothing was counted"):
         integral([], 0.0, 1.0)
 
 
-def test_replicas_that_start_or_drain_hold_their_gpu_and_stopped_ones_do_not() -> None:
+def test_starting_and_draining_replicas_hold_a_gpu_and_stopped_ones_do_not() -> None:
     seen = looks({"a": "STARTING", "b": "RUNNING"}, None, {"a": "RUNNING", "b": "DRAINING", "c": "STOPPED"})
     assert existing(seen) == [(0.0, 2), (20.0, 2)]
 
 
-def test_gpu_seconds_are_those_of_the_window() -> None:
+def test_gpu_seconds_count_within_the_window() -> None:
     states = [{"a": "RUNNING"}] * 5 + [{"a": "RUNNING", "b": "STARTING"}] * 20
     found = figures(observed(seen=looks(*states)), CONDITIONS)  # from 10 s to 110 s; two replicas from 50 s on
     assert found["gpu_seconds"] == pytest.approx(40 + 2 * 60)
     assert found["replicas"] == pytest.approx(1.6)
 
 
-def test_a_start_lasts_from_the_first_look_to_the_first_that_sees_it_run() -> None:
+def test_startup_lasts_from_the_first_look_to_the_first_running_one() -> None:
     seen = looks({"a": "RUNNING"}, {"a": "RUNNING", "b": "STARTING"}, None, {"b": "STARTING"}, {"b": "RUNNING"})
     assert startups(seen) == [30.0]
 
 
-def test_delays_count_from_when_a_request_was_due() -> None:
+def test_delays_count_from_the_due_time() -> None:
     found = delays([served(20.0), served(21.0, first_s=23.0, ended_s=33.0)])
     assert found["ttft_p50"] == pytest.approx((0.5 + 2.0) / 2)
     assert found["tpot_p50"] == pytest.approx((0.1 + 1.0) / 2)
     assert found["total_p99"] == pytest.approx(1.5 + 0.99 * 10.5)
 
 
-def test_what_failed_is_counted_and_its_times_are_not() -> None:
+def test_failed_requests_are_counted_without_their_times() -> None:
     found = delays([served(20.0), served(21.0, ended_s=99.0, whole=False), served(22.0, first_s=None, whole=False)])
     assert (found["requests"], found["failed"]) == (3, 2)
     assert found["total_p99"] == pytest.approx(1.5)
 
 
-def test_a_single_token_has_no_time_per_further_token() -> None:
+def test_single_token_has_no_time_per_output_token() -> None:
     assert delays([served(20.0, output=1)])["tpot_p50"] is None
 
 
-def test_only_what_happened_in_the_window_counts() -> None:
+def test_only_events_in_the_window_count() -> None:
     requests = [served(9.9), served(10.0), served(109.9), served(110.0)]
     inside = [migration(11.0), migration(11.5, path="tokens"), migration(12.0, "aborted"), migration(13.0, None)]
     migrations = [migration(9.0), *inside, migration(111.0)]
@@ -72,5 +72,5 @@ def test_only_what_happened_in_the_window_counts() -> None:
     assert found["preemptions"] == 5
 
 
-def test_every_figure_that_is_reported_is_there() -> None:
+def test_every_row_of_the_report_has_a_figure() -> None:
     assert {row.name for row in ROWS} == set(figures(observed(), CONDITIONS))

@@ -9,9 +9,9 @@ import pytest
 
 from app.replay.measurements import ReplaySample
 from benchmarks.economics import __main__ as economics
-from benchmarks.economics.case import Case, Conditions, Window
+from benchmarks.economics.case import Conditions, LiveCase, RunWindow
 from benchmarks.economics.measure import arrivals
-from benchmarks.economics.observed import Run, read_runs
+from benchmarks.economics.observed import LiveRun, read_runs
 from tests.benchmarks.economics.made_up import case, looks, run, served
 
 STATES = {"mell": {"a": "RUNNING"}, "worst_fit": {"a": "RUNNING", "b": "RUNNING"}, "serve": {"a": "RUNNING"}}
@@ -19,7 +19,7 @@ STATES = {"mell": {"a": "RUNNING"}, "worst_fit": {"a": "RUNNING", "b": "RUNNING"
 
 @pytest.fixture
 def traces(tmp_path: Path) -> Path:
-    """A request every 10 s for ten minutes: 100 tokens, then 10 more."""
+    """A trace with a request every 10 s for ten minutes, of 100 prompt and 10 output tokens."""
     with gzip.open(tmp_path / "steady.csv.gz", "wt", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["arrival_s", "prompt_tokens", "output_tokens"])
@@ -28,11 +28,11 @@ def traces(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def performed(monkeypatch: pytest.MonkeyPatch) -> list[Case]:
-    """Runs that were carried out; a third one fails."""
-    done: list[Case] = []
+def performed(monkeypatch: pytest.MonkeyPatch) -> list[LiveCase]:
+    """The runs carried out so far; the third one fails."""
+    done: list[LiveCase] = []
 
-    def perform(case: Case, traces: Path, show: Callable[[ReplaySample], None]) -> Run:
+    def perform(case: LiveCase, traces: Path, show: Callable[[ReplaySample], None]) -> LiveRun:
         if len(done) == 2:
             done.append(case)
             raise RuntimeError("the application did not start")
@@ -49,15 +49,15 @@ def measure(traces: Path, *options: str) -> int:
     return economics.main([*where, "--seconds", "100", *options])
 
 
-def test_runs_are_kept_as_they_end_and_the_rest_is_made_up_for(traces: Path, performed: list[Case]) -> None:
+def test_ended_runs_are_kept_and_the_missing_ones_made_later(traces: Path, performed: list[LiveCase]) -> None:
     assert measure(traces) == economics.FAILED
     assert [one.case.variant for one in read_runs(traces / "runs")] == ["mell", "worst_fit"]
     assert measure(traces) == 0
     assert [one.variant for one in performed] == ["mell", "worst_fit", "serve", "serve"]
 
 
-def test_tables_are_of_what_was_asked_for(
-    traces: Path, performed: list[Case], capsys: pytest.CaptureFixture[str]
+def test_tables_contain_the_requested_runs(
+    traces: Path, performed: list[LiveCase], capsys: pytest.CaptureFixture[str]
 ) -> None:
     measure(traces, "--variants", "mell", "worst_fit")
     capsys.readouterr()
@@ -69,8 +69,8 @@ def test_tables_are_of_what_was_asked_for(
     assert "GPU-seconds" in out and "0.50 [0.50, 0.50]" in out
 
 
-def test_predictions_leave_out_what_the_simulator_cannot_play(
-    traces: Path, performed: list[Case], capsys: pytest.CaptureFixture[str]
+def test_predictions_leave_out_runs_that_cannot_be_simulated(
+    traces: Path, performed: list[LiveCase], capsys: pytest.CaptureFixture[str]
 ) -> None:
     measure(traces, "--variants", "mell", "serve")
     capsys.readouterr()
@@ -79,21 +79,21 @@ def test_predictions_leave_out_what_the_simulator_cannot_play(
     assert "mell on steady:0" in out and "serve on" not in out
 
 
-def test_nothing_to_predict_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_file_without_predictable_runs_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert economics.main(["--predict", str(tmp_path / "none")]) == economics.BAD_INPUT
     assert "no runs" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("window", ["nowhere:0", "steady:11", "steady"])
-def test_windows_are_checked_before_anything_runs(traces: Path, performed: list[Case], window: str) -> None:
+def test_windows_are_checked_before_anything_runs(traces: Path, performed: list[LiveCase], window: str) -> None:
     assert measure(traces, "--windows", "steady:0", window) == economics.BAD_INPUT
     assert performed == []
 
 
-def test_arrivals_are_cut_stretched_and_fitted_to_the_context(traces: Path) -> None:
+def test_arrivals_are_cut_scaled_and_fitted_to_the_context(traces: Path) -> None:
     conditions = Conditions(warmup_s=20.0, seconds=60.0)
-    due = arrivals(case(window=Window("steady", 1.0, time_scale=2.0), conditions=conditions), traces)
+    due = arrivals(case(window=RunWindow("steady", 1.0, time_scale=2.0), conditions=conditions), traces)
     assert [one.at_s for one in due] == [0.0, 20.0, 40.0, 60.0]
     assert [one.row for one in due] == [6, 7, 8, 9]
-    long = arrivals(case(window=Window("steady", 1.0, token_scale=90.0), conditions=conditions), traces)
+    long = arrivals(case(window=RunWindow("steady", 1.0, token_scale=90.0), conditions=conditions), traces)
     assert {one.prompt_tokens + one.output_tokens for one in long} == {conditions.pace.max_model_len}

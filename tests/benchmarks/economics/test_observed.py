@@ -1,4 +1,4 @@
-"""What is kept of a replay, and the file that keeps it."""
+"""Observations of a replay, and the file of runs."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from app.replay.measurements import ReplayMeasurements, ReplaySample, ReplicaSam
 from app.replay.stream import Record, StreamOutcome
 from app.replay.trace import ReplayInputError, TraceRequest
 from benchmarks.economics.case import Conditions
-from benchmarks.economics.observed import Migration, Served, keep, missing, observe, read_runs
+from benchmarks.economics.observed import ObservedMigration, ServedRequest, append_run, missing, observe, read_runs
 from tests.benchmarks.economics.made_up import CONDITIONS, case, looks, migration, run, served
 
 
@@ -21,40 +21,40 @@ def sample(at_s: float, **preemptions: int) -> ReplaySample:
     return ReplaySample(at_s, 0, 0, 0, replicas=replicas)
 
 
-def test_requests_are_kept_with_the_warm_up_and_gaps_without() -> None:
+def test_requests_include_the_warm_up_and_gaps_do_not() -> None:
     records = (record(1.0, 2.0, 9.0), record(20.0, 21.0, 21.5), record(30.0, outcome=StreamOutcome.FAILED))
     seen = observe(case(), ReplayMeasurements(records), began=0.0, cpu=0.5)
     assert seen.requests == (
-        Served(1.0, 100, 11, 2.0, 10.0, True),
-        Served(20.0, 100, 11, 21.0, 29.0, True),
-        Served(30.0, 100, 11, None, 39.0, False),
+        ServedRequest(1.0, 100, 11, 2.0, 10.0, True),
+        ServedRequest(20.0, 100, 11, 21.0, 29.0, True),
+        ServedRequest(30.0, 100, 11, None, 39.0, False),
     )
     assert seen.gap_s is not None and (seen.gap_s.count, seen.gap_s.max) == (1, 0.5)
     assert seen.send_lag_s is not None and seen.send_lag_s.count == 2
 
 
-def test_preemptions_of_replicas_that_are_gone_stay() -> None:
+def test_preemptions_of_gone_replicas_stay_in_the_sum() -> None:
     samples = (sample(0.0, a=2), sample(1.0, a=3, b=0), ReplaySample(2.0, 0, 0, 0), sample(3.0, b=4))
     seen = observe(case(), ReplayMeasurements((), samples), began=0.0, cpu=0.5)
     assert [look.preemptions for look in seen.looks] == [2, 3, 3, 7]
     assert [look.states for look in seen.looks][2:] == [None, {"b": "RUNNING"}]
 
 
-def test_migrations_are_kept_oldest_first_in_the_time_of_the_replay() -> None:
+def test_migrations_are_oldest_first_in_replay_time() -> None:
     facts = {"path": "kv", "outcome": None, "rounds": 1, "pause_s": None, "duration_s": 0.5, "bytes": 7}
     items = ({**facts, "started_at": 1012.0}, {**facts, "started_at": 1010.0})
     seen = observe(case(), ReplayMeasurements((), migrations=items), began=1000.0, cpu=0.5)
-    assert seen.migrations[0] == Migration(10.0, "kv", None, 1, None, 0.5)
+    assert seen.migrations[0] == ObservedMigration(10.0, "kv", None, 1, None, 0.5)
     assert seen.migrations[1].at_s == 12.0
 
 
-def test_runs_come_back_as_they_were(tmp_path: Path) -> None:
+def test_runs_round_trip_through_the_file(tmp_path: Path) -> None:
     runs = [
         run(migrations=[migration(1.0), migration(2.0, None, None)], seen=looks({"a": "RUNNING"}, None)),
         run(case("serve", repeat=3), requests=[served(1.0, first_s=None)]),
     ]
     for one in runs:
-        keep(tmp_path / "runs", one)
+        append_run(tmp_path / "runs", one)
     assert read_runs(tmp_path / "runs") == runs
 
 
@@ -68,8 +68,8 @@ def test_another_file_is_refused(tmp_path: Path) -> None:
         read_runs(tmp_path / "other")
 
 
-def test_what_was_run_under_the_very_same_conditions_is_not_run_again(tmp_path: Path) -> None:
-    keep(tmp_path / "runs", run(case("mell")))
+def test_only_cases_without_a_run_are_missing(tmp_path: Path) -> None:
+    append_run(tmp_path / "runs", run(case("mell")))
     slower = CONDITIONS.pace.model_copy(update={"decode_s": 0.1})
     cases = [case("mell"), case("serve"), case("mell", repeat=1), case(conditions=Conditions(pace=slower))]
     assert missing(cases, read_runs(tmp_path / "runs")) == cases[1:]

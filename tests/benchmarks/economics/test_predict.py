@@ -1,4 +1,4 @@
-"""The simulator on what was measured."""
+"""The simulator on measured runs."""
 
 import pytest
 
@@ -11,19 +11,19 @@ PACE = default_pace()
 
 
 @pytest.mark.parametrize(("decodes", "prefill"), [(1, 0), (16, 0), (64, 0), (0, 700), (10, 1000), (48, 2000)])
-def test_step_times_are_those_of_the_engine(decodes: int, prefill: int) -> None:
+def test_step_times_equal_the_engines(decodes: int, prefill: int) -> None:
     times = StepTimes(compute_costs(PACE, 1000.0), 1.0)
     found = times.prefill(decodes, 0.0, [Chunk(prefill, 0)]) if prefill else times.decode(decodes, 0.0).step_s
     assert found == pytest.approx(PACE.step_s(decodes, prefill))
 
 
-def test_decodes_that_cost_more_than_prefill_are_exact_for_the_context_that_was_given() -> None:
+def test_decodes_dearer_than_prefill_are_exact_for_the_given_context() -> None:
     pace = PACE.model_copy(update={"decode_s_per_seq": 0.001})
     times = StepTimes(compute_costs(pace, 1000.0), 1.0)
     assert times.decode(8, 8 * 1000.0).step_s == pytest.approx(pace.step_s(8, 0))
 
 
-def test_starts_and_moves_are_calibrated_by_what_was_seen() -> None:
+def test_startups_and_moves_are_calibrated_by_the_runs() -> None:
     starting = looks({"a": "RUNNING", "b": "STARTING"}, {"a": "RUNNING", "b": "STARTING"}, {"b": "RUNNING"})
     moves = [migration(1.0), migration(2.0, "aborted", 9.0), migration(3.0, pause_s=0.0, path="tokens")]
     seen = [run(seen=starting, migrations=moves), run(case(repeat=1))]
@@ -34,7 +34,7 @@ def test_starts_and_moves_are_calibrated_by_what_was_seen() -> None:
     assert costs.migration.intra.latency_s == pytest.approx(0.03)  # 0.11 s without the pause, over two rounds and one
 
 
-def test_what_was_not_seen_is_what_the_engine_was_told() -> None:
+def test_startup_without_measurement_is_the_engines_setting() -> None:
     costs = costs_of(PACE, [run()])
     assert costs.startup_s == PACE.startup_s
     assert costs.migration is not None and costs.migration.handover_s == 0.0
@@ -45,7 +45,7 @@ def test_serve_is_not_predicted() -> None:
     assert [one.case.variant for one in predictable(runs)] == ["mell", "worst_fit"]
 
 
-def test_a_case_has_its_own_limits() -> None:
+def test_setup_has_the_limits_of_the_case() -> None:
     conditions = Conditions(max_replicas=3, slack=0.75, foresight_s=4.0)
     costs = costs_of(PACE, [run()])
     unmoved = setup_of(case("worst_fit", conditions=conditions), costs)
@@ -55,7 +55,7 @@ def test_a_case_has_its_own_limits() -> None:
     assert unmoved.capacity == PACE.num_gpu_blocks_override * PACE.block_size
 
 
-def test_one_request_is_predicted_exactly() -> None:
+def test_single_request_is_predicted_exactly() -> None:
     lone = run(requests=[served(20.0, prompt=800, output=101)])
     found = predict(lone, costs_of(PACE, [lone]))
     assert found["gpu_seconds"] == pytest.approx(CONDITIONS.seconds)
@@ -64,7 +64,7 @@ def test_one_request_is_predicted_exactly() -> None:
     assert (found["requests"], found["preemptions"], found["migrations"]) == (1, 0, 0)
 
 
-def test_after_a_peak_only_those_who_move_requests_get_by_with_fewer_replicas() -> None:
+def test_migration_needs_fewer_replicas_after_a_peak() -> None:
     due = [*range(30), *range(30, 110, 3)]
     requests = [served(float(at_s), prompt=2000, output=200 + 150 * (at_s % 5)) for at_s in due]
     found = {}
@@ -75,6 +75,6 @@ def test_after_a_peak_only_those_who_move_requests_get_by_with_fewer_replicas() 
     assert (found["mell"]["migrations"] or 0) > 0 == found["worst_fit"]["migrations"]
 
 
-def test_requests_of_the_warm_up_are_played_and_not_counted() -> None:
+def test_requests_of_the_warm_up_are_simulated_and_not_counted() -> None:
     one = run(requests=[served(1.0), served(20.0), served(109.0), served(110.0)])
     assert predict(one, costs_of(PACE, [one]))["requests"] == 2

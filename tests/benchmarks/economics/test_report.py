@@ -1,24 +1,26 @@
 """Tables."""
 
-from benchmarks.economics.case import Window
-from benchmarks.economics.report import Result, compare, render
+from benchmarks.economics.case import RunWindow
+from benchmarks.economics.report import RunFigures, compare, render
 from tests.benchmarks.economics.made_up import WINDOW, case
 
-OTHER = Window("other", 2.0)
+OTHER = RunWindow("other", 2.0)
 
 
-def result(variant: str, gpu_seconds: float, repeat: int = 0, window: Window = WINDOW, **figures: float) -> Result:
-    return Result(case(variant, window, repeat), {"gpu_seconds": gpu_seconds, **figures})
+def result(
+    variant: str, gpu_seconds: float, repeat: int = 0, window: RunWindow = WINDOW, **figures: float
+) -> RunFigures:
+    return RunFigures(case(variant, window, repeat), {"gpu_seconds": gpu_seconds, **figures})
 
 
 def lines(text: str, title: str) -> list[str]:
-    """The line of a figure and the one below it, cells separated by a space."""
+    """The line of a figure and the one below it, with cells separated by a space."""
     found = text.splitlines()
     at = next(i for i, line in enumerate(found) if line.startswith(title))
     return [" ".join(line.split()) for line in found[at : at + 2]]
 
 
-def test_ratios_are_of_pairs_and_not_of_medians() -> None:
+def test_ratios_are_computed_by_pair() -> None:
     results = [result("worst_fit", v, i) for i, v in enumerate((100.0, 200.0, 400.0))]
     results += [result("mell", v, i) for i, v in enumerate((90.0, 100.0, 300.0))]
     values, ratios = lines(render(results, "worst_fit"), "GPU-seconds")
@@ -31,36 +33,38 @@ def test_runs_without_a_partner_have_no_ratio() -> None:
     assert lines(render(results, "worst_fit"), "GPU-seconds")[1] == "0.80 [0.80, 0.80]"
 
 
-def test_windows_have_tables_of_their_own_and_one_together() -> None:
+def test_every_window_has_a_table_and_all_together_one() -> None:
     results = [result(v, 100.0, window=w) for w in (WINDOW, OTHER) for v in ("mell", "worst_fit")]
     text = render(results, "worst_fit")
     assert [line.split(":")[0] for line in text.splitlines() if "Median" in line] == ["trace", "other", "all windows"]
     assert render(results[:2], "worst_fit").count("Median") == 1
 
 
-def test_what_was_not_measured_is_a_dash() -> None:
-    text = render([Result(case(), {"gpu_seconds": 1.0, "ttft_p50": None})], "worst_fit")
+def test_missing_figure_is_a_dash() -> None:
+    text = render([RunFigures(case(), {"gpu_seconds": 1.0, "ttft_p50": None})], "worst_fit")
     assert lines(text, "time to first token, p50, ms")[0] == "time to first token, p50, ms -"
 
 
 def test_figures_are_in_their_units() -> None:
-    text = render([Result(case(), {"ttft_p50": 0.25, "cpu": 0.5})], "worst_fit")
+    text = render([RunFigures(case(), {"ttft_p50": 0.25, "cpu": 0.5})], "worst_fit")
     assert lines(text, "time to first token, p50, ms")[0].endswith("250 [250, 250]")
     assert lines(text, "processors busy, %")[0].endswith("50 [50, 50]")
 
 
 def test_errors_of_predictions_are_per_run_and_signed() -> None:
     pairs = [
-        Result(case(repeat=i), {"gpu_seconds": was}, {"gpu_seconds": guess})
+        RunFigures(case(repeat=i), {"gpu_seconds": was}, {"gpu_seconds": guess})
         for i, (was, guess) in enumerate(((100.0, 110.0), (200.0, 150.0), (100.0, 100.0)))
     ]
     (line, *_) = lines(compare(pairs), "GPU-seconds")
     assert line == "GPU-seconds 100 [100, 200] 110 [100, 150] 0 [-25, 10]"
 
 
-def test_what_nobody_predicted_is_not_compared() -> None:
-    pair = Result(case(), {"gpu_seconds": 1.0, "cpu": 0.5, "preemptions": 0.0}, {"gpu_seconds": 1.0, "preemptions": 2})
-    text = compare([pair, Result(case("serve"), {"gpu_seconds": 1.0})])
+def test_figures_without_a_prediction_are_not_compared() -> None:
+    pair = RunFigures(
+        case(), {"gpu_seconds": 1.0, "cpu": 0.5, "preemptions": 0.0}, {"gpu_seconds": 1.0, "preemptions": 2}
+    )
+    text = compare([pair, RunFigures(case("serve"), {"gpu_seconds": 1.0})])
     assert "processors" not in text
     assert "serve" not in text
     assert lines(text, "preemptions")[0] == "preemptions 0 [0, 0] 2 [2, 2] -"
