@@ -1,11 +1,11 @@
-"""Taking one of two replicas away while long answers run on both: Mell, and plain Ray Serve.
+"""Removal of one of two replicas while long answers run on both: Mell, and plain Ray Serve.
 
     python -m benchmarks.scaledown [--streams 8] [--tokens 2000] [--grace 30]
 
-Both run the same paced engines (`deployments.engine.paced`), two replicas with streams on both. Then one goes: in
-Mell by `POST /mell/replicas/{id}/drain`, in Ray Serve by wanting one replica instead of two. Told are the seconds
-until it is gone, and how many streams came whole, which means with the tokens of an undisturbed run. `--grace` is
-Serve's `graceful_shutdown_timeout_s` for both. The exit status is 1 if Mell broke a stream.
+Both run the same paced engines (`deployments.engine.paced`), two replicas with streams on both. Then one is removed: in
+Mell by `POST /mell/replicas/{id}/drain`, in Ray Serve by a target of one replica instead of two. Printed are the
+seconds until the replica has gone, and the number of whole streams, those with the tokens of an undisturbed run.
+`--grace` is Serve's `graceful_shutdown_timeout_s` for both. The exit status is 1 if Mell broke a stream.
 """
 
 import argparse
@@ -30,8 +30,8 @@ POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of one scene. `gone_s` is None if the replica outlived the answers."""
+class RemovalResult:
+    """The result of one removal. `gone_s` is None if the replica outlived the answers."""
 
     gone_s: float | None
     whole: int
@@ -39,20 +39,20 @@ class Outcome:
 
 
 def main() -> int:
-    """Show both scenes; the exit status."""
+    """Measure and print both; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, default=8, help="long answers, half of them on each replica")
-    parser.add_argument("--tokens", type=int, default=2000, help="tokens of each; 50 per second or less")
+    parser.add_argument("--tokens", type=int, default=2000, help="tokens of each, at 50 per second or less")
     parser.add_argument("--grace", type=float, default=30.0, help="graceful_shutdown_timeout_s, in seconds")
     options = parser.parse_args()
     ours = _mell(options)
-    print(_told("Mell", ours), flush=True)
+    print(_line("Mell", ours), flush=True)
     theirs = asyncio.run(_serve(options))
-    print(_told("Ray Serve", theirs))
+    print(_line("Ray Serve", theirs))
     return 1 if ours.broken else 0
 
 
-def _told(name: str, outcome: Outcome) -> str:
+def _line(name: str, outcome: RemovalResult) -> str:
     gone = "did not go" if outcome.gone_s is None else f"was gone after {outcome.gone_s:.1f} s"
     return f"{name}: the replica {gone}; {outcome.whole} streams whole, {outcome.broken} broken"
 
@@ -60,7 +60,7 @@ def _told(name: str, outcome: Outcome) -> str:
 # --- Mell ---------------------------------------------------------------------------------------------
 
 
-def _mell(options: argparse.Namespace) -> Outcome:
+def _mell(options: argparse.Namespace) -> RemovalResult:
     deployment = {
         "num_cpus": 0.05,
         "graceful_shutdown_timeout_s": options.grace,
@@ -71,7 +71,7 @@ def _mell(options: argparse.Namespace) -> Outcome:
         return asyncio.run(_drain(options))
 
 
-async def _drain(options: argparse.Namespace) -> Outcome:
+async def _drain(options: argparse.Namespace) -> RemovalResult:
     async with Admin(PORT) as admin, ApiClient(f"http://127.0.0.1:{PORT}") as server:
 
         def read(prompt: list[int]) -> AsyncIterator[str]:
@@ -89,7 +89,7 @@ async def _drain(options: argparse.Namespace) -> Outcome:
 
             return gone
 
-        return await _scene(options, read, want, one_less)
+        return await _remove(options, read, want, one_less)
 
 
 async def _completion(server: ApiClient, prompt: list[int], tokens: int) -> AsyncIterator[str]:
@@ -105,7 +105,7 @@ async def _completion(server: ApiClient, prompt: list[int], tokens: int) -> Asyn
 # --- Ray Serve ----------------------------------------------------------------------------------------
 
 
-async def _serve(options: argparse.Namespace) -> Outcome:
+async def _serve(options: argparse.Namespace) -> RemovalResult:
     import ray
     from ray import serve
     from ray.serve._private.common import DeploymentID
@@ -115,7 +115,7 @@ async def _serve(options: argparse.Namespace) -> Outcome:
     from migration.request import Sampling
 
     class Plain:
-        """One engine behind Serve's own handles, as a deployment would be written without Mell."""
+        """One engine behind Serve's own handles: a typical deployment without Mell."""
 
         async def __init__(self) -> None:  # type: ignore[misc]  # Serve awaits it
             self._engine = await PacedEngine.start("plain", ENGINE, 1 << 20)
@@ -153,22 +153,22 @@ async def _serve(options: argparse.Namespace) -> Outcome:
 
             return gone
 
-        return await _scene(options, read, want, one_less)
+        return await _remove(options, read, want, one_less)
     finally:
         await asyncio.to_thread(serve.shutdown)
         ray.shutdown()
 
 
-# --- the scene ----------------------------------------------------------------------------------------
+# --- the removal --------------------------------------------------------------------------------------
 
 
-async def _scene(
+async def _remove(
     options: argparse.Namespace,
     read: Callable[[list[int]], AsyncIterator[str]],
     want: Callable[[list[int]], str],
     one_less: Callable[[], Awaitable[Callable[[], Awaitable[bool]]]],
-) -> Outcome:
-    """Begin the streams, take a replica away once all are under way, and read them to their ends."""
+) -> RemovalResult:
+    """Begin the streams, remove a replica when all have begun, and read them to their ends."""
     begun = [asyncio.Event() for _ in range(options.streams)]
 
     async def one(number: int) -> bool:
@@ -192,7 +192,7 @@ async def _scene(
         if await gone():
             gone_s = time.monotonic() - started
     whole = sum(await asyncio.gather(*streams))
-    return Outcome(gone_s, whole, options.streams - whole)
+    return RemovalResult(gone_s, whole, options.streams - whole)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
-"""Soak: thousands of forced migrations, without a wrong token, a leak or a process that grows.
+"""Soak: thousands of forced migrations, without a wrong token, a leak or a growing process.
 
     python -m benchmarks.soak --moves 10000 --out soak.jsonl [--engine vllm|paced] [--replicas 2] [--at-once 4]
                               [--seed 0]
 
-In rounds: streams are opened, and until they end random ones move to random other replicas by random paths, several at
-a time. Then every answer is compared with an undisturbed run, and once the cluster is quiet, its state and the memory
-of its processes are looked at. Undisturbed runs of real engines (vLLM on the CPU, the default) are those of stock
-vLLM's own server, in whose cache nothing was ever moved; those of paced engines are calculated. Where stock vLLM found
-two tokens as likely but for rounding, either is right (`benchmarks.chaos.stock`), and is counted apart.
+In every round, streams are opened, and until they end random ones move to random other replicas by random paths,
+several at a time. Then every answer is compared with an undisturbed run's, and the idle cluster's state and the memory
+of its processes are checked. Undisturbed answers of real engines (vLLM on the CPU, the default) come from stock vLLM's
+own server, in whose cache nothing was ever moved; those of paced engines are computed. If two tokens are equally likely
+up to rounding in stock vLLM, either is right (`benchmarks.chaos.stock`), and counted separately.
 
-Every round is one line of the file. Run again with the same file, it goes on where it stopped. Exit status: 0 if all
-moves so far were without a fault, 1 if not, 2 if the file is another soak's.
+Every round is one line of the file. Another run with the same file continues it. Exit status: 0 if all moves so far
+were without a fault, 1 if not, 2 if the file has other settings.
 """
 
 import argparse
@@ -27,28 +27,28 @@ from typing import Any
 from tqdm import tqdm
 
 from app.client.api import ApiClient
-from benchmarks.chaos.forcing import Forcing, Shape, calculated
+from benchmarks.chaos.forcing import Forcing, RoundShape, calculated
 from benchmarks.chaos.offers import Offer
 from benchmarks.chaos.server import connect
 from benchmarks.chaos.stock import stock_texts
-from benchmarks.chaos.watch import Watch
+from benchmarks.chaos.watch import ClusterWatch
 from benchmarks.load import percentile
 from benchmarks.servers import MODEL, bare_vllm, mell, paced
 
 BARE_PORT, MELL_PORT = 8107, 8106
 PER_ROUND = 400
-"""Most moves of one round: the scheduler remembers the records of a thousand."""
+"""The largest number of moves of a round: the scheduler keeps the records of a thousand."""
 
 Line = dict[str, Any]
 
 
 def main() -> int:
-    """Parse the options, go on with the rounds, print what all of them came to; the exit status."""
+    """Parse the options, continue the rounds, print the results of all rounds; the exit status."""
     options = _options()
     setting = {name: getattr(options, name) for name in ("engine", "replicas", "at_once", "seed")}
     lines = read_lines(options.out)
     if lines and lines[0].get("setting") != setting:
-        print(f"{options.out} is of {lines[0].get('setting')}, not of {setting}", file=sys.stderr)
+        print(f"{options.out} has the setting {lines[0].get('setting')}, not {setting}", file=sys.stderr)
         return 2
     if not lines:
         lines = [{"setting": setting}]
@@ -66,20 +66,20 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--moves", type=int, default=10_000, help="moves in all, those in the file included")
-    parser.add_argument("--out", type=Path, required=True, help="JSON lines: what has been done")
+    parser.add_argument("--moves", type=int, default=10_000, help="moves in total, including those in the file")
+    parser.add_argument("--out", type=Path, required=True, help="file of rounds, as JSON lines")
     parser.add_argument("--engine", choices=["vllm", "paced"], default="vllm")
     parser.add_argument("--replicas", type=int, default=2)
     parser.add_argument("--at-once", type=int, default=4, help="moves at a time")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     if options.replicas < 2:
-        parser.error("--replicas must be 2 at least")
+        parser.error("--replicas must be at least 2")
     return options
 
 
 def read_lines(path: Path) -> list[Line]:
-    """What has been done: the setting, then rounds. A last line that was cut off is as if never written.
+    """The lines of a file: the setting, then rounds. An incomplete last line is ignored.
 
     Raises:
         ValueError: another line is not JSON.
@@ -93,18 +93,18 @@ def _rounds(lines: Sequence[Line]) -> Sequence[Line]:
 
 
 def count_moves(lines: Sequence[Line]) -> int:
-    """Moves that were accepted, whatever came of them."""
+    """The number of accepted moves, with any outcome."""
     return sum(len(line["moves"]) for line in _rounds(lines))
 
 
 def is_good(lines: Sequence[Line]) -> bool:
-    """Whether no round had a fault."""
+    """True if no round had a fault."""
     return not any(line["bad"] or line["leaks"] for line in _rounds(lines))
 
 
 @contextlib.contextmanager
 def _servers(options: argparse.Namespace) -> Iterator[None]:
-    """Mell, whose policy leaves all requests where they are; for real engines, stock vLLM beside it."""
+    """Mell, with a policy that never moves requests; for real engines, stock vLLM in addition."""
     with contextlib.ExitStack() as stack:
         if options.engine == "paced":
             both = (options.replicas, options.replicas)
@@ -116,13 +116,13 @@ def _servers(options: argparse.Namespace) -> Iterator[None]:
 
 
 async def _soak(options: argparse.Namespace, lines: list[Line]) -> None:
-    """Rounds until there have been moves enough, or one had a fault: then all is left as it was found."""
+    """Run rounds until all moves have been made, or one had a fault."""
     start = 1 + max((line["run"] for line in _rounds(lines)), default=0)
     async with connect(f"http://127.0.0.1:{MELL_PORT}") as server:
-        watch = Watch(server)
+        watch = ClusterWatch(server)
         await watch.look()
         expected = calculated if options.engine == "paced" else _stock
-        forcing = Forcing(server, watch, Shape(at_once=options.at_once), options.seed, expected)
+        forcing = Forcing(server, watch, RoundShape(at_once=options.at_once), options.seed, expected)
         with tqdm(total=options.moves, initial=count_moves(lines), unit="move", desc="soak") as bar:
             while (left := options.moves - count_moves(lines)) > 0 and is_good(lines):
                 done = await forcing.round(len(lines), min(PER_ROUND, left), lambda: _advance(bar))
@@ -142,15 +142,15 @@ async def _stock(offer: Offer) -> list[str]:
 
 
 def render(lines: Sequence[Line]) -> Iterator[str]:
-    """All rounds as text: moves by outcome, pauses, memory from the first to the last round of the newest run."""
+    """All rounds as text: moves by outcome, pauses, and the memory in the newest run's first, middle and last round."""
     rounds = _rounds(lines)
     moves = [move for line in rounds for move in line["moves"]]
     verdicts = Counter(verdict for line in rounds for verdict in line["verdicts"])
     yield f"{len(moves)} moves in {len(rounds)} rounds; streams: {_counts(verdicts)}"
-    yield f"orders that were not accepted: {_counts(sum((Counter(line['rejected']) for line in rounds), Counter()))}"
+    yield f"rejected orders: {_counts(sum((Counter(line['rejected']) for line in rounds), Counter()))}"
     for asked, path, outcome in sorted({(m["asked"], m["path"], m["outcome"]) for m in moves}):
         found = [m for m in moves if (m["asked"], m["path"], m["outcome"]) == (asked, path, outcome)]
-        yield f"  {asked:>6} asked, by {path:6} {outcome:10}{len(found):7}{_pauses(found)}"
+        yield f"  {asked:>6} ordered, by {path:6} {outcome:10}{len(found):7}{_pauses(found)}"
         yield from (
             f"{'':12}{count} x {why}" for why, count in Counter(m["error"] for m in found if m["error"]).items()
         )
@@ -167,12 +167,12 @@ def _pauses(moves: Sequence[Line]) -> str:
     pauses = [1e3 * move["pause_s"] for move in moves if move["pause_s"] is not None]
     if not pauses:
         return ""
-    told = ", ".join(f"p{round(100 * q)} {percentile(pauses, q):.1f}" for q in (0.5, 0.9, 0.99))
-    return f"   pause ms {told}, max {max(pauses):.1f}"
+    quantiles = ", ".join(f"p{round(100 * q)} {percentile(pauses, q):.1f}" for q in (0.5, 0.9, 0.99))
+    return f"   pause ms {quantiles}, max {max(pauses):.1f}"
 
 
 def _memory(rounds: Sequence[Line]) -> Iterator[str]:
-    """What leaks shows as a difference between the last rounds; the first ones fill caches."""
+    """Memory in the first, middle and last round: a leak grows between the last two, while first rounds fill caches."""
     newest = [line["memory_mb"] for line in rounds if line["run"] == rounds[-1]["run"]]
     yield f"memory (USS, MB) after rounds of the newest run, of {len(newest)}: first, half-way, last"
     for name in sorted(newest[-1] if newest else ()):

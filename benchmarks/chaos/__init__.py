@@ -1,5 +1,6 @@
-"""Faults at random times under a replayed trace: every stream ends as promised, and nothing is left behind.
+"""Fault injection at random times under a replayed trace: every stream ends as promised, and no resource leaks.
 
-`strikes` draws what goes wrong, `offers` what is asked for, `hand` does the former and `run` both at once; `heard`
-judges every answer, `watch` looks for what is left, `report` tells. `forcing` moves requests about without any faults.
+`faults` draws the faults and `offers` the requests; `run` sends these while `injector` carries out those; `answers`
+judges every answer, `watch` looks for leaks, and `report` formats the result. `forcing` moves requests at random,
+without faults.
 """

@@ -1,16 +1,16 @@
-"""Chaos: processes die, stand still, drain and move under a replayed trace, and no client may notice more than a pause.
+"""Chaos: replicas die, stop, drain and migrate requests under a replayed trace; clients may see no more than a pause.
 
     python -m benchmarks.chaos --minutes 5 [--seed 0] [--every 5] [--trace FILE.csv.gz] [--json FILE]
 
-A server with paced engines (no model, no GPU; the next token is a function of the context, so every answer is known
-beforehand) serves a trace: a small one drawn from the seed, or the first minutes of a file as `app.replay` reads them.
-Meanwhile faults are drawn: SIGKILL of a replica, SIGSTOP of one for some seconds or for good, SIGKILL of the Scheduler
-and of Serve's controller, clients that leave, drains and moves by hand. The same seed draws the same faults at the same
-times; whom they hit depends on what runs by then.
+A server with paced engines (no model, no GPU; the next token is a function of the context, so every answer can be
+computed) serves a trace: a small one drawn from the seed, or the first minutes of a file in the format of `app.replay`.
+Meanwhile faults are injected: SIGKILL of a replica, SIGSTOP of one for some seconds or for good, SIGKILL of the
+Scheduler and of Serve's controller, clients that leave, drains and moves by hand. A seed determines the faults and
+their times; their victims depend on the state of the cluster.
 
-Every stream has to end with exactly the tokens of an undisturbed run. The one exception is promised: seeded sampling
+Every stream must end with exactly the tokens of an undisturbed run. The only exception is promised: seeded sampling
 ends with an error event if its replica is lost after its first token. Afterwards no replica may hold a request, a KV
-block, room or a staging slot, and no process of a dead replica may be left. Exit status: 0 if so, 1 if not.
+block, reserved room or a staging slot, and no process of a dead replica may remain. Exit status: 0 if so, 1 if not.
 """
 
 import argparse
@@ -23,11 +23,11 @@ from typing import Any
 from tqdm import tqdm
 
 from app.replay.trace import LengthScaling, ReplayInputError, TraceRequest, TraceWindow, cut, fit, read_trace
+from benchmarks.chaos.faults import draw_faults
 from benchmarks.chaos.offers import draw_trace, make_offers
 from benchmarks.chaos.report import is_good, make_document, render
-from benchmarks.chaos.run import Result, Run
+from benchmarks.chaos.run import ChaosResult, ChaosRun
 from benchmarks.chaos.server import connect
-from benchmarks.chaos.strikes import draw_strikes
 from benchmarks.servers import PACED, paced
 
 PORT = 8105
@@ -60,7 +60,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--every", type=float, default=5.0, metavar="SECONDS", help="mean time between faults")
     parser.add_argument("--trace", type=Path, help="csv.gz with arrival_s,prompt_tokens,output_tokens")
     parser.add_argument("--max-output", type=int, default=600, help="longest answer of a trace's requests, in tokens")
-    parser.add_argument("--json", type=Path, help="where to write the report")
+    parser.add_argument("--json", type=Path, help="file for the report")
     options = parser.parse_args()
     if not (options.minutes > 0 and options.every > 0):
         parser.error("--minutes and --every must be greater than 0")
@@ -74,12 +74,12 @@ def _arrivals(options: argparse.Namespace) -> tuple[TraceRequest, ...]:
     return fit(cut(read_trace(options.trace), window), lengths)
 
 
-async def _run(options: argparse.Namespace, arrivals: tuple[TraceRequest, ...]) -> Result:
+async def _run(options: argparse.Namespace, arrivals: tuple[TraceRequest, ...]) -> ChaosResult:
     offers = make_offers(arrivals, options.seed)
-    strikes = draw_strikes(options.seed, 60 * options.minutes, options.every)
+    faults = draw_faults(options.seed, 60 * options.minutes, options.every)
     async with connect(f"http://127.0.0.1:{PORT}") as server:
         with tqdm(total=len(offers) + 1, unit="stream", desc="chaos") as bar:
-            return await Run(server, lambda *now: _show(bar, *now)).run(offers, strikes)
+            return await ChaosRun(server, lambda *now: _show(bar, *now)).run(offers, faults)
 
 
 def _show(bar: Any, ended: int, running: int, struck: int) -> None:

@@ -1,7 +1,7 @@
-"""Forced moves: any request, to any other replica, by any path, several at a time, over and over.
+"""Forced moves: random requests to random other replicas by random paths, several at a time.
 
-The unit is a round: streams are opened and moved about until they end, every answer is compared with an undisturbed
-run's, and the cluster is looked at once it is quiet.
+The unit is a round: streams are opened and moved until they end, every answer is compared with an undisturbed run's,
+and the idle cluster is searched for leaks.
 """
 
 import asyncio
@@ -13,31 +13,31 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.client.errors import ClientError, ErrorAnswer
-from benchmarks.chaos.heard import Heard, judge_among
+from benchmarks.chaos.answers import StreamedAnswer, judge_among
 from benchmarks.chaos.offers import Offer, draw_prompt, undisturbed
-from benchmarks.chaos.server import Server, listen
-from benchmarks.chaos.watch import Watch
+from benchmarks.chaos.server import Server, read_answer
+from benchmarks.chaos.watch import ClusterWatch
 
 PATHS = ("kv", "tokens", "auto")
 POLL_S = 0.2
 MOVE_S = 45.0
-"""How long a move may take until its outcome counts as lost; the longest that its source waits for anything is 10 s."""
+"""Time limit of a move's outcome; the longest time limit of its source is 10 s."""
 END_S = 180.0
 QUIET_S = 45.0
 KEPT = ("id", "path", "outcome", "error", "pause_s", "blocks", "bytes")
 
 Expected = Callable[[Offer], Awaitable[Sequence[str]]]
-"""The texts of undisturbed runs of a request, where they may differ; the usual one first."""
+"""The possible texts of undisturbed runs of a request, the usual one first."""
 
 
 async def calculated(offer: Offer) -> Sequence[str]:
-    """What is expected of a paced engine."""
+    """The expected text of a paced engine."""
     return [undisturbed(offer.prompt, offer.output)]
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """What a round does: so many streams, `at_once` moves at a time; ranges of prompts and answers in tokens."""
+class RoundShape:
+    """The size of a round: its streams, `at_once` moves at a time, and the ranges of prompts and answers in tokens."""
 
     streams: int = 12
     at_once: int = 8
@@ -46,9 +46,11 @@ class Shape:
 
 
 @dataclass(slots=True)
-class Round:
-    """What came of one. `moves` are the records of accepted moves, cut to what figures need; `rejected` the statuses of
-    the others. `bad` and `leaks` are empty unless something went wrong.
+class ForcedRound:
+    """The result of a round.
+
+    `moves` are the records of accepted moves, reduced to the members `KEPT`; `rejected` counts rejected orders by HTTP
+    status. `bad` are faults of streams and moves, `leaks` those of the idle cluster.
     """
 
     number: int
@@ -59,8 +61,8 @@ class Round:
     leaks: list[str]
 
 
-def draw_offers(seed: object, number: int, shape: Shape) -> list[Offer]:
-    """The requests of a round, all due at once."""
+def draw_offers(seed: object, number: int, shape: RoundShape) -> list[Offer]:
+    """The requests of a round, all due at its start."""
     chance = random.Random(f"round/{seed}/{number}")
     return [
         Offer(
@@ -74,21 +76,23 @@ def draw_offers(seed: object, number: int, shape: Shape) -> list[Offer]:
 
 
 class Forcing:
-    """Rounds on one server, whose own policy should leave requests alone. `seed` draws requests and moves."""
+    """Runs rounds on one server, whose policy should not move requests. `seed` draws requests and moves."""
 
-    def __init__(self, server: Server, watch: Watch, shape: Shape, seed: object, expected: Expected) -> None:
+    def __init__(
+        self, server: Server, watch: ClusterWatch, shape: RoundShape, seed: object, expected: Expected
+    ) -> None:
         self._server = server
         self._watch = watch
         self._shape = shape
         self._seed = seed
         self._expected = expected
 
-    async def round(self, number: int, most: int, progress: Callable[[], None] = lambda: None) -> Round:
-        """One round of `most` moves at most; `progress` is called for each."""
+    async def round(self, number: int, most: int, progress: Callable[[], None] = lambda: None) -> ForcedRound:
+        """Run a round of at most `most` moves; `progress` is called after each."""
         offers = draw_offers(self._seed, number, self._shape)
-        heard = [Heard() for _ in offers]
-        tasks = [asyncio.create_task(listen(self._server, o, h)) for o, h in zip(offers, heard, strict=True)]
-        scene = _Scene(self._server, offers, heard, most, progress)
+        answers = [StreamedAnswer() for _ in offers]
+        tasks = [asyncio.create_task(read_answer(self._server, o, a)) for o, a in zip(offers, answers, strict=True)]
+        scene = _Scene(self._server, offers, answers, most, progress)
         chance = random.Random(f"moves/{self._seed}/{number}")
         looking = asyncio.create_task(scene.keep_looking())
         try:
@@ -100,14 +104,14 @@ class Forcing:
             looking.cancel()
             for task in tasks:
                 task.cancel()
-        verdicts = await self._judge(offers, heard, scene.bad)
+        verdicts = await self._judge(offers, answers, scene.bad)
         leaks = await self._watch.leaks(QUIET_S)
-        return Round(number, verdicts, scene.moves, scene.rejected, scene.bad, leaks)
+        return ForcedRound(number, verdicts, scene.moves, scene.rejected, scene.bad, leaks)
 
-    async def _judge(self, offers: Sequence[Offer], heard: Sequence[Heard], bad: list[str]) -> list[str]:
+    async def _judge(self, offers: Sequence[Offer], answers: Sequence[StreamedAnswer], bad: list[str]) -> list[str]:
         verdicts = []
         expected = await asyncio.gather(*map(self._expected, offers))
-        for offer, answer, texts in zip(offers, heard, expected, strict=True):
+        for offer, answer, texts in zip(offers, answers, expected, strict=True):
             verdict, what = judge_among(answer, offer, texts)
             verdicts.append(str(verdict))
             if what:
@@ -116,18 +120,18 @@ class Forcing:
 
 
 class _Scene:
-    """One round while it is under way: where its requests are, which of them move, and what became of moves."""
+    """A round in progress: the replicas of its requests, the requests being moved, and the ended moves."""
 
     def __init__(
         self,
         server: Server,
         offers: Sequence[Offer],
-        heard: Sequence[Heard],
+        answers: Sequence[StreamedAnswer],
         most: int,
         progress: Callable[[], None],
     ) -> None:
         self._server = server
-        self._offers = {offer.label: (offer, answer) for offer, answer in zip(offers, heard, strict=True)}
+        self._offers = {offer.label: (offer, answer) for offer, answer in zip(offers, answers, strict=True)}
         self._left = most
         self._progress = progress
         self._hosts: dict[str, str] = {}
@@ -139,7 +143,7 @@ class _Scene:
         self.bad: list[str] = []
 
     async def keep_looking(self) -> None:
-        """Follow requests and moves until cancelled."""
+        """Poll requests and moves until cancelled."""
         while True:
             with contextlib.suppress(ClientError):
                 state = await self._server.state()
@@ -147,17 +151,17 @@ class _Scene:
                 self._replicas = [r["id"] for r in running]
                 self._hosts = {q["label"]: r["id"] for r in running for q in r["requests"]}
                 if self._waiting:
-                    self._tell(await self._server.migrations())
+                    self._settle(await self._server.migrations())
             await asyncio.sleep(POLL_S)
 
-    def _tell(self, records: list[dict[str, Any]]) -> None:
+    def _settle(self, records: list[dict[str, Any]]) -> None:
         for record in records:
             waiting = self._waiting.get(record["id"])
             if record["outcome"] and waiting is not None and not waiting.done():
                 waiting.set_result(record)
 
     async def keep_moving(self, chance: random.Random) -> None:
-        """Move a request at a time until the last has ended, or there have been moves enough."""
+        """Move one request at a time until the last one has ended, or all moves have been made."""
         while self._left > 0 and self._live():
             movable = [label for label in self._live() if label in self._hosts and label not in self._moving]
             if not movable or len(self._replicas) < 2:
@@ -173,7 +177,7 @@ class _Scene:
                 self._moving.discard(label)
 
     def _live(self) -> list[str]:
-        return [label for label, (_, heard) in self._offers.items() if not heard.ended_s]
+        return [label for label, (_, answer) in self._offers.items() if not answer.ended_s]
 
     async def _move(self, label: str, target: str, path: str) -> None:
         try:

@@ -1,4 +1,4 @@
-"""What is asked for: the requests of a trace, and what a paced engine answers to whom nothing happens."""
+"""The requests of a trace, and a paced engine's answers to undisturbed requests."""
 
 import random
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ from app.tinymodel import ensure_tiny_model
 from deployments.engine.tokens import expected
 
 SEEDED_EVERY = 6
-"""One in so many requests samples with a seed: its generator's state does not survive its replica."""
+"""Every sixth request samples with a seed: the state of its generator is lost with its replica."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """One request: a prompt of token ids, and how many tokens it wants. `seeded`: at a temperature, with a seed."""
+    """One request: its time, its prompt as token ids, and its output tokens. `seeded`: sampling at temperature 1."""
 
     at_s: float
     label: str
@@ -26,7 +26,7 @@ class Offer:
     seeded: bool = False
 
     def body(self, model: str) -> dict[str, Any]:
-        """The request as OpenAI's API has it."""
+        """The request's body in OpenAI's API."""
         sampling = {"temperature": 1.0, "seed": len(self.prompt)} if self.seeded else {"temperature": 0}
         return {
             "model": model,
@@ -40,7 +40,7 @@ class Offer:
 
 
 def draw_trace(seed: object, span_s: float, per_s: float = 1.2) -> tuple[TraceRequest, ...]:
-    """A small trace: Poisson arrivals, most prompts short, answers of some seconds."""
+    """A small trace: Poisson arrivals, mostly short prompts, answers of some seconds."""
     chance = random.Random(f"trace/{seed}")
     found: list[TraceRequest] = []
     at_s = 0.0
@@ -51,7 +51,7 @@ def draw_trace(seed: object, span_s: float, per_s: float = 1.2) -> tuple[TraceRe
 
 
 def make_offers(arrivals: Sequence[TraceRequest], seed: object) -> tuple[Offer, ...]:
-    """The requests of these arrivals, with prompts that nothing else uses."""
+    """The requests of these arrivals, with unique prompts."""
     return tuple(
         Offer(
             arrival.at_s,
@@ -65,18 +65,18 @@ def make_offers(arrivals: Sequence[TraceRequest], seed: object) -> tuple[Offer, 
 
 
 def draw_prompt(seed: object, tokens: int) -> tuple[int, ...]:
-    """Token ids that the embedded model knows."""
+    """Random token ids of the embedded model's vocabulary."""
     chance = random.Random(f"prompt/{seed}")
     return tuple(chance.randrange(3, 500) for _ in range(tokens))
 
 
 def undisturbed(prompt: tuple[int, ...], output: int) -> str:
-    """What a paced engine answers whom nothing happens to."""
+    """A paced engine's answer to an undisturbed request."""
     return text_of(prompt, expected(prompt, output))
 
 
 def text_of(prompt: tuple[int, ...], output: tuple[int, ...]) -> str:
-    """Output tokens as the ingress writes them."""
+    """Output tokens as text, as in the ingress."""
     text = TextStream(_tokenizer(), prompt, ())
     return text.feed(output).text + text.flush()
 

@@ -1,5 +1,5 @@
-"""The processes of a Mell on this machine: found beside a replica that `/mell/state` names, so that no other cluster
-is ever struck.
+"""The processes of a Mell cluster on this machine, found as siblings of a replica process in `/mell/state`, so that
+faults never hit another cluster.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ class Processes:
         self._raylet = psutil.Process(replica).parent()
 
     def titled(self, title: str) -> list[psutil.Process]:
-        """Those whose title has `title` in it, the oldest first."""
+        """The processes whose title contains `title`, the oldest first."""
         found = []
         for process in self._raylet.children():
             with contextlib.suppress(psutil.Error):
@@ -28,14 +28,14 @@ class Processes:
         return [process for _, process in sorted(found, key=lambda pair: pair[0])]
 
     def tree(self, pid: int) -> list[psutil.Process]:
-        """A process and all below it: a replica, and the engine's own ones. None, if it is gone."""
+        """A process and its descendants, as a replica with its engine's; empty if it has ended."""
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(pid)
             return [process, *process.children(recursive=True)]
         return []
 
     def memory_mb(self) -> dict[str, float]:
-        """Memory that is theirs alone (USS, MB), by what they are; of several of a kind, the sum."""
+        """Unshared memory (USS) in MB, summed by kind of process."""
         used: dict[str, float] = {}
         for title in (ENGINE, SCHEDULER, CONTROLLER, "ServeReplica:mell:Ingress"):
             for process in self.titled(title):
@@ -47,7 +47,7 @@ class Processes:
 
 
 def send(process: psutil.Process, number: signal.Signals) -> bool:
-    """Send a signal; False if that very process is gone (its id may be another's by now)."""
+    """Send a signal; False if the process has ended, even if its id is in use again."""
     with contextlib.suppress(psutil.Error):
         if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
             process.send_signal(number)

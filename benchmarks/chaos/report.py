@@ -1,57 +1,57 @@
-"""What is told of a run: a JSON document, and a table; pure."""
+"""The report of a run, as a JSON document and as a table; pure."""
 
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from benchmarks.chaos.hand import NOTHING, Blow
-from benchmarks.chaos.heard import GOOD, Verdict
-from benchmarks.chaos.run import Judged, Result
-from benchmarks.chaos.strikes import Kind
+from benchmarks.chaos.answers import GOOD, StreamVerdict
+from benchmarks.chaos.faults import FaultKind
+from benchmarks.chaos.injector import NOTHING, InjectedFault
+from benchmarks.chaos.run import ChaosResult, Judged
 
 
-def is_good(result: Result) -> bool:
-    """Whether every stream ended as promised, and nothing was left behind."""
+def is_good(result: ChaosResult) -> bool:
+    """True if every stream ended as promised, and nothing leaked."""
     return not result.leaks and all(judged.verdict in GOOD for judged in result.judged)
 
 
-def make_document(result: Result, options: dict[str, Any]) -> dict[str, Any]:
-    """Everything but the texts of good answers."""
+def make_document(result: ChaosResult, options: dict[str, Any]) -> dict[str, Any]:
+    """The result without its good answers."""
     return {
         "options": options,
         "good": is_good(result),
         "streams": dict(Counter(judged.verdict for judged in result.judged)),
-        "faults": {kind: _tell(kind, result) for kind in Kind},
+        "faults": {kind: _kind_summary(kind, result) for kind in FaultKind},
         "leaks": result.leaks,
-        "bad": [_tell_bad(judged) for judged in result.judged if judged.verdict not in GOOD],
-        "strikes": [_tell_blow(blow) for blow in result.blows],
+        "bad": [_bad_stream(judged) for judged in result.judged if judged.verdict not in GOOD],
+        "strikes": [_flat(fault) for fault in result.injected],
     }
 
 
-def _tell(kind: Kind, result: Result) -> dict[str, Any]:
-    """One kind of fault: how often it was drawn and carried out, what came of it, how the streams went that it hit.
+def _kind_summary(kind: FaultKind, result: ChaosResult) -> dict[str, Any]:
+    """One kind of fault: the numbers drawn and injected, their outcomes, and the verdicts of the streams hit.
 
-    A stream that several faults hit counts for each of them.
+    A stream counts for each fault that hit it.
     """
-    blows = [blow for blow in result.blows if blow.strike.kind is kind]
-    hit = {label for blow in blows if blow.outcome != NOTHING for label in blow.hit}
+    injected = [injected for injected in result.injected if injected.fault.kind is kind]
+    hit = {label for injected in injected if injected.outcome != NOTHING for label in injected.hit}
     return {
-        "drawn": len(blows),
-        "struck": sum(blow.outcome != NOTHING for blow in blows),
-        "outcomes": dict(Counter(blow.outcome for blow in blows)),
+        "drawn": len(injected),
+        "struck": sum(fault.outcome != NOTHING for fault in injected),
+        "outcomes": dict(Counter(injected.outcome for injected in injected)),
         "streams": dict(Counter(judged.verdict for judged in result.judged if judged.offer.label in hit)),
     }
 
 
-def _tell_bad(judged: Judged) -> dict[str, Any]:
-    offer, heard = asdict(judged.offer), asdict(judged.heard)
-    return {"verdict": judged.verdict, "what": judged.what, "offer": offer, "heard": heard}
+def _bad_stream(judged: Judged) -> dict[str, Any]:
+    offer, answer = asdict(judged.offer), asdict(judged.answer)
+    return {"verdict": judged.verdict, "what": judged.what, "offer": offer, "heard": answer}
 
 
-def _tell_blow(blow: Blow) -> dict[str, Any]:
-    told = asdict(blow)
-    return {**told.pop("strike"), **told}
+def _flat(injected: InjectedFault) -> dict[str, Any]:
+    members = asdict(injected)
+    return {**members.pop("fault"), **members}
 
 
 def render(document: dict[str, Any]) -> str:
@@ -60,16 +60,16 @@ def render(document: dict[str, Any]) -> str:
 
 
 def _lines(document: dict[str, Any]) -> Iterator[str]:
-    yield f"{'':12}{'drawn':>7}{'struck':>8}   streams hit: " + ", ".join(Verdict)
-    for kind, told in document["faults"].items():
-        yield f"{kind:12}{told['drawn']:7}{told['struck']:8}   {_counts(told['streams'])}"
-        yield from (f"{'':30}{count} x {outcome}" for outcome, count in sorted(told["outcomes"].items()))
-    yield f"{'all streams':30}{_counts(document['streams'])}"
+    yield f"{'':12}{'drawn':>7}{'injected':>10}   streams hit: " + ", ".join(StreamVerdict)
+    for kind, summary in document["faults"].items():
+        yield f"{kind:12}{summary['drawn']:7}{summary['struck']:10}   {_counts(summary['streams'])}"
+        yield from (f"{'':32}{count} x {outcome}" for outcome, count in sorted(summary["outcomes"].items()))
+    yield f"{'all streams':32}{_counts(document['streams'])}"
     for bad in document["bad"]:
         yield f"BAD: {bad['offer']['label']}: {bad['verdict']}: {bad['what']}"
     yield from (f"LEAK: {leak}" for leak in document["leaks"])
-    yield "every stream ended as promised, nothing is left" if document["good"] else "NOT as promised"
+    yield "every stream ended as promised, nothing leaked" if document["good"] else "NOT as promised"
 
 
 def _counts(counts: dict[str, int]) -> str:
-    return ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict if verdict in counts) or "-"
+    return ", ".join(f"{counts[verdict]} {verdict}" for verdict in StreamVerdict if verdict in counts) or "-"

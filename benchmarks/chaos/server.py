@@ -1,4 +1,4 @@
-"""The server as chaos and soak see it, and one stream of it taken down."""
+"""The server as a port, and the reading of one stream."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -8,16 +8,16 @@ from typing import Any, Protocol
 from app.client.api import ApiClient
 from app.client.errors import ClientError, ErrorAnswer
 from app.client.sse import Event
-from benchmarks.chaos.heard import Heard
+from benchmarks.chaos.answers import StreamedAnswer
 from benchmarks.chaos.offers import Offer
 from benchmarks.servers import MODEL
 
 CONTROL_S = 20.0
-"""An order may be repeated inside for 12 s while the scheduler is being replaced."""
+"""Time limit of orders: the ingress repeats one for up to 12 s while the scheduler is being replaced."""
 
 
 class Server(Protocol):
-    """One server. Every call raises ClientError."""
+    """A Mell server. Every call may raise ClientError."""
 
     def stream(self, body: Mapping[str, Any], label: str) -> AbstractAsyncContextManager[AsyncIterator[Event]]:
         """One streamed completion; the iterator raises ClientError unless the stream ends with `[DONE]`."""
@@ -32,27 +32,27 @@ class Server(Protocol):
         """Order a migration; its id."""
 
     async def drain(self, replica: str) -> dict[str, Any]:
-        """Order that a replica be emptied and stopped."""
+        """Order the evacuation and stop of a replica."""
 
 
 def connect(url: str) -> ApiClient:
-    """A client whose streams may be silent for as long as they like: judging that is not the client's part."""
+    """A client without a time limit on silent streams, which the run judges itself."""
     return ApiClient(url, timeout_s=CONTROL_S)
 
 
-async def listen(server: Server, offer: Offer, heard: Heard) -> None:
-    """Fill `heard` from a streamed answer, until it ends in whatever way."""
+async def read_answer(server: Server, offer: Offer, answer: StreamedAnswer) -> None:
+    """Read the answer to `offer` into `answer`, until it ends in any way."""
     loop = asyncio.get_running_loop()
-    heard.sent_s = loop.time()
+    answer.sent_s = loop.time()
     try:
         async with server.stream(offer.body(MODEL), offer.label) as events:
             async for event in events:
-                heard.take(event)
-        heard.done = True
+                answer.take(event)
+        answer.done = True
     except ErrorAnswer as error:
-        heard.fail(error.document["error"])
-        heard.done = True
+        answer.fail(error.document["error"])
+        answer.done = True
     except (ClientError, ValueError, KeyError) as error:
-        heard.broken = f"{type(error).__name__}: {error}"
+        answer.broken = f"{type(error).__name__}: {error}"
     finally:
-        heard.ended_s = loop.time()
+        answer.ended_s = loop.time()

@@ -1,8 +1,8 @@
-"""What stock vLLM answers to whom nothing happens, and what it might have answered as well.
+"""Stock vLLM's answers to undisturbed requests, with the alternatives at ties.
 
-A greedy answer takes the likeliest token. Rounding depends on what else is in the batch, and on whether a token's KV
-was computed by prefill or by decode; so where two tokens are as likely but for rounding, either is right. That is rare,
-and from there on the two answers have little in common.
+A greedy answer takes the likeliest token. Rounding depends on the other requests of the batch, and on whether a token's
+KV was computed by prefill or by decode; so if two tokens are equally likely up to rounding, either is right. Ties are
+rare, and the two answers have little in common after one.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,8 +11,8 @@ from app.client.api import ApiClient
 from benchmarks.chaos.offers import Offer, text_of
 
 TIE = 2e-5
-"""Two tokens tie if their log-probabilities differ by less. In stock vLLM's own answers (float32 on the CPU, 20,000
-tokens), what else was in the batch moved that difference by 1.1e-5 at most.
+"""The largest difference of two log-probabilities that counts as a tie. In stock vLLM's own answers (float32 on the
+CPU, 20,000 tokens), other requests of the batch changed such differences by at most 1.1e-5.
 """
 
 _NAME = "token_id:"
@@ -21,7 +21,7 @@ Tokens = tuple[int, ...]
 
 
 async def stock_texts(server: ApiClient, model: str, offer: Offer) -> list[str]:
-    """As Mell writes them: the answer, then those that take the other token where two tie.
+    """The texts of stock vLLM's answer and of all answers with the other token at ties, as Mell writes text.
 
     `server` is a stock vLLM server. Raises ClientError.
     """
@@ -29,7 +29,7 @@ async def stock_texts(server: ApiClient, model: str, offer: Offer) -> list[str]:
 
 
 async def _answers(server: ApiClient, model: str, offer: Offer, begun: Tokens) -> list[Tokens]:
-    """The answers that begin so."""
+    """The answers that begin with `begun`."""
     if len(begun) == offer.output:
         return [begun]
     asked = {
@@ -50,7 +50,7 @@ async def _answers(server: ApiClient, model: str, offer: Offer, begun: Tokens) -
 
 
 def _ties(tokens: Tokens, tops: Sequence[Mapping[str, float]]) -> Iterator[tuple[int, int]]:
-    """Where two tokens tie: the place, and the token that was not taken."""
+    """The ties of an answer: the index, and the other token."""
     for place, (token, top) in enumerate(zip(tokens, tops, strict=True)):
         first, second = sorted(top, key=lambda name: -top[name])[:2]
         if top[first] - top[second] < TIE:

@@ -1,4 +1,4 @@
-"""Keeps an eye on the cluster while it is struck, and says afterwards what it has not let go of."""
+"""Watches the cluster during fault injection, and finds leaks afterwards."""
 
 import asyncio
 import contextlib
@@ -17,9 +17,9 @@ TWICE = 2
 
 
 def holdings(replica: Mapping[str, Any]) -> str | None:
-    """What a replica still holds, as `/mell/state` tells; None if nothing.
+    """The resources that a replica holds, from `/mell/state`; None if it holds none.
 
-    `used_tokens` are those of blocks that running requests use, and of room that is promised to requests on their way.
+    `used_tokens` are the tokens of blocks in use and of room reserved for requests that are being moved there.
     """
     held = {
         "requests": len(replica["requests"]),
@@ -29,18 +29,18 @@ def holdings(replica: Mapping[str, Any]) -> str | None:
     return ", ".join(f"{count} {name}" for name, count in held.items() if count) or None
 
 
-class Closed:
-    """Replicas that closed with something in hand: the closed do not show in the last look any more.
+class ClosedReplicas:
+    """Finds leaks of replicas that close during the run, and hence are missing from the last look.
 
-    One that is told to close is empty, and no move is under way there. If it says twice in a row that it holds
-    something although it has no request, it takes that to its grave.
+    A draining replica without requests holds nothing, except for a moment. If it holds resources in two looks in a row
+    and then closes, it has leaked them.
     """
 
     def __init__(self) -> None:
         self._held: dict[str, list[str]] = {}
 
     def look(self, state: Mapping[str, Any]) -> None:
-        """Take in a state."""
+        """Record the document at `/mell/state`."""
         for replica in state["replicas"]:
             held = holdings(replica)
             if held and replica["pids"] and replica["state"] == "DRAINING" and not replica["requests"]:
@@ -49,32 +49,32 @@ class Closed:
                 self._held.pop(replica["id"], None)
 
     def leaks(self) -> list[str]:
-        """One line per such replica."""
+        """One line for each replica that closed with resources."""
         return [f"replica {r} closed with {held[-1]}" for r, held in self._held.items() if len(held) >= TWICE]
 
 
-class Watch:
-    """Looks at the state regularly.
+class ClusterWatch:
+    """Polls the cluster's state.
 
-    `state` is the newest, which may be older than the scheduler's death; `seen` are all replicas' processes so far.
+    `state` is the newest answer, possibly from before the scheduler's death; `seen` are all replicas' processes so far.
     """
 
     def __init__(self, server: Server) -> None:
         self._server = server
         self.state: dict[str, Any] = {"as_of": 0.0, "replicas": []}
-        self.closed = Closed()
+        self.closed = ClosedReplicas()
         self.seen: set[psutil.Process] = set()
         self._processes: Processes | None = None
 
     @property
     def processes(self) -> Processes:
-        """The cluster's processes. Raises RuntimeError before the first replica was seen."""
+        """The cluster's processes. Raises RuntimeError before the first look at a replica."""
         if self._processes is None:
             raise RuntimeError("no replica has been seen")
         return self._processes
 
     def running(self) -> list[dict[str, Any]]:
-        """The replicas that run, by their id."""
+        """The running replicas."""
         return [replica for replica in self.state["replicas"] if replica["state"] == "RUNNING" and replica["pids"]]
 
     async def look(self) -> None:
@@ -100,7 +100,7 @@ class Watch:
             await asyncio.sleep(PERIOD_S)
 
     async def leaks(self, within_s: float) -> list[str]:
-        """What is still held once nothing runs any more, after `within_s` seconds at the latest."""
+        """The leaks: resources still held `within_s` seconds from now, with no request running."""
         since, deadline = time.time(), time.monotonic() + within_s
         while True:
             with contextlib.suppress(ClientError):
@@ -112,7 +112,7 @@ class Watch:
 
     def _found(self, since: float) -> list[str]:
         if self.state["as_of"] < since:
-            return ["the scheduler does not tell its state"]
+            return ["the scheduler does not answer with a new state"]
         if not self.running():
             return ["no replica runs"]
         held = ((r["id"], holdings(r)) for r in self.state["replicas"] if r["pids"])

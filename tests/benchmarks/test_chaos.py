@@ -1,4 +1,4 @@
-"""The chaos suite's own judgement: a suite that cannot fail proves nothing."""
+"""The verdicts of the chaos suite, which must be able to fail."""
 
 import json
 from dataclasses import replace
@@ -6,60 +6,62 @@ from typing import Any
 
 import pytest
 
-from benchmarks.chaos.hand import NOTHING, Blow
-from benchmarks.chaos.heard import Heard, Verdict, judge
+from benchmarks.chaos.answers import StreamedAnswer, StreamVerdict, judge
+from benchmarks.chaos.faults import HANG_S, STALL_S, Fault, FaultKind, draw_faults
+from benchmarks.chaos.injector import NOTHING, InjectedFault
 from benchmarks.chaos.offers import Offer, draw_trace, make_offers, undisturbed
 from benchmarks.chaos.report import is_good, make_document, render
-from benchmarks.chaos.run import Judged, Result
-from benchmarks.chaos.strikes import HANG_S, STALL_S, Kind, Strike, draw_strikes
-from benchmarks.chaos.watch import Closed, holdings
+from benchmarks.chaos.run import ChaosResult, Judged
+from benchmarks.chaos.watch import ClosedReplicas, holdings
 
 OFFER = Offer(0.0, "a", (5, 6, 7), 4)
 SEEDED = replace(OFFER, seeded=True)
 WANT = "one two three four"
-WHOLE = Heard(text=WANT, chunks=4, finish="length", tokens=4, done=True)
+WHOLE = StreamedAnswer(text=WANT, chunks=4, finish="length", tokens=4, done=True)
 LOST = {"message": "the replica died", "type": "service_unavailable_error"}
 
 
-def failed(**changed: Any) -> Heard:
-    """An answer that an error ended in the middle."""
-    heard = Heard(text="one two", chunks=2, done=True)
-    heard.fail(LOST)
-    return replace(heard, **changed)
+def failed(**changed: Any) -> StreamedAnswer:
+    """An answer that ended with an error in the middle."""
+    answer = StreamedAnswer(text="one two", chunks=2, done=True)
+    answer.fail(LOST)
+    return replace(answer, **changed)
 
 
 # --- drawing ------------------------------------------------------------------------------------------
 
 
-def test_the_same_seed_draws_the_same_faults_and_another_one_others() -> None:
-    assert draw_strikes(7, 300, 5) == draw_strikes(7, 300, 5)
-    assert draw_strikes(7, 300, 5) != draw_strikes(8, 300, 5)
+def test_seed_determines_the_faults() -> None:
+    assert draw_faults(7, 300, 5) == draw_faults(7, 300, 5)
+    assert draw_faults(7, 300, 5) != draw_faults(8, 300, 5)
 
 
-def test_a_longer_run_begins_as_a_shorter_one_does() -> None:
-    short, long = draw_strikes(7, 60, 2), draw_strikes(7, 300, 2)
+def test_longer_run_begins_with_the_faults_of_a_shorter_one() -> None:
+    short, long = draw_faults(7, 60, 2), draw_faults(7, 300, 2)
     assert long[: len(short)] == short
     assert len(long) > len(short)
 
 
-def test_a_dozen_strikes_hold_every_kind() -> None:
-    strikes = draw_strikes(3, 1000, 2)
-    for first in range(0, len(strikes) - 11, 12):
-        assert {strike.kind for strike in strikes[first : first + 12]} == set(Kind)
+def test_a_dozen_faults_have_every_kind() -> None:
+    faults = draw_faults(3, 1000, 2)
+    for first in range(0, len(faults) - 11, 12):
+        assert {fault.kind for fault in faults[first : first + 12]} == set(FaultKind)
 
 
-def test_strikes_come_in_order_and_in_time() -> None:
-    strikes = draw_strikes(1, 600, 4)
-    times = [strike.at_s for strike in strikes]
+def test_faults_are_in_order_and_within_the_run() -> None:
+    faults = draw_faults(1, 600, 4)
+    times = [fault.at_s for fault in faults]
     assert times == sorted(times)
     assert all(0 < at_s < 600 for at_s in times)
-    assert 100 < len(strikes) < 220
-    assert all(0 <= strike.pick < 1 for strike in strikes)
+    assert 100 < len(faults) < 220
+    assert all(0 <= fault.pick < 1 for fault in faults)
 
 
-@pytest.mark.parametrize(("kind", "bounds"), [(Kind.STALL, STALL_S), (Kind.HANG, HANG_S), (Kind.KILL, (0, 0))])
-def test_only_replicas_that_stand_still_do_so_for_a_while(kind: Kind, bounds: tuple[float, float]) -> None:
-    lasting = [strike.lasts_s for strike in draw_strikes(1, 600, 2) if strike.kind is kind]
+@pytest.mark.parametrize(
+    ("kind", "bounds"), [(FaultKind.STALL, STALL_S), (FaultKind.HANG, HANG_S), (FaultKind.KILL, (0, 0))]
+)
+def test_only_stopped_replicas_have_a_duration(kind: FaultKind, bounds: tuple[float, float]) -> None:
+    lasting = [fault.lasts_s for fault in draw_faults(1, 600, 2) if fault.kind is kind]
     assert lasting and all(bounds[0] <= seconds <= bounds[1] for seconds in lasting)
 
 
@@ -72,33 +74,33 @@ def test_requests_are_drawn_from_the_seed_alone() -> None:
     assert all("seed" not in offer.body("m") for offer in offers if not offer.seeded)
 
 
-def test_an_undisturbed_answer_depends_on_every_token_of_the_prompt() -> None:
+def test_undisturbed_answer_depends_on_every_token_of_the_prompt() -> None:
     assert undisturbed((5, 6, 7), 50) == undisturbed((5, 6, 7), 50)
     assert undisturbed((5, 6, 8), 50) != undisturbed((5, 6, 7), 50)
     assert undisturbed((5, 6, 7), 50).startswith(undisturbed((5, 6, 7), 20)[:20])
 
 
-# --- hearing ------------------------------------------------------------------------------------------
+# --- reading ------------------------------------------------------------------------------------------
 
 
-def test_a_stream_is_heard_as_it_was_sent() -> None:
-    heard = Heard()
-    heard.take({"choices": [{"text": "one ", "finish_reason": None}]})
-    heard.take({"choices": [{"text": "two", "finish_reason": "length"}]})
-    heard.take({"choices": [], "usage": {"completion_tokens": 2}})
-    assert heard == Heard(text="one two", chunks=2, finish="length", tokens=2)
+def test_answer_has_the_text_and_usage_of_its_events() -> None:
+    answer = StreamedAnswer()
+    answer.take({"choices": [{"text": "one ", "finish_reason": None}]})
+    answer.take({"choices": [{"text": "two", "finish_reason": "length"}]})
+    answer.take({"choices": [], "usage": {"completion_tokens": 2}})
+    assert answer == StreamedAnswer(text="one two", chunks=2, finish="length", tokens=2)
 
 
-def test_an_error_event_is_heard() -> None:
-    heard = Heard()
-    heard.take({"error": LOST})
-    assert (heard.error, heard.kind) == (LOST["message"], LOST["type"])
+def test_answer_has_the_error_of_an_error_event() -> None:
+    answer = StreamedAnswer()
+    answer.take({"error": LOST})
+    assert (answer.error, answer.kind) == (LOST["message"], LOST["type"])
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_a_whole_answer_is_exact(lost: bool) -> None:
-    assert judge(WHOLE, OFFER, WANT, lost) == (Verdict.EXACT, "")
-    assert judge(WHOLE, SEEDED, WANT, lost) == (Verdict.EXACT, "")
+def test_whole_answer_is_exact(lost: bool) -> None:
+    assert judge(WHOLE, OFFER, WANT, lost) == (StreamVerdict.EXACT, "")
+    assert judge(WHOLE, SEEDED, WANT, lost) == (StreamVerdict.EXACT, "")
 
 
 @pytest.mark.parametrize(
@@ -112,56 +114,56 @@ def test_a_whole_answer_is_exact(lost: bool) -> None:
         pytest.param("", id="empty"),
     ],
 )
-def test_a_changed_token_is_wrong(text: str) -> None:
-    assert judge(replace(WHOLE, text=text), OFFER, WANT, lost=True)[0] is Verdict.WRONG
+def test_changed_text_is_wrong(text: str) -> None:
+    assert judge(replace(WHOLE, text=text), OFFER, WANT, lost=True)[0] is StreamVerdict.WRONG
 
 
 @pytest.mark.parametrize("tokens", [3, 5, None])
-def test_the_server_must_have_counted_the_tokens_right(tokens: int | None) -> None:
-    assert judge(replace(WHOLE, tokens=tokens), OFFER, WANT, lost=False)[0] is Verdict.WRONG
+def test_wrong_token_count_of_the_server_is_wrong(tokens: int | None) -> None:
+    assert judge(replace(WHOLE, tokens=tokens), OFFER, WANT, lost=False)[0] is StreamVerdict.WRONG
 
 
-def test_a_wrong_token_is_wrong_also_where_the_client_left_or_an_error_followed() -> None:
-    assert judge(failed(text="one zwei"), SEEDED, WANT, lost=True)[0] is Verdict.WRONG
-    assert judge(Heard(text="one zwei", left=True), OFFER, WANT, lost=False)[0] is Verdict.WRONG
+def test_wrong_token_before_an_error_or_an_early_leave_is_wrong() -> None:
+    assert judge(failed(text="one zwei"), SEEDED, WANT, lost=True)[0] is StreamVerdict.WRONG
+    assert judge(StreamedAnswer(text="one zwei", left=True), OFFER, WANT, lost=False)[0] is StreamVerdict.WRONG
 
 
 @pytest.mark.parametrize(
     "changed",
     [
-        pytest.param({"done": False}, id="no last word"),
-        pytest.param({"finish": None}, id="no reason to end"),
+        pytest.param({"done": False}, id="no regular end"),
+        pytest.param({"finish": None}, id="no finish reason"),
         pytest.param({"done": False, "finish": None, "text": "one", "broken": "ReadError"}, id="broken"),
         pytest.param({"done": False, "finish": None, "text": "", "chunks": 0}, id="nothing at all"),
     ],
 )
-def test_a_stream_that_just_ends_is_silent(changed: dict[str, Any]) -> None:
-    assert judge(replace(WHOLE, **changed), SEEDED, WANT, lost=True)[0] is Verdict.SILENT
+def test_stream_with_an_irregular_end_is_silent(changed: dict[str, Any]) -> None:
+    assert judge(replace(WHOLE, **changed), SEEDED, WANT, lost=True)[0] is StreamVerdict.SILENT
 
 
-def test_what_a_client_had_when_it_left_has_to_be_right() -> None:
-    assert judge(Heard(text="one t", chunks=2, left=True), OFFER, WANT, lost=False) == (Verdict.LEFT, "")
+def test_answer_of_a_leaving_client_is_exact_so_far() -> None:
+    assert judge(StreamedAnswer(text="one t", chunks=2, left=True), OFFER, WANT, lost=False) == (StreamVerdict.LEFT, "")
 
 
-def test_seeded_sampling_may_end_with_an_error_when_its_replica_is_lost() -> None:
-    assert judge(failed(), SEEDED, WANT, lost=True) == (Verdict.PROMISED, "")
+def test_error_of_seeded_sampling_after_a_lost_replica_is_promised() -> None:
+    assert judge(failed(), SEEDED, WANT, lost=True) == (StreamVerdict.PROMISED, "")
 
 
 @pytest.mark.parametrize(
-    ("heard", "offer", "lost"),
+    ("answer", "offer", "lost"),
     [
         pytest.param(failed(), OFFER, True, id="greedy"),
         pytest.param(failed(), SEEDED, False, id="no replica was lost"),
         pytest.param(failed(text="", chunks=0), SEEDED, True, id="before the first token"),
         pytest.param(failed(kind="server_error"), SEEDED, True, id="another error"),
-        pytest.param(failed(done=False), SEEDED, True, id="no last word"),
+        pytest.param(failed(done=False), SEEDED, True, id="no regular end"),
     ],
 )
-def test_no_other_error_is_promised(heard: Heard, offer: Offer, lost: bool) -> None:
-    assert judge(heard, offer, WANT, lost)[0] is Verdict.ERROR
+def test_other_errors_are_not_promised(answer: StreamedAnswer, offer: Offer, lost: bool) -> None:
+    assert judge(answer, offer, WANT, lost)[0] is StreamVerdict.ERROR
 
 
-# --- looking for what is left -------------------------------------------------------------------------
+# --- leaks --------------------------------------------------------------------------------------------
 
 
 def replica(
@@ -177,12 +179,12 @@ def replica(
     }
 
 
-def test_a_replica_at_rest_holds_nothing() -> None:
+def test_idle_replica_holds_nothing() -> None:
     assert holdings(replica()) is None
 
 
 @pytest.mark.parametrize(
-    ("held", "told"),
+    ("held", "text"),
     [
         ({"requests": 1}, "1 requests"),
         ({"used": 16}, "16 tokens in used blocks or promised room"),
@@ -190,18 +192,18 @@ def test_a_replica_at_rest_holds_nothing() -> None:
         ({"used": 16, "slots": 2}, "16 tokens in used blocks or promised room, 2 staging slots"),
     ],
 )
-def test_whatever_is_held_is_told(held: dict[str, Any], told: str) -> None:
-    assert holdings(replica(**held)) == told
+def test_holdings_name_every_held_resource(held: dict[str, Any], text: str) -> None:
+    assert holdings(replica(**held)) == text
 
 
 def looked(*looks: list[dict[str, Any]]) -> list[str]:
-    closed = Closed()
+    closed = ClosedReplicas()
     for replicas in looks:
         closed.look({"replicas": replicas})
     return closed.leaks()
 
 
-def test_a_replica_that_closes_with_a_slot_takes_it_to_its_grave() -> None:
+def test_replica_that_closes_with_a_slot_leaks_it() -> None:
     leaking = replica(state="DRAINING", slots=1)
     assert looked([leaking], [leaking], []) == ["replica r closed with 1 staging slots"]
 
@@ -212,53 +214,55 @@ def test_a_replica_that_closes_with_a_slot_takes_it_to_its_grave() -> None:
         pytest.param([[replica(state="DRAINING", slots=1)], []], id="once"),
         pytest.param([[replica(state="DRAINING", requests=1, used=9)]] * 5, id="while requests run there"),
         pytest.param([[replica(slots=1)]] * 5, id="while it runs"),
-        pytest.param([[replica(state="DRAINING", slots=1)]] * 3 + [[replica(state="DRAINING")]], id="let go of"),
+        pytest.param([[replica(state="DRAINING", slots=1)]] * 3 + [[replica(state="DRAINING")]], id="released"),
     ],
 )
-def test_what_is_in_use_or_let_go_of_is_no_leak(looks: list[list[dict[str, Any]]]) -> None:
+def test_resources_in_use_or_released_are_no_leak(looks: list[list[dict[str, Any]]]) -> None:
     assert looked(*looks) == []
 
 
 # --- reporting ----------------------------------------------------------------------------------------
 
 
-def result(*verdicts: Verdict, leaks: tuple[str, ...] = ()) -> Result:
+def result(*verdicts: StreamVerdict, leaks: tuple[str, ...] = ()) -> ChaosResult:
     judged = [
-        Judged(replace(OFFER, label=f"s{i}"), verdict, "why" if verdict is Verdict.WRONG else "", WHOLE)
+        Judged(replace(OFFER, label=f"s{i}"), verdict, "why" if verdict is StreamVerdict.WRONG else "", WHOLE)
         for i, verdict in enumerate(verdicts)
     ]
-    kill, move = Strike(1.0, Kind.KILL, 0.5), Strike(2.0, Kind.MOVE, 0.5)
-    blows = [Blow(kill, 1.0, "r1", ("s0", "s1"), "SIGKILL"), Blow(move, hit=(), outcome=NOTHING)]
-    return Result(judged, blows, list(leaks))
+    kill, move = Fault(1.0, FaultKind.KILL, 0.5), Fault(2.0, FaultKind.MOVE, 0.5)
+    injected = [InjectedFault(kill, 1.0, "r1", ("s0", "s1"), "SIGKILL"), InjectedFault(move, hit=(), outcome=NOTHING)]
+    return ChaosResult(judged, injected, list(leaks))
 
 
-def test_all_as_promised_is_good() -> None:
-    assert is_good(result(Verdict.EXACT, Verdict.LEFT, Verdict.PROMISED))
+def test_run_with_only_promised_verdicts_is_good() -> None:
+    assert is_good(result(StreamVerdict.EXACT, StreamVerdict.LEFT, StreamVerdict.PROMISED))
 
 
-@pytest.mark.parametrize("verdict", [Verdict.WRONG, Verdict.SILENT, Verdict.ERROR])
-def test_one_bad_stream_is_not(verdict: Verdict) -> None:
-    assert not is_good(result(Verdict.EXACT, verdict))
+@pytest.mark.parametrize("verdict", [StreamVerdict.WRONG, StreamVerdict.SILENT, StreamVerdict.ERROR])
+def test_run_with_a_bad_stream_is_bad(verdict: StreamVerdict) -> None:
+    assert not is_good(result(StreamVerdict.EXACT, verdict))
 
 
-def test_one_leak_is_not() -> None:
-    assert not is_good(result(Verdict.EXACT, leaks=("replica r holds 1 staging slots",)))
+def test_run_with_a_leak_is_bad() -> None:
+    assert not is_good(result(StreamVerdict.EXACT, leaks=("replica r holds 1 staging slots",)))
 
 
-def test_streams_are_counted_for_the_fault_that_hit_them() -> None:
-    document = make_document(result(Verdict.EXACT, Verdict.PROMISED, Verdict.EXACT), {"seed": 1})
-    assert document["faults"][Kind.KILL] == {
+def test_streams_count_for_the_fault_that_hit_them() -> None:
+    document = make_document(result(StreamVerdict.EXACT, StreamVerdict.PROMISED, StreamVerdict.EXACT), {"seed": 1})
+    assert document["faults"][FaultKind.KILL] == {
         "drawn": 1,
         "struck": 1,
         "outcomes": {"SIGKILL": 1},
-        "streams": {Verdict.EXACT: 1, Verdict.PROMISED: 1},
+        "streams": {StreamVerdict.EXACT: 1, StreamVerdict.PROMISED: 1},
     }
-    assert (document["faults"][Kind.MOVE]["drawn"], document["faults"][Kind.MOVE]["struck"]) == (1, 0)
-    assert document["streams"] == {Verdict.EXACT: 2, Verdict.PROMISED: 1}
+    assert (document["faults"][FaultKind.MOVE]["drawn"], document["faults"][FaultKind.MOVE]["struck"]) == (1, 0)
+    assert document["streams"] == {StreamVerdict.EXACT: 2, StreamVerdict.PROMISED: 1}
 
 
-def test_what_is_bad_is_told_in_full_and_survives_json() -> None:
-    document = make_document(result(Verdict.EXACT, Verdict.WRONG, leaks=("process 7 belongs to no replica",)), {})
+def test_bad_streams_and_leaks_are_in_the_document_and_on_the_page() -> None:
+    document = make_document(
+        result(StreamVerdict.EXACT, StreamVerdict.WRONG, leaks=("process 7 belongs to no replica",)), {}
+    )
     assert json.loads(json.dumps(document)) == json.loads(json.dumps(document))
     (bad,) = json.loads(json.dumps(document))["bad"]
     assert (bad["verdict"], bad["offer"]["label"], bad["heard"]["text"]) == ("wrong tokens", "s1", WANT)

@@ -1,4 +1,4 @@
-"""Runs and rounds against a server that is made up: what it does wrong has to be seen."""
+"""Runs and rounds against a fake server, whose faults they must find."""
 
 import asyncio
 import contextlib
@@ -20,22 +20,22 @@ from app.client.sse import Event
 from app.replay.trace import TraceRequest
 from benchmarks import soak
 from benchmarks.chaos import run as running
-from benchmarks.chaos.forcing import Forcing, Shape, calculated
-from benchmarks.chaos.hand import NOTHING, Blow, Hand, Streams
-from benchmarks.chaos.heard import Verdict
+from benchmarks.chaos.answers import StreamVerdict
+from benchmarks.chaos.faults import Fault, FaultKind
+from benchmarks.chaos.forcing import Forcing, RoundShape, calculated
+from benchmarks.chaos.injector import NOTHING, FaultInjector, InjectedFault, OpenStreams
 from benchmarks.chaos.offers import Offer, make_offers, undisturbed
 from benchmarks.chaos.report import is_good
-from benchmarks.chaos.run import Result, Run
-from benchmarks.chaos.strikes import Kind, Strike
-from benchmarks.chaos.watch import Watch
+from benchmarks.chaos.run import ChaosResult, ChaosRun
+from benchmarks.chaos.watch import ClusterWatch
 
 OFFERS = make_offers([TraceRequest(i, 0.02 * i, 10 + i, 20) for i in range(4)], "made up")
-LEAVE = Strike(0.1, Kind.LEAVE, 0.0)
-MOVE = Strike(0.1, Kind.MOVE, 0.5)
+LEAVE = Fault(0.1, FaultKind.LEAVE, 0.0)
+MOVE = Fault(0.1, FaultKind.MOVE, 0.5)
 
 
 class MadeUp:
-    """Two replicas, "a" and "b", that are both this very process, or `pid`. Knobs say what goes wrong."""
+    """Two replicas, "a" and "b", both of which are this process, or `pid`. The knobs are faults."""
 
     def __init__(
         self,
@@ -99,70 +99,73 @@ class MadeUp:
         raise NotImplementedError
 
     async def migrations(self) -> list[dict[str, Any]]:
-        told = {"path": "kv", "error": None, "pause_s": 0.01, "blocks": 1, "bytes": 64}
+        members = {"path": "kv", "error": None, "pause_s": 0.01, "blocks": 1, "bytes": 64}
         outcome = None if self.stuck_moves else "committed"
-        return [{"id": f"m{i + 1}", "outcome": outcome, **told} for i in range(len(self.ordered))]
+        return [{"id": f"m{i + 1}", "outcome": outcome, **members} for i in range(len(self.ordered))]
 
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits long for what does not come."""
+    """Short time limits."""
     monkeypatch.setattr(running, "QUIET_S", 0.3)
     monkeypatch.setattr(running, "PATIENCE_S", 5.0)
 
 
-async def run(server: MadeUp, *strikes: Strike) -> Result:
-    return await Run(server).run(OFFERS, strikes)
+async def run(server: MadeUp, *faults: Fault) -> ChaosResult:
+    return await ChaosRun(server).run(OFFERS, faults)
 
 
-def verdicts(result: Result) -> dict[str, Verdict]:
+def verdicts(result: ChaosResult) -> dict[str, StreamVerdict]:
     return {judged.offer.label: judged.verdict for judged in result.judged}
 
 
-async def test_streams_strikes_and_the_request_afterwards_are_all_told() -> None:
+async def test_result_has_all_streams_faults_and_the_last_request() -> None:
     server = MadeUp()
     result = await run(server, LEAVE, MOVE)
-    told = verdicts(result)
-    assert told.pop(OFFERS[0].label) is Verdict.LEFT
-    assert set(told) == {offer.label for offer in OFFERS[1:]} | {"chaos-probe"}
-    assert set(told.values()) == {Verdict.EXACT}
-    assert {blow.strike.kind: blow.outcome for blow in result.blows} == {Kind.LEAVE: "left", Kind.MOVE: "committed"}
+    found = verdicts(result)
+    assert found.pop(OFFERS[0].label) is StreamVerdict.LEFT
+    assert set(found) == {offer.label for offer in OFFERS[1:]} | {"chaos-probe"}
+    assert set(found.values()) == {StreamVerdict.EXACT}
+    assert {injected.fault.kind: injected.outcome for injected in result.injected} == {
+        FaultKind.LEAVE: "left",
+        FaultKind.MOVE: "committed",
+    }
     assert is_good(result)
 
 
-async def test_one_changed_character_is_seen() -> None:
+async def test_single_changed_character_is_wrong() -> None:
     result = await run(MadeUp(wrong=OFFERS[2].label))
-    assert verdicts(result)[OFFERS[2].label] is Verdict.WRONG
+    assert verdicts(result)[OFFERS[2].label] is StreamVerdict.WRONG
     assert not is_good(result)
 
 
-async def test_an_end_without_a_last_word_is_seen() -> None:
+async def test_irregular_end_is_silent() -> None:
     result = await run(MadeUp(silent=OFFERS[1].label))
-    assert verdicts(result)[OFFERS[1].label] is Verdict.SILENT
+    assert verdicts(result)[OFFERS[1].label] is StreamVerdict.SILENT
     assert not is_good(result)
 
 
-async def test_a_stream_without_an_end_is_cut_and_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stream_without_an_end_is_cancelled_and_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "PATIENCE_S", 0.02)
     result = await run(MadeUp())
-    assert Verdict.SILENT in verdicts(result).values()
+    assert StreamVerdict.SILENT in verdicts(result).values()
     assert not is_good(result)
 
 
-async def test_a_slot_that_is_not_given_back_is_a_leak() -> None:
+async def test_slot_that_stays_leased_is_a_leak() -> None:
     result = await run(MadeUp(slots=1))
     assert result.leaks == ["replica a holds 1 staging slots", "replica b holds 1 staging slots"]
     assert not is_good(result)
 
 
-async def test_a_strike_without_a_victim_is_not_carried_out() -> None:
-    result = await run(MadeUp(), Strike(2.0, Kind.MOVE, 0.5), Strike(0.0, Kind.SCHEDULER, 0.5))
-    assert [blow.outcome for blow in result.blows] == [NOTHING, NOTHING]
+async def test_fault_without_a_victim_is_not_injected() -> None:
+    result = await run(MadeUp(), Fault(2.0, FaultKind.MOVE, 0.5), Fault(0.0, FaultKind.SCHEDULER, 0.5))
+    assert [injected.outcome for injected in result.injected] == [NOTHING, NOTHING]
 
 
 @contextlib.contextmanager
 def child() -> Iterator[int]:
-    """A process below this one, as an engine's is below its replica."""
+    """A child process, as an engine's is of its replica."""
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
         yield process.pid
@@ -171,44 +174,44 @@ def child() -> Iterator[int]:
         process.communicate()
 
 
-async def strike_child(kind: Kind, pid: int, lasts_s: float = 0.0) -> Blow:
+async def inject_into_child(kind: FaultKind, pid: int, lasts_s: float = 0.0) -> InjectedFault:
     """A replica that is the process `pid`, with one request, is struck."""
     server = MadeUp(pid=pid)
     server.hosts["its request"] = "a"
-    watch = Watch(server)
+    watch = ClusterWatch(server)
     await watch.look()
-    return await Hand(server, watch, Streams()).strike(Strike(0.0, kind, 0.0, lasts_s))
+    return await FaultInjector(server, watch, OpenStreams()).inject(Fault(0.0, kind, 0.0, lasts_s))
 
 
-async def test_a_replica_is_killed_and_the_streams_that_it_had_are_told() -> None:
+async def test_killed_replica_is_reported_with_its_streams() -> None:
     with child() as pid:
-        blow = await strike_child(Kind.KILL, pid)
-        assert (blow.victim, blow.hit, blow.outcome) == ("a", ("its request",), "SIGKILL")
+        injected = await inject_into_child(FaultKind.KILL, pid)
+        assert (injected.victim, injected.hit, injected.outcome) == ("a", ("its request",), "SIGKILL")
         assert await asyncio.to_thread(psutil.Process(pid).wait) == -signal.SIGKILL
 
 
-async def test_a_stalled_replica_stands_still_and_goes_on() -> None:
+async def test_stalled_replica_stops_and_continues() -> None:
     with child() as pid:
-        striking = asyncio.create_task(strike_child(Kind.STALL, pid, lasts_s=0.5))
+        striking = asyncio.create_task(inject_into_child(FaultKind.STALL, pid, lasts_s=0.5))
         await eventually(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
         assert (await striking).outcome == "SIGSTOP, SIGCONT"
         await eventually(lambda: psutil.Process(pid).status() != psutil.STATUS_STOPPED)
 
 
-async def test_a_replica_that_hangs_is_killed_in_the_end() -> None:
+async def test_hanging_replica_is_killed_in_the_end() -> None:
     with child() as pid:
-        assert (await strike_child(Kind.HANG, pid, lasts_s=0.1)).outcome == "SIGSTOP, SIGKILL"
+        assert (await inject_into_child(FaultKind.HANG, pid, lasts_s=0.1)).outcome == "SIGSTOP, SIGKILL"
         assert await asyncio.to_thread(psutil.Process(pid).wait) == -signal.SIGKILL
 
 
-async def test_a_process_that_is_dead_is_not_struck() -> None:
+async def test_dead_process_is_no_victim() -> None:
     server = MadeUp()
-    watch = Watch(server)
+    watch = ClusterWatch(server)
     with child() as pid:
         server.pid = pid
         await watch.look()
-    blow = await Hand(server, watch, Streams()).strike(Strike(0.0, Kind.KILL, 0.0))
-    assert (blow.victim, blow.outcome) == ("", NOTHING)
+    injected = await FaultInjector(server, watch, OpenStreams()).inject(Fault(0.0, FaultKind.KILL, 0.0))
+    assert (injected.victim, injected.outcome) == ("", NOTHING)
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
@@ -217,14 +220,14 @@ async def eventually(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_a_process_whose_replica_is_gone_is_a_leak() -> None:
+async def test_process_without_a_replica_is_a_leak() -> None:
     server = MadeUp()
-    watch = Watch(server)
+    watch = ClusterWatch(server)
     with child() as left:
         await watch.look()
         assert await watch.leaks(within_s=0.2) == []
         state = await server.state()
-        # The replicas are other processes now; of the old ones, the child is still there.
+        # The replicas are other processes now; the child is left over from the old ones.
         for replica in state["replicas"]:
             replica["pids"] = [os.getppid()] * 3
         watch.processes.tree = lambda pid: []  # type: ignore[method-assign]
@@ -232,7 +235,7 @@ async def test_a_process_whose_replica_is_gone_is_a_leak() -> None:
     assert f"process {left} belongs to no replica" not in await watch.leaks(within_s=0.0)
 
 
-async def test_state_that_is_older_than_the_question_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_state_from_before_the_look_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     server = MadeUp()
     old = await server.state()
 
@@ -240,37 +243,37 @@ async def test_state_that_is_older_than_the_question_is_no_answer(monkeypatch: p
         return old
 
     monkeypatch.setattr(server, "state", stale)
-    assert await Watch(server).leaks(within_s=0.1) == ["the scheduler does not tell its state"]
+    assert await ClusterWatch(server).leaks(within_s=0.1) == ["the scheduler does not answer with a new state"]
 
 
 # --- forced moves -------------------------------------------------------------------------------------
 
-SHAPE = Shape(streams=3, at_once=3, prompt=(10, 20), output=(60, 80))
+SHAPE = RoundShape(streams=3, at_once=3, prompt=(10, 20), output=(60, 80))
 
 
-async def test_a_round_moves_requests_between_the_replicas_until_they_end() -> None:
+async def test_round_moves_requests_between_replicas_until_they_end() -> None:
     server = MadeUp()
     seen: list[None] = []
-    done = await Forcing(server, Watch(server), SHAPE, 1, calculated).round(1, 6, lambda: seen.append(None))
+    done = await Forcing(server, ClusterWatch(server), SHAPE, 1, calculated).round(1, 6, lambda: seen.append(None))
     assert (done.verdicts, done.bad, done.leaks) == (["exact"] * 3, [], [])
     assert len(done.moves) == len(seen) == 6
     assert {target for _, target in server.ordered} == {"a", "b"}
 
 
-async def test_a_round_compares_what_came_with_what_should_have() -> None:
+async def test_round_compares_answers_with_the_expected_ones() -> None:
     async def other(offer: Offer) -> list[str]:
         return ["~" + undisturbed(offer.prompt, offer.output)]
 
     server = MadeUp()
-    done = await Forcing(server, Watch(server), SHAPE, 1, other).round(1, 2)
+    done = await Forcing(server, ClusterWatch(server), SHAPE, 1, other).round(1, 2)
     assert done.verdicts == ["wrong tokens"] * 3
     assert len(done.bad) == 3
 
 
-async def test_a_move_without_an_outcome_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_move_without_an_outcome_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.chaos.forcing.MOVE_S", 0.3)
     server = MadeUp(stuck_moves=True)
-    done = await Forcing(server, Watch(server), SHAPE, 1, calculated).round(1, 2)
+    done = await Forcing(server, ClusterWatch(server), SHAPE, 1, calculated).round(1, 2)
     assert len(done.bad) == 2 and all("has no outcome" in line for line in done.bad)
 
 
@@ -279,7 +282,7 @@ async def test_a_move_without_an_outcome_is_a_fault(monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def soaked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, list[str]]]:
-    """Runs the soak on a made-up server; its exit status, and the lines of its file."""
+    """Runs the soak on a fake server; returns its exit status and the lines of its file."""
     file = tmp_path / "soak.jsonl"
 
     def run_it(moves: int, seed: int = 0, slots: int = 0) -> tuple[int, list[str]]:
@@ -294,7 +297,7 @@ def soaked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tup
     return run_it
 
 
-def test_a_soak_goes_on_where_it_stopped(soaked: Callable[..., tuple[int, list[str]]]) -> None:
+def test_soak_continues_its_file(soaked: Callable[..., tuple[int, list[str]]]) -> None:
     first_status, first = soaked(moves=3)
     again_status, again = soaked(moves=3)
     more_status, more = soaked(moves=5)
@@ -304,11 +307,11 @@ def test_a_soak_goes_on_where_it_stopped(soaked: Callable[..., tuple[int, list[s
     assert soak.count_moves([json.loads(line) for line in more]) == 5
 
 
-def test_a_soak_that_leaks_stops_at_once(soaked: Callable[..., tuple[int, list[str]]]) -> None:
+def test_soak_stops_at_a_leak(soaked: Callable[..., tuple[int, list[str]]]) -> None:
     status, lines = soaked(moves=500, slots=1)
     assert (status, len(lines)) == (1, 2)
 
 
-def test_the_file_of_another_soak_is_left_alone(soaked: Callable[..., tuple[int, list[str]]]) -> None:
+def test_file_of_another_soak_is_unchanged(soaked: Callable[..., tuple[int, list[str]]]) -> None:
     _, before = soaked(moves=1)
     assert soaked(moves=1, seed=5) == (2, before)

@@ -1,11 +1,11 @@
-"""What the soak keeps, and what it says of it."""
+"""The soak's file, and its report."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.chaos.forcing import Shape, draw_offers
+from benchmarks.chaos.forcing import RoundShape, draw_offers
 from benchmarks.soak import count_moves, is_good, read_lines, render
 
 SETTING = {"setting": {"engine": "paced", "seed": 0}}
@@ -28,7 +28,7 @@ def round_of(*moves: Any, number: int = 1, bad: list[str] | None = None, leaks: 
     }
 
 
-def test_a_line_that_was_cut_off_is_done_again(tmp_path: Path) -> None:
+def test_incomplete_last_line_is_ignored(tmp_path: Path) -> None:
     file = tmp_path / "soak.jsonl"
     assert read_lines(file) == []
     file.write_text('{"setting": 1}\n{"moves": [1, 2]}\n{"moves": [3')
@@ -37,20 +37,20 @@ def test_a_line_that_was_cut_off_is_done_again(tmp_path: Path) -> None:
     assert count_moves(lines) == 2
 
 
-def test_a_line_that_is_damaged_elsewhere_is_an_error(tmp_path: Path) -> None:
+def test_other_malformed_line_is_an_error(tmp_path: Path) -> None:
     file = tmp_path / "soak.jsonl"
     file.write_text('{"setting": 1}\n{"moves": [1\n{"moves": []}\n')
     with pytest.raises(ValueError, match="delimiter"):
         read_lines(file)
 
 
-def test_a_fault_of_any_round_counts_for_good() -> None:
+def test_fault_of_any_round_makes_the_soak_bad() -> None:
     assert is_good([SETTING, round_of(move()), round_of(move(), number=2)])
     assert not is_good([SETTING, round_of(move(), bad=["s: wrong tokens"]), round_of(move(), number=2)])
     assert not is_good([SETTING, round_of(move()), round_of(move(), number=2, leaks=["1 staging slots"])])
 
 
-def test_moves_are_told_by_path_and_outcome() -> None:
+def test_report_has_moves_by_path_and_outcome() -> None:
     refused = move("refused", pause_s=None, error="no room for 900 tokens")
     lines = [
         SETTING,
@@ -59,18 +59,18 @@ def test_moves_are_told_by_path_and_outcome() -> None:
     ]
     page = "\n".join(render(lines))
     assert page.startswith("4 moves in 2 rounds; streams: 2 x exact")
-    assert "kv asked, by kv     committed       2   pause ms p50 30.0, p90 30.0, p99 30.0, max 30.0" in page
+    assert "kv ordered, by kv     committed       2   pause ms p50 30.0, p90 30.0, p99 30.0, max 30.0" in page
     assert "1 x no room for 900 tokens" in page
     assert "2 x 422" in page
     assert "101.0    102.0    102.0" in page
 
 
-def test_nothing_done_is_told_too() -> None:
+def test_report_of_no_rounds() -> None:
     assert next(iter(render([SETTING]))) == "0 moves in 0 rounds; streams: none"
 
 
-def test_rounds_have_their_own_requests() -> None:
-    shape = Shape(streams=5)
+def test_requests_of_rounds_are_unique() -> None:
+    shape = RoundShape(streams=5)
     assert draw_offers(0, 1, shape) == draw_offers(0, 1, shape)
     offers = [*draw_offers(0, 1, shape), *draw_offers(0, 2, shape), *draw_offers(1, 1, shape)]
     assert len({offer.prompt for offer in offers}) == len({offer.label for offer in offers}) == 15

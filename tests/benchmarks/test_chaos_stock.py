@@ -1,4 +1,4 @@
-"""What counts as an undisturbed answer of a real engine: the likeliest tokens, and either of two that tie."""
+"""Undisturbed answers of a real engine: the likeliest tokens, and either of two that tie."""
 
 import json
 from collections.abc import Callable
@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from app.client.api import ApiClient
-from benchmarks.chaos.heard import Heard, Verdict, judge_among
+from benchmarks.chaos.answers import StreamedAnswer, StreamVerdict, judge_among
 from benchmarks.chaos.offers import Offer, text_of
 from benchmarks.chaos.stock import TIE, stock_texts
 
@@ -18,7 +18,7 @@ Likely = Callable[[tuple[int, ...]], dict[int, float]]
 
 
 def server(likely: Likely) -> ApiClient:
-    """A model that answers as vLLM's server does."""
+    """A fake of vLLM's server with a made-up model."""
 
     def answer(request: httpx.Request) -> httpx.Response:
         body = json.loads(request.content)
@@ -36,7 +36,7 @@ def server(likely: Likely) -> ApiClient:
 
 
 def tied_at(*outputs: tuple[int, ...], gap: float = TIE / 2) -> Likely:
-    """Tokens 10, 11, 12 and so on, but after those outputs the next token and the one 100 above it tie."""
+    """Tokens 10, 11, 12 and so on; after `outputs`, the next token and the one 100 above it tie."""
 
     def likely(output: tuple[int, ...]) -> dict[int, float]:
         token = 10 + len(output)
@@ -58,23 +58,23 @@ def tied_at(*outputs: tuple[int, ...], gap: float = TIE / 2) -> Likely:
         ),
     ],
 )
-async def test_either_of_two_tokens_that_tie_is_right(likely: Likely, answers: list[tuple[int, ...]]) -> None:
+async def test_stock_texts_have_both_tokens_of_a_tie(likely: Likely, answers: list[tuple[int, ...]]) -> None:
     async with server(likely) as stock:
         assert await stock_texts(stock, "m", OFFER) == [text_of(OFFER.prompt, answer) for answer in answers]
 
 
-def heard(text: str) -> Heard:
-    return Heard(text=text, chunks=4, finish="length", tokens=4, done=True)
+def streamed(text: str) -> StreamedAnswer:
+    return StreamedAnswer(text=text, chunks=4, finish="length", tokens=4, done=True)
 
 
 @pytest.mark.parametrize(
     ("text", "verdict"),
     [
-        ("one two", Verdict.EXACT),
-        ("one deux", Verdict.TIE),
-        ("one zwei", Verdict.WRONG),
-        ("one deu", Verdict.WRONG),
+        ("one two", StreamVerdict.EXACT),
+        ("one deux", StreamVerdict.TIE),
+        ("one zwei", StreamVerdict.WRONG),
+        ("one deu", StreamVerdict.WRONG),
     ],
 )
-def test_an_answer_after_a_tie_is_held_to_every_token(text: str, verdict: Verdict) -> None:
-    assert judge_among(heard(text), OFFER, ["one two", "one deux"])[0] is verdict
+def test_answer_after_a_tie_must_be_exact(text: str, verdict: StreamVerdict) -> None:
+    assert judge_among(streamed(text), OFFER, ["one two", "one deux"])[0] is verdict

@@ -1,15 +1,15 @@
-"""Faults at random times, and forced moves by the dozen: no stream notices more than a pause, and nothing is left."""
+"""Faults at random times, and forced moves: no stream has more than a pause, and nothing leaks."""
 
 from collections import Counter
 
-from benchmarks.chaos.forcing import Forcing, Shape, calculated
-from benchmarks.chaos.heard import Verdict
+from benchmarks.chaos.answers import StreamVerdict
+from benchmarks.chaos.faults import FaultKind, draw_faults
+from benchmarks.chaos.forcing import Forcing, RoundShape, calculated
 from benchmarks.chaos.offers import draw_trace, make_offers
 from benchmarks.chaos.report import is_good, make_document, render
-from benchmarks.chaos.run import Run
+from benchmarks.chaos.run import ChaosRun
 from benchmarks.chaos.server import connect
-from benchmarks.chaos.strikes import Kind, draw_strikes
-from benchmarks.chaos.watch import Watch
+from benchmarks.chaos.watch import ClusterWatch
 from tests.counts import LONG
 from tests.integration.application import Application
 
@@ -20,26 +20,26 @@ ROUNDS, MOVES = (20 if LONG else 2), 150
 
 async def test_faults_at_random_times_cost_pauses(paced: Application) -> None:
     offers = make_offers(draw_trace(SEED, SPAN_S), SEED)
-    strikes = draw_strikes(SEED, SPAN_S, EVERY_S)
-    assert {strike.kind for strike in strikes} == set(Kind)
+    faults = draw_faults(SEED, SPAN_S, EVERY_S)
+    assert {fault.kind for fault in faults} == set(FaultKind)
     async with connect(paced.url) as server:
-        result = await Run(server).run(offers, strikes)
+        result = await ChaosRun(server).run(offers, faults)
     document = make_document(result, {"seed": SEED})
     assert is_good(result), render(document)
-    assert document["streams"][Verdict.EXACT] > len(offers) / 2, render(document)
-    assert document["faults"][Kind.KILL]["streams"], "no stream was on the replica that was killed"
+    assert document["streams"][StreamVerdict.EXACT] > len(offers) / 2, render(document)
+    assert document["faults"][FaultKind.KILL]["streams"], "no stream was on a killed replica"
 
 
 async def test_forced_moves_change_nothing(paced: Application) -> None:
-    # More than one replica holds, so that the policy opens others: there has to be somewhere to move to.
-    shape = Shape(streams=12, at_once=12, prompt=(300, 300), output=(300, 500))
+    # More than one replica can hold, so that the policy opens others as targets.
+    shape = RoundShape(streams=12, at_once=12, prompt=(300, 300), output=(300, 500))
     async with connect(paced.url) as server:
-        watch = Watch(server)
+        watch = ClusterWatch(server)
         await watch.look()
         forcing = Forcing(server, watch, shape, SEED, calculated)
         rounds = [await forcing.round(number, MOVES) for number in range(ROUNDS)]
     assert [(done.bad, done.leaks) for done in rounds] == [([], [])] * ROUNDS
-    assert [done.verdicts for done in rounds] == [[Verdict.EXACT] * shape.streams] * ROUNDS
-    told = Counter((move["path"], move["outcome"], move["error"]) for done in rounds for move in done.moves)
-    committed = Counter({path: told[path, "committed", None] for path in ("kv", "tokens")})
-    assert committed.total() >= 80 and min(committed.values()) >= 20, told
+    assert [done.verdicts for done in rounds] == [[StreamVerdict.EXACT] * shape.streams] * ROUNDS
+    moves = Counter((move["path"], move["outcome"], move["error"]) for done in rounds for move in done.moves)
+    committed = Counter({path: moves[path, "committed", None] for path in ("kv", "tokens")})
+    assert committed.total() >= 80 and min(committed.values()) >= 20, moves
