@@ -10,6 +10,7 @@ Serve ships this module by value to its controller, which may not have the proje
 import copy
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,13 +64,14 @@ def _generation() -> str:
 class MirrorWanted:
     """An autoscaling policy, called about ten times a second: never blocks or raises."""
 
-    def __init__(self, app: str) -> None:
+    def __init__(self, app: str, wall_clock: Callable[[], float] = time.time) -> None:
         self._app = app
+        self._wall_clock = wall_clock
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
         """The scheduler's number, else the current target; Serve applies min_replicas and max_replicas to it."""
         wanted = read_wanted(self._app, _generation())
-        if wanted is None or time.time() - wanted.at > STALE_S:
+        if wanted is None or self._wall_clock() - wanted.at > STALE_S:
             return context.target_num_replicas, {}
         return wanted.count, {}
 

@@ -1,7 +1,12 @@
 """Unit tests run without a cluster: whatever would start one fails. No test fails because the machine is slow."""
 
+import asyncio
+from collections.abc import Callable, Mapping
+
 import hypothesis
 import pytest
+
+from tests.virtual_time import VirtualLoop
 
 hypothesis.settings.register_profile(
     "unhurried", hypothesis.settings(), deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
@@ -19,3 +24,10 @@ def no_cluster(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
             raise RuntimeError("a unit test must not start Ray")
 
         monkeypatch.setattr(ray, "init", refuse)
+
+
+def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The event loop of a test: those marked `virtual_time` run in one in which waiting takes no time."""
+    if item.get_closest_marker("virtual_time"):
+        return {"virtual": VirtualLoop}
+    return {"real": asyncio.new_event_loop}

@@ -24,6 +24,7 @@ from tests.deployments.test_scaler import World as ScalerWorld
 from tests.migration.world import Pair, make_pair, spec
 
 R = RequestId("r")
+pytestmark = pytest.mark.virtual_time
 SHORT = Limits(prepare_s=0.1, copy_s=0.1, final_s=0.1, adopt_s=0.1)
 
 

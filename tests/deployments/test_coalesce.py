@@ -7,6 +7,8 @@ import pytest
 
 from deployments.coalesce import Coalescer
 
+pytestmark = pytest.mark.virtual_time
+
 
 class Doubling:
     """Doubles numbers, many at a time; negative ones are errors. `gate` holds calls back."""

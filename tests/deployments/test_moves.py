@@ -22,6 +22,8 @@ from tests.migration.world import Pair, make_pair, spec
 
 A, B = ReplicaId("a"), ReplicaId("b")
 
+pytestmark = pytest.mark.virtual_time
+
 
 class Copying(SharedSlots):
     """Takes a slot at the target too, as a transport between nodes does; what it "receives" is `arrived`."""

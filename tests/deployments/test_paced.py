@@ -1,9 +1,7 @@
 """The paced engine in virtual time: the loop's clock jumps to the next timer, so times can be compared exactly."""
 
 import asyncio
-import functools
-import selectors
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -22,6 +20,7 @@ from migration.transport.shared import SharedSlots
 from policies.model import Blocks, ReplicaId
 from tests.deployments.fake_engine import FakeEngine, expected_logprobs
 from tests.migration.world import LIMITS, Pair, Replica, spec
+from tests.virtual_time import virtual_loop
 
 PACE = {
     "num_gpu_blocks_override": 16,
@@ -35,50 +34,7 @@ PACE = {
 }
 SLOT_BYTES = 16 * 4 * 4
 
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """Its clock stands still while something happens, and jumps when nothing does; wakes `late_s` after it should."""
-
-    def __init__(self) -> None:
-        super().__init__(_NoWait(self))
-        self.now_s = 0.0
-        self.late_s = 0.0
-        self.timers = 0
-
-    def time(self) -> float:
-        return self.now_s
-
-    def call_at(self, *args: Any, **kwargs: Any) -> asyncio.TimerHandle:  # type: ignore[override]
-        self.timers += 1
-        return super().call_at(*args, **kwargs)
-
-
-class _NoWait(selectors.DefaultSelector):
-    def __init__(self, loop: VirtualLoop) -> None:
-        super().__init__()
-        self._loop = loop
-
-    def select(self, timeout: float | None = None) -> Any:
-        if timeout is None:
-            raise AssertionError("nothing will ever happen again")
-        if timeout > 0:
-            self._loop.now_s += timeout + self._loop.late_s
-        return super().select(0)
-
-
-def virtual(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run a test in virtual time."""
-
-    @functools.wraps(test)
-    def run(*args: Any, **kwargs: Any) -> None:
-        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-            runner.run(test(*args, **kwargs))
-
-    return run
-
-
-def loop() -> VirtualLoop:
-    return cast(VirtualLoop, asyncio.get_running_loop())
+pytestmark = pytest.mark.virtual_time
 
 
 @dataclass
@@ -113,7 +69,7 @@ class Desk:
         async with aclosing(self.engine.generate(key, prompt, outputs, sampling)) as stream:  # type: ignore[type-var]
             async for generated in stream:
                 answer.tokens += generated.tokens
-                answer.times.append(loop().time())
+                answer.times.append(virtual_loop().time())
                 answer.finish = generated.finish
 
 
@@ -124,7 +80,6 @@ def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
 # --- time ---------------------------------------------------------------------------------------------
 
 
-@virtual
 async def test_a_step_takes_its_share_for_weights_decodes_and_prefill() -> None:
     desk = await Desk.open()
     answer = desk.ask("r", prompt(8), 3)
@@ -132,7 +87,6 @@ async def test_a_step_takes_its_share_for_weights_decodes_and_prefill() -> None:
     assert answer.times == pytest.approx([0.018, 0.018 + 0.011, 0.018 + 0.022])
 
 
-@virtual
 async def test_requests_share_a_step() -> None:
     desk = await Desk.open()
     one, two = desk.ask("1", prompt(8), 2), desk.ask("2", prompt(8, 1), 2)
@@ -140,7 +94,6 @@ async def test_requests_share_a_step() -> None:
     assert one.times == two.times == pytest.approx([0.026, 0.026 + 0.012])
 
 
-@virtual
 async def test_a_long_prefill_takes_several_steps() -> None:
     desk = await Desk.open()
     answer = desk.ask("r", prompt(40), 1)
@@ -148,7 +101,6 @@ async def test_a_long_prefill_takes_several_steps() -> None:
     assert answer.times == pytest.approx([3 * 0.010 + 0.040])
 
 
-@virtual
 async def test_prefill_slows_the_requests_that_decode_in_its_step() -> None:
     desk = await Desk.open()
     answer = desk.ask("1", prompt(4), 3)
@@ -159,48 +111,43 @@ async def test_prefill_slows_the_requests_that_decode_in_its_step() -> None:
     assert gaps == pytest.approx([0.011, 0.021])
 
 
-@virtual
 async def test_late_steps_do_not_add_up() -> None:
     desk = await Desk.open()
-    loop().late_s = 0.003
+    virtual_loop().late_s = 0.003
     answer = desk.ask("r", prompt(1), 60)
     await desk.done()
     assert answer.times[-1] - answer.times[0] == pytest.approx(59 * 0.011)
 
 
-@virtual
 async def test_an_engine_that_was_held_up_for_long_does_not_race_to_catch_up() -> None:
     desk = await Desk.open()
     answer = desk.ask("r", prompt(1), 20)
     await asyncio.sleep(0.060)
-    loop().now_s += 1.0
+    virtual_loop().now_s += 1.0
     await desk.done()
     late = [t for t in answer.times if t > 1.0]
     assert late[-1] - late[1] == pytest.approx((len(late) - 2) * 0.011)
 
 
-@virtual
 async def test_a_step_has_one_timer_and_an_idle_engine_none() -> None:
     desk = await Desk.open()
     for i in range(4):
         desk.ask(f"{i}", prompt(4, i), 10)
-    before = loop().timers
+    before = virtual_loop().timers
     await desk.done()
-    assert loop().timers - before == 10
+    assert virtual_loop().timers - before == 10
     await asyncio.sleep(100)
-    assert loop().timers - before == 11
+    assert virtual_loop().timers - before == 11
 
 
-@virtual
 async def test_starting_takes_its_time() -> None:
     await Desk.open(startup_s=30.0)
-    assert loop().time() == pytest.approx(30.0)
+    assert virtual_loop().time() == pytest.approx(30.0)
 
 
 # --- memory -------------------------------------------------------------------------------------------
 
 
-@virtual
 async def test_requests_wait_for_blocks_in_their_order() -> None:
     desk = await Desk.open()
     first, second, third = (desk.ask(f"{i}", prompt(n, i), 4) for i, n in enumerate((40, 40, 4)))
@@ -212,7 +159,6 @@ async def test_requests_wait_for_blocks_in_their_order() -> None:
     assert desk.engine.stats().preemptions == 0
 
 
-@virtual
 async def test_no_more_requests_run_than_may() -> None:
     desk = await Desk.open(max_num_seqs=2)
     for i in range(3):
@@ -222,7 +168,6 @@ async def test_no_more_requests_run_than_may() -> None:
     await desk.done()
 
 
-@virtual
 async def test_when_blocks_run_out_the_youngest_is_computed_anew() -> None:
     desk = await Desk.open()
     old, young = desk.ask("old", prompt(28), 20), desk.ask("young", prompt(28, 1), 20)
@@ -237,7 +182,6 @@ async def test_when_blocks_run_out_the_youngest_is_computed_anew() -> None:
     assert tuple(young.tokens) == expected(prompt(28, 1), 20)
 
 
-@virtual
 async def test_blocks_are_counted_as_they_fill_and_come_back_at_the_end() -> None:
     desk = await Desk.open()
     desk.ask("r", prompt(8), 6)
@@ -249,7 +193,6 @@ async def test_blocks_are_counted_as_they_fill_and_come_back_at_the_end() -> Non
     assert used[-1] == 0
 
 
-@virtual
 async def test_an_aborted_request_gives_its_blocks_back_at_once() -> None:
     desk = await Desk.open()
     desk.ask("long", prompt(40), 20)
@@ -262,7 +205,6 @@ async def test_an_aborted_request_gives_its_blocks_back_at_once() -> None:
     assert waiting.finish == "length"
 
 
-@virtual
 async def test_an_aborted_request_no_longer_waits() -> None:
     desk = await Desk.open()
     desk.ask("long", prompt(40), 20)
@@ -278,7 +220,6 @@ async def test_an_aborted_request_no_longer_waits() -> None:
 
 
 @pytest.mark.parametrize("first_tokens", [1, 20], ids=["of a request that ended", "of a request that runs"])
-@virtual
 async def test_a_cached_prefix_is_not_computed_again(first_tokens: int) -> None:
     desk = await Desk.open()
     first = desk.ask("1", prompt(16), first_tokens)
@@ -292,7 +233,6 @@ async def test_a_cached_prefix_is_not_computed_again(first_tokens: int) -> None:
     assert second.tokens == first.tokens[:1]
 
 
-@virtual
 async def test_what_is_cached_makes_way_oldest_first() -> None:
     desk = await Desk.open()
     for key, seed in (("a", 0), ("b", 1), ("c", 2)):
@@ -301,28 +241,26 @@ async def test_what_is_cached_makes_way_oldest_first() -> None:
     assert desk.engine.stats().free_blocks == 16
     took = {}
     for key, seed in (("c again", 2), ("a again", 0)):
-        began = loop().time()
+        began = virtual_loop().time()
         desk.ask(key, prompt(24, seed), 1)
         await desk.done()
-        took[key] = loop().time() - began
+        took[key] = virtual_loop().time() - began
     assert took["c again"] == pytest.approx(0.010 + 0.004)
     assert took["a again"] == pytest.approx(0.010 + 0.012)  # of the oldest, the first half is left
 
 
-@virtual
 async def test_a_reset_forgets_what_ended_requests_left() -> None:
     desk = await Desk.open()
     took = []
     for key in ("1", "2"):
-        began = loop().time()
+        began = virtual_loop().time()
         desk.ask(key, prompt(16), 1)
         await desk.done()
-        took.append(loop().time() - began)
+        took.append(virtual_loop().time() - began)
         await desk.engine.reset_prefix_cache()
     assert took[0] == pytest.approx(took[1])
 
 
-@virtual
 async def test_a_reset_leaves_alone_what_is_in_use() -> None:
     desk = await Desk.open()
     desk.ask("runs", prompt(16), 10)
@@ -368,12 +306,11 @@ async def half_done(source: Desk) -> tuple[int, ...]:
     return tuple(answer.tokens)
 
 
-@virtual
 async def test_a_moved_request_goes_on_as_it_was_and_is_not_prefilled(segment: Segment) -> None:
     source, target = await Desk.open(), await Desk.open()
     outputs = await half_done(source)
     await moved(segment, source, target, prompt(32) + outputs, 9)
-    began = loop().time()
+    began = virtual_loop().time()
     rest = target.ask("r", prompt(32), 20, outputs)
     await target.done()
     assert outputs + tuple(rest.tokens) == expected(prompt(32), 20)
@@ -382,7 +319,6 @@ async def test_a_moved_request_goes_on_as_it_was_and_is_not_prefilled(segment: S
     await source.done()
 
 
-@virtual
 async def test_corrupted_blocks_change_the_output(segment: Segment) -> None:
     source, target = await Desk.open(), await Desk.open()
     outputs = await half_done(source)
@@ -394,7 +330,6 @@ async def test_corrupted_blocks_change_the_output(segment: Segment) -> None:
     await source.done()
 
 
-@virtual
 async def test_what_a_corrupted_block_holds_moves_on_with_it(segment: Segment) -> None:
     first, second, third = [await Desk.open() for _ in range(3)]
     outputs = await half_done(first)
@@ -408,7 +343,6 @@ async def test_what_a_corrupted_block_holds_moves_on_with_it(segment: Segment) -
     assert wrong.tokens == [*known[8:], *rest.tokens]
 
 
-@virtual
 async def test_blocks_after_a_hole_are_of_no_use(segment: Segment) -> None:
     source, target = await Desk.open(), await Desk.open()
     outputs = await half_done(source)
@@ -418,7 +352,6 @@ async def test_blocks_after_a_hole_are_of_no_use(segment: Segment) -> None:
     await source.done()
 
 
-@virtual
 async def test_blocks_need_room(segment: Segment) -> None:
     source, target = await Desk.open(), await Desk.open()
     outputs = await half_done(source)
@@ -429,7 +362,6 @@ async def test_blocks_need_room(segment: Segment) -> None:
     await asyncio.gather(source.done(), target.done())
 
 
-@virtual
 async def test_a_slot_that_was_reused_is_not_read(segment: Segment) -> None:
     source, target = await Desk.open(), await Desk.open()
     outputs = await half_done(source)
@@ -440,7 +372,6 @@ async def test_a_slot_that_was_reused_is_not_read(segment: Segment) -> None:
     await source.done()
 
 
-@virtual
 async def test_only_computed_blocks_can_be_had(segment: Segment) -> None:
     desk = await Desk.open()
     desk.ask("r", prompt(40), 4)
@@ -475,7 +406,6 @@ async def test_the_protocol_moves_a_request_between_paced_engines() -> None:
     assert 0 < record.blocks == await pair.b.engine.blocks_loaded()
 
 
-@virtual
 async def test_logprobs_are_those_of_any_engine_without_a_model() -> None:
     engine, request = await PacedEngine.start("model", PACE, SLOT_BYTES), prompt(8)
     sampling = Sampling(10, temperature=0.0, logprobs=2)
@@ -489,7 +419,6 @@ async def test_logprobs_are_those_of_any_engine_without_a_model() -> None:
 # --- ends -----------------------------------------------------------------------------------------------
 
 
-@virtual
 async def test_an_engine_that_is_shut_down_is_dead_to_everyone(segment: Segment) -> None:
     desk = await Desk.open()
     desk.ask("r", prompt(4), 10)
@@ -516,7 +445,6 @@ async def _load_nothing(engine: PacedEngine, segment: Segment) -> None:
     await engine.load(prompt(5), Blocks(0), Blocks(0), SlotRef(segment.path, 0, 7))
 
 
-@virtual
 async def test_a_fault_of_the_engine_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     desk = await Desk.open()
     await desk.engine.check_health()
@@ -533,7 +461,6 @@ async def test_a_fault_of_the_engine_ends_it(monkeypatch: pytest.MonkeyPatch) ->
     [(0, 4, ()), (61, 4, ()), (4, 2, (5, 6))],
     ids=["no prompt", "beyond the context", "nothing left to do"],
 )
-@virtual
 async def test_requests_that_cannot_be_run_are_refused(length: int, tokens: int, outputs: tuple[int, ...]) -> None:
     desk = await Desk.open()
     desk.ask("r", prompt(length), tokens, outputs)

@@ -1,6 +1,5 @@
 """What runs in Serve's controller: the autoscaling policy, and stopping just one replica."""
 
-import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,13 +28,17 @@ class Context:
     target_num_replicas: int
 
 
-def now(count: int, age_s: float = 0.0) -> Wanted:
-    return Wanted(count, time.time() - age_s)
+NOW = 1000.0
+
+
+def mirrored() -> tuple[int, dict[str, Any]]:
+    """What Serve is told at `NOW`, while its own target is 2."""
+    return MirrorWanted("mell", lambda: NOW)(Context(2))
 
 
 def test_the_schedulers_number_counts() -> None:
-    write_wanted("mell", "g", now(5))
-    assert MirrorWanted("mell")(Context(2)) == (5, {})
+    write_wanted("mell", "g", Wanted(5, NOW))
+    assert mirrored() == (5, {})
 
 
 @pytest.mark.parametrize(
@@ -44,16 +47,16 @@ def test_the_schedulers_number_counts() -> None:
     ids=["another application", "another start of Serve", "stale"],
 )
 def test_without_a_fresh_number_the_target_stays(app: str, generation: str, age_s: float) -> None:
-    write_wanted(app, generation, now(5, age_s))
-    assert MirrorWanted("mell")(Context(2)) == (2, {})
+    write_wanted(app, generation, Wanted(5, NOW - age_s))
+    assert mirrored() == (2, {})
 
 
 @pytest.mark.parametrize("garbage", [b"", b"{}", b"5", b'{"count": 1}'])
 def test_what_cannot_be_read_is_no_number(store: dict[bytes, bytes], garbage: bytes) -> None:
-    write_wanted("mell", "g", now(5))
+    write_wanted("mell", "g", Wanted(5, NOW))
     store.update(dict.fromkeys(store, garbage))
     assert read_wanted("mell", "g") is None
-    assert MirrorWanted("mell")(Context(2)) == (2, {})
+    assert mirrored() == (2, {})
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,9 @@ from tests.deployments.fake_engine import FakeEngine
 from tests.integration import faults
 from tests.integration.faults import Fault
 from tests.migration.world import Pair, make_pair, spec
+from tests.virtual_time import now
 
+pytestmark = pytest.mark.virtual_time
 A, B = ReplicaId("a"), ReplicaId("b")
 PROMPT = 200
 HOPEFUL = Priors(within_node=Line.of(1e9, 0.01), handover_s=0.01)
@@ -134,13 +136,13 @@ async def test_transfers_of_several_requests_share_the_link(switches: Path) -> N
     pair = make()
     for name in ("one", "two", "three"):
         await pair.until(pair.submit(spec(name, prompt=PROMPT, tokens=600)), 3)
-    began = time.monotonic()
+    began = now()
     for name in ("one", "two", "three"):
         pair.a.moves.start(Order(f"m-{name}", RequestId(name), PathRequest.KV, Reason.DRAIN), B)
     await pair.settled()
     records = pair.a.moves.records()
     assert [record.path for record in records] == ["kv"] * 3
-    assert time.monotonic() - began >= sum(record.bytes for record in records) / 20_000.0
+    assert now() - began >= sum(record.bytes for record in records) / 20_000.0
 
 
 @pytest.mark.parametrize(("fault", "bytes_per_s"), [(Fault.SLOW, None), (None, 1.0), (Fault.FAIL, 1.0)])

@@ -15,6 +15,7 @@ from migration.world import Limits
 from policies.causes import Cause
 from tests.migration.world import make_pair, spec
 
+pytestmark = pytest.mark.virtual_time
 KV, TOKENS, AUTO = PathRequest.KV, PathRequest.TOKENS, PathRequest.AUTO
 
 

@@ -12,6 +12,7 @@ from policies.model import RequestId
 from tests.deployments.test_moves import Copying, loading
 from tests.migration.world import make_pair, spec
 
+pytestmark = pytest.mark.virtual_time
 R = RequestId("r")
 
 

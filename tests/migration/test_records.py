@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from migration.errors import PeerLost, TransferFailed
+from migration.errors import PeerLost
 from migration.messages import PathRequest
 from migration.record import MigrationRecord, Outcome
 from migration.request import IngressId, RequestSpec, Sampling
@@ -15,6 +15,7 @@ from policies.model import ReplicaId, RequestId
 from policies.plan import Path, Reason
 from tests.migration.world import Pair, make_pair, spec
 
+pytestmark = pytest.mark.virtual_time
 KV, TOKENS = PathRequest.KV, PathRequest.TOKENS
 A, B = ReplicaId("a"), ReplicaId("b")
 R = RequestId("r")
@@ -48,7 +49,7 @@ async def test_copying_takes_time_only_where_blocks_are_copied() -> None:
 
 async def test_copies_that_were_given_up_count() -> None:
     pair = make_pair()
-    pair.b.faults["receive"] = TransferFailed("broken")
+    pair.b.faults["receive"] = "silent"
     record = await moved(pair)
     assert (record.path, record.fell_back) == (Path.TOKENS, True) and record.copy_s > 0
 

@@ -79,10 +79,11 @@ class Replica:
         self.engine = engine
         self.faults: dict[str, Exception | str] = {}
         self.room = 10_000
-        self.outboxes = Outboxes(time.monotonic)
-        self.host = RequestHost(engine, self.outboxes, time.monotonic, lambda: self.room)
+        clock = asyncio.get_running_loop().time
+        self.outboxes = Outboxes(clock)
+        self.host = RequestHost(engine, self.outboxes, clock, lambda: self.room)
         self.slots = Slots(2, engine.fingerprint.slot_bytes)
-        world = World(self.id, self.host, engine, transport, self.slots, limits, time.monotonic, time.time)
+        world = World(self.id, self.host, engine, transport, self.slots, limits, clock, time.time)
         self.moves = Moves(world, self.host, lambda to: LocalPeer(cluster[to]), lease_s)
 
     @property
