@@ -1,27 +1,27 @@
-// Small charts over the last five minutes. A point is described in app/ingress/points.py.
+// Small charts over the last five minutes. A point is described in app/ingress/page/charts.py.
 
 import { make, percent, seconds, text, whole } from "./words.js";
 
 const SPAN_S = 300;
-const BREAK_S = 5; // Nobody was looking for longer than that: no line is drawn across.
+const BREAK_S = 5; // No line is drawn across a longer gap without open pages.
 const AT = { gpus: 1, bound: 2, worst: 3, used: 4, ttft50: 5, ttft99: 6, itl50: 7, itl99: 8, pause50: 9, pause99: 10 };
 const count = (value) => (value === null ? "–" : whole(value));
 
 const CHARTS = [
   {
     title: "GPUs",
-    hint: "Lower bound: what the KV caches of this moment need if moves cost nothing. Worst fit: what they fill if each goes to the emptiest replica and stays.",
-    say: count,
+    hint: "Lower bound: the minimum number of GPUs for the current KV caches. Worst fit: the number of GPUs if each request goes to the emptiest replica and stays there.",
+    format: count,
     lines: [
       { at: AT.worst, name: "worst fit", colour: "muted", dash: [4, 3] },
       { at: AT.bound, name: "bound", colour: "small", dash: [1.5, 3] },
       { at: AT.gpus, name: "in use", colour: "large", width: 2, stepped: true },
     ],
   },
-  { title: "KV in use", say: percent, top: 1, lines: [{ at: AT.used, name: "of capacity", colour: "medium", width: 2, filled: true }] },
-  { title: "First token", say: seconds, lines: tail(AT.ttft50, AT.ttft99) },
-  { title: "Between tokens", say: seconds, lines: tail(AT.itl50, AT.itl99) },
-  { title: "Pause of a move", say: seconds, lines: tail(AT.pause50, AT.pause99) },
+  { title: "KV in use", format: percent, top: 1, lines: [{ at: AT.used, name: "of capacity", colour: "medium", width: 2, filled: true }] },
+  { title: "First token", format: seconds, lines: tail(AT.ttft50, AT.ttft99) },
+  { title: "Between tokens", format: seconds, lines: tail(AT.itl50, AT.itl99) },
+  { title: "Pause of a move", format: seconds, lines: tail(AT.pause50, AT.pause99) },
 ];
 
 function tail(median, high) {
@@ -54,9 +54,9 @@ export class Charts {
     const style = getComputedStyle(document.documentElement);
     for (const part of this.#parts) {
       const last = points.at(-1);
-      for (const { line, value } of part.keys) text(value, part.chart.say(last ? last[line.at] : null));
-      const told = part.keys.map(({ line, value }) => `${line.name} ${value.textContent}`).join(", ");
-      part.canvas.setAttribute("aria-label", `${part.chart.title}: ${told}`);
+      for (const { line, value } of part.keys) text(value, part.chart.format(last ? last[line.at] : null));
+      const values = part.keys.map(({ line, value }) => `${line.name} ${value.textContent}`).join(", ");
+      part.canvas.setAttribute("aria-label", `${part.chart.title}: ${values}`);
       draw(part.canvas, part.chart, points, (name) => style.getPropertyValue(`--${name}`).trim());
     }
   }

@@ -1,4 +1,4 @@
-// What is known of one request or replica, and the orders that its operator may give.
+// The panel of one request or replica, with the operator's orders to it.
 
 import { KINDS, predicted, took } from "./model.js";
 import { Refused, order } from "./link.js";
@@ -11,7 +11,7 @@ export class Detail {
   #last = null;
   #back = null;
 
-  // `chosen(id of a request or null)`, `denied(refusal)` when an order lacks the key.
+  // Callbacks: `chosen(request id or null)`; `denied(refusal)` for an order without a valid key.
   constructor(model, { chosen, denied }) {
     this.model = model;
     this.on = { chosen, denied };
@@ -33,7 +33,7 @@ export class Detail {
     this.#what = what;
     this.#last = null;
     this.panel.hidden = false;
-    this.#said("", "");
+    this.#showMessage("", "");
     this.form.replaceChildren();
     this.list.replaceChildren();
     this.on.chosen(what.request ?? null);
@@ -59,12 +59,12 @@ export class Detail {
     const request = now ?? this.#last;
     this.#last = request;
     text(by("detail-title"), request?.label ?? life[0]?.label ?? id);
-    text(by("detail-sub"), now ? id : `${id}: not running any more`);
+    text(by("detail-sub"), now ? id : `${id}: no longer running`);
     if (request) this.#facts(this.#ofRequest(request));
     if (now && !this.form.childElementCount) this.#moveForm();
     if (now) this.#targets(now);
     else this.form.replaceChildren();
-    text(by("detail-list-title"), life.length ? "Moves, newest first" : request?.hop ? "Its moves are older than what is listed here." : "It has not been moved.");
+    text(by("detail-list-title"), life.length ? "Moves, newest first" : request?.hop ? "Its moves are no longer listed." : "Not moved so far.");
     this.#items(life, (m) => {
       const pause = m.pause_s === null ? "" : `, paused ${seconds(m.pause_s)}`;
       const cost = `predicted ${seconds(predicted(m))}, took ${seconds(took(m))}${pause}`;
@@ -108,8 +108,8 @@ export class Detail {
 
   #classes(replica) {
     const parts = [...KINDS.keys()].reverse().map((kind) => [KINDS[kind].name, replica.requests.filter((r) => r.kind === kind).length]);
-    const told = parts.filter(([, n]) => n).map(([name, n]) => `${n} ${name}`);
-    return told.length ? `${replica.requests.length}: ${told.join(", ")}` : "0";
+    const counts = parts.filter(([, n]) => n).map(([name, n]) => `${n} ${name}`);
+    return counts.length ? `${replica.requests.length}: ${counts.join(", ")}` : "0";
   }
 
   #facts(pairs) {
@@ -134,7 +134,7 @@ export class Detail {
   #moveForm() {
     this.form.append(
       make("label", {}, "Move to ", make("select", { name: "target" })),
-      make("label", {}, "by ", make("select", { name: "path" }, ...[["auto", "what is best"], ["kv", "KV"], ["tokens", "tokens"]].map(([value, name]) => new Option(name, value)))),
+      make("label", {}, "by ", make("select", { name: "path" }, ...[["auto", "the best path"], ["kv", "KV"], ["tokens", "tokens"]].map(([value, name]) => new Option(name, value)))),
       make("button", { type: "submit", className: "main", textContent: "Move…" }),
     );
   }
@@ -145,14 +145,14 @@ export class Detail {
     const ids = ["", ...running.map((r) => r.id)];
     if (ids.join() === [...select.options].map((o) => o.value).join()) return;
     const kept = ids.includes(select.value) ? select.value : "";
-    select.replaceChildren(...ids.map((id) => new Option(id === "" ? "where the policy likes" : short(id, 28), id)));
+    select.replaceChildren(...ids.map((id) => new Option(id === "" ? "the policy's choice" : short(id, 28), id)));
     select.value = kept;
   }
 
-  #said(message, kind) {
-    const said = by("detail-said");
-    said.dataset.kind = kind;
-    said.textContent = message;
+  #showMessage(message, kind) {
+    const line = by("detail-message");
+    line.dataset.kind = kind;
+    line.textContent = message;
   }
 
   async #order() {
@@ -161,16 +161,16 @@ export class Detail {
     const path = this.form.elements.path?.value;
     const name = request ? (this.#last?.label ?? request) : replica;
     const sure = request
-      ? await confirmed("Move this request?", `“${name}” goes to ${target ?? "where the policy likes"} while it runs. The policy then leaves it alone for a while.`, "Move")
-      : await confirmed("Drain this replica?", `All requests of ${name} are moved away while they run, and it is stopped.`, "Drain");
+      ? await confirmed("Move this request?", `“${name}” moves to ${target ?? "the policy's choice"} while it runs. The policy does not move it again for a while.`, "Move")
+      : await confirmed("Drain this replica?", `All requests of ${name} move to other replicas while they run; then it stops.`, "Drain");
     if (!sure) return;
-    this.#said("asked…", "");
+    this.#showMessage("ordered…", "");
     try {
       if (request) await order("migrations", { request_id: request, path, ...(target ? { target } : {}) });
       else await order(`replicas/${encodeURIComponent(replica)}/drain`, {});
-      this.#said(request ? "The move has begun." : "It drains.", "good");
+      this.#showMessage(request ? "The move has begun." : "The replica drains.", "good");
     } catch (error) {
-      this.#said(error instanceof Refused ? error.message : "The ingress cannot be reached.", "bad");
+      this.#showMessage(error instanceof Refused ? error.message : "The ingress is unreachable.", "bad");
       if (error instanceof Refused && error.status === 401) this.on.denied(error);
     }
   }

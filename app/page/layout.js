@@ -1,12 +1,12 @@
-// Where everything on the stage is, in CSS pixels; no drawing. Replicas are columns in as many bands as their
-// number asks for, requests are stacked from the floor of a column by size; those that wait for KV blocks lie below it.
+// The layout of the stage in CSS pixels, without drawing. Replicas are columns in one or more bands; requests are stacked
+// on the floor of their column by size, and requests that wait for KV blocks lie below it.
 
 const PITCH = { least: 11, most: 76 };
 const GAP_SHARE = 0.22;
 const PAD = { side: 6, top: 40, floor: 34 };
 const SMALL_FLOOR = 15;
 const SMALL_TOP = 26;
-const NAMED = 34; // Columns narrower than this have no room for a name.
+const NAMED = 34; // Minimum width of a column with a name.
 
 export function columns(model, width, height) {
   const replicas = [...model.replicas.values()];
@@ -43,8 +43,8 @@ export function columns(model, width, height) {
   return found;
 }
 
-// {x, y, w, h} of each request, by number. Where prefixes are shared, the requests' tokens can exceed the capacity:
-// then the stack is drawn to its scale.
+// [request, {x, y, w, h, waits}] of each request. With shared prefixes the tokens of all requests may exceed the capacity;
+// the stack is then scaled to the column.
 export function blocks(column) {
   const { replica, x, w, bottom } = column;
   const held = replica.requests.filter((r) => r.phase !== "waiting");

@@ -1,8 +1,8 @@
-// The way to the ingress: the stream of events, which is read again and again until it works, and orders.
-// EventSource cannot send the Authorization header, so the stream is read by fetch.
+// The connection to the ingress: the stream of events, reopened after every failure, and orders.
+// EventSource cannot send an Authorization header, so `fetch` reads the stream.
 
 const FIRST_S = 0.5;
-const LONGEST_S = 15;
+const MAX_S = 15;
 const SILENT_S = 12; // The ingress sends at least a heartbeat every 5 s.
 const STORED = "mell-admin-key";
 
@@ -36,7 +36,8 @@ export class Link {
   #wake = null;
   #attempt = null;
 
-  // `heard(kind, data)`, `open()`, `lost(message, retryInSeconds)`, and `denied(refusal)`, after which it waits for `again`.
+  // Callbacks: `event(kind, data)`, `open()`, `lost(message, retryInSeconds)`, and `denied(refusal)`, after which the link
+  // waits for `again`.
   constructor(path, on) {
     this.path = path;
     this.on = on;
@@ -57,7 +58,7 @@ export class Link {
         }
         this.on.lost(error instanceof Refused ? error.message : "connection lost", wait);
         await this.#pause(wait);
-        wait = Math.min(LONGEST_S, wait * 2);
+        wait = Math.min(MAX_S, wait * 2);
       }
     }
   }
@@ -98,11 +99,11 @@ export class Link {
   #pass(block, worked) {
     const match = /^event: (\w+)\ndata: (.*)$/s.exec(block);
     if (!match) return;
-    this.on.heard(match[1], JSON.parse(match[2]));
+    this.on.event(match[1], JSON.parse(match[2]));
     worked();
   }
 
-  // Seconds, or until `again` if null.
+  // Wait for a number of seconds, or for `again` if null.
   #pause(waiting) {
     return new Promise((resolve) => {
       this.#wake = resolve;

@@ -1,6 +1,6 @@
-// What the feed has told. Snapshot and deltas are described in app/ingress/picture.py.
+// The model of the cluster, from the feed's snapshots and deltas, which are described in app/ingress/page/updates.py.
 
-// As policies/classes.py: a size on a boundary belongs to the smaller class.
+// Size classes as in the policies: a size on a boundary belongs to the smaller class.
 export const KINDS = [
   { key: "grain", short: "·", name: "below T", share: "≤ 1⁄8" },
   { key: "tiny", short: "T", name: "T", share: "≤ 1⁄4" },
@@ -31,7 +31,7 @@ export class Model {
     this.points = [];
   }
 
-  // Returns the migrations that this event has brought news of, newest first; a snapshot is no news.
+  // Apply an event; returns the new and changed migrations, newest first, and none for a snapshot.
   apply(kind, data) {
     if (kind === "snapshot") this.clear();
     const { as_of, now, mode, policy, wanted_replicas, dry_run } = data;
@@ -70,13 +70,13 @@ export class Model {
       request.kind = kindOf(request.tokens, replica.capacity);
       replica.requests.push(request);
     }
-    // Oldest first within a class, so that a stack keeps its order while everything in it grows.
+    // Oldest first within a class, so that a stack keeps its order while its requests grow.
     for (const replica of this.replicas.values()) {
       replica.requests.sort((a, b) => b.kind - a.kind || a.born - b.born || a.number - b.number);
     }
   }
 
-  // A replica's id without what all of them begin with.
+  // A replica's id without the prefix that all ids share.
   name(id) {
     return id.slice(this.#shared) || id;
   }
@@ -110,7 +110,7 @@ export function predicted(record) {
   return record.path === "kv" ? record.predicted_kv_s : record.predicted_tokens_s;
 }
 
-// From the order to the first new token at the target, as MigrationRecord.whole_s.
+// Time from the order to the first new token at the target, like MigrationRecord.whole_s.
 export function took(record) {
   const { outcome, duration_s, pause_s, resume_s } = record;
   if (outcome !== "committed" || duration_s === null || pause_s === null || resume_s === null) return null;

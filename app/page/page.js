@@ -1,4 +1,4 @@
-// Puts the page together: one link feeds one model, which everything on the page shows.
+// The composition of the page: one link feeds one model, and all parts of the page show the model.
 
 import { Charts } from "./charts.js";
 import { Detail } from "./detail.js";
@@ -12,7 +12,7 @@ const OLD_S = 5;
 const by = (id) => document.getElementById(id);
 const model = new Model();
 
-// --- the look ---
+// --- the theme ---
 
 const themes = { auto: "Light or dark", light: "Light", dark: "Dark" };
 let theme = localStorage.getItem("mell-theme") ?? "auto";
@@ -39,7 +39,7 @@ const detail = new Detail(model, {
   denied: (refusal) => askKey(refusal.message),
 });
 const select = (what) => detail.open(what);
-const stage = new Stage(by("stage"), model, { select, say: (words) => text(by("spoken"), words), tip });
+const stage = new Stage(by("stage"), model, { select, announce: (words) => text(by("announcement"), words), tip });
 const charts = new Charts(by("charts"));
 const moves = new Moves(by("moves"), by("moves-note"), select);
 const listing = new Listing(by("listing"), by("replicas"), select);
@@ -69,7 +69,7 @@ by("find").addEventListener("submit", (event) => {
   event.preventDefault();
   const found = model.find(by("query").value);
   if (found) select({ request: found.id });
-  else text(by("spoken"), "No running request is called that.");
+  else text(by("announcement"), "No running request has this id or label.");
 });
 
 // --- the state of the link ---
@@ -80,10 +80,10 @@ function status(state, words) {
   by("main").classList.toggle("stale", state !== "live" && model.replicas.size > 0);
 }
 
-function tell() {
+function showFacts() {
   const { as_of, now, mode, policy, wanted, dryRun } = model.head;
   const late = now - as_of;
-  if (late > OLD_S) status("old", `the scheduler is silent: as of ${age(late)} ago`);
+  if (late > OLD_S) status("old", `no news from the scheduler for ${age(late)}`);
   else status("live", "live");
   const replicas = [...model.replicas.values()];
   const used = replicas.reduce((sum, r) => sum + r.used, 0);
@@ -108,14 +108,14 @@ function tell() {
 
 const link = new Link("events", {
   open: () => status("live", "live"),
-  heard: (kind, data) => {
-    const news = model.apply(kind, data);
-    stage.update(news);
+  event: (kind, data) => {
+    const migrations = model.apply(kind, data);
+    stage.update(migrations);
     charts.update(model.points);
     moves.update(model.migrations);
     listing.update(model.replicas);
     detail.update();
-    tell();
+    showFacts();
   },
   lost: (message, wait) => status("lost", `${message}; trying again in ${wait < 1 ? "a moment" : `${Math.round(wait)} s`}`),
   denied: (refusal) => {
@@ -133,7 +133,7 @@ function askKey(why) {
   dialog.returnValue = "";
   if (!dialog.open) dialog.showModal();
 }
-by("key").addEventListener("click", () => askKey(key.get() ? "A key is in use in this tab." : "Where an admin key is configured, the page needs it."));
+by("key").addEventListener("click", () => askKey(key.get() ? "A key is in use in this tab." : "The page needs the admin key, if one is configured."));
 by("key-dialog").addEventListener("close", () => {
   const { returnValue } = by("key-dialog");
   if (returnValue === "forget") key.set(null);
@@ -142,12 +142,12 @@ by("key-dialog").addEventListener("close", () => {
   by("key-value").value = "";
   link.again();
 });
-// Enter in the field is "Use", though "Forget" comes first.
+// Enter in the field means "Use", although "Forget" is the first button.
 by("key-value").addEventListener("keydown", (event) => {
   if (event.key !== "Enter") return;
   event.preventDefault();
   by("key-dialog").close("use");
 });
 
-window.mell = { model, stage }; // For the console.
+window.mell = { model, stage }; // For the browser's console and for tests.
 link.run();

@@ -1,4 +1,4 @@
-// What one sees, in strokes and fills: columns, blocks, arcs and outlines on a canvas, in the page's colours.
+// Drawing on the canvas: columns, blocks, arcs and outlines in the page's colours.
 
 import { KINDS } from "./model.js";
 import { percent, short } from "./words.js";
@@ -73,7 +73,7 @@ export class Painter {
     c.restore();
   }
 
-  // What has left, a block of that kind or with null a column; `share` of its fading is over.
+  // A block that has left, or a column if `kind` is null; `share` of its fading is over.
   gone({ x, y, w, h, kind }, share) {
     const c = this.context;
     c.globalAlpha = Math.max(0, 1 - share) * 0.7;
@@ -128,7 +128,7 @@ export class Painter {
     c.globalAlpha = 1;
   }
 
-  // The way of a move, dotted where tokens went; it fades in the second half of its `age`, 0 to 1.
+  // The arc of a move, dotted for the tokens path; it fades in the second half of its `age`, 0 to 1.
   arc({ from, to, tokens }, age) {
     const c = this.context;
     c.lineWidth = 1.75;

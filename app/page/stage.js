@@ -1,4 +1,4 @@
-// The columns: where everything is and goes to, walked through by keys, pointed at by mouse or finger.
+// The stage: replicas as columns of requests, with animated moves, keyboard navigation and a pointer.
 
 import { KINDS } from "./model.js";
 import { blocks, columns } from "./layout.js";
@@ -15,8 +15,8 @@ const reduced = matchMedia("(prefers-reduced-motion: reduce)");
 const ease = (p) => (p < 0.5 ? 4 * p * p * p : 1 - (-2 * p + 2) ** 3 / 2);
 
 export class Stage {
-  #sprites = new Map(); // By number: where a block is drawn, and the way it is on.
-  #leaving = []; // Blocks and columns that fade.
+  #sprites = new Map(); // By request number: position and movement of a block.
+  #leaving = []; // Fading blocks and columns.
   #arcs = [];
   #columns = new Map();
   #cursor = { column: 0, request: null };
@@ -25,12 +25,12 @@ export class Stage {
   #painter;
   frames = [];
 
-  // `select({replica} | {request})` when something is opened, `say(text)` for what the cursor is on.
-  constructor(canvas, model, { select, say, tip }) {
+  // Callbacks: `select({replica} | {request})` opens an item, `announce(text)` describes the item at the cursor.
+  constructor(canvas, model, { select, announce, tip }) {
     this.canvas = canvas;
     this.model = model;
     this.select = select;
-    this.say = say;
+    this.announce = announce;
     this.tip = tip;
     this.chosen = null;
     this.#painter = new Painter(canvas.getContext("2d"));
@@ -53,7 +53,7 @@ export class Stage {
     return new Map([...this.#sprites].map(([number, sprite]) => [number, { ...sprite.to, replica: sprite.replica }]));
   }
 
-  // Take what the model says now; `news` are migrations that were begun or have ended.
+  // Show the model's current state; `news` are new and changed migrations.
   update(news) {
     const now = performance.now();
     const before = this.#sprites;
@@ -80,7 +80,7 @@ export class Stage {
     this.#request();
   }
 
-  // Where a request comes from that was not here before: the block that has just gone elsewhere, or the one that is still there.
+  // The origin of a new block: the request's block that has just disappeared, or its other block in a hand-over.
   #origin(request, vanished, before) {
     if (vanished.has(request.id)) return vanished.get(request.id);
     if (request.hop === 0) return null;
@@ -153,7 +153,7 @@ export class Stage {
     });
   }
 
-  // Returns whether anything is on its way.
+  // Returns true while anything moves.
   #draw(now) {
     this.#painter.clear(this.width, this.height, this.ratio);
     for (const column of this.#columns.values()) this.#painter.column(column, this.model.name(column.replica.id));
@@ -186,7 +186,7 @@ export class Stage {
     for (const arc of this.#arcs) this.#painter.arc(arc, (now - arc.began) / ARC_MS);
   }
 
-  // The chosen request, what the pointer is over, and where the keys are.
+  // Outlines of the chosen request, of the request under the pointer, and of the item at the cursor.
   #drawMarks(now) {
     const outline = (place, colour, width) => this.#painter.outline(place, colour, width);
     for (const sprite of this.#sprites.values()) {
@@ -238,9 +238,9 @@ export class Stage {
   #announce() {
     const column = this.#at(Math.min(this.#cursor.column, this.#columns.size - 1));
     const request = this.model.requests.get(this.#cursor.request);
-    if (request) this.say(`Request ${request.label}: ${this.#told(request)}`);
-    else if (column) this.say(`Replica ${column.replica.id}: ${this.#summary(column.replica)}`);
-    else this.say("No replicas");
+    if (request) this.announce(`Request ${request.label}: ${this.#describe(request)}`);
+    else if (column) this.announce(`Replica ${column.replica.id}: ${this.#summary(column.replica)}`);
+    else this.announce("No replicas");
     this.#request();
   }
 
@@ -249,8 +249,8 @@ export class Stage {
     return `${state.toLowerCase()}, ${count}, ${percent(used / capacity)} of ${whole(capacity)} tokens`;
   }
 
-  #told({ kind, tokens, phase, born, why }) {
-    const stays = why ? `, stays: ${why}` : "";
+  #describe({ kind, tokens, phase, born, why }) {
+    const stays = why ? `, immovable: ${why}` : "";
     return `size ${KINDS[kind].name}, ${whole(tokens)} tokens, ${phase}, ${age((this.model.head.as_of ?? born) - born)}${stays}`;
   }
 
@@ -283,7 +283,7 @@ export class Stage {
     this.canvas.style.cursor = found ? "pointer" : "default";
     this.#hovered = found?.request?.number ?? null;
     if (!found) this.tip(null);
-    else if (found.request) this.tip(found, found.request.label, this.#told(found.request));
+    else if (found.request) this.tip(found, found.request.label, this.#describe(found.request));
     else this.tip(found, found.column.replica.id, this.#summary(found.column.replica));
     this.#request();
   }

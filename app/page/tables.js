@@ -1,11 +1,11 @@
-// The table of migrations, and the one of replicas, which says in words what the stage shows.
+// The tables of migrations and of replicas.
 
 import { predicted, took } from "./model.js";
 import { clock, make, percent, seconds, short, text, whole } from "./words.js";
 
 const OUTCOMES = { committed: "moved", aborted: "stayed", refused: "refused" };
 
-// Rows are kept by id: what has not changed is not touched, so that focus and selection stay.
+// Rows are kept by id, and unchanged cells are not touched, so that focus and selection persist.
 class Rows {
   #rows = new Map();
 

@@ -1,4 +1,4 @@
-// Numbers and names as people read them.
+// Formatting of numbers and names, and helpers for elements.
 
 const WHOLE = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
 
@@ -20,8 +20,8 @@ export function age(value) {
 
 export const clock = (unix) => new Date(unix * 1000).toLocaleTimeString("en-GB");
 
-// Serve's ids are long and differ at the end.
-export const short = (id, most = 10) => (id.length <= most ? id : `…${id.slice(1 - most)}`);
+// Serve's ids are long and differ at their ends.
+export const short = (id, length = 10) => (id.length <= length ? id : `…${id.slice(1 - length)}`);
 
 export function text(element, value) {
   if (element.textContent !== value) element.textContent = value;

@@ -29,7 +29,7 @@ from app.ingress.openai.generation import Endpoint, Plan, to_plan
 from app.ingress.openai.model import Model
 from app.ingress.openai.requests.schema import Generation, parse_detokenize, parse_move, parse_tokenize
 from app.ingress.openai.tokens import detokenize, tokenize
-from app.ingress.page import Page
+from app.ingress.page.routes import PageRoutes
 from app.ingress.streams import Streams
 from app.ingress.telemetry.requests import CLIENT_CLOSED_STATUS, RequestObserver, RequestTelemetry
 from app.ingress.telemetry.scrape import CONTENT_TYPE
@@ -138,7 +138,7 @@ class Routes:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._page = Page(backend, self._check_admin)
+        self._page = PageRoutes(backend, self._check_admin)
 
     def close(self) -> None:
         """End the streams of open pages, for which a stopping server would otherwise wait."""

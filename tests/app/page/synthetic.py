@@ -1,6 +1,6 @@
-"""A cluster that only exists on paper, behind the real routes: requests arrive, grow, are moved, and end.
+"""A synthetic cluster behind the real routes: requests arrive, grow, move and end.
 
-`Cluster` is stepped, not timed, so that tests decide when something happens. `PaperBackend` is what the routes ask.
+`SyntheticCluster` is stepped, not timed, so that tests control it; `SyntheticBackend` serves it to the routes.
 """
 
 import random
@@ -25,7 +25,7 @@ _STAYS = "its parameters cannot be continued elsewhere: n > 1 with one seed"
 
 
 @dataclass
-class Live:
+class SyntheticRequest:
     """One running request."""
 
     id: RequestId
@@ -39,7 +39,7 @@ class Live:
 
 
 @dataclass
-class Cluster:
+class SyntheticCluster:
     """Replicas by name. `now` is in seconds since 1970."""
 
     replicas: int
@@ -51,7 +51,7 @@ class Cluster:
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
         self.states: dict[str, ReplicaState] = {}
-        self.held: dict[str, list[Live]] = {}
+        self.held: dict[str, list[SyntheticRequest]] = {}
         self.records: list[MigrationRecord] = []
         self._count = 0
         self._opened = 0
@@ -61,26 +61,26 @@ class Cluster:
             self.arrive(aged=True)
 
     def open(self, state: ReplicaState = ReplicaState.STARTING) -> str:
-        """Another replica."""
+        """Open a replica."""
         self._opened += 1
         name = f"engine-{self._opened:03d}"
         self.states[name], self.held[name] = state, []
         return name
 
     def used(self, name: str) -> int:
-        """Tokens on a replica."""
+        """The tokens on a replica."""
         return sum(live.tokens for live in self.held[name] if live.phase is not Phase.WAITING)
 
     def running(self) -> list[str]:
-        """Replicas that take requests."""
+        """The running replicas."""
         return [name for name, state in self.states.items() if state is ReplicaState.RUNNING]
 
-    def arrive(self, aged: bool = False) -> Live:
-        """One more request: where it fits best, else it waits on the emptiest replica."""
+    def arrive(self, aged: bool = False) -> SyntheticRequest:
+        """Add a request by best fit; without room it waits on the emptiest replica."""
         rng, self._count = self.rng, self._count + 1
         share = self.replicas * CAPACITY * 0.72 / max(1, self.requests) / 2400
         tokens = max(20, int(rng.choices(_SIZES, _WEIGHTS)[0] * rng.uniform(0.6, 1.3) * min(1.0, share)))
-        live = Live(
+        live = SyntheticRequest(
             RequestId(f"cmpl-{rng.getrandbits(64):016x}"),
             f"{rng.choice(('chat', 'batch', 'agent', 'search'))}-{self._count}",
             tokens if aged else max(16, tokens // 6),
@@ -96,7 +96,7 @@ class Cluster:
         return live
 
     def step(self, seconds: float = 1.0, rate: float = 25.0) -> None:
-        """Let time pass: requests grow and end, others come, and one is moved where it is full."""
+        """Advance the time: requests grow, end and arrive, and a full replica loses one by a move."""
         self.now += seconds
         ended = 0
         for lives in self.held.values():
@@ -126,8 +126,10 @@ class Cluster:
             if live.phase is Phase.WAITING and self.used(name) + live.tokens < CAPACITY * 0.95:
                 live.phase = Phase.DECODE
 
-    def move(self, live: Live, source: str, target: str, reason: Reason, path: Path | None = None) -> MigrationRecord:
-        """Move a request at once, or fail to; its record says so."""
+    def move(
+        self, live: SyntheticRequest, source: str, target: str, reason: Reason, path: Path | None = None
+    ) -> MigrationRecord:
+        """Move a request at once; some moves fail, according to their records."""
         ended = reason is Reason.OVERLOAD and self.rng.random() < 0.06
         if not ended:
             self.held[source].remove(live)
@@ -164,13 +166,13 @@ class Cluster:
         self.records.append(record)
         return record
 
-    def find(self, reference: str) -> tuple[str, Live] | None:
-        """The replica and the request of that id or label."""
+    def find(self, reference: str) -> tuple[str, SyntheticRequest] | None:
+        """The replica and the request with that id or label."""
         found = ((name, live) for name, lives in self.held.items() for live in lives)
         return next(((name, live) for name, live in found if reference in (live.id, live.label)), None)
 
     def state(self) -> dict[str, Any]:
-        """As `/mell/state`."""
+        """The document at `/mell/state`."""
         return {
             "as_of": self.now,
             "mode": "act",
@@ -199,10 +201,10 @@ class Cluster:
         return ReplicaReport(load, (1, 2, 3), 0, 0, 0, 1, ())
 
 
-class PaperBackend(Backend):
-    """What the routes ask, over a cluster; counts how often it was asked for its state."""
+class SyntheticBackend(Backend):
+    """Implements the routes' backend over a cluster, and counts the calls for its snapshot."""
 
-    def __init__(self, cluster: Cluster, admin_key: str | None = None, live: bool = False) -> None:
+    def __init__(self, cluster: SyntheticCluster, admin_key: str | None = None, live: bool = False) -> None:
         super().__init__(make_service(), Model("tiny", None, 1, 1024, created=1))
         self.cluster = cluster
         self.admin_key = admin_key
@@ -222,7 +224,7 @@ class PaperBackend(Backend):
         return self.cluster.state()
 
     def _breathe(self) -> None:
-        """Latencies as a client would measure them."""
+        """Observe random latencies."""
         rng = self.cluster.rng
         for _ in range(40):
             self.telemetry.itl.observe(rng.lognormvariate(-3.4, 0.35))

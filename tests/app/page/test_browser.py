@@ -1,4 +1,4 @@
-"""The page in a real browser, over the real routes and a cluster on paper."""
+"""The page in a real browser, over the real routes and a synthetic cluster."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ import uvicorn
 from app.ingress.http.routes import Routes
 from policies.model import ReplicaState
 from policies.plan import Reason
-from tests.app.page.synthetic import Cluster, PaperBackend
+from tests.app.page.synthetic import SyntheticBackend, SyntheticCluster
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright for Python is not installed")
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
@@ -30,9 +30,9 @@ WITHIN_MS = 20_000
 
 
 class Served:
-    """The routes over a cluster, on a port of their own."""
+    """The routes over a synthetic cluster, on a free port."""
 
-    def __init__(self, cluster: Cluster, admin_key: str | None = None, live: bool = False) -> None:
+    def __init__(self, cluster: SyntheticCluster, admin_key: str | None = None, live: bool = False) -> None:
         self.cluster = cluster
         self.admin_key, self.live = admin_key, live
         self.socket = socket.create_server(("127.0.0.1", 0))
@@ -44,7 +44,7 @@ class Served:
         assert self.ready.wait(60)
 
     async def _serve(self) -> None:
-        self.backend = PaperBackend(self.cluster, self.admin_key, self.live)
+        self.backend = SyntheticBackend(self.cluster, self.admin_key, self.live)
         self.routes = Routes(self.backend)
         config = uvicorn.Config(self.routes.app(), log_config=None, lifespan="off", timeout_graceful_shutdown=1)
         self.server = uvicorn.Server(config)
@@ -53,7 +53,7 @@ class Served:
         await self.server.serve(sockets=[self.socket])
 
     def call(self, change: Any) -> Any:
-        """Change the cluster between two looks."""
+        """Change the cluster between two polls."""
 
         async def changing() -> Any:
             return change(self.cluster)
@@ -78,13 +78,13 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def served() -> Iterator[Served]:
-    service = Served(Cluster(6, 40))
+    service = Served(SyntheticCluster(6, 40))
     yield service
     service.close()
 
 
 class Opened:
-    """A page, and what its console complained about."""
+    """A page, and the errors and warnings on its console."""
 
     def __init__(self, browser: Any, url: str, **options: Any) -> None:
         self.context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
@@ -96,7 +96,7 @@ class Opened:
         self.page.goto(url)
 
     def until(self, expression: str, argument: Any = None) -> None:
-        """Wait until an expression of the page is true."""
+        """Wait until a JavaScript expression is true."""
         self.page.wait_for_function(expression, arg=argument)
 
     def live(self) -> Any:
@@ -104,7 +104,7 @@ class Opened:
         return self.page
 
     def drawn(self) -> dict[str, Any]:
-        """What is on the stage: per number of a request, its place."""
+        """The places of all requests on the stage, by number."""
         script = "() => [...mell.stage.drawn].map(([n, to]) => [mell.model.requests.get(n).id, to])"
         return {id: place for id, place in self.page.evaluate(script)}
 
@@ -135,7 +135,7 @@ def test_every_replica_and_request_of_the_state_is_drawn(opened: Opened, served:
     assert opened.errors == []
 
 
-def test_what_acting_would_have_come_to_is_said(opened: Opened, served: Served) -> None:
+def test_the_dry_run_is_shown(opened: Opened, served: Served) -> None:
     served.cluster.dry_run = {"said": "would have freed 2 GPUs for 5 minutes: 3 moves"}
     opened.live().get_by_text("acting would have freed 2 GPUs for 5 minutes: 3 moves").wait_for()
 
@@ -154,7 +154,7 @@ def test_requests_of_a_class_are_together_and_do_not_overlap(opened: Opened) -> 
 def test_a_move_appears(opened: Opened, served: Served) -> None:
     page = opened.live()
 
-    def force(cluster: Cluster) -> tuple[str, str, str]:
+    def force(cluster: SyntheticCluster) -> tuple[str, str, str]:
         source, live = next((n, r) for n, held in cluster.held.items() for r in held)
         target = next(name for name in cluster.running() if name != source)
         cluster.move(live, source, target, Reason.BALANCE)
@@ -182,7 +182,7 @@ def test_replicas_come_drain_and_go(opened: Opened, served: Served) -> None:
     assert opened.errors == []
 
 
-def test_a_request_tells_its_life_and_is_moved_on_demand(opened: Opened, served: Served) -> None:
+def test_a_request_shows_its_moves_and_moves_on_demand(opened: Opened, served: Served) -> None:
     page = opened.live()
     source, live = next((n, r) for n, held in served.cluster.held.items() for r in held if r.immovable is None)
     target = next(name for name in served.cluster.running() if name != source)
@@ -197,13 +197,13 @@ def test_a_request_tells_its_life_and_is_moved_on_demand(opened: Opened, served:
     assert served.cluster.records == []
     page.click("#detail button[type=submit]")
     page.click("#ask-yes")
-    opened.until("() => document.querySelector('#detail-said').textContent.includes('begun')")
+    opened.until("() => document.querySelector('#detail-message').textContent.includes('begun')")
     opened.until("(id) => document.querySelector('#detail-facts').innerText.includes(id)", target)
     opened.until("(id) => document.querySelector('#detail-list').innerText.includes('requested by operator')")
     assert served.cluster.records[0].target == target and opened.errors == []
 
 
-def test_what_cannot_be_moved_says_why_and_so_does_a_refusal(opened: Opened, served: Served) -> None:
+def test_an_immovable_request_and_a_refusal_show_the_reason(opened: Opened, served: Served) -> None:
     live = served.call(lambda cluster: next(r for held in cluster.held.values() for r in held))
     live.immovable = "its stop strings are unknown elsewhere"
     page = opened.live()
@@ -213,8 +213,8 @@ def test_what_cannot_be_moved_says_why_and_so_does_a_refusal(opened: Opened, ser
     assert "no: its stop strings" in page.inner_text("#detail-facts")
     page.click("#detail button[type=submit]")
     page.click("#ask-yes")
-    opened.until("() => document.querySelector('#detail-said').dataset.kind === 'bad'")
-    assert page.inner_text("#detail-said") == live.immovable
+    opened.until("() => document.querySelector('#detail-message').dataset.kind === 'bad'")
+    assert page.inner_text("#detail-message") == live.immovable
 
 
 def test_a_replica_is_drained_on_demand(opened: Opened, served: Served) -> None:
@@ -228,8 +228,8 @@ def test_a_replica_is_drained_on_demand(opened: Opened, served: Served) -> None:
     assert opened.errors == []
 
 
-def test_the_key_is_asked_for_and_without_it_nothing_is_done(browser: Any) -> None:
-    service = Served(Cluster(2, 6), admin_key=KEY)
+def test_without_the_key_nothing_happens(browser: Any) -> None:
+    service = Served(SyntheticCluster(2, 6), admin_key=KEY)
     try:
         opened = Opened(browser, service.url)
         page = opened.page
@@ -247,34 +247,34 @@ def test_the_key_is_asked_for_and_without_it_nothing_is_done(browser: Any) -> No
         page.keyboard.press("Enter")
         page.click("#detail button[type=submit]")
         page.click("#ask-yes")
-        opened.until("() => document.querySelector('#detail-said').innerText.includes('Authorization')")
+        opened.until("() => document.querySelector('#detail-message').innerText.includes('Authorization')")
         assert all(state is ReplicaState.RUNNING for state in service.cluster.states.values())
         opened.context.close()
     finally:
         service.close()
 
 
-def test_keys_walk_through_everything(opened: Opened, served: Served) -> None:
+def test_keyboard_navigation_reaches_everything(opened: Opened, served: Served) -> None:
     page = opened.live()
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "skip"
     page.focus("#stage")
-    heard: set[str] = set()
+    announcements: set[str] = set()
     for _ in range(6):
-        heard.add(page.inner_text("#spoken"))
+        announcements.add(page.inner_text("#announcement"))
         for _ in range(40):
-            before = page.inner_text("#spoken")
+            before = page.inner_text("#announcement")
             page.keyboard.press("ArrowUp")
-            said = page.inner_text("#spoken")
-            if said == before:
+            announcement = page.inner_text("#announcement")
+            if announcement == before:
                 break
-            heard.add(said)
+            announcements.add(announcement)
         page.keyboard.press("ArrowRight")
     for held in served.cluster.held.values():
         for live in held:
-            assert any(f"Request {live.label}:" in said for said in heard), live.label
+            assert any(f"Request {live.label}:" in announcement for announcement in announcements), live.label
     for name in served.cluster.states:
-        assert any(f"Replica {name}:" in said for said in heard)
+        assert any(f"Replica {name}:" in announcement for announcement in announcements)
     page.keyboard.press("Home")
     page.keyboard.press("Enter")
     assert page.is_visible("#detail")
@@ -284,8 +284,8 @@ def test_keys_walk_through_everything(opened: Opened, served: Served) -> None:
     assert opened.errors == []
 
 
-def test_a_lost_connection_is_said_and_mended(browser: Any) -> None:
-    service = Served(Cluster(3, 9))
+def test_a_lost_connection_is_shown_and_restored(browser: Any) -> None:
+    service = Served(SyntheticCluster(3, 9))
     opened = Opened(browser, service.url)
     opened.live()
     service.close()
@@ -296,7 +296,7 @@ def test_a_lost_connection_is_said_and_mended(browser: Any) -> None:
     opened.context.close()
 
 
-def test_a_stream_that_breaks_is_opened_again(opened: Opened, served: Served) -> None:
+def test_a_broken_stream_is_reopened(opened: Opened, served: Served) -> None:
     page = opened.live()
     page.context.set_offline(True)
     page.evaluate("() => { mell.model.clear(); }")
@@ -335,7 +335,7 @@ def test_axe_finds_nothing_serious(browser: Any, served: Served, scheme: str) ->
     opened.context.close()
 
 
-def test_nothing_shifts_and_motion_can_be_had_without(browser: Any, served: Served) -> None:
+def test_nothing_shifts_with_reduced_motion(browser: Any, served: Served) -> None:
     opened = Opened(browser, served.url, reduced_motion="reduce")
     opened.page.evaluate("""() => { window.shift = 0; new PerformanceObserver((list) => {
         for (const entry of list.getEntries()) if (!entry.hadRecentInput) window.shift += entry.value;
@@ -352,7 +352,7 @@ def test_nothing_shifts_and_motion_can_be_had_without(browser: Any, served: Serv
 
 
 def test_it_is_fluid_with_200_replicas_and_5000_requests(browser: Any) -> None:
-    service = Served(Cluster(200, 5000), live=True)
+    service = Served(SyntheticCluster(200, 5000), live=True)
     try:
         opened = Opened(browser, service.url)
         page = opened.live()

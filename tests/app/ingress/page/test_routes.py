@@ -1,4 +1,4 @@
-"""The page's routes: files, their headers, and who may follow the events."""
+"""The page's routes: files, their headers, and access to the events."""
 
 import asyncio
 import json
@@ -10,7 +10,7 @@ import pytest
 
 from app.ingress.http.routes import Routes
 from tests.app.ingress.fakes import Api, eventually
-from tests.app.page.synthetic import Cluster, PaperBackend
+from tests.app.page.synthetic import SyntheticBackend, SyntheticCluster
 
 FOLDER = Path("app/page")
 FILES = sorted(path.name for path in FOLDER.iterdir())
@@ -18,7 +18,7 @@ STRANGER = ("192.0.2.7", 4711)
 
 
 class Following:
-    """A GET of the events, message by message, as a server calls it."""
+    """A GET of the events, message by message, as a server makes it."""
 
     def __init__(self, api: Api, headers: dict[str, str] | None = None) -> None:
         self.sent: list[dict[str, object]] = []
@@ -56,19 +56,19 @@ class Following:
         return b"".join(bytes(m.get("body", b"")) for m in self.sent)  # type: ignore[call-overload]
 
 
-def make(admin_key: str | None = None) -> tuple[Api, Routes, PaperBackend]:
-    backend = PaperBackend(Cluster(3, 12), admin_key)
+def make(admin_key: str | None = None) -> tuple[Api, Routes, SyntheticBackend]:
+    backend = SyntheticBackend(SyntheticCluster(3, 12), admin_key)
     routes = Routes(backend)
     return Api(backend, routes.app()), routes, backend
 
 
 async def refused(api: Api, headers: dict[str, str] | None = None) -> httpx.Response:
-    """The answer to a call for the events that is over at once."""
+    """The answer to a GET of the events that ends at once."""
     async with asyncio.timeout(5):
         return await api.get("/mell/events", headers=headers)
 
 
-async def test_the_page_is_html_and_asks_nobody_else() -> None:
+async def test_the_page_is_html_without_external_resources() -> None:
     api, _, _ = make()
     response = await api.get("/mell/")
     assert response.status_code == 200
@@ -90,7 +90,7 @@ async def test_every_file_is_served_with_its_type(path: str) -> None:
     assert response.headers["x-content-type-options"] == "nosniff"
 
 
-async def test_a_file_that_is_known_is_not_sent_again() -> None:
+async def test_a_cached_file_is_not_sent_again() -> None:
     api, _, _ = make()
     tag = (await api.get("/mell/assets/page.js")).headers["etag"]
     known = await api.get("/mell/assets/page.js", headers={"If-None-Match": f'"other", W/{tag}'})
@@ -104,19 +104,19 @@ async def test_there_are_no_other_files(path: str) -> None:
     assert (await api.get(f"/mell/assets/{path}")).status_code == 404
 
 
-async def test_without_the_slash_one_is_led_to_the_page() -> None:
+async def test_without_the_slash_there_is_a_redirect() -> None:
     api, _, _ = make()
     response = await api.get("/mell")
     assert response.status_code == 307 and response.headers["location"].endswith("/mell/")
 
 
-def test_modules_import_only_files_that_are_there() -> None:
+def test_modules_import_only_existing_files() -> None:
     for path in FOLDER.glob("*.js"):
         for name in re.findall(r'from "\./([^"]+)"', path.read_text()):
             assert (FOLDER / name).is_file(), f"{path.name} imports {name}"
 
 
-async def test_the_events_are_a_stream_that_ends_when_the_client_leaves() -> None:
+async def test_the_stream_of_events_ends_on_a_disconnect() -> None:
     api, _, backend = make()
     following = Following(api)
     await eventually(lambda: b"event: snapshot" in following.body)
@@ -132,14 +132,14 @@ async def test_the_events_are_a_stream_that_ends_when_the_client_leaves() -> Non
 
 
 @pytest.mark.parametrize("header", [{}, {"Authorization": "Bearer other"}, {"Authorization": "secret"}])
-async def test_the_events_want_the_admin_key(header: dict[str, str]) -> None:
+async def test_the_events_need_the_admin_key(header: dict[str, str]) -> None:
     api, _, backend = make("secret")
     response = await refused(api, header)
     assert response.status_code == 401 and response.json()["error"]["code"] == "invalid_api_key"
     assert backend.looks == 0
 
 
-async def test_with_the_admin_key_the_events_come() -> None:
+async def test_the_events_with_the_admin_key() -> None:
     api, _, _ = make("secret")
     following = Following(api, {"Authorization": "Bearer secret"})
     await eventually(lambda: b"event: snapshot" in following.body)
@@ -147,7 +147,7 @@ async def test_with_the_admin_key_the_events_come() -> None:
     await following.task
 
 
-async def test_without_an_admin_key_the_events_are_for_loopback_only() -> None:
+async def test_without_an_admin_key_the_events_are_open_on_loopback_only() -> None:
     api, _, _ = make()
     api.address = STRANGER
     response = await refused(api)

@@ -1,6 +1,6 @@
-"""`/mell/`: the live page, whose files are in app/page, and the stream of events that it shows.
+"""The routes of the live page: its files, from app/page, and its stream of events.
 
-The files tell nothing of the cluster and are open to all; the events ask for what `/mell/state` asks for.
+The files reveal nothing about the cluster and are open to every client; the events need the access of `/mell/state`.
 """
 
 import asyncio
@@ -19,13 +19,13 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from app.ingress.errors import ApiError
-from app.ingress.feed import Feed
 from app.ingress.http.asgi import EventStream, unless_disconnected
-from app.ingress.picture import Seen
-from app.ingress.points import Lately, point
+from app.ingress.page.charts import WindowedQuantiles, point
+from app.ingress.page.feed import Feed
+from app.ingress.page.updates import PageSample
 from app.ingress.telemetry.requests import RequestTelemetry
 
-_FOLDER = Path(__file__).resolve().parent.parent / "page"
+_FOLDER = Path(__file__).resolve().parents[2] / "page"
 _INDEX = "index.html"
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _HEADERS = {
@@ -38,13 +38,13 @@ _HEADERS = {
 }
 
 
-class Shown(Protocol):
-    """What the page shows, as `app.ingress.http.routes.Backend` has it."""
+class PageBackend(Protocol):
+    """The page's port to the ingress, a part of `app.ingress.http.routes.Backend`."""
 
     telemetry: RequestTelemetry
 
     async def snapshot(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """`/mell/state` and `/mell/migrations` as of the scheduler's last epoch: no replica is asked."""
+        """`/mell/state` and `/mell/migrations` as of the scheduler's last epoch, without a call to any replica."""
         ...
 
 
@@ -55,19 +55,19 @@ class _Asset:
     etag: str
 
 
-class Page:
+class PageRoutes:
     """The page's routes. `check` raises ApiError for a caller who may not see other clients' requests."""
 
-    def __init__(self, shown: Shown, check: Callable[[Request], None]) -> None:
-        self._shown = shown
+    def __init__(self, backend: PageBackend, check: Callable[[Request], None]) -> None:
+        self._backend = backend
         self._check = check
-        self._ttft = Lately(shown.telemetry.ttft)
-        self._itl = Lately(shown.telemetry.itl)
+        self._ttft = WindowedQuantiles(backend.telemetry.ttft)
+        self._itl = WindowedQuantiles(backend.telemetry.itl)
         self._assets = {path.name: _asset(path) for path in _FOLDER.iterdir() if path.suffix in _TYPES}
-        self.feed = Feed(self._look)
+        self.feed = Feed(self._sample)
 
     def routes(self) -> list[Route]:
-        """The page, its files, and its events."""
+        """The routes of the page, its files, and its events."""
         return [
             Route("/mell/", self.index, methods=["GET"]),
             Route("/mell/assets/{name}", self.asset, methods=["GET"]),
@@ -92,16 +92,16 @@ class Page:
             raise ApiError(503, "too many pages are open, or the ingress is stopping", retry_after_s=5)
         return _Events(self.feed)
 
-    async def _look(self) -> Seen:
-        state, told = await self._shown.snapshot()
+    async def _sample(self) -> PageSample:
+        state, listed = await self._backend.snapshot()
         now, clock = time.time(), time.monotonic()
         ttft, itl = self._ttft.quantiles(clock), self._itl.quantiles(clock)
-        records = told["migrations"]
-        return Seen(state, records, await asyncio.to_thread(point, state, records, now, ttft, itl), now)
+        records = listed["migrations"]
+        return PageSample(state, records, await asyncio.to_thread(point, state, records, now, ttft, itl), now)
 
 
 class _Events:
-    """The ASGI response to a page: it ends when the page is closed."""
+    """The ASGI response to a page; it ends when the page closes."""
 
     def __init__(self, feed: Feed) -> None:
         self._feed = feed

@@ -1,8 +1,8 @@
-"""What the charts of `/mell/` gain per look: how many GPUs, how many would do, and how long clients wait.
+"""The points of the charts at `/mell/`: GPUs in use and needed, KV use, and client latencies.
 
-`bound` and `worst_fit` are about the KV caches as they are at this moment: how few replicas could hold them if moves
-cost nothing, and how many they fill when each goes, oldest first, to the emptiest replica and stays there. Worst fit in
-service usually needs more: it also has to live with where earlier requests have left room, and with growth.
+`bound` and `worst_fit` concern the KV caches at one moment: the minimum number of replicas that could hold them, and
+the number that worst fit fills, oldest request first, each on the emptiest replica. Worst fit in service usually needs
+more, since it also has to live with fragmentation by earlier requests and with growth.
 """
 
 from bisect import bisect_left
@@ -18,12 +18,12 @@ from policies.bounds import martello_toth_l2
 from policies.model import Phase, ReplicaState
 
 SPAN_S = 15.0
-"""Quantiles are over that many seconds."""
+"""Window of the quantiles, in seconds."""
 
 Point = list[float | int | None]
 """[unix time, GPUs in use, bound, worst fit, KV tokens in use / capacity, TTFT p50, p99, ITL p50, p99, pause p50, p99].
 
-Times are in seconds; None where nothing was measured.
+Times are in seconds; None without measurements.
 """
 
 Pair = tuple[float | None, float | None]
@@ -32,7 +32,7 @@ Pair = tuple[float | None, float | None]
 def point(
     state: Mapping[str, Any], migrations: Iterable[Mapping[str, Any]], now: float, ttft: Pair, itl: Pair
 ) -> Point:
-    """One point, of `/mell/state` and the records of `/mell/migrations`. `now` is in seconds since 1970."""
+    """A point from `/mell/state` and the records of `/mell/migrations`. `now` is in seconds since 1970."""
     replicas = [r for r in state["replicas"] if r["state"] != ReplicaState.STOPPED]
     capacity = max((r["capacity_tokens"] for r in replicas), default=0)
     total = sum(r["capacity_tokens"] for r in replicas)
@@ -54,14 +54,14 @@ def point(
 
 
 def _sizes(replicas: Iterable[Mapping[str, Any]], capacity: int) -> list[int]:
-    """Tokens of all requests that hold KV blocks, the oldest first."""
+    """Tokens of all requests that hold KV blocks, oldest first."""
     held = [r for replica in replicas for r in replica["requests"] if r["phase"] != Phase.WAITING and r["tokens"] > 0]
     held.sort(key=lambda r: (-r["age_s"], r["id"]))
     return [min(r["tokens"], capacity) for r in held if capacity]
 
 
 def worst_fit(sizes: Iterable[int], capacity: int) -> int:
-    """The bins that worst fit fills: each size, in this order, goes into the emptiest bin, or opens one.
+    """The number of bins filled by worst fit: each size, in order, goes to the emptiest bin or opens a new one.
 
     O(n log n). Sizes are in 1..capacity.
     """
@@ -74,8 +74,8 @@ def worst_fit(sizes: Iterable[int], capacity: int) -> int:
     return len(negated_rooms)
 
 
-class Lately:
-    """Quantiles of what a histogram observed in the last seconds: the difference of two readings of its counts."""
+class WindowedQuantiles:
+    """Quantiles of a histogram's observations in the last `SPAN_S` seconds, from differences of its counts."""
 
     def __init__(self, histogram: Histogram) -> None:
         self._histogram = histogram
@@ -83,10 +83,10 @@ class Lately:
         self._bounds: list[float] = []
 
     def quantiles(self, now: float) -> Pair:
-        """The median and the 99th percentile, in the histogram's unit; None before there is anything.
+        """The median and the 99th percentile, in the histogram's unit; None without observations.
 
-        `now` is in seconds of any clock that does not go back. Between bounds of a bucket it is linear, as
-        Prometheus's `histogram_quantile`; what is above the last bound counts as that bound.
+        `now` is in seconds of any monotonic clock. Quantiles are linear within a bucket, as in Prometheus's
+        `histogram_quantile`; observations above the last bound count as that bound.
         """
         samples = [s for metric in self._histogram.collect() for s in metric.samples if s.name.endswith("_bucket")]
         self._bounds = [float(sample.labels["le"]) for sample in samples]
@@ -109,7 +109,7 @@ class Lately:
 
 
 def _at(values: Sequence[float], share: float) -> float | None:
-    """The smallest value with at least that share of all at or below it."""
+    """The `share` quantile by nearest rank, None without values."""
     if not values:
         return None
     return sorted(values)[max(0, ceil(share * len(values)) - 1)]

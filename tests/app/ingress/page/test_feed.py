@@ -1,4 +1,4 @@
-"""The feed: what pages are sent adds up to what `/mell/state` lists, for the price of one look per interval."""
+"""The feed: its events add up to `/mell/state`, with one poll per interval."""
 
 import asyncio
 import json
@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from app.ingress.feed import MAX_PAGES, Feed
-from app.ingress.picture import Picture, Seen
+from app.ingress.page.feed import MAX_PAGES, Feed
+from app.ingress.page.updates import PageSample, PageState
 from policies.model import Phase, ReplicaState
 from policies.plan import Reason
 from tests.app.ingress.fakes import eventually
-from tests.app.page.synthetic import Cluster
+from tests.app.page.synthetic import SyntheticCluster
 
 NOTHING = [0.0, 0, 0, 0, None, None, None, None, None, None, None]
 
 
 class Client:
-    """What a page knows after the events that it was sent, as app/page/model.js keeps it."""
+    """A page's model of the cluster after its events, like app/page/model.js."""
 
     def __init__(self) -> None:
         self.requests: dict[int, list[Any]] = {}
@@ -41,7 +41,7 @@ class Client:
 
     @property
     def shown(self) -> set[tuple[Any, ...]]:
-        """(replica, id, label, tokens, phase, why it stays, hop) of every request."""
+        """(replica, id, label, tokens, phase, reason if immovable, hop) of every request."""
         return {(r[3], r[1], r[2], r[8], r[4], r[5], r[6]) for r in self.requests.values()}
 
 
@@ -53,12 +53,12 @@ def listed(state: dict[str, Any]) -> set[tuple[Any, ...]]:
     }
 
 
-def seen(cluster: Cluster) -> Seen:
+def seen(cluster: SyntheticCluster) -> PageSample:
     records = [record.to_json() for record in reversed(cluster.records)]
-    return Seen(cluster.state(), records, list(NOTHING), cluster.now)
+    return PageSample(cluster.state(), records, list(NOTHING), cluster.now)
 
 
-def check(client: Client, cluster: Cluster) -> None:
+def check(client: Client, cluster: SyntheticCluster) -> None:
     state = cluster.state()
     assert client.shown == listed(state)
     assert client.used == {r["id"]: r["used_tokens"] for r in state["replicas"]}
@@ -70,7 +70,7 @@ def check(client: Client, cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_deltas_add_up_to_the_state_while_everything_changes(seed: int) -> None:
-    cluster, picture, client = Cluster(4, 60, seed=seed), Picture(), Client()
+    cluster, picture, client = SyntheticCluster(4, 60, seed=seed), PageState(), Client()
     for step in range(120):
         cluster.step(1.0, rate=60)
         if step % 30 == 10:
@@ -83,8 +83,8 @@ def test_deltas_add_up_to_the_state_while_everything_changes(seed: int) -> None:
     assert cluster.records, "nothing was moved"
 
 
-def test_a_snapshot_and_what_follows_add_up_to_the_state() -> None:
-    cluster, picture, client = Cluster(4, 60), Picture(), Client()
+def test_a_snapshot_and_later_deltas_add_up_to_the_state() -> None:
+    cluster, picture, client = SyntheticCluster(4, 60), PageState(), Client()
     for _ in range(20):
         cluster.step(1.0, rate=60)
         picture.update(seen(cluster))
@@ -96,8 +96,8 @@ def test_a_snapshot_and_what_follows_add_up_to_the_state() -> None:
         check(client, cluster)
 
 
-def test_a_request_that_is_handed_over_is_shown_on_both_replicas() -> None:
-    cluster, picture, client = Cluster(2, 1), Picture(), Client()
+def test_a_request_in_hand_over_is_on_both_replicas() -> None:
+    cluster, picture, client = SyntheticCluster(2, 1), PageState(), Client()
     (source, live), target = next((n, r) for n, held in cluster.held.items() for r in held), "engine-001"
     target = next(name for name in cluster.states if name != source)
     live.phase = Phase.MOVING
@@ -106,39 +106,39 @@ def test_a_request_that_is_handed_over_is_shown_on_both_replicas() -> None:
     assert {row[3] for row in client.requests.values()} == {source, target}
 
 
-def test_what_does_not_change_is_not_sent_again() -> None:
-    cluster, picture = Cluster(3, 30), Picture()
+def test_unchanged_values_are_not_sent_again() -> None:
+    cluster, picture = SyntheticCluster(3, 30), PageState()
     picture.update(seen(cluster))
     delta = picture.update(seen(cluster))
     assert not any(delta[part] for part in ("requests", "gone", "replicas", "left", "migrations"))
     assert delta["grown"] == [0] * 30
 
 
-def test_what_acting_would_have_come_to_is_told_where_the_scheduler_only_observes() -> None:
-    cluster, picture = Cluster(3, 30), Picture()
+def test_the_dry_run_is_sent_in_mode_observe() -> None:
+    cluster, picture = SyntheticCluster(3, 30), PageState()
     assert picture.update(seen(cluster))["dry_run"] is None
     cluster.dry_run = {"said": "would have freed 2 GPUs for 5 minutes: 3 moves"}
     assert picture.update(seen(cluster))["dry_run"] == picture.snapshot()["dry_run"] == cluster.dry_run["said"]
 
 
 def test_a_delta_of_a_large_cluster_is_a_fraction_of_the_state() -> None:
-    cluster, picture = Cluster(200, 5000), Picture()
+    cluster, picture = SyntheticCluster(200, 5000), PageState()
     picture.update(seen(cluster))
     cluster.step(1.0)
     delta = len(json.dumps(picture.update(seen(cluster)), separators=(",", ":")))
     assert delta < len(json.dumps(cluster.state())) / 10
 
 
-def test_a_migration_is_told_when_it_begins_and_when_it_ends() -> None:
-    cluster, picture = Cluster(2, 2), Picture()
+def test_a_migration_is_sent_at_its_begin_and_its_end() -> None:
+    cluster, picture = SyntheticCluster(2, 2), PageState()
     source, live = next((n, r) for n, held in cluster.held.items() for r in held)
     picture.update(seen(cluster))
     record = cluster.move(live, source, next(n for n in cluster.states if n != source), Reason.BALANCE).to_json()
     running = record | {"outcome": None}
     state = cluster.state()
-    first = picture.update(Seen(state, [running], list(NOTHING), 0.0))["migrations"]
-    again = picture.update(Seen(state, [running], list(NOTHING), 0.0))["migrations"]
-    ended = picture.update(Seen(state, [record], list(NOTHING), 0.0))["migrations"]
+    first = picture.update(PageSample(state, [running], list(NOTHING), 0.0))["migrations"]
+    again = picture.update(PageSample(state, [running], list(NOTHING), 0.0))["migrations"]
+    ended = picture.update(PageSample(state, [record], list(NOTHING), 0.0))["migrations"]
     assert [len(first), len(again), len(ended)] == [1, 0, 1]
     assert ended[0]["outcome"] == "committed"
 
@@ -147,14 +147,14 @@ def test_a_migration_is_told_when_it_begins_and_when_it_ends() -> None:
 
 
 class Looking:
-    """A look that counts; `fault` is raised."""
+    """A poll that counts its calls; `fault` is raised."""
 
     def __init__(self) -> None:
-        self.cluster = Cluster(2, 5)
+        self.cluster = SyntheticCluster(2, 5)
         self.count = 0
         self.fault: Exception | None = None
 
-    async def __call__(self) -> Seen:
+    async def __call__(self) -> PageSample:
         self.count += 1
         if self.fault:
             raise self.fault
@@ -184,7 +184,7 @@ async def test_a_page_gets_a_snapshot_then_deltas() -> None:
     assert kinds == ["snapshot", "delta", "delta", "delta"]
 
 
-async def test_many_pages_cost_one_look() -> None:
+async def test_many_pages_share_one_poll() -> None:
     look = Looking()
     feed = Feed(look, interval_s=60)
     pages = [feed.events() for _ in range(20)]
@@ -194,7 +194,7 @@ async def test_many_pages_cost_one_look() -> None:
     assert look.count == 1
 
 
-async def test_nobody_looks_when_no_page_is_open() -> None:
+async def test_without_open_pages_there_are_no_polls() -> None:
     look = Looking()
     feed = Feed(look, interval_s=0.01)
     page = feed.events()
@@ -226,7 +226,7 @@ async def test_a_slow_page_skips_to_the_newest_snapshot() -> None:
 
 async def test_a_page_that_keeps_up_misses_nothing() -> None:
     look = Looking()
-    look.cluster = Cluster(3, 40)
+    look.cluster = SyntheticCluster(3, 40)
     feed = Feed(look, interval_s=0.005)
     page, client = feed.events(), Client()
     for at in range(30):
@@ -238,7 +238,7 @@ async def test_a_page_that_keeps_up_misses_nothing() -> None:
     await close(page)
 
 
-async def test_a_look_that_fails_is_no_end() -> None:
+async def test_a_failed_poll_does_not_end_the_feed() -> None:
     look = Looking()
     look.fault = RuntimeError("the scheduler is away")
     page = Feed(look, interval_s=0.005, heartbeat_s=0.01).events()
@@ -248,7 +248,7 @@ async def test_a_look_that_fails_is_no_end() -> None:
     await close(page)
 
 
-async def test_closing_ends_all_pages_and_takes_no_more() -> None:
+async def test_close_ends_all_pages_and_accepts_no_more() -> None:
     feed = Feed(Looking(), interval_s=60)
     pages = [feed.events() for _ in range(3)]
     for page in pages:
@@ -261,7 +261,7 @@ async def test_closing_ends_all_pages_and_takes_no_more() -> None:
     assert feed.full
 
 
-async def test_there_is_a_most_of_pages() -> None:
+async def test_the_number_of_pages_is_limited() -> None:
     feed = Feed(Looking(), interval_s=60)
     pages = [feed.events() for _ in range(MAX_PAGES)]
     for page in pages[:-1]:

@@ -1,12 +1,12 @@
-"""What the charts say: how many GPUs would do, and quantiles of the last seconds."""
+"""Points of the charts: GPUs needed, and quantiles of the last seconds."""
 
 import pytest
 from prometheus_client import CollectorRegistry, Histogram
 
-from app.ingress.points import SPAN_S, Lately, point, worst_fit
+from app.ingress.page.charts import SPAN_S, WindowedQuantiles, point, worst_fit
 from policies.bounds import martello_toth_l2
 from policies.model import Phase, ReplicaState
-from tests.app.page.synthetic import CAPACITY, Cluster
+from tests.app.page.synthetic import CAPACITY, SyntheticCluster
 
 NONE = (None, None)
 
@@ -26,8 +26,8 @@ def test_worst_fit_opens_a_bin_only_when_the_emptiest_has_no_room(sizes: tuple[i
     assert worst_fit(sizes, 10) == bins
 
 
-def test_a_point_says_what_the_state_says() -> None:
-    cluster = Cluster(6, 60)
+def test_a_point_summarizes_the_state() -> None:
+    cluster = SyntheticCluster(6, 60)
     cluster.open(ReplicaState.STARTING)
     state = cluster.state()
     now, gpus, bound, worst, used, *quantiles = point(state, [], cluster.now, (0.1, 0.2), NONE)
@@ -43,14 +43,14 @@ def test_without_replicas_a_point_is_empty() -> None:
     assert point({"replicas": []}, [], 1.0, NONE, NONE) == [1.0, 0, 0, 0, None, *[None] * 6]
 
 
-def test_requests_that_wait_hold_nothing() -> None:
-    cluster = Cluster(1, 1)
+def test_waiting_requests_hold_no_kv() -> None:
+    cluster = SyntheticCluster(1, 1)
     (live,) = cluster.held["engine-001"]
     live.phase = Phase.WAITING
     assert point(cluster.state(), [], cluster.now, NONE, NONE)[2:4] == [0, 0]
 
 
-def test_pauses_are_those_of_the_last_seconds() -> None:
+def test_pauses_of_the_last_seconds() -> None:
     records = [
         {"pause_s": pause, "started_at": at, "duration_s": 1.0}
         for pause, at in [(0.01, 99.0), (0.02, 99.0), (0.5, 98.0 - SPAN_S), (None, 99.0)]
@@ -58,9 +58,9 @@ def test_pauses_are_those_of_the_last_seconds() -> None:
     assert point({"replicas": []}, records, 100.0, NONE, NONE)[-2:] == [0.01, 0.02]
 
 
-def test_quantiles_are_of_the_last_seconds_only() -> None:
+def test_quantiles_of_the_last_seconds() -> None:
     histogram = Histogram("seconds", "Seconds.", buckets=(1, 2, 4), registry=CollectorRegistry())
-    lately = Lately(histogram)
+    lately = WindowedQuantiles(histogram)
     for _ in range(100):
         histogram.observe(3.0)
     assert lately.quantiles(0.0) == NONE

@@ -1,17 +1,19 @@
-"""What a page at `/mell/` shows, and what has changed in it since the last look: `/mell/state` in fewer bytes.
+"""The state of a live page, as snapshots and deltas: `/mell/state` in fewer bytes.
 
-A page gets a snapshot, then a delta per look. Both sides keep requests and replicas in the order in which they first
-came, so that what changes all the time, a request's tokens and a replica's use, is a bare list of numbers:
+A page gets a snapshot, then one delta per poll. Both sides keep requests and replicas in the order of their first
+appearance, so that the values that change all the time, a request's tokens and a replica's use, are bare lists of
+numbers:
 
-    requests    [number, id, label, replica, phase, why it must stay or null, hop, born, tokens]; new or changed ones
-    gone        numbers of requests that are not there any more
-    grown       by how many tokens each request has grown, those that are new or changed in this delta by 0
-    replicas    [id, state, node, capacity in tokens, preemptions]; new or changed ones, then `left`, those that are not
-                there any more, and `used`, the tokens in blocks that are not free, of every replica
-    migrations  new or changed ones, newest first
-    points      what the charts gained, see `app.ingress.points`
+    requests    [number, id, label, replica, phase, null or why it is immovable, hop, born, tokens], new or changed
+    gone        numbers of requests that have disappeared
+    grown       the growth of each request in tokens; 0 for requests that are new or changed in this delta
+    replicas    [id, state, node, capacity in tokens, preemptions], new and changed ones
+    left        ids of replicas that have disappeared
+    used        the tokens in blocks that are not free, of every replica
+    migrations  new and changed ones, newest first
+    points      new points of the charts, see `app.ingress.page.charts`
 
-A request that is being handed over is on two replicas, and has a number on each.
+A request in hand-over is on two replicas and has a number on each.
 """
 
 from collections import deque
@@ -20,21 +22,21 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from app.ingress.points import Point
+from app.ingress.page.charts import Point
 
 MIGRATIONS = 100
 POINTS = 400
 """Five minutes."""
 _HEAD = ("as_of", "mode", "policy", "wanted_replicas")
-_TOLD = (
+_MEMBERS = (
     *("id", "request_id", "label", "source", "target", "path", "reason", "state", "outcome", "error"),
     *("tokens", "bytes", "started_at", "duration_s", "pause_s", "resume_s", "predicted_kv_s", "predicted_tokens_s"),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """One look at the cluster: `/mell/state`, the records of `/mell/migrations`, and what the charts gain."""
+class PageSample:
+    """One poll: `/mell/state`, the records of `/mell/migrations`, and the new point of the charts."""
 
     state: Mapping[str, Any]
     migrations: Sequence[Mapping[str, Any]]
@@ -42,8 +44,8 @@ class Seen:
     now: float
 
 
-class Picture:
-    """All that pages show. `update` takes a look and tells the delta; nothing is kept that a look did not tell."""
+class PageState:
+    """The data of all pages. `update` replaces it by a sample and returns the delta."""
 
     def __init__(self) -> None:
         self._numbers = count()
@@ -55,7 +57,7 @@ class Picture:
         self._points: deque[Point] = deque(maxlen=POINTS)
 
     def snapshot(self) -> dict[str, Any]:
-        """Everything, for a page that knows nothing."""
+        """The whole state, for a page without one."""
         return self._head | {
             "requests": list(self._requests.values()),
             "replicas": list(self._replicas.values()),
@@ -64,17 +66,17 @@ class Picture:
             "points": list(self._points),
         }
 
-    def update(self, seen: Seen) -> dict[str, Any]:
-        """What has changed since the last look."""
-        replicas = seen.state["replicas"]
-        dry_run = seen.state.get("dry_run", {}).get("said")
-        self._head = {name: seen.state.get(name) for name in _HEAD} | {"now": seen.now, "dry_run": dry_run}
-        self._points.append(seen.point)
+    def update(self, sample: PageSample) -> dict[str, Any]:
+        """Apply a sample; the changes since the last one."""
+        replicas = sample.state["replicas"]
+        dry_run = sample.state.get("dry_run", {}).get("said")
+        self._head = {name: sample.state.get(name) for name in _HEAD} | {"now": sample.now, "dry_run": dry_run}
+        self._points.append(sample.point)
         return self._head | {
             **self._update_replicas(replicas),
-            **self._update_requests(replicas, seen.state.get("as_of", seen.now)),
-            "migrations": self._update_migrations(seen.migrations[:MIGRATIONS]),
-            "points": [seen.point],
+            **self._update_requests(replicas, sample.state.get("as_of", sample.now)),
+            "migrations": self._update_migrations(sample.migrations[:MIGRATIONS]),
+            "points": [sample.point],
         }
 
     def _update_replicas(self, replicas: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -92,30 +94,30 @@ class Picture:
         gone = [self._requests.pop(key)[0] for key in [key for key in self._requests if key not in now]]
         changed, growth = [], dict.fromkeys(self._requests, 0)
         for key, request in now.items():
-            known = self._requests.get(key)
-            row = _row(key[0], request, as_of, known, self._numbers)
-            if known is None or known[1:7] != row[1:7]:
+            previous = self._requests.get(key)
+            row = _row(key[0], request, as_of, previous, self._numbers)
+            if previous is None or previous[1:7] != row[1:7]:
                 changed.append(row)
                 growth[key] = 0
             else:
-                growth[key] = row[8] - known[8]
+                growth[key] = row[8] - previous[8]
             self._requests[key] = row
         return {"gone": gone, "requests": changed, "grown": list(growth.values())}
 
     def _update_migrations(self, records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        told = {record["id"]: {name: _short(record.get(name)) for name in _TOLD} for record in records}
-        changed = [record for id, record in told.items() if self._migrations.get(id) != record]
-        self._migrations = told
+        rows = {record["id"]: {name: _short(record.get(name)) for name in _MEMBERS} for record in records}
+        changed = [record for id, record in rows.items() if self._migrations.get(id) != record]
+        self._migrations = rows
         return changed
 
 
 def _row(
-    replica: str, request: Mapping[str, Any], as_of: float, known: list[Any] | None, numbers: "count[int]"
+    replica: str, request: Mapping[str, Any], as_of: float, previous: list[Any] | None, numbers: "count[int]"
 ) -> list[Any]:
-    number = next(numbers) if known is None else known[0]
-    born = round(as_of - request["age_s"], 1) if known is None else known[7]
-    why = None if request["movable"] else (request["immovable_reason"] or "it must stay")
-    about = [request["id"], request["label"], replica, request["phase"], why, request["hop"]]
+    number = next(numbers) if previous is None else previous[0]
+    born = round(as_of - request["age_s"], 1) if previous is None else previous[7]
+    reason = None if request["movable"] else (request["immovable_reason"] or "it cannot move")
+    about = [request["id"], request["label"], replica, request["phase"], reason, request["hop"]]
     return [number, *about, born, request["tokens"]]
 
 
