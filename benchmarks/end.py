@@ -29,7 +29,6 @@ from migration.request import IngressId, RequestSpec, Sampling
 from migration.rounds import CopyLimits
 from migration.slots import Lease, Slots
 from migration.source_run import Order, SourceRun
-from migration.target import Event
 from migration.target_run import TargetRun
 from migration.world import Limits, World
 from policies.model import Blocks, Bytes, ReplicaId, RequestId
@@ -109,14 +108,10 @@ class TransferEnd:
         return ProcessSpan(self._chunks[0], self._chunks[-1])
 
     async def adopt(self, message: Adopt) -> None:
-        """See `Peer`."""
+        """See `Peer`; the request's reader attaches at once."""
         assert self._coming is not None
         await self._coming.adopt(message)
-
-    async def commit(self, migration: str) -> None:
-        """See `Peer`."""
-        assert self._coming is not None
-        self._coming.post(Event.COMMIT)
+        self._coming.attach()
 
     # --- the stages alone -----------------------------------------------------------------------------
 

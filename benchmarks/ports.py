@@ -16,7 +16,7 @@ from migration.kv.layout import CacheLayout
 from migration.kv.staging import HEADER, Segments
 from migration.messages import Adopt, Chunk, Fingerprint, Prepare, Prepared, SlotRef
 from migration.ports import Hosted
-from migration.request import Moved, Moving, RequestSpec
+from migration.request import Doubt, Moved, Moving, RequestSpec
 from policies.model import Blocks, Bytes, ReplicaId, RequestId
 
 LAYERS, BLOCK_SIZE, BLOCK_SHAPE = 4, 32, (2, 32, 128)
@@ -115,7 +115,7 @@ class SingleRequestHost:
     def __init__(self, spec: RequestSpec) -> None:
         self._hosted = Hosted(spec, 0, "key", ())
 
-    def snapshot(self, request: RequestId) -> Hosted:
+    def snapshot(self, request: RequestId, hop: int | None = None) -> Hosted:
         """See `SourceHost`."""
         return self._hosted
 
@@ -131,7 +131,7 @@ class SingleRequestHost:
     async def add(self, spec: RequestSpec, hop: int, outputs: tuple[int, ...]) -> None:
         """See `TargetHost`."""
 
-    def announce(self, event: Moving | Moved) -> None:
+    def announce(self, event: Moving | Moved | Doubt) -> None:
         """See `SourceHost`."""
 
     def reserve(self, migration: str, context: int) -> None:
@@ -140,7 +140,7 @@ class SingleRequestHost:
     def abort(self, request: RequestId, hop: int) -> None:
         """See `TargetHost`."""
 
-    def unmute(self, request: RequestId) -> None:
+    def unmute(self, request: RequestId, hop: int) -> None:
         """See `SourceHost`."""
 
     drop = unmute
@@ -171,10 +171,6 @@ class ActorPeer:
     async def adopt(self, message: Adopt) -> None:
         """See `Peer`."""
         await self._actor.adopt.remote(message)
-
-    async def commit(self, migration: str) -> None:
-        """See `Peer`."""
-        await self._actor.commit.remote(migration)
 
     async def cancel(self, migration: str) -> None:
         """See `Peer`."""

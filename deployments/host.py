@@ -15,7 +15,7 @@ from deployments.outbox import Outboxes
 from migration.errors import Refused, RequestGone, Stopping
 from migration.messages import Prepare
 from migration.ports import Clock, Hosted
-from migration.request import Delta, IngressId, Lost, Moved, Moving, RequestSpec
+from migration.request import Delta, Doubt, IngressId, Lost, Moved, Moving, RequestSpec
 from policies.causes import Cause
 from policies.model import Phase, RequestId, RequestLoad, Tokens
 
@@ -111,6 +111,7 @@ class RequestHost:
             raise Refused(f"the request runs here already, under hop {current.hop}", Cause.ALREADY_THERE)
         if current is not None:
             self._remove(current)
+            self.on_end(spec.id, True)
         run = Run(spec, hop, list(outputs), self._clock(), len(outputs), resumed_at=len(outputs), last_hop=hop)
         if not self._runs:
             self._heard = self._clock()
@@ -123,10 +124,10 @@ class RequestHost:
         if run is not None and run.hop == hop:
             self._remove(run)
 
-    def client_gone(self, request: RequestId) -> None:
-        """Abort a request under whatever hop it runs: nobody reads it any more."""
+    def client_gone(self, request: RequestId, hop: int | None = None) -> None:
+        """Abort a request that runs under a hop below `hop`, or under any: its reader left, or reads it elsewhere."""
         run = self._runs.get(request)
-        if run is not None:
+        if run is not None and (hop is None or run.hop < hop):
             self._remove(run)
             self.on_end(request, True)
 
@@ -164,9 +165,9 @@ class RequestHost:
 
     # --- SourceHost -----------------------------------------------------------------------------------
 
-    def snapshot(self, request: RequestId) -> Hosted:
+    def snapshot(self, request: RequestId, hop: int | None = None) -> Hosted:
         """See `SourceHost.snapshot`. A muted request is frozen at what was published."""
-        run = self._live(request)
+        run = self._live(request, hop)
         outputs = run.outputs[: run.published] if run.muted else run.outputs
         return Hosted(run.spec, run.hop, run.key, tuple(outputs))
 
@@ -176,26 +177,26 @@ class RequestHost:
         run.last_hop += 1
         return run.last_hop
 
-    def mute(self, request: RequestId) -> Hosted:
+    def mute(self, request: RequestId, hop: int) -> Hosted:
         """See `SourceHost.mute`."""
-        self._live(request).muted = True
-        return self.snapshot(request)
+        self._live(request, hop).muted = True
+        return self.snapshot(request, hop)
 
-    def unmute(self, request: RequestId) -> None:
+    def unmute(self, request: RequestId, hop: int) -> None:
         """See `SourceHost.unmute`."""
         run = self._runs.get(request)
-        if run is not None and run.muted:
+        if run is not None and run.hop == hop and run.muted:
             run.muted = False
             self._publish(run)
 
-    def announce(self, event: Moving | Moved) -> None:
+    def announce(self, event: Moving | Moved | Doubt) -> None:
         """See `SourceHost.announce`."""
-        run = self._live(event.request)
+        run = self._live(event.request, event.hop)
         self._outboxes.put(run.spec.ingress, event)
 
-    def drop(self, request: RequestId) -> None:
+    def drop(self, request: RequestId, hop: int) -> None:
         """See `SourceHost.drop`."""
-        self._remove(self._live(request))
+        self._remove(self._live(request, hop))
 
     def why_immovable(self, request: RequestId) -> Tie | None:
         """Why a request must stay, None if it may move. Raises RequestGone."""
@@ -262,9 +263,9 @@ class RequestHost:
                 immovable=self.why_immovable(run.spec.id),
             )
 
-    def _live(self, request: RequestId) -> Run:
+    def _live(self, request: RequestId, hop: int | None = None) -> Run:
         run = self._runs.get(request)
-        if run is None:
+        if run is None or hop not in (None, run.hop):
             raise RequestGone(f"request {request} is not here")
         return run
 

@@ -6,13 +6,14 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 
 from deployments.host import RequestHost
-from migration import source, target
 from migration.errors import Refused
 from migration.messages import Adopt, Chunk, Prepare, Prepared
 from migration.ports import Peer
 from migration.record import MigrationRecord, Outcome
 from migration.request import RequestSpec
+from migration.source import SourceEvent
 from migration.source_run import Order, SourceRun
+from migration.target import TargetEvent, TargetState
 from migration.target_run import TargetRun
 from migration.world import World
 from policies.causes import Cause
@@ -60,7 +61,7 @@ class Moves:
         if reason := self._host.why_immovable(order.request):
             raise Refused(reason, Cause.IMMOVABLE)
         if running := self._leaving.get(order.request):
-            running.post(source.Event.ASKED_AGAIN)
+            running.post(SourceEvent.ASKED_AGAIN)
             raise Refused(f"the request is already moving to {running.target}", Cause.ALREADY_MOVING)
         run = SourceRun(order, self._peer(to), self._world)
         self._leaving[order.request] = run
@@ -116,15 +117,10 @@ class Moves:
         if len(self._adopted) > _REMEMBERED:
             self._adopted.popitem(last=False)
 
-    def commit(self, migration: str) -> None:
-        """The source has let go. A migration that is not known was confirmed by the reader already."""
-        if run := self._coming.get(migration):
-            run.post(target.Event.COMMIT)
-
     def cancel(self, migration: str) -> None:
         """The source keeps the request. A migration that is not known here is no error."""
         if run := self._coming.get(migration):
-            run.post(target.Event.CANCEL)
+            run.post(TargetEvent.CANCEL)
 
     async def resumed(self, migration: str) -> float | None:
         """Seconds from the adoption of its request to its first token, once that is out; None if there is none."""
@@ -132,11 +128,34 @@ class Moves:
         return await self._host.first_token(*adopted) if adopted is not None else None
 
     def attach(self, request: RequestId, hop: int, index: int) -> bool:
-        """The reader follows the request here, from output token `index` on; False if it does not run here."""
+        """The reader reads the request here under `hop`, from output token `index` on; False if it does not run here.
+
+        What it attaches to is the replica's own from now on.
+        """
         for run in list(self._coming.values()):
-            if run.request == request and run.hop == hop and run.state is target.State.PROVISIONAL:
-                run.post(target.Event.ATTACHED)
+            if run.request == request and run.hop == hop and not run.attach():
+                return False
         return self._host.resume(request, hop, index)
+
+    def keep(self, request: RequestId, hop: int, next_hop: int) -> None:
+        """The reader goes on reading here under `hop`: it will not follow the request to `next_hop`."""
+        run = self._leaving.get(request)
+        if run is not None and (run.hop, run.next_hop) == (hop, next_hop):
+            run.post(SourceEvent.KEPT)
+
+    def release(self, request: RequestId, hop: int | None) -> None:
+        """End what runs here of a request under a hop below `hop`, or under any; also in the middle of a migration.
+
+        The request's reader reads it under `hop` now, or (None) no more.
+        """
+        for coming in list(self._coming.values()):
+            if coming.request == request and (hop is None or coming.hop < hop):
+                coming.post(TargetEvent.CLIENT_GONE)
+        leaving = self._leaving.get(request)
+        if leaving is not None and leaving.next_hop == hop:
+            leaving.post(SourceEvent.FOLLOWED)
+        else:
+            self._host.client_gone(request, hop)
 
     def _known(self, migration: str) -> TargetRun:
         run = self._coming.get(migration)
@@ -146,13 +165,6 @@ class Moves:
 
     # --- the world ------------------------------------------------------------------------------------
 
-    def client_gone(self, request: RequestId) -> None:
-        """The reader left: the request ends wherever it is, also half-way."""
-        for run in list(self._coming.values()):
-            if run.request == request:
-                run.post(target.Event.CLIENT_GONE)
-        self._host.client_gone(request)
-
     def submit(self, spec: RequestSpec, hop: int, outputs: tuple[int, ...]) -> None:
         """A request from its reader. Raises Refused."""
         self._host.submit(spec, hop, outputs)
@@ -161,9 +173,9 @@ class Moves:
         """The replica is stopping: it takes nothing new; what it leads goes on."""
         self._host.stopping = True
         for leaving in self._leaving.values():
-            leaving.post(source.Event.SOURCE_STOPPING)
+            leaving.post(SourceEvent.SOURCE_STOPPING)
         for coming in list(self._coming.values()):
-            coming.post(target.Event.STOPPING)
+            coming.post(TargetEvent.STOPPING)
 
     def targets(self) -> set[ReplicaId]:
         """The replicas that requests are moving to."""
@@ -173,7 +185,7 @@ class Moves:
         """A replica is gone: migrations to it end."""
         for run in self._leaving.values():
             if run.target == replica:
-                run.post(source.Event.TARGET_LOST)
+                run.post(SourceEvent.TARGET_LOST)
 
     @property
     def pending(self) -> int:
@@ -182,10 +194,10 @@ class Moves:
 
     def _request_ended(self, request: RequestId, by_client: bool) -> None:
         if run := self._leaving.get(request):
-            run.post(source.Event.CLIENT_GONE if by_client else source.Event.FINISHED)
+            run.post(SourceEvent.CLIENT_GONE if by_client else SourceEvent.FINISHED)
         for coming in list(self._coming.values()):
-            if coming.request == request and coming.state is target.State.PROVISIONAL:
-                coming.post(target.Event.CLIENT_GONE if by_client else target.Event.FINISHED)
+            if coming.request == request and coming.state is TargetState.PROVISIONAL:
+                coming.post(TargetEvent.CLIENT_GONE if by_client else TargetEvent.FINISHED)
 
 
 def void(_: object) -> None:

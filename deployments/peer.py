@@ -25,10 +25,6 @@ class ServePeer:
         """See `Peer.adopt`."""
         await self._replicas.call(self.id, "migration_adopt", message)
 
-    async def commit(self, migration: str) -> None:
-        """See `Peer.commit`."""
-        await self._replicas.call(self.id, "migration_commit", migration)
-
     async def cancel(self, migration: str) -> None:
         """See `Peer.cancel`."""
         await self._replicas.call(self.id, "migration_cancel", migration)

@@ -141,9 +141,13 @@ class EngineReplica:
             return error
         return model
 
-    async def abandon(self, request: RequestId) -> None:
-        """The reader left: end the request here, under whatever hop."""
-        self._moves.client_gone(request)
+    async def keep(self, request: RequestId, hop: int, next_hop: int) -> None:
+        """The reader's answer to a `Doubt`: go on."""
+        self._moves.keep(request, hop, next_hop)
+
+    async def release(self, request: RequestId, hop: int | None) -> None:
+        """The reader reads the request under `hop` now, or no more: end what runs here under a lower one."""
+        self._moves.release(request, hop)
 
     async def attach(self, request: RequestId, hop: int, index: int) -> bool:
         """The reader follows a request to this replica."""
@@ -203,10 +207,6 @@ class EngineReplica:
     async def migration_adopt(self, message: Adopt) -> None:
         """See `Peer.adopt`."""
         await self._moves.adopt(message)
-
-    async def migration_commit(self, migration: str) -> None:
-        """See `Peer.commit`."""
-        self._moves.commit(migration)
 
     async def migration_resumed(self, migration: str) -> float | None:
         """See `Peer.resumed`."""

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 from migration.errors import TransferFailed
 from migration.messages import Chunk
-from migration.ports import Peer, Slot
+from migration.ports import Hosted, Peer, Slot
 from migration.slots import Lease
 from migration.world import World
-from policies.model import Blocks, Bytes, RequestId
+from policies.model import Blocks, Bytes
 
 
 class BlockCopy:
@@ -18,13 +18,12 @@ class BlockCopy:
     have: tokens that rode on a chunk that failed have not arrived. `seconds` is how long copying took, in vain or not.
     """
 
-    def __init__(self, migration: str, request: RequestId, key: str, peer: Peer, world: World) -> None:
+    def __init__(self, migration: str, hosted: Hosted, peer: Peer, world: World) -> None:
         self.sent = Bytes(0)
         self.heard = 0
         self.seconds = 0.0
         self._migration = migration
-        self._request = request
-        self._key = key
+        self._hosted = hosted
         self._peer = peer
         self._world = world
         self._told = 0
@@ -66,8 +65,8 @@ class BlockCopy:
 
     async def _gather(self, first: Blocks, last: Blocks, slot: Slot) -> Chunk:
         world = self._world
-        staged, size = await world.blocks.gather(self._key, first, last, slot.segment, slot.offset)
-        outputs = world.host.snapshot(self._request).outputs
+        staged, size = await world.blocks.gather(self._hosted.key, first, last, slot.segment, slot.offset)
+        outputs = world.host.snapshot(self._hosted.spec.id, self._hosted.hop).outputs
         told, self._told = self._told, len(outputs)
         return Chunk(
             migration=self._migration,

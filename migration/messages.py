@@ -3,7 +3,7 @@
     source -> target   Prepare  ->  Prepared
                        Chunk    ->  blocks loaded   (any number; none on the token path)
                        Adopt    ->  nothing         (the target runs the request under the new hop)
-                       commit / cancel, by migration id
+                       cancel, by migration id
                        resumed  ->  seconds from the adoption to its first token, once that is out
 
 Token ids travel once: `Prepare` carries those known then, every later message only those since.

@@ -3,12 +3,15 @@
 The real parts and the fakes of the tests are siblings behind these protocols.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 from migration.messages import Adopt, Chunk, Fingerprint, Prepare, Prepared, SlotRef
-from migration.request import Moved, Moving, RequestSpec
+from migration.reading import Output, Reader, SegmentOrigin
+from migration.request import Doubt, Moved, Moving, RequestSpec
 from policies.model import Blocks, Bytes, ReplicaId, RequestId
 
 Clock = Callable[[], float]
@@ -45,30 +48,31 @@ class Hosted:
 class SourceHost(Protocol):
     """The requests of the replica that a migration leaves. All calls take effect at once.
 
-    Every call but `unmute` raises RequestGone once the request has ended.
+    A request is named with the hop under which it runs: the same request under another hop is another run. Every call
+    but `unmute` raises RequestGone once the run has ended.
     """
 
-    def snapshot(self, request: RequestId) -> Hosted:
-        """The request as of now."""
+    def snapshot(self, request: RequestId, hop: int | None = None) -> Hosted:
+        """The request as of now; without a hop, under whatever hop it runs."""
         ...
 
     def next_hop(self, request: RequestId) -> int:
         """A hop that no attempt to move this request has used."""
         ...
 
-    def mute(self, request: RequestId) -> Hosted:
+    def mute(self, request: RequestId, hop: int) -> Hosted:
         """Stop publishing tokens (the engine computes on); return the request as it is frozen."""
         ...
 
-    def unmute(self, request: RequestId) -> None:
-        """Publish what was held back, and go on. For a request that is not muted this does nothing."""
+    def unmute(self, request: RequestId, hop: int) -> None:
+        """Publish what was held back, and go on. For a run that is not muted or not here this does nothing."""
         ...
 
-    def announce(self, event: Moving | Moved) -> None:
-        """Tell the request's reader."""
+    def announce(self, event: Moving | Moved | Doubt) -> None:
+        """Publish an event to the request's reader, behind all that was published before."""
         ...
 
-    def drop(self, request: RequestId) -> None:
+    def drop(self, request: RequestId, hop: int) -> None:
         """Abort the request in the engine without a word to its reader."""
         ...
 
@@ -139,10 +143,6 @@ class Peer(Protocol):
         """Have it run the request; returns once it does."""
         ...
 
-    async def commit(self, migration: str) -> None:
-        """Tell it that the request is its own for good."""
-        ...
-
     async def cancel(self, migration: str) -> None:
         """Tell it to forget the migration and whatever it runs for it."""
         ...
@@ -190,4 +190,104 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Close all connections."""
+        ...
+
+
+# --- around the reader of a request -------------------------------------------------------------------
+
+
+class LossKind(StrEnum):
+    """Whose fault it is that a request is not served."""
+
+    INVALID = "invalid"
+    """The request's: no engine takes it."""
+    UNAVAILABLE = "unavailable"
+    """Nobody's: no replica takes it now."""
+    INTERNAL = "internal"
+    """Ours: a defect."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Why a request is not served; the text is for people."""
+
+    kind: LossKind
+    text: str
+
+
+class Listener(Protocol):
+    """Takes the output of one request. This is all that lies between the protocol and what an answer looks like.
+
+    In this order: any number of `deliver`, whose outputs follow each other without gap or repetition from index 0 on,
+    whatever replicas they came from; then either one with a finish reason, or `lost`, or nothing if the listener's side
+    left first (`ReaderRun.leave`). After that nothing comes. Calls are made on the event loop, one at a time; they
+    take what they are given, do not wait and do not raise. A listener that is slow keeps what it has not used.
+    """
+
+    def deliver(self, output: Output) -> None:
+        """The next output tokens, with their logprobs if the request asks for them; with the last ones, its end."""
+        ...
+
+    def lost(self, loss: Loss) -> None:
+        """The output cannot be completed."""
+        ...
+
+
+class Hosts(Protocol):
+    """The replicas, as the reader of requests sees them. Every call but `place` may raise PeerLost."""
+
+    @property
+    def running(self) -> Collection[ReplicaId]:
+        """The replicas that are listed as running."""
+        ...
+
+    def reachable(self, replica: ReplicaId) -> bool:
+        """Whether the replica's words arrive, as far as is known."""
+        ...
+
+    async def place(self, spec: RequestSpec, outputs: int, exclude: AbstractSet[ReplicaId]) -> ReplicaId | None:
+        """A replica for a request that has `outputs` output tokens, none of `exclude`; None if there is none now."""
+        ...
+
+    async def submit(
+        self, replica: ReplicaId, spec: RequestSpec, hop: int, outputs: tuple[int, ...], model: str | None
+    ) -> str:
+        """Have the request run under `hop`, after `outputs`, which `model` gave; return the model that runs it.
+
+        Raises:
+            Refused: the replica does not take it (Stopping: nor any other request). Nothing has changed there.
+            PeerLost: there was no answer. The replica may have taken the request.
+        """
+        ...
+
+    async def attach(self, replica: ReplicaId, request: RequestId, hop: int, index: int) -> bool:
+        """Read a request from output token `index` on; False if the replica does not run it under `hop`."""
+        ...
+
+    async def keep(self, replica: ReplicaId, request: RequestId, hop: int, next_hop: int) -> None:
+        """Answer a source in doubt: it goes on, the reader does not follow to `next_hop`."""
+        ...
+
+    async def release(self, replica: ReplicaId, request: RequestId, hop: int | None) -> None:
+        """End what runs of a request under hops below `hop`, or under any."""
+        ...
+
+
+class Journal(Protocol):
+    """Takes note of what becomes of requests, for traces and records. Nothing of it waits or raises."""
+
+    def hosted(self, spec: RequestSpec, reader: Reader, origin: SegmentOrigin, index: int) -> None:
+        """`reader.host` has the request or is being asked to take it; output tokens from `index` on are its."""
+        ...
+
+    def took(self, spec: RequestSpec, reader: Reader) -> None:
+        """A word of a replica has come, with or without tokens."""
+        ...
+
+    def lost(self, spec: RequestSpec, reader: Reader, reason: str, had: bool) -> None:
+        """`reader.host` does not have the request, or not any more if it `had` it."""
+        ...
+
+    def continued(self, spec: RequestSpec, reader: Reader, lost: ReplicaId, reason: str, took_s: float) -> None:
+        """The request goes on at `reader.host`, `took_s` seconds after `lost` was given up."""
         ...

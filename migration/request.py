@@ -109,6 +109,18 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True)
+class Doubt:
+    """The host has sent the request to a target under `next_hop` and got no answer: is it to go on, or does the target?
+
+    It says nothing more under `hop` until the reader has answered.
+    """
+
+    request: RequestId
+    hop: int
+    next_hop: int
+
+
+@dataclass(frozen=True, slots=True)
 class Lost:
     """The host cannot go on with the request; whoever reads it may continue it elsewhere.
 
@@ -121,4 +133,4 @@ class Lost:
     invalid: bool = False
 
 
-StreamEvent = Delta | Moving | Moved | Lost
+StreamEvent = Delta | Moving | Moved | Doubt | Lost

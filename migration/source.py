@@ -1,20 +1,20 @@
-"""The source's side of a migration, as a literal table.
+"""The source's side of a migration, as a literal table. The theory of operation heads `table.py`.
 
 Rules of this file:
-  1. Until COMMITTED the source owns the request. It alone decides: the request changes hands in the instant
-     that it announces `Moved` to the reader, which it does only on ADOPTED. There is no second owner to wait for,
-     because the reader's cursor drops every hop that was not announced.
-  2. Freezing is muting. The engine goes on computing; tokens after the freeze are withheld, not lost. So every
+  1. Until it sends the request (ADOPT_*), the source keeps it by itself: whatever fails ends in ABORTED, unmuted.
+  2. From then on it is muted until it knows where the request is. It lets go on ADOPTED; it goes on when the target
+     refused. Any other answer, or none, leaves it in DOUBT: the target may run the request, and the reader may have
+     taken it from there. The source asks the reader (ASK_READER, again and again) and obeys: KEPT or FOLLOWED.
+  3. Freezing is muting. The engine goes on computing; tokens after the freeze are withheld, not lost. So every
      abort is the same single command, UNMUTE, and costs the client only the pause.
-  3. KV is a cache. Whatever goes wrong with blocks turns the migration into one by tokens; only what goes
+  4. KV is a cache. Whatever goes wrong with blocks turns the migration into one by tokens; only what goes
      wrong with the target ends it.
-  4. Activities (PREPARE, COPY_ROUND, COPY_FINAL, ADOPT_*) run one at a time and report by an event. Entering
-     another state ends a running activity; its late result is never fed.
   5. COMMITTED, ABORTED and REFUSED are final. Events of the world (not of activities) may still come; they do nothing.
 
 Events of the world, legal in every state: FINISHED (the request ended by itself: EOS, max_tokens, or a stop
-string found by the reader), PREEMPTED (its blocks are gone), CLIENT_GONE, SOURCE_STOPPING, TARGET_LOST (dead or
-stopping), ASKED_AGAIN (a second move of the same request).
+string found by the reader), PREEMPTED (its blocks are gone), CLIENT_GONE (its reader left, or reads it elsewhere),
+SOURCE_STOPPING, TARGET_LOST (dead or stopping), ASKED_AGAIN (a second move of the same request), and the reader's words
+KEPT and FOLLOWED, which mean something only to a source that has sent the request.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from enum import StrEnum
 from migration.table import Session
 
 
-class State(StrEnum):
+class SourceState(StrEnum):
     """Where the source's side stands."""
 
     NEW = "new"
@@ -31,12 +31,13 @@ class State(StrEnum):
     COPY = "copy"
     FREEZE = "freeze"
     HANDOVER = "handover"
+    DOUBT = "doubt"
     COMMITTED = "committed"
     ABORTED = "aborted"
     REFUSED = "refused"
 
 
-class Event(StrEnum):
+class SourceEvent(StrEnum):
     """What happened. The first block comes from activities, the second from the world."""
 
     BEGIN = "begin"
@@ -48,7 +49,7 @@ class Event(StrEnum):
     COPY_FAILED = "copy_failed"
     FINAL_COPIED = "final_copied"
     ADOPTED = "adopted"
-    ADOPT_FAILED = "adopt_failed"
+    ADOPT_REFUSED = "adopt_refused"
     TIMEOUT = "timeout"
 
     FINISHED = "finished"
@@ -57,9 +58,11 @@ class Event(StrEnum):
     SOURCE_STOPPING = "source_stopping"
     TARGET_LOST = "target_lost"
     ASKED_AGAIN = "asked_again"
+    KEPT = "kept"
+    FOLLOWED = "followed"
 
 
-class Command(StrEnum):
+class SourceCommand(StrEnum):
     """What the shell is to do. The first block starts an activity."""
 
     PREPARE = "prepare"
@@ -67,40 +70,56 @@ class Command(StrEnum):
     COPY_FINAL = "copy_final"
     ADOPT_KV = "adopt_kv"
     ADOPT_TOKENS = "adopt_tokens"
+    ASK_READER = "ask_reader"
 
     ANNOUNCE_MOVING = "announce_moving"
     MUTE = "mute"
     UNMUTE = "unmute"
     ANNOUNCE_MOVED = "announce_moved"
     DROP_REQUEST = "drop_request"
-    COMMIT_TARGET = "commit_target"
     CANCEL_TARGET = "cancel_target"
     REFUSE_SECOND = "refuse_second"
 
 
-FINAL = frozenset({State.COMMITTED, State.ABORTED, State.REFUSED})
+FINAL = frozenset({SourceState.COMMITTED, SourceState.ABORTED, SourceState.REFUSED})
 ACTIVITIES = frozenset(
-    {Command.PREPARE, Command.COPY_ROUND, Command.COPY_FINAL, Command.ADOPT_KV, Command.ADOPT_TOKENS}
+    {
+        SourceCommand.PREPARE,
+        SourceCommand.COPY_ROUND,
+        SourceCommand.COPY_FINAL,
+        SourceCommand.ADOPT_KV,
+        SourceCommand.ADOPT_TOKENS,
+        SourceCommand.ASK_READER,
+    }
 )
 
-_S, _E, _C = State, Event, Command
+_S, _E, _C = SourceState, SourceEvent, SourceCommand
 _GIVE_UP = (_S.ABORTED, (_C.CANCEL_TARGET,))
 _THAW = (_S.ABORTED, (_C.UNMUTE, _C.CANCEL_TARGET))
-_STAY_ONLY = {
-    _E.FINISHED: (),
-    _E.PREEMPTED: (),
-    _E.CLIENT_GONE: (),
-    _E.SOURCE_STOPPING: (),
-    _E.TARGET_LOST: (),
-    _E.ASKED_AGAIN: (),
-}
+_ASK = (_S.DOUBT, (_C.ASK_READER,))
+
+WORLD = frozenset(
+    {
+        _E.FINISHED,
+        _E.PREEMPTED,
+        _E.CLIENT_GONE,
+        _E.SOURCE_STOPPING,
+        _E.TARGET_LOST,
+        _E.ASKED_AGAIN,
+        _E.KEPT,
+        _E.FOLLOWED,
+    }
+)
+"""Events that no activity reports: they may come at any time."""
 
 
-def _final(state: State) -> Mapping[Event, tuple[State, tuple[Command, ...]]]:
-    return {event: (state, commands) for event, commands in _STAY_ONLY.items()}
+def _nothing(
+    state: SourceState, *events: SourceEvent
+) -> Mapping[SourceEvent, tuple[SourceState, tuple[SourceCommand, ...]]]:
+    return {event: (state, ()) for event in events}
 
 
-TABLE: Mapping[State, Mapping[Event, tuple[State, tuple[Command, ...]]]] = {
+TABLE: Mapping[SourceState, Mapping[SourceEvent, tuple[SourceState, tuple[SourceCommand, ...]]]] = {
     _S.NEW: {
         _E.BEGIN: (_S.PREPARE, (_C.PREPARE,)),
         _E.FINISHED: (_S.ABORTED, ()),
@@ -109,6 +128,7 @@ TABLE: Mapping[State, Mapping[Event, tuple[State, tuple[Command, ...]]]] = {
         _E.SOURCE_STOPPING: (_S.NEW, ()),
         _E.TARGET_LOST: (_S.ABORTED, ()),
         _E.ASKED_AGAIN: (_S.NEW, (_C.REFUSE_SECOND,)),
+        **_nothing(_S.NEW, _E.KEPT, _E.FOLLOWED),
     },
     _S.PREPARE: {
         _E.ACCEPTED_KV: (_S.COPY, (_C.ANNOUNCE_MOVING, _C.COPY_ROUND)),
@@ -123,6 +143,7 @@ TABLE: Mapping[State, Mapping[Event, tuple[State, tuple[Command, ...]]]] = {
         _E.SOURCE_STOPPING: (_S.PREPARE, ()),
         _E.TARGET_LOST: _GIVE_UP,
         _E.ASKED_AGAIN: (_S.PREPARE, (_C.REFUSE_SECOND,)),
+        **_nothing(_S.PREPARE, _E.KEPT, _E.FOLLOWED),
     },
     _S.COPY: {
         _E.COPIED_MORE: (_S.COPY, (_C.COPY_ROUND,)),
@@ -136,6 +157,7 @@ TABLE: Mapping[State, Mapping[Event, tuple[State, tuple[Command, ...]]]] = {
         _E.SOURCE_STOPPING: (_S.COPY, ()),
         _E.TARGET_LOST: _GIVE_UP,
         _E.ASKED_AGAIN: (_S.COPY, (_C.REFUSE_SECOND,)),
+        **_nothing(_S.COPY, _E.KEPT, _E.FOLLOWED),
     },
     _S.FREEZE: {
         _E.FINAL_COPIED: (_S.HANDOVER, (_C.ADOPT_KV,)),
@@ -147,27 +169,43 @@ TABLE: Mapping[State, Mapping[Event, tuple[State, tuple[Command, ...]]]] = {
         _E.SOURCE_STOPPING: (_S.FREEZE, ()),
         _E.TARGET_LOST: _THAW,
         _E.ASKED_AGAIN: (_S.FREEZE, (_C.REFUSE_SECOND,)),
+        **_nothing(_S.FREEZE, _E.KEPT, _E.FOLLOWED),
     },
     _S.HANDOVER: {
-        _E.ADOPTED: (_S.COMMITTED, (_C.ANNOUNCE_MOVED, _C.DROP_REQUEST, _C.COMMIT_TARGET)),
-        _E.ADOPT_FAILED: _THAW,
-        _E.TIMEOUT: _THAW,
-        # The end is known here and withheld: publishing it is faster than having it computed again.
+        _E.ADOPTED: (_S.COMMITTED, (_C.ANNOUNCE_MOVED, _C.DROP_REQUEST)),
+        # The target's own word: it does not run the request and never will under this hop.
+        _E.ADOPT_REFUSED: _THAW,
+        _E.TIMEOUT: _ASK,
+        # The end is known here and withheld: publishing it claims nothing. The reader takes it if it still reads here.
         _E.FINISHED: _THAW,
         _E.PREEMPTED: (_S.HANDOVER, ()),
         _E.CLIENT_GONE: _THAW,
         _E.SOURCE_STOPPING: (_S.HANDOVER, ()),
-        _E.TARGET_LOST: _THAW,
+        # Seen from here. The target may live, run the request, and have its reader.
+        _E.TARGET_LOST: _ASK,
         _E.ASKED_AGAIN: (_S.HANDOVER, (_C.REFUSE_SECOND,)),
+        _E.KEPT: (_S.HANDOVER, ()),
+        _E.FOLLOWED: (_S.COMMITTED, (_C.DROP_REQUEST,)),
     },
-    _S.COMMITTED: _final(_S.COMMITTED),
-    _S.ABORTED: _final(_S.ABORTED),
-    _S.REFUSED: _final(_S.REFUSED),
+    _S.DOUBT: {
+        _E.TIMEOUT: _ASK,
+        _E.FINISHED: _THAW,
+        _E.PREEMPTED: (_S.DOUBT, ()),
+        _E.CLIENT_GONE: _THAW,
+        _E.SOURCE_STOPPING: (_S.DOUBT, ()),
+        _E.TARGET_LOST: (_S.DOUBT, ()),
+        _E.ASKED_AGAIN: (_S.DOUBT, (_C.REFUSE_SECOND,)),
+        _E.KEPT: _THAW,
+        _E.FOLLOWED: (_S.COMMITTED, (_C.DROP_REQUEST,)),
+    },
+    _S.COMMITTED: _nothing(_S.COMMITTED, *WORLD),
+    _S.ABORTED: _nothing(_S.ABORTED, *WORLD),
+    _S.REFUSED: _nothing(_S.REFUSED, *WORLD),
 }
 
-SourceSession = Session[State, Event, Command]
+SourceSession = Session[SourceState, SourceEvent, SourceCommand]
 
 
 def new_session() -> SourceSession:
     """A session that has not begun."""
-    return Session(TABLE, State.NEW)
+    return Session(TABLE, SourceState.NEW)

@@ -15,9 +15,9 @@ from migration.errors import BlocksGone, MigrationError, PeerLost, Refused, Requ
 from migration.messages import Adopt, PathRequest, Prepare
 from migration.ports import Peer
 from migration.record import MigrationRecord, Outcome
-from migration.request import Moved, Moving
+from migration.request import Doubt, Moved, Moving
 from migration.rounds import Progress, final_range, full_blocks, worth_another_round
-from migration.source import ACTIVITIES, FINAL, Command, Event, State
+from migration.source import ACTIVITIES, FINAL, SourceCommand, SourceEvent, SourceState
 from migration.times import Times
 from migration.world import World
 from policies.causes import Cause
@@ -50,7 +50,7 @@ class SourceRun:
         self._peer = peer
         self._world = world
         self._session = source.new_session()
-        self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
+        self._events: asyncio.Queue[tuple[int, SourceEvent]] = asyncio.Queue()
         self._activity: asyncio.Task[None] | None = None
         self._activity_no = 0
         self._progress = Progress()
@@ -62,9 +62,9 @@ class SourceRun:
         self._tokens: Tokens | None = None
         snapshot = world.host.snapshot(order.request)
         self._spec = snapshot.spec
-        self._hop = snapshot.hop
-        self._copy = BlockCopy(order.id, order.request, snapshot.key, peer, world)
-        self._next_hop = world.host.next_hop(order.request)
+        self.hop = snapshot.hop
+        self._copy = BlockCopy(order.id, snapshot, peer, world)
+        self.next_hop = world.host.next_hop(order.request)
 
     @property
     def request(self) -> RequestId:
@@ -106,13 +106,13 @@ class SourceRun:
             predicted_tokens_s=self._order.predicted_tokens_s,
         )
 
-    def post(self, event: Event) -> None:
+    def post(self, event: SourceEvent) -> None:
         """Something happened in the world (never the result of an activity)."""
         self._events.put_nowait((0, event))
 
     async def run(self) -> MigrationRecord:
         """Migrate; returns the record, also when it failed. Never raises what a peer or transport raised."""
-        await self._feed(Event.BEGIN)
+        await self._feed(SourceEvent.BEGIN)
         while self._session.state not in FINAL:
             number, event = await self._events.get()
             if number in (0, self._activity_no):
@@ -136,14 +136,17 @@ class SourceRun:
             self._times.resumed(since_adopted)
         return self.record
 
-    async def _feed(self, event: Event) -> None:
+    async def _feed(self, event: SourceEvent) -> None:
         before = self._session.state
         commands = self._session.feed(event)
         if self._session.state is not before:
             self._stop_activity()
         if self._session.state in FINAL:
             self._times.end()
-        if event in _CAUSES and self._session.state is State.ABORTED and not self._error:
+        if event is SourceEvent.FOLLOWED:
+            # The target had not answered, but its reader has.
+            self._cause = self._error = None
+        if event in _CAUSES and self._session.state is SourceState.ABORTED and not self._error:
             self._cause, self._error = _CAUSES[event]
         for command in commands:
             try:
@@ -151,55 +154,54 @@ class SourceRun:
             except RequestGone:
                 # It ended between two events: the same as having been told so first.
                 if self._session.state not in FINAL:
-                    await self._feed(Event.FINISHED)
+                    await self._feed(SourceEvent.FINISHED)
                 return
 
-    async def _execute(self, command: Command) -> None:
+    async def _execute(self, command: SourceCommand) -> None:
         if command in ACTIVITIES:
             self._start(command)
             return
         host, order = self._world.host, self._order
         match command:
-            case Command.ANNOUNCE_MOVING:
-                host.announce(Moving(order.request, self._hop, self._next_hop, self._peer.id))
-            case Command.MUTE:
-                self._tokens = Tokens(host.mute(order.request).context)
+            case SourceCommand.ANNOUNCE_MOVING:
+                host.announce(Moving(order.request, self.hop, self.next_hop, self._peer.id))
+            case SourceCommand.MUTE:
+                self._tokens = Tokens(host.mute(order.request, self.hop).context)
                 self._times.freeze()
-            case Command.UNMUTE:
-                host.unmute(order.request)
+            case SourceCommand.UNMUTE:
+                host.unmute(order.request, self.hop)
                 self._times.release()
-            case Command.ANNOUNCE_MOVED:
-                index = len(host.snapshot(order.request).outputs)
-                host.announce(Moved(order.request, self._hop, self._next_hop, index, self._peer.id))
+            case SourceCommand.ANNOUNCE_MOVED:
+                index = len(host.snapshot(order.request, self.hop).outputs)
+                host.announce(Moved(order.request, self.hop, self.next_hop, index, self._peer.id))
+            case SourceCommand.DROP_REQUEST:
                 self._times.release()
-            case Command.DROP_REQUEST:
-                host.drop(order.request)
-            case Command.COMMIT_TARGET:
-                await self._tell(self._peer.commit)
-            case Command.CANCEL_TARGET:
-                await self._tell(self._peer.cancel)
-            case Command.REFUSE_SECOND:
+                host.drop(order.request, self.hop)
+            case SourceCommand.CANCEL_TARGET:
+                await self._cancel()
+            case SourceCommand.REFUSE_SECOND:
                 log.info("request %s is already moving to %s", order.request, self._peer.id)
 
-    async def _tell(self, call: Callable[[str], Awaitable[None]]) -> None:
-        """Say the last word to the target. If it does not arrive, the target's lease says it instead."""
+    async def _cancel(self) -> None:
+        """Have the target free what it holds. If that does not arrive, the target's lease does it instead."""
         try:
             async with asyncio.timeout(self._world.limits.prepare_s):
-                await call(self._order.id)
+                await self._peer.cancel(self._order.id)
         except Exception as error:
-            log.warning("migration %s: the target did not hear its end: %r", self._order.id, error)
+            log.warning("migration %s: the target was not cancelled: %r", self._order.id, error)
 
     # --- activities -----------------------------------------------------------------------------------
 
-    def _start(self, command: Command) -> None:
+    def _start(self, command: SourceCommand) -> None:
         self._stop_activity()
         limits = self._world.limits
         activity, limit = {
-            Command.PREPARE: (self._prepare, limits.prepare_s),
-            Command.COPY_ROUND: (self._copy_round, limits.copy_s),
-            Command.COPY_FINAL: (self._copy_final, limits.final_s),
-            Command.ADOPT_KV: (self._adopt_kv, limits.adopt_s),
-            Command.ADOPT_TOKENS: (self._adopt_tokens, limits.adopt_s),
+            SourceCommand.PREPARE: (self._prepare, limits.prepare_s),
+            SourceCommand.COPY_ROUND: (self._copy_round, limits.copy_s),
+            SourceCommand.COPY_FINAL: (self._copy_final, limits.final_s),
+            SourceCommand.ADOPT_KV: (self._adopt_kv, limits.adopt_s),
+            SourceCommand.ADOPT_TOKENS: (self._adopt_tokens, limits.adopt_s),
+            SourceCommand.ASK_READER: (self._ask_reader, limits.doubt_s),
         }[command]
         self._activity = asyncio.create_task(self._supervise(self._activity_no, activity, limit))
 
@@ -209,38 +211,39 @@ class SourceRun:
             self._activity.cancel()
         self._activity = None
 
-    async def _supervise(self, number: int, activity: Callable[[], Awaitable[Event]], limit: float) -> None:
+    async def _supervise(self, number: int, activity: Callable[[], Awaitable[SourceEvent]], limit: float) -> None:
         """Run an activity, and turn however it ends into an event."""
         copying = activity in (self._copy_round, self._copy_final)
         try:
             async with asyncio.timeout(limit):
                 event = await activity()
         except TimeoutError:
-            event = Event.TIMEOUT
+            event = SourceEvent.TIMEOUT
             cause = Cause.TRANSFER_TIMEOUT if copying else Cause.NO_ANSWER
             self._failed(cause, f"no answer within {limit} s", copying)
         except RequestGone:
-            event = Event.FINISHED
+            event = SourceEvent.FINISHED
         except BlocksGone as error:
-            event = Event.PREEMPTED
+            event = SourceEvent.PREEMPTED
             self._failed(error.cause, str(error), copying)
         except PeerLost as error:
-            event = Event.TARGET_LOST
+            event = SourceEvent.TARGET_LOST
             self._failed(error.cause, str(error), copying=False)
         except Refused as error:
-            event = self._failure(activity, Event.TARGET_REFUSED)
+            event = self._refusal(activity)
             self._failed(error.cause, str(error), copying)
         except Exception as error:
-            event = self._failure(activity, Event.TARGET_LOST)
+            event = SourceEvent.COPY_FAILED if copying else SourceEvent.TARGET_LOST
             cause = error.cause if isinstance(error, MigrationError) else Cause.UNEXPECTED
             self._failed(cause, str(error) or repr(error), copying)
         self._events.put_nowait((number, event))
 
-    def _failure(self, activity: Callable[[], Awaitable[Event]], of_prepare: Event) -> Event:
-        """The event by which an activity's failure is told."""
+    def _refusal(self, activity: Callable[[], Awaitable[SourceEvent]]) -> SourceEvent:
+        """The event of an activity that the target itself refused."""
         if activity == self._prepare:
-            return of_prepare
-        return Event.COPY_FAILED if activity in (self._copy_round, self._copy_final) else Event.ADOPT_FAILED
+            return SourceEvent.TARGET_REFUSED
+        adopting = activity in (self._adopt_kv, self._adopt_tokens)
+        return SourceEvent.ADOPT_REFUSED if adopting else SourceEvent.COPY_FAILED
 
     def _failed(self, cause: Cause, text: str, copying: bool) -> None:
         """A failed copy only changes the path, and is its reason; anything else is the migration's error."""
@@ -250,14 +253,14 @@ class SourceRun:
         else:
             self._error = text
 
-    async def _prepare(self) -> Event:
-        snapshot = self._world.host.snapshot(self._order.request)
+    async def _prepare(self) -> SourceEvent:
+        snapshot = self._world.host.snapshot(self._order.request, self.hop)
         prepared = await self._peer.prepare(
             Prepare(
                 migration=self._order.id,
                 spec=snapshot.spec,
                 hop=snapshot.hop,
-                next_hop=self._next_hop,
+                next_hop=self.next_hop,
                 source=self._world.replica,
                 path=self._order.path,
                 fingerprint=self._world.blocks.fingerprint,
@@ -270,54 +273,60 @@ class SourceRun:
                 self._cause = Cause.FINGERPRINT
                 self._detours.append("target cannot take KV blocks")
             self._path = Path.TOKENS
-            return Event.ACCEPTED_TOKENS
-        return Event.ACCEPTED_KV
+            return SourceEvent.ACCEPTED_TOKENS
+        return SourceEvent.ACCEPTED_KV
 
-    async def _copy_round(self) -> Event:
+    async def _copy_round(self) -> SourceEvent:
         limits = self._world.limits.copy
         if worth_another_round(self._progress, self._full(), limits):
             await self._copy_blocks(self._progress.copied, self._full())
         more = worth_another_round(self._progress, self._full(), limits)
-        return Event.COPIED_MORE if more else Event.COPIED_ENOUGH
+        return SourceEvent.COPIED_MORE if more else SourceEvent.COPIED_ENOUGH
 
-    async def _copy_final(self) -> Event:
+    async def _copy_final(self) -> SourceEvent:
         blocks = final_range(self._progress, self._full(), self._world.limits.copy)
         if blocks is not None:
             await self._copy_blocks(*blocks)
-        return Event.FINAL_COPIED
+        return SourceEvent.FINAL_COPIED
 
     async def _copy_blocks(self, first: Blocks, last: Blocks) -> None:
         await self._copy.copy(first, last)
         self._progress = self._progress.add(last)
 
     def _full(self) -> Blocks:
-        context = self._world.host.snapshot(self._order.request).context
+        context = self._world.host.snapshot(self._order.request, self.hop).context
         return full_blocks(context, self._world.blocks.fingerprint.block_size)
 
-    async def _adopt_kv(self) -> Event:
+    async def _adopt_kv(self) -> SourceEvent:
         self._path = Path.KV
         return await self._adopt()
 
-    async def _adopt_tokens(self) -> Event:
+    async def _adopt_tokens(self) -> SourceEvent:
         self._path = Path.TOKENS
         return await self._adopt()
 
-    async def _adopt(self) -> Event:
-        outputs = self._world.host.snapshot(self._order.request).outputs
+    async def _adopt(self) -> SourceEvent:
+        outputs = self._world.host.snapshot(self._order.request, self.hop).outputs
         heard = self._copy.heard
         self._times.hand_over()
         await self._peer.adopt(Adopt(self._order.id, heard, outputs[heard:]))
-        return Event.ADOPTED
+        return SourceEvent.ADOPTED
+
+    async def _ask_reader(self) -> SourceEvent:
+        """Ask, and wait for the answer, which is an event of the world. Words can be lost with a stream: ask again."""
+        self._world.host.announce(Doubt(self._order.request, self.hop, self.next_hop))
+        await asyncio.Event().wait()
+        raise AssertionError("the wait ends only by being cancelled")
 
 
 _OUTCOMES = {
-    State.COMMITTED: Outcome.COMMITTED,
-    State.ABORTED: Outcome.ABORTED,
-    State.REFUSED: Outcome.REFUSED,
+    SourceState.COMMITTED: Outcome.COMMITTED,
+    SourceState.ABORTED: Outcome.ABORTED,
+    SourceState.REFUSED: Outcome.REFUSED,
 }
 _CAUSES = {
-    Event.FINISHED: (Cause.REQUEST_ENDED, "the request ended by itself"),
-    Event.CLIENT_GONE: (Cause.CLIENT_GONE, "the client left"),
-    Event.TARGET_LOST: (Cause.PEER_LOST, "the target died or is stopping"),
-    Event.TIMEOUT: (Cause.NO_ANSWER, "the target did not answer in time"),
+    SourceEvent.FINISHED: (Cause.REQUEST_ENDED, "the request ended by itself"),
+    SourceEvent.CLIENT_GONE: (Cause.CLIENT_GONE, "the client left"),
+    SourceEvent.TARGET_LOST: (Cause.PEER_LOST, "the target died or is stopping"),
+    SourceEvent.TIMEOUT: (Cause.NO_ANSWER, "the target did not answer in time"),
 }

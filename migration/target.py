@@ -1,11 +1,11 @@
-"""The target's side of a migration, as a literal table.
+"""The target's side of a migration, as a literal table. The theory of operation heads `table.py`.
 
 Rules of this file:
   1. Whatever the target holds for a migration is under a lease until it owns the request: room that was
      reserved, blocks that were loaded, and the adopted request itself (PROVISIONAL). LEASE_EXPIRED frees it, so a
      source that dies or goes silent leaves nothing behind.
-  2. Either of two parties makes it the owner: the source (COMMIT), or the request's reader (ATTACHED), who
-     follows the source's announcement. One lost message therefore cannot kill a request that has moved.
+  2. Only the request's reader makes it the owner (ATTACHED), and only once it runs the request. The source cannot: it
+     does not know whether the reader still follows it.
   3. It may refuse, and it may fail to load a chunk, without consequences: the source then hands over tokens.
   4. CLOSED and OWNED are final. A message that comes late to CLOSED does nothing; CANCEL to OWNED is illegal.
 """
@@ -16,7 +16,7 @@ from enum import StrEnum
 from migration.table import Session
 
 
-class State(StrEnum):
+class TargetState(StrEnum):
     """Where the target's side stands."""
 
     NEW = "new"
@@ -28,14 +28,13 @@ class State(StrEnum):
     CLOSED = "closed"
 
 
-class Event(StrEnum):
+class TargetEvent(StrEnum):
     """What happened: messages of the source, results of our own activities, and the world."""
 
     PREPARE_FITS = "prepare_fits"
     PREPARE_REFUSED = "prepare_refused"
     CHUNK = "chunk"
     ADOPT = "adopt"
-    COMMIT = "commit"
     CANCEL = "cancel"
 
     LOADED = "loaded"
@@ -50,7 +49,7 @@ class Event(StrEnum):
     STOPPING = "stopping"
 
 
-class Command(StrEnum):
+class TargetCommand(StrEnum):
     """What the shell is to do."""
 
     RESERVE = "reserve"
@@ -61,12 +60,12 @@ class Command(StrEnum):
     ABORT_REQUEST = "abort_request"
 
 
-_S, _E, _C = State, Event, Command
+_S, _E, _C = TargetState, TargetEvent, TargetCommand
 _RELEASE = (_S.CLOSED, (_C.RELEASE,))
 _STOP = (_S.CLOSED, (_C.STOP_LOADING, _C.RELEASE))
 _ABORT = (_S.CLOSED, (_C.ABORT_REQUEST, _C.RELEASE))
 
-TABLE: Mapping[State, Mapping[Event, tuple[State, tuple[Command, ...]]]] = {
+TABLE: Mapping[TargetState, Mapping[TargetEvent, tuple[TargetState, tuple[TargetCommand, ...]]]] = {
     _S.NEW: {
         _E.PREPARE_FITS: (_S.RESERVED, (_C.RESERVE,)),
         _E.PREPARE_REFUSED: (_S.CLOSED, ()),
@@ -110,7 +109,6 @@ TABLE: Mapping[State, Mapping[Event, tuple[State, tuple[Command, ...]]]] = {
         _E.STOPPING: _ABORT,
     },
     _S.PROVISIONAL: {
-        _E.COMMIT: (_S.OWNED, (_C.RELEASE,)),
         _E.ATTACHED: (_S.OWNED, (_C.RELEASE,)),
         # It ended before anyone confirmed; its end was published under the new hop and waits at the reader.
         _E.FINISHED: (_S.PROVISIONAL, ()),
@@ -121,8 +119,7 @@ TABLE: Mapping[State, Mapping[Event, tuple[State, tuple[Command, ...]]]] = {
         _E.STOPPING: (_S.PROVISIONAL, ()),
     },
     _S.OWNED: {
-        # Both parties may confirm.
-        _E.COMMIT: (_S.OWNED, ()),
+        # A reader asks again for what it missed.
         _E.ATTACHED: (_S.OWNED, ()),
         _E.LEASE_EXPIRED: (_S.OWNED, ()),
         _E.CLIENT_GONE: (_S.OWNED, ()),
@@ -142,9 +139,9 @@ TABLE: Mapping[State, Mapping[Event, tuple[State, tuple[Command, ...]]]] = {
     },
 }
 
-TargetSession = Session[State, Event, Command]
+TargetSession = Session[TargetState, TargetEvent, TargetCommand]
 
 
 def new_session() -> TargetSession:
     """A session that knows nothing yet."""
-    return Session(TABLE, State.NEW)
+    return Session(TABLE, TargetState.NEW)

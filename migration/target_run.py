@@ -9,7 +9,7 @@ from migration.errors import Refused, TransferFailed
 from migration.messages import Adopt, Chunk, Fingerprint, PathRequest, Prepare, Prepared
 from migration.ports import BlockStore, TargetHost, Transport
 from migration.slots import Slots
-from migration.target import Command, Event, State
+from migration.target import TargetCommand, TargetEvent, TargetState
 from policies.causes import Cause
 from policies.model import Blocks, RequestId
 from policies.plan import Path
@@ -72,7 +72,7 @@ class TargetRun:
         return self._message.next_hop
 
     @property
-    def state(self) -> State:
+    def state(self) -> TargetState:
         """The session's state."""
         return self._session.state
 
@@ -82,15 +82,15 @@ class TargetRun:
             path = agree(self._message, self._blocks.fingerprint)
             self._host.accept(self._message)
         except Refused:
-            self.post(Event.PREPARE_REFUSED)
+            self.post(TargetEvent.PREPARE_REFUSED)
             raise
-        self.post(Event.PREPARE_FITS)
+        self.post(TargetEvent.PREPARE_FITS)
         return Prepared(path)
 
     async def receive(self, chunk: Chunk) -> None:
         """Take a chunk and load it. Raises TransferFailed; the migration goes on without its blocks."""
-        self._live(Event.CHUNK)
-        self.post(Event.CHUNK)
+        self._live(TargetEvent.CHUNK)
+        self.post(TargetEvent.CHUNK)
         task = asyncio.create_task(self._load(chunk))
         self._loads.add(task)
         try:
@@ -101,11 +101,11 @@ class TargetRun:
             task.cancel()
             raise
         except BaseException:
-            self._post_if_allowed(Event.LOAD_FAILED)
+            self._post_if_allowed(TargetEvent.LOAD_FAILED)
             raise
         finally:
             task.add_done_callback(self._loads.discard)
-        self._post_if_allowed(Event.LOADED)
+        self._post_if_allowed(TargetEvent.LOADED)
 
     async def _load(self, chunk: Chunk) -> None:
         lease = None if self._transport.shares_slots else await self._slots.lease(self._lease_s)
@@ -137,52 +137,59 @@ class TargetRun:
 
     async def adopt(self, message: Adopt) -> None:
         """Run the request. Raises Refused if that cannot be."""
-        self._live(Event.ADOPT)
-        self.post(Event.ADOPT)
+        self._live(TargetEvent.ADOPT)
+        self.post(TargetEvent.ADOPT)
         try:
             self._merge(message.outputs_from, message.outputs)
             await self._host.add(self._message.spec, self.hop, tuple(self._outputs))
         except BaseException as error:
-            self._post_if_allowed(Event.ADD_FAILED)
+            self._post_if_allowed(TargetEvent.ADD_FAILED)
             if isinstance(error, TransferFailed):
                 raise Refused(str(error), error.cause) from error
             raise
-        self.post(Event.ADDED)
-        if self._session.state is State.CLOSED:
+        self.post(TargetEvent.ADDED)
+        if self._session.state is TargetState.CLOSED:
             raise Refused("the migration was cancelled meanwhile", Cause.MIGRATION_GONE)
 
-    def _live(self, event: Event) -> None:
+    def attach(self) -> bool:
+        """The reader reads the request here; False if the request does not run yet."""
+        if not self._session.allows(TargetEvent.ATTACHED):
+            return False
+        self.post(TargetEvent.ATTACHED)
+        return True
+
+    def _live(self, event: TargetEvent) -> None:
         if not self._session.allows(event):
             raise Refused(f"the migration is {self._session.state} here", Cause.MIGRATION_GONE)
 
-    def post(self, event: Event) -> None:
+    def post(self, event: TargetEvent) -> None:
         """Feed an event, execute its commands, renew the lease."""
         before = self._session.state
         for command in self._session.feed(event):
             self._execute(command)
         state = self._session.state
-        if state in (State.OWNED, State.CLOSED):
+        if state in (TargetState.OWNED, TargetState.CLOSED):
             self._end(before)
         else:
             self._renew()
 
-    def _post_if_allowed(self, event: Event) -> None:
+    def _post_if_allowed(self, event: TargetEvent) -> None:
         if self._session.allows(event):
             self.post(event)
 
-    def _execute(self, command: Command) -> None:
+    def _execute(self, command: TargetCommand) -> None:
         message = self._message
         match command:
-            case Command.RESERVE:
+            case TargetCommand.RESERVE:
                 self._host.reserve(message.migration, len(message.spec.prompt) + len(self._outputs))
-            case Command.RELEASE:
+            case TargetCommand.RELEASE:
                 self._host.release(message.migration)
-            case Command.STOP_LOADING:
+            case TargetCommand.STOP_LOADING:
                 for task in self._loads:
                     task.cancel()
-            case Command.ABORT_REQUEST:
+            case TargetCommand.ABORT_REQUEST:
                 self._host.abort(message.spec.id, self.hop)
-            case Command.LOAD_CHUNK | Command.ADD_REQUEST:
+            case TargetCommand.LOAD_CHUNK | TargetCommand.ADD_REQUEST:
                 pass  # Carried out by the caller, who waits for the result.
 
     def _renew(self) -> None:
@@ -192,11 +199,11 @@ class TargetRun:
 
     def _expire(self) -> None:
         log.warning("migration %s: nobody confirmed it in %s", self._message.migration, self._session.state)
-        self._post_if_allowed(Event.LEASE_EXPIRED)
+        self._post_if_allowed(TargetEvent.LEASE_EXPIRED)
 
-    def _end(self, before: State) -> None:
+    def _end(self, before: TargetState) -> None:
         if self._lease is not None:
             self._lease.cancel()
             self._lease = None
-        if before not in (State.OWNED, State.CLOSED):
+        if before not in (TargetState.OWNED, TargetState.CLOSED):
             self._on_end(self._message.migration)

@@ -12,7 +12,8 @@ from policies.model import ReplicaId
 class Limits:
     """Time limits of the activities, in seconds, and of pre-copying.
 
-    `resume_s` is how long a migration's record waits for the target to tell when it went on; nothing else waits.
+    `doubt_s` is how long a source in doubt waits before it asks its reader again. `resume_s` is how long a migration's
+    record waits for the target's first token; nothing else waits for that.
     """
 
     prepare_s: float = 2.0
@@ -20,6 +21,7 @@ class Limits:
     final_s: float = 2.0
     adopt_s: float = 5.0
     copy: CopyLimits = field(default_factory=CopyLimits)
+    doubt_s: float = 1.0
     resume_s: float = 30.0
 
 

@@ -1,80 +1,94 @@
-"""One request as its reader sees it: where it is, what of it has come, and how it ends."""
+"""One request's output, as far as it has come, for whoever makes an answer of it."""
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
 from app.ingress.concurrency import gather
-from app.ingress.errors import ApiError
-from migration.cursor import Cursor
-from migration.request import Moving, RequestSpec
-from policies.model import ReplicaId, RequestId
+from app.ingress.errors import ApiError, saturated
+from migration.ports import Loss, LossKind
+from migration.reading import Output, Reader
+from migration.request import RequestSpec
+from policies.model import RequestId
 
 
 @dataclass(slots=True)
 class Conversation:
-    """One request, as its reader sees it; `submitted` while its host has it, whose model is `model`.
+    """Implements `Listener`: keeps what is delivered until it is read.
 
-    `ready` is set when there is something in `fresh`, or it is over.
+    `tokens` are all output tokens so far, `finish` is the finish reason, None while there is none. `logprobs` are those
+    of the newest tokens, one each, until they are taken from the left; none if the request does not ask for them.
     """
 
     spec: RequestSpec
-    host: ReplicaId
-    cursor: Cursor = field(default_factory=Cursor)
-    top_hop: int = 0
-    moving: Moving | None = None
-    touched: set[ReplicaId] = field(default_factory=set)
-    fresh: list[tuple[int, ...]] = field(default_factory=list)
-    ready: asyncio.Event = field(default_factory=asyncio.Event)
-    error: ApiError | None = None
-    moves: int = 0
-    resubmissions: int = 0
-    recovering: asyncio.Task[None] | None = None
-    submitted: bool = False
-    closed: bool = False
-    model: str | None = None
+    reader: Reader
+    tokens: list[int] = field(default_factory=list)
+    logprobs: deque[bytes] = field(default_factory=deque)
+    finish: str | None = None
+    _steps: list[tuple[int, ...]] = field(default_factory=list)
+    _ready: asyncio.Event = field(default_factory=asyncio.Event)
+    _loss: Loss | None = None
 
     @property
     def id(self) -> RequestId:
         """The request's internal id."""
         return self.spec.id
 
-    def take(self, tokens: tuple[int, ...]) -> None:
-        """New tokens for the client, as one step; none unless they are new or the answer is over."""
-        if tokens:
-            self.fresh.append(tokens)
-        if tokens or self.cursor.finish:
-            self.ready.set()
+    @property
+    def moves(self) -> int:
+        """Migrations so far."""
+        return self.reader.moves
 
-    def new_hop(self, stride: int) -> None:
-        """What earlier hosts still say of the request is not listened to any more."""
-        self.top_hop += stride
-        self.take(self.cursor.advance(self.top_hop))
+    @property
+    def resubmissions(self) -> int:
+        """How often it was lost and submitted again."""
+        return self.reader.resubmissions
 
-    def fail(self, error: ApiError) -> None:
-        """The answer cannot be completed."""
-        self.error = error
-        self.ready.set()
+    def deliver(self, output: Output) -> None:
+        """See `Listener.deliver`."""
+        self.tokens.extend(output.tokens)
+        self.logprobs.extend(output.logprobs)
+        self.finish = output.finish
+        if output.tokens:
+            self._steps.append(output.tokens)
+        self._ready.set()
+
+    def lost(self, loss: Loss) -> None:
+        """See `Listener.lost`."""
+        self._loss = loss
+        self._ready.set()
 
     async def steps(self) -> AsyncIterator[tuple[int, ...]]:
-        """The tokens of each step, in order, until the answer is over (`cursor.finish` says how).
+        """The tokens of each delivery, in order, until the output is over (`finish` says how).
 
         Raises:
             ApiError: it cannot be completed.
         """
         while True:
-            steps, self.fresh = self.fresh, []
+            steps, self._steps = self._steps, []
             for tokens in steps:
                 yield tokens
-            if self.fresh:
+            if self._steps:
                 continue
-            if self.error is not None:
-                raise self.error
-            if self.cursor.finish is not None:
+            if self._loss is not None:
+                raise to_error(self._loss)
+            if self.finish is not None:
                 return
-            self.ready.clear()
-            await self.ready.wait()
+            self._ready.clear()
+            await self._ready.wait()
+
+
+def to_error(loss: Loss) -> ApiError:
+    """The answer to a request that is not served."""
+    match loss.kind:
+        case LossKind.INVALID:
+            return ApiError(400, loss.text, code="invalid_value")
+        case LossKind.UNAVAILABLE:
+            return saturated(loss.text)
+        case LossKind.INTERNAL:
+            return ApiError(500, loss.text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,34 +1,32 @@
-"""Streams that outlive replicas: places requests, reads every replica's events, follows moves, survives deaths.
+"""The event streams of all replicas, and the readers of all requests: each word goes to its request's reader.
 
-Life of a request here:
-  1. `open` asks the scheduler for a replica (or chooses without it) and submits the request there, under hop 0.
-  2. One reader per replica receives batches of events and hands each to its request's cursor.
-  3. `Moved` -> the cursor follows; the target is told that it is being read (`attach`).
-  4. The replica dies, or says `Lost` -> if a move had been announced, the target is asked whether it has the
-     request; otherwise prompt and received tokens are submitted elsewhere, under a new hop.
-  5. The answer ends, or the client leaves -> every replica that may hold the request is told.
+One task per replica receives batches of words. `migration.reading` decides what follows from a word, its shell
+`migration.reader_run` does it, and the output goes to a `Conversation`.
 """
 
 import asyncio
 import contextlib
 import logging
 import time
+import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine
 
-from app.ingress.conversation import Conversation
-from app.ingress.errors import ApiError
+from app.ingress.conversation import Conversation, to_error
 from app.ingress.placing import Placer
-from app.ingress.recovering import Recovery
-from app.ingress.submitting import RECONNECT_S, ROUTER_SKEW_S, Submitter
-from app.ingress.telemetry.segments import SegmentOrigin
+from app.ingress.replica_calls import RECONNECT_S, ROUTER_SKEW_S, ReplicaCalls
 from app.ingress.telemetry.tracing import NO_TRACER, Tracer
 from deployments.membership import Membership
 from deployments.routing import Replicas, Unrouted
 from deployments.scheduler_client import SchedulerClient
-from migration.cursor import GapError
 from migration.errors import MigrationError, PeerLost
-from migration.request import Delta, IngressId, Lost, Moved, Moving, RequestSpec, StreamEvent
+from migration.ports import Clock
+from migration.reader_run import NotServed, ReaderRun, ReaderWorld
+from migration.reading import Reader, SegmentOrigin
+from migration.record import MigrationRecord, Outcome
+from migration.request import Delta, IngressId, Lost, Moved, RequestSpec, StreamEvent
+from policies.causes import Cause
 from policies.model import ReplicaId, RequestId
+from policies.plan import Path, Reason
 
 log = logging.getLogger("ray.serve")
 
@@ -37,7 +35,10 @@ SILENCE_S = 10.0
 
 
 class Streams:
-    """All conversations of one ingress. `lost` is called for each that was under way and could not be continued."""
+    """All requests of one ingress. `lost` is called for each that was under way and could not be continued.
+
+    A replica that says nothing for `silence_s` seconds is given up.
+    """
 
     def __init__(
         self,
@@ -48,25 +49,29 @@ class Streams:
         patience_s: float,
         lost: Callable[[], None] = lambda: None,
         tracer: Tracer = NO_TRACER,
+        silence_s: float = SILENCE_S,
+        clock: Clock = time.monotonic,
     ) -> None:
         self._ingress = ingress
         self._replicas = replicas
         self._placer = placer
         self._tracer = tracer
-        self._submitter = Submitter(replicas, placer, patience_s, tracer)
-        self._recovery = Recovery(self._submitter, scheduler, lost, tracer)
-        self._live: dict[RequestId, Conversation] = {}
+        self._silence_s = silence_s
+        self._clock = clock
+        self._calls = ReplicaCalls(replicas, placer, clock)
+        self._world = ReaderWorld(self._calls, RequestJournal(scheduler, tracer), clock, patience_s, on_lost=lost)
+        self._live: dict[RequestId, ReaderRun] = {}
         self._readers: dict[ReplicaId, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def count(self) -> int:
-        """Conversations under way."""
+        """Requests under way."""
         return len(self._live)
 
     def watch(self, membership: Membership) -> None:
         """Read every replica that is running. A replica that is stopping is read until it ends its stream."""
-        self._submitter.running = membership.running
+        self._calls.running = membership.running
         for replica in membership.running:
             if replica not in self._readers or self._readers[replica].done():
                 self._readers[replica] = asyncio.create_task(self._read(replica))
@@ -78,30 +83,26 @@ class Streams:
         Raises:
             ApiError: no replica took it.
         """
-        conversation = Conversation(spec, ReplicaId(""))
-        self._live[spec.id] = conversation
-        self._tracer.opened(conversation)
+        reader = Reader()
+        conversation = Conversation(spec, reader)
+        run = ReaderRun(spec, reader, conversation, self._world)
+        self._live[spec.id] = run
+        self._tracer.opened(spec.id)
         try:
-            await self._submitter.submit(conversation, lost=set())
+            await run.start()
             yield conversation
+        except NotServed as error:
+            raise to_error(error.loss) from error
         finally:
-            self._close(conversation)
+            del self._live[spec.id]
+            run.leave()
+            self._tracer.closed(spec.id, reader.cursor.finish)
+            self._placer.ended(spec.id)
 
-    def _close(self, conversation: Conversation) -> None:
-        del self._live[conversation.id]
-        conversation.closed = True
-        self._tracer.closed(conversation)
-        self._placer.ended(conversation.id)
-        if conversation.recovering is not None:
-            conversation.recovering.cancel()
-        if conversation.cursor.finish is None:
-            for replica in sorted(conversation.touched):
-                self._background(self._abandon(conversation.id, replica))
-
-    # --- reading --------------------------------------------------------------------------------------
+    # --- the replicas' streams ------------------------------------------------------------------------
 
     async def _read(self, replica: ReplicaId) -> None:
-        """Read one replica's events for as long as it is listed, over as many streams as that takes.
+        """Read one replica's words for as long as it is listed, over as many streams as that takes.
 
         When it dies, or cannot be reached for longer than a router lags behind, its requests continue elsewhere.
         """
@@ -110,9 +111,9 @@ class Streams:
             reason = "the replica ended its stream"
             try:
                 connected = False
-                async for batch in self._replicas.stream(replica, "events", self._ingress, silence_s=SILENCE_S):
+                async for batch in self._replicas.stream(replica, "events", self._ingress, silence_s=self._silence_s):
                     broken_since = None
-                    self._submitter.down.discard(replica)
+                    self._calls.down.discard(replica)
                     if not connected:
                         connected = True
                         self._reconnected(replica)
@@ -126,99 +127,85 @@ class Streams:
             except Exception as error:
                 log.exception("reading replica %s failed", replica)
                 reason = repr(error)
-            broken_since = broken_since or time.monotonic()
-            listed = replica in self._submitter.running
-            if not listed or time.monotonic() - broken_since > ROUTER_SKEW_S:
+            broken_since = broken_since or self._clock()
+            listed = replica in self._calls.running
+            if not listed or self._clock() - broken_since > ROUTER_SKEW_S:
                 self._give_up(replica, reason)
             if not listed:
                 break
             await asyncio.sleep(RECONNECT_S)
-        self._replicas.forget(replica)
-        self._submitter.forget(replica)
+        self._calls.forget(replica)
 
     def _give_up(self, replica: ReplicaId, reason: str) -> None:
-        """A replica cannot be reached: continue what it hosted elsewhere."""
-        self._submitter.down.add(replica)
-        for conversation in list(self._live.values()):
-            if conversation.host == replica and conversation.submitted:
-                self._recovery.recover(conversation, replica, reason)
+        """A replica cannot be reached: its requests continue elsewhere."""
+        self._calls.down.add(replica)
+        for run in list(self._live.values()):
+            run.host_lost(replica, reason)
 
     def _reconnected(self, replica: ReplicaId) -> None:
-        """Events may have been lost between two streams: ask for whatever is missing."""
-        for conversation in list(self._live.values()):
-            if conversation.host == replica and conversation.submitted:
-                self._background(self._ask_again(conversation, replica))
+        """Words may have been lost between two streams."""
+        for run in list(self._live.values()):
+            run.reconnected(replica)
 
-    async def _ask_again(self, conversation: Conversation, replica: ReplicaId) -> None:
-        """Tell a replica that its request is read from here on; continue elsewhere if it does not have it."""
-        cursor = conversation.cursor
-        hop = cursor.hop
-        try:
-            known = await self._submitter.call(replica, "attach", conversation.id, hop, cursor.next_index)
-            reason = "the replica does not have the request"
-        except Exception as error:
-            known, reason = False, str(error)
-        if not known and cursor.hop == hop and conversation.host == replica:
-            self._recovery.recover(conversation, replica, reason)
+    def _take(self, word: StreamEvent, replica: ReplicaId) -> None:
+        if run := self._live.get(word.request):
+            run.take(word, replica)
+        elif not isinstance(word, Lost | Moved) and not (isinstance(word, Delta) and word.finish is not None):
+            # Its reader left while it was on its way there.
+            self._background(self._release(word.request, replica))
 
-    def _take(self, event: StreamEvent, replica: ReplicaId) -> None:
-        conversation = self._live.get(event.request)
-        if conversation is None:
-            if isinstance(event, Delta) and event.finish is None:
-                # Its reader left while it was on its way there.
-                self._background(self._abandon(event.request, replica))
-            return
-        conversation.top_hop = max(conversation.top_hop, event.hop)
-        stale = isinstance(event, Delta) and event.hop < conversation.cursor.hop
-        if stale and replica != conversation.host and replica in conversation.touched:
-            # It was given up for lost, and is not.
-            conversation.touched.discard(replica)
-            self._background(self._abandon(event.request, replica))
-            return
-        try:
-            self._apply(event, conversation, replica)
-            self._tracer.took(conversation)
-        except GapError as error:
-            self._background(self._ask_again(conversation, replica))
-            log.warning("request %s: %s; asking again", conversation.id, error)
-
-    def _apply(self, event: StreamEvent, conversation: Conversation, replica: ReplicaId) -> None:
-        cursor = conversation.cursor
-        match event:
-            case Delta():
-                conversation.take(cursor.feed(event))
-            case Moving():
-                conversation.moving = event
-                conversation.top_hop = max(conversation.top_hop, event.next_hop)
-                conversation.touched.add(ReplicaId(event.target))
-            case Moved():
-                before, index = cursor.hop, cursor.next_index
-                conversation.take(cursor.moved(event))
-                if cursor.hop != before and cursor.target is not None:
-                    self._follow(conversation, ReplicaId(cursor.target), index)
-            case Lost() if event.hop == cursor.hop:
-                if event.invalid:
-                    conversation.fail(ApiError(400, event.reason, code="invalid_value"))
-                else:
-                    self._recovery.recover(conversation, replica, event.reason)
-
-    def _follow(self, conversation: Conversation, target: ReplicaId, index: int) -> None:
-        """The request changed hands at output token `index`: read on from the target, and tell it so."""
-        conversation.moves += 1
-        conversation.touched.discard(conversation.host)
-        conversation.touched.add(target)
-        conversation.host = target
-        conversation.moving = None
-        self._tracer.hosted(conversation, SegmentOrigin.MIGRATION, index)
-        self._background(self._ask_again(conversation, target))
-
-    # --- ending ---------------------------------------------------------------------------------------
-
-    async def _abandon(self, request: RequestId, replica: ReplicaId) -> None:
+    async def _release(self, request: RequestId, replica: ReplicaId) -> None:
         with contextlib.suppress(MigrationError):
-            await self._replicas.call(replica, "abandon", request)
+            await self._calls.release(replica, request, None)
 
     def _background(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+class RequestJournal:
+    """Implements `Journal`: traces of all that happens to requests, records of those that a replica lost."""
+
+    def __init__(self, scheduler: SchedulerClient, tracer: Tracer) -> None:
+        self._scheduler = scheduler
+        self._tracer = tracer
+
+    def hosted(self, spec: RequestSpec, reader: Reader, origin: SegmentOrigin, index: int) -> None:
+        """See `Journal.hosted`."""
+        self._tracer.hosted(spec.id, reader, origin, index)
+
+    def took(self, spec: RequestSpec, reader: Reader) -> None:
+        """See `Journal.took`."""
+        self._tracer.took(spec.id, reader)
+
+    def lost(self, spec: RequestSpec, reader: Reader, reason: str, had: bool) -> None:
+        """See `Journal.lost`."""
+        self._tracer.lost(spec.id, reason, had)
+
+    def continued(self, spec: RequestSpec, reader: Reader, lost: ReplicaId, reason: str, took_s: float) -> None:
+        """See `Journal.continued`. A resubmission is a migration by tokens, and is recorded as one."""
+        record = MigrationRecord(
+            id=uuid.uuid4().hex[:16],
+            request_id=spec.id,
+            label=spec.label,
+            source=lost,
+            target=reader.host,
+            path=Path.TOKENS,
+            reason=f"{Reason.LOST}: {reason}",
+            trigger=Reason.LOST,
+            cause=Cause.PEER_LOST,
+            state="resubmitted",
+            outcome=Outcome.COMMITTED,
+            pause_s=took_s,
+            duration_s=took_s,
+            started_at=time.time() - took_s,
+        )
+        log.warning(
+            "request %s continues on %s: %s",
+            spec.id,
+            reader.host,
+            record.reason,
+            extra={"migration": record.to_json()},
+        )
+        self._scheduler.tell("record", record)

@@ -67,7 +67,7 @@ async def test_the_client_leaves() -> None:
     pair = await begun()
     pair.b.faults["prepare"] = "silent"
     pair.move(R)
-    pair.a.moves.client_gone(R)
+    pair.a.moves.release(R, None)
     ends(await pair.settled(), Outcome.ABORTED, Cause.CLIENT_GONE)
 
 

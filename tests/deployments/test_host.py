@@ -203,11 +203,11 @@ async def test_client_that_leaves_ends_the_request_under_any_hop() -> None:
 
 async def test_dropped_request_ends_without_a_word() -> None:
     desk = await running()
-    desk.host.drop(R)
+    desk.host.drop(R, 0)
     await settle()
     assert desk.engine.ended == ["r.0"] and desk.ended == [] and desk.published() == []
     with pytest.raises(RequestGone):
-        desk.host.drop(R)
+        desk.host.drop(R, 0)
 
 
 async def test_ingress_that_is_gone_takes_its_requests_along() -> None:
@@ -246,7 +246,7 @@ async def test_end_can_be_asked_for_after_the_run_has_ended() -> None:
 
 async def test_what_is_withheld_is_not_given_again() -> None:
     desk = await running(1)
-    desk.host.mute(R)
+    desk.host.mute(R, 0)
     await desk.engine.step(1, finish="length")
     assert desk.host.resume(R, 0, 0)
     assert desk.published() == [delta(0, 0)]
@@ -262,9 +262,9 @@ async def test_nothing_is_resumed_for(request_id: str, hop: int) -> None:
 @pytest.mark.parametrize("finish", [None, "stop"], ids=["in the middle", "with its end withheld"])
 async def test_request_that_was_handed_over_is_not_resumed_here(finish: str | None) -> None:
     desk = await running()
-    desk.host.mute(R)
+    desk.host.mute(R, 0)
     await desk.engine.step(2, finish=finish)
-    desk.host.drop(R)
+    desk.host.drop(R, 0)
     assert not desk.host.resume(R, 0, 0)
 
 
@@ -297,11 +297,11 @@ async def test_logprobs_are_published_with_their_tokens() -> None:
 async def test_logprobs_are_withheld_with_their_tokens() -> None:
     desk = await scoring()
     desk.published()
-    desk.host.mute(R)
+    desk.host.mute(R, 0)
     await desk.engine.give(Generated((10,), None, (b"10",)))
     assert desk.host.resume(R, 0, 1)
     assert desk.published() == [replace(delta(1, 8, 9), logprobs=(b"8", b"9"))]
-    desk.host.unmute(R)
+    desk.host.unmute(R, 0)
     assert desk.published() == [replace(delta(3, 10), logprobs=(b"10",))]
 
 
@@ -329,7 +329,7 @@ async def test_tokens_from_elsewhere_cannot_be_given_with_their_logprobs() -> No
 
 async def test_muted_request_is_frozen_at_what_was_published() -> None:
     desk = await running(2)
-    frozen = desk.host.mute(R)
+    frozen = desk.host.mute(R, 0)
     await desk.engine.step(2)
     assert desk.published() == []
     assert desk.host.snapshot(R) == frozen and frozen.outputs == (0, 1)
@@ -337,29 +337,29 @@ async def test_muted_request_is_frozen_at_what_was_published() -> None:
 
 async def test_unmuted_request_publishes_what_was_withheld_once_and_goes_on() -> None:
     desk = await running(1)
-    desk.host.mute(R)
+    desk.host.mute(R, 0)
     await desk.engine.step(1)
     await desk.engine.step(2)
-    desk.host.unmute(R)
-    desk.host.unmute(R)
+    desk.host.unmute(R, 0)
+    desk.host.unmute(R, 0)
     await desk.engine.step(3)
     assert desk.published() == [delta(1, 1, 2), delta(3, 3)]
 
 
 async def test_unmute_with_nothing_withheld_says_nothing() -> None:
     desk = await running()
-    desk.host.mute(R)
-    desk.host.unmute(R)
-    desk.host.unmute(RequestId("unknown"))
+    desk.host.mute(R, 0)
+    desk.host.unmute(R, 0)
+    desk.host.unmute(RequestId("unknown"), 0)
     assert desk.published() == []
 
 
 async def test_end_that_comes_while_muted_is_told_to_the_migration_and_published_on_unmute() -> None:
     desk = await running(1)
-    desk.host.mute(R)
+    desk.host.mute(R, 0)
     await desk.engine.step(1, finish="stop")
     assert desk.ended == [(R, False)] and desk.published() == []
-    desk.host.unmute(R)
+    desk.host.unmute(R, 0)
     assert desk.published() == [delta(1, 1, finish="stop")] and not list(desk.host.loads())
 
 
@@ -376,10 +376,25 @@ async def test_announcements_follow_the_tokens_before_them() -> None:
     assert desk.published() == [delta(0, 0), moving]
 
 
-@pytest.mark.parametrize("call", ["snapshot", "next_hop", "mute", "drop", "why_immovable"])
-async def test_request_that_is_not_here_is_gone(call: str) -> None:
+@pytest.mark.parametrize(
+    ("call", "hop"),
+    [("snapshot", ()), ("snapshot", (0,)), ("next_hop", ()), ("mute", (0,)), ("drop", (0,)), ("why_immovable", ())],
+)
+async def test_request_that_is_not_here_is_gone(call: str, hop: tuple[int, ...]) -> None:
     with pytest.raises(RequestGone, match="request r is not here"):
-        getattr(make_desk().host, call)(R)
+        getattr(make_desk().host, call)(R, *hop)
+
+
+@pytest.mark.parametrize("call", ["snapshot", "mute", "drop"])
+async def test_run_under_another_hop_is_another_run(call: str) -> None:
+    """A migration that slept does nothing to what its reader has submitted here since."""
+    desk = make_desk()
+    desk.host.submit(spec(), 0, ())
+    desk.host.submit(spec(), 7, ())
+    with pytest.raises(RequestGone, match="request r is not here"):
+        getattr(desk.host, call)(R, 0)
+    desk.host.unmute(R, 0)
+    assert desk.host.snapshot(R).hop == 7
 
 
 async def test_what_the_engine_cannot_continue_stays() -> None:
@@ -443,7 +458,7 @@ async def test_load_says_what_a_request_is_doing() -> None:
     await desk.engine.step(0)
     (load,) = desk.host.loads()
     assert (load.phase, load.tokens, load.hop, load.label) == (Phase.DECODE, 41, 0, "label-r")
-    desk.host.mute(R)
+    desk.host.mute(R, 0)
     assert [load.phase for load in desk.host.loads()] == [Phase.MOVING]
 
 

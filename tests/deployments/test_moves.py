@@ -132,7 +132,7 @@ async def test_client_that_leaves_ends_the_move_and_the_request(pair: Pair) -> N
     pair.b.faults["prepare"] = "silent"
     pair.move(RequestId("r"))
     await asyncio.sleep(0)
-    pair.a.moves.client_gone(RequestId("r"))
+    pair.a.moves.release(RequestId("r"), None)
     record = await pair.settled()
     assert (record.outcome, record.error) == (Outcome.ABORTED, "the client left")
     assert runs(pair, "a") == []
@@ -191,9 +191,9 @@ async def test_migration_is_prepared_once(pair: Pair) -> None:
 
 async def test_unknown_migrations_are_harmless(pair: Pair) -> None:
     moves = pair.b.moves
-    moves.commit("unknown")
+    moves.keep(RequestId("unknown"), 0, 1)
     moves.cancel("unknown")
-    moves.client_gone(RequestId("unknown"))
+    moves.release(RequestId("unknown"), None)
     assert not moves.attach(RequestId("unknown"), 0, 0)
     for call in (moves.adopt(Adopt("unknown", 0, ())), moves.receive(replace(chunk(0, 1), migration="unknown"))):
         with pytest.raises(Refused, match="knows nothing of this migration"):
@@ -201,14 +201,10 @@ async def test_unknown_migrations_are_harmless(pair: Pair) -> None:
     assert pair.b.idle
 
 
-@pytest.mark.parametrize("who", ["source", "reader"])
-async def test_adopted_request_is_owned_once_confirmed_by(pair: Pair, who: str) -> None:
+async def test_adopted_request_is_owned_once_its_reader_attaches(pair: Pair) -> None:
     moves = await adopted(pair)
     assert pair.b.host.reserved_tokens == 40
-    if who == "source":
-        moves.commit("m")
-    else:
-        assert moves.attach(RequestId("r"), 1, 0)
+    assert moves.attach(RequestId("r"), 1, 0)
     assert (moves.pending, pair.b.host.reserved_tokens, runs(pair)) == (0, 0, ["r"])
     moves.cancel("m")
     assert runs(pair) == ["r"]
@@ -238,7 +234,7 @@ async def test_unconfirmed_migration_ends_with_its_lease() -> None:
 
 async def test_client_that_leaves_ends_a_provisional_request(pair: Pair) -> None:
     moves = await adopted(pair)
-    moves.client_gone(RequestId("r"))
+    moves.release(RequestId("r"), None)
     assert runs(pair) == [] and moves.pending == 0
 
 

@@ -83,7 +83,7 @@ async def migrate(pair: Pair, name: str, path: PathRequest, choice: Choice | Non
     predicted = (choice.kv_s, choice.tokens_s) if choice else (None, None)
     pair.a.moves.start(Order(f"m-{name}", request.id, path, Reason.DRAIN, *predicted), B)
     record = await pair.settled()
-    pair.b.moves.client_gone(request.id)
+    pair.b.moves.release(request.id, None)
     return record
 
 

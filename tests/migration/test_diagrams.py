@@ -7,7 +7,7 @@ import re
 import sys
 from pathlib import Path
 
-from migration import source, target
+from migration import reader, source, target
 from migration.table import diagram
 
 PAGE = Path(__file__).parents[2] / "docs" / "migration-protocol.md"
@@ -16,7 +16,11 @@ _FENCED = re.compile(r"^```mermaid\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 def wanted() -> list[str]:
     """The diagrams, in the page's order."""
-    return [diagram(source.TABLE, "The source's side"), diagram(target.TABLE, "The target's side")]
+    return [
+        diagram(source.TABLE, "The source's side"),
+        diagram(target.TABLE, "The target's side"),
+        diagram(reader.TABLE, "The reader's side"),
+    ]
 
 
 def write() -> None:

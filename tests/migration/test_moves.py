@@ -9,10 +9,11 @@ from deployments.engine.tokens import expected
 from migration.errors import PeerLost, Refused, TransferFailed
 from migration.messages import PathRequest
 from migration.record import Outcome
-from migration.request import Moving
+from migration.request import Doubt, Moving
 from migration.rounds import CopyLimits
 from migration.world import Limits
 from policies.causes import Cause
+from policies.model import Phase
 from tests.migration.world import make_pair, spec
 
 pytestmark = pytest.mark.virtual_time
@@ -97,7 +98,7 @@ FAULTS = ["silent", PeerLost("dead"), Refused("no", Cause.NO_ROOM), TransferFail
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=["silent", "dead", "refusing", "failing"])
-@pytest.mark.parametrize("call", ["prepare", "receive", "adopt", "adopted", "commit", "cancel"])
+@pytest.mark.parametrize("call", ["prepare", "receive", "adopt", "adopted", "cancel"])
 @pytest.mark.parametrize("path", [KV, TOKENS])
 async def test_a_fault_at_any_step_costs_no_token_and_leaks_nothing(
     call: str, fault: Exception | str, path: PathRequest
@@ -110,7 +111,7 @@ async def test_a_fault_at_any_step_costs_no_token_and_leaks_nothing(
     pair.move(request.id, path=path)
     record = await pair.settled()
     assert await pair.finished(cursor) == expected(request.prompt, 400)
-    harmless = call in ("commit", "cancel") or (call == "receive" and not isinstance(fault, PeerLost))
+    harmless = call == "cancel" or (call == "receive" and not isinstance(fault, PeerLost))
     assert (record.outcome is Outcome.COMMITTED) == (harmless or (call == "receive" and path is TOKENS))
     if call == "receive" and path is KV and harmless:
         assert record.path == "tokens" and "kv failed" in record.reason
@@ -178,7 +179,7 @@ async def test_unlike_models_exchange_nothing() -> None:
     assert await pair.finished(cursor) == expected(request.prompt, 60)
 
 
-@pytest.mark.parametrize("call", ["prepare", "receive", "adopt", "adopted", "commit"])
+@pytest.mark.parametrize("call", ["prepare", "receive", "adopt", "adopted"])
 async def test_client_leaves_in_the_middle(call: str) -> None:
     pair, request = make_pair(lease_s=0.3), spec(tokens=10_000 // 16)
     cursor = pair.submit(request)
@@ -187,7 +188,7 @@ async def test_client_leaves_in_the_middle(call: str) -> None:
     pair.move(request.id)
     await asyncio.sleep(0.05)
     for replica in (pair.a, pair.b):
-        replica.moves.client_gone(request.id)
+        replica.moves.release(request.id, None)
     await pair.both_idle()
 
 
@@ -210,22 +211,62 @@ async def test_what_the_engine_cannot_continue_stays() -> None:
 
 
 async def test_unconfirmed_request_ends_with_its_lease() -> None:
-    """The source commits, but neither its commit nor the reader reaches the target."""
+    """The source lets go, but its reader does not come to the target."""
     pair, request = make_pair(lease_s=0.1), spec(tokens=600)
     pair.attach = False
     cursor = pair.submit(request)
     await pair.until(cursor, 5)
-    pair.b.faults["commit"] = "silent"
     pair.move(request.id)
     await pair.settled()
     await pair.both_idle()
     assert cursor.finish is None
 
 
-async def test_reader_confirms_when_the_source_cannot() -> None:
+async def test_the_readers_word_outlasts_the_lease() -> None:
     pair, request = make_pair(lease_s=0.1), spec(tokens=400)
     cursor = pair.submit(request)
     await pair.until(cursor, 5)
-    pair.b.faults["commit"] = "silent"
     pair.move(request.id)
     assert await pair.finished(cursor) == expected(request.prompt, 400)
+
+
+@pytest.mark.parametrize("words", [1, 3])
+async def test_source_that_gets_no_answer_goes_on_by_its_readers_word(words: int) -> None:
+    """Nobody answers its first questions: it stays silent, and asks again."""
+    limits = Limits(adopt_s=0.05, doubt_s=0.05)
+    pair, request = make_pair(limits=limits), spec(tokens=200)
+    pair.b.faults["adopted"] = pair.b.faults["cancel"] = "silent"
+    cursor = pair.submit(request)
+    await pair.until(cursor, 5)
+    pair.attach = False
+    pair.move(request.id, path=TOKENS)
+    async with asyncio.timeout(5):
+        while sum(isinstance(event, Doubt) for event in pair.events) < words:
+            await asyncio.sleep(0.001)
+    frozen = len(cursor.tokens)
+    assert [load.phase for load in pair.a.host.loads()] == [Phase.MOVING]
+    pair.attach = True
+    assert await pair.finished(cursor) == expected(request.prompt, 200)
+    record = await pair.settled()
+    assert (record.outcome, record.cause) == (Outcome.ABORTED, Cause.NO_ANSWER) and frozen < 200
+    await pair.both_idle()
+
+
+async def test_source_that_gets_no_answer_learns_from_its_reader_that_the_request_has_moved() -> None:
+    limits = Limits(adopt_s=0.05, doubt_s=0.05)
+    pair, request = make_pair(limits=limits), spec(tokens=400)
+    pair.b.faults["adopted"] = "silent"
+    cursor = pair.submit(request)
+    await pair.until(cursor, 5)
+    pair.attach = False
+    pair.move(request.id, path=TOKENS)
+    async with asyncio.timeout(5):
+        while not any(isinstance(event, Doubt) for event in pair.events):
+            await asyncio.sleep(0.001)
+    assert pair.b.moves.attach(request.id, 1, cursor.next_index)
+    cursor.advance(1)
+    pair.attach = True
+    record = await pair.settled()
+    assert (record.outcome, record.error) == (Outcome.COMMITTED, None)
+    assert await pair.finished(cursor) == expected(request.prompt, 400)
+    await pair.both_idle()

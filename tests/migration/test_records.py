@@ -82,7 +82,7 @@ async def test_the_source_is_done_with_a_request_before_it_resumes() -> None:
     [early] = pair.a.moves.records()
     assert not pair.b.host._runs[R].first.is_set()
     assert (early.outcome, early.resume_s, early.whole_s) == (Outcome.COMMITTED, None, None)
-    pair.b.moves.client_gone(R)
+    pair.b.moves.release(R, None)
     await pair.settled()
 
 
@@ -101,7 +101,7 @@ async def test_a_request_that_ends_before_it_resumes_leaves_the_record_without()
     async with asyncio.timeout(5):
         while pair.a.moves.pending or R not in pair.b.host._runs:
             await asyncio.sleep(0.001)
-    pair.b.moves.client_gone(R)
+    pair.b.moves.release(R, None)
     assert (await pair.settled()).resume_s is None
 
 
@@ -166,11 +166,11 @@ async def test_a_run_that_is_not_known_has_no_first_token(request_id: str, hop: 
 async def test_a_muted_run_has_its_first_token_when_it_is_published() -> None:
     pair = make_pair(step_s=0.02)
     pair.submit(RequestSpec(R, "", (5, 6, 7), Sampling(50, temperature=0.0), IngressId("ingress")))
-    pair.a.host.mute(R)
+    pair.a.host.mute(R, 0)
     waiting = asyncio.ensure_future(pair.a.host.first_token(R, 0))
     async with asyncio.timeout(5):
         while not pair.a.host._runs[R].outputs:
             await asyncio.sleep(0.001)
     assert not waiting.done()
-    pair.a.host.unmute(R)
+    pair.a.host.unmute(R, 0)
     assert await waiting is not None

@@ -1,42 +1,34 @@
-"""The two tables: what holds on every path through one, and through both wired to each other.
+"""The three tables: what holds on every path through each. What holds for them together: `test_joint`.
 
 `steps` walks a table with everything commanded so far (counted up to two), so a statement about all its steps is
-one about all event sequences. `joint_steps` walks both tables and the messages between them; a message that stays
-in the air is a lost one.
+one about all event sequences.
 """
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from typing import Generic, TypeVar
 
 import pytest
 
-from migration import source, target
+from migration import reader, source, target
 from migration.errors import IllegalEvent
-from migration.source import Command as Do
-from migration.source import Event as Asked
-from migration.source import State as Source
+from migration.reader import ReaderCommand, ReaderEvent, ReaderState
+from migration.source import SourceCommand as Do
+from migration.source import SourceEvent as Asked
+from migration.source import SourceState as Source
 from migration.table import Session, Table
-from migration.target import Command as Act
-from migration.target import Event as Heard
-from migration.target import State as Target
+from migration.target import TargetCommand as Act
+from migration.target import TargetEvent as Heard
+from migration.target import TargetState as Target
 
 S = TypeVar("S", bound=StrEnum)
 E = TypeVar("E", bound=StrEnum)
 C = TypeVar("C", bound=StrEnum)
 Node = TypeVar("Node", bound=Hashable)
 
-WORLD = {
-    Asked.FINISHED,
-    Asked.PREEMPTED,
-    Asked.CLIENT_GONE,
-    Asked.SOURCE_STOPPING,
-    Asked.TARGET_LOST,
-    Asked.ASKED_AGAIN,
-}
 TARGET_FINAL = {Target.OWNED, Target.CLOSED}
 TARGET_RESULTS = {
     Heard.LOADED: Act.LOAD_CHUNK,
@@ -97,6 +89,11 @@ def target_steps() -> list[Step[Target, Heard, Act]]:
     return steps(target.TABLE, Target.NEW, TARGET_RESULTS)
 
 
+@cache
+def reader_steps() -> list[Step[ReaderState, ReaderEvent, ReaderCommand]]:
+    return steps(reader.TABLE, ReaderState.NEW, {})
+
+
 # --- either table -------------------------------------------------------------------------------------
 
 
@@ -110,6 +107,12 @@ def test_source_takes_legal_events_and_is_unchanged_by_illegal_ones(state: Sourc
 def test_target_takes_legal_events_and_is_unchanged_by_illegal_ones(state: Target) -> None:
     for event in Heard:
         check_feed(Session(target.TABLE, state), event)
+
+
+@pytest.mark.parametrize("state", ReaderState)
+def test_reader_takes_legal_events_and_is_unchanged_by_illegal_ones(state: ReaderState) -> None:
+    for event in ReaderEvent:
+        check_feed(Session(reader.TABLE, state), event)
 
 
 def check_feed(session: Session[S, E, C], event: E) -> None:
@@ -144,10 +147,17 @@ def test_target_can_always_reach_an_end(state: Target) -> None:
     assert ends & TARGET_FINAL
 
 
+@pytest.mark.parametrize("state", ReaderState)
+def test_reader_can_always_reach_an_end(state: ReaderState) -> None:
+    ends = set(reachable(state, lambda s: [following for following, _ in reader.TABLE[s].values()]))
+    assert ends & reader.FINAL
+
+
 def test_every_state_event_and_command_is_used() -> None:
     for told, states, events, commands in (
         (source_steps(), set(Source), set(Asked), set(Do)),
         (target_steps(), set(Target), set(Heard), set(Act)),
+        (reader_steps(), set(ReaderState), set(ReaderEvent), set(ReaderCommand)),
     ):
         assert {step.state for step in told} == states
         assert {step.event for step in told} == events
@@ -164,7 +174,7 @@ def test_source_ends_for_good(state: Source) -> None:
 
 @pytest.mark.parametrize("state", Source)
 def test_world_events_are_legal_in_every_state(state: Source) -> None:
-    assert source.TABLE[state].keys() >= WORLD
+    assert source.TABLE[state].keys() >= source.WORLD
 
 
 def test_freeze_is_undone_exactly_when_the_source_keeps_the_request() -> None:
@@ -183,15 +193,34 @@ def test_nothing_is_thawed_after_it_was_handed_over() -> None:
     assert not any(Do.UNMUTE in step.told for step in source_steps() if Do.ANNOUNCE_MOVED in step.told)
 
 
-@pytest.mark.parametrize("command", [Do.ANNOUNCE_MOVED, Do.DROP_REQUEST, Do.COMMIT_TARGET])
-def test_source_lets_go_once_and_only_on_adopted(command: Do) -> None:
+def test_source_lets_go_once_and_only_by_the_word_of_target_or_reader() -> None:
     for step in source_steps():
-        assert step.told.count(command) == (1 if step.following is Source.COMMITTED else 0)
-        assert command not in step.commands or step.event is Asked.ADOPTED
+        assert step.told.count(Do.DROP_REQUEST) == (1 if step.following is Source.COMMITTED else 0)
+        assert Do.DROP_REQUEST not in step.commands or step.event in (Asked.ADOPTED, Asked.FOLLOWED)
+        assert Do.ANNOUNCE_MOVED not in step.commands or step.event is Asked.ADOPTED
 
 
 def test_source_is_frozen_when_it_lets_go() -> None:
-    assert all(Do.MUTE in step.told for step in source_steps() if Do.ANNOUNCE_MOVED in step.told)
+    assert all(Do.MUTE in step.told for step in source_steps() if Do.DROP_REQUEST in step.told)
+
+
+def test_source_that_sent_the_request_thaws_only_when_it_has_ended_or_by_the_word_of_target_or_reader() -> None:
+    """No time-out and no loss is such a word."""
+    thawed = [step for step in source_steps() if Do.UNMUTE in step.commands]
+    sent = {step.event for step in thawed if step.state in (Source.HANDOVER, Source.DOUBT)}
+    assert sent == {Asked.ADOPT_REFUSED, Asked.KEPT, Asked.FINISHED, Asked.CLIENT_GONE}
+
+
+@pytest.mark.parametrize("event", [Asked.TIMEOUT, Asked.TARGET_LOST])
+def test_source_without_an_answer_asks_its_reader(event: Asked) -> None:
+    assert source.TABLE[Source.HANDOVER][event] == (Source.DOUBT, (Do.ASK_READER,))
+    assert source.TABLE[Source.DOUBT][Asked.TIMEOUT] == (Source.DOUBT, (Do.ASK_READER,))
+
+
+@pytest.mark.parametrize("event", [Asked.KEPT, Asked.FOLLOWED])
+@pytest.mark.parametrize("state", sorted(set(Source) - {Source.HANDOVER, Source.DOUBT}))
+def test_readers_word_means_nothing_to_a_source_that_has_not_sent_the_request(state: Source, event: Asked) -> None:
+    assert source.TABLE[state][event] == (state, ())
 
 
 def test_target_is_cancelled_whenever_it_may_hold_something_in_vain() -> None:
@@ -215,13 +244,13 @@ def test_source_starts_at_most_one_activity_at_a_time_and_last() -> None:
 
 def test_source_waits_for_something_in_every_state_that_is_not_final() -> None:
     for step in source_steps():
-        reported = step.event not in WORLD or step.following is not step.state
+        reported = step.event not in source.WORLD or step.following is not step.state
         if reported and step.following not in source.FINAL:
             assert step.commands[-1] in source.ACTIVITIES
 
 
 @pytest.mark.parametrize("state", [Source.PREPARE, Source.COPY, Source.FREEZE, Source.HANDOVER])
-def test_source_never_waits_for_ever(state: Source) -> None:
+def test_source_never_waits_for_the_target_for_ever(state: Source) -> None:
     assert source.TABLE[state][Asked.TIMEOUT][0] is not state
 
 
@@ -238,10 +267,15 @@ def test_second_order_is_refused_while_there_is_a_first(state: Source) -> None:
     assert source.TABLE[state][Asked.ASKED_AGAIN] == (state, refused)
 
 
-@pytest.mark.parametrize("event", [Asked.FINISHED, Asked.CLIENT_GONE, Asked.TARGET_LOST])
+@pytest.mark.parametrize("event", [Asked.FINISHED, Asked.CLIENT_GONE])
 @pytest.mark.parametrize("state", sorted(set(Source) - source.FINAL))
-def test_move_ends_when_there_is_nothing_to_move_or_nowhere_to_go(state: Source, event: Asked) -> None:
+def test_move_ends_when_there_is_nothing_to_move(state: Source, event: Asked) -> None:
     assert source.TABLE[state][event][0] is Source.ABORTED
+
+
+@pytest.mark.parametrize("state", sorted(set(Source) - source.FINAL - {Source.HANDOVER, Source.DOUBT}))
+def test_move_ends_when_there_is_nowhere_to_go(state: Source) -> None:
+    assert source.TABLE[state][Asked.TARGET_LOST][0] is Source.ABORTED
 
 
 # --- the target ---------------------------------------------------------------------------------------
@@ -277,7 +311,7 @@ def test_target_hears_of_the_end_in_every_state(state: Target, event: Heard) -> 
     assert following is (Target.PROVISIONAL if finishes else Target.CLOSED)
 
 
-@pytest.mark.parametrize("event", [Heard.COMMIT, Heard.ATTACHED, Heard.FINISHED, Heard.CLIENT_GONE, Heard.STOPPING])
+@pytest.mark.parametrize("event", [Heard.ATTACHED, Heard.FINISHED, Heard.CLIENT_GONE, Heard.STOPPING])
 def test_owner_may_be_told_anything_but_cancel(event: Heard) -> None:
     assert event in target.TABLE[Target.OWNED]
 
@@ -311,12 +345,9 @@ def test_added_request_of_a_closed_migration_is_aborted() -> None:
             assert Act.ABORT_REQUEST in step.commands
 
 
-def test_target_owns_only_what_was_confirmed() -> None:
+def test_target_owns_only_what_its_reader_has_attached_to() -> None:
     into = [step for step in target_steps() if step.following is Target.OWNED and step.state is not Target.OWNED]
-    assert {(step.state, step.event) for step in into} == {
-        (Target.PROVISIONAL, Heard.COMMIT),
-        (Target.PROVISIONAL, Heard.ATTACHED),
-    }
+    assert {(step.state, step.event) for step in into} == {(Target.PROVISIONAL, Heard.ATTACHED)}
 
 
 def test_target_never_aborts_what_it_owns() -> None:
@@ -331,187 +362,73 @@ def test_target_stays_closed(state: Target) -> None:
     assert state not in TARGET_FINAL or commands == ()
 
 
-# --- both, wired to each other ------------------------------------------------------------------------
+# --- the reader ---------------------------------------------------------------------------------------
 
-MESSAGES = {
-    Do.PREPARE: "prepare",
-    Do.COPY_ROUND: "chunk",
-    Do.COPY_FINAL: "chunk",
-    Do.ADOPT_KV: "adopt",
-    Do.ADOPT_TOKENS: "adopt",
-    Do.COMMIT_TARGET: "commit",
-    Do.CANCEL_TARGET: "cancel",
-    Do.ANNOUNCE_MOVED: "moved",
+WORDS = {
+    ReaderEvent.MOVE_ANNOUNCED,
+    ReaderEvent.MOVED,
+    ReaderEvent.IN_DOUBT,
+    ReaderEvent.INVALID,
+    ReaderEvent.OUTDATED,
+    ReaderEvent.HOST_LOST,
 }
-"""What a command puts into the air. "moved" goes to the reader, who then attaches to the target."""
-
-REPLIES = {
-    "accepted": {Asked.ACCEPTED_KV, Asked.ACCEPTED_TOKENS},
-    "refused": {Asked.TARGET_REFUSED},
-    "loaded": {Asked.COPIED_MORE, Asked.COPIED_ENOUGH, Asked.FINAL_COPIED},
-    "failed": {Asked.COPY_FAILED, Asked.ADOPT_FAILED},
-    "added": {Asked.ADOPTED},
-}
-ANY_TIME_AT_SOURCE = {*WORLD, Asked.BEGIN, Asked.TIMEOUT, Asked.COPY_FAILED, Asked.COPIED_ENOUGH, Asked.FINAL_COPIED}
-"""A round that finds nothing to copy, and one that cannot gather, say nothing to the target."""
-ANY_TIME_AT_TARGET = {Heard.LEASE_EXPIRED, Heard.CLIENT_GONE, Heard.FINISHED, Heard.STOPPING}
-MAX_ACTIVITY = 4
+READS = [ReaderState.READING, ReaderState.MOVING, ReaderState.FINDING]
 
 
-@dataclass(frozen=True, slots=True)
-class Joint:
-    """Both sessions, and what is in the air: messages and replies, each with the activity it belongs to.
-
-    `source_runs`, `target_runs`: whether the request is in that engine. `closed_by` is what closed the target.
-    """
-
-    source: Source = Source.NEW
-    target: Target = Target.NEW
-    activity: int = 0
-    air: frozenset[tuple[str, int]] = frozenset()
-    source_runs: bool = True
-    target_runs: bool = False
-    muted: bool = False
-    closed_by: Heard | None = None
-
-    def without(self, item: tuple[str, int]) -> "Joint":
-        return replace(self, air=self.air - {item})
-
-    def with_(self, kind: str, activity: int) -> "Joint":
-        return replace(self, air=self.air | {(kind, activity)})
+@pytest.mark.parametrize("state", READS)
+def test_reader_that_reads_takes_every_word(state: ReaderState) -> None:
+    assert reader.TABLE[state].keys() >= WORDS
 
 
-def at_source(joint: Joint, event: Asked) -> Iterator[Joint]:
-    """The source takes an event, if it may."""
-    if event not in source.TABLE[joint.source] or (event is Asked.COPIED_MORE and joint.activity >= MAX_ACTIVITY):
-        return
-    following, commands = source.TABLE[joint.source][event]
-    after = replace(joint, source=following)
-    for command in commands:
-        if command in source.ACTIVITIES:
-            after = replace(after, activity=after.activity + 1)
-        if command in MESSAGES:
-            after = after.with_(MESSAGES[command], after.activity)
-        if command in (Do.MUTE, Do.UNMUTE):
-            after = replace(after, muted=command is Do.MUTE)
-        if command is Do.DROP_REQUEST:
-            after = replace(after, source_runs=False)
-    yield after
+@pytest.mark.parametrize("state", sorted(reader.FINAL))
+def test_reader_ends_for_good(state: ReaderState) -> None:
+    for following, commands in reader.TABLE[state].values():
+        assert following is state and set(commands) <= {ReaderCommand.RELEASE_SPEAKER}
 
 
-def at_target(joint: Joint, event: Heard) -> Joint:
-    """The target takes an event. KeyError: the shell would have fed an illegal one."""
-    following, commands = target.TABLE[joint.target][event]
-    closed = following is Target.CLOSED and joint.target is not Target.CLOSED
-    runs = joint.target_runs or event is Heard.ADDED
-    return replace(
-        joint,
-        target=following,
-        target_runs=runs and Act.ABORT_REQUEST not in commands,
-        closed_by=event if closed else joint.closed_by,
-    )
+@pytest.mark.parametrize("state", sorted(set(ReaderState) - {ReaderState.NEW}))
+def test_who_says_what_is_outdated_is_told_to_end(state: ReaderState) -> None:
+    assert reader.TABLE[state][ReaderEvent.OUTDATED] == (state, (ReaderCommand.RELEASE_SPEAKER,))
 
 
-def deliver(joint: Joint, item: tuple[str, int]) -> Iterator[Joint]:
-    """A message arrives at the target, as `Moves` and `TargetRun` treat it."""
-    (kind, activity), rest = item, joint.without(item)
-    known = joint.target not in (Target.NEW, *TARGET_FINAL)
-    match kind:
-        case "prepare" if joint.target is Target.NEW:
-            yield at_target(rest, Heard.PREPARE_FITS).with_("accepted", activity)
-            yield at_target(rest, Heard.PREPARE_REFUSED).with_("refused", activity)
-        case "chunk" | "adopt":
-            event, work = {"chunk": (Heard.CHUNK, "loading"), "adopt": (Heard.ADOPT, "adding")}[kind]
-            if known and event in target.TABLE[joint.target]:
-                yield at_target(rest, event).with_(work, activity)
-            else:
-                yield rest.with_("failed", activity)
-        case "loading":
-            yield if_allowed(rest, Heard.LOADED).with_("loaded", activity)
-            yield if_allowed(rest, Heard.LOAD_FAILED).with_("failed", activity)
-        case "adding":
-            yield if_allowed(rest, Heard.ADD_FAILED).with_("failed", activity)
-            added = at_target(rest, Heard.ADDED)
-            yield added.with_("failed" if added.target is Target.CLOSED else "added", activity)
-        case "commit" if known:
-            yield at_target(rest, Heard.COMMIT)
-        case "cancel" if known:
-            yield at_target(rest, Heard.CANCEL)
-        case "moved" if joint.target is Target.PROVISIONAL:
-            yield at_target(rest, Heard.ATTACHED)
+@pytest.mark.parametrize("state", sorted({*READS, ReaderState.PLACING}))
+def test_client_that_leaves_ends_the_request_everywhere(state: ReaderState) -> None:
+    assert reader.TABLE[state][ReaderEvent.CLIENT_LEFT] == (ReaderState.LEFT, (ReaderCommand.RELEASE_ALL,))
 
 
-def if_allowed(joint: Joint, event: Heard) -> Joint:
-    return at_target(joint, event) if event in target.TABLE[joint.target] else joint
+def test_request_is_placed_anew_only_in_a_new_term() -> None:
+    for step in reader_steps():
+        if ReaderCommand.PLACE in step.commands and step.event is not ReaderEvent.BEGIN:
+            at = step.commands.index(ReaderCommand.PLACE)
+            assert ReaderCommand.NEW_TERM in step.commands[:at]
 
 
-def joint_steps(joint: Joint) -> Iterator[Joint]:
-    """Whatever can happen next. Nothing has to: what stays in the air is lost."""
-    for event in sorted(ANY_TIME_AT_SOURCE):
-        yield from at_source(joint, event)
-    for heard in sorted(ANY_TIME_AT_TARGET):
-        if joint.target is not Target.NEW and heard in target.TABLE[joint.target]:
-            yield at_target(joint, heard)
-    for item in sorted(joint.air):
-        kind, activity = item
-        if kind not in REPLIES:
-            yield from deliver(joint, item)
-        elif activity == joint.activity:
-            for event in sorted(REPLIES[kind]):
-                yield from at_source(joint.without(item), event)
+def test_reader_that_asked_the_target_never_goes_back_to_the_source() -> None:
+    for event, (following, commands) in reader.TABLE[ReaderState.FINDING].items():
+        assert ReaderCommand.KEEP_SOURCE not in commands, event
+        if following is ReaderState.READING:
+            assert ReaderCommand.FOLLOW in commands
 
 
-@cache
-def joints() -> list[Joint]:
-    return reachable(Joint(), joint_steps)
+def test_reader_that_lets_the_source_go_on_forgets_the_target() -> None:
+    for step in reader_steps():
+        assert ReaderCommand.KEEP_SOURCE not in step.commands or step.following is ReaderState.READING
 
 
-def test_pair_can_end_in_every_way() -> None:
-    ends = {(j.source, j.target) for j in joints()}
-    assert ends >= {
-        (Source.COMMITTED, Target.OWNED),
-        (Source.COMMITTED, Target.CLOSED),
-        (Source.ABORTED, Target.CLOSED),
-        (Source.REFUSED, Target.CLOSED),
-    }
+def test_reader_attaches_to_whom_it_follows() -> None:
+    """To the target that it has found, it did so by asking."""
+    for step in reader_steps():
+        if ReaderCommand.FOLLOW in step.commands:
+            assert (ReaderCommand.ATTACH in step.commands) == (step.event is ReaderEvent.MOVED)
 
 
-def test_never_two_owners() -> None:
-    assert not [j for j in joints() if j.target is Target.OWNED and j.source is not Source.COMMITTED]
+def test_reader_starts_at_most_one_activity_at_a_time_and_last() -> None:
+    for step in reader_steps():
+        started = [command in reader.ACTIVITIES for command in step.commands]
+        assert sum(started) <= 1 and True not in started[:-1]
 
 
-def test_never_no_owner_unless_a_lease_ran_out_or_the_client_left() -> None:
-    lost = [j for j in joints() if j.source is Source.COMMITTED and j.target is Target.CLOSED]
-    assert {j.closed_by for j in lost} == {Heard.LEASE_EXPIRED, Heard.CLIENT_GONE}
-
-
-def test_source_that_lets_go_has_been_told_that_the_target_runs_the_request() -> None:
-    for joint in joints():
-        if joint.source is Source.COMMITTED and joint.target is not Target.CLOSED:
-            assert joint.target in (Target.PROVISIONAL, Target.OWNED) and joint.target_runs
-
-
-def test_source_runs_the_request_until_it_lets_go() -> None:
-    assert all(j.source_runs == (j.source is not Source.COMMITTED) for j in joints())
-
-
-def test_source_that_keeps_the_request_publishes_it() -> None:
-    assert not [j for j in joints() if j.muted and j.source in (Source.ABORTED, Source.REFUSED)]
-
-
-def test_target_that_closed_runs_nothing_once_its_work_has_ended() -> None:
-    for joint in joints():
-        assert not (joint.target is Target.CLOSED and joint.target_runs)
-
-
-def test_leases_and_time_outs_end_whatever_was_lost() -> None:
-    """From every joint state, without another message: the source times out, the target's lease expires."""
-    for joint in joints():
-        held = target.TABLE[joint.target].get(Heard.LEASE_EXPIRED)
-        assert joint.target in (Target.NEW, *TARGET_FINAL) or (held is not None and held[0] is Target.CLOSED)
-        assert set(reachable(joint.source, after_time_out)) & source.FINAL or joint.source is Source.NEW
-
-
-def after_time_out(state: Source) -> list[Source]:
-    entry = source.TABLE[state].get(Asked.TIMEOUT)
-    return [entry[0]] if entry else []
+def test_every_loss_of_a_host_that_had_the_request_is_reported_once() -> None:
+    for step in reader_steps():
+        had = step.event is ReaderEvent.HOST_LOST and step.state in (ReaderState.READING, ReaderState.MOVING)
+        assert (ReaderCommand.REPORT_LOSS in step.commands) == had

@@ -12,7 +12,7 @@ from migration.cursor import Cursor
 from migration.messages import Adopt, Chunk, PathRequest, Prepare, Prepared
 from migration.ports import Transport
 from migration.record import MigrationRecord
-from migration.request import Delta, IngressId, Lost, Moved, Moving, RequestSpec, Sampling, StreamEvent
+from migration.request import Delta, Doubt, IngressId, Lost, Moved, Moving, RequestSpec, Sampling, StreamEvent
 from migration.rounds import CopyLimits
 from migration.slots import Slots
 from migration.source_run import Order
@@ -52,9 +52,6 @@ class LocalPeer:
         moves = await self._pass("adopt")
         await moves.adopt(message)
         await self._pass("adopted")
-
-    async def commit(self, migration: str) -> None:
-        (await self._pass("commit")).commit(migration)
 
     async def cancel(self, migration: str) -> None:
         (await self._pass("cancel")).cancel(migration)
@@ -163,7 +160,13 @@ class Pair:
                 cursor.moved(event)
                 if self.attach:
                     self.replica(event.target).moves.attach(event.request, event.next_hop, cursor.next_index)
-            case Moving() | Lost() | Delta() | Moved():
+            case Doubt() if cursor and self.attach:
+                for replica in (self.a, self.b):
+                    if cursor.hop == event.hop:
+                        replica.moves.keep(event.request, event.hop, event.next_hop)
+                    else:
+                        replica.moves.release(event.request, cursor.hop)
+            case Moving() | Lost() | Delta() | Moved() | Doubt():
                 pass
 
 

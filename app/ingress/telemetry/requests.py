@@ -22,7 +22,6 @@ from app.ingress.errors import ApiError
 from app.ingress.telemetry.tracing import NO_TRACER, Tracer
 from deployments import instruments
 from deployments.exposition import Family, expose
-from migration.cursor import Cursor
 
 log = logging.getLogger("ray.serve.mell.request")
 
@@ -44,9 +43,17 @@ _ITL_S = (
 class ObservedConversation(Protocol):
     """The part of a conversation that the log line of its request shows."""
 
-    cursor: Cursor
-    moves: int
-    resubmissions: int
+    tokens: list[int]
+
+    @property
+    def moves(self) -> int:
+        """Migrations so far."""
+        ...
+
+    @property
+    def resubmissions(self) -> int:
+        """Submissions to another replica after a loss so far."""
+        ...
 
 
 class RequestTelemetry:
@@ -190,7 +197,7 @@ class RequestObserver:
             line["trace_id"] = trace_id
         if (decode := self._telemetry.decode) is not None:
             line["prompts"] = [decode(prompt) for prompt in self._prompts]
-            line["texts"] = [decode(conversation.cursor.tokens) for conversation in self._conversations]
+            line["texts"] = [decode(conversation.tokens) for conversation in self._conversations]
         return line
 
 

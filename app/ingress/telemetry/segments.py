@@ -4,15 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from migration.reading import SegmentOrigin
 from policies.model import ReplicaId
-
-
-class SegmentOrigin(StrEnum):
-    """The reason why a replica got the request."""
-
-    FIRST = "first"
-    MIGRATION = "migration"
-    RESUBMISSION = "resubmission"
 
 
 class SegmentEnd(StrEnum):

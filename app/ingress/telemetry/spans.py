@@ -22,9 +22,9 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from app.ingress.conversation import Conversation
-from app.ingress.telemetry.segments import Segment, SegmentEnd, SegmentOrigin, SegmentTracker
+from app.ingress.telemetry.segments import Segment, SegmentEnd, SegmentTracker
 from app.ingress.telemetry.tracing import HTTP_SCOPE
+from migration.reading import Reader, SegmentOrigin
 from policies.model import ReplicaId, RequestId
 
 _REQUEST: ContextVar["RequestSpan | None"] = ContextVar("request_span", default=None)
@@ -102,36 +102,34 @@ class OpenTelemetryTracer:
         span = self._tracer.start_span(name, caller, SpanKind.SERVER, attributes, start_time=began)
         return RequestSpan(span, began, self._clock)
 
-    def opened(self, conversation: Conversation) -> None:
+    def opened(self, id: RequestId) -> None:
         """See `Tracer.opened`."""
         request = _REQUEST.get()
         if request is not None:
             choice = request.next_choice()
-            self._trackers[conversation.id] = SegmentTracker(
-                lambda segment: self._export(request, conversation.id, choice, segment)
-            )
+            self._trackers[id] = SegmentTracker(lambda segment: self._export(request, id, choice, segment))
 
-    def hosted(self, conversation: Conversation, by: SegmentOrigin, index: int) -> None:
+    def hosted(self, id: RequestId, reader: Reader, origin: SegmentOrigin, index: int) -> None:
         """See `Tracer.hosted`."""
-        if tracker := self._trackers.get(conversation.id):
+        if tracker := self._trackers.get(id):
             now = self._clock()
-            tracker.hosted(conversation.host, conversation.cursor.hop, by, index, now)
-            tracker.took(conversation.cursor.next_index, now)
+            tracker.hosted(reader.host, reader.cursor.hop, origin, index, now)
+            tracker.took(reader.cursor.next_index, now)
 
-    def took(self, conversation: Conversation) -> None:
+    def took(self, id: RequestId, reader: Reader) -> None:
         """See `Tracer.took`."""
-        if tracker := self._trackers.get(conversation.id):
-            tracker.took(conversation.cursor.next_index, self._clock())
+        if tracker := self._trackers.get(id):
+            tracker.took(reader.cursor.next_index, self._clock())
 
-    def lost(self, conversation: Conversation, reason: str) -> None:
+    def lost(self, id: RequestId, reason: str, had: bool) -> None:
         """See `Tracer.lost`."""
-        if tracker := self._trackers.get(conversation.id):
-            tracker.lost(reason, conversation.submitted, self._clock())
+        if tracker := self._trackers.get(id):
+            tracker.lost(reason, had, self._clock())
 
-    def closed(self, conversation: Conversation) -> None:
+    def closed(self, id: RequestId, finish: str | None) -> None:
         """See `Tracer.closed`."""
-        if tracker := self._trackers.pop(conversation.id, None):
-            tracker.closed(conversation.cursor.finish, self._clock())
+        if tracker := self._trackers.pop(id, None):
+            tracker.closed(finish, self._clock())
 
     async def close(self, within_s: float) -> None:
         """See `Tracer.close`."""

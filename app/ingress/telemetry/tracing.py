@@ -3,9 +3,9 @@
     KeepHttpScope     the HTTP scope, from whose headers `Tracer.begin` reads the caller's trace
     RequestObserver   `begin` ... `end`: the request, as its client sees it
     Streams           `opened` ... `closed`: one choice of its answer
-    Submitter         `hosted` before the call to a replica, `lost` if the replica refuses
-    Streams           `took` after each event, `hosted` when the request has moved
-    Recovery          `lost` when the replica is gone, `hosted` when the request continues on its migration target
+    RequestJournal    `hosted` before the call to a replica, `lost` if the replica refuses
+                      `took` after each event, `hosted` when the request has moved
+                      `lost` when the replica is gone, `hosted` when the request continues on its migration target
 
 This module does not import OpenTelemetry; `app.ingress.telemetry.spans`, imported only if tracing is enabled, does.
 """
@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.ingress.conversation import Conversation
-from app.ingress.telemetry.segments import SegmentOrigin
+from migration.reading import Reader, SegmentOrigin
+from policies.model import RequestId
 
 HTTP_SCOPE: ContextVar[Scope | None] = ContextVar("incoming", default=None)
 """The ASGI scope of the HTTP request that the current task answers."""
@@ -43,24 +43,24 @@ class Tracer(Protocol):
         """A request has arrived; conversations opened in this context belong to it until its end."""
         ...
 
-    def opened(self, conversation: Conversation) -> None:
+    def opened(self, request: RequestId) -> None:
         """A choice of the answer begins."""
         ...
 
-    def hosted(self, conversation: Conversation, by: SegmentOrigin, index: int) -> None:
-        """`conversation.host` owns the request, or is about to be asked; it generates output tokens from `index` on."""
+    def hosted(self, request: RequestId, reader: Reader, origin: SegmentOrigin, index: int) -> None:
+        """`reader.host` owns the request, or is about to be asked; it generates output tokens from `index` on."""
         ...
 
-    def took(self, conversation: Conversation) -> None:
-        """An event of the conversation has arrived, with or without tokens."""
+    def took(self, request: RequestId, reader: Reader) -> None:
+        """An event of the request has arrived, with or without tokens."""
         ...
 
-    def lost(self, conversation: Conversation, reason: str) -> None:
-        """`conversation.host` has lost the request or, if it was not `submitted`, refused it."""
+    def lost(self, request: RequestId, reason: str, had: bool) -> None:
+        """The replica has lost the request or, if it never `had` it, refused it."""
         ...
 
-    def closed(self, conversation: Conversation) -> None:
-        """The choice is no longer read."""
+    def closed(self, request: RequestId, finish: str | None) -> None:
+        """The choice is no longer read; `finish` is its finish reason, None if it has not ended."""
         ...
 
     async def close(self, within_s: float) -> None:
@@ -84,19 +84,19 @@ class NoTracer:
         """See `Tracer.begin`."""
         return _NO_TRACE
 
-    def opened(self, conversation: Conversation) -> None:
+    def opened(self, request: RequestId) -> None:
         """See `Tracer.opened`."""
 
-    def hosted(self, conversation: Conversation, by: SegmentOrigin, index: int) -> None:
+    def hosted(self, request: RequestId, reader: Reader, origin: SegmentOrigin, index: int) -> None:
         """See `Tracer.hosted`."""
 
-    def took(self, conversation: Conversation) -> None:
+    def took(self, request: RequestId, reader: Reader) -> None:
         """See `Tracer.took`."""
 
-    def lost(self, conversation: Conversation, reason: str) -> None:
+    def lost(self, request: RequestId, reason: str, had: bool) -> None:
         """See `Tracer.lost`."""
 
-    def closed(self, conversation: Conversation) -> None:
+    def closed(self, request: RequestId, finish: str | None) -> None:
         """See `Tracer.closed`."""
 
     async def close(self, within_s: float) -> None:

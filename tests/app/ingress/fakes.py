@@ -31,6 +31,7 @@ from deployments.routing import Replicas, Unrouted
 from deployments.scheduler_client import SchedulerClient
 from migration.errors import PeerLost, Refused
 from migration.messages import PathRequest
+from migration.reader_run import ReaderRun
 from migration.record import MigrationRecord
 from migration.request import IngressId, Sampling
 from migration.rounds import CopyLimits
@@ -145,8 +146,10 @@ class Wires(Replicas):
         match method:
             case "submit":
                 return [_submit(replica, request) for request in args[0]]
-            case "abandon":
-                return replica.moves.client_gone(*args)
+            case "release":
+                return replica.moves.release(*args)
+            case "keep":
+                return replica.moves.keep(*args)
             case "attach":
                 return replica.moves.attach(*args)
         raise NotImplementedError(method)
@@ -278,9 +281,9 @@ class Service:
         source = next(r for r in self.replicas.values() if not r.dead and request in r.host._runs)
         return source.moves.start(Order(f"m-{to}-{time.monotonic_ns()}", request, path, Reason.MANUAL), ReplicaId(to))
 
-    async def reading(self, conversation: Conversation, tokens: int) -> None:
+    async def reading(self, conversation: Conversation | ReaderRun, tokens: int) -> None:
         """Wait until that many tokens have come."""
-        await eventually(lambda: len(conversation.cursor.tokens) >= tokens)
+        await eventually(lambda: conversation.reader.cursor.next_index >= tokens)
 
     async def idle(self) -> None:
         """Wait until nothing runs and nothing is held anywhere."""

@@ -62,9 +62,9 @@ async def test_a_reader_follows_many_moves() -> None:
         for turn, to in enumerate("bcacb", start=1):
             await service.reading(conversation, 40 * turn)
             service.move(request.id, to, KV if turn % 2 else TOKENS)
-            await eventually(lambda to=to: conversation.host == to)  # type: ignore[misc]
+            await eventually(lambda to=to: conversation.reader.host == to)  # type: ignore[misc]
         assert await output(conversation) == whole(request)
-        assert conversation.cursor.hop == 5
+        assert conversation.reader.cursor.hop == 5
     assert service.scheduler.records == []
     await service.idle()
 
@@ -75,7 +75,7 @@ async def test_a_move_that_fails_is_not_noticed() -> None:
     async with service.streams.open(request) as conversation:
         await service.reading(conversation, 5)
         service.move(request.id, "b")
-        assert await output(conversation) == whole(request) and conversation.host == "a"
+        assert await output(conversation) == whole(request) and conversation.reader.host == "a"
     await service.idle()
 
 
@@ -134,7 +134,7 @@ async def test_what_ends_an_answer_ends_it_wherever_it_is(harm: str, min_tokens:
         else:
             service.kill("a")
         assert await output(conversation) == drawn[: 51 if min_tokens else 31]
-        assert conversation.host == "b"
+        assert conversation.reader.host == "b"
     await service.idle()
 
 
@@ -149,7 +149,7 @@ async def test_a_client_that_leaves_ends_its_request(after: int) -> None:
     await service.idle()
 
 
-@pytest.mark.parametrize("call", ["prepare", "receive", "adopt", "adopted", "commit"])
+@pytest.mark.parametrize("call", ["prepare", "receive", "adopt", "adopted"])
 @pytest.mark.parametrize("path", [KV, TOKENS])
 async def test_a_client_that_leaves_amid_a_move_leaves_nothing(call: str, path: PathRequest) -> None:
     service, request = make_service(step_s=SLOW_S), spec(tokens=900)
@@ -185,7 +185,7 @@ async def test_what_nobody_reads_is_ended_where_it_runs() -> None:
     """The ingress restarted under the same name, or its word did not arrive."""
     service, request = make_service(step_s=SLOW_S), spec("stray", tokens=900)
     service.replica("b").moves.submit(request, 0, ())
-    await eventually(lambda: ("b", "abandon") in service.wires.calls)
+    await eventually(lambda: ("b", "release") in service.wires.calls)
     await service.idle()
 
 

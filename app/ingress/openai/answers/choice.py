@@ -117,7 +117,7 @@ class Choice:
                 break
         else:
             # The end came without a token of its own.
-            self._finish, self._scored = self._conversation.cursor.finish, []
+            self._finish, self._scored = self._conversation.finish, []
             yield self._end()
         # A stop string ends the choice here, and nowhere else yet. Others of the answer may go on for long.
         await self._close()
@@ -134,16 +134,16 @@ class Choice:
         else:
             text = self._feed(tokens)
         if self._scorer is not None:
-            cursor = self._conversation.cursor
-            packed = [cursor.logprobs.popleft() for _ in range(first, self.completion_tokens)]
-            self._scored = self._scorer.read(cursor.tokens, first, packed)
+            conversation = self._conversation
+            packed = [conversation.logprobs.popleft() for _ in range(first, self.completion_tokens)]
+            self._scored = self._scorer.read(conversation.tokens, first, packed)
         return self._echoed(text)
 
     def _feed(self, tokens: tuple[int, ...]) -> str:
-        cursor = self._conversation.cursor
+        conversation = self._conversation
         self.completion_tokens += len(tokens)
         # With the newest token came the end, if there is one.
-        finish = cursor.finish if self.completion_tokens == cursor.next_index else None
+        finish = conversation.finish if self.completion_tokens == len(conversation.tokens) else None
         # A token that ends the answer by itself is not a part of its text.
         piece = self._text.feed(tokens[:-1] if finish == "stop" else tokens)
         self._finish = "stop" if piece.stopped else finish

@@ -122,7 +122,7 @@ async def test_a_slow_client_gets_every_chunk(model: Model) -> None:
     whole = choice(await api.complete(max_tokens=40))["text"]
     exchange = Exchange(api, body(max_tokens=40, stream=True))
     exchange.gate.clear()
-    await eventually(lambda: any(c.cursor.finish for c in service.streams._live.values()))
+    await eventually(lambda: any(c.reader.cursor.finish for c in service.streams._live.values()))
     exchange.gate.set()
     await exchange.ended()
     data = b"".join(m.get("body", b"") for m in exchange.sent).decode()

@@ -120,7 +120,7 @@ async def test_seeds_of_all_choices_must_fit(api: Api) -> None:
 async def asked(service: Service, tokens: int = 10) -> list[RequestId]:
     """The ids of the choices, once each has that many tokens."""
     live = service.streams._live
-    await eventually(lambda: len(live) > 1 and all(c.cursor.next_index >= tokens for c in live.values()))
+    await eventually(lambda: len(live) > 1 and all(c.reader.cursor.next_index >= tokens for c in live.values()))
     return list(live)
 
 

@@ -23,6 +23,7 @@ from app.ingress.openai.model import Model
 from deployments.engine.tokens import expected
 from migration.logprobs import pack, unpack
 from migration.messages import PathRequest
+from migration.reader import ReaderState
 from migration.request import Delta
 from tests.app.ingress.fakes import MESSAGES, PROMPT, Api, Exchange, body, events, eventually, make_api, make_service
 from tests.deployments.fake_engine import expected_logprobs
@@ -219,7 +220,7 @@ async def test_a_moved_answer_has_the_logprobs_of_an_unmoved_one(model: Model, p
     api = make_api(model, service)
     unmoved = choice(await api.complete(max_tokens=300, logprobs=2))
     exchange = Exchange(api, body(max_tokens=300, logprobs=2))
-    await eventually(lambda: any(c.cursor.next_index > 10 for c in service.streams._live.values()))
+    await eventually(lambda: any(c.reader.cursor.next_index > 10 for c in service.streams._live.values()))
     (request_id,) = service.streams._live
     service.move(request_id, "b", path)
     await exchange.ended()
@@ -233,8 +234,8 @@ async def test_an_answer_whose_replica_died_has_the_logprobs_of_another() -> Non
     async with service.streams.open(REQUEST) as conversation:
         await service.reading(conversation, 10)
         service.kill("a")
-        await eventually(lambda: conversation.cursor.finish is not None)
-    assert tuple(conversation.cursor.logprobs) == LOGPROBS
+        await eventually(lambda: conversation.finish is not None)
+    assert tuple(conversation.logprobs) == LOGPROBS
     await service.idle()
 
 
@@ -246,15 +247,17 @@ async def test_tokens_that_came_without_their_logprobs_are_computed_anew() -> No
         await service.reading(conversation, 10)
 
         def lose(batch: tuple[object, ...]) -> bool:
-            return conversation.moving is not None and any(isinstance(e, Delta) and e.hop == 0 for e in batch)
+            return conversation.reader.state is ReaderState.MOVING and any(
+                isinstance(e, Delta) and e.hop == 0 for e in batch
+            )
 
         service.wires.lose = lose
         service.move(REQUEST.id, "b")
         await eventually(lambda: "b" in service.hosts(REQUEST.id))
         missed = service.replica("b").host.snapshot(REQUEST.id).outputs
-        assert len(missed) > conversation.cursor.next_index, "nothing was missed"
+        assert len(missed) > conversation.reader.cursor.next_index, "nothing was missed"
         service.kill("a")
-        await eventually(lambda: conversation.cursor.finish is not None)
-    assert tuple(conversation.cursor.tokens) == expected(REQUEST.prompt, 300)
-    assert tuple(conversation.cursor.logprobs) == LOGPROBS
+        await eventually(lambda: conversation.finish is not None)
+    assert tuple(conversation.tokens) == expected(REQUEST.prompt, 300)
+    assert tuple(conversation.logprobs) == LOGPROBS
     await service.idle()

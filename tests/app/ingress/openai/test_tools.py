@@ -24,8 +24,8 @@ from app.ingress.openai.model import Model
 from app.ingress.openai.requests.template import ChatTemplate
 from app.ingress.openai.requests.tools import Tool, schema_of_calls
 from deployments.host import RequestHost
-from migration.request import Delta, Structured
-from policies.model import ReplicaId
+from migration.reading import Output, Reader
+from migration.request import Structured
 from tests.app.ingress.fakes import MESSAGES, Api, events, eventually, make_api, make_service
 from tests.migration.world import spec
 
@@ -325,7 +325,7 @@ async def moved(api: Api, harm: str, **fields: Any) -> httpx.Response:
     service = api.backend.service
     label = f"mine-{harm}"
     asking = asyncio.create_task(api.chat({"X-Request-Id": label}, stream=True, **fields))
-    await eventually(lambda: any(c.cursor.next_index > 30 for c in service.streams._live.values()))
+    await eventually(lambda: any(c.reader.cursor.next_index > 30 for c in service.streams._live.values()))
     if harm == "kill":
         service.kill("a")
     else:
@@ -409,19 +409,18 @@ class Unseen:
 async def test_a_reading_hears_one_token_at_a_time_however_they_come(model: Model, size: int, late: bool) -> None:
     ids = tuple(model.tokenizer.encode(BOTH).ids)
     heard = Heard()
-    conversation = Conversation(spec(), ReplicaId("a"))
-    cursor = conversation.cursor
+    conversation = Conversation(spec(), Reader())
     outset = Outset(0, Opened(conversation, AsyncMock()), model.tokenizer, CHAT.shape, (), "", cast(Any, Unseen()))
     choice = CallingChoice(outset, Calling(lambda prompt: heard, None, "tool_calls"))
 
     async def come() -> None:
         for at in range(0, len(ids), size):
             last = at + size >= len(ids)
-            delta = Delta(conversation.id, 0, at, ids[at : at + size], "length" if last and not late else None)
-            conversation.take(cursor.feed(delta))
+            finish = "length" if last and not late else None
+            conversation.deliver(Output(at, ids[at : at + size], (), finish))
             await asyncio.sleep(0)
         if late:
-            conversation.take(cursor.feed(Delta(conversation.id, 0, len(ids), (), "length")))
+            conversation.deliver(Output(len(ids), (), (), "length"))
 
     coming = asyncio.create_task(come())
     chunks = [chunk async for chunk in choice.events("data: {", "}\n\n")]

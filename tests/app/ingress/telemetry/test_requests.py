@@ -13,13 +13,12 @@ from starlette.requests import ClientDisconnect
 from app.ingress.errors import ApiError
 from app.ingress.telemetry.requests import RequestTelemetry
 from deployments.exposition import merge
-from migration.cursor import Cursor
 from tests.deployments.test_exposition import parsed
 
 
 @dataclass
 class Conversation:
-    cursor: Cursor = field(default_factory=Cursor)
+    tokens: list[int] = field(default_factory=list)
     moves: int = 0
     resubmissions: int = 0
 
@@ -211,5 +210,5 @@ def test_text_is_logged_if_enabled(clock: Clock, lines: list[dict[str, Any]]) ->
     telemetry = RequestTelemetry("tiny", decode=lambda tokens: "".join(map(chr, tokens)), clock=clock)
     with telemetry.begin("completions") as observer:
         observer.accepted("id", "label", [(72, 105)])
-        observer.choice(Conversation(Cursor(tokens=[111, 107])))
+        observer.choice(Conversation([111, 107]))
     assert (lines[0]["prompts"], lines[0]["texts"]) == (["Hi"], ["ok"])

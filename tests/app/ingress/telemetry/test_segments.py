@@ -2,7 +2,8 @@
 
 import pytest
 
-from app.ingress.telemetry.segments import Segment, SegmentEnd, SegmentOrigin, SegmentTracker
+from app.ingress.telemetry.segments import Segment, SegmentEnd, SegmentTracker
+from migration.reading import SegmentOrigin
 from policies.model import ReplicaId
 
 A, B = ReplicaId("a"), ReplicaId("b")

@@ -17,7 +17,6 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from app.ingress.conversation import Conversation
 from app.ingress.http.routes import Routes
 from app.ingress.openai.model import Model
 from app.ingress.streams import Streams
@@ -25,6 +24,7 @@ from app.ingress.telemetry.requests import RequestTelemetry
 from app.ingress.telemetry.spans import FLUSHING, OpenTelemetryTracer, batched
 from app.ingress.telemetry.tracing import KeepHttpScope
 from migration.messages import PathRequest
+from migration.reader_run import ReaderRun
 from tests.app.ingress import fakes
 from tests.app.ingress.fakes import Api, Backend, Exchange, Service, body, eventually, make_service
 
@@ -56,7 +56,7 @@ class Traced:
         spans = [span for span in self.ended if span.kind is not SpanKind.SERVER]
         return sorted(spans, key=lambda span: span.start_time or 0)
 
-    async def request(self, tokens: int) -> Conversation:
+    async def request(self, tokens: int) -> ReaderRun:
         """The running conversation, once it has `tokens` output tokens."""
         await eventually(lambda: self.service.streams.count == 1)
         (conversation,) = self.service.streams._live.values()
@@ -83,8 +83,8 @@ async def traced(model: Model, monkeypatch: pytest.MonkeyPatch) -> Traced:
     return make_traced(model, monkeypatch)
 
 
-async def hosted(conversation: Conversation, replica: str) -> None:
-    await eventually(lambda: conversation.host == replica)
+async def hosted(conversation: ReaderRun, replica: str) -> None:
+    await eventually(lambda: conversation.reader.host == replica)
 
 
 def at(span: ReadableSpan, *names: str) -> tuple[Any, ...]:
@@ -233,7 +233,7 @@ async def test_a_bad_traceparent_is_none(traced: Traced, header: str) -> None:
 async def test_a_moved_request_has_two_segments(traced: Traced, path: PathRequest) -> None:
     answering = asyncio.create_task(traced.api.complete(max_tokens=60))
     conversation = await traced.request(20)
-    traced.service.move(conversation.id, "b", path)
+    traced.service.move(conversation.spec.id, "b", path)
     assert (await answering).json()["usage"]["completion_tokens"] == 60
     assert segments(traced) == [("a", "first", "moved"), ("b", "migration", "length")]
     first, second = traced.replicas
@@ -246,7 +246,7 @@ async def test_a_moved_request_has_two_segments(traced: Traced, path: PathReques
     assert pause_s > 0 and second.events[0].timestamp - second.start_time <= pause_s * 1e9
     (migration,) = events(traced.root, "migration")
     assert migration == {
-        "mell.request.id": conversation.id,
+        "mell.request.id": conversation.spec.id,
         "mell.choice": 0,
         "mell.hop": 1,
         "mell.source": "a",
@@ -262,7 +262,7 @@ async def test_a_request_moved_often_has_no_gap(model: Model, monkeypatch: pytes
     conversation = await traced.request(0)
     for turn, to in enumerate("bcab", start=1):
         await traced.service.reading(conversation, 40 * turn)
-        traced.service.move(conversation.id, to)
+        traced.service.move(conversation.spec.id, to)
         await hosted(conversation, to)
     await answering
     assert [where for where, _, _ in segments(traced)] == list("abcab")
@@ -293,8 +293,8 @@ async def test_a_request_whose_source_dies_is_found_on_the_target(traced: Traced
     answering = asyncio.create_task(traced.api.complete(max_tokens=60))
     conversation = await traced.request(20)
     service.wires.lose = lambda batch: any(type(event).__name__ == "Moved" for event in batch)
-    service.move(conversation.id, "b")
-    await eventually(lambda: "b" in service.hosts(conversation.id))
+    service.move(conversation.spec.id, "b")
+    await eventually(lambda: "b" in service.hosts(conversation.spec.id))
     service.kill("a")
     await answering
     assert [segment[:2] for segment in segments(traced)] == [("a", "first"), ("b", "migration")]

@@ -1,0 +1,87 @@
+"""Calls of the ingress to single replicas, which may be dead, slow, or not routable yet."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+from app.ingress.placing import Placer
+from deployments.calls import Submission
+from deployments.coalesce import Coalescer
+from deployments.routing import Replicas, Unrouted
+from migration.errors import PeerLost
+from migration.ports import Clock
+from migration.request import RequestSpec
+from policies.model import ReplicaId, RequestId
+
+RECONNECT_S = 0.05
+ROUTER_SKEW_S = 2.0
+"""How long a replica that is listed as running may be unknown to this process's router, or out of reach."""
+_CALL_S = 5.0
+"""How long a replica may take to answer a call; its engine has no part in any of them."""
+
+
+class ReplicaCalls:
+    """Implements `migration.ports.Hosts`. `down` are the listed replicas whose streams cannot be read."""
+
+    def __init__(self, replicas: Replicas, placer: Placer, clock: Clock = time.monotonic) -> None:
+        self.running: tuple[ReplicaId, ...] = ()
+        self.down: set[ReplicaId] = set()
+        self._replicas = replicas
+        self._placer = placer
+        self._clock = clock
+        self._submissions: dict[ReplicaId, Coalescer[Submission, str]] = {}
+
+    def reachable(self, replica: ReplicaId) -> bool:
+        """See `Hosts.reachable`."""
+        return replica not in self.down
+
+    async def place(self, spec: RequestSpec, outputs: int, exclude: AbstractSet[ReplicaId]) -> ReplicaId | None:
+        """See `Hosts.place`."""
+        return await self._placer.place(spec, outputs, set(exclude))
+
+    async def submit(
+        self, replica: ReplicaId, spec: RequestSpec, hop: int, outputs: tuple[int, ...], model: str | None
+    ) -> str:
+        """See `Hosts.submit`. Submissions that come while one is under way travel together."""
+
+        async def submit(requests: tuple[Submission, ...]) -> Sequence[Exception | str]:
+            answers: list[Exception | str] = await self._call(replica, "submit", requests)
+            return answers
+
+        if replica not in self._submissions:
+            self._submissions[replica] = Coalescer(submit)
+        return await self._submissions[replica](Submission(spec, hop, outputs, model))
+
+    async def attach(self, replica: ReplicaId, request: RequestId, hop: int, index: int) -> bool:
+        """See `Hosts.attach`."""
+        return bool(await self._call(replica, "attach", request, hop, index))
+
+    async def keep(self, replica: ReplicaId, request: RequestId, hop: int, next_hop: int) -> None:
+        """See `Hosts.keep`."""
+        await self._call(replica, "keep", request, hop, next_hop)
+
+    async def release(self, replica: ReplicaId, request: RequestId, hop: int | None) -> None:
+        """See `Hosts.release`. It waits for as long as the replica stands still: nobody waits for it."""
+        await self._replicas.call(replica, "release", request, hop)
+
+    async def _call(self, replica: ReplicaId, method: str, *args: object) -> Any:
+        """Call a replica; one that is listed but not routable yet is tried again. Raises PeerLost."""
+        deadline = self._clock() + ROUTER_SKEW_S
+        while True:
+            try:
+                async with asyncio.timeout(_CALL_S):
+                    return await self._replicas.call(replica, method, *args)
+            except TimeoutError:
+                raise PeerLost(f"replica {replica} did not answer within {_CALL_S:g} s") from None
+            except Unrouted:
+                if replica not in self.running or self._clock() > deadline:
+                    raise
+                await asyncio.sleep(RECONNECT_S)
+
+    def forget(self, replica: ReplicaId) -> None:
+        """The replica is gone for good."""
+        self.down.discard(replica)
+        self._submissions.pop(replica, None)
+        self._replicas.forget(replica)
