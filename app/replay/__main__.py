@@ -26,7 +26,8 @@ from app.replay.probe import TIMEOUT_S, MellProbe
 from app.replay.report import Document, ReplaySetup, document
 from app.replay.run import TraceReplay
 from app.replay.text import render
-from app.replay.trace import LengthScaling, ReplayInputError, TraceRequest, TraceWindow, cut, fit, read_trace
+from app.replay.trace import LengthScaling, TraceRequest, TraceWindow, cut, fit, read_trace
+from app.simulator.errors import BadInput
 
 BAD_INPUT, INTERRUPTED = 2, 130
 
@@ -37,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         setup, requests = _prepare(options)
         setup, requests, measured = asyncio.run(_replay(setup, requests, options.admin_key))
-    except ReplayInputError as error:
+    except BadInput as error:
         print(error, file=sys.stderr)
         return BAD_INPUT
     report = document(setup, requests, measured)
@@ -50,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m app.replay", description="Replay a trace of LLM requests.")
     add = parser.add_argument
-    add("--trace", required=True, type=Path, help="csv.gz with arrival_s,prompt_tokens,output_tokens")
+    add("--trace", required=True, type=Path, help="csv or csv.gz with arrival_s,prompt_tokens,output_tokens")
     add("--minutes", required=True, type=float, help="length of the replayed window, in trace time")
     add("--start-minute", default=0.0, type=float, help="start of the window in the trace (default: 0)")
     add(
@@ -95,10 +96,10 @@ def _prepare(options: argparse.Namespace) -> tuple[ReplaySetup, tuple[TraceReque
     window = TraceWindow(options.minutes, options.start_minute, options.time_scale)
     lengths = LengthScaling(options.token_scale, options.context, options.max_output)
     if not options.move_every >= 0:
-        raise ReplayInputError(f"The interval of moves must not be negative, got {options.move_every:g}.")
+        raise BadInput(f"The interval of moves must not be negative, got {options.move_every:g}.")
     for path in (options.json, options.png, options.html):
         if path.is_dir() or not path.parent.is_dir():
-            raise ReplayInputError(
+            raise BadInput(
                 f"{path} cannot be written: it is a directory, or its directory {path.parent} does not exist."
             )
     setup = ReplaySetup(options.trace.name, options.url, "", window, lengths, options.seed, options.move_every)
@@ -118,7 +119,7 @@ async def _replay(
         probe = MellProbe(mell, setup.seed)
         await probe.begin()
         if setup.move_every_s and STATE in probe.missing:
-            raise ReplayInputError(f"Moves are not possible, since {STATE} is not offered: {probe.missing[STATE]}.")
+            raise BadInput(f"Moves are not possible, since {STATE} is not offered: {probe.missing[STATE]}.")
         with tqdm(total=len(fitted), unit="req", desc="replay") as bar:
             replay = TraceReplay(api, model, setup.seed, probe, lambda now: _show(bar, now))
             measured = await replay.run(fitted, setup.move_every_s, stop)

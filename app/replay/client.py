@@ -8,7 +8,8 @@ from typing import Any
 from app.client.api import ApiClient
 from app.client.errors import BadAnswer, ClientError, ErrorAnswer, NoAnswer
 from app.replay.stream import AnswerStream
-from app.replay.trace import ReplayInputError, TraceRequest
+from app.replay.trace import TraceRequest
+from app.simulator.errors import BadInput
 
 Clock = Callable[[], float]
 """Seconds since the start of the replay."""
@@ -36,29 +37,29 @@ def connect(url: str, admin_key: str | None = None, timeout_s: float = CONNECT_T
     """A client of the endpoint, without the environment's proxies, whose latency would distort measurements.
 
     Raises:
-        ReplayInputError: `url` is invalid.
+        BadInput: `url` is invalid.
     """
     try:
         return ApiClient(url, admin_key, timeout_s=timeout_s, connect_s=CONNECT_TIMEOUT_S, silence_s=SILENCE_TIMEOUT_S)
     except ValueError as error:
-        raise ReplayInputError(f"{error}.") from None
+        raise BadInput(f"{error}.") from None
 
 
 async def find_model(api: ApiClient) -> ServedModel:
     """The first model listed by the endpoint.
 
     Raises:
-        ReplayInputError: the endpoint does not answer or lists no model.
+        BadInput: the endpoint does not answer or lists no model.
     """
     try:
         entry = (await api.models())[0]
         return ServedModel(str(entry["id"]), entry.get("max_model_len"), entry.get("vocab_size") or SAFE_VOCABULARY)
     except NoAnswer as error:
-        raise ReplayInputError(f"{api.url} cannot be reached: {error.message.rstrip('.')}.") from None
+        raise BadInput(f"{api.url} cannot be reached: {error.message.rstrip('.')}.") from None
     except ErrorAnswer as error:
-        raise ReplayInputError(f"{api.url}/v1/models answered {error.status}: {error.message.rstrip('.')}.") from None
+        raise BadInput(f"{api.url}/v1/models answered {error.status}: {error.message.rstrip('.')}.") from None
     except (BadAnswer, LookupError):
-        raise ReplayInputError(f"{api.url}/v1/models does not list a model.") from None
+        raise BadInput(f"{api.url}/v1/models does not list a model.") from None
 
 
 def completion(model: ServedModel, request: TraceRequest, seed: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.replay.measurements import RUNNING
 from app.replay.report import Document
-from app.replay.trace import ReplayInputError
+from app.simulator.errors import BadInput
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -223,7 +223,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     try:
         options.html.write_text(render([_read(path) for path in options.reports]))
-    except (ReplayInputError, OSError) as error:
+    except (BadInput, OSError) as error:
         print(error, file=sys.stderr)
         return 2
     return 0
@@ -235,7 +235,7 @@ def _read(path: Path) -> NamedReport:
         for part in ("trace", "options", "summary", "migrations", "timeline", "distributions"):
             report[part]
     except (ValueError, KeyError, TypeError) as error:
-        raise ReplayInputError(f"{path} is not a report of this version of app.replay: {error!r}") from None
+        raise BadInput(f"{path} is not a report of this version of app.replay: {error!r}") from None
     return NamedReport(path.stem, report)
 
 

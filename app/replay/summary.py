@@ -7,6 +7,7 @@ from typing import Any
 
 from app.replay.measurements import RUNNING, ReplaySample
 from app.replay.stream import Fault, Record, StreamOutcome
+from app.simulator.statistics import quantile
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +66,6 @@ class Summary:
     send_lag_s: Distribution | None
     running_replicas: Distribution | None
     kv_used_percent: Distribution | None
-
-
-def quantile(ordered: Sequence[float], share: float) -> float:
-    """The `share` quantile of a sorted, non-empty sequence, with linear interpolation."""
-    position = share * (len(ordered) - 1)
-    below = int(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
 
 
 def quantiles(values: Iterable[float]) -> Distribution | None:

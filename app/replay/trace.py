@@ -1,22 +1,18 @@
 """Reads a trace, cuts a window out of it, and scales its requests to a model; pure except for `read_trace`.
 
-A trace is a gzipped CSV with the columns `arrival_s,prompt_tokens,output_tokens`, one row per request.
+A trace is a CSV, gzipped or not, with the columns `arrival_s,prompt_tokens,output_tokens`, one row per request: a file
+that the simulator plays, too.
 """
 
-import csv
-import gzip
-import math
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from app.simulator.errors import BadInput, require_not_negative, require_positive
+from app.simulator.table import read_table
+
 COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens")
 SECONDS_PER_MINUTE = 60.0
-
-
-class ReplayInputError(Exception):
-    """Input that cannot be replayed; the message is one sentence with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +35,7 @@ class TraceWindow:
     time_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.start_minute < math.inf:
-            raise ReplayInputError(f"The start minute must be 0 or more, got {self.start_minute:g}.")
+        require_not_negative("start minute", self.start_minute)
         require_positive("number of minutes", self.minutes)
         require_positive("time scale", self.time_scale)
 
@@ -56,53 +51,25 @@ class LengthScaling:
     def __post_init__(self) -> None:
         require_positive("token scale", self.token_scale)
         if self.context is not None and self.context < 2:
-            raise ReplayInputError(f"The context must hold a prompt and an output token at least, got {self.context}.")
+            raise BadInput(f"The context must hold a prompt and an output token at least, got {self.context}.")
         if self.max_output is not None:
             require_positive("maximum output", self.max_output)
 
 
-def require_positive(name: str, value: float) -> None:
-    """Raise ReplayInputError for zero, negative numbers, infinity and NaN."""
-    if not 0 < value < math.inf:
-        raise ReplayInputError(f"The {name} must be a number greater than 0, got {value:g}.")
-
-
 def read_trace(path: Path) -> tuple[TraceRequest, ...]:
-    """All requests of a trace file, in trace time and in order of arrival. Raises ReplayInputError."""
-    try:
-        with gzip.open(path, "rt", encoding="utf-8", newline="") as lines:
-            rows = csv.DictReader(lines)
-            missing = [name for name in COLUMNS if name not in (rows.fieldnames or ())]
-            if missing:
-                raise ReplayInputError(f"{path} lacks the column(s) {', '.join(missing)}.")
-            requests = [_request(path, number, row) for number, row in enumerate(rows)]
-    except gzip.BadGzipFile:
-        raise ReplayInputError(f"{path} is not a gzip file.") from None
-    except OSError as error:
-        raise ReplayInputError(f"{path} cannot be read: {error.strerror or error}.") from None
-    except (EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
-        raise ReplayInputError(f"{path} is damaged: {error}.") from None
+    """All requests of a trace file, in trace time and in order of arrival. Raises BadInput."""
+    rows = enumerate(read_table(path).numbers(*COLUMNS))
+    requests = [TraceRequest(number, at_s, round(prompt), round(output)) for number, (at_s, prompt, output) in rows]
     return tuple(sorted(requests, key=lambda request: (request.at_s, request.row)))
 
 
-def _request(path: Path, number: int, row: Mapping[str, str | None]) -> TraceRequest:
-    try:
-        at_s, prompt, output = (row[name] or "" for name in COLUMNS)
-        request = TraceRequest(number, float(at_s), int(prompt), int(output))
-    except ValueError:
-        raise ReplayInputError(f"{path}: request {number} is not three numbers ({', '.join(COLUMNS)}).") from None
-    if not math.isfinite(request.at_s) or min(request.at_s, request.prompt_tokens, request.output_tokens) < 0:
-        raise ReplayInputError(f"{path}: request {number} has a negative or infinite value.")
-    return request
-
-
 def cut(requests: Sequence[TraceRequest], window: TraceWindow) -> tuple[TraceRequest, ...]:
-    """The requests of a window, with times from its start, scaled by its factor. Raises ReplayInputError if empty."""
+    """The requests of a window, with times from its start, scaled by its factor. Raises BadInput if empty."""
     start_s = window.start_minute * SECONDS_PER_MINUTE
     end_s = start_s + window.minutes * SECONDS_PER_MINUTE
     inside = [request for request in requests if start_s <= request.at_s < end_s]
     if not inside:
-        raise ReplayInputError(f"The trace has no request from second {start_s:g} to {end_s:g}.")
+        raise BadInput(f"The trace has no request from second {start_s:g} to {end_s:g}.")
     return tuple(replace(request, at_s=(request.at_s - start_s) * window.time_scale) for request in inside)
 
 

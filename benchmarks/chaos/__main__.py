@@ -22,7 +22,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from app.replay.trace import LengthScaling, ReplayInputError, TraceRequest, TraceWindow, cut, fit, read_trace
+from app.replay.trace import LengthScaling, TraceRequest, TraceWindow, cut, fit, read_trace
+from app.simulator.errors import BadInput
 from benchmarks.chaos.faults import draw_faults
 from benchmarks.chaos.offers import draw_trace, make_offers
 from benchmarks.chaos.report import is_good, make_document, render
@@ -39,7 +40,7 @@ def main() -> int:
     options = _options()
     try:
         arrivals = _arrivals(options)
-    except ReplayInputError as error:
+    except BadInput as error:
         print(error, file=sys.stderr)
         return 2
     with paced(PORT, (1, 4)):
@@ -58,7 +59,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--every", type=float, default=5.0, metavar="SECONDS", help="mean time between faults")
-    parser.add_argument("--trace", type=Path, help="csv.gz with arrival_s,prompt_tokens,output_tokens")
+    parser.add_argument("--trace", type=Path, help="csv or csv.gz with arrival_s,prompt_tokens,output_tokens")
     parser.add_argument("--max-output", type=int, default=600, help="longest answer of a trace's requests, in tokens")
     parser.add_argument("--json", type=Path, help="file for the report")
     options = parser.parse_args()

@@ -19,7 +19,7 @@ from pathlib import Path
 from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 
 from app.replay.measurements import ReplaySample
-from app.replay.trace import ReplayInputError
+from app.simulator.errors import BadInput
 from benchmarks.economics.case import BASELINE, SCHEDULERS, Conditions, LiveCase, default_pace, read_window, turns
 from benchmarks.economics.figures import figures
 from benchmarks.economics.measure import arrivals, perform
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             cases = _cases(given)
             _measure(cases, given.traces, given.out)
             print(_tables([run for run in read_runs(given.out) if run.case in set(cases)], given.baseline))
-    except ReplayInputError as error:
+    except BadInput as error:
         print(error, file=sys.stderr)
         return BAD_INPUT
     except RuntimeError as error:
@@ -104,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _cases(given: argparse.Namespace) -> list[LiveCase]:
-    """The runs asked for. Raises `ReplayInputError` now for a missing window, since its run may be days away."""
+    """The runs asked for. Raises `BadInput` now for a missing window, since its run may be days away."""
     conditions = Conditions(
         warmup_s=given.warmup,
         seconds=given.seconds,
@@ -146,7 +146,7 @@ def _tables(runs: Sequence[LiveRun], baseline: str) -> str:
 def _predicted(runs: Sequence[LiveRun]) -> str:
     known = predictable(runs)
     if not known:
-        raise ReplayInputError("There are no runs to simulate.")
+        raise BadInput("There are no runs to simulate.")
     parts = []
     with tqdm(total=len(known), unit="run", desc="simulated") as bar:
         for conditions, members in _by_conditions(known):

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.replay.trace import ReplayInputError
+from app.simulator.errors import BadInput
 from deployments.engine.pace import Pace
 
 SCHEDULERS: Mapping[str, Mapping[str, Any]] = {
@@ -139,12 +139,10 @@ def settings(case: LiveCase) -> dict[str, Any]:
 
 
 def read_window(text: str, token_scale: float = 1.0) -> RunWindow:
-    """Parse a window of the command line, `trace:minute` or `trace:minute:scale`. Raises `ReplayInputError`."""
+    """Parse a window of the command line, `trace:minute` or `trace:minute:scale`. Raises `BadInput`."""
     trace, *numbers = text.split(":")
     try:
         minute, scale = map(float, [*numbers, "1"] if len(numbers) == 1 else numbers)
     except ValueError:
-        raise ReplayInputError(
-            f"{text} is not a window: write trace:minute or trace:minute:scale, like azure:10:2."
-        ) from None
+        raise BadInput(f"{text} is not a window: write trace:minute or trace:minute:scale, like azure:10:2.") from None
     return RunWindow(trace, minute, scale, token_scale)

@@ -23,7 +23,7 @@ Show = Callable[[ReplaySample], None]
 
 
 def arrivals(case: LiveCase, traces: Path) -> tuple[TraceRequest, ...]:
-    """The requests of a run, including its warm-up. Raises `ReplayInputError` if the trace does not have the window."""
+    """The requests of a run, including its warm-up. Raises `BadInput` if the trace does not have the window."""
     window, conditions = case.window, case.conditions
     minutes = conditions.until_s / 60 / window.time_scale
     rows = read_trace(traces / f"{window.trace}.csv.gz")
@@ -35,7 +35,7 @@ def perform(case: LiveCase, traces: Path, show: Show) -> LiveRun:
     """Carry out a run; `show` is called once a second with its progress.
 
     Raises:
-        ReplayInputError: the trace does not have the window.
+        BadInput: the trace does not have the window.
         RuntimeError: the application does not start.
     """
     due = arrivals(case, traces)

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 from app.replay.measurements import ReplayMeasurements
 from app.replay.stream import Record, StreamOutcome
 from app.replay.summary import Distribution, quantiles
-from app.replay.trace import ReplayInputError
+from app.simulator.errors import BadInput
 from benchmarks.economics.case import LiveCase
 
 
@@ -134,13 +134,13 @@ def append_run(path: Path, run: LiveRun) -> None:
 
 
 def read_runs(path: Path) -> list[LiveRun]:
-    """The runs in a file; none if there is no such file. Raises `ReplayInputError` if the file has other content."""
+    """The runs in a file; none if there is no such file. Raises `BadInput` if the file has other content."""
     if not path.exists():
         return []
     try:
         return [_RUN.validate_json(line) for line in path.read_bytes().splitlines()]
     except (OSError, ValidationError) as error:
-        raise ReplayInputError(f"{path} is not a file of runs: {str(error).splitlines()[0]}.") from None
+        raise BadInput(f"{path} is not a file of runs: {str(error).splitlines()[0]}.") from None
 
 
 def missing(cases: Sequence[LiveCase], runs: Sequence[LiveRun]) -> list[LiveCase]:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from app.replay.trace import LengthScaling, ReplayInputError, TraceRequest, TraceWindow, cut, fit, read_trace
+from app.replay.trace import LengthScaling, TraceRequest, TraceWindow, cut, fit, read_trace
+from app.simulator.errors import BadInput
 from tests.app.replay.make_small_trace import PATH, rows
 
 HEADER = "arrival_s,prompt_tokens,output_tokens\n"
@@ -17,8 +18,11 @@ def write(path: Path, text: str) -> Path:
 
 
 def test_a_trace_is_read_in_order_of_arrival_with_its_row_numbers(tmp_path: Path) -> None:
-    path = write(tmp_path / "t.csv.gz", HEADER + "2.5,30,3\n0,10,1\n")
-    assert read_trace(path) == (TraceRequest(1, 0.0, 10, 1), TraceRequest(0, 2.5, 30, 3))
+    packed = write(tmp_path / "t.csv.gz", HEADER + "2.5,30,3\n0,10,1\n")
+    plain = tmp_path / "t.csv"
+    plain.write_bytes(gzip.decompress(packed.read_bytes()))
+    for path in (packed, plain):
+        assert read_trace(path) == (TraceRequest(1, 0.0, 10, 1), TraceRequest(0, 2.5, 30, 3))
 
 
 def test_the_small_trace_matches_its_script() -> None:
@@ -29,27 +33,26 @@ def test_the_small_trace_matches_its_script() -> None:
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (b"arrival_s,prompt_tokens,output_tokens\n", "not a gzip file"),
         (gzip.compress(b"arrival_s,output_tokens\n0,1\n"), r"lacks the column\(s\) prompt_tokens"),
         (gzip.compress(b""), "lacks the column"),
         (gzip.compress((HEADER + "0,1,1\n" * 99).encode())[:-9], "damaged"),
-        (gzip.compress(f"{HEADER}0,ten,1\n".encode()), "request 0 is not three numbers"),
-        (gzip.compress(f"{HEADER}0,10\n".encode()), "request 0 is not three numbers"),
+        (gzip.compress(f"{HEADER}0,ten,1\n".encode()), "row 0 is not all numbers"),
+        (gzip.compress(f"{HEADER}0,10\n".encode()), "row 0 is not all numbers"),
         (gzip.compress(f"{HEADER}0,10,-1\n".encode()), "negative or infinite"),
         (gzip.compress(f"{HEADER}nan,10,1\n".encode()), "negative or infinite"),
         (gzip.compress(b"\xff\xfe"), "damaged"),
     ],
-    ids=["plain", "no column", "empty", "cut off", "word", "short row", "negative", "nan", "binary"],
+    ids=["no column", "empty", "cut off", "word", "short row", "negative", "nan", "binary"],
 )
 def test_a_bad_file_is_refused_with_a_reason(tmp_path: Path, content: bytes, complaint: str) -> None:
     path = tmp_path / "t.csv.gz"
     path.write_bytes(content)
-    with pytest.raises(ReplayInputError, match=complaint):
+    with pytest.raises(BadInput, match=complaint):
         read_trace(path)
 
 
 def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ReplayInputError, match=r"nowhere\.gz cannot be read: No such file"):
+    with pytest.raises(BadInput, match=r"nowhere\.gz cannot be read: No such file"):
         read_trace(tmp_path / "nowhere.gz")
 
 
@@ -60,14 +63,14 @@ def test_a_window_counts_time_from_its_start_and_leaves_out_its_end() -> None:
 
 
 def test_a_window_without_requests_is_refused() -> None:
-    with pytest.raises(ReplayInputError, match="no request from second 60 to 120"):
+    with pytest.raises(BadInput, match="no request from second 60 to 120"):
         cut([TraceRequest(0, 59.0, 1, 1)], TraceWindow(minutes=1, start_minute=1))
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
 @pytest.mark.parametrize("name", ["minutes", "time_scale"])
 def test_a_window_needs_positive_numbers(name: str, value: float) -> None:
-    with pytest.raises(ReplayInputError, match="must be a number greater than 0"):
+    with pytest.raises(BadInput, match="must be a number greater than 0"):
         TraceWindow(**{"minutes": 1.0, name: value})
 
 
@@ -77,7 +80,7 @@ def test_a_window_needs_positive_numbers(name: str, value: float) -> None:
     ids=["token scale", "context", "maximum output"],
 )
 def test_impossible_lengths_are_refused(lengths: type[LengthScaling]) -> None:
-    with pytest.raises(ReplayInputError):
+    with pytest.raises(BadInput):
         lengths()
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from app.replay.trace import ReplayInputError
 from app.settings import Settings
+from app.simulator.errors import BadInput
 from benchmarks.economics.case import DELAYS, SCHEDULERS, Conditions, RunWindow, read_window, settings, turns
 from tests.benchmarks.economics.made_up import CONDITIONS, WINDOW, case
 
@@ -57,5 +57,5 @@ def test_windows_are_parsed(text: str, window: RunWindow) -> None:
 
 @pytest.mark.parametrize("text", ["azure", "azure:", "azure:x", "azure:1:2:3"])
 def test_malformed_windows_are_refused(text: str) -> None:
-    with pytest.raises(ReplayInputError, match="is not a window"):
+    with pytest.raises(BadInput, match="is not a window"):
         read_window(text)

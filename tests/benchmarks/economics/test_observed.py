@@ -6,7 +6,8 @@ import pytest
 
 from app.replay.measurements import ReplayMeasurements, ReplaySample, ReplicaSample
 from app.replay.stream import Record, StreamOutcome
-from app.replay.trace import ReplayInputError, TraceRequest
+from app.replay.trace import TraceRequest
+from app.simulator.errors import BadInput
 from benchmarks.economics.case import Conditions
 from benchmarks.economics.observed import ObservedMigration, ServedRequest, append_run, missing, observe, read_runs
 from tests.benchmarks.economics.made_up import CONDITIONS, case, looks, migration, run, served
@@ -64,7 +65,7 @@ def test_without_a_file_there_are_no_runs(tmp_path: Path) -> None:
 
 def test_another_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "other").write_text('{"case": 1}\n')
-    with pytest.raises(ReplayInputError, match="not a file of runs"):
+    with pytest.raises(BadInput, match="not a file of runs"):
         read_runs(tmp_path / "other")
 
 
