@@ -23,14 +23,14 @@ from benchmarks.ports import (
 from deployments.config import MigrationSettings
 from deployments.transports import make_transport
 from migration.kv.staging import HEADER
-from migration.messages import Adopt, Chunk, PathRequest, Prepare, Prepared, SlotRef
-from migration.record import Outcome
-from migration.request import IngressId, RequestSpec, Sampling
-from migration.rounds import CopyLimits
-from migration.slots import Lease, Slots
-from migration.source_run import Order, SourceRun
-from migration.target_run import TargetRun
-from migration.world import Limits, World
+from migration.protocol.messages import Adopt, Chunk, PathRequest, Prepare, Prepared, SlotRef
+from migration.protocol.record import Outcome
+from migration.protocol.request import IngressId, RequestSpec, Sampling
+from migration.protocol.rounds import CopyLimits
+from migration.run.slots import Lease, Slots
+from migration.run.source import Order, SourceRun
+from migration.run.target import TargetRun
+from migration.run.world import Limits, World
 from policies.model import Blocks, Bytes, ReplicaId, RequestId
 from policies.plan import Path, Reason
 

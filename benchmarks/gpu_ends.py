@@ -14,7 +14,7 @@ import torch
 
 from migration.kv.layout import CacheLayout
 from migration.kv.staging import HEADER, Segments
-from migration.messages import SlotRef
+from migration.protocol.messages import SlotRef
 from policies.model import Bytes, ReplicaId
 
 

@@ -14,9 +14,9 @@ import torch
 from migration.errors import TransferFailed
 from migration.kv.layout import CacheLayout
 from migration.kv.staging import HEADER, Segments
-from migration.messages import Adopt, Chunk, Fingerprint, Prepare, Prepared, SlotRef
 from migration.ports import Hosted
-from migration.request import Doubt, Moved, Moving, RequestSpec
+from migration.protocol.messages import Adopt, Chunk, Fingerprint, Prepare, Prepared, SlotRef
+from migration.protocol.request import Doubt, Moved, Moving, RequestSpec
 from policies.model import Blocks, Bytes, ReplicaId, RequestId
 
 LAYERS, BLOCK_SIZE, BLOCK_SHAPE = 4, 32, (2, 32, 128)

@@ -112,7 +112,7 @@ async def _serve(options: argparse.Namespace) -> RemovalResult:
 
     from deployments.engine.paced import PacedEngine
     from deployments.retirement import controller
-    from migration.request import Sampling
+    from migration.protocol.request import Sampling
 
     class Plain:
         """One engine behind Serve's own handles: a typical deployment without Mell."""

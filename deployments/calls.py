@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from migration.request import RequestSpec
+from migration.protocol.request import RequestSpec
 from policies.cluster.changes import Arrival
 from policies.model import ReplicaId
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from migration.rounds import CopyLimits
-from migration.world import Limits
+from migration.protocol.rounds import CopyLimits
+from migration.run.world import Limits
 from policies.decision.limits import Limits as EpochLimits
 from policies.decision.planner import LiveLimits, Mode
 from policies.rules.registry import policy

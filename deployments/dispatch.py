@@ -10,10 +10,10 @@ from typing import Protocol
 
 from migration.errors import PeerLost
 from migration.estimates import Ordered
-from migration.messages import PathRequest
 from migration.ports import Clock
-from migration.record import MigrationRecord, Outcome
-from migration.source_run import Order
+from migration.protocol.messages import PathRequest
+from migration.protocol.record import MigrationRecord, Outcome
+from migration.run.source import Order
 from policies.causes import PAIR_FAILURES
 from policies.decision.breaker import Breaker
 from policies.decision.observation import Underway

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from deployments.engine.port import Engine, EngineDead, Generated, InvalidRequest, Tie
 from deployments.outbox import Outboxes
 from migration.errors import Refused, RequestGone, Stopping
-from migration.messages import Prepare
 from migration.ports import Clock, Hosted
-from migration.request import Delta, Doubt, IngressId, Lost, Moved, Moving, RequestSpec
+from migration.protocol.messages import Prepare
+from migration.protocol.request import Delta, Doubt, IngressId, Lost, Moved, Moving, RequestSpec
 from policies.causes import Cause
 from policies.model import Phase, RequestId, RequestLoad, Tokens
 

@@ -7,15 +7,15 @@ from collections.abc import Callable
 
 from deployments.host import RequestHost
 from migration.errors import Refused
-from migration.messages import Adopt, Chunk, Prepare, Prepared
 from migration.ports import Peer
-from migration.record import MigrationRecord, Outcome
-from migration.request import RequestSpec
-from migration.source import SourceEvent
-from migration.source_run import Order, SourceRun
-from migration.target import TargetEvent, TargetState
-from migration.target_run import TargetRun
-from migration.world import World
+from migration.protocol.messages import Adopt, Chunk, Prepare, Prepared
+from migration.protocol.record import MigrationRecord, Outcome
+from migration.protocol.request import RequestSpec
+from migration.protocol.source import SourceEvent
+from migration.protocol.target import TargetEvent, TargetState
+from migration.run.source import Order, SourceRun
+from migration.run.target import TargetRun
+from migration.run.world import World
 from policies.causes import Cause
 from policies.model import ReplicaId, RequestId
 

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from migration.ports import Clock
-from migration.request import IngressId, StreamEvent
+from migration.protocol.request import IngressId, StreamEvent
 
 Batch = tuple[StreamEvent, ...]
 

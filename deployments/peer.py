@@ -1,7 +1,7 @@
 """The target of a migration behind a Serve handle."""
 
 from deployments.routing import Replicas
-from migration.messages import Adopt, Chunk, Prepare, Prepared
+from migration.protocol.messages import Adopt, Chunk, Prepare, Prepared
 from policies.model import ReplicaId
 
 

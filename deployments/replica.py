@@ -26,12 +26,12 @@ from deployments.scaling import REQUESTS
 from deployments.scheduler_client import SchedulerClient
 from deployments.transports import make_slots, make_transport
 from migration.errors import Refused, Stopping
-from migration.messages import Adopt, Chunk, Prepare, Prepared
-from migration.profiling import measure
-from migration.record import MigrationRecord
-from migration.request import IngressId
-from migration.source_run import Order
-from migration.world import World
+from migration.protocol.messages import Adopt, Chunk, Prepare, Prepared
+from migration.protocol.record import MigrationRecord
+from migration.protocol.request import IngressId
+from migration.run.profiling import measure
+from migration.run.source import Order
+from migration.run.world import World
 from policies.causes import Cause
 from policies.model import Blocks, ReplicaId, ReplicaLoad, ReplicaState, RequestId
 

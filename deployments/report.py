@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from migration.beliefs import Profile
-from migration.record import MigrationRecord
+from migration.protocol.record import MigrationRecord
 from policies.model import ReplicaLoad
 
 

@@ -32,11 +32,11 @@ from deployments.scaler import Scaler
 from deployments.telemetry import Telemetry
 from migration.errors import MigrationError, PeerLost
 from migration.estimates import Boundaries, Estimates
-from migration.messages import ONLY, PathRequest
 from migration.paths import Choice
 from migration.ports import Clock
-from migration.record import MigrationRecord
-from migration.source_run import Order
+from migration.protocol.messages import ONLY, PathRequest
+from migration.protocol.record import MigrationRecord
+from migration.run.source import Order
 from policies.cluster.changes import Arrival
 from policies.decision.breaker import Breaker
 from policies.decision.ledger import Ledger

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 
 from deployments.exposition import Family, expose
 from deployments.instruments import Counter, Gauge, Histogram
-from migration.record import MigrationRecord, Outcome
+from migration.protocol.record import MigrationRecord, Outcome
 from policies.decision.dry_run import DryRun
 from policies.model import ReplicaLoad, ReplicaState
 from policies.plan import Path

@@ -12,7 +12,7 @@ from deployments.config import ON_GPU, MigrationSettings
 from migration.kv.device import DeviceSegment
 from migration.kv.staging import Segment
 from migration.ports import Transport
-from migration.slots import Slots
+from migration.run.slots import Slots
 from migration.transport.shared import SharedSlots
 
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from migration.lines import Evidence, Line, Observed
-from migration.messages import Fingerprint
 from migration.paths import PATIENCE
-from migration.record import MigrationRecord
+from migration.protocol.messages import Fingerprint
+from migration.protocol.record import MigrationRecord
 from policies.model import Bytes, ReplicaId, Tokens
 from policies.plan import Path
 

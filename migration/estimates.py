@@ -16,8 +16,8 @@ from typing import Any
 
 from migration.beliefs import Beliefs, Priors, Profile
 from migration.paths import Candidate, Choice, Link, LinkId, Prefill, choose
+from migration.protocol.record import MigrationRecord, Outcome
 from migration.recent import Recent
-from migration.record import MigrationRecord, Outcome
 from policies.model import Bytes, ReplicaId, RequestId
 from policies.plan import Move, Path
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from migration.messages import Adopt, Chunk, Fingerprint, Prepare, Prepared, SlotRef
-from migration.reading import Output, Reader, SegmentOrigin
-from migration.request import Doubt, Moved, Moving, RequestSpec
+from migration.protocol.messages import Adopt, Chunk, Fingerprint, Prepare, Prepared, SlotRef
+from migration.protocol.reading import Output, Reader, SegmentOrigin
+from migration.protocol.request import Doubt, Moved, Moving, RequestSpec
 from policies.model import Blocks, Bytes, ReplicaId, RequestId
 
 Clock = Callable[[], float]

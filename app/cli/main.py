@@ -23,7 +23,7 @@ from app.cli.endpoint import MellEndpoint
 from app.cli.terminal import Terminal, exit_status
 from app.client.api import check_url
 from app.versions import VERSION
-from migration.messages import PathRequest
+from migration.protocol.messages import PathRequest
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 

@@ -4,7 +4,7 @@ from app.cli.endpoint import MellEndpoint
 from app.cli.errors import Failed
 from app.cli.migrations import summary
 from app.cli.terminal import PATIENCE_S, WAIT_INTERVAL_S, Terminal
-from migration.record import MigrationRecord, Outcome
+from migration.protocol.record import MigrationRecord, Outcome
 
 
 def move(endpoint: MellEndpoint, terminal: Terminal, request: str, target: str | None, path: str, wait: bool) -> None:

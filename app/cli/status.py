@@ -12,7 +12,7 @@ from app.cli.formatting import Bar, age, count, plural, usage_colour
 from app.cli.migrations import summary
 from app.cli.terminal import Terminal
 from app.client.documents import Records, ReplicaDocument, StateDocument
-from migration.record import Outcome
+from migration.protocol.record import Outcome
 from policies.model import ReplicaState
 
 _STALE_S = 5.0

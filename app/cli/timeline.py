@@ -15,7 +15,7 @@ from app.cli.errors import Failed
 from app.cli.migrations import request_name
 from app.cli.terminal import Terminal
 from app.client.documents import Records
-from migration.record import MigrationRecord, Outcome
+from migration.protocol.record import MigrationRecord, Outcome
 
 TraceEvent = dict[str, Any]
 

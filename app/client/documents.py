@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from migration.record import MigrationRecord, Outcome
+from migration.protocol.record import MigrationRecord, Outcome
 from policies.causes import Cause
 from policies.model import Phase, ReplicaState
 from policies.plan import Path, Reason

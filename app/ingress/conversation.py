@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from app.ingress.concurrency import gather
 from app.ingress.errors import ApiError, saturated
 from migration.ports import Loss, LossKind
-from migration.reading import Output, Reader
-from migration.request import RequestSpec
+from migration.protocol.reading import Output, Reader
+from migration.protocol.request import RequestSpec
 from policies.model import RequestId
 
 

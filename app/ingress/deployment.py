@@ -34,8 +34,8 @@ from deployments.heap import freeze_heap
 from deployments.membership import Membership
 from deployments.routing import Replicas, own_id
 from deployments.scheduler_client import SchedulerClient
-from migration.messages import PathRequest
-from migration.request import IngressId
+from migration.protocol.messages import PathRequest
+from migration.protocol.request import IngressId
 from policies.model import ReplicaId
 
 log = logging.getLogger("ray.serve")

@@ -9,7 +9,7 @@ from deployments.calls import PlaceCall
 from deployments.coalesce import Coalescer
 from deployments.membership import Membership
 from deployments.scheduler_client import SchedulerClient
-from migration.request import RequestSpec
+from migration.protocol.request import RequestSpec
 from policies.cluster.changes import Arrival
 from policies.decision.placement import Decision, Place, Queue, least_loaded
 from policies.model import ClusterState, ReplicaId, RequestId, Tokens

@@ -12,7 +12,7 @@ from deployments.coalesce import Coalescer
 from deployments.routing import Replicas, Unrouted
 from migration.errors import PeerLost
 from migration.ports import Clock
-from migration.request import RequestSpec
+from migration.protocol.request import RequestSpec
 from policies.model import ReplicaId, RequestId
 
 RECONNECT_S = 0.05

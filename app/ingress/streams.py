@@ -1,7 +1,7 @@
 """The event streams of all replicas, and the readers of all requests: each word goes to its request's reader.
 
-One task per replica receives batches of words. `migration.reading` decides what follows from a word, its shell
-`migration.reader_run` does it, and the output goes to a `Conversation`.
+One task per replica receives batches of words. `migration.protocol.reading` decides what follows from a word, its shell
+`migration.run.reader` does it, and the output goes to a `Conversation`.
 """
 
 import asyncio
@@ -20,10 +20,10 @@ from deployments.routing import Replicas, Unrouted
 from deployments.scheduler_client import SchedulerClient
 from migration.errors import MigrationError, PeerLost
 from migration.ports import Clock
-from migration.reader_run import NotServed, ReaderRun, ReaderWorld
-from migration.reading import Reader, SegmentOrigin
-from migration.record import MigrationRecord, Outcome
-from migration.request import Delta, IngressId, Lost, Moved, RequestSpec, StreamEvent
+from migration.protocol.reading import Reader, SegmentOrigin
+from migration.protocol.record import MigrationRecord, Outcome
+from migration.protocol.request import Delta, IngressId, Lost, Moved, RequestSpec, StreamEvent
+from migration.run.reader import NotServed, ReaderRun, ReaderWorld
 from policies.causes import Cause
 from policies.model import ReplicaId, RequestId
 from policies.plan import Path, Reason

@@ -1,8 +1,8 @@
 """Moves that take their time: what they send, when the request stops, and when nothing of it is left at its source.
 
     KV       the target reserves room; full blocks are copied while the request decodes on, then those filled in the
-             meantime, as long as that pays (`migration.rounds`, the live rules); the request is frozen, what is left
-             worth copying is copied, it is handed over, and the target prefills the last few tokens
+             meantime, as long as that pays (`migration.protocol.rounds`, the live rules); the request is frozen, what
+             is left worth copying is copied, it is handed over, and the target prefills the last few tokens
     tokens   the target reserves room; the request is frozen and handed over; the target prefills all of it
 
 A request that holds no KV just now, because it waits or prefills, is handed over without being frozen. Of three things
@@ -21,7 +21,7 @@ from app.simulator.live import Live, Stage
 from app.simulator.loop import Loop, Turn
 from app.simulator.observer import Outcome, Transfer
 from migration.paths import LinkId
-from migration.rounds import CopyLimits, Progress, final_range, full_blocks, worth_another_round
+from migration.protocol.rounds import CopyLimits, Progress, final_range, full_blocks, worth_another_round
 from policies.model import Blocks, Bytes, RequestId, Tokens
 from policies.plan import Path, Reason
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from migration.messages import Fingerprint, SlotRef
-from migration.request import Sampling
+from migration.protocol.messages import Fingerprint, SlotRef
+from migration.protocol.request import Sampling
 from policies.model import Blocks, Bytes, Tokens
 
 
@@ -14,7 +14,7 @@ from policies.model import Blocks, Bytes, Tokens
 class Generated:
     """What one engine step gave one request; `finish` is "stop" or "length" on the last one.
 
-    `logprobs` has one entry per token, packed (see `migration.logprobs`), if the request asks for them, else none.
+    `logprobs` has one packed entry per token (`migration.protocol.logprobs`) if the request asks for them, else none.
     """
 
     tokens: tuple[int, ...]

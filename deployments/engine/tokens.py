@@ -8,9 +8,9 @@ import hashlib
 import struct
 from collections.abc import Sequence
 
-from migration import logprobs
 from migration.kv.staging import HEADER, Segments
-from migration.messages import SlotRef
+from migration.protocol import logprobs
+from migration.protocol.messages import SlotRef
 from policies.model import Bytes
 
 TOKEN_BYTES = 4

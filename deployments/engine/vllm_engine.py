@@ -23,11 +23,11 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 
 from deployments.engine.counted import Counted
 from deployments.engine.port import EngineDead, EngineProcesses, EngineStats, Generated, InvalidRequest, Tie
-from migration import logprobs
 from migration.errors import BlocksGone, TransferFailed
 from migration.kv.connector import StagedBlocks
-from migration.messages import Fingerprint, SlotRef
-from migration.request import Sampling, Structured
+from migration.protocol import logprobs
+from migration.protocol.messages import Fingerprint, SlotRef
+from migration.protocol.request import Sampling, Structured
 from policies.model import Blocks, Bytes, Tokens
 
 _OWNED = ("kv_transfer_config", "worker_extension_cls", "model", "enable_prefix_caching", "max_logprobs")

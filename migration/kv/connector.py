@@ -35,7 +35,7 @@ from migration.kv import history
 from migration.kv.device import preload
 from migration.kv.layout import CacheLayout
 from migration.kv.staging import Segments
-from migration.messages import SlotRef
+from migration.protocol.messages import SlotRef
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

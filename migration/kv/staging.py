@@ -18,8 +18,8 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from migration.errors import TransferFailed
-from migration.messages import SlotRef
 from migration.ports import Slot
+from migration.protocol.messages import SlotRef
 
 HEADER = 64
 """Bytes before the payload: room for the ticket, and a whole cache line so that the payload is aligned."""

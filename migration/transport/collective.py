@@ -14,8 +14,8 @@ from ray.util import collective
 from migration.errors import TransferFailed, TransferTimeout
 from migration.kv.device import DeviceSlot
 from migration.kv.staging import HEADER, TICKET
-from migration.messages import SlotRef
 from migration.ports import Slot
+from migration.protocol.messages import SlotRef
 from policies.model import Bytes, ReplicaId
 
 log = logging.getLogger(__name__)

@@ -5,8 +5,8 @@ import os
 from pathlib import Path
 
 from migration.errors import TransferFailed
-from migration.messages import SlotRef
 from migration.ports import Slot
+from migration.protocol.messages import SlotRef
 from policies.model import Bytes, ReplicaId
 
 

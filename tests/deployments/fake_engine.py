@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 from deployments.engine.port import EngineDead, EngineProcesses, EngineStats, Generated, Tie
 from deployments.engine.tokens import TOKEN_BYTES, Reading, TokenSlots, expected, pack, unpack
 from migration.errors import BlocksGone, TransferFailed
-from migration.messages import Fingerprint, SlotRef
-from migration.request import Sampling
+from migration.protocol.messages import Fingerprint, SlotRef
+from migration.protocol.request import Sampling
 from policies.model import Blocks, Bytes, Tokens
 
 

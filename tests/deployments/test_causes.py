@@ -12,11 +12,11 @@ from deployments.engine.port import Tie
 from deployments.replica import EngineReplica
 from migration import errors
 from migration.errors import MigrationError, PeerLost, Refused, Stopping, TransferFailed, TransferTimeout
-from migration.messages import PathRequest
-from migration.record import MigrationRecord, Outcome
-from migration.request import Sampling
-from migration.slots import Slots
-from migration.world import Limits
+from migration.protocol.messages import PathRequest
+from migration.protocol.record import MigrationRecord, Outcome
+from migration.protocol.request import Sampling
+from migration.run.slots import Slots
+from migration.run.world import Limits
 from policies.causes import Cause
 from policies.model import RequestId
 from policies.plan import Path

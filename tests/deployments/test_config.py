@@ -6,8 +6,8 @@ import pytest
 from ray import cloudpickle
 
 from deployments.config import MigrationSettings, SchedulerConfig
-from migration.rounds import CopyLimits
-from migration.world import Limits
+from migration.protocol.rounds import CopyLimits
+from migration.run.world import Limits
 from policies.decision.limits import Limits as EpochLimits
 from policies.decision.planner import LiveLimits
 

@@ -7,9 +7,9 @@ import pytest
 
 from deployments.dispatch import Dispatch, Route
 from migration.errors import PeerLost, Refused
-from migration.messages import PathRequest
-from migration.record import MigrationRecord, Outcome
-from migration.source_run import Order
+from migration.protocol.messages import PathRequest
+from migration.protocol.record import MigrationRecord, Outcome
+from migration.run.source import Order
 from policies.causes import Cause
 from policies.decision.breaker import Breaker
 from policies.decision.observation import Underway

@@ -10,8 +10,8 @@ from deployments.engine.port import EngineDead, Generated, InvalidRequest, Tie
 from deployments.host import RequestHost, Run, queued_keys
 from deployments.outbox import Outboxes
 from migration.errors import Refused, RequestGone
-from migration.messages import Fingerprint, PathRequest, Prepare
-from migration.request import Delta, IngressId, Lost, Moving, Sampling, StreamEvent
+from migration.protocol.messages import Fingerprint, PathRequest, Prepare
+from migration.protocol.request import Delta, IngressId, Lost, Moving, Sampling, StreamEvent
 from policies.causes import Cause
 from policies.model import Phase, ReplicaId, RequestId
 from tests.deployments.fake_engine import FakeEngine

@@ -10,11 +10,11 @@ import pytest
 from deployments.engine.tokens import expected
 from deployments.moves import Moves
 from migration.errors import Refused, RequestGone, TransferFailed
-from migration.messages import Adopt, Chunk, PathRequest, Prepare, SlotRef
 from migration.ports import Slot
-from migration.record import Outcome
-from migration.request import RequestSpec
-from migration.source_run import Order
+from migration.protocol.messages import Adopt, Chunk, PathRequest, Prepare, SlotRef
+from migration.protocol.record import Outcome
+from migration.protocol.request import RequestSpec
+from migration.run.source import Order
 from migration.transport.shared import SharedSlots
 from policies.model import Blocks, Bytes, ReplicaId, RequestId
 from policies.plan import Path, Reason

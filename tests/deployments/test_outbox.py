@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from deployments.outbox import Batch, Outboxes
-from migration.request import Delta, IngressId
+from migration.protocol.request import Delta, IngressId
 from policies.model import RequestId
 
 HERE, THERE = IngressId("here"), IngressId("there")

@@ -13,9 +13,9 @@ from deployments.engine.port import EngineDead, InvalidRequest
 from deployments.engine.tokens import expected
 from migration.errors import BlocksGone, TransferFailed
 from migration.kv.staging import HEADER, Segment
-from migration.messages import PathRequest, SlotRef
-from migration.record import Outcome
-from migration.request import Sampling
+from migration.protocol.messages import PathRequest, SlotRef
+from migration.protocol.record import Outcome
+from migration.protocol.request import Sampling
 from migration.transport.shared import SharedSlots
 from policies.model import Blocks, ReplicaId
 from tests.deployments.fake_engine import FakeEngine, expected_logprobs

@@ -8,7 +8,7 @@ from deployments.rehearsal import LOG_EVERY_S, Rehearsal
 from deployments.telemetry import Telemetry
 from migration.beliefs import Profile
 from migration.lines import Line
-from migration.messages import Fingerprint
+from migration.protocol.messages import Fingerprint
 from policies.decision.planner import LiveLimits
 from policies.decision.shadow import Shadow
 from policies.rules.registry import policy

@@ -21,8 +21,8 @@ from deployments.telemetry import Telemetry
 from migration.beliefs import Profile
 from migration.errors import PeerLost, Refused, RequestGone
 from migration.lines import Line
-from migration.messages import Fingerprint, PathRequest
-from migration.record import MigrationRecord, Outcome
+from migration.protocol.messages import Fingerprint, PathRequest
+from migration.protocol.record import MigrationRecord, Outcome
 from policies.causes import Cause
 from policies.cluster.changes import Arrival
 from policies.decision.dry_run import DryRun

@@ -8,7 +8,7 @@ from deployments.config import ON_GPU, ON_HOST, MigrationSettings
 from deployments.transports import make_slots, make_transport
 from migration.errors import TransferFailed
 from migration.kv.device import DeviceSlot
-from migration.messages import SlotRef
+from migration.protocol.messages import SlotRef
 from migration.transport.collective import CollectiveGroups
 from migration.transport.shared import SharedSlots
 from policies.model import Bytes

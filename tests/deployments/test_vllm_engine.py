@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from deployments.engine.vllm_engine import VllmEngine
-from migration.request import Sampling
+from migration.protocol.request import Sampling
 
 
 class Asked:

@@ -19,7 +19,7 @@ BLOCKS = [block for page in PAGES for block in markdown.blocks(page) if block.la
 
 OTHERS = {
     "": "diagrams",
-    "mermaid": "made from the tables, see tests/migration/test_diagrams.py",
+    "mermaid": "made from the tables, see tests/migration/protocol/test_diagrams.py",
     "nginx": "another program's",
     "caddyfile": "another program's",
 }

@@ -37,7 +37,7 @@ OTHERS = {
 }
 """Commands that nothing here can check, and why."""
 
-WRITERS = {"docs.make": [], "tests.migration.test_diagrams": ["--write"]}
+WRITERS = {"docs.make": [], "tests.migration.protocol.test_diagrams": ["--write"]}
 """Modules that write pages, with their options; other tests compare the pages."""
 
 BODIES: dict[str, Callable[[bytes], object]] = {

@@ -15,7 +15,7 @@ import pytest
 
 from migration.kv.device import DeviceSegment
 from migration.kv.staging import HEADER
-from migration.messages import SlotRef
+from migration.protocol.messages import SlotRef
 from policies.model import Bytes, ReplicaId
 from tests.migration.kv_process import BLOCK_BYTES, Worker
 

@@ -18,8 +18,8 @@ from deployments.config import MigrationSettings
 from deployments.transports import make_transport
 from migration.errors import TransferFailed
 from migration.kv.staging import HEADER, Segments
-from migration.messages import SlotRef
 from migration.ports import Slot, Transport
+from migration.protocol.messages import SlotRef
 from policies.model import Bytes, ReplicaId
 
 VARIABLE = "MELL_TEST_FAULTS"

@@ -48,7 +48,7 @@ class Half:
         self, blocks: Sequence[int], segment: str, offset: int, ticket: int, staged: int, skip: int = 0
     ) -> dict[str, Any]:
         """See `MellConnector._load`."""
-        from migration.messages import SlotRef
+        from migration.protocol.messages import SlotRef
 
         slot = SlotRef(segment, offset, ticket)
         payload = self._segments.payload(slot, staged * self._layout.block_bytes)

@@ -99,7 +99,7 @@ class End:
 
 def map_slot(channel: str) -> dict[str, Any]:
     """The slot that the peer staged."""
-    from migration.messages import SlotRef
+    from migration.protocol.messages import SlotRef
     from migration.transport.shared import SharedSlots
     from policies.model import Bytes
 

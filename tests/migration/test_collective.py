@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from migration.messages import SlotRef
 from migration.ports import Slot
+from migration.protocol.messages import SlotRef
 from policies.model import Bytes, ReplicaId
 
 pytestmark = pytest.mark.integration
@@ -27,7 +27,7 @@ class Replica:
     """A replica's end of the transport. Errors are returned as the name of their type."""
 
     def __init__(self, name: str, slots: int = 4, slot_bytes: int = 8 * MIB) -> None:
-        from migration.slots import Slots
+        from migration.run.slots import Slots
         from migration.transport import gloo_group
         from migration.transport.collective import CollectiveGroups
 

@@ -12,7 +12,7 @@ import torch
 
 from migration.kv.layout import CacheLayout
 from migration.kv.staging import HEADER, Segment
-from migration.messages import SlotRef
+from migration.protocol.messages import SlotRef
 
 pytestmark = pytest.mark.slow
 """Importing vLLM takes seconds; this file imports it only inside tests."""

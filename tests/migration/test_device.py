@@ -12,7 +12,7 @@ from migration.errors import TransferFailed
 from migration.kv.device import DeviceSegment, DeviceSlot
 from migration.kv.layout import CacheLayout
 from migration.kv.staging import HEADER, Segments
-from migration.slots import Slots
+from migration.run.slots import Slots
 from tests.migration import fake_cupy
 from tests.migration.caches import paged
 

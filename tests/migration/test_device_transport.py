@@ -10,9 +10,9 @@ import pytest
 from migration.errors import TransferFailed, TransferTimeout
 from migration.kv.device import DeviceSegment, DeviceSlot
 from migration.kv.staging import HEADER, TICKET
-from migration.messages import SlotRef
 from migration.ports import Slot
-from migration.slots import Slots
+from migration.protocol.messages import SlotRef
+from migration.run.slots import Slots
 from migration.transport import collective, nccl_group, rendezvous
 from migration.transport.collective import CollectiveGroups, DeviceMemory
 from migration.transport.nccl_group import NcclPair

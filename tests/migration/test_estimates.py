@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from migration.beliefs import Priors, Profile
 from migration.estimates import Boundaries, Errors, Estimates, Ordered
 from migration.lines import Line
-from migration.messages import Fingerprint
 from migration.paths import PATIENCE, URGENCY, Choice
-from migration.record import MigrationRecord, Outcome
+from migration.protocol.messages import Fingerprint
+from migration.protocol.record import MigrationRecord, Outcome
 from policies.model import Blocks, Bytes, ReplicaId, RequestId, Tokens
 from policies.plan import Move, Path, Reason
 

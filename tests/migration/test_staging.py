@@ -9,7 +9,7 @@ import pytest
 
 from migration.errors import TransferFailed
 from migration.kv.staging import HEADER, Segment, Segments
-from migration.messages import SlotRef
+from migration.protocol.messages import SlotRef
 
 SIZE = HEADER + 64
 

@@ -9,7 +9,7 @@ import torch
 from migration.errors import TransferFailed
 from migration.kv.layout import CacheLayout
 from migration.kv.staging import HEADER, Segment, Segments
-from migration.messages import SlotRef
+from migration.protocol.messages import SlotRef
 from tests.migration.test_connector import BLOCK, BLOCKS, change, make_connector, make_worker, step
 
 pytestmark = pytest.mark.slow

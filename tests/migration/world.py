@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 from deployments.host import RequestHost
 from deployments.moves import Moves
 from deployments.outbox import Outboxes
-from migration.cursor import Cursor
-from migration.messages import Adopt, Chunk, PathRequest, Prepare, Prepared
 from migration.ports import Transport
-from migration.record import MigrationRecord
-from migration.request import Delta, Doubt, IngressId, Lost, Moved, Moving, RequestSpec, Sampling, StreamEvent
-from migration.rounds import CopyLimits
-from migration.slots import Slots
-from migration.source_run import Order
+from migration.protocol.cursor import Cursor
+from migration.protocol.messages import Adopt, Chunk, PathRequest, Prepare, Prepared
+from migration.protocol.record import MigrationRecord
+from migration.protocol.request import Delta, Doubt, IngressId, Lost, Moved, Moving, RequestSpec, Sampling, StreamEvent
+from migration.protocol.rounds import CopyLimits
+from migration.run.slots import Slots
+from migration.run.source import Order
+from migration.run.world import Limits, World
 from migration.transport.shared import SharedSlots
-from migration.world import Limits, World
 from policies.model import ReplicaId, RequestId
 from policies.plan import Reason
 from tests.deployments.fake_engine import FakeEngine

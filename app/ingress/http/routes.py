@@ -34,8 +34,8 @@ from app.ingress.streams import Streams
 from app.ingress.telemetry.requests import CLIENT_CLOSED_STATUS, RequestObserver, RequestTelemetry
 from app.ingress.telemetry.scrape import CONTENT_TYPE
 from deployments.control import MoveAccepted, MoveAnswer
-from migration.messages import PathRequest
-from migration.request import IngressId
+from migration.protocol.messages import PathRequest
+from migration.protocol.request import IngressId
 from policies.model import RequestId
 
 MAX_LABEL = 128

@@ -9,7 +9,7 @@ from app.ingress.openai.answers.calls import Calling
 from app.ingress.openai.answers.choice import Shape
 from app.ingress.openai.model import Model
 from app.ingress.openai.requests.schema import Generation
-from migration.request import IngressId, RequestSpec, Sampling, Structured
+from migration.protocol.request import IngressId, RequestSpec, Sampling, Structured
 from policies.model import RequestId
 
 Request = TypeVar("Request", bound=Generation)

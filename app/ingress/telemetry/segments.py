@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from migration.reading import SegmentOrigin
+from migration.protocol.reading import SegmentOrigin
 from policies.model import ReplicaId
 
 

@@ -24,7 +24,7 @@ from starlette.types import Scope
 
 from app.ingress.telemetry.segments import Segment, SegmentEnd, SegmentTracker
 from app.ingress.telemetry.tracing import HTTP_SCOPE
-from migration.reading import Reader, SegmentOrigin
+from migration.protocol.reading import Reader, SegmentOrigin
 from policies.model import ReplicaId, RequestId
 
 _REQUEST: ContextVar["RequestSpan | None"] = ContextVar("request_span", default=None)

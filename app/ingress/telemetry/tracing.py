@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from migration.reading import Reader, SegmentOrigin
+from migration.protocol.reading import Reader, SegmentOrigin
 from policies.model import RequestId
 
 HTTP_SCOPE: ContextVar[Scope | None] = ContextVar("incoming", default=None)

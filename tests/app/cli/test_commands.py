@@ -12,7 +12,7 @@ from app.cli.main import app
 from app.ingress.errors import ApiError
 from app.ingress.openai.requests.schema import parse_move
 from app.versions import VERSION
-from migration.record import Outcome
+from migration.protocol.record import Outcome
 from tests.app.cli.fake_mell import FakeMell, free_port
 from tests.app.client.sample import BUSY, record
 

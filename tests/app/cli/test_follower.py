@@ -4,7 +4,7 @@ from typing import Any
 
 from app.cli.migrations import Follower
 from app.client.documents import Records, parse_records
-from migration.record import Outcome
+from migration.protocol.record import Outcome
 from tests.app.client.sample import record
 
 

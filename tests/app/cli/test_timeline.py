@@ -5,7 +5,7 @@ from typing import Any
 
 from app.cli.timeline import trace_events
 from app.client.documents import parse_records
-from migration.record import Outcome
+from migration.protocol.record import Outcome
 from tests.app.client.sample import NOW, record
 
 

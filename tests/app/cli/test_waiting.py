@@ -12,7 +12,7 @@ from app.cli.migrations import follow
 from app.cli.move import move
 from app.cli.terminal import PATIENCE_S
 from app.cli.top import TopScreen, top
-from migration.record import Outcome
+from migration.protocol.record import Outcome
 from tests.app.cli.conftest import Stage, drawn
 from tests.app.cli.fake_mell import FakeMell, free_port, serving
 from tests.app.client.sample import BUSY, NOW, record, replica, request, state

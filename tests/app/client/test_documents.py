@@ -3,7 +3,7 @@
 import pytest
 
 from app.client.documents import parse_records, parse_state
-from migration.record import Outcome
+from migration.protocol.record import Outcome
 from policies.model import Phase
 from tests.app.client.sample import BUSY, MOVED, record, replica, request, state
 

@@ -30,14 +30,14 @@ from deployments.outbox import Batch
 from deployments.routing import Replicas, Unrouted
 from deployments.scheduler_client import SchedulerClient
 from migration.errors import PeerLost, Refused
-from migration.messages import PathRequest
-from migration.reader_run import ReaderRun
-from migration.record import MigrationRecord
-from migration.request import IngressId, Sampling
-from migration.rounds import CopyLimits
-from migration.source_run import Order
+from migration.protocol.messages import PathRequest
+from migration.protocol.record import MigrationRecord
+from migration.protocol.request import IngressId, Sampling
+from migration.protocol.rounds import CopyLimits
+from migration.run.reader import ReaderRun
+from migration.run.source import Order
+from migration.run.world import Limits
 from migration.transport.shared import SharedSlots
-from migration.world import Limits
 from policies.causes import Cause
 from policies.decision.placement import Decision, NoReplica, Place
 from policies.model import ClusterState, ReplicaId, RequestId

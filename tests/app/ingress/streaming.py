@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from deployments.engine.tokens import expected
-from migration.messages import PathRequest
-from migration.request import RequestSpec, Sampling
+from migration.protocol.messages import PathRequest
+from migration.protocol.request import RequestSpec, Sampling
 from tests.app.ingress.fakes import Service, output
 from tests.migration.world import spec
 

@@ -9,8 +9,8 @@ import pytest
 from app.ingress.errors import ApiError
 from deployments.engine.port import Generated, InvalidRequest
 from migration.errors import Refused
-from migration.messages import PathRequest
-from migration.request import Delta, Moved
+from migration.protocol.messages import PathRequest
+from migration.protocol.request import Delta, Moved
 from policies.causes import Cause
 from policies.model import RequestId
 from tests.app.ingress.fakes import eventually, make_service, output

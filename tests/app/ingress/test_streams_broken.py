@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from migration.errors import PeerLost
-from migration.request import Delta, Moved, Moving
+from migration.protocol.request import Delta, Moved, Moving
 from tests.app.ingress.fakes import Service, eventually, make_service, output
 from tests.app.ingress.streaming import LONG, served, whole
 from tests.migration.world import spec

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from app.ingress.errors import ApiError
-from migration.messages import PathRequest
-from migration.reader import ReaderState
-from migration.record import Outcome
+from migration.protocol.messages import PathRequest
+from migration.protocol.reader import ReaderState
+from migration.protocol.record import Outcome
 from tests.app.ingress.fakes import eventually, make_service, output
 from tests.app.ingress.streaming import KV, LONG, TOKENS, served, whole
 from tests.migration.world import spec

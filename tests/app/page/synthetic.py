@@ -11,8 +11,8 @@ from typing import Any
 from app.ingress.openai.model import Model
 from deployments.control import MoveAccepted, MoveAnswer, MoveRejected
 from deployments.report import ReplicaReport
-from migration.messages import PathRequest
-from migration.record import MigrationRecord, Outcome
+from migration.protocol.messages import PathRequest
+from migration.protocol.record import MigrationRecord, Outcome
 from policies.model import Blocks, Bytes, Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestId, RequestLoad, Tokens
 from policies.plan import Path, Reason
 from tests.app.ingress.fakes import Backend, make_service

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from migration.request import Structured
+from migration.protocol.request import Structured
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from migration.logprobs import unpack
+from migration.protocol.logprobs import unpack
 
 _LEAST = -9999.0
 """What stands for minus infinity, which JSON does not know (as in vLLM)."""

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from migration.record import MigrationRecord
+from migration.protocol.record import MigrationRecord
 from policies.model import Phase, ReplicaState
 
 

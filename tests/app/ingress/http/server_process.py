@@ -25,7 +25,7 @@ from app.ingress.http.server import HttpServer, listen
 from app.ingress.openai.model import Model
 from app.tinymodel import VOCAB_SIZE
 from deployments.engine.port import Generated
-from migration.request import Sampling
+from migration.protocol.request import Sampling
 from tests.app.ingress import fakes
 
 CONTEXT = 8192

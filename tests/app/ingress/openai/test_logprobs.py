@@ -21,10 +21,10 @@ from vllm.v1.outputs import LogprobsLists
 from app.ingress.openai.answers.logprobs import Scored, Scorer, chat_logprobs, completion_logprobs
 from app.ingress.openai.model import Model
 from deployments.engine.tokens import expected
-from migration.logprobs import pack, unpack
-from migration.messages import PathRequest
-from migration.reader import ReaderState
-from migration.request import Delta
+from migration.protocol.logprobs import pack, unpack
+from migration.protocol.messages import PathRequest
+from migration.protocol.reader import ReaderState
+from migration.protocol.request import Delta
 from tests.app.ingress.fakes import MESSAGES, PROMPT, Api, Exchange, body, events, eventually, make_api, make_service
 from tests.deployments.fake_engine import expected_logprobs
 from tests.migration.world import spec

@@ -10,7 +10,7 @@ from app.ingress.openai.generation import to_plan
 from app.ingress.openai.model import Model
 from app.ingress.openai.requests.schema import ChatRequest, CompletionRequest
 from deployments.engine.tokens import expected
-from migration.request import IngressId, Sampling
+from migration.protocol.request import IngressId, Sampling
 from policies.model import RequestId
 from tests.app.ingress.fakes import MESSAGES, PROMPT, Api, events
 

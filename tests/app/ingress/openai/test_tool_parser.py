@@ -14,7 +14,7 @@ from app.ingress.openai.model import Model
 from app.ingress.openai.requests.schema import ChatRequest, parse_chat
 from app.ingress.openai.requests.tools import Tool, schema_of_calls
 from app.main import _engine_config, _ingress_config, read_settings
-from migration.request import Structured
+from migration.protocol.request import Structured
 from tests.app.ingress.fakes import MESSAGES, Api
 from tests.app.ingress.openai.test_tools import (
     ARGUMENTS,

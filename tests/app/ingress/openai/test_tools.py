@@ -24,8 +24,8 @@ from app.ingress.openai.model import Model
 from app.ingress.openai.requests.template import ChatTemplate
 from app.ingress.openai.requests.tools import Tool, schema_of_calls
 from deployments.host import RequestHost
-from migration.reading import Output, Reader
-from migration.request import Structured
+from migration.protocol.reading import Output, Reader
+from migration.protocol.request import Structured
 from tests.app.ingress.fakes import MESSAGES, Api, events, eventually, make_api, make_service
 from tests.migration.world import spec
 

@@ -3,7 +3,7 @@
 import pytest
 
 from app.ingress.telemetry.segments import Segment, SegmentEnd, SegmentTracker
-from migration.reading import SegmentOrigin
+from migration.protocol.reading import SegmentOrigin
 from policies.model import ReplicaId
 
 A, B = ReplicaId("a"), ReplicaId("b")

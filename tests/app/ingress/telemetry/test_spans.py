@@ -23,8 +23,8 @@ from app.ingress.streams import Streams
 from app.ingress.telemetry.requests import RequestTelemetry
 from app.ingress.telemetry.spans import FLUSHING, OpenTelemetryTracer, batched
 from app.ingress.telemetry.tracing import KeepHttpScope
-from migration.messages import PathRequest
-from migration.reader_run import ReaderRun
+from migration.protocol.messages import PathRequest
+from migration.run.reader import ReaderRun
 from tests.app.ingress import fakes
 from tests.app.ingress.fakes import Api, Backend, Exchange, Service, body, eventually, make_service
 

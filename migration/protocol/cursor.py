@@ -1,0 +1,100 @@
+"""One stream's place: which hop owns it, which token comes next.
+
+The cursor is where ownership is decided. A replica may compute what it likes; a token reaches the client
+only if it carries the current hop and the next index. The hop changes when the host says `Moved`, or when
+the reader itself resubmits the request. So a lost confirmation can cost work, never a token or a duplicate.
+
+    hop < current    a replica that no longer owns the request: dropped
+    hop = current    index < next: the known part is dropped; index > next: GapError
+    hop > current    the new host is ahead of the old one's last word: kept until `Moved`
+"""
+
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from migration.errors import MigrationError
+from migration.protocol.request import Delta, Moved
+
+
+class GapError(MigrationError):
+    """Tokens between the cursor and a delta of the current hop are missing."""
+
+
+@dataclass(slots=True)
+class Cursor:
+    """Reassembles one request's output from the deltas of every replica it lived on.
+
+    `target` is the replica that the newest `Moved` named, None before the first. `logprobs` are those of the newest
+    tokens, one each, until the reader takes them from the left; none if the request does not ask for them.
+    """
+
+    hop: int = 0
+    tokens: list[int] = field(default_factory=list)
+    finish: str | None = None
+    target: str | None = None
+    logprobs: deque[bytes] = field(default_factory=deque)
+    _early: list[Delta] = field(default_factory=list)
+    _early_moves: list[Moved] = field(default_factory=list)
+
+    @property
+    def next_index(self) -> int:
+        """Index of the next output token."""
+        return len(self.tokens)
+
+    def feed(self, delta: Delta) -> tuple[int, ...]:
+        """Take a delta; return the tokens that it adds.
+
+        Raises:
+            GapError: tokens are missing before it. The cursor is unchanged.
+        """
+        if self.finish is not None or delta.hop < self.hop:
+            return ()
+        if delta.hop > self.hop:
+            self._early.append(delta)
+            return ()
+        if delta.index > self.next_index:
+            raise GapError(f"token {self.next_index} is missing before {delta.index} (hop {delta.hop})")
+        known = self.next_index - delta.index
+        fresh = delta.tokens[known:]
+        self.tokens.extend(fresh)
+        if delta.logprobs:
+            self.logprobs.extend(delta.logprobs[known:])
+        self.finish = delta.finish
+        return fresh
+
+    def moved(self, moved: Moved) -> tuple[int, ...]:
+        """The host handed over: follow the new hop, and return the tokens that had come early.
+
+        The next host may have handed over in its turn, and may have been read first: `target` is then the last.
+
+        Raises:
+            GapError: the old host's last tokens are missing. The cursor is unchanged.
+        """
+        if self.finish is not None or moved.hop < self.hop:
+            return ()
+        if moved.hop > self.hop:
+            self._early_moves.append(moved)
+            return ()
+        if moved.index > self.next_index:
+            raise GapError(f"token {self.next_index} is missing before hop {moved.next_hop}")
+        self.target = moved.target
+        return self.advance(moved.next_hop)
+
+    def advance(self, hop: int) -> tuple[int, ...]:
+        """Make `hop` the owner (it resumes at `next_index`); return the tokens that had come early.
+
+        Early tokens after a gap are dropped: whoever advances then asks the owner for all from `next_index` on.
+        """
+        if hop <= self.hop:
+            raise ValueError(f"hop must rise: {hop} after {self.hop}")
+        self.hop = hop
+        early, self._early = self._early, []
+        moves, self._early_moves = self._early_moves, []
+        before = self.next_index
+        with suppress(GapError):
+            for delta in early:
+                self.feed(delta)
+            for moved in moves:
+                self.moved(moved)
+        return tuple(self.tokens[before:])

@@ -1,0 +1,111 @@
+"""What source and target say to each other, in the order of a migration.
+
+    source -> target   Prepare  ->  Prepared
+                       Chunk    ->  blocks loaded   (any number; none on the token path)
+                       Adopt    ->  nothing         (the target runs the request under the new hop)
+                       cancel, by migration id
+                       resumed  ->  seconds from the adoption to its first token, once that is out
+
+Token ids travel once: `Prepare` carries those known then, every later message only those since.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from migration.protocol.request import RequestSpec
+from policies.model import Blocks, Bytes, ReplicaId
+from policies.plan import Path
+
+
+class PathRequest(StrEnum):
+    """The paths that a caller allows; AUTO means KV where it is possible, else tokens."""
+
+    AUTO = "auto"
+    KV = "kv"
+    TOKENS = "tokens"
+
+    @property
+    def first(self) -> Path:
+        """The path that is tried first."""
+        return Path.TOKENS if self is PathRequest.TOKENS else Path.KV
+
+
+ONLY = {Path.KV: PathRequest.KV, Path.TOKENS: PathRequest.TOKENS}
+"""The request for one path and no other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What two replicas must share: `model` to exchange requests at all, `cache` to exchange KV blocks.
+
+    `model` names weights, revision, tokenizer and sampler; `cache` adds dtype, block size, layout and versions.
+    `slot_bytes` and `block_bytes` say how much a staging slot holds.
+    """
+
+    model: str
+    cache: str
+    block_size: int
+    block_bytes: int
+    slot_bytes: int
+
+    @property
+    def blocks_per_slot(self) -> Blocks:
+        """KV blocks that one staging slot holds."""
+        return Blocks(self.slot_bytes // self.block_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRef:
+    """A staging slot in shared memory: `segment` is a path that any process of the node can map.
+
+    `ticket` names the bytes that were put there: a reader that finds another ticket before or after it
+    read has not read what it was promised.
+    """
+
+    segment: str
+    offset: int
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Ask the target to make room for a request."""
+
+    migration: str
+    spec: RequestSpec
+    hop: int
+    next_hop: int
+    source: ReplicaId
+    path: PathRequest
+    fingerprint: Fingerprint
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The target reserved room; `path` is the best it can do."""
+
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Blocks [first, last), `size` bytes in the source's slot, and the tokens that came since."""
+
+    migration: str
+    first: Blocks
+    last: Blocks
+    size: Bytes
+    staged: SlotRef
+    channel: str
+    outputs_from: int
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """Continue the request: output tokens are those known so far plus these."""
+
+    migration: str
+    outputs_from: int
+    outputs: tuple[int, ...]

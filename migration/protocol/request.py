@@ -1,0 +1,136 @@
+"""A request as every replica understands it: tokens and sampling, no text.
+
+Any replica that holds a `RequestSpec` and the output tokens so far can continue the request; that is
+what makes resending tokens, moving KV and surviving a crash one mechanism.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, NewType
+
+from policies.model import RequestId
+
+IngressId = NewType("IngressId", str)
+
+
+Kind = Literal["json", "json_object", "regex", "choice", "grammar", "structural_tag"]
+
+
+@dataclass(frozen=True, slots=True)
+class Structured:
+    """What the output has to match, as vLLM's structured outputs have it.
+
+    `value` is a JSON schema, a regular expression, a JSON list of texts, a grammar in EBNF or a structural tag in JSON;
+    empty for "json_object".
+    """
+
+    kind: Kind
+    value: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are drawn, when generation ends, and whose turn it is. Stop strings are the ingress's business.
+
+    `max_tokens` and `min_tokens` count from the first output token on, wherever it was drawn. `logit_bias` holds pairs
+    of token id and bias. Before there are `min_tokens`, neither the model's end nor one of `stop_token_ids` is drawn.
+    `logprobs` says with how many of the likeliest tokens the logprob of each token is told; None: it is not told.
+    In an engine that goes by `priority`, lower ones come first.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
+    structured: Structured | None = None
+    priority: int = 0
+
+    @property
+    def seeded(self) -> bool:
+        """Whether tokens are drawn at random, and the same ones each time."""
+        return self.seed is not None and self.temperature > 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSpec:
+    """What does not change while a request lives. `id` is ours; `label` is what the client called it."""
+
+    id: RequestId
+    label: str
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    ingress: IngressId
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """Output tokens [index, index + len(tokens)) of a request, emitted under `hop`.
+
+    `finish` is OpenAI's finish reason on the last delta: "stop" or "length". `logprobs` has one entry per token, packed
+    (see `migration.protocol.logprobs`), if the request asks for them, else none.
+    """
+
+    request: RequestId
+    hop: int
+    index: int
+    tokens: tuple[int, ...]
+    finish: str | None = None
+    logprobs: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Moving:
+    """The host is about to hand the request to `target`, which will emit under `next_hop`."""
+
+    request: RequestId
+    hop: int
+    next_hop: int
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """The host's last word under `hop`: tokens from `index` on come from `target` under `next_hop`."""
+
+    request: RequestId
+    hop: int
+    next_hop: int
+    index: int
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """The host has sent the request to a target under `next_hop` and got no answer: is it to go on, or does the target?
+
+    It says nothing more under `hop` until the reader has answered.
+    """
+
+    request: RequestId
+    hop: int
+    next_hop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The host cannot go on with the request; whoever reads it may continue it elsewhere.
+
+    Unless it is `invalid`: then no engine takes it.
+    """
+
+    request: RequestId
+    hop: int
+    reason: str
+    invalid: bool = False
+
+
+StreamEvent = Delta | Moving | Moved | Doubt | Lost

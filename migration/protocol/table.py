@@ -1,0 +1,97 @@
+"""The interpreter of the protocol's tables, and the theory of operation behind them.
+
+Three parties serve one request: the replica that runs it and is to be rid of it (`source`), the replica that takes it
+over (`target`), and the ingress that delivers its output (`reader`). Each is a literal table from (state, event) to
+(next state, commands). Nothing in a table waits, sends or looks at a clock: shells turn messages, results and
+time-outs into events, and commands into deeds. The tables have only to agree with each other, whatever the network
+does to the messages between them and however long one of the three stands still. Five rules make that small enough to
+be proved.
+
+1. TOKENS ARE THE REQUEST. Whoever has the prompt, the sampling parameters and the output tokens so far can go on with
+   it. KV blocks are a cache: their loss turns a migration by KV into one by tokens, in every state, and never ends one.
+   So no row has to ask how much of a copy has arrived.
+
+2. A HOP IS A LICENCE, AND THE READER HOLDS THE REGISTER. Each run of a request has a hop of its own. The reader takes
+   tokens of one hop and drops those of older ones. Two engines may compute the same request, and during every hand-over
+   they do; it costs work and can repeat no token. Hops come in terms. Only the reader begins a term, so a replica
+   that was given up cannot know, and cannot reuse, what came after it.
+
+3. ONLY THE READER MAKES AN OWNER. An owner goes on by itself: nothing but its reader ends it. There are three ways to
+   become one, and each is a word of the reader: it submits the request (SUBMITTED), it attaches to a target (ATTACHED),
+   it tells a source to keep the request (KEPT). A source cannot make its target the owner, since it cannot know whether
+   the reader still reads where the source believes. Before such a word the target's run is on probation, under a lease.
+
+4. WHO HAS GIVEN THE REQUEST AWAY IS SILENT UNTIL IT KNOWS. Freezing is muting: the engine goes on computing, and the
+   source keeps the tokens back. That makes giving up a single command (UNMUTE), and it makes waiting safe: a muted
+   source claims nothing. From the moment it sends the request it may unmute only by the target's own refusal or by
+   the reader's word. A time-out is neither. It says that this side waited, not what the other side did. The source
+   then asks (DOUBT).
+
+5. THE READER SAYS ONE THING PER ATTEMPT. KEPT and ATTACHED exclude each other: after one of them the reader never says
+   the other for the same attempt, not even if its first word may have been lost. Where it does not know whether its
+   word was heard it begins a new term, under which neither answer matters any more.
+
+Why a lease at the target and none at the source? A lease at the source would have to be renewed by the reader in
+time, and the reader would have to wait it out before it continues elsewhere, after every death. Deaths are what the
+reader is there to survive quickly. The register of rule 2 does the same without waiting: a source that wakes up too
+late is outdated rather than wrong, and its first word brings it the order to end (RELEASE_*).
+
+Ties. A table takes one event at a time, in the order in which its shell got them; whatever two messages cross on the
+way is two orders of events, and both are legal. An event without an entry is illegal: `feed` raises and changes
+nothing. Events that no longer matter have entries that change nothing; they are listed, so that a forgotten one is an
+error.
+
+`tests/migration/protocol/test_joint.py` walks all joint states of the three tables. A new row is a new line of its
+model: whoever adds a message, or a way to repeat or delay one, adds it to `joint.py` beside it first.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Generic, TypeVar
+
+from migration.errors import IllegalEvent
+
+S = TypeVar("S", bound=StrEnum)
+E = TypeVar("E", bound=StrEnum)
+C = TypeVar("C", bound=StrEnum)
+
+Table = Mapping[S, Mapping[E, tuple[S, tuple[C, ...]]]]
+
+
+@dataclass(slots=True)
+class Session(Generic[S, E, C]):
+    """One party's session: the table, the state, and the events that led here."""
+
+    table: Table[S, E, C]
+    state: S
+    history: list[E] = field(default_factory=list)
+
+    def allows(self, event: E) -> bool:
+        """Whether `feed(event)` is legal now."""
+        return event in self.table[self.state]
+
+    def feed(self, event: E) -> tuple[C, ...]:
+        """Take an event; return the commands to execute, in order.
+
+        Raises:
+            IllegalEvent: the state does not allow it; the session is unchanged.
+        """
+        try:
+            self.state, commands = self.table[self.state][event]
+        except KeyError:
+            raise IllegalEvent(f"{event} in state {self.state}") from None
+        self.history.append(event)
+        return commands
+
+
+def diagram(table: Table[S, E, C], title: str) -> str:
+    """The table as a Mermaid state diagram; self-loops without commands are left out."""
+    lines = [f"---\ntitle: {title}\n---", "stateDiagram-v2"]
+    for state, row in table.items():
+        for event, (following, commands) in row.items():
+            if following is state and not commands:
+                continue
+            effect = f" / {', '.join(commands)}" if commands else ""
+            lines.append(f"    {state} --> {following}: {event}{effect}")
+    return "\n".join(lines) + "\n"

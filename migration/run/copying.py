@@ -1,0 +1,123 @@
+"""Copies KV blocks of a running request to the target, slot by slot, overlapping what can overlap."""
+
+import asyncio
+from collections.abc import Iterator
+
+from migration.errors import TransferFailed
+from migration.ports import Hosted, Peer, Slot
+from migration.protocol.messages import Chunk
+from migration.run.slots import Lease
+from migration.run.world import World
+from policies.model import Blocks, Bytes
+
+
+class BlockCopy:
+    """The blocks of one migration on their way.
+
+    Chunks carry the output tokens that came since the one before. `heard` is how many the target is known to
+    have: tokens that rode on a chunk that failed have not arrived. `seconds` is how long copying took, in vain or not.
+    """
+
+    def __init__(self, migration: str, hosted: Hosted, peer: Peer, world: World) -> None:
+        self.sent = Bytes(0)
+        self.heard = 0
+        self.seconds = 0.0
+        self._migration = migration
+        self._hosted = hosted
+        self._peer = peer
+        self._world = world
+        self._told = 0
+
+    def begin(self, outputs: int) -> None:
+        """The target has the first `outputs` output tokens."""
+        self._told = self.heard = outputs
+
+    async def copy(self, first: Blocks, last: Blocks) -> None:
+        """Move blocks [first, last) in slot-sized chunks: while one is sent and loaded, the next is gathered.
+
+        Raises:
+            TransferFailed, PeerLost, Refused, RequestGone: as gathering, sending and the target's loading do.
+        """
+        world = self._world
+        chunk: Chunk | None = None
+        done = False
+        began = world.clock()
+        try:
+            async with asyncio.TaskGroup() as pushes:
+                for low, high in _pieces(first, last, world.blocks.fingerprint.blocks_per_slot):
+                    lease = await world.slots.lease(world.limits.copy_s)
+                    try:
+                        chunk = await self._gather(low, high, lease.slot)
+                        push = pushes.create_task(self._push(chunk, lease))
+                    except BaseException:
+                        lease.end()
+                        raise
+                    # Also for a push that is cancelled before it begins.
+                    push.add_done_callback(lease.end_with)
+            done = True
+        except* Exception as errors:
+            raise errors.exceptions[0] from None
+        finally:
+            self.seconds += world.clock() - began
+            if not done and chunk is not None:
+                # The two ends may disagree on what would come next.
+                world.transport.drop(chunk.channel)
+
+    async def _gather(self, first: Blocks, last: Blocks, slot: Slot) -> Chunk:
+        world = self._world
+        staged, size = await world.blocks.gather(self._hosted.key, first, last, slot.segment, slot.offset)
+        outputs = world.host.snapshot(self._hosted.spec.id, self._hosted.hop).outputs
+        told, self._told = self._told, len(outputs)
+        return Chunk(
+            migration=self._migration,
+            first=first,
+            last=last,
+            size=size,
+            staged=staged,
+            channel=world.transport.channel(world.replica, self._peer.id),
+            outputs_from=told,
+            outputs=outputs[told:],
+        )
+
+    async def _push(self, chunk: Chunk, lease: Lease) -> None:
+        """Send one chunk and have it loaded. The slot is given back as soon as nobody reads it."""
+        transport = self._world.transport
+        loading = asyncio.create_task(self._peer.receive(chunk))
+        try:
+            sending = asyncio.create_task(transport.send(chunk.channel, lease.slot, chunk.size))
+            await _until_sent(sending, loading)
+            if not transport.shares_slots:
+                lease.end()
+            await loading
+        except BaseException:
+            loading.cancel()
+            raise
+        self.sent = Bytes(self.sent + chunk.size)
+        self.heard = max(self.heard, chunk.outputs_from + len(chunk.outputs))
+
+
+async def _until_sent(sending: asyncio.Task[None], loading: asyncio.Task[None]) -> None:
+    """Wait for the send, or for the receiver's failure, which a send could wait for in vain.
+
+    A send is never left running: until it has ended, it reads the slot.
+    """
+    try:
+        await asyncio.wait({sending, loading}, return_when=asyncio.FIRST_COMPLETED)
+        if loading.done() and not sending.done() and loading.exception() is not None:
+            sending.cancel()
+        await asyncio.wait({sending})
+    except asyncio.CancelledError:
+        sending.cancel()
+        await asyncio.wait({sending})
+        raise
+    if loading.done():
+        loading.result()
+    sending.result()
+
+
+def _pieces(first: Blocks, last: Blocks, size: Blocks) -> Iterator[tuple[Blocks, Blocks]]:
+    """[first, last) in ranges of at most `size` blocks."""
+    if size < 1:
+        raise TransferFailed("a staging slot does not hold a single KV block: raise migration.slot_mib")
+    for low in range(first, last, size):
+        yield Blocks(low), Blocks(min(low + size, last))

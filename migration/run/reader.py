@@ -1,0 +1,290 @@
+"""Carries out the reader's side of one request: the actions that its table commands, and what comes of them.
+
+    ReaderRun.start     place and submit the request
+    ReaderRun.take      a replica's word                        -> Listener.deliver, Listener.lost
+    ReaderRun.leave     nobody wants the output any more
+
+What the output is for is behind `Listener`; who the replicas are and how they are called is behind `Hosts`.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass, field
+
+from migration.errors import PeerLost, Refused, Stopping
+from migration.ports import Clock, Hosts, Journal, Listener, Loss, LossKind
+from migration.protocol.reader import FINAL, ReaderState
+from migration.protocol.reading import (
+    Action,
+    AttachHost,
+    FindRequest,
+    Followed,
+    GiveUp,
+    HostGone,
+    KeepRequest,
+    Output,
+    PlaceRequest,
+    Reader,
+    ReleaseRequest,
+    SegmentOrigin,
+)
+from migration.protocol.request import RequestSpec, StreamEvent
+from policies.model import ReplicaId
+
+log = logging.getLogger("ray.serve")
+
+MAX_RESUBMISSIONS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderWorld:
+    """The parts of its process that a reader uses.
+
+    A request waits at most `patience_s` seconds for a replica that takes it, `retry_s` between two looks for one.
+    `on_lost` is called for each request that a replica had taken and that could not be continued.
+    """
+
+    hosts: Hosts
+    journal: Journal
+    clock: Clock
+    patience_s: float
+    retry_s: float = 0.1
+    on_lost: Callable[[], None] = lambda: None
+    tasks: set["asyncio.Task[None]"] = field(default_factory=set)
+    """Calls that nobody waits for; they may outlive their request."""
+
+
+class NotServed(Exception):
+    """The request cannot be served, or not any more."""
+
+    def __init__(self, loss: Loss) -> None:
+        super().__init__(loss.text)
+        self.loss = loss
+
+
+class ReaderRun:
+    """One request. All methods but `start` return at once."""
+
+    def __init__(self, spec: RequestSpec, reader: Reader, listener: Listener, world: ReaderWorld) -> None:
+        self.spec = spec
+        self.reader = reader
+        self._listener = listener
+        self._world = world
+        self._activity: asyncio.Task[None] | None = None
+        self._releasing: set[ReplicaId] = set()
+        self._taken = asyncio.Event()
+        self._model: str | None = None
+        self._avoided: set[ReplicaId] = set()
+        self._refused: dict[ReplicaId, str] = {}
+        self._deadline = 0.0
+        self._gone: tuple[HostGone, float] | None = None
+        """The host that was given up, and when, until there is another one."""
+        self._loss: Loss | None = None
+
+    # --- for whoever wants the output -----------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Place and submit the request.
+
+        Raises:
+            NotServed: no replica took it.
+        """
+        self._carry_out(self.reader.begin())
+        await self._taken.wait()
+        if self._loss is not None:
+            raise NotServed(self._loss)
+
+    def leave(self) -> None:
+        """Nobody wants the output any more: the request ends wherever it is."""
+        self._carry_out(self.reader.leave())
+
+    # --- for whoever reads the replicas' streams ------------------------------------------------------
+
+    def take(self, word: StreamEvent, replica: ReplicaId) -> None:
+        """A replica's word."""
+        self._carry_out(self.reader.take(word, replica))
+        self._world.journal.took(self.spec, self.reader)
+
+    def host_lost(self, replica: ReplicaId, reason: str) -> None:
+        """A replica died or cannot be reached. Nothing happens unless it has the request."""
+        if replica == self.reader.host and self.reader.state is not ReaderState.PLACING:
+            self._carry_out(self.reader.host_lost(reason))
+
+    def reconnected(self, replica: ReplicaId) -> None:
+        """Words of a replica may have been lost between two streams."""
+        if replica == self.reader.host:
+            self._carry_out(self.reader.out_of_step())
+
+    # --- actions --------------------------------------------------------------------------------------
+
+    def _carry_out(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            self._act(action)
+        state = self.reader.state
+        if state in (ReaderState.PLACING, ReaderState.FINDING):
+            return
+        self._taken.set()
+        if state in FINAL:
+            self._stop_activity()
+        if self._gone is not None and state not in (ReaderState.FAILED, ReaderState.LEFT):
+            (gone, since), self._gone = self._gone, None
+            took_s = self._world.clock() - since
+            self._world.journal.continued(self.spec, self.reader, gone.host, gone.reason, took_s)
+
+    def _act(self, action: Action) -> None:
+        spec, world = self.spec, self._world
+        match action:
+            case Output():
+                self._listener.deliver(action)
+            case PlaceRequest():
+                self._start(self._place(action))
+            case FindRequest():
+                self._start(self._find(action))
+            case AttachHost():
+                self._background(self._attach(action))
+            case KeepRequest():
+                self._background(self._keep(action))
+            case ReleaseRequest():
+                self._background(self._release(action))
+            case Followed(_, index):
+                world.journal.hosted(spec, self.reader, SegmentOrigin.MIGRATION, index)
+            case HostGone(_, reason):
+                self._gone = self._gone or (action, world.clock())
+                world.journal.lost(spec, self.reader, reason, had=True)
+            case GiveUp(invalid):
+                self._give_up(invalid)
+
+    def _give_up(self, invalid: str | None) -> None:
+        if invalid is not None:
+            self._loss = Loss(LossKind.INVALID, invalid)
+        assert self._loss is not None
+        if self._taken.is_set():
+            if invalid is None:
+                self._world.on_lost()
+            self._listener.lost(self._loss)
+
+    # --- activities -----------------------------------------------------------------------------------
+
+    def _start(self, activity: Coroutine[object, object, list[Action]]) -> None:
+        self._stop_activity()
+        self._activity = self._background(self._supervise(activity))
+
+    def _stop_activity(self) -> None:
+        activity, self._activity = self._activity, None
+        if activity is not None and activity is not asyncio.current_task():
+            activity.cancel()
+
+    async def _supervise(self, activity: Coroutine[object, object, list[Action]]) -> None:
+        try:
+            actions = await activity
+        except NotServed as error:
+            self._loss = error.loss
+            actions = self.reader.not_placed()
+        except Exception as error:
+            log.exception("request %s could not be placed", self.spec.id)
+            text = f"the request could not be continued: {type(error).__name__}"
+            self._loss = Loss(LossKind.INTERNAL, text)
+            actions = self.reader.not_placed()
+        self._carry_out(actions)
+
+    async def _place(self, request: PlaceRequest) -> list[Action]:
+        """Submit the request to one replica after the other until one takes it, or does not answer.
+
+        A replica that refuses is not asked again; one that is stopping or could not be reached is, once there is no
+        other: it may have been called back, and meanwhile a new one may come.
+        """
+        world, reader = self._world, self.reader
+        if request.anew:
+            self._refused, self._deadline = {}, world.clock() + world.patience_s
+            self._avoided = set()
+        if request.lost is not None:
+            self._avoided.add(request.lost)
+        if reader.resubmissions > MAX_RESUBMISSIONS:
+            raise _unavailable("the request was lost by too many replicas")
+        why = ""
+        while True:
+            replica = await world.hosts.place(self.spec, reader.cursor.next_index, self._avoided | self._refused.keys())
+            if replica is None:
+                await self._wait_for_another(why)
+                continue
+            reader.submitting(replica)
+            tokens = tuple(reader.cursor.tokens)
+            world.journal.hosted(self.spec, reader, reader.origin, len(tokens))
+            try:
+                self._model = await world.hosts.submit(
+                    replica, self.spec, reader.cursor.hop, tokens, self._model if tokens else None
+                )
+            except Stopping as error:
+                why = f": {error}"
+                self._avoided.add(replica)
+                world.journal.lost(self.spec, reader, str(error), had=False)
+            except Refused as error:
+                self._refused[replica] = str(error)
+                world.journal.lost(self.spec, reader, str(error), had=False)
+            except PeerLost as error:
+                log.info("placing %s: %s", self.spec.id, error)
+                world.journal.lost(self.spec, reader, str(error), had=False)
+                return reader.host_lost(str(error))
+            else:
+                if world.hosts.reachable(replica):
+                    return reader.submitted()
+                world.journal.lost(self.spec, reader, "the replica died", had=False)
+                return reader.host_lost("the replica died")
+
+    async def _wait_for_another(self, why: str) -> None:
+        """No replica is left to ask. Raises NotServed if none ever will be, or none came in time."""
+        if self._refused and self._refused.keys() >= set(self._world.hosts.running):
+            raise _unavailable(f"no replica takes the request: {next(iter(self._refused.values()))}")
+        if self._world.clock() >= self._deadline:
+            raise _unavailable(f"no replica is available{why}")
+        self._avoided.clear()
+        await asyncio.sleep(self._world.retry_s)
+
+    async def _find(self, request: FindRequest) -> list[Action]:
+        """Ask the target. No answer counts as no: what it may still make of the question is outdated."""
+        try:
+            runs = await self._world.hosts.attach(request.target, self.spec.id, request.hop, request.index)
+        except PeerLost:
+            runs = False
+        return self.reader.found() if runs else self.reader.not_found()
+
+    # --- calls that nobody waits for ------------------------------------------------------------------
+
+    async def _attach(self, request: AttachHost) -> None:
+        reason = "the replica does not have the request"
+        try:
+            runs = await self._world.hosts.attach(request.host, self.spec.id, request.hop, request.index)
+        except Exception as error:
+            runs, reason = False, str(error)
+        if not runs and self.reader.cursor.hop == request.hop:
+            self.host_lost(request.host, reason)
+
+    async def _keep(self, request: KeepRequest) -> None:
+        """A source that does not get the answer asks again."""
+        try:
+            await self._world.hosts.keep(request.source, self.spec.id, request.hop, request.next_hop)
+        except Exception as error:
+            log.info("request %s: %s was not told to keep it: %s", self.spec.id, request.source, error)
+
+    async def _release(self, request: ReleaseRequest) -> None:
+        """A replica that does not get it and still runs the request is heard of, and told again."""
+        if request.replica in self._releasing:
+            return
+        self._releasing.add(request.replica)
+        try:
+            await self._world.hosts.release(request.replica, self.spec.id, request.hop)
+        except Exception as error:
+            log.info("request %s: %s was not told to end it: %s", self.spec.id, request.replica, error)
+        finally:
+            self._releasing.discard(request.replica)
+
+    def _background(self, work: Coroutine[object, object, None]) -> "asyncio.Task[None]":
+        task = asyncio.create_task(work)
+        self._world.tasks.add(task)
+        task.add_done_callback(self._world.tasks.discard)
+        return task
+
+
+def _unavailable(text: str) -> NotServed:
+    return NotServed(Loss(LossKind.UNAVAILABLE, text))

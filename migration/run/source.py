@@ -1,0 +1,332 @@
+"""Carries out the source's side of one migration: executes the session's commands, feeds it what happens.
+
+The shell decides nothing that the table or `rounds` decides. One activity runs at a time; everything that
+happens arrives through one queue, so there is one order of events.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from migration.errors import BlocksGone, MigrationError, PeerLost, Refused, RequestGone
+from migration.ports import Peer
+from migration.protocol import source
+from migration.protocol.messages import Adopt, PathRequest, Prepare
+from migration.protocol.record import MigrationRecord, Outcome
+from migration.protocol.request import Doubt, Moved, Moving
+from migration.protocol.rounds import Progress, final_range, full_blocks, worth_another_round
+from migration.protocol.source import ACTIVITIES, FINAL, SourceCommand, SourceEvent, SourceState
+from migration.run.copying import BlockCopy
+from migration.run.times import Times
+from migration.run.world import World
+from policies.causes import Cause
+from policies.model import Blocks, ReplicaId, RequestId, Tokens
+from policies.plan import Path, Reason
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is to be moved, where to, how, and why.
+
+    The predictions are seconds from now to the first new token at the target, by either path; None if nobody made one.
+    """
+
+    id: str
+    request: RequestId
+    path: PathRequest
+    reason: Reason
+    predicted_kv_s: float | None = None
+    predicted_tokens_s: float | None = None
+
+
+class SourceRun:
+    """One migration, from the order to its record."""
+
+    def __init__(self, order: Order, peer: Peer, world: World) -> None:
+        self._order = order
+        self._peer = peer
+        self._world = world
+        self._session = source.new_session()
+        self._events: asyncio.Queue[tuple[int, SourceEvent]] = asyncio.Queue()
+        self._activity: asyncio.Task[None] | None = None
+        self._activity_no = 0
+        self._progress = Progress()
+        self._path = order.path.first
+        self._detours: list[str] = []
+        self._error: str | None = None
+        self._cause: Cause | None = None
+        self._times = Times(world.clock, world.wall_clock)
+        self._tokens: Tokens | None = None
+        snapshot = world.host.snapshot(order.request)
+        self._spec = snapshot.spec
+        self.hop = snapshot.hop
+        self._copy = BlockCopy(order.id, snapshot, peer, world)
+        self.next_hop = world.host.next_hop(order.request)
+
+    @property
+    def request(self) -> RequestId:
+        """The request that is moved."""
+        return self._order.request
+
+    @property
+    def target(self) -> ReplicaId:
+        """The replica it moves to."""
+        return self._peer.id
+
+    @property
+    def record(self) -> MigrationRecord:
+        """What is known of the migration now."""
+        state = self._session.state
+        return MigrationRecord(
+            id=self._order.id,
+            request_id=self._order.request,
+            label=self._spec.label,
+            source=self._world.replica,
+            target=self._peer.id,
+            path=self._path,
+            reason="; ".join([self._order.reason, *self._detours]),
+            state=state.value,
+            trigger=self._order.reason,
+            outcome=_OUTCOMES.get(state),
+            error=self._error,
+            cause=self._cause,
+            bytes=self._copy.sent,
+            blocks=self._progress.copied,
+            rounds=self._progress.rounds,
+            pause_s=self._times.pause_s,
+            duration_s=self._times.duration_s,
+            started_at=self._times.started_at,
+            tokens=self._tokens,
+            copy_s=self._copy.seconds,
+            resume_s=self._times.resume_s,
+            predicted_kv_s=self._order.predicted_kv_s,
+            predicted_tokens_s=self._order.predicted_tokens_s,
+        )
+
+    def post(self, event: SourceEvent) -> None:
+        """Something happened in the world (never the result of an activity)."""
+        self._events.put_nowait((0, event))
+
+    async def run(self) -> MigrationRecord:
+        """Migrate; returns the record, also when it failed. Never raises what a peer or transport raised."""
+        await self._feed(SourceEvent.BEGIN)
+        while self._session.state not in FINAL:
+            number, event = await self._events.get()
+            if number in (0, self._activity_no):
+                await self._feed(event)
+        self._stop_activity()
+        return self.record
+
+    async def resumed(self) -> MigrationRecord:
+        """The record of a migration that was committed, once the target has told when the request went on.
+
+        The request is the target's by now: nobody waits for this but the record. A target that does not tell
+        leaves it without.
+        """
+        try:
+            async with asyncio.timeout(self._world.limits.resume_s):
+                since_adopted = await self._peer.resumed(self._order.id)
+        except Exception as error:
+            log.info("migration %s: the target did not tell when it went on: %r", self._order.id, error)
+            return self.record
+        if since_adopted is not None:
+            self._times.resumed(since_adopted)
+        return self.record
+
+    async def _feed(self, event: SourceEvent) -> None:
+        before = self._session.state
+        commands = self._session.feed(event)
+        if self._session.state is not before:
+            self._stop_activity()
+        if self._session.state in FINAL:
+            self._times.end()
+        if event is SourceEvent.FOLLOWED:
+            # The target had not answered, but its reader has.
+            self._cause = self._error = None
+        if event in _CAUSES and self._session.state is SourceState.ABORTED and not self._error:
+            self._cause, self._error = _CAUSES[event]
+        for command in commands:
+            try:
+                await self._execute(command)
+            except RequestGone:
+                # It ended between two events: the same as having been told so first.
+                if self._session.state not in FINAL:
+                    await self._feed(SourceEvent.FINISHED)
+                return
+
+    async def _execute(self, command: SourceCommand) -> None:
+        if command in ACTIVITIES:
+            self._start(command)
+            return
+        host, order = self._world.host, self._order
+        match command:
+            case SourceCommand.ANNOUNCE_MOVING:
+                host.announce(Moving(order.request, self.hop, self.next_hop, self._peer.id))
+            case SourceCommand.MUTE:
+                self._tokens = Tokens(host.mute(order.request, self.hop).context)
+                self._times.freeze()
+            case SourceCommand.UNMUTE:
+                host.unmute(order.request, self.hop)
+                self._times.release()
+            case SourceCommand.ANNOUNCE_MOVED:
+                index = len(host.snapshot(order.request, self.hop).outputs)
+                host.announce(Moved(order.request, self.hop, self.next_hop, index, self._peer.id))
+            case SourceCommand.DROP_REQUEST:
+                self._times.release()
+                host.drop(order.request, self.hop)
+            case SourceCommand.CANCEL_TARGET:
+                await self._cancel()
+            case SourceCommand.REFUSE_SECOND:
+                log.info("request %s is already moving to %s", order.request, self._peer.id)
+
+    async def _cancel(self) -> None:
+        """Have the target free what it holds. If that does not arrive, the target's lease does it instead."""
+        try:
+            async with asyncio.timeout(self._world.limits.prepare_s):
+                await self._peer.cancel(self._order.id)
+        except Exception as error:
+            log.warning("migration %s: the target was not cancelled: %r", self._order.id, error)
+
+    # --- activities -----------------------------------------------------------------------------------
+
+    def _start(self, command: SourceCommand) -> None:
+        self._stop_activity()
+        limits = self._world.limits
+        activity, limit = {
+            SourceCommand.PREPARE: (self._prepare, limits.prepare_s),
+            SourceCommand.COPY_ROUND: (self._copy_round, limits.copy_s),
+            SourceCommand.COPY_FINAL: (self._copy_final, limits.final_s),
+            SourceCommand.ADOPT_KV: (self._adopt_kv, limits.adopt_s),
+            SourceCommand.ADOPT_TOKENS: (self._adopt_tokens, limits.adopt_s),
+            SourceCommand.ASK_READER: (self._ask_reader, limits.doubt_s),
+        }[command]
+        self._activity = asyncio.create_task(self._supervise(self._activity_no, activity, limit))
+
+    def _stop_activity(self) -> None:
+        self._activity_no += 1
+        if self._activity is not None and not self._activity.done():
+            self._activity.cancel()
+        self._activity = None
+
+    async def _supervise(self, number: int, activity: Callable[[], Awaitable[SourceEvent]], limit: float) -> None:
+        """Run an activity, and turn however it ends into an event."""
+        copying = activity in (self._copy_round, self._copy_final)
+        try:
+            async with asyncio.timeout(limit):
+                event = await activity()
+        except TimeoutError:
+            event = SourceEvent.TIMEOUT
+            cause = Cause.TRANSFER_TIMEOUT if copying else Cause.NO_ANSWER
+            self._failed(cause, f"no answer within {limit} s", copying)
+        except RequestGone:
+            event = SourceEvent.FINISHED
+        except BlocksGone as error:
+            event = SourceEvent.PREEMPTED
+            self._failed(error.cause, str(error), copying)
+        except PeerLost as error:
+            event = SourceEvent.TARGET_LOST
+            self._failed(error.cause, str(error), copying=False)
+        except Refused as error:
+            event = self._refusal(activity)
+            self._failed(error.cause, str(error), copying)
+        except Exception as error:
+            event = SourceEvent.COPY_FAILED if copying else SourceEvent.TARGET_LOST
+            cause = error.cause if isinstance(error, MigrationError) else Cause.UNEXPECTED
+            self._failed(cause, str(error) or repr(error), copying)
+        self._events.put_nowait((number, event))
+
+    def _refusal(self, activity: Callable[[], Awaitable[SourceEvent]]) -> SourceEvent:
+        """The event of an activity that the target itself refused."""
+        if activity == self._prepare:
+            return SourceEvent.TARGET_REFUSED
+        adopting = activity in (self._adopt_kv, self._adopt_tokens)
+        return SourceEvent.ADOPT_REFUSED if adopting else SourceEvent.COPY_FAILED
+
+    def _failed(self, cause: Cause, text: str, copying: bool) -> None:
+        """A failed copy only changes the path, and is its reason; anything else is the migration's error."""
+        self._cause = cause
+        if copying:
+            self._detours.append(f"kv failed: {text}")
+        else:
+            self._error = text
+
+    async def _prepare(self) -> SourceEvent:
+        snapshot = self._world.host.snapshot(self._order.request, self.hop)
+        prepared = await self._peer.prepare(
+            Prepare(
+                migration=self._order.id,
+                spec=snapshot.spec,
+                hop=snapshot.hop,
+                next_hop=self.next_hop,
+                source=self._world.replica,
+                path=self._order.path,
+                fingerprint=self._world.blocks.fingerprint,
+                outputs=snapshot.outputs,
+            )
+        )
+        self._copy.begin(len(snapshot.outputs))
+        if prepared.path is Path.TOKENS:
+            if self._order.path is PathRequest.AUTO:
+                self._cause = Cause.FINGERPRINT
+                self._detours.append("target cannot take KV blocks")
+            self._path = Path.TOKENS
+            return SourceEvent.ACCEPTED_TOKENS
+        return SourceEvent.ACCEPTED_KV
+
+    async def _copy_round(self) -> SourceEvent:
+        limits = self._world.limits.copy
+        if worth_another_round(self._progress, self._full(), limits):
+            await self._copy_blocks(self._progress.copied, self._full())
+        more = worth_another_round(self._progress, self._full(), limits)
+        return SourceEvent.COPIED_MORE if more else SourceEvent.COPIED_ENOUGH
+
+    async def _copy_final(self) -> SourceEvent:
+        blocks = final_range(self._progress, self._full(), self._world.limits.copy)
+        if blocks is not None:
+            await self._copy_blocks(*blocks)
+        return SourceEvent.FINAL_COPIED
+
+    async def _copy_blocks(self, first: Blocks, last: Blocks) -> None:
+        await self._copy.copy(first, last)
+        self._progress = self._progress.add(last)
+
+    def _full(self) -> Blocks:
+        context = self._world.host.snapshot(self._order.request, self.hop).context
+        return full_blocks(context, self._world.blocks.fingerprint.block_size)
+
+    async def _adopt_kv(self) -> SourceEvent:
+        self._path = Path.KV
+        return await self._adopt()
+
+    async def _adopt_tokens(self) -> SourceEvent:
+        self._path = Path.TOKENS
+        return await self._adopt()
+
+    async def _adopt(self) -> SourceEvent:
+        outputs = self._world.host.snapshot(self._order.request, self.hop).outputs
+        heard = self._copy.heard
+        self._times.hand_over()
+        await self._peer.adopt(Adopt(self._order.id, heard, outputs[heard:]))
+        return SourceEvent.ADOPTED
+
+    async def _ask_reader(self) -> SourceEvent:
+        """Ask, and wait for the answer, which is an event of the world. Words can be lost with a stream: ask again."""
+        self._world.host.announce(Doubt(self._order.request, self.hop, self.next_hop))
+        await asyncio.Event().wait()
+        raise AssertionError("the wait ends only by being cancelled")
+
+
+_OUTCOMES = {
+    SourceState.COMMITTED: Outcome.COMMITTED,
+    SourceState.ABORTED: Outcome.ABORTED,
+    SourceState.REFUSED: Outcome.REFUSED,
+}
+_CAUSES = {
+    SourceEvent.FINISHED: (Cause.REQUEST_ENDED, "the request ended by itself"),
+    SourceEvent.CLIENT_GONE: (Cause.CLIENT_GONE, "the client left"),
+    SourceEvent.TARGET_LOST: (Cause.PEER_LOST, "the target died or is stopping"),
+    SourceEvent.TIMEOUT: (Cause.NO_ANSWER, "the target did not answer in time"),
+}

@@ -1,0 +1,209 @@
+"""Carries out the target's side of one migration: executes the session's commands, keeps its lease."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from migration.errors import Refused, TransferFailed
+from migration.ports import BlockStore, TargetHost, Transport
+from migration.protocol import target
+from migration.protocol.messages import Adopt, Chunk, Fingerprint, PathRequest, Prepare, Prepared
+from migration.protocol.target import TargetCommand, TargetEvent, TargetState
+from migration.run.slots import Slots
+from policies.causes import Cause
+from policies.model import Blocks, RequestId
+from policies.plan import Path
+
+log = logging.getLogger(__name__)
+
+
+def agree(message: Prepare, own: Fingerprint) -> Path:
+    """How the request can come: by KV if the caches are alike, by tokens if only the models are.
+
+    Raises:
+        Refused: it cannot, or not by the path that was asked for.
+    """
+    if message.fingerprint.model != own.model:
+        raise Refused("the replicas serve different models or versions", Cause.FINGERPRINT)
+    if message.path is PathRequest.TOKENS:
+        return Path.TOKENS
+    if message.fingerprint.cache and message.fingerprint.cache == own.cache:
+        return Path.KV
+    if message.path is PathRequest.KV:
+        raise Refused("the replicas' KV caches differ; path tokens would work", Cause.FINGERPRINT)
+    return Path.TOKENS
+
+
+class TargetRun:
+    """One migration as the target sees it. `on_end` is called once, when nothing is held for it any more."""
+
+    def __init__(
+        self,
+        message: Prepare,
+        host: TargetHost,
+        blocks: BlockStore,
+        transport: Transport,
+        slots: Slots,
+        lease_s: float,
+        on_end: Callable[[str], None],
+    ) -> None:
+        self._message = message
+        self._host = host
+        self._blocks = blocks
+        self._transport = transport
+        self._slots = slots
+        self._lease_s = lease_s
+        self._on_end = on_end
+        self._session = target.new_session()
+        self._outputs = list(message.outputs)
+        self._loaded = Blocks(0)
+        self._progress = asyncio.Condition()
+        self._loads: set[asyncio.Task[None]] = set()
+        self._lease: asyncio.TimerHandle | None = None
+
+    @property
+    def request(self) -> RequestId:
+        """The request that comes."""
+        return self._message.spec.id
+
+    @property
+    def hop(self) -> int:
+        """The hop it will run under."""
+        return self._message.next_hop
+
+    @property
+    def state(self) -> TargetState:
+        """The session's state."""
+        return self._session.state
+
+    def prepare(self) -> Prepared:
+        """Agree on a path and reserve room. Raises Refused."""
+        try:
+            path = agree(self._message, self._blocks.fingerprint)
+            self._host.accept(self._message)
+        except Refused:
+            self.post(TargetEvent.PREPARE_REFUSED)
+            raise
+        self.post(TargetEvent.PREPARE_FITS)
+        return Prepared(path)
+
+    async def receive(self, chunk: Chunk) -> None:
+        """Take a chunk and load it. Raises TransferFailed; the migration goes on without its blocks."""
+        self._live(TargetEvent.CHUNK)
+        self.post(TargetEvent.CHUNK)
+        task = asyncio.create_task(self._load(chunk))
+        self._loads.add(task)
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise TransferFailed("the migration ended while blocks were loaded") from None
+            task.cancel()
+            raise
+        except BaseException:
+            self._post_if_allowed(TargetEvent.LOAD_FAILED)
+            raise
+        finally:
+            task.add_done_callback(self._loads.discard)
+        self._post_if_allowed(TargetEvent.LOADED)
+
+    async def _load(self, chunk: Chunk) -> None:
+        lease = None if self._transport.shares_slots else await self._slots.lease(self._lease_s)
+        slot = lease.slot if lease is not None else None
+        try:
+            staged = await self._transport.receive(chunk.channel, chunk.staged, chunk.size, slot)
+            async with self._progress:
+                # Chunks may overtake each other on the way; a cache prefix can only grow at its end.
+                await self._progress.wait_for(lambda: self._loaded >= chunk.first)
+            self._merge(chunk.outputs_from, chunk.outputs)
+            context = (self._message.spec.prompt + tuple(self._outputs))[: chunk.last * self._block_size + 1]
+            await self._blocks.load(context, chunk.first, chunk.last, staged)
+        finally:
+            if lease is not None:
+                lease.end()
+        async with self._progress:
+            self._loaded = max(self._loaded, chunk.last)
+            self._progress.notify_all()
+
+    @property
+    def _block_size(self) -> int:
+        return self._blocks.fingerprint.block_size
+
+    def _merge(self, index: int, outputs: tuple[int, ...]) -> None:
+        """Take over output tokens from `index` on; those already known stay."""
+        if index > len(self._outputs):
+            raise TransferFailed(f"output tokens {len(self._outputs)} to {index} are missing")
+        self._outputs[index:] = outputs
+
+    async def adopt(self, message: Adopt) -> None:
+        """Run the request. Raises Refused if that cannot be."""
+        self._live(TargetEvent.ADOPT)
+        self.post(TargetEvent.ADOPT)
+        try:
+            self._merge(message.outputs_from, message.outputs)
+            await self._host.add(self._message.spec, self.hop, tuple(self._outputs))
+        except BaseException as error:
+            self._post_if_allowed(TargetEvent.ADD_FAILED)
+            if isinstance(error, TransferFailed):
+                raise Refused(str(error), error.cause) from error
+            raise
+        self.post(TargetEvent.ADDED)
+        if self._session.state is TargetState.CLOSED:
+            raise Refused("the migration was cancelled meanwhile", Cause.MIGRATION_GONE)
+
+    def attach(self) -> bool:
+        """The reader reads the request here; False if the request does not run yet."""
+        if not self._session.allows(TargetEvent.ATTACHED):
+            return False
+        self.post(TargetEvent.ATTACHED)
+        return True
+
+    def _live(self, event: TargetEvent) -> None:
+        if not self._session.allows(event):
+            raise Refused(f"the migration is {self._session.state} here", Cause.MIGRATION_GONE)
+
+    def post(self, event: TargetEvent) -> None:
+        """Feed an event, execute its commands, renew the lease."""
+        before = self._session.state
+        for command in self._session.feed(event):
+            self._execute(command)
+        state = self._session.state
+        if state in (TargetState.OWNED, TargetState.CLOSED):
+            self._end(before)
+        else:
+            self._renew()
+
+    def _post_if_allowed(self, event: TargetEvent) -> None:
+        if self._session.allows(event):
+            self.post(event)
+
+    def _execute(self, command: TargetCommand) -> None:
+        message = self._message
+        match command:
+            case TargetCommand.RESERVE:
+                self._host.reserve(message.migration, len(message.spec.prompt) + len(self._outputs))
+            case TargetCommand.RELEASE:
+                self._host.release(message.migration)
+            case TargetCommand.STOP_LOADING:
+                for task in self._loads:
+                    task.cancel()
+            case TargetCommand.ABORT_REQUEST:
+                self._host.abort(message.spec.id, self.hop)
+            case TargetCommand.LOAD_CHUNK | TargetCommand.ADD_REQUEST:
+                pass  # Carried out by the caller, who waits for the result.
+
+    def _renew(self) -> None:
+        if self._lease is not None:
+            self._lease.cancel()
+        self._lease = asyncio.get_running_loop().call_later(self._lease_s, self._expire)
+
+    def _expire(self) -> None:
+        log.warning("migration %s: nobody confirmed it in %s", self._message.migration, self._session.state)
+        self._post_if_allowed(TargetEvent.LEASE_EXPIRED)
+
+    def _end(self, before: TargetState) -> None:
+        if self._lease is not None:
+            self._lease.cancel()
+            self._lease = None
+        if before not in (TargetState.OWNED, TargetState.CLOSED):
+            self._on_end(self._message.migration)

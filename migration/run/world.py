@@ -1,0 +1,39 @@
+"""What a migration uses of the replica that it leaves, and how long it may take."""
+
+from dataclasses import dataclass, field
+
+from migration.ports import BlockStore, Clock, SourceHost, Transport
+from migration.protocol.rounds import CopyLimits
+from migration.run.slots import Slots
+from policies.model import ReplicaId
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Time limits of the activities, in seconds, and of pre-copying.
+
+    `doubt_s` is how long a source in doubt waits before it asks its reader again. `resume_s` is how long a migration's
+    record waits for the target's first token; nothing else waits for that.
+    """
+
+    prepare_s: float = 2.0
+    copy_s: float = 10.0
+    final_s: float = 2.0
+    adopt_s: float = 5.0
+    copy: CopyLimits = field(default_factory=CopyLimits)
+    doubt_s: float = 1.0
+    resume_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The parts of the source replica that a migration uses."""
+
+    replica: ReplicaId
+    host: SourceHost
+    blocks: BlockStore
+    transport: Transport
+    slots: Slots
+    limits: Limits
+    clock: Clock
+    wall_clock: Clock

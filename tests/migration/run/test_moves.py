@@ -1,0 +1,272 @@
+"""One migration between two replicas with fake engines: paths, faults at every step, ends at every moment."""
+
+import asyncio
+
+import pytest
+
+from deployments.engine.port import Tie
+from deployments.engine.tokens import expected
+from migration.errors import PeerLost, Refused, TransferFailed
+from migration.protocol.messages import PathRequest
+from migration.protocol.record import Outcome
+from migration.protocol.request import Doubt, Moving
+from migration.protocol.rounds import CopyLimits
+from migration.run.world import Limits
+from policies.causes import Cause
+from policies.model import Phase
+from tests.migration.world import make_pair, spec
+
+pytestmark = pytest.mark.virtual_time
+KV, TOKENS, AUTO = PathRequest.KV, PathRequest.TOKENS, PathRequest.AUTO
+
+
+@pytest.mark.parametrize("path", [KV, TOKENS, AUTO])
+@pytest.mark.parametrize("after", [0, 1, 3, 4, 5, 30, 58])
+async def test_output_of_a_moved_request_is_that_of_an_unmoved_one(path: PathRequest, after: int) -> None:
+    pair, request = make_pair(), spec()
+    cursor = pair.submit(request)
+    await pair.until(cursor, after)
+    pair.move(request.id, path=path)
+    record = await pair.settled()
+    assert await pair.finished(cursor) == expected(request.prompt, 60)
+    assert record.outcome is Outcome.COMMITTED or record.error == "the request ended by itself"
+    await pair.both_idle()
+
+
+async def test_kv_blocks_come_from_outside() -> None:
+    pair, request = make_pair(), spec()
+    cursor = pair.submit(request)
+    await pair.until(cursor, 10)
+    pair.move(request.id)
+    record = await pair.settled()
+    assert record.path == "kv" and record.blocks >= 11 and record.bytes > 0
+    assert pair.b.engine.loaded == record.blocks
+    assert await pair.finished(cursor) == expected(request.prompt, 60)
+
+
+async def test_corrupted_blocks_change_the_output() -> None:
+    pair, request = make_pair(), spec()
+    cursor = pair.submit(request)
+    await pair.until(cursor, 10)
+    gather = pair.a.engine.gather
+
+    async def corrupt(key, first, last, segment, offset):  # type: ignore[no-untyped-def]
+        ref, size = await gather(key, first, last, segment, offset)
+        pair.a.slots._segment.view(offset + 64, 4)[:] = b"\1\0\0\0"
+        return ref, size
+
+    pair.a.engine.gather = corrupt  # type: ignore[method-assign]
+    pair.move(request.id)
+    assert (await pair.settled()).outcome is Outcome.COMMITTED
+    assert await pair.finished(cursor) != expected(request.prompt, 60)
+
+
+async def test_back_and_forth() -> None:
+    pair, request = make_pair(), spec(tokens=200)
+    cursor = pair.submit(request)
+    for turn, (source, target) in enumerate([("a", "b"), ("b", "a")] * 3):
+        await pair.until(cursor, 20 * (turn + 1))
+        pair.move(request.id, source, target, KV if turn % 2 else TOKENS)
+        assert (await pair.settled(source)).outcome is Outcome.COMMITTED
+    assert await pair.finished(cursor) == expected(request.prompt, 200)
+    await pair.both_idle()
+
+
+async def test_long_context_moves_in_slot_sized_chunks() -> None:
+    pair, request = make_pair(), spec(prompt=700)
+    cursor = pair.submit(request)
+    await pair.until(cursor, 2)
+    pair.move(request.id)
+    record = await pair.settled()
+    assert record.outcome is Outcome.COMMITTED and record.blocks >= 175 and record.path == "kv"
+    assert await pair.finished(cursor) == expected(request.prompt, 60)
+    await pair.both_idle()
+
+
+async def test_stop_and_copy_moves_everything_in_the_pause() -> None:
+    limits = Limits(copy=CopyLimits(max_rounds=0, final_blocks=0))
+    pair, request = make_pair(limits=limits), spec()
+    cursor = pair.submit(request)
+    await pair.until(cursor, 10)
+    pair.move(request.id)
+    record = await pair.settled()
+    assert record.outcome is Outcome.COMMITTED and record.rounds == 1 and record.blocks >= 11
+    assert await pair.finished(cursor) == expected(request.prompt, 60)
+
+
+FAULTS = ["silent", PeerLost("dead"), Refused("no", Cause.NO_ROOM), TransferFailed("broken")]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=["silent", "dead", "refusing", "failing"])
+@pytest.mark.parametrize("call", ["prepare", "receive", "adopt", "adopted", "cancel"])
+@pytest.mark.parametrize("path", [KV, TOKENS])
+async def test_a_fault_at_any_step_costs_no_token_and_leaks_nothing(
+    call: str, fault: Exception | str, path: PathRequest
+) -> None:
+    limits = Limits(prepare_s=0.1, copy_s=0.1, final_s=0.1, adopt_s=0.1)
+    pair, request = make_pair(limits=limits, lease_s=0.3), spec(tokens=400)
+    cursor = pair.submit(request)
+    await pair.until(cursor, 10)
+    pair.b.faults[call] = fault
+    pair.move(request.id, path=path)
+    record = await pair.settled()
+    assert await pair.finished(cursor) == expected(request.prompt, 400)
+    harmless = call == "cancel" or (call == "receive" and not isinstance(fault, PeerLost))
+    assert (record.outcome is Outcome.COMMITTED) == (harmless or (call == "receive" and path is TOKENS))
+    if call == "receive" and path is KV and harmless:
+        assert record.path == "tokens" and "kv failed" in record.reason
+    await pair.both_idle()
+
+
+async def test_preempted_source_hands_over_tokens() -> None:
+    pair, request = make_pair(), spec()
+    cursor = pair.submit(request)
+    await pair.until(cursor, 10)
+    pair.a.engine.preempted.add(f"{request.id}.0")
+    pair.move(request.id)
+    record = await pair.settled()
+    assert (record.outcome, record.path) == (Outcome.COMMITTED, "tokens")
+    assert await pair.finished(cursor) == expected(request.prompt, 60)
+
+
+async def test_blocks_evicted_before_the_hand_over_are_recomputed() -> None:
+    pair, request = make_pair(), spec()
+    cursor = pair.submit(request)
+    await pair.until(cursor, 10)
+    add = pair.b.host.add
+
+    async def evict(*args):  # type: ignore[no-untyped-def]
+        await pair.b.engine.reset_prefix_cache()
+        await add(*args)
+
+    pair.b.host.add = evict  # type: ignore[method-assign]
+    pair.move(request.id)
+    assert (await pair.settled()).outcome is Outcome.COMMITTED
+    assert await pair.finished(cursor) == expected(request.prompt, 60)
+
+
+async def test_full_target_refuses_and_nothing_happens() -> None:
+    pair, request = make_pair(), spec()
+    cursor = pair.submit(request)
+    pair.b.room = 30
+    await pair.until(cursor, 5)
+    pair.move(request.id)
+    record = await pair.settled()
+    assert record.outcome is Outcome.REFUSED and "no room" in (record.error or "")
+    assert not any(isinstance(e, Moving) for e in pair.events)
+    assert await pair.finished(cursor) == expected(request.prompt, 60)
+
+
+@pytest.mark.parametrize(
+    ("cache", "path", "outcome", "taken"),
+    [("other", KV, Outcome.REFUSED, "kv"), ("other", AUTO, Outcome.COMMITTED, "tokens")],
+)
+async def test_unlike_caches_exchange_tokens_only(cache: str, path: PathRequest, outcome: str, taken: str) -> None:
+    pair, request = make_pair(cache_b=cache), spec()
+    cursor = pair.submit(request)
+    await pair.until(cursor, 5)
+    pair.move(request.id, path=path)
+    record = await pair.settled()
+    assert (record.outcome, record.path) == (outcome, taken)
+    assert await pair.finished(cursor) == expected(request.prompt, 60)
+
+
+async def test_unlike_models_exchange_nothing() -> None:
+    pair, request = make_pair(model_b="another"), spec()
+    cursor = pair.submit(request)
+    pair.move(request.id, path=AUTO)
+    assert (await pair.settled()).outcome is Outcome.REFUSED
+    assert await pair.finished(cursor) == expected(request.prompt, 60)
+
+
+@pytest.mark.parametrize("call", ["prepare", "receive", "adopt", "adopted"])
+async def test_client_leaves_in_the_middle(call: str) -> None:
+    pair, request = make_pair(lease_s=0.3), spec(tokens=10_000 // 16)
+    cursor = pair.submit(request)
+    await pair.until(cursor, 10)
+    pair.b.faults[call] = "silent"
+    pair.move(request.id)
+    await asyncio.sleep(0.05)
+    for replica in (pair.a, pair.b):
+        replica.moves.release(request.id, None)
+    await pair.both_idle()
+
+
+async def test_second_move_of_the_same_request_is_refused() -> None:
+    pair, request = make_pair(), spec()
+    cursor = pair.submit(request)
+    await pair.until(cursor, 2)
+    pair.move(request.id)
+    with pytest.raises(Refused, match="already moving"):
+        pair.move(request.id)
+    assert await pair.finished(cursor) == expected(request.prompt, 60)
+
+
+async def test_what_the_engine_cannot_continue_stays() -> None:
+    pair, request = make_pair(), spec()
+    pair.a.engine.ties = Tie.SEEDED
+    pair.submit(request)
+    with pytest.raises(Refused, match="seeded sampling"):
+        pair.move(request.id)
+
+
+async def test_unconfirmed_request_ends_with_its_lease() -> None:
+    """The source lets go, but its reader does not come to the target."""
+    pair, request = make_pair(lease_s=0.1), spec(tokens=600)
+    pair.attach = False
+    cursor = pair.submit(request)
+    await pair.until(cursor, 5)
+    pair.move(request.id)
+    await pair.settled()
+    await pair.both_idle()
+    assert cursor.finish is None
+
+
+async def test_the_readers_word_outlasts_the_lease() -> None:
+    pair, request = make_pair(lease_s=0.1), spec(tokens=400)
+    cursor = pair.submit(request)
+    await pair.until(cursor, 5)
+    pair.move(request.id)
+    assert await pair.finished(cursor) == expected(request.prompt, 400)
+
+
+@pytest.mark.parametrize("words", [1, 3])
+async def test_source_that_gets_no_answer_goes_on_by_its_readers_word(words: int) -> None:
+    """Nobody answers its first questions: it stays silent, and asks again."""
+    limits = Limits(adopt_s=0.05, doubt_s=0.05)
+    pair, request = make_pair(limits=limits), spec(tokens=200)
+    pair.b.faults["adopted"] = pair.b.faults["cancel"] = "silent"
+    cursor = pair.submit(request)
+    await pair.until(cursor, 5)
+    pair.attach = False
+    pair.move(request.id, path=TOKENS)
+    async with asyncio.timeout(5):
+        while sum(isinstance(event, Doubt) for event in pair.events) < words:
+            await asyncio.sleep(0.001)
+    frozen = len(cursor.tokens)
+    assert [load.phase for load in pair.a.host.loads()] == [Phase.MOVING]
+    pair.attach = True
+    assert await pair.finished(cursor) == expected(request.prompt, 200)
+    record = await pair.settled()
+    assert (record.outcome, record.cause) == (Outcome.ABORTED, Cause.NO_ANSWER) and frozen < 200
+    await pair.both_idle()
+
+
+async def test_source_that_gets_no_answer_learns_from_its_reader_that_the_request_has_moved() -> None:
+    limits = Limits(adopt_s=0.05, doubt_s=0.05)
+    pair, request = make_pair(limits=limits), spec(tokens=400)
+    pair.b.faults["adopted"] = "silent"
+    cursor = pair.submit(request)
+    await pair.until(cursor, 5)
+    pair.attach = False
+    pair.move(request.id, path=TOKENS)
+    async with asyncio.timeout(5):
+        while not any(isinstance(event, Doubt) for event in pair.events):
+            await asyncio.sleep(0.001)
+    assert pair.b.moves.attach(request.id, 1, cursor.next_index)
+    cursor.advance(1)
+    pair.attach = True
+    record = await pair.settled()
+    assert (record.outcome, record.error) == (Outcome.COMMITTED, None)
+    assert await pair.finished(cursor) == expected(request.prompt, 400)
+    await pair.both_idle()

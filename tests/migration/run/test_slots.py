@@ -1,0 +1,72 @@
+"""Staging slots: leased one at a time, and void after the lease."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from migration.errors import TransferFailed, TransferTimeout
+from migration.kv.staging import HEADER, Segments
+from migration.protocol.messages import SlotRef
+from migration.run.slots import Slots
+
+
+@pytest.fixture
+def slots() -> Iterator[Slots]:
+    pool = Slots(2, 128)
+    yield pool
+    pool.close()
+
+
+async def test_slots_do_not_overlap_and_hold_header_and_payload(slots: Slots) -> None:
+    with await slots.lease(1) as first, await slots.lease(1) as second:
+        assert len(first.memory) == len(second.memory) == HEADER + 128
+        assert abs(first.offset - second.offset) >= HEADER + 128
+        first.memory[:] = b"a" * len(first.memory)
+        assert bytes(second.memory) == bytes(len(second.memory))
+
+
+async def test_slots_in_use_are_counted(slots: Slots) -> None:
+    with await slots.lease(1), await slots.lease(1):
+        assert slots.in_use == 2
+    assert slots.in_use == 0
+
+
+async def test_lease_ends_when_its_block_raises(slots: Slots) -> None:
+    with pytest.raises(ValueError, match="mine"), await slots.lease(1):
+        raise ValueError("mine")
+    assert slots.in_use == 0
+
+
+async def test_lease_waits_for_a_free_slot(slots: Slots) -> None:
+    first, _ = await slots.lease(1), await slots.lease(1)
+    waiting = asyncio.create_task(slots.lease(5))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    first.end()
+    assert (await waiting).slot == first.slot
+
+
+async def test_lease_waits_no_longer_than_the_limit(slots: Slots) -> None:
+    first, second = await slots.lease(1), await slots.lease(1)
+    with first, second, pytest.raises(TransferTimeout, match=r"no staging slot was free within 0\.01 s"):
+        await slots.lease(0.01)
+    assert slots.in_use == 0
+
+
+async def test_ending_a_lease_twice_frees_one_slot(slots: Slots) -> None:
+    first, second = await slots.lease(1), await slots.lease(1)
+    first.end()
+    first.end()
+    assert slots.in_use == 1
+    second.end()
+    assert slots.in_use == 0
+
+
+async def test_end_of_the_lease_voids_the_content(slots: Slots) -> None:
+    reader = Segments()
+    with await slots.lease(1) as slot:
+        reader.get(slot.segment).stamp(slot.offset, 7)
+        reader.check(SlotRef(slot.segment, slot.offset, 7))
+    with pytest.raises(TransferFailed, match="reused"):
+        reader.check(SlotRef(slot.segment, slot.offset, 7))
