@@ -53,7 +53,7 @@ class ReplicaDocument:
 
     @property
     def used_share(self) -> float:
-        """Share of the KV cache in use, 0 to 1; 0 while its size is not known."""
+        """Share of the KV cache in use, 0 to 1; 0 while its size is unknown."""
         return min(1.0, self.used_tokens / self.capacity_tokens) if self.capacity_tokens else 0.0
 
 

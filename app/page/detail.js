@@ -7,7 +7,7 @@ import { age, clock, make, percent, seconds, short, text, whole } from "./words.
 const by = (id) => document.getElementById(id);
 
 export class Detail {
-  #what = null;
+  #item = null;
   #last = null;
   #back = null;
 
@@ -20,7 +20,7 @@ export class Detail {
     this.list = by("detail-list");
     by("detail-close").addEventListener("click", () => this.close());
     document.addEventListener("keydown", (event) => {
-      if (event.key === "Escape" && this.#what && !document.querySelector("dialog[open]")) this.close();
+      if (event.key === "Escape" && this.#item && !document.querySelector("dialog[open]")) this.close();
     });
     this.form.addEventListener("submit", (event) => {
       event.preventDefault();
@@ -28,29 +28,29 @@ export class Detail {
     });
   }
 
-  open(what) {
+  open(item) {
     if (this.panel.hidden) this.#back = document.activeElement;
-    this.#what = what;
+    this.#item = item;
     this.#last = null;
     this.panel.hidden = false;
     this.#showMessage("", "");
     this.form.replaceChildren();
     this.list.replaceChildren();
-    this.on.chosen(what.request ?? null);
+    this.on.chosen(item.request ?? null);
     this.update();
     by("detail-title").focus();
   }
 
   close() {
-    this.#what = null;
+    this.#item = null;
     this.panel.hidden = true;
     this.on.chosen(null);
     this.#back?.focus?.();
   }
 
   update() {
-    if (this.#what?.request) this.#updateRequest(this.#what.request);
-    else if (this.#what?.replica) this.#updateReplica(this.#what.replica);
+    if (this.#item?.request) this.#updateRequest(this.#item.request);
+    else if (this.#item?.replica) this.#updateReplica(this.#item.replica);
   }
 
   #updateRequest(id) {
@@ -156,7 +156,7 @@ export class Detail {
   }
 
   async #order() {
-    const { request, replica } = this.#what;
+    const { request, replica } = this.#item;
     const target = this.form.elements.target?.value || null;
     const path = this.form.elements.path?.value;
     const name = request ? (this.#last?.label ?? request) : replica;

@@ -38,7 +38,7 @@ const detail = new Detail(model, {
   },
   denied: (refusal) => askKey(refusal.message),
 });
-const select = (what) => detail.open(what);
+const select = (item) => detail.open(item);
 const stage = new Stage(by("stage"), model, { select, announce: (words) => text(by("announcement"), words), tip });
 const charts = new Charts(by("charts"));
 const moves = new Moves(by("moves"), by("moves-note"), select);

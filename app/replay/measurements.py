@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from app.client.documents import ReplicaDocument, StateDocument
-from app.replay.stream import Fault, Record
+from app.replay.stream import Record, StreamFault
 from policies.model import Phase
 
 RUNNING = "RUNNING"
@@ -46,7 +46,7 @@ class OrderedMoves:
 
     asked: int = 0
     accepted: int = 0
-    rejected: tuple[Fault, ...] = ()
+    rejected: tuple[StreamFault, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class ReplayMeasurements:
     migrations: tuple[Mapping[str, Any], ...] = ()
     moves: OrderedMoves = OrderedMoves()
     missing: Mapping[str, str] = field(default_factory=dict)
-    missed: tuple[Fault, ...] = ()
+    missed: tuple[StreamFault, ...] = ()
     interrupted: bool = False
 
 

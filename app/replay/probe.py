@@ -10,7 +10,7 @@ from app.client.api import MIGRATIONS, STATE, ApiClient
 from app.client.documents import StateDocument, parse_state
 from app.client.errors import ClientError
 from app.replay.measurements import movable_in
-from app.replay.stream import Fault
+from app.replay.stream import StreamFault
 
 TIMEOUT_S = 5.0
 """Time-out of polls; a later answer would be out of date."""
@@ -22,11 +22,11 @@ class MellProbe:
     def __init__(self, mell: ApiClient, seed: int) -> None:
         self.missing: dict[str, str] = {}
         """The paths that the endpoint does not offer, each with the reason."""
-        self.missed: list[Fault] = []
+        self.missed: list[StreamFault] = []
         """Failed polls of offered paths."""
         self.asked = 0
         self.accepted = 0
-        self.rejected: list[Fault] = []
+        self.rejected: list[StreamFault] = []
         self._mell = mell
         self._chance = random.Random(f"moves-{seed}")
         self._earlier: frozenset[str] = frozenset()
@@ -49,7 +49,7 @@ class MellProbe:
         try:
             return await self._fetch_state()
         except (ClientError, ValueError) as error:
-            self.missed.append(Fault(STATE, str(error)))
+            self.missed.append(StreamFault(STATE, str(error)))
             return None
 
     async def order_move(self) -> None:
@@ -62,7 +62,7 @@ class MellProbe:
         try:
             await self._mell.move(self._chance.choice(movable))
         except ClientError as error:
-            self.rejected.append(Fault(error.kind, error.message))
+            self.rejected.append(StreamFault(error.kind, error.message))
         else:
             self.accepted += 1
 
@@ -73,7 +73,7 @@ class MellProbe:
         try:
             found = await self._mell.migrations()
         except ClientError as error:
-            self.missed.append(Fault(MIGRATIONS, str(error)))
+            self.missed.append(StreamFault(MIGRATIONS, str(error)))
             return ()
         return tuple(item for item in found if str(item.get("id")) not in self._earlier)
 

@@ -27,7 +27,7 @@ class StreamOutcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class StreamFault:
     """A failure: its kind, for counting, and its message."""
 
     kind: str
@@ -48,7 +48,7 @@ class Record:
     chunks_s: tuple[float, ...]
     tokens: int | None
     outcome: StreamOutcome
-    fault: Fault | None = None
+    fault: StreamFault | None = None
 
     @property
     def ttft_s(self) -> float | None:
@@ -68,7 +68,7 @@ class AnswerStream:
         self.request = request
         self.sent_s = sent_s
         self.ended_s: float | None = None
-        self.fault: Fault | None = None
+        self.fault: StreamFault | None = None
         self._opened = False
         self._chunks_s: list[float] = []
         self._tokens: int | None = None
@@ -107,7 +107,7 @@ class AnswerStream:
 
     def _set_fault(self, kind: str, message: str) -> None:
         # The first fault is the cause of later ones.
-        self.fault = self.fault or Fault(kind, message)
+        self.fault = self.fault or StreamFault(kind, message)
 
     def record(self, now_s: float) -> Record:
         """All measurements until now."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.replay.measurements import RUNNING, ReplaySample
-from app.replay.stream import Fault, Record, StreamOutcome
+from app.replay.stream import Record, StreamFault, StreamOutcome
 from app.simulator.statistics import quantile
 
 
@@ -132,7 +132,7 @@ def _tokens_per_chunk(records: Sequence[Record]) -> float | None:
     return sum(_tokens(record) for record in counted) / chunks if chunks else None
 
 
-def tally(faults: Iterable[Fault]) -> tuple[Tally, ...]:
+def tally(faults: Iterable[StreamFault]) -> tuple[Tally, ...]:
     """Faults by kind, most frequent first."""
     counts: Counter[str] = Counter()
     first: dict[str, str] = {}

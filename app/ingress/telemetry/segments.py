@@ -18,7 +18,7 @@ class SegmentEnd(StrEnum):
 
 
 @dataclass(slots=True)
-class Segment:
+class AnswerSegment:
     """A request's time on one replica, from `began` to `ended`; times in ns since 1970 by the ingress's clock.
 
     The replica generated output tokens [`index`, `index` + `tokens`); the ingress got the first of them at `first`.
@@ -47,9 +47,9 @@ class SegmentTracker:
     count for the next replica.
     """
 
-    def __init__(self, report: Callable[[Segment], None]) -> None:
+    def __init__(self, report: Callable[[AnswerSegment], None]) -> None:
         self._report = report
-        self._segment: Segment | None = None
+        self._segment: AnswerSegment | None = None
         self._before: ReplicaId | None = None
         self._newest: int | None = None
         """Arrival time of the newest token."""
@@ -57,7 +57,7 @@ class SegmentTracker:
     def hosted(self, replica: ReplicaId, hop: int, by: SegmentOrigin, index: int, now: int) -> None:
         """`replica` owns the request from output token `index` on; an open segment ends as moved."""
         self._leave(SegmentEnd.MOVED, now)
-        self._segment = Segment(replica, hop, by, index, now, self._before)
+        self._segment = AnswerSegment(replica, hop, by, index, now, self._before)
 
     def took(self, next_index: int, now: int) -> None:
         """All output tokens before `next_index` have arrived."""

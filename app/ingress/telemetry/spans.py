@@ -1,7 +1,7 @@
-"""Traces by OpenTelemetry: one span per request, and under it one per replica that it lived on.
+"""OpenTelemetry traces: one span per request, and below it one span per segment of an answer.
 
 Names follow OpenTelemetry's semantic conventions for HTTP servers and, as far as they go, for generative AI
-(`gen_ai.*`, not stable yet); what only Mell knows is `mell.*`. No text of a prompt or an answer is in them.
+(`gen_ai.*`, not stable yet); Mell's own attributes are `mell.*`. Spans hold no text of prompts or answers.
 """
 
 import asyncio
@@ -22,14 +22,14 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from app.ingress.telemetry.segments import Segment, SegmentEnd, SegmentTracker
+from app.ingress.telemetry.segments import AnswerSegment, SegmentEnd, SegmentTracker
 from app.ingress.telemetry.tracing import HTTP_SCOPE
 from migration.protocol.reading import Reader, SegmentOrigin
 from policies.model import ReplicaId, RequestId
 
 _REQUEST: ContextVar["RequestSpan | None"] = ContextVar("request_span", default=None)
 _OPERATIONS = {"chat": "chat", "completions": "text_completion"}
-_OF_LINE = {
+_ATTRIBUTES = {
     "id": "gen_ai.response.id",
     "prompt_tokens": "gen_ai.usage.input_tokens",
     "completion_tokens": "gen_ai.usage.output_tokens",
@@ -40,19 +40,19 @@ _OF_LINE = {
     "resubmissions": "mell.resubmissions",
     "outcome": "mell.outcome",
 }
-"""What of a request's log line is in its span, and how it is called there."""
+"""Members of a request's log line, and the span attributes that they become."""
 
 FLUSHING = "mell-flushing-traces"
-"""The name of the thread that sends the last spans."""
+"""The name of the thread that flushes the last spans."""
 
 
 def batched(endpoint: str) -> SpanProcessor:
-    """Sends spans to a collector, in batches and from a thread of its own; what cannot be sent is dropped.
+    """A processor that exports spans to a collector, in batches from its own thread; spans that fail are dropped.
 
-    The protocol is gRPC or, if OTEL_EXPORTER_OTLP_TRACES_PROTOCOL says so, HTTP: as in vLLM (tracing/otel.py).
+    The protocol is gRPC or, by OTEL_EXPORTER_OTLP_TRACES_PROTOCOL, HTTP: as in vLLM (tracing/otel.py).
 
     Raises:
-        ValueError: that variable asks for another one.
+        ValueError: that variable names another protocol.
     """
     exporter: SpanExporter
     match os.environ.get(OTEL_EXPORTER_OTLP_TRACES_PROTOCOL, "grpc"):
@@ -138,7 +138,7 @@ class OpenTelemetryTracer:
         flushing.start()
         await asyncio.to_thread(flushing.join, within_s)
 
-    def _export(self, request: "RequestSpan", id: RequestId, choice: int, segment: Segment) -> None:
+    def _export(self, request: "RequestSpan", id: RequestId, choice: int, segment: AnswerSegment) -> None:
         at: dict[str, Any] = {"mell.request.id": id, "mell.choice": choice, "mell.replica": segment.replica}
         if segment.reason is not None:
             at["mell.reason"] = segment.reason
@@ -189,7 +189,7 @@ class RequestSpan:
         """See `RequestTrace.end`."""
         _REQUEST.reset(self._token)
         span, status, outcome = self.span, line["status"], line["outcome"]
-        span.set_attributes({name: line[key] for key, name in _OF_LINE.items() if line[key] is not None})
+        span.set_attributes({name: line[key] for key, name in _ATTRIBUTES.items() if line[key] is not None})
         if status >= 400:
             span.set_attribute("error.type", outcome)
         elif line["endpoint"] in _OPERATIONS:

@@ -10,7 +10,7 @@ from app.replay.measurements import (
     sample_replica,
 )
 from app.replay.report import ReplaySetup, document
-from app.replay.stream import Fault, Record, StreamOutcome
+from app.replay.stream import Record, StreamFault, StreamOutcome
 from app.replay.summary import Distribution, Tally, group_migrations, quantiles, summarize, tally
 from app.replay.text import render
 from app.replay.trace import LengthScaling, TraceRequest, TraceWindow
@@ -76,7 +76,7 @@ def test_only_running_replicas_count_for_kv_use() -> None:
 
 
 def test_faults_are_tallied_with_the_first_message_of_each_kind() -> None:
-    faults = [Fault("a", "1"), Fault("b", "2"), Fault("b", "3")]
+    faults = [StreamFault("a", "1"), StreamFault("b", "2"), StreamFault("b", "3")]
     assert tally(faults) == (Tally("b", 2, "2"), Tally("a", 1, "1"))
 
 

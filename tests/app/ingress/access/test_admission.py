@@ -1,4 +1,4 @@
-"""Who is let in: keys and their limits over HTTP, how many at a time, and what a refusal or an end gives back."""
+"""Admission over HTTP: keys and their limits, concurrent requests, and the release by refusals and ends."""
 
 import asyncio
 import logging
@@ -20,7 +20,7 @@ BOB = {"Authorization": "Bearer bob-key"}
 
 
 class Clock:
-    """A time that passes when it is told to, in seconds."""
+    """A manual clock, in seconds."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -34,13 +34,13 @@ def key(name: str, **limits: int) -> ApiKey:
 
 
 def limited(model: Model, clock: Clock | None = None, max_requests: int | None = None, **limits: int) -> Api:
-    """The routes for Alice, who is limited, and Bob, who is not."""
+    """The routes with two keys: Alice's has limits, Bob's has none."""
     gate = Gate([key("alice", **limits), key("bob")], max_requests, clock or Clock())
     return make_api(model, gate=gate)
 
 
 def refusal(response: httpx.Response) -> tuple[int, str, str | None]:
-    """Status, code, and when to come back."""
+    """Status, code and Retry-After."""
     error = response.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
     return response.status_code, error["code"], response.headers.get("retry-after")
@@ -59,7 +59,7 @@ CLIENT_CALLS: dict[str, tuple[str, str, Any]] = {
 
 
 @pytest.mark.parametrize(("method", "path", "content"), CLIENT_CALLS.values(), ids=CLIENT_CALLS)
-async def test_with_keys_clients_need_one(model: Model, method: str, path: str, content: Any) -> None:
+async def test_with_keys_clients_need_a_valid_one(model: Model, method: str, path: str, content: Any) -> None:
     api = limited(model)
     options = {} if content is None else {"json": content}
     assert (await api.send(method, path, headers=ALICE, **options)).status_code == 200
@@ -71,7 +71,7 @@ async def test_with_keys_clients_need_one(model: Model, method: str, path: str, 
 
 
 @pytest.mark.parametrize(("method", "path", "content"), CLIENT_CALLS.values(), ids=CLIENT_CALLS)
-async def test_without_keys_everybody_may(api: Api, method: str, path: str, content: Any) -> None:
+async def test_without_keys_every_client_is_admitted(api: Api, method: str, path: str, content: Any) -> None:
     options = {} if content is None else {"json": content}
     assert (await api.send(method, path, headers=ALICE, **options)).status_code == 200
 
@@ -81,8 +81,8 @@ async def test_probes_need_no_key(model: Model, path: str) -> None:
     assert (await limited(model).get(path)).status_code == 200
 
 
-def test_every_route_is_a_clients_an_operators_or_a_probe(api: Api) -> None:
-    """Whoever adds a route decides who may call it, and adds it here."""
+def test_every_route_is_for_clients_operators_or_probes(api: Api) -> None:
+    """A new route needs a decision on its access and an entry here."""
     paths = {getattr(route, "path", "") for route in api.app.routes}
     clients = {path for _, path, _ in CLIENT_CALLS.values()} - {"/v1/models/tiny"} | {"/v1/models/{model:path}"}
     operators = {"/mell/state", "/mell/migrations", "/mell/replicas/{replica}/drain", "/mell/events"}
@@ -90,7 +90,7 @@ def test_every_route_is_a_clients_an_operators_or_a_probe(api: Api) -> None:
     assert paths == clients | operators | page | {"/health", "/live", "/version", "/metrics", "/openapi.json"}
 
 
-async def test_an_api_key_is_no_admin_key_and_an_admin_key_no_api_key(model: Model) -> None:
+async def test_api_keys_and_the_admin_key_are_distinct(model: Model) -> None:
     api = limited(model)
     api.backend.admin_key = "the-admin-key"
     admin = {"Authorization": "Bearer the-admin-key"}
@@ -99,8 +99,8 @@ async def test_an_api_key_is_no_admin_key_and_an_admin_key_no_api_key(model: Mod
     assert refusal(await api.get("/v1/models", headers=admin)) == (401, "invalid_api_key", None)
 
 
-async def test_nobody_without_a_key_has_his_body_read(model: Model) -> None:
-    """Else strangers could have us hold megabytes."""
+async def test_without_a_key_the_body_is_not_read(model: Model) -> None:
+    """Otherwise clients without a key could occupy megabytes."""
     exchange = Exchange(limited(model), b"")
     exchange._incoming.get_nowait()
     await exchange.ended()
@@ -130,7 +130,7 @@ async def test_models_may_be_listed_at_any_rate(model: Model) -> None:
     assert all([(await api.get("/v1/models", headers=ALICE)).status_code == 200 for _ in range(3)])
 
 
-async def test_tokens_are_charged_as_used(model: Model) -> None:
+async def test_the_final_charge_is_the_tokens_used(model: Model) -> None:
     api = limited(model, tokens_per_minute=600)
     assert (await api.complete(ALICE, max_tokens=60)).status_code == 200
     response = await api.complete(ALICE, max_tokens=480)
@@ -138,7 +138,7 @@ async def test_tokens_are_charged_as_used(model: Model) -> None:
     assert (await api.complete(ALICE, max_tokens=460)).status_code == 200
 
 
-async def test_tokens_are_charged_at_most_while_a_request_runs(model: Model) -> None:
+async def test_a_running_request_is_charged_its_maximum(model: Model) -> None:
     gate = Gate([key("alice", tokens_per_minute=600)], clock=Clock())
     api = make_api(model, make_service(step_s=0.01), gate=gate)
     exchange = Exchange(api, body(max_tokens=540, stream=True), headers=ALICE)
@@ -150,18 +150,20 @@ async def test_tokens_are_charged_at_most_while_a_request_runs(model: Model) -> 
     assert answer.status_code == 200, "what the client that left has not used is its key's again"
 
 
-@pytest.mark.parametrize(("path", "unsaid"), [("/v1/completions", 16), ("/v1/chat/completions", DEFAULT_CHARGE_TOKENS)])
-async def test_an_answer_of_no_set_length_is_charged_as_a_usual_one(model: Model, path: str, unsaid: int) -> None:
+@pytest.mark.parametrize(
+    ("path", "default"), [("/v1/completions", 16), ("/v1/chat/completions", DEFAULT_CHARGE_TOKENS)]
+)
+async def test_an_answer_without_max_tokens_is_charged_a_default(model: Model, path: str, default: int) -> None:
     content = {"prompt": "x"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "x"}]}
     sizes = await make_api(model).post("/tokenize", json=content)
-    charged = sizes.json()["count"] + unsaid
+    charged = sizes.json()["count"] + default
     for spare, status in ((0, 200), (-1, 429)):
         api = limited(model, tokens_per_minute=MAX_CONTEXT + charged)
         api.backend.gate._meters["alice"].charge(MAX_CONTEXT - spare, 1000.0)
         assert (await api.post(path, json=content, headers=ALICE)).status_code == status
 
 
-async def test_a_request_that_no_replica_takes_costs_no_tokens(model: Model) -> None:
+async def test_a_request_without_a_replica_costs_no_tokens(model: Model) -> None:
     gate = Gate([key("alice", tokens_per_minute=100)], clock=Clock())
     service = make_service("a", no_replica_timeout_s=0)
     service.kill("a")
@@ -170,7 +172,7 @@ async def test_a_request_that_no_replica_takes_costs_no_tokens(model: Model) -> 
         assert (await api.complete(ALICE, max_tokens=60)).status_code == 503
 
 
-async def test_requests_at_a_time(model: Model) -> None:
+async def test_concurrent_requests(model: Model) -> None:
     gate = Gate([key("alice", concurrent_requests=2), key("bob")], clock=Clock())
     api = make_api(model, make_service(step_s=0.01), gate=gate)
     first, second = [Exchange(api, body(max_tokens=900, stream=True), headers=ALICE) for _ in range(2)]
@@ -188,7 +190,7 @@ async def test_requests_at_a_time(model: Model) -> None:
 # --- how many at a time -------------------------------------------------------------------------------
 
 
-async def test_beyond_the_most_requests_at_a_time_there_is_503(model: Model) -> None:
+async def test_a_saturated_ingress_answers_503(model: Model) -> None:
     api = make_api(model, make_service(step_s=0.01), gate=Gate(max_requests=2))
     running = [Exchange(api, body(max_tokens=900, stream=True)), Exchange(api, body(max_tokens=900))]
     await eventually(lambda: api.backend.streams.count == 2)
@@ -202,7 +204,7 @@ async def test_beyond_the_most_requests_at_a_time_there_is_503(model: Model) -> 
     assert (await api.complete(max_tokens=1)).status_code == 200
 
 
-async def test_who_is_turned_away_for_others_has_used_nothing(model: Model) -> None:
+async def test_a_503_counts_nothing_against_the_key(model: Model) -> None:
     api = limited(model, max_requests=1, requests_per_minute=1)
     with api.backend.gate.admit(BOB["Authorization"]):
         assert refusal(await api.complete(ALICE, max_tokens=1))[1] == "saturated"
@@ -220,7 +222,7 @@ ENDS: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("content", ENDS.values(), ids=ENDS)
-async def test_whatever_its_end_a_request_leaves(model: Model, content: bytes) -> None:
+async def test_every_end_releases_the_admission(model: Model, content: bytes) -> None:
     gate = Gate([key("alice", concurrent_requests=1)], max_requests=1, clock=Clock())
     api = make_api(model, gate=gate)
     for _ in range(3):
@@ -231,7 +233,7 @@ async def test_whatever_its_end_a_request_leaves(model: Model, content: bytes) -
 
 
 @pytest.mark.parametrize("how", ["disconnect", "cancellation"])
-async def test_who_leaves_while_he_sends_his_body_leaves(model: Model, how: str) -> None:
+async def test_a_disconnect_during_the_body_releases_the_admission(model: Model, how: str) -> None:
     gate = Gate(max_requests=1)
     exchange = Exchange(make_api(model, gate=gate), b"")
     exchange._incoming.get_nowait()
@@ -244,7 +246,7 @@ async def test_who_leaves_while_he_sends_his_body_leaves(model: Model, how: str)
     assert gate._running == 0
 
 
-async def test_a_prompt_may_have_a_most_of_tokens(model: Model) -> None:
+async def test_the_length_of_prompts_is_limited(model: Model) -> None:
     api = make_api(model, max_prompt_tokens=len(PROMPT))
     assert (await api.complete(max_tokens=1)).status_code == 200
     response = await api.complete(prompt=[*PROMPT, 7], max_tokens=1)
@@ -255,7 +257,7 @@ async def test_a_prompt_may_have_a_most_of_tokens(model: Model) -> None:
 # --- other keys ---------------------------------------------------------------------------------------
 
 
-async def test_a_changed_file_changes_the_keys_and_nothing_else(model: Model, tmp_path: Path) -> None:
+async def test_a_changed_file_changes_only_the_keys(model: Model, tmp_path: Path) -> None:
     path = tmp_path / "keys.yaml"
     path.write_text(entry("alice", "alice-key") + "  requests_per_minute: 2\n" + entry("eve", "eve-key"))
     file = KeyFile(str(path))
@@ -270,7 +272,7 @@ async def test_a_changed_file_changes_the_keys_and_nothing_else(model: Model, tm
     assert [(await api.complete(who, max_tokens=1)).status_code for who in asked] == [401, 401, 200, 200, 200, 429]
 
 
-async def test_a_bad_file_is_logged_and_leaves_the_keys(
+async def test_an_invalid_file_is_logged_and_leaves_the_keys(
     model: Model, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "keys.yaml"
@@ -289,7 +291,7 @@ async def test_a_bad_file_is_logged_and_leaves_the_keys(
     assert (await api.complete(max_tokens=1)).status_code == 401
 
 
-async def test_a_key_that_is_gone_does_not_break_what_it_began(model: Model) -> None:
+async def test_a_removed_key_does_not_end_its_running_requests(model: Model) -> None:
     gate = Gate([key("alice")], clock=Clock())
     api = make_api(model, gate=gate)
     asking = asyncio.create_task(api.complete(ALICE, max_tokens=300))

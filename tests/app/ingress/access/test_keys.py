@@ -1,4 +1,4 @@
-"""API keys: what lists of them may say, what is told when they do not, and which key is which."""
+"""API keys: valid and invalid lists, the comparison of keys, and files of keys."""
 
 import contextlib
 import json
@@ -15,7 +15,7 @@ from app.ingress.access.limits import KeyLimits
 A, B = digest("a"), digest("b")
 
 
-def test_a_list_in_yaml_is_the_list_in_json() -> None:
+def test_a_list_in_yaml_equals_the_list_in_json() -> None:
     entries = [
         {"name": "team-a", "sha256": A, "requests_per_minute": 600, "tokens_per_minute": 9, "concurrent_requests": 8},
         {"name": "b.2", "sha256": B},
@@ -64,21 +64,21 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize(("text", "told"), BAD.values(), ids=BAD)
-def test_a_bad_list_says_what_to_write_and_nothing_of_what_stands_there(text: str, told: str) -> None:
-    with pytest.raises(KeyListError, match=f"^keys.yaml.*{told}") as error:
+@pytest.mark.parametrize(("text", "message"), BAD.values(), ids=BAD)
+def test_the_error_for_an_invalid_list_says_what_to_write_without_its_content(text: str, message: str) -> None:
+    with pytest.raises(KeyListError, match=f"^keys.yaml.*{message}") as error:
         parse_keys(text, "keys.yaml")
     assert SECRET not in str(error.value)
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.text() | st.lists(st.sampled_from(list("-{}[]:,'\"&*! \nabc019"))).map("".join))
-def test_any_text_is_a_list_or_an_error_of_its_own(text: str) -> None:
+def test_any_text_is_a_list_or_a_key_list_error(text: str) -> None:
     with contextlib.suppress(KeyListError):
         assert parse_keys(text, "here")
 
 
-def test_a_new_key_is_the_one_of_its_entry() -> None:
+def test_a_new_key_matches_its_entry() -> None:
     key = new_key()
     (made,) = parse_keys(entry("team-a", key), "here")
     assert made == ApiKey("team-a", digest(key)) and key not in entry("team-a", key)
@@ -87,18 +87,18 @@ def test_a_new_key_is_the_one_of_its_entry() -> None:
 
 
 @pytest.mark.parametrize("name", ["12", "yes", "null", "1.5", "a-b_c.D", "2026-01-01"])
-def test_an_entry_may_have_a_name_that_yaml_would_take_for_something_else(name: str) -> None:
+def test_an_entry_quotes_names_that_yaml_would_convert(name: str) -> None:
     assert parse_keys(entry(name, "k"), "here")[0].name == name
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a" * 65, "ä", "a\n"])
-def test_an_entry_has_no_name_that_a_list_may_not_have(name: str) -> None:
+def test_an_entry_refuses_names_that_a_list_refuses(name: str) -> None:
     with pytest.raises(KeyListError, match="is not a valid name"):
         entry(name, "k")
 
 
 @pytest.mark.parametrize("given", ["", "A", "a ", "aa", A, "\udcff", "é"])
-def test_nothing_else_is_the_key(given: str) -> None:
+def test_other_texts_do_not_match_the_key(given: str) -> None:
     assert find([ApiKey("a", A)], given) is None
 
 
@@ -117,7 +117,7 @@ def test_nothing_else_is_the_key(given: str) -> None:
         ("Bearerk", None),
     ],
 )
-def test_a_key_comes_as_a_bearer(header: str | None, key: str | None) -> None:
+def test_a_key_is_a_bearer_token(header: str | None, key: str | None) -> None:
     assert bearer(header) == key
 
 
@@ -125,7 +125,7 @@ def test_a_key_comes_as_a_bearer(header: str | None, key: str | None) -> None:
 
 
 def write(path: Path, *names: str) -> None:
-    """As operators and orchestrators do it: another file takes the place of the old one."""
+    """Replace the file by a rename, as operators and orchestrators do."""
     new = path.with_suffix(".new")
     new.write_text("".join(entry(name, name) for name in names))
     os.replace(new, path)
@@ -138,7 +138,7 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_file_is_read_again_only_when_it_has_changed(path: Path) -> None:
+def test_a_file_is_reloaded_only_after_a_change(path: Path) -> None:
     file = KeyFile(str(path))
     assert file.read() == (ApiKey("a", A),) and file.changed() is None
     write(path, "a", "b")
@@ -146,7 +146,7 @@ def test_a_file_is_read_again_only_when_it_has_changed(path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["bad", "gone", "no text"])
-def test_a_bad_change_is_told_once_and_a_good_one_heard_afterwards(path: Path, wrong: str) -> None:
+def test_an_invalid_change_raises_once_and_a_later_valid_one_is_loaded(path: Path, wrong: str) -> None:
     file = KeyFile(str(path))
     file.read()
     match wrong:
@@ -164,6 +164,6 @@ def test_a_bad_change_is_told_once_and_a_good_one_heard_afterwards(path: Path, w
 
 
 @pytest.mark.parametrize("name", ["missing.yaml", "."])
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str) -> None:
+def test_the_error_names_an_unreadable_file(tmp_path: Path, name: str) -> None:
     with pytest.raises(KeyListError, match="cannot be read"):
         KeyFile(str(tmp_path / name)).read()

@@ -1,4 +1,4 @@
-"""Rates and counts of one key: what they let in, when they say to come back, and what a refusal leaves behind."""
+"""Rates and concurrency of one key: admissions, waiting times, and refusals without effect."""
 
 import copy
 import math
@@ -12,7 +12,7 @@ from app.ingress.access.limits import MINUTE_S, Bucket, Exceeded, KeyLimits, Met
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 RATES = st.integers(1, 1_000_000)
 STEPS = st.lists(st.tuples(st.floats(0, 100), st.floats(0, 1)), max_size=30)
-"""Seconds since the last one, and the share of a minute's worth that is asked for."""
+"""Per step: seconds since the last one, and the amount as a share of a minute's worth."""
 START = st.floats(0, 1e9)
 
 
@@ -24,7 +24,7 @@ def metered(now: float = 0.0, **limits: int) -> Meter:
 
 @unhurried
 @given(RATES, STEPS, START)
-def test_any_stretch_of_time_has_its_rate_and_a_minutes_worth_at_once(
+def test_any_period_allows_its_rate_and_a_minutes_worth_at_once(
     rate: int, steps: list[tuple[float, float]], now: float
 ) -> None:
     bucket, taken = Bucket.full(rate, now), list[tuple[float, float]]()
@@ -41,7 +41,7 @@ def test_any_stretch_of_time_has_its_rate_and_a_minutes_worth_at_once(
 
 @unhurried
 @given(RATES, STEPS, START, st.floats(0, 3))
-def test_who_waits_as_long_as_told_gets_it_and_who_waits_less_does_not(
+def test_the_waiting_time_suffices_and_is_needed(
     rate: int, steps: list[tuple[float, float]], now: float, share: float
 ) -> None:
     bucket, amount = Bucket.full(rate, now), share * rate
@@ -68,7 +68,7 @@ def test_a_bucket_never_holds_more_than_a_minutes_worth(rate: int, steps: list[t
 
 @unhurried
 @given(RATES, RATES, st.floats(0, 2), st.floats(0, 30))
-def test_at_another_rate_as_much_is_used_up(rate: int, other: int, share: float, age_s: float) -> None:
+def test_a_new_rate_keeps_the_amount_used(rate: int, other: int, share: float, age_s: float) -> None:
     bucket = Bucket.full(rate, 0.0)
     bucket.add(-share * rate, 0.0)
     now = min(age_s, share * MINUTE_S)
@@ -76,14 +76,14 @@ def test_at_another_rate_as_much_is_used_up(rate: int, other: int, share: float,
     assert bucket.resized(other, now).level == pytest.approx(other - used, rel=1e-6, abs=1e-3)
 
 
-def test_a_clock_that_stands_still_or_stumbles_gives_nothing() -> None:
+def test_a_clock_that_stops_or_goes_back_adds_nothing() -> None:
     bucket = Bucket.full(60, 100.0)
     bucket.add(-60, 100.0)
     assert bucket.wait_s(1, 100.0) == bucket.wait_s(1, 90.0) == 1.0
     assert bucket.wait_s(1, 101.0) == 0.0
 
 
-def test_more_than_a_minutes_worth_waits_for_a_full_bucket_and_is_charged_whole() -> None:
+def test_more_than_a_minutes_worth_needs_a_full_bucket_and_is_charged_whole() -> None:
     meter = metered(tokens_per_minute=600)
     assert meter.charge(10, 0.0) is None
     assert meter.charge(5000, 0.0) == Exceeded("600 tokens per minute", 1.0)
@@ -94,7 +94,7 @@ def test_more_than_a_minutes_worth_waits_for_a_full_bucket_and_is_charged_whole(
 @pytest.mark.parametrize(
     ("charged", "used", "wait_s"), [(100, 40, 4.0), (100, 100, 10.0), (100, 700, 70.0)], ids=["less", "as much", "more"]
 )
-def test_a_request_is_charged_what_it_used_in_the_end(charged: int, used: int, wait_s: float) -> None:
+def test_a_charge_is_settled_to_the_usage(charged: int, used: int, wait_s: float) -> None:
     meter = metered(tokens_per_minute=600)
     assert meter.charge(charged, 0.0) is None
     meter.settle(charged, used, 0.0)
@@ -103,7 +103,7 @@ def test_a_request_is_charged_what_it_used_in_the_end(charged: int, used: int, w
 
 @unhurried
 @given(st.integers(1, 5), st.lists(st.booleans(), max_size=40))
-def test_never_more_at_a_time_than_allowed(most: int, begins: list[bool]) -> None:
+def test_concurrency_never_exceeds_its_limit(most: int, begins: list[bool]) -> None:
     meter, running = metered(concurrent_requests=most), 0
     for begin in begins:
         if begin:
@@ -132,12 +132,12 @@ def test_a_refusal_counts_nothing(limits: dict[str, int], refusal: Exceeded) -> 
     assert meter == before
 
 
-def test_without_limits_everything_may_come() -> None:
+def test_without_limits_every_request_is_allowed() -> None:
     meter = metered()
     assert all(meter.begin(0.0) is None and meter.charge(10**9, 0.0) is None for _ in range(1000))
 
 
-def test_new_limits_keep_what_is_used_and_who_is_there() -> None:
+def test_new_limits_keep_usage_and_running_requests() -> None:
     meter = metered(requests_per_minute=10, concurrent_requests=9)
     for _ in range(4):
         assert meter.begin(0.0) is None

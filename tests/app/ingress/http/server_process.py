@@ -1,9 +1,8 @@
-"""The real HTTP server over a service of fakes: `python -m tests.app.ingress.http.server_process TOKENIZER`.
+"""The real HTTP server over fake replicas: `python -m tests.app.ingress.http.server_process TOKENIZER`.
 
-It prints two ports, and serves until its standard input ends; on the second one the model has a name that makes each
-chunk of a stream 4 KiB longer. As a process of its own it has memory and files of its own, and its clients do not take
-turns with it. `GET /inside` tells what is open in it. After `POST /hold`, answers stop at their first token, until
-`POST /go`.
+It prints two ports and serves until its standard input ends; on the second port the model's name makes each chunk of a
+stream 4 KiB longer. A separate process has its own memory, files and event loop. `GET /inside` counts its open
+conversations, requests and tasks. After `POST /hold`, answers stop at their next token until `POST /go`.
 """
 
 import asyncio
@@ -32,7 +31,7 @@ CONTEXT = 8192
 
 
 class HeldEngine(fakes.StoppingEngine):
-    """An engine with room for long answers, which waits after each token while it is told to."""
+    """An engine with room for long answers, which waits after each token while it is on hold."""
 
     going: ClassVar[asyncio.Event]
 

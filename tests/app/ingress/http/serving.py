@@ -1,4 +1,4 @@
-"""Starts `http_process`, and clients that are not good ones: they read late, in pieces, or never."""
+"""Starts `server_process`, and misbehaving clients, which read late, in pieces, or never."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ import httpx
 
 ROOT = Path(__file__).parents[4]
 WITHIN_S = 120.0
-"""On a busy machine all takes its time; nothing here is about how long."""
+"""A generous limit: the tests are not about speed."""
 
 
 @dataclass(frozen=True)
@@ -24,49 +24,49 @@ class Server:
     pid: int
     port: int
     wordy: int
-    """The port on which chunks are 4 KiB longer."""
+    """The port whose chunks are 4 KiB longer."""
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """Its base URL."""
         return f"http://127.0.0.1:{self.port}"
 
     @property
     def rss(self) -> int:
-        """Bytes of memory that it has in use."""
+        """Its resident memory in bytes."""
         pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
         return pages * 4096
 
     @property
     def files(self) -> int:
-        """Files and sockets that it has open."""
+        """The number of its open files and sockets."""
         return len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
 
-    async def tell(self, order: str) -> None:
-        """`hold` or `go`."""
+    async def control(self, order: str) -> None:
+        """Send `hold` or `go`."""
         async with httpx.AsyncClient(base_url=self.url, trust_env=False, timeout=60) as client:
             (await client.post(f"/{order}")).raise_for_status()
 
     async def inside(self) -> dict[str, Any]:
-        """What is open in it."""
+        """Its open conversations, requests and tasks."""
         async with httpx.AsyncClient(base_url=self.url, trust_env=False, timeout=60) as client:
-            told: dict[str, Any] = (await client.get("/inside")).json()
-            return told
+            counts: dict[str, Any] = (await client.get("/inside")).json()
+            return counts
 
     async def until(self, holds: Callable[[dict[str, Any]], bool], within_s: float = WITHIN_S) -> None:
-        """Wait until something is so inside."""
+        """Wait until `holds` is true of `inside`."""
         async with asyncio.timeout(within_s):
             while not holds(await self.inside()):
                 await asyncio.sleep(0.05)
 
     async def at_rest(self) -> None:
-        """Wait until nothing is left of any request."""
-        await self.until(lambda told: told["idle"] and not told["conversations"] and not told["requests"])
+        """Wait until no trace of any request is left."""
+        await self.until(lambda counts: counts["idle"] and not counts["conversations"] and not counts["requests"])
 
 
 @contextmanager
 def serving(tokenizer: Path) -> Iterator[Server]:
-    """A server whose model has the tokenizer in that file."""
+    """A server whose model uses the tokenizer in the file."""
     command = [sys.executable, "-m", "tests.app.ingress.http.server_process", str(tokenizer)]
     process = subprocess.Popen(
         command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -95,7 +95,7 @@ class Client:
         return cls(*await asyncio.open_connection("127.0.0.1", port, limit=limit))
 
     async def send(self, data: bytes) -> None:
-        """Send."""
+        """Send bytes."""
         self.writer.write(data)
         await self.writer.drain()
 
@@ -108,7 +108,7 @@ class Client:
         return int(head.split(b" ", 2)[1])
 
     async def post(self, fields: dict[str, Any], path: str = "/v1/completions") -> None:
-        """Send a request, the last one on this connection."""
+        """Send the last request of this connection."""
         await self.send(post(fields, path))
 
     async def events(self) -> list[Any]:
@@ -121,25 +121,25 @@ class Client:
         return [text if (text := block[6:]) == "[DONE]" else json.loads(text) for block in blocks]
 
     async def text(self) -> str:
-        """The text of such an answer, which is whole."""
+        """The text of a complete streamed answer."""
         *chunks, done = await self.events()
         assert done == "[DONE]" and chunks[-1]["choices"][0]["finish_reason"] == "length"
         return "".join(chunk["choices"][0]["text"] for chunk in chunks)
 
     async def ended(self, within_s: float = WITHIN_S) -> bytes:
-        """What the server said until it closed the connection."""
-        said = b""
+        """All bytes from the server until it closed the connection."""
+        received = b""
         async with asyncio.timeout(within_s):
             try:
                 while data := await self.reader.read(1 << 16):
-                    said += data
+                    received += data
             except ConnectionError:
                 pass
         self.close()
-        return said
+        return received
 
     def close(self) -> None:
-        """Leave, at once."""
+        """Disconnect at once."""
         self.writer.transport.abort()
 
 
@@ -154,7 +154,7 @@ def _unchunked(body: bytes) -> bytes:
 
 
 def post(fields: dict[str, Any], path: str = "/v1/completions") -> bytes:
-    """A request that asks for its connection to be closed."""
+    """A request with `Connection: close`."""
     body = json.dumps(fields).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: mell\r\nConnection: close\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body

@@ -1,4 +1,4 @@
-"""Bodies that no client should send: each is a 4xx in OpenAI's shape that names the field, and leaves nothing."""
+"""Invalid bodies: each gets a 4xx in OpenAI's shape that names the field, and has no effect."""
 
 import json
 from collections.abc import AsyncIterator
@@ -18,7 +18,7 @@ JSON = {"Content-Type": "application/json"}
 
 
 def refusal(response: httpx.Response, status: int = 400) -> Any:
-    """The error of a response that is a proper refusal."""
+    """The error of a refusal in OpenAI's shape."""
     assert response.status_code == status, response.text[:300]
     (key, error), *others = response.json().items()
     assert (key, others) == ("error", []) and set(error) == {"message", "type", "param", "code"}
@@ -27,7 +27,7 @@ def refusal(response: httpx.Response, status: int = 400) -> Any:
 
 
 def untouched(api: Api) -> bool:
-    """Whether nothing was begun."""
+    """True if no request was begun."""
     service = api.backend.service
     submitted = any(method == "submit" for _, method in service.wires.calls)
     return not submitted and not service.streams.count and all(r.idle for r in service.replicas.values())
@@ -189,18 +189,18 @@ async def test_a_wrong_tool_is_named_with_its_path(api: Api, tool: Any, param: s
 
 
 @pytest.mark.parametrize("messages", [[], "hello", [{"role": "user"}], user([picture()])], ids=str)
-async def test_messages_that_make_no_chat_have_no_tokens(api: Api, messages: Any) -> None:
+async def test_invalid_chats_cannot_be_tokenized(api: Api, messages: Any) -> None:
     chat, tokens = [refusal(await api.post(path, json={"messages": messages})) for path in (CHATS, "/tokenize")]
     assert chat == tokens and chat["param"].startswith("messages")
 
 
-async def test_two_bounds_of_one_answer_are_one_too_many(api: Api) -> None:
+async def test_two_limits_of_one_answer_are_refused(api: Api) -> None:
     error = refusal(await api.chat(max_tokens=5, max_completion_tokens=5))
     assert error["param"] == "max_completion_tokens" and "max_tokens" in error["message"]
 
 
 @pytest.mark.parametrize(("bound", "shown"), [({"max_tokens": 5}, "5"), ({}, "16")], ids=["given", "default"])
-async def test_more_tokens_than_there_may_be_are_not_waited_for(api: Api, bound: Any, shown: str) -> None:
+async def test_a_limit_beyond_the_context_is_refused_at_once(api: Api, bound: Any, shown: str) -> None:
     error = refusal(await api.complete(min_tokens=17, **bound))
     assert error["param"] == "min_tokens" and shown in error["message"] and "17" in error["message"]
 
@@ -223,13 +223,13 @@ WRONG_TOKENS: dict[str, tuple[str, Any, str]] = {
 
 
 @pytest.mark.parametrize(("path", "content", "param"), WRONG_TOKENS.values(), ids=WRONG_TOKENS)
-async def test_what_has_no_tokens_is_named(api: Api, path: str, content: Any, param: str) -> None:
+async def test_texts_without_tokens_are_named(api: Api, path: str, content: Any, param: str) -> None:
     error = refusal(await api.post(path, json=content))
     assert error["param"] == param and param in error["message"]
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHATS, "/tokenize", "/detokenize"])
-async def test_no_endpoint_knows_another_model(api: Api, path: str) -> None:
+async def test_every_endpoint_refuses_another_model(api: Api, path: str) -> None:
     bodies: dict[str, dict[str, Any]] = {**BODIES, "/tokenize": {"prompt": "x"}, "/detokenize": {"tokens": [5]}}
     error = refusal(await api.post(path, json={**bodies[path], "model": "other"}), 404)
     assert (error["param"], error["code"]) == ("model", "model_not_found") and untouched(api)
@@ -257,11 +257,11 @@ async def test_an_unknown_model_is_not_found(api: Api, other: str) -> None:
     assert (error["param"], error["code"]) == ("model", "model_not_found") and untouched(api)
 
 
-async def test_without_a_prompt_there_is_nothing_to_complete(api: Api) -> None:
+async def test_a_missing_prompt_is_refused(api: Api) -> None:
     assert refusal(await post(api, b"{}"))["param"] == "prompt"
 
 
-async def test_a_prompt_that_leaves_no_room_says_how_much_there_is(api: Api) -> None:
+async def test_the_error_for_a_long_prompt_names_the_context(api: Api) -> None:
     error = refusal(await api.complete(prompt=[5] * 1020, max_tokens=5))
     assert (error["param"], error["code"]) == ("max_tokens", "context_length_exceeded")
     assert all(number in error["message"] for number in ("1024", "1020", "5"))
@@ -270,7 +270,7 @@ async def test_a_prompt_that_leaves_no_room_says_how_much_there_is(api: Api) -> 
 @pytest.mark.parametrize(
     "prompt", ["", ["one", ""], [[1, 2], []], ["one", 5], [True]], ids=["empty", "texts", "lists", "both", "bools"]
 )
-async def test_what_a_prompt_may_be_is_said(api: Api, prompt: Any) -> None:
+async def test_the_error_for_an_invalid_prompt_lists_its_types(api: Api, prompt: Any) -> None:
     error = refusal(await api.complete(prompt=prompt))
     assert "list of token ids" in error["message"]
 
@@ -299,13 +299,13 @@ NO_JSON = {
 
 
 @pytest.mark.parametrize("content", NO_JSON.values(), ids=NO_JSON)
-async def test_what_is_no_json_is_refused(api: Api, content: bytes) -> None:
+async def test_invalid_json_is_refused(api: Api, content: bytes) -> None:
     error = refusal(await post(api, content))
     assert error["code"] == "invalid_json" and untouched(api)
 
 
 @pytest.mark.parametrize("content", [b"[]", b'"x"', b"null", b"5", b"true", b'[{"prompt": "x"}]'])
-async def test_what_is_no_object_is_refused(api: Api, content: bytes) -> None:
+async def test_json_other_than_objects_is_refused(api: Api, content: bytes) -> None:
     error = refusal(await post(api, content))
     assert error["code"] == "invalid_body" and "object" in error["message"] and untouched(api)
 
@@ -315,7 +315,7 @@ async def test_what_is_no_object_is_refused(api: Api, content: bytes) -> None:
     [b'{"prompt": "x", "prompt": "y"}', b'{"prompt": "a\\u0000b"}', b'{"prompt": "\\ud83d\\ude00", "stop": "\\u0000"}'],
     ids=["a name twice", "a NUL character", "a surrogate pair"],
 )
-async def test_what_is_odd_but_json_is_served(api: Api, content: bytes) -> None:
+async def test_unusual_valid_json_is_served(api: Api, content: bytes) -> None:
     assert (await post(api, content)).status_code == 200
 
 
@@ -331,13 +331,13 @@ async def test_a_body_over_the_limit_is_refused(model: Model, content: Any) -> N
     assert error["code"] == "request_too_large" and "2000" in error["message"] and untouched(api)
 
 
-async def test_a_body_of_just_the_limit_is_read(model: Model) -> None:
+async def test_a_body_of_exactly_the_limit_is_read(model: Model) -> None:
     api = make_api(model, max_body_bytes=2000)
     assert (await post(api, b'{"prompt": "x"}'.ljust(2000))).status_code == 200
 
 
 @pytest.mark.parametrize("declared", ["-1", "5.5", "\u00b2", "", "x"])
-async def test_no_content_length_breaks_the_reading(declared: str) -> None:
+async def test_any_content_length_is_handled(declared: str) -> None:
     async def receive() -> Any:
         return {"type": "http.request", "body": b"{}", "more_body": False}
 
@@ -346,13 +346,13 @@ async def test_no_content_length_breaks_the_reading(declared: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"])
-async def test_what_says_that_it_is_not_json_is_refused(api: Api, kind: str) -> None:
+async def test_another_content_type_is_refused(api: Api, kind: str) -> None:
     response = await api.post("/v1/completions", content=b'{"prompt": "x"}', headers={"Content-Type": kind})
     assert "application/json" in refusal(response, 415)["message"] and untouched(api)
 
 
 @pytest.mark.parametrize("kind", ["application/json", "application/json; charset=utf-8", "Application/JSON", ""])
-async def test_json_is_read(api: Api, kind: str) -> None:
+async def test_json_content_types_are_read(api: Api, kind: str) -> None:
     response = await api.post("/v1/completions", content=b'{"prompt": "x"}', headers={"Content-Type": kind})
     assert response.status_code == 200
 
@@ -367,7 +367,7 @@ async def test_json_is_read(api: Api, kind: str) -> None:
         *(("POST", "/v1/models"), ("POST", "/v1/models/tiny"), ("GET", "/tokenize"), ("DELETE", "/mell/migrations")),
     ],
 )
-async def test_a_wrong_method_is_told_which_are_right(api: Api, method: str, path: str) -> None:
+async def test_a_405_lists_the_allowed_methods(api: Api, method: str, path: str) -> None:
     response = await api.send(method, path)
     refusal(response, 405)
     assert response.headers["allow"]
@@ -404,7 +404,7 @@ chats = st.tuples(bounded, messages).map(lambda both: {**both[0], "messages": bo
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(value=anything | fields | bounded | chats)
 @pytest.mark.parametrize("path", [COMPLETIONS, CHATS, "/tokenize"])
-async def test_no_json_makes_us_fail(api: Api, path: str, value: Any) -> None:
+async def test_no_json_causes_a_server_error(api: Api, path: str, value: Any) -> None:
     if path == CHATS and isinstance(value, dict):
         value = {"max_tokens": 1, **value}
     response = await post(api, json.dumps(value).encode(), path)
@@ -416,6 +416,6 @@ async def test_no_json_makes_us_fail(api: Api, path: str, value: Any) -> None:
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=st.binary(max_size=200) | anything.map(lambda value: json.dumps(value).encode()))
 @pytest.mark.parametrize("path", [COMPLETIONS, CHATS, "/tokenize", "/detokenize", "/mell/migrations"])
-async def test_no_bytes_make_us_fail(api: Api, path: str, content: bytes) -> None:
+async def test_no_bytes_cause_a_server_error(api: Api, path: str, content: bytes) -> None:
     response = await api.post(path, content=content, headers=JSON)
     assert response.status_code < 500, response.text

@@ -1,4 +1,4 @@
-"""Many connections and bad ones: what they may take of the ingress, and that others do not notice."""
+"""Many and misbehaving connections: their limits, and undisturbed service for other clients."""
 
 import asyncio
 import random
@@ -29,7 +29,7 @@ HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: mell\r\nContent-Type: applicatio
 
 @asynccontextmanager
 async def listening(app: Any, **bounds: Any) -> AsyncIterator[tuple[int, HttpServer]]:
-    """The port of a server in this process, which has those bounds."""
+    """The port of a server in this process with the given bounds."""
     bound = await listen("127.0.0.1", 0, shared=False, wait_s=0)
     server = HttpServer(app, bound, Bounds(**bounds))
     try:
@@ -42,7 +42,7 @@ def connections(server: HttpServer) -> int:
     return len(server._server.server_state.connections)
 
 
-# --- those who do not ask ------------------------------------------------------------------------------
+# --- clients that do not ask ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def connections(server: HttpServer) -> int:
     ids=["nothing", "empty lines", "half a line", "half a header", "a head without an end"],
 )
 @pytest.mark.parametrize("asked_before", [False, True])
-async def test_who_does_not_end_a_head_is_cut(api: Api, begun: bytes, asked_before: bool) -> None:
+async def test_a_client_that_does_not_end_its_head_is_cut(api: Api, begun: bytes, asked_before: bool) -> None:
     if asked_before and not begun:
         pytest.skip("idle after an answer: uvicorn's keep-alive time, and the next test")
     async with listening(api.app, **SHORT) as (port, server):
@@ -63,7 +63,7 @@ async def test_who_does_not_end_a_head_is_cut(api: Api, begun: bytes, asked_befo
         await eventually(lambda: connections(server) == 0)
 
 
-async def test_who_sends_a_head_byte_by_byte_is_cut(api: Api) -> None:
+async def test_a_client_that_sends_its_head_byte_by_byte_is_cut(api: Api) -> None:
     async with listening(api.app, **SHORT) as (port, _):
         client = await Client.connect(port)
         await client.send(HEAD)
@@ -74,7 +74,7 @@ async def test_who_sends_a_head_byte_by_byte_is_cut(api: Api) -> None:
         assert said.result() == b""
 
 
-async def test_who_idles_between_requests_is_not_cut(api: Api) -> None:
+async def test_a_client_idle_between_requests_is_not_cut(api: Api) -> None:
     async with listening(api.app, **SHORT) as (port, _):
         idle = await Client.connect(port)
         assert await idle.get("/live") == 200
@@ -84,7 +84,7 @@ async def test_who_idles_between_requests_is_not_cut(api: Api) -> None:
         idle.close()
 
 
-async def test_who_waits_for_an_answer_is_not_cut(model: Model) -> None:
+async def test_a_client_waiting_for_its_answer_is_not_cut(model: Model) -> None:
     api = make_api(model, make_service(step_s=0.05))
     async with listening(api.app, **SHORT) as (port, _):
         asking, silent = await Client.connect(port), await Client.connect(port)
@@ -93,7 +93,7 @@ async def test_who_waits_for_an_answer_is_not_cut(model: Model) -> None:
         assert (await asking.events())[-1] == "[DONE]"
 
 
-async def test_who_stops_within_a_body_gets_408(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_stops_within_its_body_gets_408(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.ingress.http.asgi._BODY_S", 0.2)
     async with listening(api.app, **SHORT) as (port, _):
         client = await Client.connect(port)
@@ -105,7 +105,7 @@ async def test_who_stops_within_a_body_gets_408(api: Api, monkeypatch: pytest.Mo
     assert api.backend.gate._running == 0
 
 
-async def test_a_body_may_take_longer_when_more_of_it_comes(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_time_limit_of_a_body_grows_with_its_size(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.ingress.http.asgi._BODY_S", 0.2)
     monkeypatch.setattr("app.ingress.http.asgi._BODY_BYTES_PER_S", 1)
     whole = body(max_tokens=1)
@@ -118,7 +118,7 @@ async def test_a_body_may_take_longer_when_more_of_it_comes(api: Api, monkeypatc
         assert (await client.ended()).startswith(b"HTTP/1.1 200 ")
 
 
-# --- those who ask for too much ------------------------------------------------------------------------
+# --- clients that ask for too much ------------------------------------------------------------------------
 
 
 async def test_a_head_without_end_is_refused(api: Api) -> None:
@@ -129,11 +129,11 @@ async def test_a_head_without_end_is_refused(api: Api) -> None:
         while not said.done():
             client.writer.write(b"x" * 1000)
             await asyncio.sleep(0)
-        # What it says may be lost: a client that still writes may see nothing but the cut.
+        # The response may be lost: a client that still writes may see only the cut.
         assert said.result() == b"" or b"head is larger than 10000 bytes" in said.result()
 
 
-async def test_a_head_as_large_as_it_may_be_is_taken(api: Api) -> None:
+async def test_a_head_of_the_maximum_size_is_accepted(api: Api) -> None:
     async with listening(api.app, head_bytes=10_000) as (port, _):
         client = await Client.connect(port)
         for piece in (b"GET /live HTTP/1.1\r\n", b"X-Long: ", b"x" * 9_900, b"\r\n\r\n"):
@@ -155,7 +155,7 @@ async def test_a_trailer_without_end_is_cut(api: Api) -> None:
         await eventually(lambda: connections(server) == 0)
 
 
-async def test_what_stands_between_the_pieces_of_a_body_is_no_head(api: Api) -> None:
+async def test_the_framing_of_a_body_does_not_count_as_a_head(api: Api) -> None:
     async with listening(api.app, head_bytes=100) as (port, _):
         client = await Client.connect(port)
         await client.send(HEAD + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n")
@@ -166,7 +166,7 @@ async def test_what_stands_between_the_pieces_of_a_body_is_no_head(api: Api) -> 
         assert (await client.ended()).startswith(b"HTTP/1.1 200 ")
 
 
-async def test_there_are_so_many_connections_and_no_more(api: Api) -> None:
+async def test_the_number_of_connections_is_limited(api: Api) -> None:
     async with listening(api.app, connections=3) as (port, server):
         first, *others = [await Client.connect(port) for _ in range(3)]
         assert [await client.get("/live") for client in (first, *others)] == [200] * 3
@@ -180,12 +180,12 @@ async def test_there_are_so_many_connections_and_no_more(api: Api) -> None:
             client.close()
 
 
-async def test_by_default_a_quarter_of_the_files_is_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_by_default_a_quarter_of_the_files_is_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda which: (1000, 9999))
     assert Bounds().connections == 750
 
 
-async def test_websockets_are_not_spoken(api: Api) -> None:
+async def test_websockets_are_not_supported(api: Api) -> None:
     async with listening(api.app) as (port, _):
         client = await Client.connect(port)
         upgrade = (
@@ -196,7 +196,7 @@ async def test_websockets_are_not_spoken(api: Api) -> None:
         client.close()
 
 
-async def test_clients_that_vanish_are_asked_whether_they_live() -> None:
+async def test_keep_alive_probes_detect_vanished_clients() -> None:
     bound = await listen("127.0.0.1", 0, shared=False, wait_s=0)
     client = socket.create_connection(bound.getsockname())
     await eventually(lambda: True)
@@ -209,7 +209,7 @@ async def test_clients_that_vanish_are_asked_whether_they_live() -> None:
     assert idle + interval * count == 120
 
 
-# --- those who do not read -----------------------------------------------------------------------------
+# --- clients that do not read -----------------------------------------------------------------------------
 
 
 async def _endless(scope: Scope, receive: Receive, send: Send) -> None:
@@ -221,7 +221,7 @@ async def _endless(scope: Scope, receive: Receive, send: Send) -> None:
     await within(0.3, EventStream(events()), scope, receive, send)
 
 
-async def test_who_does_not_read_at_the_deadline_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_does_not_read_is_cut_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.ingress.http.asgi._LAST_EVENT_S", 0.1)
     async with listening(_endless, **SHORT) as (port, server):
         client = await Client.connect(port, limit=1)
@@ -231,7 +231,7 @@ async def test_who_does_not_read_at_the_deadline_is_cut(monkeypatch: pytest.Monk
         client.close()
 
 
-# --- a server of its own -------------------------------------------------------------------------------
+# --- a server process -------------------------------------------------------------------------------
 
 IDLE = 1000
 STREAMS = 500
@@ -253,21 +253,21 @@ def prompts(tokenizer: Tokenizer, count: int) -> list[list[int]]:
 
 
 def answer(tokenizer: Tokenizer, prompt: list[int], tokens: int) -> str:
-    """What an undisturbed run says. A character that is incomplete at the end is not said."""
+    """The text of an undisturbed run, without an incomplete last character."""
     before: str = tokenizer.decode(prompt)
     whole: str = tokenizer.decode(prompt + list(expected(tuple(prompt), tokens)))
     return whole[len(before) :].rstrip("\ufffd")
 
 
 async def ask(port: int, prompt: list[int], tokens: int, **fields: Any) -> Client:
-    """A stream that has been asked for."""
+    """Request a stream."""
     client = await Client.connect(port)
     await client.send(post({"prompt": prompt, "max_tokens": tokens, "stream": True, **fields}))
     return client
 
 
 async def lively(server: Server, idle: Client) -> None:
-    """The server answers, on a connection that was idle and on new ones, and serves."""
+    """Assert that the server answers on an idle connection and on new ones."""
     assert await idle.get("/live") == 200
     fresh = await Client.connect(server.port)
     assert [await fresh.get(path) for path in ("/live", "/health")] == [200, 200]
@@ -275,13 +275,13 @@ async def lively(server: Server, idle: Client) -> None:
 
 
 async def crowd(server: Server, asked: list[list[int]], idle: list[Client], tokens: int) -> tuple[list[str], int]:
-    """Have so many streams at a time; their texts, and the most memory that was in use meanwhile."""
-    await server.tell("hold")
+    """Run all streams concurrently; their texts, and the peak memory of the server."""
+    await server.control("hold")
     clients = [await ask(server.port, prompt, tokens) for prompt in asked]
     await server.until(lambda told: told["conversations"] == len(asked))
     await lively(server, idle[0])
     most = server.rss
-    await server.tell("go")
+    await server.control("go")
     reading = [asyncio.create_task(client.text()) for client in clients]
     while any(not task.done() for task in reading):
         await lively(server, random.choice(idle))
@@ -292,7 +292,7 @@ async def crowd(server: Server, asked: list[list[int]], idle: list[Client], toke
 
 
 @pytest.mark.slow
-async def test_a_thousand_who_idle_and_five_hundred_who_read(server: Server, tokenizer: Tokenizer) -> None:
+async def test_a_thousand_idle_clients_and_five_hundred_streams(server: Server, tokenizer: Tokenizer) -> None:
     await (await ask(server.port, PROMPT, 5)).text()
     empty = server.rss
     idle = [await Client.connect(server.port) for _ in range(IDLE)]
@@ -316,13 +316,13 @@ async def test_a_thousand_who_idle_and_five_hundred_who_read(server: Server, tok
 
 
 @pytest.mark.slow
-async def test_streams_wait_for_those_who_read_late(server: Server, tokenizer: Tokenizer) -> None:
+async def test_streams_wait_for_slow_readers(server: Server, tokenizer: Tokenizer) -> None:
     readers, tokens = 8, 1500
     (prompt,) = prompts(tokenizer, 1)
     await (await ask(server.wordy, prompt, 5)).text()
     before = server.rss
     late = [await ask(server.wordy, prompt, tokens) for _ in range(readers)]
-    # Replicas have said all of it; the streams, 6 MiB each, wait for their sockets, which hold less.
+    # All tokens are generated; the streams, 6 MiB each, wait for their sockets, which hold less.
     await server.until(lambda told: told["idle"] and told["conversations"] == readers)
     assert server.rss - before < readers * MIB
     assert await (await ask(server.port, prompt, 24)).text() == answer(tokenizer, prompt, 24)
@@ -332,7 +332,7 @@ async def test_streams_wait_for_those_who_read_late(server: Server, tokenizer: T
 
 
 @pytest.mark.slow
-async def test_of_those_who_leave_nothing_is_left(server: Server, tokenizer: Tokenizer) -> None:
+async def test_disconnected_clients_leave_nothing(server: Server, tokenizer: Tokenizer) -> None:
     rest, draw = server.files, random.Random(7)
     asked = prompts(tokenizer, 50)
 

@@ -1,4 +1,4 @@
-"""A request whose time is up: what its client is told, and that nothing of it is left."""
+"""Requests that exceed their time limit: the error for the client, and the release of everything."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ SHORT_S = 0.2
 
 
 def slow_api(model: Model, step_s: float = 0.01, **options: Any) -> Api:
-    """Answers of 900 tokens take seconds, and have a fraction of one."""
+    """An API whose answers of 900 tokens take seconds; the time limit is a fraction of one."""
     options = {"gate": Gate(max_requests=1), "request_timeout_s": SHORT_S, **options}
     return make_api(model, make_service(step_s=step_s), **options)
 
@@ -52,7 +52,7 @@ async def test_a_stream_that_takes_too_long_ends_with_an_error_and_done(model: M
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_who_waits_for_a_replica_too_long_gets_504(model: Model, stream: bool) -> None:
+async def test_a_long_wait_for_a_replica_is_a_504(model: Model, stream: bool) -> None:
     service = make_service("a", no_replica_timeout_s=30)
     service.kill("a")
     api = make_api(model, service, gate=Gate(max_requests=1), request_timeout_s=SHORT_S)
@@ -61,7 +61,7 @@ async def test_who_waits_for_a_replica_too_long_gets_504(model: Model, stream: b
     await left_nothing(api)
 
 
-async def test_who_sends_his_body_too_slowly_gets_504(model: Model) -> None:
+async def test_a_slow_body_is_a_504(model: Model) -> None:
     api = slow_api(model)
     exchange = Exchange(api, b"")
     exchange._incoming.get_nowait()
@@ -71,7 +71,7 @@ async def test_who_sends_his_body_too_slowly_gets_504(model: Model) -> None:
     await left_nothing(api)
 
 
-async def test_a_client_that_does_not_read_holds_nothing_when_its_time_is_up(
+async def test_a_client_that_does_not_read_holds_nothing_after_its_time_limit(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.ingress.http.asgi._LAST_EVENT_S", 0.5)
@@ -87,7 +87,7 @@ async def test_a_client_that_does_not_read_holds_nothing_when_its_time_is_up(
     await left_nothing(api)
 
 
-async def test_who_is_in_time_is_not_disturbed(model: Model) -> None:
+async def test_a_request_within_its_time_is_not_disturbed(model: Model) -> None:
     api = slow_api(model, step_s=0.001, request_timeout_s=30.0)
     whole = await api.complete(max_tokens=20)
     *chunks, done = events(await api.complete(max_tokens=20, stream=True))
@@ -95,7 +95,7 @@ async def test_who_is_in_time_is_not_disturbed(model: Model) -> None:
     assert done == "[DONE]"
 
 
-async def test_a_leaving_client_is_not_told_of_time(model: Model) -> None:
+async def test_a_disconnected_client_gets_no_time_out(model: Model) -> None:
     api = slow_api(model, request_timeout_s=30.0)
     exchange = Exchange(api, body(max_tokens=900, stream=True))
     await exchange.chunks(2)
@@ -104,7 +104,7 @@ async def test_a_leaving_client_is_not_told_of_time(model: Model) -> None:
     await left_nothing(api)
 
 
-# --- what runs within a time --------------------------------------------------------------------------
+# --- `within` --------------------------------------------------------------------------
 
 
 async def _receive() -> Message:
@@ -128,7 +128,7 @@ def start(media_type: str) -> Message:
 
 
 def answering(*messages: Message) -> Any:
-    """Sends these, and then takes for ever."""
+    """An application that sends the messages and never ends."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         for message in messages:
@@ -138,7 +138,7 @@ def answering(*messages: Message) -> Any:
     return app
 
 
-async def test_a_stream_is_told_once_how_it_ends() -> None:
+async def test_a_stream_ends_with_one_error() -> None:
     _, last = await run(answering(start("text/event-stream; charset=utf-8")))
     assert not last["more_body"]
     error, done = last["body"].decode().split("\n\n")[:-1]
@@ -158,7 +158,7 @@ async def test_nothing_is_added_to_other_answers(messages: list[Message]) -> Non
     assert await run(answering(*messages)) == messages
 
 
-async def test_a_time_out_of_our_own_is_not_the_requests() -> None:
+async def test_an_inner_time_out_is_not_the_requests() -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         raise TimeoutError("inside")
 

@@ -1,4 +1,4 @@
-"""Calls that mean harm or come from broken clients: each is refused in OpenAI's shape, soon, and nothing is left of it.
+"""Calls by hostile or broken clients: each is refused quickly and in OpenAI's shape, and leaves nothing.
 
 What is wrong with a single parameter is in test_bad_input.py.
 """
@@ -18,7 +18,7 @@ DIGITS = "9" * 5000
 
 
 def nested(levels: int, around: str = "1") -> str:
-    """A schema in a schema, and so on."""
+    """A schema nested `levels` deep."""
     return '{"properties":{"a":' * levels + around + "}}" * levels
 
 
@@ -58,7 +58,7 @@ NO_SCHEMAS = {
 
 @pytest.mark.parametrize("schema", NO_SCHEMAS.values(), ids=NO_SCHEMAS)
 @pytest.mark.parametrize("holder", HOLDERS)
-async def test_what_is_no_schema_is_named(api: Api, holder: str, schema: str) -> None:
+async def test_an_invalid_schema_is_named(api: Api, holder: str, schema: str) -> None:
     write, param = HOLDERS[holder]
     error = refusal(await post(api, chat(write(schema)), CHATS))
     assert (error["param"], error["code"]) == (param, "invalid_value") and untouched(api)
@@ -66,7 +66,7 @@ async def test_what_is_no_schema_is_named(api: Api, holder: str, schema: str) ->
 
 @pytest.mark.parametrize("levels", [100, 1_000, 20_000])
 @pytest.mark.parametrize("holder", HOLDERS)
-async def test_an_abyss_of_a_schema_is_no_json(api: Api, holder: str, levels: int) -> None:
+async def test_an_excessively_deep_schema_is_invalid_json(api: Api, holder: str, levels: int) -> None:
     error = refusal(await post(api, chat(HOLDERS[holder][0](nested(levels))), CHATS))
     assert error["code"] == "invalid_json" and untouched(api)
 
@@ -81,7 +81,7 @@ async def test_a_schema_as_text_is_left_to_the_engine_however_deep(api: Api) -> 
 
 
 @pytest.mark.parametrize("definitions", ["5", "[]", "null", '"x"'])
-async def test_definitions_that_are_no_object_are_named(api: Api, definitions: str) -> None:
+async def test_invalid_definitions_are_named(api: Api, definitions: str) -> None:
     error = refusal(await post(api, chat(tool(f'{{"$defs": {definitions}}}')), CHATS))
     assert error["param"] == "tools" and untouched(api)
 
@@ -98,7 +98,7 @@ ARGUMENTS = {
 
 
 @pytest.mark.parametrize("arguments", ARGUMENTS.values(), ids=ARGUMENTS)
-async def test_models_err_in_arguments_and_chats_go_on(api: Api, arguments: str) -> None:
+async def test_a_chat_continues_after_invalid_arguments_of_its_model(api: Api, arguments: str) -> None:
     call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": arguments}}
     messages = [*MESSAGES, {"role": "assistant", "tool_calls": [call]}]
     body = json.dumps({"messages": messages, "max_tokens": 1}).encode()
@@ -124,7 +124,7 @@ LARGE: dict[str, tuple[str, bytes]] = {
 
 
 @pytest.mark.parametrize(("path", "content"), LARGE.values(), ids=LARGE)
-async def test_what_is_wrong_a_hundred_thousand_times_is_said_once(api: Api, path: str, content: bytes) -> None:
+async def test_a_hundred_thousand_errors_give_one_message(api: Api, path: str, content: bytes) -> None:
     assert len(content) < api.backend.max_body_bytes
     response = await post(api, content, path)
     refusal(response)
@@ -152,13 +152,13 @@ ENCODED: dict[str, tuple[dict[str, str], bytes]] = {
 
 
 @pytest.mark.parametrize(("headers", "content"), ENCODED.values(), ids=ENCODED)
-async def test_other_encodings_are_no_json(api: Api, headers: dict[str, str], content: bytes) -> None:
+async def test_other_encodings_are_invalid_json(api: Api, headers: dict[str, str], content: bytes) -> None:
     error = refusal(await api.post(COMPLETIONS, content=content, headers=headers))
     assert error["code"] == "invalid_json" and untouched(api)
 
 
 @pytest.mark.parametrize("kind", ["application/json\x00", "*/*", "application/*", "text/json", ";", "a" * 1_000])
-async def test_odd_content_types_are_refused_or_read(api: Api, kind: str) -> None:
+async def test_unusual_content_types_are_refused_or_read(api: Api, kind: str) -> None:
     response = await api.post(COMPLETIONS, content=b"{", headers={"Content-Type": kind})
     refusal(response, 400 if kind == ";" else 415)
 
@@ -167,7 +167,7 @@ async def test_odd_content_types_are_refused_or_read(api: Api, kind: str) -> Non
 
 
 async def raw(api: Api, method: str, path: str, headers: list[tuple[bytes, bytes]]) -> httpx.Response:
-    """A call as a server would pass it on that checks nothing."""
+    """A call as passed on by a server without any checks."""
     exchange = Exchange(api, b"{}")
     exchange.task.cancel()
     scope = {
@@ -212,9 +212,9 @@ HEADS: dict[str, list[tuple[bytes, bytes]]] = {
 
 @pytest.mark.parametrize("headers", HEADS.values(), ids=HEADS)
 @pytest.mark.parametrize("path", [COMPLETIONS, CHATS, "/tokenize", "/detokenize", "/mell/migrations"])
-async def test_no_head_makes_us_fail(api: Api, path: str, headers: list[tuple[bytes, bytes]]) -> None:
+async def test_no_head_causes_a_server_error(api: Api, path: str, headers: list[tuple[bytes, bytes]]) -> None:
     response = await raw(api, "POST", path, headers)
-    # The body is {}: without a length that says otherwise, the first parameter is missing.
+    # The body is {}: unless the declared length differs, the first parameter is missing.
     refusal(response, 413 if headers[0][1].startswith(b"99") else 400)
     assert untouched(api)
 
@@ -222,12 +222,12 @@ async def test_no_head_makes_us_fail(api: Api, path: str, headers: list[tuple[by
 @pytest.mark.parametrize(
     "path", ["/\x00", "/\ud800", "/v1/../v1/models/..", "//v1/models", "/" + "a" * 100_000, "*", ""]
 )
-async def test_no_path_makes_us_fail(api: Api, path: str) -> None:
+async def test_no_path_causes_a_server_error(api: Api, path: str) -> None:
     refusal(await raw(api, "GET", path, []), 404)
 
 
 @pytest.mark.parametrize("name", ["x" * 100_000, "\x00", "\ud800", "a/b/../c", "%", "\u202e"], ids=ascii)
-async def test_no_name_makes_us_fail(api: Api, name: str) -> None:
+async def test_no_name_causes_a_server_error(api: Api, name: str) -> None:
     for method, path in [("GET", f"/v1/models/{name}"), ("POST", f"/mell/replicas/{name}/drain")]:
         response = await raw(api, method, path, [])
         assert response.status_code == 404 and response.json()["error"]["type"] == "not_found_error"
@@ -235,7 +235,7 @@ async def test_no_name_makes_us_fail(api: Api, name: str) -> None:
 
 @pytest.mark.parametrize("method", ["", "get", "FOO", "TRACE", "CONNECT", "OPTIONS", "PATCH", "M" * 10_000, "\u00e9"])
 @pytest.mark.parametrize("path", [COMPLETIONS, "/health", "/openapi.json", "/mell/migrations"])
-async def test_no_method_makes_us_fail(api: Api, method: str, path: str) -> None:
+async def test_no_method_causes_a_server_error(api: Api, method: str, path: str) -> None:
     response = await raw(api, method, path, [])
     refusal(response, 405)
     assert response.headers["allow"]

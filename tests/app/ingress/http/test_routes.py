@@ -1,4 +1,4 @@
-"""The routes as a client sees them: answers, streams, labels, leaving, and what an operator may do."""
+"""The routes as seen by clients and operators: answers, streams, labels, disconnects, and orders."""
 
 import asyncio
 import json
@@ -16,11 +16,11 @@ from tests.app.ingress.fakes import PROMPT, Api, Exchange, body, events, eventua
 
 TOKENS = expected(tuple(PROMPT), 60)
 SLOW_S = 0.01
-"""At this pace nothing ends by itself while a test waits for it to be ended."""
+"""Slow enough that no request ends before its test ends it."""
 
 
 def text_of(model: Model, tokens: tuple[int, ...]) -> str:
-    """What the tokens say after the prompt. A character that is still incomplete at the end is not said."""
+    """The text of the tokens, without an incomplete last character."""
     before = model.tokenizer.decode(PROMPT)
     whole: str = model.tokenizer.decode(PROMPT + list(tokens))
     assert whole.startswith(before) and not before.endswith("\ufffd")
@@ -47,17 +47,17 @@ async def test_an_answer_has_text_reason_and_usage(api: Api) -> None:
     assert response.json()["usage"] == {"prompt_tokens": 40, "completion_tokens": 30, "total_tokens": 70}
 
 
-async def test_an_answer_has_openais_head(api: Api) -> None:
+async def test_an_answer_has_openais_members(api: Api) -> None:
     answer = (await api.complete(max_tokens=1)).json()
     assert answer["object"] == "text_completion" and answer["model"] == "tiny"
     assert answer["id"].startswith("cmpl-") and isinstance(answer["created"], int)
 
 
-async def test_without_max_tokens_there_are_sixteen(api: Api) -> None:
+async def test_the_default_of_max_tokens_is_sixteen(api: Api) -> None:
     assert (await api.complete()).json()["usage"]["completion_tokens"] == 16
 
 
-async def test_a_text_prompt_is_the_tokens_of_it(api: Api) -> None:
+async def test_a_text_prompt_equals_its_tokens(api: Api) -> None:
     text = "A request is its token ids"
     ids = api.backend.model.tokenizer.encode(text).ids
     first, second = [(await api.complete(prompt=p, max_tokens=20)).json() for p in (text, ids)]
@@ -65,7 +65,7 @@ async def test_a_text_prompt_is_the_tokens_of_it(api: Api) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 16, 60])
-async def test_a_stream_says_what_a_whole_answer_says(api: Api, count: int) -> None:
+async def test_a_stream_has_the_text_of_a_whole_answer(api: Api, count: int) -> None:
     whole = choice(await api.complete(max_tokens=count))
     chunks = events(await api.complete(max_tokens=count, stream=True))
     assert chunks.pop() == "[DONE]"
@@ -81,7 +81,7 @@ async def test_a_stream_has_one_chunk_per_step_and_one_head(api: Api) -> None:
     assert all("usage" not in c for c in chunks)
 
 
-async def test_usage_comes_last_in_a_stream_that_asks_for_it(api: Api) -> None:
+async def test_usage_comes_last_in_a_stream_if_requested(api: Api) -> None:
     options = {"include_usage": True}
     chunks = events(await api.complete(max_tokens=5, stream=True, stream_options=options))[:-1]
     assert [c["usage"] for c in chunks[:-1]] == [None] * 5
@@ -108,7 +108,7 @@ async def test_a_stop_string_ends_a_stream(api: Api) -> None:
     await api.backend.service.idle()
 
 
-async def test_text_that_only_looked_like_a_stop_string_is_said_at_the_end(api: Api) -> None:
+async def test_text_held_back_for_a_stop_string_is_sent_at_the_end(api: Api) -> None:
     whole = choice(await api.complete(max_tokens=30))["text"]
     chunks = events(await api.complete(max_tokens=30, stop=whole[-2:] + "?!", stream=True))[:-1]
     assert "".join(c["choices"][0]["text"] for c in chunks) == whole
@@ -116,7 +116,7 @@ async def test_text_that_only_looked_like_a_stop_string_is_said_at_the_end(api: 
 
 
 async def test_a_slow_client_gets_every_chunk(model: Model) -> None:
-    """All is generated before the first chunk can be sent."""
+    """All tokens are generated before the first chunk can be sent."""
     service = make_service("a", step_s=0.0001)
     api = make_api(model, service)
     whole = choice(await api.complete(max_tokens=40))["text"]
@@ -147,7 +147,7 @@ async def test_many_clients_at_once_get_their_own_answers(api: Api) -> None:
 # --- errors after the start ---------------------------------------------------------------------------
 
 
-async def test_an_error_amid_a_stream_is_an_event_before_done(api: Api) -> None:
+async def test_an_error_during_a_stream_is_an_event_before_done(api: Api) -> None:
     service = api.backend.service
     service.tie()
     asking = asyncio.create_task(api.complete(max_tokens=900, stream=True))
@@ -177,11 +177,11 @@ async def test_without_replicas_a_request_is_refused_with_503(model: Model) -> N
     assert service.streams.count == 0
 
 
-# --- clients that leave -------------------------------------------------------------------------------
+# --- clients that disconnect -------------------------------------------------------------------------------
 
 
 def leave(exchange: Exchange, how: str) -> None:
-    """SegmentOrigin reading as by writing one may learn that the client left; Serve's proxy cancels the call."""
+    """Disconnect: receiving ends, sending fails, or Serve's proxy cancels the call."""
     match how:
         case "disconnect":
             exchange.disconnect()
@@ -192,7 +192,7 @@ def leave(exchange: Exchange, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["disconnect", "failure", "cancellation"])
-async def test_a_client_that_leaves_amid_a_stream_ends_its_request(model: Model, how: str) -> None:
+async def test_a_disconnect_during_a_stream_ends_its_request(model: Model, how: str) -> None:
     api = make_api(model, make_service(step_s=SLOW_S))
     exchange = Exchange(api, body(max_tokens=900, stream=True))
     await exchange.chunks(5)
@@ -203,9 +203,7 @@ async def test_a_client_that_leaves_amid_a_stream_ends_its_request(model: Model,
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("how", ["disconnect", "cancellation"])
-async def test_a_client_that_leaves_before_the_first_token_ends_its_request(
-    model: Model, how: str, stream: bool
-) -> None:
+async def test_a_disconnect_before_the_first_token_ends_its_request(model: Model, how: str, stream: bool) -> None:
     service = make_service(step_s=3)
     exchange = Exchange(make_api(model, service), body(max_tokens=900, stream=stream))
     await eventually(lambda: bool(list(service.replica("a").host.loads())))
@@ -216,7 +214,7 @@ async def test_a_client_that_leaves_before_the_first_token_ends_its_request(
 
 
 @pytest.mark.parametrize("how", ["disconnect", "cancellation"])
-async def test_a_client_that_leaves_amid_a_whole_answer_ends_its_request(model: Model, how: str) -> None:
+async def test_a_disconnect_during_a_whole_answer_ends_its_request(model: Model, how: str) -> None:
     api = make_api(model, make_service(step_s=SLOW_S))
     service = api.backend.service
     exchange = Exchange(api, body(max_tokens=900))
@@ -227,8 +225,8 @@ async def test_a_client_that_leaves_amid_a_whole_answer_ends_its_request(model: 
     assert exchange.sent == []
 
 
-async def test_a_client_that_leaves_before_the_first_byte_ends_its_request(model: Model) -> None:
-    """The stream of events has not begun then, and could not clean up."""
+async def test_a_disconnect_before_the_first_byte_ends_its_request(model: Model) -> None:
+    """The stream of events has not begun and cannot clean up."""
     api = make_api(model, make_service(step_s=SLOW_S))
     service = api.backend.service
     exchange = Exchange(api, body(max_tokens=900, stream=True))
@@ -241,7 +239,7 @@ async def test_a_client_that_leaves_before_the_first_byte_ends_its_request(model
 
 
 @pytest.mark.parametrize("how", ["disconnect", "cancellation"])
-async def test_a_client_that_leaves_while_it_waits_for_a_replica_leaves_nothing(model: Model, how: str) -> None:
+async def test_a_disconnect_while_waiting_for_a_replica_leaves_nothing(model: Model, how: str) -> None:
     service = make_service("a", no_replica_timeout_s=30)
     service.kill("a")
     exchange = Exchange(make_api(model, service), body(stream=True))
@@ -251,7 +249,7 @@ async def test_a_client_that_leaves_while_it_waits_for_a_replica_leaves_nothing(
     assert service.streams.count == 0 and not service.placer._sent
 
 
-async def test_a_client_that_leaves_while_it_sends_its_body_leaves_nothing(api: Api) -> None:
+async def test_a_disconnect_during_the_body_leaves_nothing(api: Api) -> None:
     exchange = Exchange(api, b"")
     exchange._incoming.get_nowait()
     exchange._incoming.put_nowait({"type": "http.request", "body": b'{"prompt"', "more_body": True})
@@ -289,11 +287,11 @@ async def labels_while_running(api: Api, headers: dict[str, str] | None) -> tupl
     return request["id"], request["label"]
 
 
-async def test_the_state_shows_a_request_by_the_clients_id(api: Api) -> None:
+async def test_the_label_of_a_request_is_its_x_request_id(api: Api) -> None:
     assert (await labels_while_running(api, {"X-Request-Id": "mine<>" + "x" * 300}))[1] == "mine" + "x" * 124
 
 
-async def test_the_state_shows_a_request_without_one_by_its_own(api: Api) -> None:
+async def test_the_default_label_is_the_request_id(api: Api) -> None:
     own, label = await labels_while_running(api, None)
     assert own == label and own.startswith("cmpl-")
 
@@ -309,7 +307,7 @@ async def test_the_model_is_listed(api: Api) -> None:
 
 
 @pytest.mark.parametrize("reason", ["starting: 0 of 2 replicas run", "no replica accepts requests"])
-async def test_health_says_why_it_is_not(api: Api, reason: str) -> None:
+async def test_health_gives_the_reason(api: Api, reason: str) -> None:
     api.backend.unhealthy = reason
     response = await api.get("/health")
     assert (response.status_code, response.json()["error"]["message"]) == (503, reason)
@@ -317,16 +315,16 @@ async def test_health_says_why_it_is_not(api: Api, reason: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/health", "/live"])
-async def test_a_healthy_service_says_ok(api: Api, path: str) -> None:
+async def test_a_healthy_service_answers_ok(api: Api, path: str) -> None:
     response = await api.get(path)
     assert (response.status_code, response.text) == (200, "OK")
 
 
-async def test_versions_are_told(api: Api) -> None:
+async def test_versions_are_listed(api: Api) -> None:
     assert (await api.get("/version")).json()["vllm"] == "2"
 
 
-async def test_our_own_mistakes_are_told_without_details(api: Api) -> None:
+async def test_internal_errors_reveal_no_details(api: Api) -> None:
     api.backend.health = lambda: 1 / 0  # type: ignore[method-assign,assignment,return-value]
     response = await api.get("/health")
     assert response.status_code == 500
@@ -345,7 +343,7 @@ ADMIN = [("GET", "/mell/state"), ("GET", "/mell/migrations"), ("POST", "/mell/mi
 
 @pytest.mark.parametrize(("method", "path"), ADMIN)
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.8.8.8", "::1"])
-async def test_without_a_key_loopback_may(api: Api, method: str, path: str, address: str) -> None:
+async def test_without_an_admin_key_loopback_has_access(api: Api, method: str, path: str, address: str) -> None:
     api.address = (address, 1)
     response = await api.send(method, path, **({"json": {"request_id": "x"}} if method == "POST" else {}))
     assert response.status_code in (200, 404)
@@ -353,7 +351,9 @@ async def test_without_a_key_loopback_may(api: Api, method: str, path: str, addr
 
 @pytest.mark.parametrize(("method", "path"), ADMIN)
 @pytest.mark.parametrize("address", ["10.0.0.1", "192.168.1.1", "2001:db8::1", "testclient", ""])
-async def test_without_a_key_others_may_not(api: Api, method: str, path: str, address: str) -> None:
+async def test_without_an_admin_key_other_addresses_have_no_access(
+    api: Api, method: str, path: str, address: str
+) -> None:
     api.address = (address, 1)
     response = await api.send(method, path, headers={"X-Forwarded-For": "127.0.0.1"})
     assert response.status_code == 403 and "ingress.admin_key" in response.json()["error"]["message"]
@@ -364,7 +364,7 @@ async def test_without_a_key_others_may_not(api: Api, method: str, path: str, ad
     "given",
     ["", "Bearer", "Bearer wrong-key", "Bearer secret-key ", "secret-key", "Basic secret-key", "Bearer \u00e9"],
 )
-async def test_with_a_key_nobody_may_without_it(api: Api, method: str, path: str, given: str) -> None:
+async def test_with_an_admin_key_it_is_required(api: Api, method: str, path: str, given: str) -> None:
     api.backend.admin_key = "secret-key!"
     headers = {"Authorization": given.encode("latin-1")} if given else {}
     response = await api.send(method, path, headers=headers)
@@ -372,7 +372,7 @@ async def test_with_a_key_nobody_may_without_it(api: Api, method: str, path: str
     assert "secret-key!" not in response.text
 
 
-async def test_with_the_key_one_may_from_anywhere(api: Api) -> None:
+async def test_the_admin_key_gives_access_from_anywhere(api: Api) -> None:
     api.backend.admin_key = "secret-key!"
     api.address = ("10.0.0.1", 1)
     response = await api.get("/mell/state", headers={"Authorization": "Bearer secret-key!"})
@@ -395,14 +395,14 @@ async def test_an_order_moves_a_running_request_by_its_label(api: Api) -> None:
 
 
 @pytest.mark.parametrize("path", list(PathRequest))
-async def test_an_order_says_what_is_wanted(api: Api, path: PathRequest) -> None:
+async def test_an_order_names_request_target_and_path(api: Api, path: PathRequest) -> None:
     api.backend.answer = MoveAccepted("m1")
     response = await order(api, request_id="x", target="b", path=path.value)
     assert (response.status_code, response.json()) == (202, {"id": "m1"})
     assert api.backend.asked == [("x", "b", path)]
 
 
-async def test_target_and_path_may_be_left_to_the_policy(api: Api) -> None:
+async def test_target_and_path_are_optional(api: Api) -> None:
     api.backend.answer = MoveAccepted("m1")
     assert (await order(api, request_id="x")).status_code == 202
     assert api.backend.asked == [("x", None, PathRequest.AUTO)]
@@ -417,7 +417,7 @@ async def test_target_and_path_may_be_left_to_the_policy(api: Api) -> None:
         (503, "service_unavailable_error"),
     ],
 )
-async def test_an_order_that_is_refused_says_why_in_openais_shape(api: Api, status: int, kind: str) -> None:
+async def test_a_refused_order_has_its_reason_in_openais_shape(api: Api, status: int, kind: str) -> None:
     api.backend.answer = MoveRejected(status, "because", {"candidates": [{"id": "r1"}]})
     response = await order(api, request_id="x")
     assert response.status_code == status
@@ -453,7 +453,7 @@ BAD_ORDERS: dict[str, tuple[bytes, str | None]] = {
 
 
 @pytest.mark.parametrize(("content", "param"), BAD_ORDERS.values(), ids=BAD_ORDERS)
-async def test_a_bad_order_is_a_400_that_names_the_member(api: Api, content: bytes, param: str | None) -> None:
+async def test_an_invalid_order_is_a_400_that_names_the_member(api: Api, content: bytes, param: str | None) -> None:
     response = await api.post("/mell/migrations", content=content, headers={"Content-Type": "application/json"})
     error = response.json()["error"]
     assert (response.status_code, error["type"]) == (400, "invalid_request_error"), response.text
@@ -461,8 +461,8 @@ async def test_a_bad_order_is_a_400_that_names_the_member(api: Api, content: byt
     assert error["message"] and not api.backend.asked
 
 
-async def test_no_order_is_taken_from_a_web_page(api: Api) -> None:
-    """A page may post text/plain to loopback without asking; JSON it may not."""
+async def test_a_web_page_cannot_give_orders(api: Api) -> None:
+    """A page may post text/plain to loopback without a CORS preflight, but not JSON."""
     response = await api.post(
         "/mell/migrations", content=b'{"request_id": "x"}', headers={"Content-Type": "text/plain"}
     )

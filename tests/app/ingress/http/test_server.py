@@ -1,4 +1,4 @@
-"""The ingress's own HTTP server: its socket, its end, and the request id that comes back."""
+"""The ingress's own HTTP server: its socket, its end, and the echoed X-Request-Id."""
 
 import asyncio
 import errno
@@ -41,7 +41,7 @@ async def serving() -> AsyncIterator[tuple[HttpServer, httpx.AsyncClient]]:
 
 
 @pytest.mark.parametrize("label", ["mine", None])
-async def test_request_id_comes_back_if_there_was_one(label: str | None) -> None:
+async def test_the_request_id_is_echoed(label: str | None) -> None:
     async with serving() as (_, client):
         response = await client.get("/", headers={"X-Request-Id": label} if label else {})
     assert response.headers.get_list("x-request-id") == ([label] if label else [])
@@ -55,7 +55,7 @@ async def test_closing_lets_open_answers_end() -> None:
         await closing
 
 
-async def test_busy_port_is_an_error_that_says_what_to_set() -> None:
+async def test_a_busy_port_is_an_error_that_names_the_setting() -> None:
     first = await listen("127.0.0.1", 0, shared=False, wait_s=0)
     with pytest.raises(OSError, match=r"set ingress\.port") as caught:
         await listen("127.0.0.1", first.getsockname()[1], shared=False, wait_s=0)
@@ -63,7 +63,7 @@ async def test_busy_port_is_an_error_that_says_what_to_set() -> None:
     first.close()
 
 
-async def test_port_of_a_predecessor_is_waited_for() -> None:
+async def test_the_port_of_a_stopping_predecessor_is_retried() -> None:
     first = await listen("127.0.0.1", 0, shared=False, wait_s=0)
     port = first.getsockname()[1]
     asyncio.get_running_loop().call_later(0.1, first.close)
