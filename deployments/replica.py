@@ -20,6 +20,7 @@ from deployments.membership import Membership
 from deployments.moves import Moves
 from deployments.outbox import Batch, Outboxes
 from deployments.peer import ServePeer
+from deployments.processes.guard import start_guard
 from deployments.report import ReplicaReport
 from deployments.routing import Replicas, own_id, own_node
 from deployments.scaling import REQUESTS
@@ -53,6 +54,7 @@ class EngineReplica:
         self._fence = 0
         self._silence_s = topology.engine_silence_s
         self._hung = False
+        start_guard()
         self._engine: Engine = await _engine_class(engine.kind).start(
             engine.model_source, engine.kwargs, migration.slot_bytes
         )
@@ -252,7 +254,7 @@ class EngineReplica:
             if self._host.silent_s() > self._silence_s:
                 self._hung = True
                 self._host.lose_all(f"the engine gave no token for {self._silence_s:g} s")
-                # Its processes may outlive this one otherwise: what stands still hears of no death.
+                # Gives the memory back now: Serve takes its time to stop this replica.
                 await asyncio.to_thread(self._engine.shutdown)
             for ingress in self._outboxes.silent(self._ingress_lease_s):
                 count = self._host.forget_ingress(ingress)

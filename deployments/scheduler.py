@@ -23,6 +23,7 @@ from deployments.gatherer import EngineReporters, Gatherer, Received
 from deployments.heap import freeze_heap
 from deployments.listing import Listing, ServeListing
 from deployments.membership import Membership
+from deployments.processes.guard import start_guard
 from deployments.recording import Recorder, Setting
 from deployments.records import Records
 from deployments.rehearsal import Rehearsal
@@ -58,6 +59,7 @@ class EpochScheduler:
     """Runs an epoch every `epoch_s` seconds; answers ingresses and operators in between."""
 
     async def __init__(self, config: SchedulerConfig, topology: Topology) -> None:  # type: ignore[misc]  # Serve awaits it
+        start_guard()
         replicas = Replicas("Engine", topology.app)
         membership = Membership("Engine", topology.app, f"scheduler-{own_id()}", lambda _: self._members_changed())
         listing = ServeListing(topology.app, config.report_timeout_s)

@@ -32,6 +32,7 @@ from deployments.control import MoveAnswer, MoveRejected
 from deployments.exposition import Family
 from deployments.heap import freeze_heap
 from deployments.membership import Membership
+from deployments.processes.guard import start_guard
 from deployments.routing import Replicas, own_id
 from deployments.scheduler_client import SchedulerClient
 from migration.protocol.messages import PathRequest
@@ -247,6 +248,7 @@ class IngressReplica:
         scheduler: DeploymentHandle,
     ) -> None:
         """The handles make Serve deploy the other deployments; calls address them by name."""
+        start_guard()
         self._backend = IngressBackend(config, topology)
         self._routes = Routes(self._backend)
         self._grace_s = config.grace_s
