@@ -29,7 +29,7 @@ setup: ## Make .venv hold what the lock files pin; does nothing if it does alrea
 	@DEVICE="$(DEVICE)" PYTHON="$(PYTHON)" requirements/setup.sh
 
 serve: setup ## Start the service on this machine, with the settings in CONFIG
-	PYTHONPATH="$(CURDIR)" serve run $(ARGS) "$(CONFIG)"
+	exec python -m app.serve --with-parent $(ARGS) "$(CONFIG)"
 
 check: format-check lint types imports unit ## Formatting, lint, types, import rules and unit tests
 

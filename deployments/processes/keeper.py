@@ -1,0 +1,161 @@
+"""Runs a command, and ends everything below it when it ends or is to end.
+
+The launcher (`app.serve`) starts the keeper in a session of its own, and the keeper starts `serve run`:
+
+    launcher     in the terminal's or init system's process group; passes signals on
+      keeper     adopts orphans, so all that was ever started below it remains below it
+        serve run
+          raylet, GCS, dashboard, ...
+            replicas, controller, ...
+              engine cores, workers, guards
+
+Whichever of the three ends first, one remains to end the rest: the keeper sees the end of the other two, and the
+launcher, which adopts orphans as well, that of the keeper. A raylet that ends takes all along, too.
+
+A cluster that was there before is no descendant, so nothing of it is ended: there, the command is a client.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from deployments.processes.ending import end_all
+from deployments.processes.table import (
+    ProcessEntry,
+    ProcessIdentity,
+    adopt_orphans,
+    descendants,
+    identity_of,
+    is_running,
+)
+
+POLL_S = 0.25
+LOOK_S = 1.0
+DRAIN_S = 60.0
+"""How long the command may take to end when it is asked to. Serve waits 30 s for streams, and then ends Ray."""
+
+ORPHAN_S = 5.0
+"""How long the command may run after the raylet that it started. It would not notice, and nothing starts another."""
+
+_SIGNALS = {signal.SIGCHLD, signal.SIGINT, signal.SIGTERM}
+_MODULE = "deployments.processes.keeper"
+_ROOT = Path(__file__).parents[2]
+_GCS = "gcs_server"
+_RAYLET = "raylet"
+_REPLICA = "ray::ServeRepli"
+
+
+class Keeper:
+    """Keeps `command` for `owner`: without the owner, the command has no reason to run."""
+
+    def __init__(self, owner: ProcessIdentity, command: Sequence[str], drain_s: float) -> None:
+        self._owner = owner
+        self._drain_s = drain_s
+        self._raylet: ProcessIdentity | None = None
+        self._ends_by = float("inf")
+        self._ends_on_request = False
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # `run` waits for them
+        adopt_orphans()
+        self._command = subprocess.Popen(command, preexec_fn=_default_signals)
+
+    def run(self) -> int:
+        """The command's exit status, once nothing of what it started runs any more; 0 if it was killed on request."""
+        look_at = 0.0
+        while self._command.poll() is None and is_running(self._owner) and (now := time.monotonic()) < self._ends_by:
+            if now >= look_at:
+                look_at = now + LOOK_S
+                self._look_for_raylet(now)
+            received = signal.sigtimedwait(_SIGNALS, POLL_S)
+            if received is None:
+                continue
+            if received.si_signo == signal.SIGCHLD:
+                self._reap()
+            elif self._ends_on_request or not self._request_end(received.si_signo):
+                break
+        self._command.kill()
+        status = self._command.wait()
+        end_descendants()
+        return 0 if status == -signal.SIGKILL and self._ends_on_request else status
+
+    def _look_for_raylet(self, now: float) -> None:
+        """Find it, once it has been started, and see to it that the command does not outlive it."""
+        if self._raylet is None:
+            found = (entry.identity for entry in descendants(os.getpid()) if entry.name == _RAYLET)
+            self._raylet = next(found, None)
+        elif not is_running(self._raylet):
+            self._ends_by = min(self._ends_by, now + ORPHAN_S)
+
+    def _request_end(self, by: int) -> bool:
+        """Have the command drain and end. False if it has nothing to drain, and may be killed as well."""
+        self._ends_on_request = True
+        self._ends_by = time.monotonic() + self._drain_s
+        names = {entry.name for entry in descendants(os.getpid())}
+        # On somebody else's cluster the application stays, but Ctrl-C takes it down, as the command says of itself.
+        drains = _REPLICA in names if _GCS in names else by == signal.SIGINT
+        if drains:
+            self._command.send_signal(signal.SIGINT)
+        return drains
+
+    def _reap(self) -> None:
+        """Ask for the exit status of orphans that have ended, for nobody else will."""
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                if ended.si_pid == self._command.pid:
+                    return
+                os.waitpid(ended.si_pid, 0)
+
+
+def end_descendants() -> None:
+    """Kill everything below this process, which adopts orphans; returns when nothing is left."""
+
+    def left() -> list[ProcessEntry]:
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        return descendants(os.getpid())
+
+    end_all(left)
+
+
+def keep(
+    command: Sequence[str],
+    drain_s: float = DRAIN_S,
+    environment: Mapping[str, str] = os.environ,
+    output: IO[str] | None = None,
+) -> "subprocess.Popen[bytes]":
+    """Start a keeper for this process that runs `command`, with this Python and this project first in its paths.
+
+    SIGTERM has the keeper end all, after at most `drain_s` seconds for the command to end by itself. So has the end of
+    this process, at once.
+    """
+    keeper = [sys.executable, "-P", "-m", _MODULE, str(identity_of(os.getpid())), str(drain_s), *command]
+    first = {"PATH": Path(sys.executable).parent, "PYTHONPATH": _ROOT}  # Ray starts `python` by name in places
+    paths = {name: os.pathsep.join([str(path), *filter(None, [environment.get(name)])]) for name, path in first.items()}
+    return subprocess.Popen(keeper, env={**environment, **paths}, stdout=output, stderr=output, start_new_session=True)
+
+
+def exit_status(returncode: int) -> int:
+    """What a shell would make of it: 128 and the number of the signal that ended a process."""
+    return returncode if returncode >= 0 else 128 - returncode
+
+
+def _default_signals() -> None:
+    """For the command, before it runs. A shell starts what runs in the background with SIGINT ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+
+
+def main() -> None:
+    """`python -m deployments.processes.keeper OWNER DRAIN_S COMMAND...`: exits with the command's status."""
+    owner, drain_s, *command = sys.argv[1:]
+    sys.exit(exit_status(Keeper(ProcessIdentity.parse(owner), command, float(drain_s)).run()))
+
+
+if __name__ == "__main__":
+    main()

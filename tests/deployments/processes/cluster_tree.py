@@ -1,0 +1,58 @@
+"""A stand-in for `serve run`, without Ray.
+
+    python -m tests.deployments.processes.cluster_tree FOLDER CLUSTER DRAIN_S
+
+With CLUSTER `own` it starts a GCS and a raylet with a replica in a session of its own; with `empty` the same without a
+replica; with `other` nothing, for the cluster was there before. On SIGINT it drains, writes `drained` and ends.
+"""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+
+def main() -> None:
+    """Run until SIGINT."""
+    folder, cluster, drain_s = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if cluster != "other":
+        _start(folder, "gcs_server")
+        if os.fork() == 0:
+            if cluster == "own":
+                _start(folder, "ray::ServeReplica")
+            _stay(folder, "raylet")
+    try:
+        _note(folder, "command")
+        time.sleep(1000)
+    except KeyboardInterrupt:
+        time.sleep(drain_s)
+        (folder / "drained").touch()
+
+
+def _start(folder: Path, name: str) -> None:
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            _stay(folder, "engine")
+        _stay(folder, name)
+
+
+def _stay(folder: Path, name: str) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    Path("/proc/self/comm").write_text(name)
+    _note(folder, name.removeprefix("ray::"))
+    while True:
+        time.sleep(1000)
+
+
+def _note(folder: Path, name: str) -> None:
+    made = folder / f".{name}.{os.getpid()}"
+    made.write_text(str(os.getpid()))
+    made.rename(folder / name)
+
+
+if __name__ == "__main__":
+    main()

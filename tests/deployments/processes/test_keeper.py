@@ -1,0 +1,214 @@
+"""Nothing that a launch command started outlives it, whichever of launcher, keeper and command ends by what."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deployments.processes.table import ProcessIdentity, descendants, is_running
+from tests.deployments.processes.test_guard import ROOT, wait_until
+
+LAUNCH = "import sys; from app.serve import run_kept; sys.exit(run_kept(sys.argv[2:], drain_s=float(sys.argv[1])))"
+DRAIN_S = "60"
+
+
+class Launch:
+    """A launcher, its keeper and a stand-in for `serve run` with what that has started."""
+
+    def __init__(
+        self, folder: Path, cluster: str = "own", drain_s: float = 0.0, within_s: float = 60.0, ignored: bool = False
+    ) -> None:
+        self._folder = folder
+        stand_in = [sys.executable, "-m", "tests.deployments.processes.cluster_tree", str(folder), cluster]
+        self.launcher = subprocess.Popen(
+            [sys.executable, "-c", LAUNCH, str(within_s), *stand_in, str(drain_s)],
+            cwd=ROOT,
+            start_new_session=True,
+            preexec_fn=_ignore_interrupts if ignored else None,
+        )
+        replica = {"ServeReplica"} if cluster == "own" else set()
+        rest = set() if cluster == "other" else {"gcs_server", "raylet", "engine"}
+        wait_until(lambda: all((folder / name).exists() for name in {"command"} | rest | replica), 30.0)
+        found = descendants(self.launcher.pid)
+        self.keeper = found[0].pid
+        self.processes: list[ProcessIdentity] = [entry.identity for entry in found]
+        assert len(found) == 2 + len(rest) + 2 * len(replica)
+
+    @property
+    def drained(self) -> bool:
+        return (self._folder / "drained").exists()
+
+    def send(self, to: str, number: signal.Signals) -> None:
+        ids = {"launcher": self.launcher.pid, "keeper": self.keeper}
+        os.kill(ids[to] if to in ids else int((self._folder / to).read_text()), number)
+
+    def is_gone(self) -> bool:
+        return not any(map(is_running, self.processes))
+
+    def clear(self) -> None:
+        for process in self.processes:
+            if is_running(process):
+                os.kill(process.pid, signal.SIGKILL)
+        self.launcher.kill()
+        self.launcher.wait()
+
+
+def _ignore_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@pytest.fixture
+def launches() -> Iterator[contextlib.ExitStack]:
+    with contextlib.ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def launch(tmp_path: Path, launches: contextlib.ExitStack) -> Launch:
+    made = Launch(tmp_path)
+    launches.callback(made.clear)
+    return made
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("to", ["launcher", "keeper", "command"])
+def test_all_ends_with_any_of_the_three(launch: Launch, to: str, number: signal.Signals) -> None:
+    launch.send(to, number)
+    wait_until(launch.is_gone)
+    launch.launcher.wait(5)
+    asked = number in (signal.SIGTERM, signal.SIGINT)
+    assert launch.drained == (asked and (to, number) != ("command", signal.SIGTERM))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_signals_to_the_process_group_drain_the_application(launch: Launch, number: signal.Signals) -> None:
+    os.killpg(launch.launcher.pid, number)
+    assert launch.launcher.wait(15) == 0
+    assert launch.drained
+    assert launch.is_gone()
+
+
+def test_a_killed_process_group_leaves_nothing(launch: Launch) -> None:
+    os.killpg(launch.launcher.pid, signal.SIGKILL)
+    wait_until(launch.is_gone)
+
+
+def test_two_that_are_killed_together_leave_nothing(launch: Launch) -> None:
+    launch.send("command", signal.SIGKILL)
+    launch.send("launcher", signal.SIGKILL)
+    wait_until(launch.is_gone)
+
+
+def test_a_stopped_command_ends_all_the_same(launch: Launch) -> None:
+    launch.send("command", signal.SIGSTOP)
+    launch.send("launcher", signal.SIGKILL)
+    wait_until(launch.is_gone)
+
+
+def test_all_ends_with_the_raylet(launch: Launch) -> None:
+    time.sleep(1.5)  # the keeper has looked for it
+    launch.send("raylet", signal.SIGKILL)
+    time.sleep(1.0)
+    assert is_running(launch.processes[0])  # the command may be about to end, and to say why
+    wait_until(launch.is_gone)
+    assert launch.launcher.wait(5) == 128 + signal.SIGKILL
+
+
+def test_draining_takes_its_time(tmp_path: Path, launches: contextlib.ExitStack) -> None:
+    launch = Launch(tmp_path, drain_s=1.0)
+    launches.callback(launch.clear)
+    launch.send("launcher", signal.SIGTERM)
+    time.sleep(0.7)
+    assert all(map(is_running, launch.processes))
+    assert launch.launcher.wait(15) == 0
+    assert launch.drained
+
+
+def test_a_second_signal_ends_it_at_once(tmp_path: Path, launches: contextlib.ExitStack) -> None:
+    launch = Launch(tmp_path, drain_s=1000.0)
+    launches.callback(launch.clear)
+    launch.send("launcher", signal.SIGTERM)
+    time.sleep(0.5)
+    launch.send("launcher", signal.SIGTERM)
+    assert launch.launcher.wait(15) == 0
+    assert not launch.drained
+    assert launch.is_gone()
+
+
+def test_draining_is_bounded(tmp_path: Path, launches: contextlib.ExitStack) -> None:
+    launch = Launch(tmp_path, drain_s=1000.0, within_s=1.0)
+    launches.callback(launch.clear)
+    launch.send("launcher", signal.SIGTERM)
+    assert launch.launcher.wait(15) == 0
+    assert not launch.drained
+    assert launch.is_gone()
+
+
+def test_before_the_first_replica_there_is_nothing_to_drain(tmp_path: Path, launches: contextlib.ExitStack) -> None:
+    launch = Launch(tmp_path, "empty", drain_s=1000.0)
+    launches.callback(launch.clear)
+    launch.send("launcher", signal.SIGTERM)
+    assert launch.launcher.wait(15) == 0
+    assert launch.is_gone()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_on_a_cluster_of_others_the_command_ends_without_a_word(
+    tmp_path: Path, launches: contextlib.ExitStack, number: signal.Signals
+) -> None:
+    """The command takes the application down when it is interrupted: it must not notice."""
+    launch = Launch(tmp_path, "other")
+    launches.callback(launch.clear)
+    launch.send("launcher", number)
+    wait_until(launch.is_gone)
+    assert launch.launcher.wait(5) == (-signal.SIGKILL if number == signal.SIGKILL else 0)
+    assert not launch.drained
+
+
+def test_on_a_cluster_of_others_an_interrupt_is_the_commands(tmp_path: Path, launches: contextlib.ExitStack) -> None:
+    launch = Launch(tmp_path, "other")
+    launches.callback(launch.clear)
+    launch.send("launcher", signal.SIGINT)
+    assert launch.launcher.wait(15) == 0
+    assert launch.drained
+
+
+def test_a_launcher_in_the_background_of_a_script_ignores_interrupts(
+    tmp_path: Path, launches: contextlib.ExitStack
+) -> None:
+    launch = Launch(tmp_path, ignored=True)
+    launches.callback(launch.clear)
+    launch.send("launcher", signal.SIGINT)
+    time.sleep(0.5)
+    assert all(map(is_running, launch.processes))
+    launch.send("launcher", signal.SIGTERM)  # which is an interrupt to the command, that does not ignore it
+    assert launch.launcher.wait(15) == 0
+    assert launch.drained
+
+
+def test_the_end_of_make_ends_all(tmp_path: Path) -> None:
+    """Which may be killed, and sends no signal then."""
+    arguments = ["tests.deployments.processes.cluster_tree", str(tmp_path), "own", "0"]
+    launch = f"from deployments.processes.table import end_with_parent; end_with_parent(); {LAUNCH}"
+    launcher = [sys.executable, "-c", launch, DRAIN_S, sys.executable, "-m", *arguments]
+    make = f"import subprocess; subprocess.run({launcher!r})"
+    process = subprocess.Popen([sys.executable, "-c", make], cwd=ROOT)
+    names = ("command", "gcs_server", "raylet", "ServeReplica", "engine")
+    wait_until(lambda: all((tmp_path / name).exists() for name in names), 30.0)
+    started = [entry.identity for entry in descendants(process.pid)]
+    process.kill()
+    process.wait()
+    wait_until(lambda: not any(map(is_running, started)))
+    assert (tmp_path / "drained").exists()
+
+
+@pytest.mark.parametrize(("command", "status"), [("exit 3", 3), ("kill -KILL $$", 137), ("exit 0", 0)])
+def test_status_is_the_commands(command: str, status: int) -> None:
+    launched = subprocess.run([sys.executable, "-c", LAUNCH, DRAIN_S, "/bin/sh", "-c", command], cwd=ROOT, timeout=30)
+    assert launched.returncode == status
