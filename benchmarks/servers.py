@@ -1,9 +1,7 @@
-"""Starts what is compared: Mell by `serve run`, and vLLM's own OpenAI server, on the same model and settings."""
+"""Starts what is compared: Mell as `make serve` does, and vLLM's own OpenAI server, on the same model and settings."""
 
 import contextlib
 import os
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -15,6 +13,7 @@ from typing import Any
 import yaml
 
 from app.tinymodel import ensure_tiny_model
+from deployments.processes.keeper import keep
 
 MODEL = "mell-tiny"
 ENGINE = {"max_model_len": 4096, "max_num_seqs": 64, "num_gpu_blocks_override": 1024}
@@ -27,8 +26,6 @@ ENV = {
     "VLLM_NO_USAGE_STATS": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
-GONE_S = 30.0
-"""How long the end of a server before may take: the ingress outlives `serve run` by a moment."""
 ROOT = Path(__file__).parent.parent
 
 
@@ -63,8 +60,7 @@ def mell(port: int, replicas: int, **args: Any) -> Iterator[int]:
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         yaml.safe_dump(config, file)
         file.flush()
-        command = [str(Path(sys.executable).parent / "serve"), "run", file.name]
-        with _process(command, f"http://127.0.0.1:{port}/health", f"Mell, {replicas} replica(s)"):
+        with _process(["serve", "run", file.name], f"http://127.0.0.1:{port}/health", f"Mell, {replicas} replica(s)"):
             yield port
 
 
@@ -90,24 +86,11 @@ def _process(command: list[str], health: str, name: str) -> Iterator[None]:
 
     Raises RuntimeError if it never is, or if another one answers there already: it would be taken for this one.
     """
-    gone_by = time.monotonic() + GONE_S
-    while _healthy(health):
-        if time.monotonic() > gone_by:
-            raise RuntimeError(f"{name} cannot start: something answers at {health}")
-        time.sleep(0.5)
+    if _healthy(health):
+        raise RuntimeError(f"{name} cannot start: something answers at {health}")
     log = tempfile.NamedTemporaryFile("w+", suffix=".log")  # noqa: SIM115 - closed below, with the process
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    env = {**os.environ, **ENV, "PYTHONPATH": str(ROOT), "PATH": path}
     started = time.monotonic()
-    process = subprocess.Popen(
-        command,
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        env=env,
-        cwd=ROOT,
-        process_group=0,
-        preexec_fn=heed_interrupts,
-    )
+    process = keep(command, environment=os.environ | ENV, output=log)
     try:
         while not _healthy(health):
             if process.poll() is not None or time.monotonic() - started > 150:
@@ -116,17 +99,9 @@ def _process(command: list[str], health: str, name: str) -> Iterator[None]:
         print(f"{name}: up after {time.monotonic() - started:.0f} s", flush=True)
         yield
     finally:
-        os.killpg(process.pid, signal.SIGINT)
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
+        process.terminate()
+        process.wait()
         log.close()
-
-
-def heed_interrupts() -> None:
-    """For a child, before it runs: what a shell starts in the background ignores SIGINT, and so do its children."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _healthy(url: str) -> bool:

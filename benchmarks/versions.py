@@ -12,6 +12,7 @@ import asyncio
 import dataclasses
 import json
 import os
+import signal
 import socket
 import statistics
 import subprocess
@@ -65,15 +66,18 @@ def _compare(other: Path, count: int, streams: list[int], file: Path | None) -> 
 
 def _run(folder: Path, streams: list[int]) -> dict[int, Load]:
     """A session of the version in that folder, in a process of its own, once the one before is really over."""
-    from benchmarks.servers import heed_interrupts
-
     while _listening():
         time.sleep(1)
     with tempfile.NamedTemporaryFile() as told:  # a pipe would be held open by what Ray leaves behind for a minute
         command = [sys.executable, str(Path(__file__)), "--session", told.name, "--streams", *map(str, streams)]
         environment = os.environ | {"PYTHONPATH": str(folder)}
-        subprocess.run(command, cwd=folder, env=environment, check=True, preexec_fn=heed_interrupts)
+        subprocess.run(command, cwd=folder, env=environment, check=True, preexec_fn=_heed_interrupts)
         return {int(n): Load(**load) for n, load in json.load(told).items()}
+
+
+def _heed_interrupts() -> None:
+    """For a session of an older version, which ends by SIGINT: the background of a shell ignores it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _listening() -> bool:

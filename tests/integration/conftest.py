@@ -1,11 +1,8 @@
 """One running application for all integration tests: real Serve, two real engines, real HTTP."""
 
-import contextlib
 import os
-import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +12,7 @@ import httpx
 import pytest
 import yaml
 
-from benchmarks.servers import heed_interrupts
+from deployments.processes.keeper import keep
 from tests.integration import faults
 from tests.integration.application import Application
 
@@ -41,7 +38,7 @@ class Stage:
         self._application: Application | None = None
 
     def show(self, name: str, config: dict[str, Any]) -> Application:
-        """The application of that name, started by `serve run` as a user does it unless it is there already."""
+        """The application of that name, started as by `make serve` unless it is there already."""
         if self._shown != name or self._application is None:
             self.clear()
             self._application, self._shown = self._start(name, config), name
@@ -56,36 +53,18 @@ class Stage:
         faults.write(switches, "collective")
         path.write_text(yaml.safe_dump(config))
         with log.open("w") as output:
-            self._process = subprocess.Popen(
-                [str(Path(sys.executable).parent / "serve"), "run", str(path)],
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=_environment(switches),
-                cwd=ROOT,
-                process_group=0,
-                preexec_fn=heed_interrupts,
-            )
+            environment = os.environ | {faults.VARIABLE: str(switches), "RAY_USAGE_STATS_ENABLED": "0"}
+            self._process = keep(["serve", "run", str(path)], environment=environment, output=output)
         url = f"http://127.0.0.1:{port}"
         _wait_until_healthy(self._process, url, log)
         return Application(url, switches, (BLOCKS - 1) * 32, folder)
 
     def clear(self) -> None:
         """Stop what is shown."""
-        # A first signal may come while nobody listens; an application that does not obey must not cost the next test.
-        signals = (signal.SIGINT, signal.SIGINT, signal.SIGKILL)
-        if self._process is not None and not any(_ended(self._process, by) for by in signals):
-            raise RuntimeError("serve run does not end")
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait()
         self._process = self._application = self._shown = None
-
-
-def _ended(process: "subprocess.Popen[bytes]", by: signal.Signals) -> bool:
-    """Whether the process group ends by that signal, or has ended before."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, by)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(45)
-        return True
-    return False
 
 
 @pytest.fixture(scope="session")
@@ -159,17 +138,6 @@ def _paced(recordings: Path) -> dict[str, Any]:
         "record": str(recordings),
     }
     return config
-
-
-def _environment(switches: Path) -> dict[str, str]:
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    return {
-        **os.environ,
-        faults.VARIABLE: str(switches),
-        "PYTHONPATH": str(ROOT),
-        "PATH": path,
-        "RAY_USAGE_STATS_ENABLED": "0",
-    }
 
 
 def _wait_until_healthy(process: "subprocess.Popen[bytes]", url: str, log: Path) -> None:
