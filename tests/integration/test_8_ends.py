@@ -1,0 +1,327 @@
+"""Nothing outlives its owner: what is left of a Mell that was ended in one way or another.
+
+MELL_TEST_LONG adds ways and repeats each.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from deployments.processes.guard import ORPHAN_S
+from deployments.processes.table import (
+    ProcessEntry,
+    ProcessIdentity,
+    command_line,
+    descendants,
+    is_running,
+    running,
+)
+from tests.integration.conftest import ROOT, START_LIMIT_S, Stage, free_port
+
+WITHIN_S = 15.0
+LONG = "MELL_TEST_LONG" in os.environ
+REPEATS = range(5 if LONG else 1)
+LAUNCHER, SERVE_RUN = "make serve", "serve run"
+COMMANDS = {
+    LAUNCHER: [sys.executable, "-m", "app.serve", "--with-parent"],
+    SERVE_RUN: [str(Path(sys.executable).parent / "serve"), "run"],
+}
+ENVIRONMENT = {
+    "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    "PYTHONPATH": str(ROOT),
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AUTH_MODE": "disabled",
+}
+
+
+class Run:
+    """A Mell that is started as a user does it, in a process group of its own."""
+
+    def __init__(self, folder: Path, command: str, **args: Any) -> None:
+        config = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
+        settings = config["applications"][0]["args"] | args
+        self.url = f"http://127.0.0.1:{(port := free_port())}"
+        config["applications"][0]["args"] = settings | {"ingress": {"port": port}}
+        path, self._log = folder / "serve_config.yaml", folder / "serve.log"
+        path.write_text(yaml.safe_dump(config))
+        self._command = [*COMMANDS[command], str(path)]
+        self.start()
+
+    def start(self) -> None:
+        with self._log.open("w") as output:
+            self.process = subprocess.Popen(
+                self._command,
+                env=os.environ | ENVIRONMENT,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=ROOT,
+                process_group=0,
+            )
+
+    @property
+    def output(self) -> str:
+        return self._log.read_text()
+
+    def healthy(self) -> bool:
+        assert self.process.poll() is None, self.output
+        return answers(self.url)
+
+    def signal_group(self, number: signal.Signals) -> None:
+        os.killpg(self.process.pid, number)
+
+    def below(self) -> list[ProcessEntry]:
+        """All that was started and has not lost its parent."""
+        return descendants(self.process.pid)
+
+    def has(self, name: str) -> bool:
+        return any(called(entry, name) for entry in self.below())
+
+    def kill(self, *names: str) -> None:
+        """SIGKILL to those of its processes, as quickly as can be."""
+        for entry in [e for name in names for e in self.below() if called(e, name)]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(entry.pid, signal.SIGKILL)
+
+
+class Left:
+    """What is left of a run since this was made: processes, also those in the same process groups, and memory."""
+
+    def __init__(self, run: Run) -> None:
+        below = run.below()
+        self._processes = {entry.identity for entry in below}
+        self._groups = {entry.pid for entry in below if entry.pid == entry.group} | {run.process.pid}
+        maps = [text for entry in below for text in Path(f"/proc/{entry.pid}/maps").read_text().splitlines()]
+        self._memory = {Path(line.split(maxsplit=5)[5]) for line in maps if " /dev/shm/" in line}
+
+    def processes(self) -> list[ProcessEntry]:
+        return [e for e in running() if e.identity in self._processes or e.group in self._groups]
+
+    def nothing(self) -> bool:
+        return not self.processes() and not self.memory()
+
+    def memory(self) -> list[Path]:
+        return [path for path in self._memory if path.exists()]
+
+    def clear(self) -> None:
+        for entry in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(entry.pid, signal.SIGKILL)
+
+    def wait(self) -> None:
+        try:
+            wait_until(self.nothing, WITHIN_S, lambda: (list(map(shown, self.processes())), self.memory()))
+        finally:
+            self.clear()
+
+
+def answers(url: str) -> bool:
+    with contextlib.suppress(httpx.TransportError):
+        return httpx.get(f"{url}/health", timeout=2, trust_env=False).status_code == 200
+    return False
+
+
+def called(entry: ProcessEntry, name: str) -> bool:
+    return name in entry.name or name in command_line(entry.pid)
+
+
+def shown(entry: ProcessEntry) -> str:
+    return f"{entry.pid} {command_line(entry.pid)[:80]}"
+
+
+def wait_until(condition: Callable[[], bool], within_s: float, about: Callable[[], object] = str) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, about()
+        time.sleep(0.1)
+
+
+Start = Callable[[Callable[[Path, str], Run], str], Run]
+
+
+@pytest.fixture
+def start(tmp_path: Path, stage: Stage) -> Iterator[Start]:
+    """Starts a run, where nothing else runs."""
+    stage.clear()
+    runs: list[Run] = []
+
+    def started(make: Callable[[Path, str], Run], command: str) -> Run:
+        runs.append(make(tmp_path, command))
+        return runs[-1]
+
+    yield started
+    for run in runs:
+        left = Left(run)
+        run.process.kill()
+        left.clear()
+        run.process.wait()
+
+
+def one_engine(folder: Path, command: str) -> Run:
+    config = {"num_cpus": 0.1, "autoscaling_config": {"min_replicas": 1, "max_replicas": 1}}
+    return Run(folder, command, deployment_config=config)
+
+
+def paced_engines(folder: Path, command: str) -> Run:
+    settings = {"num_gpu_blocks_override": 256, "block_size": 16, "max_model_len": 4000, "startup_s": 0.5}
+    config = {"num_cpus": 0.05, "autoscaling_config": {"min_replicas": 2, "max_replicas": 2}}
+    return Run(folder, command, engine="paced", engine_kwargs=settings | {"decode_s": 0.02}, deployment_config=config)
+
+
+class Stream(threading.Thread):
+    """A completion that takes a few seconds."""
+
+    def __init__(self, url: str, tokens: int) -> None:
+        super().__init__()
+        self._url, self._tokens = url, tokens
+        self.began = threading.Event()
+        self.lines: list[str] = []
+
+    def run(self) -> None:
+        body = {"model": "mell-tiny", "prompt": [5, 6, 7], "max_tokens": self._tokens, "stream": True}
+        body |= {"ignore_eos": True, "temperature": 0}
+        with httpx.stream("POST", f"{self._url}/v1/completions", json=body, timeout=60, trust_env=False) as response:
+            for line in filter(None, response.iter_lines()):
+                self.lines.append(line)
+                self.began.set()
+
+    @property
+    def whole(self) -> bool:
+        reasons = [json.loads(line[6:])["choices"][0]["finish_reason"] for line in self.lines[:-1] if "choices" in line]
+        return "length" in reasons and self.lines[-1] == "data: [DONE]"
+
+
+@pytest.mark.parametrize("attempt", REPEATS)
+def test_sigterm_to_the_group_of_make_serve_drains_and_ends_all(start: Start, attempt: int) -> None:
+    run = start(one_engine, LAUNCHER)
+    wait_until(run.healthy, START_LIMIT_S)
+    assert run.has("VLLM::Worker")
+    left = Left(run)
+    assert left.memory()
+    stream = Stream(run.url, 3000)
+    stream.start()
+    assert stream.began.wait(30)
+    run.signal_group(signal.SIGTERM)
+    assert run.process.wait(60) == 0
+    assert left.nothing()
+    stream.join()
+    assert stream.whole, stream.lines[-3:]
+    assert not [word for word in ("Aborted", "SIGTERM received", "Traceback", "PC: @") if word in run.output]
+
+
+@pytest.mark.parametrize("attempt", REPEATS)
+@pytest.mark.parametrize(
+    ("command", "end"),
+    [
+        pytest.param(SERVE_RUN, lambda run: run.signal_group(signal.SIGTERM), id="serve run, SIGTERM to the group"),
+        *[
+            pytest.param(command, end, id=name, marks=pytest.mark.skipif(not LONG, reason="MELL_TEST_LONG adds it"))
+            for command, end, name in (
+                (SERVE_RUN, lambda run: run.process.kill(), "serve run, killed"),
+                (SERVE_RUN, lambda run: run.kill("raylet/raylet", "serve run"), "serve run, killed after its raylet"),
+                (SERVE_RUN, lambda run: run.kill("ServeRepli", "serve run"), "serve run, killed after its replicas"),
+                (LAUNCHER, lambda run: run.kill("bin/serve run"), "make serve, serve run is killed"),
+                (LAUNCHER, lambda run: run.kill("raylet/raylet"), "make serve, the raylet is killed"),
+                (LAUNCHER, lambda run: run.process.kill(), "make serve, killed"),
+                (LAUNCHER, lambda run: run.kill("processes.keeper"), "make serve, keeper is killed"),
+                (LAUNCHER, lambda run: run.signal_group(signal.SIGKILL), "make serve, SIGKILL to the group"),
+            )
+        ],
+    ],
+)
+def test_nothing_is_left(start: Start, command: str, end: Callable[[Run], None], attempt: int) -> None:
+    run = start(one_engine, command)
+    wait_until(run.healthy, START_LIMIT_S)
+    left = Left(run)
+    assert left.memory()
+    end(run)
+    run.process.wait(WITHIN_S)
+    left.wait()
+
+
+@pytest.mark.parametrize("after_s", [0.0, 1.0, 2.0, 4.0, 8.0] if LONG else [4.0])
+@pytest.mark.parametrize("command", [SERVE_RUN, LAUNCHER] if LONG else [SERVE_RUN])
+def test_an_engine_that_starts_ends_too(start: Start, command: str, after_s: float) -> None:
+    run = start(one_engine, command)
+    wait_until(lambda: run.has("multiprocessing.spawn") or run.has("VLLM::"), START_LIMIT_S)
+    time.sleep(after_s)
+    left = Left(run)
+    run.signal_group(signal.SIGKILL)
+    run.process.wait()
+    left.wait()
+
+
+@pytest.mark.skipif(not LONG, reason="MELL_TEST_LONG adds it")
+@pytest.mark.parametrize("attempt", REPEATS)
+def test_engine_ends_with_its_replica_and_another_starts(start: Start, attempt: int) -> None:
+    """Worker and engine core are stopped: they notice nothing."""
+    run = start(one_engine, LAUNCHER)
+    wait_until(run.healthy, START_LIMIT_S)
+    (replica,) = httpx.get(f"{run.url}/mell/state", trust_env=False).json()["replicas"]
+    old: list[ProcessIdentity] = [entry.identity for entry in descendants(replica["pids"][0])]
+    for pid in replica["pids"][1:]:
+        os.kill(pid, signal.SIGSTOP)
+    os.kill(replica["pids"][0], signal.SIGKILL)
+    wait_until(lambda: not any(map(is_running, old)), WITHIN_S)
+    wait_until(run.healthy, START_LIMIT_S)
+    left = Left(run)
+    run.signal_group(signal.SIGINT)
+    assert run.process.wait(60) == 0
+    assert left.nothing()
+
+
+@pytest.fixture
+def standing(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], list[ProcessEntry]]]:
+    """The processes with a name of a cluster that was there before, and will be when the command has ended."""
+    stage.clear()
+    port = free_port()
+    command = ["ray", "start", "--head", f"--port={port}", "--num-cpus=4", "--include-dashboard=false"]
+    subprocess.run(command, env=os.environ | ENVIRONMENT, check=True, stdout=subprocess.DEVNULL, timeout=60)
+    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
+
+    def named(name: str) -> list[ProcessEntry]:
+        roots = [e for e in running() if str(port) in (line := command_line(e.pid)) and "/ray/" in line]
+        return [e for root in roots for e in (root, *descendants(root.pid)) if called(e, name)]
+
+    yield named
+    for entry in named(""):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(entry.pid, signal.SIGKILL)
+
+
+def test_on_a_standing_cluster_the_application_outlives_its_command(
+    start: Start, standing: Callable[[str], list[ProcessEntry]]
+) -> None:
+    def goes_on() -> bool:
+        time.sleep(ORPHAN_S + 1.0)
+        return answers(run.url)
+
+    run = start(paced_engines, LAUNCHER)
+    wait_until(run.healthy, START_LIMIT_S)
+    run.signal_group(signal.SIGTERM)
+    assert run.process.wait(WITHIN_S) == 0
+    assert goes_on()
+    (gcs,) = [entry for entry in standing("gcs_server") if entry.name == "gcs_server"]
+    replicas = [entry.identity for entry in standing("ServeRepli")]
+    os.kill(gcs.pid, signal.SIGSTOP)
+    assert goes_on()
+    os.kill(gcs.pid, signal.SIGCONT)
+    assert goes_on()
+    assert [entry.identity for entry in standing("ServeRepli")] == replicas
+    run.start()
+    wait_until(lambda: "Submitted" in run.output, START_LIMIT_S)
+    run.signal_group(signal.SIGKILL)
+    run.process.wait()
+    assert goes_on()
+    assert [entry.identity for entry in standing("ServeRepli")] == replicas
