@@ -1,6 +1,7 @@
 """Settings in the documentation are ones that are accepted; no block is in a language that nothing checks."""
 
 import ast
+import configparser
 import json
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,8 @@ def test_a_block_is_what_it_says(block: Block, monkeypatch: pytest.MonkeyPatch) 
             json.loads(block.text)
         case "python":
             ast.parse(block.text)
+        case "ini":
+            configparser.ConfigParser(interpolation=None).read_string(block.text)
         case language:
             assert language in OTHERS, f"nothing checks blocks in {language}"
 

@@ -59,6 +59,8 @@ def check(words: list[str], monkeypatch: pytest.MonkeyPatch, routes: list[Route]
             app.keys.main([name])
         case "python", ["-m", module, *options] if module in WRITERS:
             assert find_spec(module) and options == WRITERS[module]
+        case "python", ["-m", "app.serve", config]:
+            assert (ROOT / config).exists()
         case "python", ["-m", module, *options]:
             shell.accepts(module, options, monkeypatch)
         case "mell", _:
