@@ -32,6 +32,9 @@ from policies.model import Blocks, Bytes, Tokens
 
 _OWNED = ("kv_transfer_config", "worker_extension_cls", "model", "enable_prefix_caching", "max_logprobs")
 
+_FIRST_ID = 0
+"""A token id that every vocabulary has."""
+
 
 class VllmEngine:
     """One AsyncLLM with Mell's connector and worker extension."""
@@ -74,7 +77,24 @@ class VllmEngine:
         latest = _Latest()
         engine = AsyncLLM.from_engine_args(args, stat_loggers=[latest.logger])
         (described,) = await engine.collective_rpc("mell_describe")
-        return cls(engine, latest, described, slot_bytes)
+        started = cls(engine, latest, described, slot_bytes)
+        await started._compile_sampling()
+        return started
+
+    async def _compile_sampling(self) -> None:
+        """Have vLLM compile its sampling functions now, and not within the first request that needs them.
+
+        It decorates them with `torch.compile` (v1/sample/ops: logprobs, random sampling), whatever its compilation
+        mode. With the CPU build a compiler runs for seconds the first time on a machine; the engine computes nothing
+        meanwhile. One request compiles them for a batch of one, two at once for batches of any other size.
+        """
+        sampling = Sampling(max_tokens=2, temperature=1.0, logprobs=1, ignore_eos=True)
+        for size in (1, 2):
+            await asyncio.gather(*(self._compile_by(f"compile-{size}-{i}", sampling) for i in range(size)))
+
+    async def _compile_by(self, key: str, sampling: Sampling) -> None:
+        async for _ in self.generate(key, (_FIRST_ID,), (), sampling):
+            pass
 
     def tied(self, sampling: Sampling) -> Tie | None:
         """See `Engine.tied`."""
