@@ -71,7 +71,7 @@ class ApiClient:
             trust_env=proxies,
             transport=transport,
         )
-        """For what has no method here."""
+        """The underlying client, for calls without a method here."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -84,7 +84,7 @@ class ApiClient:
         await self.http.aclose()
 
     async def models(self) -> list[dict[str, Any]]:
-        """The models that the server offers."""
+        """The models of the server."""
         return await self._call("GET", "/v1/models", lambda answer: [_object(model) for model in answer["data"]])
 
     async def complete(self, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,12 +119,12 @@ class ApiClient:
         return await self._call("GET", MIGRATIONS, lambda answer: [_object(record) for record in answer["migrations"]])
 
     async def move(self, request: str, path: str = "auto", target: str | None = None) -> str:
-        """Order a migration of the request with that id or label; the migration's id."""
+        """Order a migration of the request with this id or label; the migration's id."""
         order = {"request_id": request, "path": path} | ({"target": target} if target is not None else {})
         return await self._call("POST", MIGRATIONS, lambda answer: str(answer["id"]), order)
 
     async def drain(self, replica: str) -> dict[str, Any]:
-        """Order that a replica be emptied and stopped; the answer."""
+        """Order a drain of a replica; the answer."""
         return await self._call("POST", f"/mell/replicas/{quote(replica, safe='')}/drain", _object)
 
     async def health(self) -> None:
@@ -165,7 +165,7 @@ async def _events(response: httpx.Response) -> AsyncGenerator[Event, None]:
 
 @contextmanager
 def _translated(method: str, path: str) -> Iterator[None]:
-    """httpx's errors as this client's."""
+    """Translate httpx's errors into this client's."""
     try:
         yield
     except httpx.ConnectError as error:

@@ -86,7 +86,7 @@ class StateDocument:
         return found
 
     def replica(self, id: str) -> ReplicaDocument | None:
-        """The replica with that id, None without one."""
+        """The replica with this id, None without one."""
         return next((replica for replica in self.replicas if replica.id == id), None)
 
 

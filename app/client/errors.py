@@ -1,10 +1,10 @@
-"""Why a call has no answer.
+"""The errors of calls.
 
 ClientError
 ├── NoAnswer           the connection broke, or a time-out passed
 │   └── NobodyListens  no connection could be made
 ├── ErrorAnswer        the server refused or failed: any status but 2xx
-└── BadAnswer          the answer is not of this API, or a stream ended without `[DONE]`
+└── BadAnswer          the answer does not conform to the API, or a stream ended without `[DONE]`
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any
 
 
 class ClientError(Exception):
-    """A failed call: `kind` is short enough to count by, `message` is the server's own where it sent one."""
+    """A failed call; `kind` is short, for counting, and `message` is the server's if it sent one."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -21,7 +21,7 @@ class ClientError(Exception):
 
 
 class NoAnswer(ClientError):
-    """The server did not answer, or not to the end. `kind` is the name of httpx's error."""
+    """The server sent no answer or an incomplete one. `kind` is the name of httpx's error."""
 
 
 class NobodyListens(NoAnswer):
@@ -29,7 +29,7 @@ class NobodyListens(NoAnswer):
 
 
 class ErrorAnswer(ClientError):
-    """An error status. `document` is the body, or one in OpenAI's shape where the body is not a JSON object."""
+    """An error status. `document` is the body, or one in OpenAI's shape if the body is not a JSON object."""
 
     def __init__(self, status: int, reason: str, body: bytes) -> None:
         found = _document(body)
@@ -40,7 +40,7 @@ class ErrorAnswer(ClientError):
 
 
 class BadAnswer(ClientError):
-    """An answer that is not of this API."""
+    """An answer that does not conform to the API."""
 
 
 def message_in(document: object) -> str | None:

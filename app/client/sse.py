@@ -13,10 +13,10 @@ _DONE = b"[DONE]"
 
 
 class EventDecoder:
-    """Turns the bytes of a stream into its events; `done` is True once `[DONE]` has come.
+    """Turns the bytes of a stream into its events; `done` is True once `[DONE]` has arrived.
 
     Lines end at line feeds only. `str.splitlines` (and httpx's `aiter_lines`, which uses it) also splits at U+0085
-    and U+2028, which JSON leaves unescaped and a model is free to produce.
+    and U+2028, which JSON leaves unescaped and a model may generate.
     """
 
     def __init__(self) -> None:

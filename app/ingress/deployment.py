@@ -94,7 +94,7 @@ class IngressBackend:
         )
         self._state: dict[str, Any] = {"as_of": 0.0, "mode": "off", "replicas": []}
         self._migrations: dict[str, Any] = {"migrations": []}
-        self._scheduler_away = False
+        self._scheduler_down = False
         self._refresher = asyncio.create_task(self._refresh())
 
     def _changed(self, membership: Membership) -> None:
@@ -144,32 +144,32 @@ class IngressBackend:
 
     async def state(self) -> dict[str, Any]:
         """See `Backend.state`; while the scheduler is unavailable, its last answer, with its time in `as_of`."""
-        with self._scheduler_may_be_away():
+        with self._ignore_scheduler_outage():
             self._state = await self._scheduler.call("state", timeout_s=_STATE_TIMEOUT_S)
         return self._state
 
     async def migrations(self) -> dict[str, Any]:
         """See `Backend.migrations`; while the scheduler is unavailable, its last answer."""
-        with self._scheduler_may_be_away():
+        with self._ignore_scheduler_outage():
             self._migrations = await self._scheduler.call("migrations", timeout_s=_STATE_TIMEOUT_S)
         return self._migrations
 
     async def snapshot(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """See `Backend.snapshot`; while the scheduler is unavailable, its last answer."""
-        with self._scheduler_may_be_away():
+        with self._ignore_scheduler_outage():
             self._state, self._migrations = await self._scheduler.call("snapshot", timeout_s=_STATE_TIMEOUT_S)
         return self._state, self._migrations
 
     @contextlib.contextmanager
-    def _scheduler_may_be_away(self) -> Iterator[None]:
-        """Go on without an answer of the scheduler. Logged once until it answers again: the page asks all the time."""
+    def _ignore_scheduler_outage(self) -> Iterator[None]:
+        """Continue without an answer of the scheduler; log one line per outage, since open pages poll continuously."""
         try:
             yield
-            self._scheduler_away = False
+            self._scheduler_down = False
         except Exception as error:
-            if not self._scheduler_away:
+            if not self._scheduler_down:
                 log.warning("no answer from the scheduler: %r", error)
-            self._scheduler_away = True
+            self._scheduler_down = True
 
     async def migrate(self, reference: str, target: str | None, path: PathRequest) -> MoveAnswer:
         """See `Backend.migrate`."""

@@ -11,8 +11,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.ingress.access.keys import ApiKey, KeyFile, KeyListError, bearer, find
 from app.ingress.access.limits import Exceeded, Meter
+from app.ingress.asgi import within
 from app.ingress.errors import ApiError
-from app.ingress.http.asgi import within
 from app.ingress.telemetry.requests import RequestObserver
 
 log = logging.getLogger("ray.serve")

@@ -1,4 +1,4 @@
-"""The HTTP side of the ingress: routes, ASGI plumbing, the server, and limits on connections.
+"""The HTTP side of the ingress: routes, the server, and limits on connections.
 
 The `Ingress` deployment imports this room; it imports every other room of the ingress. Bytes come from clients, and
 answers go back as JSON or as server-sent events.

@@ -17,9 +17,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.ingress.access.admission import Admission, ClientCall, Gate
+from app.ingress.asgi import EventStream, read_body, unless_disconnected
 from app.ingress.conversation import opened
 from app.ingress.errors import ApiError
-from app.ingress.http.asgi import EventStream, read_body, unless_disconnected
 from app.ingress.openai.answer import Answer
 from app.ingress.openai.answers.choice import Shape
 from app.ingress.openai.chat import CHAT
@@ -81,7 +81,7 @@ class Backend(Protocol):
         ...
 
     async def snapshot(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """`/mell/state` and `/mell/migrations` as of the scheduler's last epoch: no replica is asked."""
+        """`/mell/state` and `/mell/migrations` as of the scheduler's last epoch, without a call to any replica."""
         ...
 
     async def migrate(self, reference: str, target: str | None, path: PathRequest) -> MoveAnswer:
@@ -89,7 +89,7 @@ class Backend(Protocol):
         ...
 
     async def drain(self, replica: str) -> MoveAnswer:
-        """Empty a replica and stop it."""
+        """Drain a replica, then stop it."""
         ...
 
 

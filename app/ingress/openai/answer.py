@@ -8,10 +8,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from app.ingress.asgi import DONE
 from app.ingress.concurrency import gather, merge
 from app.ingress.conversation import Opened
 from app.ingress.errors import ApiError
-from app.ingress.http.asgi import DONE
 from app.ingress.openai.answers.choice import Choice, Outset, Shape
 from app.ingress.openai.answers.tool_answer import CallingChoice
 from app.ingress.openai.generation import Plan

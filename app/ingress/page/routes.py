@@ -18,8 +18,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from app.ingress.asgi import EventStream, unless_disconnected
 from app.ingress.errors import ApiError
-from app.ingress.http.asgi import EventStream, unless_disconnected
 from app.ingress.page.charts import WindowedQuantiles, point
 from app.ingress.page.feed import Feed
 from app.ingress.page.updates import PageSample

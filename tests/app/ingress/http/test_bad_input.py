@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.requests import Request
 
-from app.ingress.http.asgi import read_body
+from app.ingress.asgi import read_body
 from app.ingress.openai.model import Model
 from tests.app.ingress.fakes import MAX_CONTEXT, MESSAGES, PROMPT, Api, make_api
 

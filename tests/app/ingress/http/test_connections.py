@@ -12,7 +12,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 from tokenizers import Tokenizer
 
-from app.ingress.http.asgi import EventStream, within
+from app.ingress.asgi import EventStream, within
 from app.ingress.http.connections import Bounds
 from app.ingress.http.server import HttpServer, listen
 from app.ingress.openai.model import Model
@@ -94,7 +94,7 @@ async def test_a_client_waiting_for_its_answer_is_not_cut(model: Model) -> None:
 
 
 async def test_a_client_that_stops_within_its_body_gets_408(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.ingress.http.asgi._BODY_S", 0.2)
+    monkeypatch.setattr("app.ingress.asgi._BODY_S", 0.2)
     async with listening(api.app, **SHORT) as (port, _):
         client = await Client.connect(port)
         await client.send(HEAD + b'Content-Length: 100\r\n\r\n{"prompt"')
@@ -106,8 +106,8 @@ async def test_a_client_that_stops_within_its_body_gets_408(api: Api, monkeypatc
 
 
 async def test_the_time_limit_of_a_body_grows_with_its_size(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.ingress.http.asgi._BODY_S", 0.2)
-    monkeypatch.setattr("app.ingress.http.asgi._BODY_BYTES_PER_S", 1)
+    monkeypatch.setattr("app.ingress.asgi._BODY_S", 0.2)
+    monkeypatch.setattr("app.ingress.asgi._BODY_BYTES_PER_S", 1)
     whole = body(max_tokens=1)
     async with listening(api.app) as (port, _):
         client = await Client.connect(port)
@@ -222,7 +222,7 @@ async def _endless(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def test_a_client_that_does_not_read_is_cut_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.ingress.http.asgi._LAST_EVENT_S", 0.1)
+    monkeypatch.setattr("app.ingress.asgi._LAST_EVENT_S", 0.1)
     async with listening(_endless, **SHORT) as (port, server):
         client = await Client.connect(port, limit=1)
         await client.send(b"GET / HTTP/1.1\r\nHost: mell\r\n\r\n")

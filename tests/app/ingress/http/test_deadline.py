@@ -8,8 +8,8 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from app.ingress.access.admission import Gate
+from app.ingress.asgi import within
 from app.ingress.errors import ApiError
-from app.ingress.http.asgi import within
 from app.ingress.openai.model import Model
 from tests.app.ingress.fakes import Api, Exchange, body, events, make_api, make_service
 
@@ -74,7 +74,7 @@ async def test_a_slow_body_is_a_504(model: Model) -> None:
 async def test_a_client_that_does_not_read_holds_nothing_after_its_time_limit(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.ingress.http.asgi._LAST_EVENT_S", 0.5)
+    monkeypatch.setattr("app.ingress.asgi._LAST_EVENT_S", 0.5)
     api = slow_api(model)
     exchange = Exchange(api, body(max_tokens=900, stream=True))
     await exchange.chunks(2)

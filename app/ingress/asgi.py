@@ -1,4 +1,4 @@
-"""ASGI plumbing beyond Starlette: bounded bodies, event streams, deadlines, and disconnects."""
+"""ASGI plumbing beyond Starlette, for all rooms: bounded bodies, event streams, deadlines, and disconnects."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
