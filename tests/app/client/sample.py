@@ -1,4 +1,4 @@
-"""What an endpoint says, made by the classes that make it in the application."""
+"""Sample documents of an endpoint, made by the application's own classes."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ def replica(
     used: int | None = None,
     capacity: int = 3200,
 ) -> dict[str, Any]:
-    """A replica with blocks of 32 tokens, in as few of them as its requests need."""
+    """A replica with blocks of 32 tokens, as many as its requests need."""
     used = sum(-(-r.tokens // 32) for r in requests if r.phase is not Phase.WAITING) if used is None else used
     free = Blocks(capacity // 32 - used)
     load = ReplicaLoad(ReplicaId(id), state, "4f0b45ba" + 48 * "0", Tokens(capacity), 32, free, 64, requests)
@@ -45,7 +45,7 @@ def state(*replicas: dict[str, Any], **changed: Any) -> dict[str, Any]:
 
 
 def record(id: str, outcome: Outcome | None = Outcome.COMMITTED, **changed: Any) -> dict[str, Any]:
-    """A migration of `demo` from `aaaaaaaa` to `bbbbbbbb`, whose target has told how long it took."""
+    """A migration of `demo` from `aaaaaaaa` to `bbbbbbbb`, with the target's total time."""
     made = MigrationRecord(
         id=id,
         request_id=RequestId("cmpl-1"),

@@ -1,4 +1,4 @@
-"""The client against a server that is a function, and against one whose connection breaks."""
+"""The client against a fake server, and against broken connections."""
 
 import asyncio
 import json
@@ -39,7 +39,7 @@ async def streamed(server: Server) -> list[Event]:
     return seen
 
 
-async def test_an_order_is_sent_once_with_the_key_and_nothing_that_was_not_given() -> None:
+async def test_an_order_is_sent_once_with_the_key_and_only_the_given_members() -> None:
     sent: list[httpx.Request] = []
 
     def server(request: httpx.Request) -> httpx.Response:
@@ -107,7 +107,7 @@ async def test_a_stream_is_its_events() -> None:
     assert len(await streamed(always(200, content=EVENT + EVENT + DONE))) == 2
 
 
-async def test_a_stream_without_its_last_word_is_bad() -> None:
+async def test_a_stream_without_done_is_bad() -> None:
     with pytest.raises(BadAnswer) as raised:
         await streamed(always(200, content=EVENT))
     assert raised.value.kind == "no [DONE]"
@@ -128,7 +128,7 @@ def breaking(error: type[httpx.HTTPError]) -> Server:
         (httpx.ReadError, NoAnswer, "ReadError"),
     ],
 )
-async def test_errors_of_the_connection_are_told_apart(
+async def test_errors_of_the_connection_have_their_classes(
     error: type[httpx.HTTPError], raises: type[ClientError], message: str
 ) -> None:
     with pytest.raises(raises) as raised:
@@ -138,7 +138,7 @@ async def test_errors_of_the_connection_are_told_apart(
 
 @asynccontextmanager
 async def listening(answer: bytes) -> AsyncIterator[tuple[str, list[bytes]]]:
-    """A server that answers every connection with these bytes and closes it; what it was sent."""
+    """A server that answers every connection with the given bytes and closes it; the requests that it got."""
     requests: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -150,7 +150,7 @@ async def listening(answer: bytes) -> AsyncIterator[tuple[str, list[bytes]]]:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", requests
 
 
-async def test_a_stream_that_breaks_off_has_no_answer_after_its_events_and_is_not_asked_for_again() -> None:
+async def test_a_broken_stream_raises_after_its_events_and_is_not_retried() -> None:
     chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n" % (len(EVENT), EVENT)
     seen: list[Event] = []
     async with listening(chunked) as (url, requests), ApiClient(url) as api:
@@ -161,7 +161,7 @@ async def test_a_stream_that_breaks_off_has_no_answer_after_its_events_and_is_no
 
 
 @pytest.mark.parametrize("url", ["8000", "http://host:port", "ftp://host", "http://"])
-def test_what_is_no_address_is_refused(url: str) -> None:
+def test_an_invalid_url_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="is not a URL"):
         check_url(url)
 
@@ -176,5 +176,5 @@ def test_what_is_no_address_is_refused(url: str) -> None:
         ("https://llm.example.org", False),
     ],
 )
-def test_proxies_of_the_environment_are_for_other_machines(url: str, own: bool) -> None:
+def test_loopback_is_recognized(url: str, own: bool) -> None:
     assert is_loopback(url) is own

@@ -1,4 +1,4 @@
-"""The tiny model's tokenizer, made once, and the routes over a fresh service."""
+"""The tiny model's tokenizer, made once per session, and the routes over a fresh service."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from tests.app.ingress.fakes import MAX_CONTEXT, Api, make_api
 
 @pytest.fixture(scope="session")
 def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The tokenizer as transformers loads it."""
+    """The tokenizer as loaded by transformers."""
     folder = tmp_path_factory.mktemp("tokenizer")
     _make_tokenizer(folder)
     return PreTrainedTokenizerFast.from_pretrained(folder)

@@ -52,7 +52,7 @@ LOOPBACK = ("127.0.0.1", 4711)
 
 
 class StoppingEngine(FakeEngine):
-    """A fake engine that heeds `stop_token_ids`, from `min_tokens` on; with a `script`, its tokens are all it says."""
+    """A fake engine that observes `stop_token_ids`, from `min_tokens` on; a `script` replaces its tokens."""
 
     script: tuple[int, ...] | None = None
 
@@ -78,7 +78,7 @@ class StoppingEngine(FakeEngine):
 
 
 class Replica(world.Replica):
-    """A replica that can die: then it answers nobody, tells nobody anything, and is heard no more."""
+    """A replica that can die: then it neither answers nor sends."""
 
     def __init__(self, name: str, cluster: "dict[ReplicaId, Replica]", step_s: float, lease_s: float) -> None:
         super().__init__(name, {}, StoppingEngine(step_s), SharedSlots(), lease_s, LIMITS)
@@ -201,7 +201,7 @@ def _submit(replica: Replica, request: Submission) -> Refused | str:
 
 
 class Members(Membership):
-    """The replicas that accept calls, as Serve would push them."""
+    """The replicas that accept calls, as pushed by Serve."""
 
     def __init__(self, on_change: Callable[[Membership], None]) -> None:
         self.running = ()
@@ -214,7 +214,7 @@ class Members(Membership):
 
 
 class Scheduler(SchedulerClient):
-    """Places on the first of `order` that runs and is not excluded; `fault` is raised, or "silent" for ever."""
+    """Places on the first of `order` that runs and is not excluded; `fault` is raised, or "silent" waits for ever."""
 
     def __init__(self, order: str, members: Callable[[], tuple[ReplicaId, ...]]) -> None:
         self.order = order
@@ -258,13 +258,13 @@ class Service:
         return self.replicas[ReplicaId(name)]
 
     def say(self, tokens: Sequence[int]) -> None:
-        """Have every answer be these tokens, of which the last one ends it."""
+        """Make these tokens every answer; the last one ends it."""
         for replica in self.replicas.values():
             assert isinstance(replica.engine, StoppingEngine)
             replica.engine.script = tuple(tokens)
 
     def kill(self, name: str, noticed: bool = True) -> None:
-        """The process is gone; `noticed` by Serve's controller, too."""
+        """Kill a replica's process; `noticed`: Serve's controller also notices."""
         replica = self.replica(name)
         replica.dead = replica.engine.dead = True
         self.wires.cut(name, PeerLost(f"replica {name} died"))
@@ -272,21 +272,21 @@ class Service:
             self.members.become(*(r for r in self.members.running if r != name))
 
     def tie(self, why: Tie = Tie.SEEDED) -> None:
-        """No engine can continue what another one has begun."""
+        """Make every request immovable."""
         for replica in self.replicas.values():
             replica.engine.ties = why
 
     def move(self, request: RequestId, to: str, path: PathRequest = PathRequest.KV) -> MigrationRecord:
-        """Begin to move a request from wherever it is."""
+        """Begin to move a request from its current replica."""
         source = next(r for r in self.replicas.values() if not r.dead and request in r.host._runs)
         return source.moves.start(Order(f"m-{to}-{time.monotonic_ns()}", request, path, Reason.MANUAL), ReplicaId(to))
 
     async def reading(self, conversation: Conversation | ReaderRun, tokens: int) -> None:
-        """Wait until that many tokens have come."""
+        """Wait until `tokens` tokens have arrived."""
         await eventually(lambda: conversation.reader.cursor.next_index >= tokens)
 
     async def idle(self) -> None:
-        """Wait until nothing runs and nothing is held anywhere."""
+        """Wait until no replica runs or holds a request."""
         await eventually(lambda: not self.streams.count and all(r.idle for r in self.replicas.values() if not r.dead))
 
     def hosts(self, request: RequestId) -> str:
@@ -295,7 +295,7 @@ class Service:
 
 
 async def eventually(holds: Callable[[], bool], within_s: float = 5.0) -> None:
-    """Wait for something that is bound to happen."""
+    """Wait until `holds` returns True."""
     async with asyncio.timeout(within_s):
         while not holds():
             await asyncio.sleep(0.001)
@@ -336,7 +336,7 @@ def make_service(
 
 
 class Backend:
-    """Implements `app.ingress.http.routes.Backend` over a service; `answer` is given instead of moving anything."""
+    """Implements `app.ingress.http.routes.Backend` over a service; `answer` replaces the answers to orders."""
 
     def __init__(
         self,
@@ -398,7 +398,7 @@ class Backend:
 
 @dataclass
 class Api:
-    """A client of the routes. `client` is the address that it calls from."""
+    """A client of the routes that calls from `address`."""
 
     backend: Backend
     app: Starlette
@@ -433,7 +433,7 @@ def make_api(model: Model, service: Service | None = None, **options: Any) -> Ap
 
 
 class Exchange:
-    """One HTTP request, message by message. When its client leaves, sending goes on like uvicorn's, to nobody."""
+    """One HTTP request, message by message. After a disconnect, sending continues without effect, as with uvicorn."""
 
     def __init__(
         self, api: Api, body: bytes, path: str = "/v1/completions", headers: dict[str, str] | None = None
@@ -469,20 +469,20 @@ class Exchange:
             self.sent.append(message)
 
     async def chunks(self, count: int) -> None:
-        """Wait for that many chunks of the body."""
+        """Wait for `count` chunks of the body."""
         await eventually(lambda: sum(m["type"] == "http.response.body" for m in self.sent) >= count)
 
     def disconnect(self) -> None:
-        """The client leaves, and whoever receives is told."""
+        """Disconnect the client; receiving reports it."""
         self.left = True
         self._incoming.put_nowait({"type": "http.disconnect"})
 
     def fail(self) -> None:
-        """The client leaves, and whoever sends is told, as ASGI allows since 2.4."""
+        """Disconnect the client; sending raises OSError, as ASGI allows since 2.4."""
         self.left = self.failing = True
 
     async def ended(self) -> None:
-        """Wait for the end of the exchange, whatever it is."""
+        """Wait for any end of the exchange."""
         await asyncio.wait({self.task}, timeout=5)
         assert self.task.done()
         if not self.task.cancelled():

@@ -1,4 +1,4 @@
-"""What tests of streams share: requests, what they are to give, and how it is read."""
+"""Shared by the tests of streams: requests, expected outputs, and reading."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from tests.migration.world import spec
 KV, TOKENS = PathRequest.KV, PathRequest.TOKENS
 LONG = 300
 SLOW_S = 0.01
-"""At this pace nothing ends by itself while a test waits for it to be ended."""
+"""Slow enough that no request ends before its test ends it."""
 
 
 def whole(request: RequestSpec) -> tuple[int, ...]:
