@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from deployments.api import ControlApi, Replicas
 from deployments.listing import Listing
 from deployments.membership import Membership
 from deployments.report import ReplicaReport
-from deployments.routing import Replicas
 from migration.errors import PeerLost, Refused
 from migration.ports import Clock
 from policies.model import ReplicaId
@@ -52,7 +52,7 @@ class Reporters(Protocol):
 class EngineReporters:
     """Implements `Reporters` for the Engine deployment; `fence` is the scheduler's."""
 
-    def __init__(self, replicas: Replicas, membership: Membership, listing: Listing, fence: int) -> None:
+    def __init__(self, replicas: Replicas[ControlApi], membership: Membership, listing: Listing, fence: int) -> None:
         self._replicas = replicas
         self._membership = membership
         self._listing = listing
@@ -64,8 +64,7 @@ class EngineReporters:
 
     async def report(self, replica: ReplicaId, routed: bool) -> ReplicaReport:
         """See `Reporters.report`."""
-        report: ReplicaReport = await self._replicas.call(replica, "report", self._fence, routed=routed)
-        return report
+        return await self._replicas.at(replica, routed).report(self._fence)
 
 
 @dataclass(frozen=True, slots=True)

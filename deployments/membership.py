@@ -5,7 +5,7 @@ Uses Serve's long poll, which is internal to Ray (ray.serve.llm relies on it too
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import ray
 from ray.serve._private.common import DeploymentID
@@ -15,11 +15,22 @@ from ray.serve._private.long_poll import LongPollClient, LongPollNamespace
 from policies.model import ReplicaId
 
 
-class Membership:
-    """The replicas of a deployment that accept calls; `on_change` is called on the loop after each change."""
+class Membership(Protocol):
+    """The replicas of a deployment that accept calls. `known` is set once there is a first list."""
+
+    running: tuple[ReplicaId, ...]
+    known: asyncio.Event
+
+    def stop(self) -> None:
+        """Stop listening."""
+        ...
+
+
+class ServeMembership:
+    """Implements `Membership`; `on_change` is called on the loop after each change."""
 
     def __init__(
-        self, deployment: str, app: str, client: str, on_change: Callable[["Membership"], None] | None = None
+        self, deployment: str, app: str, client: str, on_change: Callable[[Membership], None] | None = None
     ) -> None:
         self.running: tuple[ReplicaId, ...] = ()
         self.known = asyncio.Event()
@@ -39,5 +50,5 @@ class Membership:
             self._on_change(self)
 
     def stop(self) -> None:
-        """Stop listening."""
+        """See `Membership.stop`."""
         self._client.stop()

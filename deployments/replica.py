@@ -5,26 +5,27 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from prometheus_client import REGISTRY
 
+from deployments.api import EngineApi
 from deployments.calls import Submission
 from deployments.config import EngineConfig, MigrationSettings, Topology
 from deployments.engine.port import Engine, EngineDead
 from deployments.exposition import Family, expose
 from deployments.heap import freeze_heap
 from deployments.host import RequestHost
-from deployments.membership import Membership
+from deployments.membership import Membership, ServeMembership
 from deployments.moves import Moves
 from deployments.outbox import Batch, Outboxes
 from deployments.peer import ServePeer
 from deployments.processes.guard import start_guard
 from deployments.report import ReplicaReport
-from deployments.routing import Replicas, own_id, own_node
+from deployments.routing import own_id, own_node
 from deployments.scaling import REQUESTS
-from deployments.scheduler_client import SchedulerClient
+from deployments.stubs import ServeSchedulerClient, engines
 from deployments.transports import make_slots, make_transport
 from migration.errors import Refused, Stopping
 from migration.protocol.messages import Adopt, Chunk, Prepare, Prepared
@@ -42,7 +43,7 @@ _WATCH_PERIOD_S = 0.2
 
 
 class EngineReplica:
-    """The methods are what ingresses, the scheduler and other replicas call."""
+    """Implements `EngineApi`."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, engine: EngineConfig, migration: MigrationSettings, topology: Topology
@@ -63,9 +64,9 @@ class EngineReplica:
         self._slots = make_slots(migration)
         self._profile = await measure(self._engine, self._slots, self._node, time.perf_counter)
         self._transport = make_transport(migration)
-        self._scheduler = SchedulerClient(topology.app)
+        self._scheduler = ServeSchedulerClient(topology.app)
         self._moves = self._make_moves(migration, topology)
-        self._membership = Membership("Engine", topology.app, f"engine-{self._id}", self._peers_changed)
+        self._membership = ServeMembership("Engine", topology.app, f"engine-{self._id}", self._peers_changed)
         self._reaper = asyncio.create_task(self._watch())
         freeze_heap()
 
@@ -75,7 +76,7 @@ class EngineReplica:
             self._moves.target_lost(target)
 
     def _make_moves(self, config: MigrationSettings, topology: Topology) -> Moves:
-        replicas = Replicas("Engine", topology.app)
+        replicas = engines(topology.app)
         world = World(
             replica=self._id,
             host=self._host,
@@ -91,7 +92,7 @@ class EngineReplica:
             self._host,
             peer=lambda target: ServePeer(replicas, target),
             lease_s=config.lease_s,
-            on_record=lambda record: self._scheduler.tell("record", record),
+            on_record=lambda record: self._scheduler.tell(lambda scheduler: scheduler.record(record)),
         )
 
     def _free_tokens(self) -> int:
@@ -125,12 +126,12 @@ class EngineReplica:
     # --- for the ingress ------------------------------------------------------------------------------
 
     async def events(self, ingress: IngressId) -> AsyncIterator[Batch]:
-        """Everything this replica has to tell an ingress, one item per engine step."""
+        """See `ServingApi.events`."""
         async for batch in self._outboxes.read(ingress):
             yield batch
 
     async def submit(self, requests: tuple[Submission, ...]) -> list[Refused | str]:
-        """Run requests; for each, why it was refused, or the model that runs it."""
+        """See `ServingApi.submit`."""
         return [self._submit(request) for request in requests]
 
     def _submit(self, request: Submission) -> Refused | str:
@@ -144,21 +145,21 @@ class EngineReplica:
         return model
 
     async def keep(self, request: RequestId, hop: int, next_hop: int) -> None:
-        """The reader's answer to a `Doubt`: go on."""
+        """See `ServingApi.keep`."""
         self._moves.keep(request, hop, next_hop)
 
     async def release(self, request: RequestId, hop: int | None) -> None:
-        """The reader reads the request under `hop` now, or no more: end what runs here under a lower one."""
+        """See `ServingApi.release`."""
         self._moves.release(request, hop)
 
     async def attach(self, request: RequestId, hop: int, index: int) -> bool:
-        """The reader follows a request to this replica."""
+        """See `ServingApi.attach`."""
         return self._moves.attach(request, hop, index)
 
     # --- for the scheduler ----------------------------------------------------------------------------
 
     async def report(self, fence: int) -> ReplicaReport:
-        """This replica as of now. Raises Refused to a scheduler that has been replaced."""
+        """See `ControlApi.report`."""
         self._check_fence(fence)
         processes = self._engine.processes
         return ReplicaReport(
@@ -173,24 +174,24 @@ class EngineReplica:
         )
 
     async def move(self, order: Order, target: ReplicaId, fence: int) -> MigrationRecord:
-        """Begin to move a request. Raises RequestGone or Refused."""
+        """See `ControlApi.move`."""
         self._check_fence(fence)
         return self._moves.start(order, target)
 
     async def drain(self, fence: int) -> None:
-        """Take nothing new from now on; what runs here is to be moved away. Raises Refused."""
+        """See `ControlApi.drain`."""
         self._check_fence(fence)
         self._moves.stop()
 
     async def close(self, fence: int) -> None:
-        """Take nothing new, if nothing is here. Raises Refused if something is, or is on its way here."""
+        """See `ControlApi.close`."""
         self._check_fence(fence)
         if any(self._host.loads()) or self._moves.pending:
             raise Refused("the replica is not empty", Cause.NOT_EMPTY)
         self._moves.stop()
 
     async def reopen(self, fence: int) -> None:
-        """Take requests again, unless Serve is stopping this replica. Raises Refused."""
+        """See `ControlApi.reopen`."""
         self._check_fence(fence)
         if is_stopping():
             raise Stopping("Serve is stopping the replica")
@@ -250,7 +251,7 @@ class EngineReplica:
             await asyncio.sleep(_WATCH_PERIOD_S)
             if (now := self._engine.stats().preemptions) != preemptions:
                 preemptions = now
-                self._scheduler.tell("hurry")
+                self._scheduler.tell(lambda scheduler: scheduler.hurry())
             if self._host.silent_s() > self._silence_s:
                 self._hung = True
                 self._host.lose_all(f"the engine gave no token for {self._silence_s:g} s")
@@ -265,6 +266,10 @@ class EngineReplica:
                 if not any(self._host.loads()) and not self._moves.pending:
                     # Serve waits for open streams, and these would stay open for good.
                     self._outboxes.close()
+
+
+if TYPE_CHECKING:
+    _offers: type[EngineApi] = EngineReplica
 
 
 def _engine_class(kind: str) -> Any:

@@ -87,8 +87,8 @@ class TargetRouter(RequestRouter):
         return self.replica_queue_len_cache.get(replica) or 0
 
 
-class Replicas:
-    """Handles to single replicas of one deployment. Calls raise PeerLost when the replica is unreachable.
+class ReplicaHandles:
+    """Serve's handles to single replicas of one deployment. Calls raise PeerLost when the replica is unreachable.
 
     Where the deployment's router is not `TargetRouter`, `routed` is false: calls then go to the replica's actor.
     """
@@ -100,43 +100,44 @@ class Replicas:
         self._one: dict[ReplicaId, DeploymentHandle] = {}
         self._streams: dict[ReplicaId, DeploymentHandle] = {}
 
-    async def call(self, replica: ReplicaId, method: str, *args: Any, routed: bool = True) -> Any:
-        """Call a method of one replica. What the method raises is raised here.
-
-        Serve's router repeats a call to a replica that it finds unavailable, and logs each time; without it (not
-        `routed`) such a call fails at once.
-        """
-        if not (routed and self._routed):
-            with _peer_errors(replica):
-                return await self._call_actor(replica, method, args)
+    async def call(self, replica: ReplicaId, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of one replica. What the method raises is raised here."""
+        if not self._routed:
+            return await self.call_actor(replica, method, *args, **kwargs)
         handle = self._one.get(replica)
         if handle is None:
             handle = self._handle.options(session_id=replica, _by_reference=False)
             self._one[replica] = handle
         with _peer_errors(replica):
             try:
-                return await getattr(handle, method).remote(*args)
+                return await getattr(handle, method).remote(*args, **kwargs)
             except ReplicaUnavailableError:
-                return await self._call_actor(replica, method, args)
+                return await self.call_actor(replica, method, *args, **kwargs)
 
-    async def _call_actor(self, replica: ReplicaId, method: str, args: tuple[Any, ...]) -> Any:
-        """Call a replica that the router does not list, if there is one."""
+    async def call_actor(self, replica: ReplicaId, method: str, *args: Any, **kwargs: Any) -> Any:
+        """As `call`, but past Serve's router: it repeats a call to a dead replica, and logs each time."""
+        with _peer_errors(replica):
+            return await self._call_actor(replica, method, args, kwargs)
+
+    async def _call_actor(self, replica: ReplicaId, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
             actor = ray.get_actor(FullReplicaId(replica, self._deployment).to_full_id_str(), namespace=SERVE_NAMESPACE)
             id = uuid.uuid4().hex
             metadata = RequestMetadata(request_id=id, internal_request_id=id, call_method=method)
-            answer = actor.handle_request.remote(pickle.dumps(metadata), *args)
+            answer = actor.handle_request.remote(pickle.dumps(metadata), *args, **kwargs)
         except (ValueError, AttributeError, TypeError) as error:
             raise Unrouted(f"replica {replica} is not routable") from error
         return await answer
 
-    async def stream(self, replica: ReplicaId, method: str, *args: Any, silence_s: float) -> AsyncIterator[Any]:
+    async def stream(
+        self, replica: ReplicaId, method: str, *args: Any, silence_s: float, **kwargs: Any
+    ) -> AsyncIterator[Any]:
         """Iterate over a generator method of one replica; one that gives nothing for `silence_s` seconds is lost."""
         handle = self._streams.get(replica)
         if handle is None:
             handle = self._handle.options(session_id=replica, stream=True, _by_reference=False)
             self._streams[replica] = handle
-        items = getattr(handle, method).remote(*args)
+        items = getattr(handle, method).remote(*args, **kwargs)
         with _peer_errors(replica):
             while True:
                 try:

@@ -10,11 +10,12 @@ import contextlib
 import logging
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
+from typing import Protocol
 
+from deployments.api import ControlApi, Replicas
 from deployments.listing import Listing
 from deployments.report import ReplicaReport
 from deployments.retirement import generation, retire
-from deployments.routing import Replicas
 from deployments.scaling import Wanted, read_wanted, write_wanted
 from migration.errors import MigrationError, Refused
 from migration.ports import Clock
@@ -27,13 +28,57 @@ _REMEMBERED_S = 60.0
 """A number that a scheduler stood by within this time is taken over by the next one; an older one is stale."""
 
 
-class Scaler:
-    """Owns the number of replicas. `freed` is called with the seconds that it took to empty and stop one."""
+class Scaler(Protocol):
+    """The number of replicas, and which one goes. `max_replicas` is the most there may be."""
+
+    max_replicas: int
+
+    @property
+    def wanted(self) -> int:
+        """The number of replicas that there are to be; before Serve has listed its own, the fewest."""
+        ...
+
+    @property
+    def opening(self) -> int:
+        """Replicas that are wanted and that Serve does not list yet."""
+        ...
+
+    def stand_by(self) -> None:
+        """Repeat the number to Serve: it still holds."""
+        ...
+
+    def open(self, count: int) -> None:
+        """Want `count` more."""
+        ...
+
+    def emptying(self, replicas: Collection[ReplicaId]) -> None:
+        """Those replicas are being emptied, as of now or since an earlier call."""
+        ...
+
+    def close(self, replicas: Iterable[ReplicaId], fence: int) -> None:
+        """Close those replicas if they really are empty."""
+        ...
+
+    def close_drained(self, reports: Iterable[ReplicaReport], fence: int) -> None:
+        """Close those that an operator drains, and that are empty by now."""
+        ...
+
+    def look_for_gone(self, filled: Collection[ReplicaId]) -> None:
+        """Note which of the replicas that were being emptied are gone, and forget those that are `filled` again."""
+        ...
+
+    async def drain(self, replica: ReplicaId, fence: int) -> None:
+        """Have a replica take nothing more; its requests move away, and it closes. Raises MigrationError."""
+        ...
+
+
+class ServeScaler:
+    """Implements `Scaler`. `freed` is called with the seconds that it took to empty and stop a replica."""
 
     def __init__(
         self,
         app: str,
-        replicas: Replicas,
+        replicas: Replicas[ControlApi],
         listing: Listing,
         bounds: tuple[int, int],
         freed: Callable[[float], None],
@@ -53,7 +98,7 @@ class Scaler:
 
     @property
     def wanted(self) -> int:
-        """How many replicas there are to be; before Serve has been asked for its own, the fewest."""
+        """See `Scaler.wanted`."""
         if self._wanted is None and self._listing.listed:
             self._wanted = self._inherited()
         return self._min if self._wanted is None else self._wanted
@@ -66,27 +111,27 @@ class Scaler:
 
     @property
     def opening(self) -> int:
-        """Replicas that are wanted and that Serve does not list yet."""
+        """See `Scaler.opening`."""
         return max(0, self.wanted - self._listing.wanted_by_serve)
 
     def stand_by(self) -> None:
-        """Say that the number still holds."""
+        """See `Scaler.stand_by`."""
         write_wanted(self._app, generation(), Wanted(self.wanted, self._wall_clock()))
 
     def open(self, count: int) -> None:
-        """Want so many more."""
+        """See `Scaler.open`."""
         if count:
             self._wanted = min(self.wanted + count, self.max_replicas)
             log.info("opening %d replicas, %d in all", count, self._wanted)
             self.stand_by()
 
     def emptying(self, replicas: Collection[ReplicaId]) -> None:
-        """Those replicas are being emptied, as of now or since an earlier call."""
+        """See `Scaler.emptying`."""
         for replica in replicas:
             self._emptying.setdefault(replica, self._clock())
 
     def close(self, replicas: Iterable[ReplicaId], fence: int) -> None:
-        """Close those replicas if they really are empty."""
+        """See `Scaler.close`."""
         for replica in replicas:
             if replica not in self._closing:
                 self.emptying([replica])
@@ -100,7 +145,7 @@ class Scaler:
             log.warning("closing replica %s failed: %r", replica, error)
 
     def close_drained(self, reports: Iterable[ReplicaReport], fence: int) -> None:
-        """Close those that drain by an operator's word, and are empty by now."""
+        """See `Scaler.close_drained`."""
         for report in reports:
             load = report.load
             if load.state is ReplicaState.DRAINING and not load.requests and self._listing.runs(load.id):
@@ -108,7 +153,7 @@ class Scaler:
 
     async def _close(self, replica: ReplicaId, fence: int) -> None:
         try:
-            await self._replicas.call(replica, "close", fence)
+            await self._replicas.at(replica).close(fence)
         except MigrationError as error:
             log.info("replica %s is not closed: %s", replica, error)
             return
@@ -119,10 +164,10 @@ class Scaler:
         # Serve will stop one of its choosing; that one is evacuated, and this one has the room.
         self.stand_by()
         with contextlib.suppress(MigrationError):
-            await self._replicas.call(replica, "reopen", fence)
+            await self._replicas.at(replica).reopen(fence)
 
     def look_for_gone(self, filled: Collection[ReplicaId]) -> None:
-        """Note which of the replicas that were being emptied are gone, and forget those that are `filled` again."""
+        """See `Scaler.look_for_gone`."""
         for replica, since in list(self._emptying.items()):
             if not self._listing.knows(replica):
                 self._freed(self._clock() - since)
@@ -131,8 +176,8 @@ class Scaler:
             del self._emptying[replica]
 
     async def drain(self, replica: ReplicaId, fence: int) -> None:
-        """Have a replica take nothing more; what is on it moves away, and it closes. Raises MigrationError."""
+        """See `Scaler.drain`."""
         if not self._listing.runs(replica):
             raise Refused(f"replica {replica} is not running", Cause.NOT_RUNNING)
-        await self._replicas.call(replica, "drain", fence)
+        await self._replicas.at(replica).drain(fence)
         self.emptying([replica])

@@ -10,8 +10,9 @@ import math
 import time
 from collections.abc import Collection, Mapping
 from pathlib import Path as FilePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from deployments.api import ControlApi, Replicas, SchedulerApi
 from deployments.calls import PlaceCall
 from deployments.config import SchedulerConfig, Topology
 from deployments.control import MoveAccepted, MoveAnswer, MoveRejected
@@ -22,14 +23,15 @@ from deployments.fencing import next_fence
 from deployments.gatherer import EngineReporters, Gatherer, Received
 from deployments.heap import freeze_heap
 from deployments.listing import Listing, ServeListing
-from deployments.membership import Membership
+from deployments.membership import Membership, ServeMembership
 from deployments.processes.guard import start_guard
 from deployments.recording import Recorder, Setting
 from deployments.records import Records
 from deployments.rehearsal import Rehearsal
 from deployments.report import ReplicaReport
-from deployments.routing import Replicas, own_id
-from deployments.scaler import Scaler
+from deployments.routing import own_id
+from deployments.scaler import Scaler, ServeScaler
+from deployments.stubs import engines
 from deployments.telemetry import Telemetry
 from migration.errors import MigrationError, PeerLost
 from migration.estimates import Boundaries, Estimates
@@ -56,17 +58,17 @@ _OPERATOR_WAIT_S = 0.3
 
 
 class EpochScheduler:
-    """Runs an epoch every `epoch_s` seconds; answers ingresses and operators in between."""
+    """Implements `SchedulerApi`: runs an epoch every `epoch_s` seconds; answers ingresses and operators in between."""
 
     async def __init__(self, config: SchedulerConfig, topology: Topology) -> None:  # type: ignore[misc]  # Serve awaits it
         start_guard()
-        replicas = Replicas("Engine", topology.app)
-        membership = Membership("Engine", topology.app, f"scheduler-{own_id()}", lambda _: self._members_changed())
+        replicas = engines(topology.app)
+        membership = ServeMembership("Engine", topology.app, f"scheduler-{own_id()}", lambda _: self._members_changed())
         listing = ServeListing(topology.app, config.report_timeout_s)
         telemetry = Telemetry()
         self._id = own_id()
         clock, wall_clock = time.monotonic, time.time
-        scaler = Scaler(topology.app, replicas, listing, config.bounds, telemetry.freed, clock, wall_clock)
+        scaler = ServeScaler(topology.app, replicas, listing, config.bounds, telemetry.freed, clock, wall_clock)
         fence = next_fence(topology.app)
         self._wire(config, fence, replicas, membership, listing, scaler, telemetry, clock, wall_clock)
         self._loop = asyncio.create_task(self._run())
@@ -77,7 +79,7 @@ class EpochScheduler:
         self,
         config: SchedulerConfig,
         fence: int,
-        replicas: Replicas,
+        replicas: Replicas[ControlApi],
         membership: Membership,
         listing: Listing,
         scaler: Scaler,
@@ -148,8 +150,7 @@ class EpochScheduler:
 
     async def move(self, source: ReplicaId, order: Order, target: ReplicaId) -> MigrationRecord:
         """See `Sources.move`."""
-        record: MigrationRecord = await self._replicas.call(source, "move", order, target, self._fence)
-        return record
+        return await self._replicas.at(source).move(order, target, self._fence)
 
     def _route(self, moves: list[Move]) -> tuple[list[Move], Mapping[RequestId, Route]]:
         """See `Routing`: one planner for the whole cluster gives every move its path (the paper's section V)."""
@@ -335,6 +336,10 @@ class EpochScheduler:
         if self._records.keep(record):
             self._dispatch.heard(record)
             self._estimates.observe(record)
+
+
+if TYPE_CHECKING:
+    _offers: type[SchedulerApi] = EpochScheduler
 
 
 def _route(choice: Choice, path: Path) -> Route:

@@ -5,9 +5,9 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray import serve
 from ray.serve.handle import DeploymentHandle
@@ -27,14 +27,15 @@ from app.ingress.telemetry.requests import RequestTelemetry
 from app.ingress.telemetry.scrape import MetricsCollector
 from app.ingress.telemetry.tracing import NO_TRACER, KeepHttpScope, Tracer
 from app.versions import VERSION, installed_version
+from deployments.api import MetricsApi
 from deployments.config import Topology
 from deployments.control import MoveAnswer, MoveRejected
 from deployments.exposition import Family
 from deployments.heap import freeze_heap
-from deployments.membership import Membership
+from deployments.membership import Membership, ServeMembership
 from deployments.processes.guard import start_guard
-from deployments.routing import Replicas, own_id
-from deployments.scheduler_client import SchedulerClient
+from deployments.routing import own_id
+from deployments.stubs import SchedulerStub, ServeSchedulerClient, engines, ingresses
 from migration.protocol.messages import PathRequest
 from migration.protocol.request import IngressId
 from policies.model import ReplicaId
@@ -69,16 +70,16 @@ class IngressBackend:
         self._url = endpoint(config.host, config.port) if config.port else "http://127.0.0.1:8000"
         self._started = False
         self._refresh_s = config.refresh_s
-        self._scheduler = SchedulerClient(topology.app)
-        self._membership = Membership("Engine", topology.app, f"ingress-{self.id}", self._changed)
-        self._ingresses = Membership("Ingress", topology.app, f"ingresses-{self.id}")
-        replicas = Replicas("Engine", topology.app)
+        self._scheduler = ServeSchedulerClient(topology.app)
+        self._membership = ServeMembership("Engine", topology.app, f"ingress-{self.id}", self._changed)
+        self._ingresses = ServeMembership("Ingress", topology.app, f"ingresses-{self.id}")
+        replicas = engines(topology.app)
         self._metrics = MetricsCollector(
             (ReplicaId(self.id), self.own_metrics),
             self._scheduler,
             [
                 ("Engine", replicas, self._membership),
-                ("Ingress", Replicas("Ingress", topology.app, routed=False), self._ingresses),
+                ("Ingress", ingresses(topology.app), self._ingresses),
             ],
         )
         placer = Placer(self._scheduler, self._membership, config.place_timeout_s)
@@ -119,7 +120,7 @@ class IngressBackend:
     async def _lower_initial(self) -> None:
         """Lower the expected number of replicas: the scheduler may have stopped one before this ingress saw it."""
         with contextlib.suppress(Exception):
-            wanted: int | None = await self._scheduler.call("wanted", timeout_s=_STATE_TIMEOUT_S)
+            wanted = await self._scheduler.within(_STATE_TIMEOUT_S).wanted()
             if wanted is not None:
                 self._initial = min(self._initial, wanted)
                 self._check_started()
@@ -145,19 +146,19 @@ class IngressBackend:
     async def state(self) -> dict[str, Any]:
         """See `Backend.state`; while the scheduler is unavailable, its last answer, with its time in `as_of`."""
         with self._ignore_scheduler_outage():
-            self._state = await self._scheduler.call("state", timeout_s=_STATE_TIMEOUT_S)
+            self._state = await self._scheduler.within(_STATE_TIMEOUT_S).state()
         return self._state
 
     async def migrations(self) -> dict[str, Any]:
         """See `Backend.migrations`; while the scheduler is unavailable, its last answer."""
         with self._ignore_scheduler_outage():
-            self._migrations = await self._scheduler.call("migrations", timeout_s=_STATE_TIMEOUT_S)
+            self._migrations = await self._scheduler.within(_STATE_TIMEOUT_S).migrations()
         return self._migrations
 
     async def snapshot(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """See `Backend.snapshot`; while the scheduler is unavailable, its last answer."""
         with self._ignore_scheduler_outage():
-            self._state, self._migrations = await self._scheduler.call("snapshot", timeout_s=_STATE_TIMEOUT_S)
+            self._state, self._migrations = await self._scheduler.within(_STATE_TIMEOUT_S).snapshot()
         return self._state, self._migrations
 
     @contextlib.contextmanager
@@ -173,19 +174,19 @@ class IngressBackend:
 
     async def migrate(self, reference: str, target: str | None, path: PathRequest) -> MoveAnswer:
         """See `Backend.migrate`."""
-        return await self._order("migrate", uuid.uuid4().hex[:16], reference, target, path)
+        id = uuid.uuid4().hex[:16]
+        return await self._order(lambda scheduler: scheduler.migrate(id, reference, target, path))
 
     async def drain(self, replica: str) -> MoveAnswer:
         """See `Backend.drain`."""
-        return await self._order("drain", replica)
+        return await self._order(lambda scheduler: scheduler.drain(replica))
 
-    async def _order(self, method: str, *args: object) -> MoveAnswer:
+    async def _order(self, order: Callable[[SchedulerStub], Awaitable[MoveAnswer]]) -> MoveAnswer:
         """Call the scheduler until it answers, since it may be slow or restarting; the call must be idempotent."""
         deadline = time.monotonic() + _CONTROL_PATIENCE_S
         while True:
             try:
-                answer: MoveAnswer = await self._scheduler.call(method, *args, timeout_s=_CONTROL_TIMEOUT_S)
-                return answer
+                return await order(self._scheduler.within(_CONTROL_TIMEOUT_S))
             except Exception as error:
                 log.warning("no answer from the scheduler to an order: %r", error)
                 if time.monotonic() > deadline:
@@ -273,3 +274,7 @@ class IngressReplica:
         if self._server is not None:
             await self._server.close(self._grace_s * 0.9)
         await self._backend.close(self._grace_s * 0.05)
+
+
+if TYPE_CHECKING:
+    _offers: type[MetricsApi] = IngressReplica

@@ -5,10 +5,10 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 
+from deployments.api import PlacingApi, SchedulerClient
 from deployments.calls import PlaceCall
 from deployments.coalesce import Coalescer
 from deployments.membership import Membership
-from deployments.scheduler_client import SchedulerClient
 from migration.protocol.request import RequestSpec
 from policies.cluster.changes import Arrival
 from policies.decision.placement import Decision, Place, Queue, least_loaded
@@ -22,7 +22,7 @@ class Placer:
 
     def __init__(
         self,
-        scheduler: SchedulerClient,
+        scheduler: SchedulerClient[PlacingApi],
         membership: Membership,
         place_timeout_s: float,
     ) -> None:
@@ -47,7 +47,7 @@ class Placer:
     async def refresh(self) -> None:
         """Fetch the scheduler's view of the cluster; without an answer the old one stays."""
         with contextlib.suppress(Exception):
-            self._view = await self._scheduler.call("view", timeout_s=self._place_timeout_s)
+            self._view = await self._scheduler.within(self._place_timeout_s).view()
 
     async def _ask(self, spec: RequestSpec, outputs: int, exclude: set[ReplicaId]) -> ReplicaId | None:
         arrival = Arrival(spec.id, Tokens(len(spec.prompt) + outputs))
@@ -63,8 +63,7 @@ class Placer:
                 return None
 
     async def _decide_all(self, calls: tuple[PlaceCall, ...]) -> Sequence[Decision]:
-        decisions: list[Decision] = await self._scheduler.call("place", calls, timeout_s=self._place_timeout_s)
-        return decisions
+        return await self._scheduler.within(self._place_timeout_s).place(calls)
 
     def _choose(self, exclude: set[ReplicaId]) -> ReplicaId | None:
         return least_loaded(self._view, self._others(exclude), Counter(self._sent.values()))

@@ -2,14 +2,15 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any
+from typing import TypeVar
 
 from app.ingress.placing import Placer
+from deployments.api import Replicas, ServingApi
 from deployments.calls import Submission
 from deployments.coalesce import Coalescer
-from deployments.routing import Replicas, Unrouted
+from deployments.routing import Unrouted
 from migration.errors import PeerLost
 from migration.ports import Clock
 from migration.protocol.request import RequestSpec
@@ -21,11 +22,13 @@ ROUTER_SKEW_S = 2.0
 _CALL_S = 5.0
 """How long a replica may take to answer a call; its engine has no part in any of them."""
 
+Answer = TypeVar("Answer")
 
-class ReplicaCalls:
+
+class EngineCalls:
     """Implements `migration.ports.Hosts`. `down` are the listed replicas whose streams cannot be read."""
 
-    def __init__(self, replicas: Replicas, placer: Placer, clock: Clock = time.monotonic) -> None:
+    def __init__(self, replicas: Replicas[ServingApi], placer: Placer, clock: Clock = time.monotonic) -> None:
         self.running: tuple[ReplicaId, ...] = ()
         self.down: set[ReplicaId] = set()
         self._replicas = replicas
@@ -47,8 +50,7 @@ class ReplicaCalls:
         """See `Hosts.submit`. Submissions that come while one is under way travel together."""
 
         async def submit(requests: tuple[Submission, ...]) -> Sequence[Exception | str]:
-            answers: list[Exception | str] = await self._call(replica, "submit", requests)
-            return answers
+            return await self._call(replica, lambda engine: engine.submit(requests))
 
         if replica not in self._submissions:
             self._submissions[replica] = Coalescer(submit)
@@ -56,23 +58,23 @@ class ReplicaCalls:
 
     async def attach(self, replica: ReplicaId, request: RequestId, hop: int, index: int) -> bool:
         """See `Hosts.attach`."""
-        return bool(await self._call(replica, "attach", request, hop, index))
+        return await self._call(replica, lambda engine: engine.attach(request, hop, index))
 
     async def keep(self, replica: ReplicaId, request: RequestId, hop: int, next_hop: int) -> None:
         """See `Hosts.keep`."""
-        await self._call(replica, "keep", request, hop, next_hop)
+        await self._call(replica, lambda engine: engine.keep(request, hop, next_hop))
 
     async def release(self, replica: ReplicaId, request: RequestId, hop: int | None) -> None:
         """See `Hosts.release`. It waits for as long as the replica stands still: nobody waits for it."""
-        await self._replicas.call(replica, "release", request, hop)
+        await self._replicas.at(replica).release(request, hop)
 
-    async def _call(self, replica: ReplicaId, method: str, *args: object) -> Any:
+    async def _call(self, replica: ReplicaId, call: Callable[[ServingApi], Awaitable[Answer]]) -> Answer:
         """Call a replica; one that is listed but not routable yet is tried again. Raises PeerLost."""
         deadline = self._clock() + ROUTER_SKEW_S
         while True:
             try:
                 async with asyncio.timeout(_CALL_S):
-                    return await self._replicas.call(replica, method, *args)
+                    return await call(self._replicas.at(replica))
             except TimeoutError:
                 raise PeerLost(f"replica {replica} did not answer within {_CALL_S:g} s") from None
             except Unrouted:

@@ -13,11 +13,11 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 
 from app.ingress.conversation import Conversation, to_error
 from app.ingress.placing import Placer
-from app.ingress.replica_calls import RECONNECT_S, ROUTER_SKEW_S, ReplicaCalls
+from app.ingress.replica_calls import RECONNECT_S, ROUTER_SKEW_S, EngineCalls
 from app.ingress.telemetry.tracing import NO_TRACER, Tracer
+from deployments.api import NoticeApi, Replicas, SchedulerClient, ServingApi
 from deployments.membership import Membership
-from deployments.routing import Replicas, Unrouted
-from deployments.scheduler_client import SchedulerClient
+from deployments.routing import Unrouted
 from migration.errors import MigrationError, PeerLost
 from migration.ports import Clock
 from migration.protocol.reading import Reader, SegmentOrigin
@@ -30,35 +30,27 @@ from policies.plan import Path, Reason
 
 log = logging.getLogger("ray.serve")
 
-SILENCE_S = 10.0
-"""A replica that says nothing for so long has stopped or is cut off; a living one says at least that it lives."""
-
 
 class Streams:
-    """All requests of one ingress. `lost` is called for each that was under way and could not be continued.
-
-    A replica that says nothing for `silence_s` seconds is given up.
-    """
+    """All requests of one ingress. `lost` is called for each that was under way and could not be continued."""
 
     def __init__(
         self,
         ingress: IngressId,
-        replicas: Replicas,
+        replicas: Replicas[ServingApi],
         placer: Placer,
-        scheduler: SchedulerClient,
+        scheduler: SchedulerClient[NoticeApi],
         patience_s: float,
         lost: Callable[[], None] = lambda: None,
         tracer: Tracer = NO_TRACER,
-        silence_s: float = SILENCE_S,
         clock: Clock = time.monotonic,
     ) -> None:
         self._ingress = ingress
         self._replicas = replicas
         self._placer = placer
         self._tracer = tracer
-        self._silence_s = silence_s
         self._clock = clock
-        self._calls = ReplicaCalls(replicas, placer, clock)
+        self._calls = EngineCalls(replicas, placer, clock)
         self._world = ReaderWorld(self._calls, RequestJournal(scheduler, tracer), clock, patience_s, on_lost=lost)
         self._live: dict[RequestId, ReaderRun] = {}
         self._readers: dict[ReplicaId, asyncio.Task[None]] = {}
@@ -111,7 +103,7 @@ class Streams:
             reason = "the replica ended its stream"
             try:
                 connected = False
-                async for batch in self._replicas.stream(replica, "events", self._ingress, silence_s=self._silence_s):
+                async for batch in self._replicas.at(replica).events(self._ingress):
                     broken_since = None
                     self._calls.down.discard(replica)
                     if not connected:
@@ -167,7 +159,7 @@ class Streams:
 class RequestJournal:
     """Implements `Journal`: traces of all that happens to requests, records of those that a replica lost."""
 
-    def __init__(self, scheduler: SchedulerClient, tracer: Tracer) -> None:
+    def __init__(self, scheduler: SchedulerClient[NoticeApi], tracer: Tracer) -> None:
         self._scheduler = scheduler
         self._tracer = tracer
 
@@ -208,4 +200,4 @@ class RequestJournal:
             record.reason,
             extra={"migration": record.to_json()},
         )
-        self._scheduler.tell("record", record)
+        self._scheduler.tell(lambda scheduler: scheduler.record(record))

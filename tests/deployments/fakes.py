@@ -1,12 +1,13 @@
-"""What the deployments' parts are tested with, in place of Serve."""
+"""What the deployments' parts are tested with, in place of Serve: every fake implements a port."""
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 from deployments.membership import Membership
 from deployments.report import ReplicaReport
-from deployments.routing import Replicas
+from migration.protocol.record import MigrationRecord
+from migration.run.source import Order
 from policies.model import Blocks, ReplicaId, ReplicaLoad, ReplicaState, RequestLoad, Tokens
 
 
@@ -17,31 +18,74 @@ def make_report(name: str, free: int = 10, requests: tuple[RequestLoad, ...] = (
     return ReplicaReport(load, (1, 2, 3), 0, 0, 0, 1, ())
 
 
-class Answers(Replicas):
-    """What replicas say: a report, an error, or nothing ("silent")."""
+class Answers:
+    """Implements `Replicas[ControlApi]`: to any call a replica answers the same, an error, or nothing ("silent")."""
 
     def __init__(self, **answers: Any) -> None:
         self.answers = answers
         self.asked: list[tuple[Any, ...]] = []
 
-    async def call(self, replica: ReplicaId, method: str, *args: Any, routed: bool = True) -> Any:
-        self.asked.append((replica, method, *args))
+    def at(self, replica: ReplicaId, routed: bool = True) -> "AnsweringReplica":
+        return AnsweringReplica(self, replica)
+
+    def forget(self, replica: ReplicaId) -> None:
+        pass
+
+    async def answer(self, replica: ReplicaId, call: str, *args: Any) -> Any:
+        self.asked.append((replica, call, *args))
         await asyncio.sleep(0)
-        answer = self.answers[replica]
-        if answer == "silent":
-            await asyncio.Event().wait()
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+        return await given(self.answers[replica])
 
 
-class Running(Membership):
-    """The replicas that run."""
+class AnsweringReplica:
+    """Implements `ControlApi`."""
 
-    def __init__(self, names: str) -> None:
-        self.running = tuple(ReplicaId(name) for name in names)
+    def __init__(self, answers: Answers, replica: ReplicaId) -> None:
+        self._answers = answers
+        self._replica = replica
+
+    async def report(self, fence: int) -> ReplicaReport:
+        report: ReplicaReport = await self._answers.answer(self._replica, "report", fence)
+        return report
+
+    async def move(self, order: Order, target: ReplicaId, fence: int) -> MigrationRecord:
+        record: MigrationRecord = await self._answers.answer(self._replica, "move", order, target, fence)
+        return record
+
+    async def drain(self, fence: int) -> None:
+        await self._answers.answer(self._replica, "drain", fence)
+
+    async def close(self, fence: int) -> None:
+        await self._answers.answer(self._replica, "close", fence)
+
+    async def reopen(self, fence: int) -> None:
+        await self._answers.answer(self._replica, "reopen", fence)
+
+
+async def given(answer: Any) -> Any:
+    """The answer; an exception is raised, "silent" never comes."""
+    if answer == "silent":
+        await asyncio.Event().wait()
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+class FakeMembership:
+    """Implements `Membership`; `become` is what Serve would push."""
+
+    def __init__(self, *names: str, on_change: Callable[[Membership], None] = lambda _: None) -> None:
+        self.running = tuple(map(ReplicaId, names))
         self.known = asyncio.Event()
         self.known.set()
+        self._on_change = on_change
+
+    def become(self, *names: str) -> None:
+        self.running = tuple(map(ReplicaId, sorted(names)))
+        self._on_change(self)
+
+    def stop(self) -> None:
+        pass
 
 
 class FakeListing:

@@ -17,7 +17,7 @@ from migration.errors import PeerLost, Refused
 from policies.causes import Cause
 from policies.decision.ledger import Ledger
 from policies.model import Phase, ReplicaId, RequestId, RequestLoad, Tokens
-from tests.deployments.fakes import Answers, FakeListing, Running, make_report
+from tests.deployments.fakes import Answers, FakeListing, FakeMembership, make_report
 from tests.virtual_time import VirtualLoop, now
 
 pytestmark = pytest.mark.virtual_time
@@ -82,7 +82,7 @@ async def test_every_replica_is_asked_and_reports_say_when() -> None:
 async def test_replicas_that_run_and_those_that_stop_are_asked_with_the_fence() -> None:
     replicas, listing = Answers(a=make_report("a")), FakeListing("ab")
     listing.stopping = lambda: (B,)  # type: ignore[method-assign]
-    reporters = EngineReporters(replicas, Running("a"), listing, 7)
+    reporters = EngineReporters(replicas, FakeMembership("a"), listing, 7)
     assert tuple(reporters.serving()) == (A, B)
     assert await reporters.report(A, routed=True) == make_report("a")
     assert replicas.asked == [("a", "report", 7)]

@@ -11,7 +11,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import ReplicaUnavailableError
 
-from deployments.routing import Replicas, TargetRouter, Unrouted, _peer_errors
+from deployments.routing import ReplicaHandles, TargetRouter, Unrouted, _peer_errors
 from migration.errors import PeerLost, Refused
 from policies.causes import Cause
 from policies.model import ReplicaId
@@ -183,8 +183,8 @@ class Items:
         self.cancelled = True
 
 
-def replicas(answer: Any, routed: bool = True) -> Replicas:
-    made = Replicas.__new__(Replicas)
+def replicas(answer: Any, routed: bool = True) -> ReplicaHandles:
+    made = ReplicaHandles.__new__(ReplicaHandles)
     made._routed = routed
     made._handle = Handle(answer)
     made._deployment = DeploymentID("Engine", "mell")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from deployments import scaler
-from deployments.scaler import Scaler
+from deployments.scaler import ServeScaler
 from deployments.scaling import Wanted
 from migration.errors import PeerLost, Refused
 from policies.causes import Cause
@@ -30,7 +30,7 @@ class World:
         self.while_stopping: Callable[[], None] = lambda: None
         self.listing, self.replicas = FakeListing(running), Answers(**({"a": None, "b": None} | answers))
         self.now = 100.0
-        self.scaler = Scaler(
+        self.scaler = ServeScaler(
             "mell", self.replicas, self.listing, (1, 4), self.freed.append, lambda: self.now, lambda: self.now
         )
 

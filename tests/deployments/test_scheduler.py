@@ -12,10 +12,10 @@ from deployments.calls import PlaceCall
 from deployments.config import SchedulerConfig
 from deployments.control import MoveAccepted, MoveRejected
 from deployments.epochs import EARLIEST_S
+from deployments.exposition import merge
 from deployments.recording import Recorder, Setting, read_recording
 from deployments.records import KEPT
 from deployments.report import ReplicaReport
-from deployments.scaler import Scaler
 from deployments.scheduler import EpochScheduler
 from deployments.telemetry import Telemetry
 from migration.beliefs import Profile
@@ -25,14 +25,14 @@ from migration.protocol.messages import Fingerprint, PathRequest
 from migration.protocol.record import MigrationRecord, Outcome
 from policies.causes import Cause
 from policies.cluster.changes import Arrival
-from policies.decision.dry_run import DryRun
 from policies.decision.placement import NoReplica, Place, Queue
 from policies.decision.planner import Decided, Mode, Planner
-from policies.model import Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestId, RequestLoad, Tokens
+from policies.model import Phase, ReplicaId, ReplicaState, RequestId, RequestLoad, Tokens
 from policies.plan import Path as MovePath
 from policies.plan import Reason
 from policies.rules.registry import policy
-from tests.deployments.fakes import Answers, FakeListing, Running, make_report
+from tests.deployments.fakes import AnsweringReplica, Answers, FakeListing, FakeMembership, given, make_report
+from tests.deployments.test_exposition import parsed
 from tests.virtual_time import now
 
 AUTO = PathRequest.AUTO
@@ -51,34 +51,51 @@ def running(name: str, label: str = "") -> RequestLoad:
     return RequestLoad(RequestId(name), label or name, Tokens(10), Phase.DECODE, 1.0, 0)
 
 
-class Fleet(Answers):
-    """Replicas that report; what they answer to other calls is given by name."""
+class Fleet:
+    """Implements `Replicas[ControlApi]`: replicas that report; their answer to other calls is given by name."""
 
     def __init__(self, *reports: ReplicaReport, **answers: Any) -> None:
-        super().__init__(**answers)
+        self.others = Answers(**answers)
         self.reports = {report.load.id: report for report in reports}
         self.fault: Exception | None = None
         self.times_asked = 0
         self.silent: set[str] = set()
 
-    async def call(self, replica: ReplicaId, method: str, *args: Any, routed: bool = True) -> Any:
-        if method != "report":
-            return await super().call(replica, method, *args)
-        self.times_asked += 1
+    @property
+    def asked(self) -> list[tuple[Any, ...]]:
+        """The other calls."""
+        return self.others.asked
+
+    def at(self, replica: ReplicaId, routed: bool = True) -> "ReportingReplica":
+        return ReportingReplica(self, replica)
+
+    def forget(self, replica: ReplicaId) -> None:
+        pass
+
+
+class ReportingReplica(AnsweringReplica):
+    """One of the fleet."""
+
+    def __init__(self, fleet: Fleet, replica: ReplicaId) -> None:
+        super().__init__(fleet.others, replica)
+        self._fleet = fleet
+
+    async def report(self, fence: int) -> ReplicaReport:
+        fleet, replica = self._fleet, self._replica
+        fleet.times_asked += 1
         await asyncio.sleep(0)
-        if replica in self.silent:
-            await asyncio.Event().wait()
-        if self.fault:
-            raise self.fault
-        return self.reports[replica]
+        report: ReplicaReport = await given(
+            "silent" if replica in fleet.silent else fleet.fault or fleet.reports[replica]
+        )
+        return report
 
 
-class Scale(Scaler):
-    """Notes what it is to open, close and drain."""
+class Scale:
+    """Implements `Scaler`: notes what it is to open, close and drain."""
 
     def __init__(self, max_replicas: int) -> None:
         self.max_replicas = max_replicas
-        self._wanted = 2
+        self.wanted = 2
         self.opened = 0
         self.closed: list[ReplicaId] = []
         self.drained: list[ReplicaId] = []
@@ -112,34 +129,14 @@ class Scale(Scaler):
         self.drained.append(replica)
 
 
-class Counts(Telemetry):
-    """Notes which migrations ended, and what dry runs come to."""
-
-    def __init__(self) -> None:
-        self.ended: list[str] = []
-        self.took_s: list[float] = []
-        self.dry_runs: list[DryRun] = []
-
-    def migrated(self, record: MigrationRecord) -> None:
-        self.ended.append(record.id)
-
-    def resumed(self, path: MovePath, took_s: float) -> None:
-        self.took_s.append(took_s)
-
-    def epoch(self, loads: Iterable[ReplicaLoad], passed_s: float, wanted: int) -> None:
-        pass
-
-    def dry_run(self, so_far: DryRun) -> None:
-        self.dry_runs.append(so_far)
-
-
 class Scheduler(EpochScheduler):
     """The scheduler, with its parts put together by hand: the constructor finds them in a Serve cluster."""
 
     def __init__(self, fleet: Fleet, config: SchedulerConfig) -> None:
-        self.members = Running("".join(fleet.reports))
-        self.scale, self.counts, self.fleet, self.listing = Scale(4), Counts(), fleet, FakeListing(fleet.reports)
-        self._wire(config, 3, fleet, self.members, self.listing, self.scale, self.counts, now, now)
+        self.members = FakeMembership(*fleet.reports)
+        self.scale, self.fleet, self.listing = Scale(4), fleet, FakeListing(fleet.reports)
+        self._id = ReplicaId("s")
+        self._wire(config, 3, fleet, self.members, self.listing, self.scale, Telemetry(), now, now)
         self._loop = asyncio.create_task(asyncio.sleep(0))
 
     def __del__(self) -> None:
@@ -147,6 +144,10 @@ class Scheduler(EpochScheduler):
 
     async def epoch(self) -> None:
         await self._epochs.epoch()
+
+    async def counted(self, metric: str) -> float:
+        """The sum of a metric over its labels."""
+        return sum(parsed(merge([await self.metrics()])).get(metric, {}).values())
 
 
 async def make_scheduler(
@@ -309,7 +310,7 @@ async def test_a_migration_is_counted_once() -> None:
     scheduler = await make_scheduler()
     for outcome in (None, Outcome.COMMITTED, Outcome.COMMITTED):
         await scheduler.record(make_record(outcome=outcome))
-    assert scheduler.counts.ended == ["m1"]
+    assert await scheduler.counted("mell_migrations_total") == 1
 
 
 async def test_what_a_migration_took_counts_once_its_target_has_told() -> None:
@@ -317,7 +318,9 @@ async def test_what_a_migration_took_counts_once_its_target_has_told() -> None:
     ended = replace(make_record(outcome=Outcome.COMMITTED), duration_s=1.0, pause_s=0.25)
     for record in (ended, replace(ended, resume_s=0.5), replace(ended, resume_s=0.5), ended):
         await scheduler.record(record)
-    assert (scheduler.counts.ended, scheduler.counts.took_s) == (["m1"], [1.25])
+    assert await scheduler.counted("mell_migrations_total") == 1
+    assert await scheduler.counted("mell_migration_seconds_count") == 1
+    assert await scheduler.counted("mell_migration_seconds_sum") == 1.25
 
 
 async def test_old_migrations_are_forgotten() -> None:
@@ -331,7 +334,7 @@ async def test_a_migration_that_was_forgotten_and_is_told_again_is_not_counted_a
     scheduler = await make_scheduler()
     for n in (*range(KEPT + 10), 0):
         await scheduler.record(make_record(f"m{n}", Outcome.COMMITTED))
-    assert scheduler.counts.ended.count("m0") == 1
+    assert await scheduler.counted("mell_migrations_total") == KEPT + 10
 
 
 async def test_the_state_shows_replicas_that_only_serve_knows() -> None:
@@ -448,7 +451,7 @@ async def test_a_scheduler_that_observes_tells_what_acting_would_come_to() -> No
     assert (told["moves"], told["moved_tokens"], told["moved_bytes"]) == (1, 12, 12 * 16)
     assert told["gpu_seconds_saved"] == pytest.approx(told["since_s"])
     assert told["said"].endswith(": 1 move, 192 B")
-    assert [so_far.moves for so_far in scheduler.counts.dry_runs] == [1, 1, 1]
+    assert await scheduler.counted("mell_dry_run_moves_total") == 1
     assert scheduler.fleet.asked == [] == scheduler.scale.closed
 
 
@@ -457,7 +460,7 @@ async def test_only_a_scheduler_that_observes_has_a_dry_run(mode: Mode) -> None:
     scheduler = await make_scheduler(*half_empty(), mode=mode, spec=NO_GROWTH, a=make_record(), b=make_record())
     await asyncio.sleep(0.01)
     assert "dry_run" not in await scheduler.state()
-    assert scheduler.counts.dry_runs == []
+    assert await scheduler.counted("mell_dry_run_replicas_needed") == 0
 
 
 async def test_before_any_replica_runs_there_is_no_dry_run() -> None:

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, Gauge
 
+from deployments.api import MetricsApi, Replicas, SchedulerClient
 from deployments.exposition import Family, expose, merge
 from deployments.membership import Membership
-from deployments.routing import Replicas
-from deployments.scheduler_client import SchedulerClient
 from policies.model import ReplicaId
 
 log = logging.getLogger("ray.serve")
@@ -76,8 +75,8 @@ class MetricsCollector:
     def __init__(
         self,
         own: tuple[ReplicaId, Callable[[], Sequence[Family]]],
-        scheduler: SchedulerClient,
-        others: Sequence[tuple[str, Replicas, Membership]],
+        scheduler: SchedulerClient[MetricsApi],
+        others: Sequence[tuple[str, Replicas[MetricsApi], Membership]],
     ) -> None:
         """`own` is this ingress and its metrics; `others` are deployments whose replicas have a method `metrics`."""
         self._id, self._own = own
@@ -90,15 +89,11 @@ class MetricsCollector:
 
     def _targets(self) -> Iterator[ScrapeTarget]:
         yield ScrapeTarget("Ingress", self._id, self._fetch_own)
-        yield ScrapeTarget("Scheduler", "", lambda: self._scheduler.call("metrics", timeout_s=TIMEOUT_S))
+        yield ScrapeTarget("Scheduler", "", self._scheduler.within(TIMEOUT_S).metrics)
         for deployment, replicas, membership in self._others:
             for replica in membership.running:
                 if replica != self._id:
-                    yield ScrapeTarget(deployment, replica, _fetching(replicas, replica))
+                    yield ScrapeTarget(deployment, replica, replicas.at(replica).metrics)
 
     async def _fetch_own(self) -> Sequence[Family]:
         return self._own()
-
-
-def _fetching(replicas: Replicas, replica: ReplicaId) -> Callable[[], Awaitable[Sequence[Family]]]:
-    return lambda: replicas.call(replica, "metrics")

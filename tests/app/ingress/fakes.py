@@ -9,7 +9,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 from starlette.applications import Starlette
@@ -24,11 +24,9 @@ from app.ingress.telemetry.requests import RequestTelemetry
 from deployments.calls import PlaceCall, Submission
 from deployments.control import MoveAccepted, MoveAnswer, MoveRejected
 from deployments.engine.port import Generated, Tie
-from deployments.membership import Membership
 from deployments.moves import Moves
 from deployments.outbox import Batch
-from deployments.routing import Replicas, Unrouted
-from deployments.scheduler_client import SchedulerClient
+from deployments.routing import Unrouted
 from migration.errors import PeerLost, Refused
 from migration.protocol.messages import PathRequest
 from migration.protocol.record import MigrationRecord
@@ -43,6 +41,7 @@ from policies.decision.placement import Decision, NoReplica, Place
 from policies.model import ClusterState, ReplicaId, RequestId
 from policies.plan import Reason
 from tests.deployments.fake_engine import FakeEngine
+from tests.deployments.fakes import FakeMembership
 from tests.migration import world
 from tests.migration.world import INGRESS, spec
 
@@ -103,10 +102,11 @@ class Peer(world.LocalPeer):
 
 
 Hook = Callable[[], Awaitable[object]]
+Answer = TypeVar("Answer")
 
 
-class Wires(Replicas):
-    """Calls and streams to the replicas of a service.
+class Wires:
+    """Implements `Replicas[ServingApi]`: calls and streams to the replicas of a service.
 
     `lose` is asked of every batch on its way; a batch that is lost breaks its stream. `before` and `after` are
     awaited around a call of that (replica, method), and may raise.
@@ -127,11 +127,15 @@ class Wires(Replicas):
         if cut is not None and not cut.done():
             cut.set_result(error)
 
-    async def call(self, replica: ReplicaId, method: str, *args: Any, routed: bool = True) -> Any:
+    def at(self, replica: ReplicaId, routed: bool = True) -> "Wire":
+        return Wire(self, replica)
+
+    async def call(self, replica: ReplicaId, method: str, act: Callable[[Replica], Answer]) -> Answer:
+        """Have a replica act, unless it is dead, or dies meanwhile."""
         self.calls.append((replica, method))
         await asyncio.sleep(0)
         await self._run(self.before, replica, method)
-        answer = self._answer(self._alive(replica), method, *args)
+        answer = act(self._alive(replica))
         await self._run(self.after, replica, method)
         self._alive(replica)
         return answer
@@ -141,22 +145,9 @@ class Wires(Replicas):
         if hook := hooks.get((replica, method)):
             await hook()
 
-    @staticmethod
-    def _answer(replica: Replica, method: str, *args: Any) -> Any:
-        match method:
-            case "submit":
-                return [_submit(replica, request) for request in args[0]]
-            case "release":
-                return replica.moves.release(*args)
-            case "keep":
-                return replica.moves.keep(*args)
-            case "attach":
-                return replica.moves.attach(*args)
-        raise NotImplementedError(method)
-
-    async def stream(self, replica: ReplicaId, method: str, *args: Any, silence_s: float) -> AsyncIterator[Batch]:
-        assert method == "events"
-        batches = self._alive(replica).outboxes.read(*args)
+    async def events(self, replica: ReplicaId, ingress: IngressId) -> AsyncIterator[Batch]:
+        """The events of a replica, until the wire is cut."""
+        batches = self._alive(replica).outboxes.read(ingress)
         cut = self._cuts[replica] = asyncio.get_running_loop().create_future()
         self.streams += 1
         pull: asyncio.Future[Batch | None] | None = None
@@ -190,6 +181,32 @@ class Wires(Replicas):
         return self.replicas[replica]
 
 
+class Wire:
+    """Implements `ServingApi` for one replica."""
+
+    def __init__(self, wires: Wires, replica: ReplicaId) -> None:
+        self._wires = wires
+        self._replica = replica
+
+    def events(self, ingress: IngressId) -> AsyncIterator[Batch]:
+        return self._wires.events(self._replica, ingress)
+
+    async def submit(self, requests: tuple[Submission, ...]) -> list[Refused | str]:
+        return await self._call("submit", lambda replica: [_submit(replica, request) for request in requests])
+
+    async def attach(self, request: RequestId, hop: int, index: int) -> bool:
+        return await self._call("attach", lambda replica: replica.moves.attach(request, hop, index))
+
+    async def keep(self, request: RequestId, hop: int, next_hop: int) -> None:
+        await self._call("keep", lambda replica: replica.moves.keep(request, hop, next_hop))
+
+    async def release(self, request: RequestId, hop: int | None) -> None:
+        await self._call("release", lambda replica: replica.moves.release(request, hop))
+
+    async def _call(self, method: str, act: Callable[[Replica], Answer]) -> Answer:
+        return await self._wires.call(self._replica, method, act)
+
+
 def _submit(replica: Replica, request: Submission) -> Refused | str:
     if request.model not in (None, replica.model):
         return Refused("another version of the model runs here", Cause.FINGERPRINT)
@@ -200,47 +217,59 @@ def _submit(replica: Replica, request: Submission) -> Refused | str:
     return replica.model
 
 
-class Members(Membership):
-    """The replicas that accept calls, as pushed by Serve."""
+class Scheduler:
+    """Implements `SchedulerClient`: `fault` is raised by every call, or "silent" makes it last for ever.
 
-    def __init__(self, on_change: Callable[[Membership], None]) -> None:
-        self.running = ()
-        self._on_change = on_change
-
-    def become(self, *names: str) -> None:
-        self.running = tuple(ReplicaId(name) for name in sorted(names))
-        assert self._on_change is not None
-        self._on_change(self)
-
-
-class Scheduler(SchedulerClient):
-    """Places on the first of `order` that runs and is not excluded; `fault` is raised, or "silent" waits for ever."""
+    It places on the first of `order` that runs and is not excluded; `records` are those that it was told.
+    """
 
     def __init__(self, order: str, members: Callable[[], tuple[ReplicaId, ...]]) -> None:
         self.order = order
         self.fault: Exception | str | None = None
-        self.told: list[tuple[Any, ...]] = []
+        self.records: list[MigrationRecord] = []
         self._members = members
 
-    async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
+    def within(self, timeout_s: float) -> "AnsweringScheduler":
+        return AnsweringScheduler(self, timeout_s)
+
+    def tell(self, message: Callable[["AnsweringScheduler"], Awaitable[None]]) -> None:
+        next(message(self.within(0.0)).__await__(), None)
+
+    async def answer(self, timeout_s: float) -> None:
+        """Answer in time, or not."""
         async with asyncio.timeout(timeout_s):
             await asyncio.sleep(0)
             if isinstance(self.fault, Exception):
                 raise self.fault
             if self.fault == "silent":
                 await asyncio.Event().wait()
-            return ClusterState(()) if method == "view" else [self._place(call) for call in args[0]]
 
-    def _place(self, call: PlaceCall) -> Decision:
+    def decide(self, call: PlaceCall) -> Decision:
+        """Where a request goes."""
         free = [r for r in map(ReplicaId, self.order) if r in self._members() and r not in call.exclude]
         return Place(free[0]) if free else NoReplica()
 
-    def tell(self, method: str, *args: Any) -> None:
-        self.told.append((method, *args))
 
-    @property
-    def records(self) -> list[MigrationRecord]:
-        return [args[0] for method, *args in self.told if method == "record"]
+class AnsweringScheduler:
+    """Implements `PlacingApi` and `NoticeApi`."""
+
+    def __init__(self, scheduler: Scheduler, timeout_s: float) -> None:
+        self._scheduler = scheduler
+        self._timeout_s = timeout_s
+
+    async def view(self) -> ClusterState:
+        await self._scheduler.answer(self._timeout_s)
+        return ClusterState(())
+
+    async def place(self, calls: tuple[PlaceCall, ...]) -> list[Decision]:
+        await self._scheduler.answer(self._timeout_s)
+        return [self._scheduler.decide(call) for call in calls]
+
+    async def record(self, record: MigrationRecord) -> None:
+        self._scheduler.records.append(record)
+
+    async def hurry(self) -> None:
+        pass
 
 
 @dataclass
@@ -252,7 +281,7 @@ class Service:
     scheduler: Scheduler
     placer: Placer
     streams: Streams
-    members: Members = field(init=False)
+    members: FakeMembership = field(init=False)
 
     def replica(self, name: str) -> Replica:
         return self.replicas[ReplicaId(name)]
@@ -321,7 +350,7 @@ def make_service(
     for name in names:
         replicas[ReplicaId(name)] = Replica(name, replicas, step_s, lease_s)
     wires = Wires(replicas)
-    members = Members(lambda membership: service.streams.watch(membership))
+    members = FakeMembership(on_change=lambda membership: service.streams.watch(membership))
     scheduler = Scheduler(order or names, lambda: members.running)
     placer = Placer(scheduler, members, place_timeout_s)
     service = Service(

@@ -2,18 +2,16 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
 from app.ingress.telemetry.scrape import MetricsCollector, ScrapeTarget, scrape
+from deployments.api import MetricsApi
 from deployments.exposition import Family, expose
-from deployments.membership import Membership
-from deployments.routing import Replicas
-from deployments.scheduler_client import SchedulerClient
 from migration.errors import PeerLost
 from policies.model import ReplicaId
+from tests.deployments.fakes import FakeMembership
 from tests.deployments.test_exposition import parsed
 
 
@@ -90,28 +88,42 @@ async def test_cancelling_a_scrape_cancels_its_queries() -> None:
     assert scraping.cancelled() and cancelled.is_set()
 
 
-class Answering(Replicas, SchedulerClient):
-    """Replicas, or the scheduler, that answer with metrics."""
+class Answering:
+    """Implements `Replicas[MetricsApi]` and `SchedulerClient[MetricsApi]`; notes which process was asked."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    async def call(self, *args: Any, timeout_s: float | None = None, routed: bool = True) -> Any:
-        self.asked.append(args[0])
-        assert args[-1] == "metrics"
-        return counted(args[0])
+    def at(self, replica: ReplicaId, routed: bool = True) -> "Counted":
+        return Counted(self.asked, replica)
+
+    def forget(self, replica: ReplicaId) -> None:
+        pass
+
+    def within(self, timeout_s: float) -> "Counted":
+        return Counted(self.asked, "scheduler")
+
+    def tell(self, message: Callable[[MetricsApi], Awaitable[None]]) -> None:
+        pass
 
 
-class Listed(Membership):
-    def __init__(self, *names: str) -> None:
-        self.running = tuple(map(ReplicaId, names))
+class Counted:
+    """Implements `MetricsApi` for the process of that name."""
+
+    def __init__(self, asked: list[str], name: str) -> None:
+        self._asked = asked
+        self._name = name
+
+    async def metrics(self) -> Sequence[Family]:
+        self._asked.append(self._name)
+        return counted(self._name)
 
 
 async def test_an_ingress_queries_every_other_process() -> None:
     scheduler, engines, ingresses = Answering(), Answering(), Answering()
-    others = [("Engine", engines, Listed("e1", "e2")), ("Ingress", ingresses, Listed("i1", "i2"))]
+    others = [("Engine", engines, FakeMembership("e1", "e2")), ("Ingress", ingresses, FakeMembership("i1", "i2"))]
     metrics = MetricsCollector((ReplicaId("i1"), lambda: counted("i1")), scheduler, others)
     seen = parsed(await metrics.scrape())
-    assert (scheduler.asked, engines.asked, ingresses.asked) == (["metrics"], ["e1", "e2"], ["i2"])
-    assert set(seen["mell_things_total"]) == {("metrics",), ("e1",), ("e2",), ("i1",), ("i2",)}
+    assert (scheduler.asked, engines.asked, ingresses.asked) == (["scheduler"], ["e1", "e2"], ["i2"])
+    assert set(seen["mell_things_total"]) == {("scheduler",), ("e1",), ("e2",), ("i1",), ("i2",)}
     assert seen["mell_metrics_unreachable"] == {("Ingress", "i1"): 0, ("Scheduler", "i1"): 0, ("Engine", "i1"): 0}

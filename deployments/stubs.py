@@ -1,0 +1,268 @@
+"""Stubs: the deployments' protocols (`deployments.api`) by calls to other processes.
+
+A stub takes the name of a remote method from the protocol's own method, so mypy checks name, arguments and result.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
+
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from deployments.api import EngineApi, MetricsApi, SchedulerApi
+from deployments.calls import PlaceCall, Submission
+from deployments.cancellation import callee_cancelled
+from deployments.control import MoveAnswer
+from deployments.exposition import Family
+from deployments.outbox import Batch
+from deployments.report import ReplicaReport
+from deployments.routing import ReplicaHandles
+from migration.errors import Refused
+from migration.protocol.messages import Adopt, Chunk, PathRequest, Prepare, Prepared
+from migration.protocol.record import MigrationRecord
+from migration.protocol.request import IngressId
+from migration.run.source import Order
+from policies.decision.placement import Decision
+from policies.model import ClusterState, ReplicaId, RequestId
+
+log = logging.getLogger("ray.serve")
+
+SILENCE_S = 10.0
+"""A replica without an event for so long has stopped or is cut off; a living one sends at least empty batches."""
+
+_TELL_S = 5.0
+
+Api = TypeVar("Api")
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class ReplicaCalls:
+    """Calls to one replica."""
+
+    def __init__(self, handles: ReplicaHandles, replica: ReplicaId, routed: bool) -> None:
+        self._handles = handles
+        self._replica = replica
+        self._routed = routed
+
+    async def call(
+        self, method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        """Call the replica's method of that name. Raises PeerLost, and what the method raises."""
+        send = self._handles.call if self._routed else self._handles.call_actor
+        answer: R = await send(self._replica, method.__name__, *args, **kwargs)
+        return answer
+
+    def stream(
+        self, method: Callable[Concatenate[Any, P], AsyncIterator[R]], *args: P.args, **kwargs: P.kwargs
+    ) -> AsyncIterator[R]:
+        """Iterate over what the replica's generator of that name gives. Raises PeerLost after `SILENCE_S` without."""
+        return self._handles.stream(self._replica, method.__name__, *args, silence_s=SILENCE_S, **kwargs)
+
+
+class EngineStub:
+    """Implements `EngineApi` for one replica."""
+
+    def __init__(self, calls: ReplicaCalls) -> None:
+        self._calls = calls
+
+    async def metrics(self) -> Sequence[Family]:
+        """See `MetricsApi.metrics`."""
+        return await self._calls.call(EngineApi.metrics)
+
+    def events(self, ingress: IngressId) -> AsyncIterator[Batch]:
+        """See `ServingApi.events`."""
+        return self._calls.stream(EngineApi.events, ingress)
+
+    async def submit(self, requests: tuple[Submission, ...]) -> list[Refused | str]:
+        """See `ServingApi.submit`."""
+        return await self._calls.call(EngineApi.submit, requests)
+
+    async def attach(self, request: RequestId, hop: int, index: int) -> bool:
+        """See `ServingApi.attach`."""
+        return await self._calls.call(EngineApi.attach, request, hop, index)
+
+    async def keep(self, request: RequestId, hop: int, next_hop: int) -> None:
+        """See `ServingApi.keep`."""
+        await self._calls.call(EngineApi.keep, request, hop, next_hop)
+
+    async def release(self, request: RequestId, hop: int | None) -> None:
+        """See `ServingApi.release`."""
+        await self._calls.call(EngineApi.release, request, hop)
+
+    async def report(self, fence: int) -> ReplicaReport:
+        """See `ControlApi.report`."""
+        return await self._calls.call(EngineApi.report, fence)
+
+    async def move(self, order: Order, target: ReplicaId, fence: int) -> MigrationRecord:
+        """See `ControlApi.move`."""
+        return await self._calls.call(EngineApi.move, order, target, fence)
+
+    async def drain(self, fence: int) -> None:
+        """See `ControlApi.drain`."""
+        await self._calls.call(EngineApi.drain, fence)
+
+    async def close(self, fence: int) -> None:
+        """See `ControlApi.close`."""
+        await self._calls.call(EngineApi.close, fence)
+
+    async def reopen(self, fence: int) -> None:
+        """See `ControlApi.reopen`."""
+        await self._calls.call(EngineApi.reopen, fence)
+
+    async def migration_prepare(self, message: Prepare) -> Prepared:
+        """See `Peer.prepare`."""
+        return await self._calls.call(EngineApi.migration_prepare, message)
+
+    async def migration_receive(self, message: Chunk) -> None:
+        """See `Peer.receive`."""
+        await self._calls.call(EngineApi.migration_receive, message)
+
+    async def migration_adopt(self, message: Adopt) -> None:
+        """See `Peer.adopt`."""
+        await self._calls.call(EngineApi.migration_adopt, message)
+
+    async def migration_cancel(self, migration: str) -> None:
+        """See `Peer.cancel`."""
+        await self._calls.call(EngineApi.migration_cancel, migration)
+
+    async def migration_resumed(self, migration: str) -> float | None:
+        """See `Peer.resumed`."""
+        return await self._calls.call(EngineApi.migration_resumed, migration)
+
+
+class IngressStub:
+    """Implements `MetricsApi` for one replica of the Ingress deployment."""
+
+    def __init__(self, calls: ReplicaCalls) -> None:
+        self._calls = calls
+
+    async def metrics(self) -> Sequence[Family]:
+        """See `MetricsApi.metrics`."""
+        return await self._calls.call(MetricsApi.metrics)
+
+
+class ServeReplicas(Generic[Api]):
+    """Implements `Replicas` for a deployment; `stub` makes a replica's stub."""
+
+    def __init__(self, handles: ReplicaHandles, stub: Callable[[ReplicaCalls], Api]) -> None:
+        self._handles = handles
+        self._stub = stub
+
+    def at(self, replica: ReplicaId, routed: bool = True) -> Api:
+        """See `Replicas.at`."""
+        return self._stub(ReplicaCalls(self._handles, replica, routed))
+
+    def forget(self, replica: ReplicaId) -> None:
+        """See `Replicas.forget`."""
+        self._handles.forget(replica)
+
+
+def engines(app: str) -> ServeReplicas[EngineStub]:
+    """The engine replicas of an application."""
+    return ServeReplicas(ReplicaHandles("Engine", app), EngineStub)
+
+
+def ingresses(app: str) -> ServeReplicas[IngressStub]:
+    """The ingresses of an application: their router is Serve's own, so calls go to their actors."""
+    return ServeReplicas(ReplicaHandles("Ingress", app, routed=False), IngressStub)
+
+
+class SchedulerStub:
+    """Implements `SchedulerApi`; `handle` is the deployment's, `timeout_s` limits every call."""
+
+    def __init__(self, handle: DeploymentHandle, timeout_s: float) -> None:
+        self._handle = handle
+        self._timeout_s = timeout_s
+
+    async def _call(
+        self,
+        method: Callable[Concatenate[SchedulerApi, P], Coroutine[Any, Any, R]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> R:
+        with callee_cancelled():
+            async with asyncio.timeout(self._timeout_s):
+                answer: R = await getattr(self._handle, method.__name__).remote(*args, **kwargs)
+                return answer
+
+    async def metrics(self) -> Sequence[Family]:
+        """See `MetricsApi.metrics`."""
+        return await self._call(SchedulerApi.metrics)
+
+    async def place(self, calls: tuple[PlaceCall, ...]) -> list[Decision]:
+        """See `PlacingApi.place`."""
+        return await self._call(SchedulerApi.place, calls)
+
+    async def view(self) -> ClusterState:
+        """See `PlacingApi.view`."""
+        return await self._call(SchedulerApi.view)
+
+    async def record(self, record: MigrationRecord) -> None:
+        """See `NoticeApi.record`."""
+        await self._call(SchedulerApi.record, record)
+
+    async def hurry(self) -> None:
+        """See `NoticeApi.hurry`."""
+        await self._call(SchedulerApi.hurry)
+
+    async def wanted(self) -> int | None:
+        """See `OperatorApi.wanted`."""
+        return await self._call(SchedulerApi.wanted)
+
+    async def state(self) -> dict[str, Any]:
+        """See `OperatorApi.state`."""
+        return await self._call(SchedulerApi.state)
+
+    async def migrations(self) -> dict[str, Any]:
+        """See `OperatorApi.migrations`."""
+        return await self._call(SchedulerApi.migrations)
+
+    async def snapshot(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """See `OperatorApi.snapshot`."""
+        return await self._call(SchedulerApi.snapshot)
+
+    async def migrate(self, id: str, reference: str, target: str | None, path: PathRequest) -> MoveAnswer:
+        """See `OperatorApi.migrate`."""
+        return await self._call(SchedulerApi.migrate, id, reference, target, path)
+
+    async def drain(self, replica: str) -> MoveAnswer:
+        """See `OperatorApi.drain`."""
+        return await self._call(SchedulerApi.drain, replica)
+
+
+if TYPE_CHECKING:
+    _stubs: tuple[type[EngineApi], type[SchedulerApi]] = (EngineStub, SchedulerStub)
+
+
+class ServeSchedulerClient:
+    """Implements `SchedulerClient` for the Scheduler deployment of an application."""
+
+    def __init__(self, app: str) -> None:
+        self._app = app
+        self._cached: DeploymentHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def _handle(self) -> DeploymentHandle:
+        if self._cached is None:
+            self._cached = serve.get_deployment_handle("Scheduler", self._app).options(_by_reference=False)
+        return self._cached
+
+    def within(self, timeout_s: float) -> SchedulerStub:
+        """See `SchedulerClient.within`."""
+        return SchedulerStub(self._handle, timeout_s)
+
+    def tell(self, message: Callable[[SchedulerStub], Awaitable[None]]) -> None:
+        """See `SchedulerClient.tell`."""
+        task = asyncio.create_task(self._tell(message))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _tell(self, message: Callable[[SchedulerStub], Awaitable[None]]) -> None:
+        try:
+            await message(self.within(_TELL_S))
+        except Exception as error:
+            log.debug("a message did not reach the scheduler: %r", error)
