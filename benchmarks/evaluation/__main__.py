@@ -21,7 +21,7 @@ IMPOSSIBLE, FAILED, INTERRUPTED = 2, 1, 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run what is missing and write the page; the exit status."""
+    """Carry out the missing runs and write the page; the exit status."""
     given = _parser().parse_args(argv)
     scale = FAST if given.fast else FULL
     folder = KEPT / "fast" if given.fast else ROOT / "docs"
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return IMPOSSIBLE if isinstance(error, BadInput) else FAILED
     except KeyboardInterrupt:
-        print("Interrupted; what was done is kept.", file=sys.stderr)
+        print("Interrupted; the runs that have ended are kept.", file=sys.stderr)
         return INTERRUPTED
     page = folder / "evaluation.md"
     page.parent.mkdir(parents=True, exist_ok=True)
@@ -45,20 +45,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.evaluation", description=__doc__)
-    parser.add_argument("--traces", type=Path, required=True, metavar="DIR", help="where the traces and lengths are")
-    parser.add_argument("--fast", action="store_true", help="fewer seeds, shorter runs, written to .figures/fast")
+    parser.add_argument("--traces", type=Path, required=True, metavar="DIR", help="folder of the traces and lengths")
+    parser.add_argument("--fast", action="store_true", help="fewer seeds and shorter runs, written to .figures/fast")
     parser.add_argument(
         "--processes",
         type=int,
         default=min(MOST_PROCESSES, available_processors()),
         metavar="N",
-        help="runs at a time (default: %(default)s)",
+        help="concurrent runs (default: %(default)s)",
     )
     return parser
 
 
 def _check(wanted: Sequence[Case], traces: Path) -> None:
-    """Say before the first run what would stop a later one."""
+    """Raise `BadInput` for missing files and unknown policies, before the first run."""
     missing = sorted({file for case in wanted for file in case.files if not (traces / file).is_file()})
     if missing:
         raise BadInput(f"{traces} does not have {', '.join(missing)}.")
@@ -66,7 +66,7 @@ def _check(wanted: Sequence[Case], traces: Path) -> None:
         try:
             policy(spec)
         except ValueError as error:
-            raise BadInput(f"The report wants {spec}: {error}.") from None
+            raise BadInput(f"The report needs the policy {spec}: {error}.") from None
 
 
 def _keep_out_of_git() -> None:

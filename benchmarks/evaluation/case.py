@@ -1,4 +1,4 @@
-"""One run of the simulator as a value: what decides its outcome, and nothing else."""
+"""One run of the simulator as a value: exactly the parameters that determine its outcome."""
 
 from dataclasses import dataclass, replace
 from functools import cache
@@ -18,7 +18,7 @@ LENGTHS = "lmsys_conv_quantiles.csv"
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """Arrivals as a trace has them; with a `mean_rate`, their times are scaled to so many per second on average."""
+    """Arrivals of a trace; with a `mean_rate`, their times are scaled to this mean number per second."""
 
     file: str
     mean_rate: float | None = None
@@ -26,7 +26,7 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """How long a run is and how much of its beginning does not count, in seconds."""
+    """The length of a run, and of its warm-up, which does not count, in seconds."""
 
     horizon_s: float
     warmup_s: float
@@ -34,9 +34,9 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Physics:
-    """Costs by name, and what an experiment changes about them; None leaves what the file says.
+    """Costs by name, and an experiment's changes of them; None keeps the value of the file.
 
-    `slowness` is a factor on what every engine step takes.
+    `slowness` is a factor on the time of every engine step.
     """
 
     costs: str = "ideal"
@@ -47,7 +47,7 @@ class Physics:
     slowness: float = 1.0
 
     def read(self) -> Costs:
-        """The costs that this stands for."""
+        """The costs, with the changes applied."""
         costs = read_costs(self.costs)
         if costs is IDEAL:
             return costs
@@ -66,7 +66,7 @@ class Physics:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A workload, a policy, a cluster and its physics. Files are named as they are in the folder of traces."""
+    """A workload, a policy, a cluster and its physics. Files are names in the folder of traces."""
 
     policy: str
     arrivals: Poisson | Recording
@@ -85,18 +85,18 @@ class Case:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The files that it reads."""
+        """The files read by the run."""
         trace = (self.arrivals.file,) if isinstance(self.arrivals, Recording) else ()
         return (*trace, *([self.lengths] if self.lengths else []))
 
     @property
     def window(self) -> Window:
-        """What counts of it."""
+        """The counted part of the run."""
         return Window(self.span.warmup_s, self.span.horizon_s)
 
     @property
     def setup(self) -> Setup:
-        """The cluster and its clockwork. Where GPUs take time to start, some room stays free and empty ones linger."""
+        """The cluster and its epochs. If GPUs take time to start, some room stays free and empty GPUs linger."""
         startup_s = self.physics.read().startup_s
         return Setup(
             Tokens(self.capacity),
@@ -109,7 +109,7 @@ class Case:
         )
 
     def recipe(self, traces: Path) -> Recipe:
-        """How to make its workload."""
+        """The recipe of the workload."""
         arrivals, time_scale = _arrivals(self.arrivals, traces)
         return Recipe(
             arrivals,
@@ -122,12 +122,12 @@ class Case:
 
 
 def seeds(case: Case, count: int) -> list[Case]:
-    """The same with seeds from 0 on."""
+    """The case with the seeds from 0 to `count` - 1."""
     return [replace(case, seed=seed) for seed in range(count)]
 
 
 def expected_requests(case: Case, traces: Path) -> float:
-    """About how many requests arrive: what a run's length goes by."""
+    """The approximate number of arrivals, which determines the time of a run."""
     arrivals, time_scale = _arrivals(case.arrivals, traces)
     if isinstance(arrivals, Poisson):
         return arrivals.rate * case.span.horizon_s
@@ -135,7 +135,7 @@ def expected_requests(case: Case, traces: Path) -> float:
 
 
 def _arrivals(arrivals: Poisson | Recording, traces: Path) -> tuple[Poisson | Trace, float]:
-    """Where requests come from, and the factor on their times."""
+    """The source of arrivals, and the factor on their times."""
     if isinstance(arrivals, Poisson):
         return arrivals, 1.0
     trace = _trace(traces / arrivals.file)

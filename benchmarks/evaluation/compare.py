@@ -1,4 +1,4 @@
-"""What one policy saves against another."""
+"""Comparisons of policies with each other and with the lower bound."""
 
 from benchmarks.evaluation.eight import WORKLOADS, Workload, runs
 from benchmarks.evaluation.results import Results
@@ -8,13 +8,13 @@ from benchmarks.evaluation.scale import Scale
 def saving(
     results: Results, scale: Scale, workload: Workload, policy: str, other: str, metric: str = "gpus_mean"
 ) -> float:
-    """The share by which a metric is less with a policy than with another one; negative if it is more."""
+    """The share by which a metric is lower with `policy` than with `other`; negative if it is higher."""
     ours, theirs = (results.mean(runs(workload, each, scale), metric) for each in (policy, other))
     return 1 - ours / theirs
 
 
 def savings(results: Results, scale: Scale, policy: str, other: str, metric: str = "gpus_mean") -> list[float]:
-    """The same for all eight workloads."""
+    """`saving` for each of the eight workloads."""
     return [saving(results, scale, workload, policy, other, metric) for workload in WORKLOADS]
 
 
@@ -24,5 +24,5 @@ def over_bound(results: Results, scale: Scale, workload: Workload, policy: str) 
 
 
 def averaged(results: Results, scale: Scale, policy: str) -> float:
-    """The same on average over the eight workloads."""
+    """`over_bound`, averaged over the eight workloads."""
     return sum(over_bound(results, scale, workload, policy) for workload in WORKLOADS) / len(WORKLOADS)

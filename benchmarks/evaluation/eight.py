@@ -1,4 +1,4 @@
-"""The paper's eight workloads (section VIII-B): two kinds of GPU times four arrival patterns, and who is compared."""
+"""The paper's eight workloads (section VIII-B), two kinds of GPU times four arrival patterns, and the policies."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from benchmarks.evaluation.scale import Scale
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """A model on a kind of GPU: room for `capacity` tokens of KV cache, and the cost file that describes it."""
+    """A model on a kind of GPU: a KV cache of `capacity` tokens, and the name of its cost file."""
 
     name: str
     short: str
@@ -19,7 +19,7 @@ class Hardware:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class ArrivalPattern:
     """An arrival pattern."""
 
     name: str
@@ -30,8 +30,8 @@ A100 = Hardware("LLaMA-13B on A100-40GB", "13B", 13_698, "a100-40g-13b-pcie")
 RTX4090 = Hardware("LLaMA-7B on RTX 4090", "7B", 16_846, "rtx4090-7b-pcie")
 HARDWARE = (A100, RTX4090)
 
-LOW, MIDDLE, HIGH = (Load(f"Poisson {rate:g}/s", Poisson(rate)) for rate in (0.5, 0.8, 1.1))
-AZURE = Load("Azure", Recording("azure2023_conv.csv.gz"))
+LOW, MIDDLE, HIGH = (ArrivalPattern(f"Poisson {rate:g}/s", Poisson(rate)) for rate in (0.5, 0.8, 1.1))
+AZURE = ArrivalPattern("Azure", Recording("azure2023_conv.csv.gz"))
 LOADS = (LOW, MIDDLE, HIGH, AZURE)
 
 BASELINES = ("best_fit", "worst_fit", "load_balance")
@@ -40,16 +40,17 @@ OURS = "pack"
 POLICIES = (*BASELINES, *PAPERS, OURS)
 
 STALL = ":overload=stall"
-"""Best fit and worst fit may leave overload to the engine, which preempts; as they are, they evict."""
+"""The option of best fit and worst fit that leaves overload to the engine's preemption; by default, they evict."""
 
-Workload = tuple[Hardware, Load]
+Workload = tuple[Hardware, ArrivalPattern]
 WORKLOADS: tuple[Workload, ...] = tuple((hardware, load) for hardware in HARDWARE for load in LOADS)
 
 
 def runs(workload: Workload, policy: str, scale: Scale) -> list[Case]:
-    """One of the eight workloads under a policy in the idealised model, with every seed.
+    """The runs of a workload under a policy in the idealised model, one per seed.
 
-    Azure's arrivals are what they are, so it has one; where the paper shows the course of a run, it is kept.
+    Azure's arrivals are a recording, so they have a single run. The runs of the paper's figure over time keep their
+    series.
     """
     hardware, load = workload
     if load == AZURE:
@@ -59,11 +60,11 @@ def runs(workload: Workload, policy: str, scale: Scale) -> list[Case]:
 
 
 def name(workload: Workload) -> str:
-    """What a workload is called where both of its parts matter."""
+    """The workload's name, with hardware and arrivals."""
     hardware, load = workload
     return f"{hardware.short}, {load.name}"
 
 
 def every(policies: Sequence[str], scale: Scale) -> list[Case]:
-    """All eight workloads under these policies."""
+    """The runs of all eight workloads under these policies."""
     return [case for workload in WORKLOADS for policy in policies for case in runs(workload, policy, scale)]

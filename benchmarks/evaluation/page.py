@@ -19,11 +19,11 @@ from benchmarks.evaluation.sections import (
     sensitivity,
     setting,
 )
-from benchmarks.evaluation.sections.section import Section, blocks
+from benchmarks.evaluation.sections.section import PageSection, blocks
 from benchmarks.evaluation.style import Pictures
 from benchmarks.evaluation.words import prose
 
-SECTIONS: Sequence[Section] = tuple(
+SECTIONS: Sequence[PageSection] = tuple(
     module.SECTION
     for module in (
         *(setting, glance, held, needed, batching, frontier),
@@ -32,13 +32,13 @@ SECTIONS: Sequence[Section] = tuple(
 )
 
 
-def cases(scale: Scale, sections: Sequence[Section] = SECTIONS) -> list[Case]:
-    """Every run that the page needs, each once."""
+def cases(scale: Scale, sections: Sequence[PageSection] = SECTIONS) -> list[Case]:
+    """All runs of the page, without duplicates."""
     return list(dict.fromkeys(case for section in sections for case in section.cases(scale)))
 
 
-def write(results: Results, scale: Scale, pictures: Pictures, sections: Sequence[Section] = SECTIONS) -> str:
-    """The page. The same results give the same text; figures are written on the way."""
+def write(results: Results, scale: Scale, pictures: Pictures, sections: Sequence[PageSection] = SECTIONS) -> str:
+    """The text of the page, determined by the results; also writes the figures."""
     return (
         blocks(
             "# Evaluation",

@@ -1,4 +1,4 @@
-"""From a case to its raw outcome: the simulator's own metrics, and a few that only this report needs."""
+"""Carries out a case: the simulator's own metrics, and a few that only this report needs."""
 
 import time
 from collections.abc import Sequence
@@ -23,28 +23,29 @@ from policies.rules.policy import NONE, Barred, Policy
 from policies.rules.registry import policy
 
 COMPETITIVE_RATIO = 4 / 3
-"""What the paper's Theorem 2 promises."""
-TELLING_TOKENS = 250
-"""A request of a few tokens says of a single prefill beside it that everything was slow."""
+"""The competitive ratio of the paper's Theorem 2."""
+MIN_SLOWDOWN_TOKENS = 250
+"""The least output for which slowdown is measured: a single prefill beside a request of few tokens dominates its time.
+"""
 PROMISED_MOVES = 10
-"""At most, per operation: what its Theorem 3 promises."""
+"""The largest number of moved units per operation by the paper's Theorem 3."""
 
 
 @dataclass(frozen=True, slots=True)
 class Raw:
-    """What one run gave, and the seconds of processor time that it took."""
+    """The metrics of one run, and its processor time in seconds."""
 
     metrics: Metrics
     cpu_s: float
 
 
 @dataclass(slots=True)
-class Notes:
-    """A policy and an observer that pass everything on, and note how many units each operation moved.
+class OperationCounter:
+    """A policy and an observer that forward every call, and count the units that each operation moved.
 
-    An operation is one departure, one change of class or one arrival (the paper's Fig. 10). They can only be told apart
-    where they are decided one by one: then each has a plan of its own, in the order in which the policy was called. The
-    first of an epoch is left out: a policy takes it as the occasion to cure what everyone's growth has overloaded.
+    An operation is one departure, one change of class or one arrival (the paper's Fig. 10). They can be distinguished
+    only if operations are not batched: then each has its own plan, in the order of the calls to the policy. The first
+    operation of an epoch does not count, since its plan also relieves GPUs that growth has overloaded.
     """
 
     policy: Policy
@@ -68,7 +69,7 @@ class Notes:
 
     def decided(self, now: float, cluster: Cluster, plans: Sequence[Plan]) -> None:
         """See `Observer`."""
-        # There is one more plan, of what nobody asked the policy for.
+        # The last plan is not the policy's.
         for plan, is_operation in list(zip(plans, self._operations, strict=False))[1:]:
             if is_operation:
                 self.units_moved.append(len({move.unit for move in plan.moves}))
@@ -92,13 +93,13 @@ def perform(case: Case, traces: Path) -> Raw:
     """Carry out a case."""
     began_s = time.process_time()
     workload = draw(case.recipe(traces), case.seed)
-    notes = Notes(policy(case.policy), Recorder(lambda now: None))
-    simulate(workload.jobs, notes, case.setup, case.physics.read(), notes)
-    metrics = _metrics(notes.recorder, workload, case.window)
+    counter = OperationCounter(policy(case.policy), Recorder(lambda now: None))
+    simulate(workload.jobs, counter, case.setup, case.physics.read(), counter)
+    metrics = _metrics(counter.recorder, workload, case.window)
     if not case.batched:
-        metrics["operations"] = _operations(notes.units_moved)
+        metrics["operations"] = _operations(counter.units_moved)
     if case.with_series:
-        metrics["series"] = series(notes.recorder)
+        metrics["series"] = series(counter.recorder)
     return Raw(metrics, time.process_time() - began_s)
 
 
@@ -131,18 +132,18 @@ def _workload(jobs: Sequence[Job], capped: int) -> dict[str, Any]:
 
 
 def _interrupts(transfer: Transfer) -> bool:
-    """Moves of requests that were still waiting interrupt nothing."""
+    """True if the move paused a stream; moves of waiting requests do not."""
     return transfer.completed and transfer.stall_s > 0
 
 
 def _is_neighbour(life: Life, window: Window) -> bool:
-    """Whether a request stayed where it was and kept its KV, and decoded long enough to tell its speed."""
+    """True if the request was never moved or preempted, and decoded long enough to measure its speed."""
     stayed = not life.moves and not life.preemptions
-    return window.has(life.finished_s) and stayed and life.job.output >= TELLING_TOKENS
+    return window.has(life.finished_s) and stayed and life.job.output >= MIN_SLOWDOWN_TOKENS
 
 
 def _slowdown(life: Life) -> float:
-    """How many times longer its decoding took than alone on an idle replica."""
+    """The request's decoding time over its decoding time alone on an idle replica."""
     decoding_s = life.finished_s - life.first_token_s - life.stalled_s
     return decoding_s / (life.ideal_s - life.ideal_first_token_s)
 

@@ -1,4 +1,4 @@
-"""The kinds of plots that figures are made of; all take plain numbers."""
+"""The kinds of plots in the figures; all take plain numbers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from benchmarks.evaluation.style import BOUND, MARKERS, PALE, colour, name
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """A bar in every group: its height, and how far that may be off where it is known."""
+    """One bar per group: its height, and its error if it is known."""
 
     label: str
     colour: str
@@ -22,8 +22,8 @@ class Bars:
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
-    """Points that belong together."""
+class PlottedCurve:
+    """One curve of a plot."""
 
     label: str
     colour: str
@@ -34,12 +34,12 @@ class Curve:
 
 
 def bars(policy: str, heights: Sequence[float], errors: Sequence[float] = (), label: str = "", hatch: str = "") -> Bars:
-    """Bars of a policy, in its colour."""
+    """The bars of a policy, in its colour."""
     return Bars(label or policy, colour(policy), heights, errors, hatch)
 
 
 def grouped(axes: Axes, groups: Sequence[str], all_bars: Sequence[Bars]) -> None:
-    """Groups of bars, one of each kind beside the other."""
+    """Draw groups of bars side by side."""
     width = 0.84 / len(all_bars)
     for number, each in enumerate(all_bars):
         offset = (number - (len(all_bars) - 1) / 2) * width
@@ -60,20 +60,20 @@ def grouped(axes: Axes, groups: Sequence[str], all_bars: Sequence[Bars]) -> None
 
 
 def steps_at(axes: Axes, levels: Sequence[float], label: str) -> None:
-    """A level for every group, drawn across it."""
+    """Draw a horizontal level across each group."""
     for place, level in enumerate(levels):
         axes.plot([place - 0.46, place + 0.46], [level, level], color=BOUND, linewidth=1, label="" if place else label)
 
 
-def curves(axes: Axes, all_curves: Sequence[Curve]) -> None:
-    """Lines."""
+def curves(axes: Axes, all_curves: Sequence[PlottedCurve]) -> None:
+    """Draw curves."""
     for each in all_curves:
         style = "--" if each.dashed else "-"
         axes.plot(each.xs, each.ys, style, color=each.colour, label=each.label, marker=each.marker, markersize=4)
 
 
 def cloud(axes: Axes, points: Sequence[Point], front: Sequence[Point]) -> None:
-    """Points by policy, and a line through those that no other beats on both axes."""
+    """Draw points by policy, and the line through the Pareto front."""
     ordered = sorted(front, key=lambda point: point.x)
     xs, ys = [point.x for point in ordered], [point.y for point in ordered]
     axes.plot(xs, ys, color=PALE, drawstyle="steps-post", linewidth=4, zorder=1, label="not dominated")
@@ -94,7 +94,7 @@ def cloud(axes: Axes, points: Sequence[Point], front: Sequence[Point]) -> None:
 
 
 def logarithmic(axes: Axes) -> None:
-    """A logarithmic horizontal axis with plain numbers."""
+    """Make the horizontal axis logarithmic, with plain numbers."""
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.xaxis.set_major_formatter("{x:g}")

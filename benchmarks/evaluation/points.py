@@ -1,4 +1,4 @@
-"""Outcomes that cost two things, and which of them no other beats."""
+"""Outcomes with two costs, and their Pareto front."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What a policy with some options came to, on two axes on which less is better; `label` says what is special."""
+    """The outcome of a policy with its options, on two axes on which less is better."""
 
     policy: str
     x: float
@@ -17,7 +17,7 @@ class Point:
 
 
 def front(points: Sequence[Point]) -> list[Point]:
-    """Those that no other beats, from left to right."""
+    """The Pareto front, from left to right."""
     return sorted(
         (each for each in points if not any(beats(other, each) for other in points)),
         key=lambda each: (each.x, each.policy),
@@ -25,11 +25,11 @@ def front(points: Sequence[Point]) -> list[Point]:
 
 
 def beats(one: Point, other: Point) -> bool:
-    """Whether one is better on an axis and no worse on the other."""
+    """True if `one` is better on an axis and no worse on the other."""
     return one.x <= other.x and one.y <= other.y and (one.x, one.y) != (other.x, other.y)
 
 
 def height(line: Sequence[Point], x: float) -> float | None:
-    """Where a line through the points is at `x`, straight between neighbours; None left and right of all of them."""
+    """The height at `x` of the line through the points, linear between neighbours; None outside of their range."""
     xs, ys = zip(*sorted((each.x, each.y) for each in line), strict=True)
     return float(np.interp(x, xs, ys)) if xs[0] <= x <= xs[-1] else None

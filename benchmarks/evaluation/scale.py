@@ -1,4 +1,4 @@
-"""How long and how often everything is run."""
+"""Lengths and seeds of all runs."""
 
 from dataclasses import dataclass
 
@@ -7,12 +7,12 @@ from benchmarks.evaluation.case import Span
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """`seeds` of every Poisson workload, and the span of each kind of run.
+    """The number of seeds of every Poisson workload, and the span of each kind of run.
 
-    `poisson` and `azure` are for the eight workloads, `held` for those with a fixed number of GPUs, `tuned` and
-    `tuned_azure` for comparing many tunings, `unbatched_azure` for what decides operation by operation, `costly` for
-    runs under real costs, and `varied` for those of them in which one thing at a time is different; both have
-    `costly_seeds`.
+    `poisson` and `azure` are for the eight workloads, `held` for runs with a fixed number of GPUs, `tuned` and
+    `tuned_azure` for the comparison of many tunings, `unbatched_azure` for decisions operation by operation, `costly`
+    for runs under real costs, and `varied` for the sensitivity analysis under real costs; the last two have
+    `costly_seeds` seeds.
     """
 
     name: str

@@ -1,7 +1,7 @@
-"""Fingerprints of the code that a run goes through: when they change, it has to be run again.
+"""Fingerprints of the code of a run: a changed fingerprint makes the run stale.
 
-They are of every module that can be reached by imports from the simulation and from the run's policy, other policies
-left out, as syntax trees without documentation: a comment does not make a result stale.
+A fingerprint covers every module reachable by imports from the simulation and from the run's policy, without other
+policies, as a syntax tree without documentation: a changed comment makes no run stale.
 """
 
 import ast
@@ -16,12 +16,12 @@ ROOT = Path(__file__).parents[2]
 OURS = ("app.simulator", "benchmarks.evaluation", "migration", "policies")
 START = "benchmarks.evaluation.perform"
 REGISTRY = "policies.rules.registry"
-"""It imports every policy; what is imported from there is not followed."""
+"""This module imports every policy; its imports are not followed."""
 
 
 @cache
 def fingerprint(policy: str) -> str:
-    """A digest of all that decides the outcome of a run of the policy with that specification."""
+    """The digest of the code that determines a run of the policy with this specification."""
     name = policy.partition(":")[0]
     digest = hashlib.sha256()
     for module in sorted(reached(START) | reached(type(POLICIES[name]).__module__)):
@@ -31,7 +31,7 @@ def fingerprint(policy: str) -> str:
 
 @cache
 def reached(start: str) -> frozenset[str]:
-    """The modules of ours that are imported from this one on, itself included."""
+    """The project's modules that `start` imports, directly or indirectly, and `start` itself."""
     found: set[str] = set()
     coming = [start]
     while coming:
@@ -54,7 +54,7 @@ def _imported(module: str) -> Iterator[str]:
 
 
 def bare(source: str) -> str:
-    """What of a module's source decides what it does."""
+    """The syntax tree of a module's source without documentation."""
     return ast.dump(_Bare().visit(ast.parse(source)))
 
 
@@ -77,7 +77,7 @@ def _file(module: str) -> Path | None:
 
 
 class _Bare(ast.NodeTransformer):
-    """Takes away what only documents: strings that stand alone."""
+    """Removes documentation: expression statements that are strings."""
 
     def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
         return None if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str) else node

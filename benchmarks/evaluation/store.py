@@ -1,4 +1,4 @@
-"""Raw runs on disk, each under a digest of all that decides its outcome: what is there need not be run again."""
+"""Raw runs on disk, each under a digest of everything that determines its outcome, so that no run is repeated."""
 
 import hashlib
 import json
@@ -19,18 +19,18 @@ from benchmarks.evaluation.sources import fingerprint
 
 
 class FailedRun(Exception):
-    """A case could not be carried out; the text says which and why."""
+    """A case could not be carried out; the text has the case and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """A folder of raw runs of workloads in the folder `traces`."""
+    """A folder of raw runs; `traces` is the folder of their workloads."""
 
     folder: Path
     traces: Path
 
     def path(self, case: Case) -> Path:
-        """Where the raw run of a case is, or would be."""
+        """The path of a case's raw run, existing or not."""
         content = {
             "case": asdict(case),
             "files": {file: _digest(self.traces / file) for file in case.files},
@@ -41,7 +41,7 @@ class Store:
         return self.folder / f"{key[:24]}.json"
 
     def load(self, case: Case) -> Raw | None:
-        """The raw run of a case, if it has been carried out."""
+        """The raw run of a case, or None if it has not been carried out."""
         path = self.path(case)
         if not path.is_file():
             return None
@@ -49,7 +49,7 @@ class Store:
         return Raw(kept["metrics"], kept["cpu_s"])
 
     def save(self, case: Case, raw: Raw) -> None:
-        """Keep a raw run."""
+        """Write a raw run."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.path(case)
         half = path.with_suffix(".part")
@@ -58,9 +58,9 @@ class Store:
 
 
 def carry_out(store: Store, cases: Iterable[Case], processes: int, quiet: bool = False) -> Results:
-    """The outcome of every case; those that the store does not have are run, the longest first.
+    """The results of all cases; cases missing in the store are carried out, the longest first.
 
-    A bar shows how many of the requests have been simulated. Raises `FailedRun`; what was done by then is kept.
+    A progress bar counts simulated requests. Raises `FailedRun`; the runs ended by then are kept.
     """
     wanted = list(dict.fromkeys(cases))
     raws = {case: raw for case in wanted if (raw := store.load(case))}
@@ -82,8 +82,8 @@ def _run(cases: list[Case], traces: Path, processes: int, done: Callable[[Case, 
         for case in cases:
             done(*_perform((case, traces)))
         return
-    # Spawned, so that nothing of this process leaks into a result; leaving the block ends what still runs.
-    with get_context("spawn").Pool(processes, _deaf_to_interrupts) as pool:
+    # Spawned, so that no state of this process affects a result; leaving the block ends running workers.
+    with get_context("spawn").Pool(processes, _ignore_interrupts) as pool:
         for case, raw in pool.imap_unordered(_perform, [(case, traces) for case in cases]):
             done(case, raw)
 
@@ -96,12 +96,12 @@ def _perform(job: tuple[Case, Path]) -> tuple[Case, Raw]:
         raise FailedRun(f"{type(error).__name__}: {error}, in {case}") from error
 
 
-def _deaf_to_interrupts() -> None:
-    """Ctrl-C reaches all of a terminal's processes: only the one that waits for them acts on it."""
+def _ignore_interrupts() -> None:
+    """Ignore Ctrl-C, which the terminal sends to all processes: only the parent acts on it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 @cache
 def _digest(path: Path) -> str:
-    """Of a file's content; the costs `ideal` have no file."""
+    """The digest of a file; empty for a missing one, since the costs `ideal` have no file."""
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""

@@ -1,4 +1,4 @@
-"""How all figures look: white background, one colour per policy (Okabe and Ito's, safe for the colour-blind)."""
+"""The style of all figures: white background, one colour per policy (Okabe and Ito's, safe for the colour-blind)."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,7 +29,7 @@ MARKERS: Mapping[str, str] = {
 }
 BOUND = "#000000"
 NEUTRAL = ("#000000", "#E69F00", "#009E73", "#0072B2")
-"""For what is no policy."""
+"""Colours of curves that are no policies."""
 PALE = "#BBBBBB"
 
 _STYLE: Any = {
@@ -53,7 +53,7 @@ _STYLE: Any = {
     "lines.linewidth": 1.4,
     "xtick.labelsize": 8,
     "ytick.labelsize": 8,
-    # The same picture is the same file.
+    # A constant salt gives equal pictures equal files.
     "svg.hashsalt": "mell",
 }
 
@@ -64,19 +64,19 @@ def name(policy: str) -> str:
 
 
 def colour(policy: str) -> str:
-    """A policy's colour, whatever its options."""
+    """A policy's colour, independent of its options."""
     return COLOURS[name(policy)]
 
 
 @dataclass(frozen=True, slots=True)
 class Pictures:
-    """Where figures go; `link` is the folder as seen from the page."""
+    """The folder of the figures; `link` is its path relative to the page."""
 
     folder: Path
     link: str
 
     def save(self, figure: Figure, file: str, sentence: str) -> str:
-        """Write a figure; the markdown that shows it, with a sentence on what to see."""
+        """Write a figure; return the markdown that shows it, with `sentence` as its description."""
         self.folder.mkdir(parents=True, exist_ok=True)
         figure.savefig(self.folder / f"{file}.svg", metadata={"Date": None, "Creator": None})
         plt.close(figure)
@@ -87,7 +87,7 @@ class Pictures:
 def drawing(
     columns: int, rows: int = 1, width: float = 9.0, height: float = 3.2, ratios: Sequence[float] | None = None
 ) -> Iterator[tuple[Figure, list[Axes]]]:
-    """A figure with axes in a grid, row by row; `height` is inches per row, `ratios` are those of column widths."""
+    """A figure with axes in a grid, row by row; `height` is in inches per row, `ratios` are of column widths."""
     matplotlib.use("Agg")
     with matplotlib.rc_context(_STYLE):
         size = (width, height * rows)
@@ -98,6 +98,6 @@ def drawing(
 
 
 def legend(figure: Figure, axes: Axes, columns: int) -> None:
-    """One legend for all axes, above them."""
+    """Draw one legend for all axes, above them."""
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=columns)

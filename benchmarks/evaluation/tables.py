@@ -4,17 +4,20 @@ from collections.abc import Iterable, Sequence
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Rows under a header; the first column is to the left, the others to the right. Raises `ValueError` for a row
-    that does not have as many cells as the header."""
+    """Rows under a header; the first column is left-aligned, the others right-aligned.
+
+    Raises:
+        ValueError: a row and the header have different numbers of cells.
+    """
     rows = list(rows)
     if any(len(row) != len(header) for row in rows):
-        raise ValueError(f"a row has not {len(header)} cells as the header has: {header}")
+        raise ValueError(f"a row does not have {len(header)} cells, as the header has: {header}")
     ruler = ["---", *("---:" for _ in header[1:])]
     return "\n".join(_line(row) for row in (header, ruler, *rows))
 
 
 def text_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """The same with all columns to the left, for cells with sentences."""
+    """`table` with all columns left-aligned, for cells with sentences."""
     lines = table(header, rows).split("\n")
     return "\n".join([lines[0], _line(["---"] * len(header)), *lines[2:]])
 

@@ -1,4 +1,4 @@
-"""Figure 13 of the paper: what operation batching saves."""
+"""Figure 13 of the paper: migrations saved by operation batching."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ from benchmarks.evaluation.eight import AZURE, HARDWARE, LOADS, PAPERS, WORKLOAD
 from benchmarks.evaluation.plots import bars, grouped
 from benchmarks.evaluation.results import Results
 from benchmarks.evaluation.scale import Scale
-from benchmarks.evaluation.sections.section import Section, blocks
+from benchmarks.evaluation.sections.section import PageSection, blocks
 from benchmarks.evaluation.style import Pictures, drawing, legend
 from benchmarks.evaluation.tables import table
 from benchmarks.evaluation.words import change, prose, span
@@ -19,7 +19,7 @@ HEADER = (
 
 
 def pair(workload: Workload, policy: str, scale: Scale) -> tuple[Case, Case]:
-    """A run that decides operation by operation, and the same with operations batched."""
+    """A run that decides operation by operation, and the same run with batched operations."""
     batched = runs(workload, policy, scale)[0]
     if workload[1] == AZURE:
         batched = replace(batched, span=scale.unbatched_azure)
@@ -79,4 +79,4 @@ def _row(results: Results, workload: Workload, scale: Scale) -> list[str]:
     return row
 
 
-SECTION = Section("Operation batching (Fig. 13)", _cases, _write)
+SECTION = PageSection("Operation batching (Fig. 13)", _cases, _write)

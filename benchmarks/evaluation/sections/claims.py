@@ -11,7 +11,7 @@ from benchmarks.evaluation.results import Results
 from benchmarks.evaluation.scale import Scale
 from benchmarks.evaluation.sections import batching, held
 from benchmarks.evaluation.sections.misprints import MISPRINTS
-from benchmarks.evaluation.sections.section import Section, blocks
+from benchmarks.evaluation.sections.section import PageSection, blocks
 from benchmarks.evaluation.style import Pictures
 from benchmarks.evaluation.tables import text_table
 from benchmarks.evaluation.verdicts import RULES, Finding, Verdict, holds_on, up_to, within
@@ -261,4 +261,4 @@ def _row(claim: Claim, findings: Sequence[Finding], results: Results, scale: Sca
     return [claim.text, claim.where, *cells, claim.why(results, scale)]
 
 
-SECTION = Section("Claim by claim", _cases, _write)
+SECTION = PageSection("Claim by claim", _cases, _write)

@@ -8,19 +8,19 @@ from benchmarks.evaluation.plots import cloud
 from benchmarks.evaluation.points import Point, beats, front, height
 from benchmarks.evaluation.results import Results
 from benchmarks.evaluation.scale import Scale
-from benchmarks.evaluation.sections.section import Section, blocks
+from benchmarks.evaluation.sections.section import PageSection, blocks
 from benchmarks.evaluation.style import Pictures, drawing, legend
 from benchmarks.evaluation.tables import table
 from benchmarks.evaluation.words import change, listing, prose, seeds_in_words, spread
 
 STALLING = (f"best_fit{STALL}", f"worst_fit{STALL}")
-"""They leave requests waiting on full GPUs while others are empty, and so serve less: no match for the others."""
+"""Variants in which requests wait on full GPUs while others are empty: they serve less, and are not comparable."""
 SERVING = (*BASELINES, "load_balance:drain=true", *PAPERS, OURS)
 WORKLOADS: tuple[Workload, ...] = ((A100, MIDDLE), (RTX4090, HIGH))
 SLACKS = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0)
-"""GPUs' worth of room that stays free, so that what cannot wait for a GPU to start need not."""
+"""Free room, in GPUs, for requests that would otherwise wait for a GPU to start."""
 TABLED = (1.0, 4.0)
-"""Those of them that the tables have."""
+"""The slacks in the tables."""
 DELAY = "added_completion_s.p99"
 HEADER = (
     "policy",
@@ -38,7 +38,7 @@ HEADER = (
 
 
 def runs(workload: Workload, policy: str, scale: Scale, slack: float) -> list[Case]:
-    """One workload under real costs, with every seed; `slack` GPUs' worth of room stays free."""
+    """The runs of a workload under real costs, one per seed, with the free room of `slack` GPUs."""
     hardware, load = workload
     case = Case(policy, load.arrivals, scale.costly, hardware.capacity, Physics(hardware.costs), slack=slack)
     return seeds(case, scale.costly_seeds)
@@ -142,4 +142,4 @@ def _row(results: Results, policy: str, slack: float, cases: Sequence[Case]) -> 
     ]
 
 
-SECTION = Section("GPU-seconds and delay under real costs", _cases, _write)
+SECTION = PageSection("GPU-seconds and delay under real costs", _cases, _write)

@@ -8,7 +8,7 @@ from benchmarks.evaluation.plots import cloud, logarithmic
 from benchmarks.evaluation.points import Point, front
 from benchmarks.evaluation.results import Results
 from benchmarks.evaluation.scale import Scale
-from benchmarks.evaluation.sections.section import Section, blocks
+from benchmarks.evaluation.sections.section import PageSection, blocks
 from benchmarks.evaluation.style import Pictures, drawing, legend
 from benchmarks.evaluation.style import name as name_of
 from benchmarks.evaluation.tables import table
@@ -102,7 +102,7 @@ def _sentences(tuned: Sequence[tuple[Workload, list[Point]]]) -> list[str]:
 
 
 def _alone(best: Sequence[Point]) -> str:
-    """From where on, towards the bound, there is no other policy than ours."""
+    """The sentence on the part of the front near the bound that consists of our policy only."""
     others = [each for each in best if name_of(each.policy) != OURS]
     ours = [each for each in best if name_of(each.policy) == OURS]
     if not others:
@@ -137,7 +137,7 @@ def _table(tunings: Sequence[Point]) -> str:
 
 
 def _nearest(own: Sequence[Point], best: Sequence[Point]) -> Point:
-    """The one that needs the fewest GPUs beyond the best that moves no more than it does."""
+    """The point with the smallest distance, in GPUs, to the best point that moves at most as much."""
 
     def behind(each: Point) -> float:
         return each.y - min(other.y for other in best if other.x <= each.x)
@@ -145,4 +145,4 @@ def _nearest(own: Sequence[Point], best: Sequence[Point]) -> Point:
     return min(own, key=behind)
 
 
-SECTION = Section("GPUs against migrations", _cases, _write)
+SECTION = PageSection("GPUs against migrations", _cases, _write)

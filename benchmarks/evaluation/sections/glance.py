@@ -1,4 +1,4 @@
-"""The result at a glance: GPUs over the lower bound, and what it takes to get there."""
+"""The result at a glance: GPUs over the lower bound, and the moves needed for it."""
 
 from app.simulator.statistics import Interval
 from benchmarks.evaluation.case import Case
@@ -6,13 +6,13 @@ from benchmarks.evaluation.compare import averaged, over_bound
 from benchmarks.evaluation.eight import POLICIES, WORKLOADS, every, name, runs
 from benchmarks.evaluation.results import Results
 from benchmarks.evaluation.scale import Scale
-from benchmarks.evaluation.sections.section import Section, blocks
+from benchmarks.evaluation.sections.section import PageSection, blocks
 from benchmarks.evaluation.style import Pictures
 from benchmarks.evaluation.tables import table
 from benchmarks.evaluation.words import change, counted, prose, share, spread
 
 NEAR = 0.03
-"""What this project set out to stay below."""
+"""The project's target for the excess over the bound."""
 
 
 def _cases(scale: Scale) -> list[Case]:
@@ -75,4 +75,4 @@ def _uprooted(results: Results, cases: list[Case]) -> str:
     return f"{results.mean(cases, 'migrations_per_s') + results.mean(cases, 'evictions_per_s'):.2f}"
 
 
-SECTION = Section("Result at a glance", _cases, _write)
+SECTION = PageSection("Result at a glance", _cases, _write)

@@ -1,4 +1,4 @@
-"""Figure 6 of the paper: how many requests a fixed number of GPUs holds and serves, with migration and without."""
+"""Figure 6 of the paper: requests held and served by a fixed number of GPUs, with migration and without."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ from benchmarks.evaluation.eight import A100, HIGH, PAPERS, STALL
 from benchmarks.evaluation.plots import bars, grouped
 from benchmarks.evaluation.results import Results
 from benchmarks.evaluation.scale import Scale
-from benchmarks.evaluation.sections.section import Section, blocks
+from benchmarks.evaluation.sections.section import PageSection, blocks
 from benchmarks.evaluation.style import Pictures, drawing, legend, name
 from benchmarks.evaluation.tables import table
 from benchmarks.evaluation.words import change, prose, span
@@ -24,23 +24,23 @@ HEADER = ("policy", "requests held", "served/s", "waiting", "serving ratio", "st
 
 
 def ideal(policy: str, gpus: int, scale: Scale) -> Case:
-    """A run with so many GPUs at most, in the idealised model."""
+    """A run with at most `gpus` GPUs in the idealised model."""
     return Case(policy, HIGH.arrivals, scale.held, A100.capacity, max_gpus=gpus)
 
 
 def costly(policy: str, scale: Scale) -> Case:
-    """The same under real costs."""
+    """A run with `COSTLY_GPUS` GPUs under real costs."""
     return replace(ideal(policy, COSTLY_GPUS, scale), physics=Physics(A100.costs))
 
 
 def gain(results: Results, case: Case, metric: str = "requests_held_mean") -> float:
-    """The share by which a policy holds more than the better one of those that neither migrate nor evict."""
+    """The relative gain of a policy over the better policy that neither migrates nor evicts."""
     best = max(results.value(replace(case, policy=fixed), metric) for fixed in FIXED)
     return results.value(case, metric) / best - 1
 
 
 def gains(results: Results, scale: Scale, policy: str) -> list[float]:
-    """The same for every number of GPUs in the idealised model."""
+    """`gain` for every number of GPUs in the idealised model."""
     return [gain(results, ideal(policy, gpus, scale)) for gpus in GPUS]
 
 
@@ -116,4 +116,4 @@ def _row(results: Results, case: Case) -> list[str]:
     ]
 
 
-SECTION = Section("A fixed number of GPUs (Fig. 6)", _cases, _write)
+SECTION = PageSection("A fixed number of GPUs (Fig. 6)", _cases, _write)

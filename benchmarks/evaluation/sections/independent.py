@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 from benchmarks.evaluation.case import Case
-from benchmarks.evaluation.eight import A100, AZURE, HIGH, LOW, Load, runs
+from benchmarks.evaluation.eight import A100, AZURE, HIGH, LOW, ArrivalPattern, runs
 from benchmarks.evaluation.results import Results
 from benchmarks.evaluation.scale import Scale
-from benchmarks.evaluation.sections.section import Section, blocks
+from benchmarks.evaluation.sections.section import PageSection, blocks
 from benchmarks.evaluation.style import Pictures
 from benchmarks.evaluation.tables import table
 from benchmarks.evaluation.words import change, prose, share, spread
@@ -16,7 +16,7 @@ LOADS = (LOW, HIGH, AZURE)
 
 @dataclass(frozen=True, slots=True)
 class Theirs:
-    """Mean GPUs, utilisation and moves per second of one workload; what has no moves has none."""
+    """Mean GPUs, utilisation and moves per second of one workload; None for a policy without moves."""
 
     gpus: float
     utilisation: float
@@ -24,7 +24,7 @@ class Theirs:
 
 
 THEIR_BOUND = {LOW: 20.83, HIGH: 43.71, AZURE: 216.8}
-THEIRS: dict[str, dict[Load, Theirs]] = {
+THEIRS: dict[str, dict[ArrivalPattern, Theirs]] = {
     "worst_fit": {LOW: Theirs(26.22, 0.78), HIGH: Theirs(56.59, 0.76), AZURE: Theirs(275.7, 0.78)},
     "load_balance": {LOW: Theirs(25.10, 0.81, 0.45), HIGH: Theirs(53.42, 0.81, 0.80), AZURE: Theirs(262.2, 0.82, 3.9)},
     "mell": {LOW: Theirs(22.61, 0.90, 3.0), HIGH: Theirs(46.52, 0.93, 8.0), AZURE: Theirs(226.3, 0.96, 76)},
@@ -56,14 +56,14 @@ def _write(results: Results, scale: Scale, pictures: Pictures) -> str:
     )
 
 
-def _bound(results: Results, scale: Scale, load: Load) -> str:
+def _bound(results: Results, scale: Scale, load: ArrivalPattern) -> str:
     ours = results.over(runs((A100, load), "mell", scale), "bound.mean")
     theirs = THEIR_BOUND[load]
     return f"{theirs:.1f} GPUs for {load.name} (ours {spread(ours, 1)}, {change(ours.mean / theirs - 1)})"
 
 
-def _ratios(results: Results, scale: Scale, policy: str, load: Load) -> tuple[float, float]:
-    """Theirs and ours; both are mean GPUs over the mean bound."""
+def _ratios(results: Results, scale: Scale, policy: str, load: ArrivalPattern) -> tuple[float, float]:
+    """Their and our ratio of mean GPUs to the mean bound."""
     cases = runs((A100, load), policy, scale)
     ours = results.mean(cases, "gpus_mean") / results.mean(cases, "bound.mean")
     return THEIRS[policy][load].gpus / THEIR_BOUND[load], ours
@@ -101,4 +101,4 @@ def _sentences(results: Results, scale: Scale) -> list[str]:
     ]
 
 
-SECTION = Section("Beside an independent simulation", _cases, _write)
+SECTION = PageSection("Beside an independent simulation", _cases, _write)

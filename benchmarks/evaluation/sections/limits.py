@@ -1,9 +1,9 @@
-"""What the simulation does not know."""
+"""Limits of the simulation."""
 
 from benchmarks.evaluation.case import Case
 from benchmarks.evaluation.results import Results
 from benchmarks.evaluation.scale import Scale
-from benchmarks.evaluation.sections.section import Section
+from benchmarks.evaluation.sections.section import PageSection
 from benchmarks.evaluation.style import Pictures
 from benchmarks.evaluation.words import bullets
 
@@ -33,4 +33,4 @@ def _write(results: Results, scale: Scale, pictures: Pictures) -> str:
     return bullets(LIMITS)
 
 
-SECTION = Section("Limits of this simulation", _cases, _write)
+SECTION = PageSection("Limits of this simulation", _cases, _write)

@@ -17,17 +17,17 @@ from benchmarks.evaluation.eight import (
     name,
     runs,
 )
-from benchmarks.evaluation.plots import Bars, Curve, bars, curves, grouped, steps_at
+from benchmarks.evaluation.plots import Bars, PlottedCurve, bars, curves, grouped, steps_at
 from benchmarks.evaluation.results import Results
 from benchmarks.evaluation.scale import Scale
-from benchmarks.evaluation.sections.section import Section, blocks
+from benchmarks.evaluation.sections.section import PageSection, blocks
 from benchmarks.evaluation.style import BOUND, Pictures, colour, drawing, legend
 from benchmarks.evaluation.tables import table
 from benchmarks.evaluation.words import change, prose, share, span
 
 MIGRATING = ("load_balance", "mell", "mell_repaired", "pack")
 Read = Callable[[str, Sequence[Case]], Interval]
-"""What is drawn of a policy's runs of one workload."""
+"""The drawn value of a policy's runs of one workload."""
 
 
 def _cases(scale: Scale) -> list[Case]:
@@ -65,7 +65,7 @@ def _write(results: Results, scale: Scale, pictures: Pictures) -> str:
 
 def _needed(results: Results, scale: Scale, pictures: Pictures) -> str:
     def read(policy: str, cases: Sequence[Case]) -> Interval:
-        # Seeds shift the bound and all policies alike: what is uncertain about a policy is its ratio to the bound.
+        # Seeds shift the bound and all policies alike, so a policy's uncertainty is that of its ratio to the bound.
         ratio, bound = results.over(cases, "ratio_to_bound"), results.mean(cases, "bound.mean")
         return Interval(results.mean(cases, "gpus_mean"), ratio.ci95 and ratio.ci95 * bound)
 
@@ -160,14 +160,14 @@ def _course(results: Results, scale: Scale, pictures: Pictures) -> str:
         return pictures.save(figure, "fig15", sentence)
 
 
-def _line(results: Results, scale: Scale, hardware: Hardware, policy: str) -> Curve:
+def _line(results: Results, scale: Scale, hardware: Hardware, policy: str) -> PlottedCurve:
     series = results.metrics[runs((hardware, HIGH), policy, scale)[0]]["series"]
-    return Curve(policy, colour(policy), [at["at_s"] for at in series], [at["gpus"] for at in series])
+    return PlottedCurve(policy, colour(policy), [at["at_s"] for at in series], [at["gpus"] for at in series])
 
 
-def _bound_line(results: Results, scale: Scale, hardware: Hardware) -> Curve:
+def _bound_line(results: Results, scale: Scale, hardware: Hardware) -> PlottedCurve:
     series = results.metrics[runs((hardware, HIGH), "pack", scale)[0]]["series"]
-    return Curve("L2 bound", BOUND, [at["at_s"] for at in series], [at["bound"] for at in series], dashed=True)
+    return PlottedCurve("L2 bound", BOUND, [at["at_s"] for at in series], [at["bound"] for at in series], dashed=True)
 
 
 # --- all of them ----------------------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ def _eight(
     floor: float = 0.0,
     ceiling: float | None = None,
 ) -> str:
-    """Bars of the eight workloads: for each kind of GPU the Poisson loads, and Azure's, which is larger, beside."""
+    """Bars of the eight workloads: for each kind of GPU the Poisson loads, and beside them Azure's, which is larger."""
     with drawing(4, width=10, height=3.4, ratios=(3, 1.2, 3, 1.2)) as (figure, axes):
         for number, each in enumerate(axes):
             hardware, loads = HARDWARE[number // 2], LOADS[:3] if number % 2 == 0 else LOADS[3:]
@@ -211,4 +211,4 @@ def _bars(policy: str, found: Sequence[Interval]) -> Bars:
     return bars(policy, [each.mean for each in found], [each.ci95 or 0.0 for each in found])
 
 
-SECTION = Section("GPUs, migrations and utilisation", _cases, _write)
+SECTION = PageSection("GPUs, migrations and utilisation", _cases, _write)

@@ -1,4 +1,4 @@
-"""Section V of the paper at cluster scale: what a migration sends, on shared links and under real costs."""
+"""Section V of the paper at cluster scale: KV or tokens for each migration, on shared links and under real costs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,11 +7,11 @@ from statistics import mean
 from app.simulator.costs import PathChoice
 from benchmarks.evaluation.case import Case, Physics, seeds
 from benchmarks.evaluation.eight import A100, MIDDLE, OURS
-from benchmarks.evaluation.perform import TELLING_TOKENS
-from benchmarks.evaluation.plots import Curve, curves
+from benchmarks.evaluation.perform import MIN_SLOWDOWN_TOKENS
+from benchmarks.evaluation.plots import PlottedCurve, curves
 from benchmarks.evaluation.results import Results
 from benchmarks.evaluation.scale import Scale
-from benchmarks.evaluation.sections.section import Section, blocks
+from benchmarks.evaluation.sections.section import PageSection, blocks
 from benchmarks.evaluation.style import NEUTRAL, Pictures, drawing, legend
 from benchmarks.evaluation.tables import table
 from benchmarks.evaluation.words import listing, prose, seeds_in_words, share
@@ -23,7 +23,7 @@ BYTES_PER_GBIT = 1e9 / 8
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How it is decided what is sent."""
+    """A way to choose between KV and tokens."""
 
     name: str
     path: PathChoice
@@ -55,7 +55,7 @@ HEADER = (
 
 
 def runs(way: Way, gbits: float, scale: Scale) -> list[Case]:
-    """Runs with that way and that link between machines, with every seed."""
+    """The runs of a way with a link of `gbits` between machines, one per seed."""
     physics = Physics(A100.costs, way.path, way.consensus, gbits * BYTES_PER_GBIT)
     return seeds(Case(OURS, MIDDLE.arrivals, scale.costly, A100.capacity, physics), scale.costly_seeds)
 
@@ -72,9 +72,9 @@ def _write(results: Results, scale: Scale, pictures: Pictures) -> str:
             "*Alone*: each source decides by itself; *consensus*: one planner sees all moves of the epoch (the paper's",
             "global consensus). The *pause* is how long a moved",
             "request produces nothing; *slowdown* is how many times longer decoding took than alone on an idle GPU, of",
-            f"requests of {TELLING_TOKENS} or more tokens that never moved and were never preempted: what batching",
-            "costs is in it everywhere, what the prefills of others cost comes on top. *Put off* are moves for which",
-            "neither links nor prefill budgets had room.",
+            f"requests of {MIN_SLOWDOWN_TOKENS} or more tokens that never moved and were never preempted: what",
+            "batching costs is in it everywhere, what the prefills of others cost comes on top. *Put off* are moves",
+            "for which neither links nor prefill budgets had room.",
         ),
         prose(*_sentences(results, scale)),
         _figure(results, scale, pictures),
@@ -122,9 +122,9 @@ def _figure(results: Results, scale: Scale, pictures: Pictures) -> str:
         return pictures.save(figure, "paths", "Pause, slowdown and delay by what is sent, against the speed of uplinks")
 
 
-def _curve(results: Results, scale: Scale, way: Way, metric: str, colour: str) -> Curve:
+def _curve(results: Results, scale: Scale, way: Way, metric: str, colour: str) -> PlottedCurve:
     heights = [results.mean(runs(way, gbits, scale), metric) for gbits in GBITS]
-    return Curve(way.name, colour, GBITS, heights, dashed=way == ALONE, marker="o")
+    return PlottedCurve(way.name, colour, GBITS, heights, dashed=way == ALONE, marker="o")
 
 
 def _row(results: Results, cases: Sequence[Case], way: Way, gbits: float) -> list[str]:
@@ -158,4 +158,4 @@ def _put_off(results: Results, case: Case) -> float:
     return outcomes.get("deferred", 0) / (sum(outcomes.values()) or 1)
 
 
-SECTION = Section("What a migration sends (section V)", _cases, _write)
+SECTION = PageSection("What a migration sends (section V)", _cases, _write)

@@ -1,4 +1,4 @@
-"""What a part of the page is."""
+"""Sections of the page."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ from benchmarks.evaluation.style import Pictures
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
-    """A part of the page: the runs that it needs, and its text, which only these decide."""
+class PageSection:
+    """A section of the page: the runs it needs, and its text, which depends on these runs only."""
 
     title: str
     cases: Callable[[Scale], list[Case]]
@@ -19,5 +19,5 @@ class Section:
 
 
 def blocks(*parts: str) -> str:
-    """Paragraphs, tables and figures, one below the other."""
+    """Paragraphs, tables and figures, separated by empty lines; empty parts are left out."""
     return "\n\n".join(part for part in parts if part)

@@ -8,10 +8,10 @@ from matplotlib.axes import Axes
 from app.simulator.workload import Poisson
 from benchmarks.evaluation.case import Case, Physics, Recording, seeds
 from benchmarks.evaluation.eight import A100, MIDDLE, OURS
-from benchmarks.evaluation.plots import Curve, curves
+from benchmarks.evaluation.plots import PlottedCurve, curves
 from benchmarks.evaluation.results import Results
 from benchmarks.evaluation.scale import Scale
-from benchmarks.evaluation.sections.section import Section, blocks
+from benchmarks.evaluation.sections.section import PageSection, blocks
 from benchmarks.evaluation.style import MARKERS, PALE, Pictures, colour, drawing, legend
 from benchmarks.evaluation.style import name as name_of
 from benchmarks.evaluation.tables import table
@@ -25,12 +25,12 @@ DELAY = "added_completion_s.p99"
 PANELS = (("gpu_seconds", "GPU-seconds"), (DELAY, "p99 delay"))
 COLUMNS = 4
 TOLERANCE = 1.05
-"""p99 of some hundred requests is noisy: so much more than another's counts as equal."""
+"""The factor up to which a p99 counts as equal to another one: the p99 of some hundred requests is noisy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A run in which one thing is different."""
+    """A run with one changed parameter."""
 
     label: str
     case: Case
@@ -38,19 +38,19 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Dimension:
-    """What is varied, with everything else as in the base."""
+    """The variants of one parameter, with everything else as in the base."""
 
     name: str
     variants: tuple[Variant, ...]
 
 
 def base(scale: Scale) -> Case:
-    """What is varied from: 13B, Poisson arrivals in the middle, the cost file as it is."""
+    """The base of all variants: 13B, the middle Poisson rate, the unchanged cost file."""
     return Case(OURS, MIDDLE.arrivals, scale.varied, A100.capacity, Physics(A100.costs))
 
 
 def dimensions(scale: Scale) -> list[Dimension]:
-    """Everything that is varied; the base is among each one's variants."""
+    """All varied parameters; the base is among the variants of each."""
     whole = base(scale)
 
     def poisson(rate: float, length_scale: float = 10.0) -> Case:
@@ -84,18 +84,18 @@ def dimensions(scale: Scale) -> list[Dimension]:
 
 
 def _linked(whole: Case, gbits: float) -> Case:
-    """10 Gb/s is what the cost file has."""
+    """The base with another link speed; 10 Gb/s is the cost file's."""
     changed = None if gbits == 10 else gbits * 1e9 / 8
     return replace(whole, physics=replace(whole.physics, inter_bytes_per_s=changed))
 
 
 def _starting(whole: Case, seconds: float) -> Case:
-    """30 s is what the cost file has."""
+    """The base with another start-up time; 30 s is the cost file's."""
     return replace(whole, physics=replace(whole.physics, startup_s=None if seconds == 30 else seconds))
 
 
 def runs(variant: Variant, policy: str, scale: Scale) -> list[Case]:
-    """The variant with that policy and every seed."""
+    """The runs of a variant with a policy, one per seed."""
     return seeds(replace(variant.case, policy=policy), scale.costly_seeds)
 
 
@@ -110,10 +110,11 @@ def _cases(scale: Scale) -> list[Case]:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What migration brings in one variant, against the cheapest policy without it that is as fast.
+class Comparison:
+    """Our policy in one variant, against the cheapest policy without migration that is as fast.
 
-    Where none is as fast, it is against the fastest of them.
+    If none is as fast, the comparison is against the fastest of them. `saved` is a share of GPU-seconds; delays are p99
+    of added completion time in seconds.
     """
 
     label: str
@@ -124,12 +125,12 @@ class Verdict:
 
     @property
     def pays(self) -> bool:
-        """Whether it takes fewer GPU-seconds."""
+        """True if our policy takes fewer GPU-seconds."""
         return self.saved > 0
 
 
-def verdict(results: Results, variant: Variant, scale: Scale) -> Verdict:
-    """Compare ours with those that do not migrate."""
+def compared(results: Results, variant: Variant, scale: Scale) -> Comparison:
+    """Compare our policy with those without migration."""
 
     def value(policy: str, metric: str) -> float:
         return results.mean(runs(variant, policy, scale), metric)
@@ -141,7 +142,7 @@ def verdict(results: Results, variant: Variant, scale: Scale) -> Verdict:
     else:
         against = min(FIXED, key=lambda policy: value(policy, DELAY))
     saved = 1 - value(OURS, "gpu_seconds") / value(against, "gpu_seconds")
-    return Verdict(variant.label, against, saved, delay, value(against, DELAY))
+    return Comparison(variant.label, against, saved, delay, value(against, DELAY))
 
 
 def _write(results: Results, scale: Scale, pictures: Pictures) -> str:
@@ -167,15 +168,15 @@ def _write(results: Results, scale: Scale, pictures: Pictures) -> str:
 
 def _sentences(results: Results, varied: Sequence[Dimension], scale: Scale) -> Iterator[str]:
     for dimension in varied:
-        verdicts = [verdict(results, variant, scale) for variant in dimension.variants]
-        yes = [each.label for each in verdicts if each.pays]
-        no = [each.label for each in verdicts if not each.pays]
+        comparisons = [compared(results, variant, scale) for variant in dimension.variants]
+        yes = [each.label for each in comparisons if each.pays]
+        no = [each.label for each in comparisons if not each.pays]
         where = "pays throughout" if not no else f"pays at {listing(yes)}, not at {listing(no)}"
         yield f"{dimension.name.capitalize()}: migration {where if yes else 'pays nowhere'}."
 
 
 def _figure(results: Results, varied: Sequence[Dimension], scale: Scale, pictures: Pictures) -> str:
-    """Two rows of panels for every so many dimensions: GPU-seconds above, delay below."""
+    """Draw two rows of panels, GPU-seconds above and delay below, for every `COLUMNS` dimensions."""
     rows = len(PANELS) * -(-len(varied) // COLUMNS)
     with drawing(COLUMNS, rows, width=11, height=2.1) as (figure, axes):
         for each in axes:
@@ -199,7 +200,7 @@ def _figure(results: Results, varied: Sequence[Dimension], scale: Scale, picture
 
 
 def _place(number: int, row: int) -> int:
-    """Where among all axes a dimension's panel is."""
+    """The index of a dimension's panel among all axes."""
     block, column = divmod(number, COLUMNS)
     return (len(PANELS) * block + row) * COLUMNS + column
 
@@ -213,19 +214,19 @@ def _panel(axes: Axes, results: Results, dimension: Dimension, scale: Scale, met
     axes.margins(x=0.12)
 
 
-def _curve(results: Results, dimension: Dimension, scale: Scale, policy: str, metric: str) -> Curve:
+def _curve(results: Results, dimension: Dimension, scale: Scale, policy: str, metric: str) -> PlottedCurve:
     ratios = []
     for variant in dimension.variants:
-        against = verdict(results, variant, scale).against
+        against = compared(results, variant, scale).against
         ours, theirs = (results.mean(runs(variant, each, scale), metric) for each in (policy, against))
         ratios.append(ours / theirs if theirs else 1.0)
-    return Curve(policy, colour(policy), range(len(ratios)), ratios, marker=MARKERS[name_of(policy)])
+    return PlottedCurve(policy, colour(policy), range(len(ratios)), ratios, marker=MARKERS[name_of(policy)])
 
 
 def _rows(results: Results, varied: Sequence[Dimension], scale: Scale) -> Iterator[list[str]]:
     for dimension in varied:
         for number, variant in enumerate(dimension.variants):
-            found = verdict(results, variant, scale)
+            found = compared(results, variant, scale)
             cells = [_cell(results, runs(variant, policy, scale)) for policy in EVERYONE]
             ratio = f"{found.delay / found.other_delay:.2f}" if found.other_delay else "-"
             first = dimension.name if number == 0 else ""
@@ -237,4 +238,4 @@ def _cell(results: Results, cases: Sequence[Case]) -> str:
     return f"{results.mean(cases, 'gpu_seconds') / 1000:.1f}, {results.mean(cases, DELAY):.0f}"
 
 
-SECTION = Section("Sensitivity: where migration pays", _cases, _write)
+SECTION = PageSection("Sensitivity: where migration pays", _cases, _write)

@@ -1,4 +1,4 @@
-"""What was simulated, and how to repeat it."""
+"""The simulated setting, and the commands to repeat it."""
 
 import hashlib
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from benchmarks.evaluation.case import Case
 from benchmarks.evaluation.eight import A100, HARDWARE, LOADS, POLICIES, WORKLOADS, Workload, name, runs
 from benchmarks.evaluation.results import Results
 from benchmarks.evaluation.scale import Scale
-from benchmarks.evaluation.sections.section import Section, blocks
+from benchmarks.evaluation.sections.section import PageSection, blocks
 from benchmarks.evaluation.sources import fingerprint
 from benchmarks.evaluation.style import Pictures
 from benchmarks.evaluation.tables import table
@@ -16,7 +16,7 @@ from benchmarks.evaluation.words import bullets, listing, prose, share, spread
 
 HEADER = ("workload", "seeds", "requests", "cut", "prompt", "output", "L2 mean", "L2 peak", "repack over L2")
 REFERENCE = "worst_fit"
-"""Whose runs the table of workloads is made from; requests and bounds are the same in all."""
+"""The policy whose runs are in the table of workloads; requests and bounds are the same for all policies."""
 
 
 def _cases(scale: Scale) -> list[Case]:
@@ -121,4 +121,4 @@ def _fingerprint() -> str:
     return hashlib.sha256("".join(map(fingerprint, POLICIES)).encode()).hexdigest()[:12]
 
 
-SECTION = Section("What was simulated", _cases, _write)
+SECTION = PageSection("What was simulated", _cases, _write)

@@ -1,4 +1,4 @@
-"""Workloads that take a moment."""
+"""Short workloads."""
 
 import shutil
 from pathlib import Path
@@ -14,7 +14,7 @@ RECORDED = ("azure2023_conv", "azure2023_code", "mooncake_conversation", "burstg
 
 @pytest.fixture
 def traces(tmp_path: Path) -> Path:
-    """A folder with all files that the report reads, filled with what the project ships."""
+    """A folder with all files of the report, filled with the project's own traces."""
     folder = tmp_path / "traces"
     folder.mkdir()
     shutil.copy(SHIPPED_PATH, folder / LENGTHS)

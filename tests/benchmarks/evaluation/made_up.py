@@ -1,4 +1,4 @@
-"""Outcomes that nobody measured: what the page makes of numbers can be seen without simulating anything."""
+"""Made-up outcomes, for tests of the page without simulations."""
 
 from collections.abc import Callable, Iterable, Mapping
 from random import Random
@@ -11,7 +11,7 @@ Change = Callable[[Case], Mapping[str, Any]]
 
 
 def results(cases: Iterable[Case], change: Change = lambda case: {}) -> Results:
-    """Made-up outcomes of these cases, the same on every call; `change` says what is different about one."""
+    """Made-up outcomes of these cases, the same on every call; `change` changes the metrics of a case."""
     wanted = list(cases)
     return Results({case: {**_metrics(case), **change(case)} for case in wanted}, dict.fromkeys(wanted, 1.0))
 

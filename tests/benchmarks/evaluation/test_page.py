@@ -1,4 +1,4 @@
-"""The page as a whole."""
+"""The whole page."""
 
 import re
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ def verdicts(page: str) -> list[tuple[str, str]]:
 
 
 class Undrawn(Pictures):
-    """Figures that are not written: laying them out takes seconds."""
+    """Pictures without files, since the layout of figures takes seconds."""
 
     def save(self, figure: Figure, file: str, sentence: str) -> str:
         """See `Pictures`."""
@@ -40,29 +40,29 @@ UNDRAWN = Undrawn(Path(), "evaluation")
 
 @pytest.fixture(scope="module")
 def page() -> str:
-    """The whole page, made of made-up numbers."""
+    """The whole page from made-up numbers."""
     return write(made_up.results(cases(FULL)), FULL, UNDRAWN)
 
 
-def test_every_section_is_there(page: str) -> None:
+def test_page_has_every_section(page: str) -> None:
     titles = re.findall(r"^## (\d+)\. (.+)$", page, re.MULTILINE)
     assert titles == [(str(number), section.title) for number, section in enumerate(SECTIONS, 1)]
 
 
-def test_nothing_is_left_unfilled(page: str) -> None:
+def test_page_has_no_missing_values(page: str) -> None:
     assert not re.findall(r"[{}]|\bnan\b|\bNone\b|\binf\b|\bTODO\b|-0\.0+\b", page)
 
 
-def test_every_figure_has_a_name_and_a_sentence(page: str) -> None:
+def test_every_figure_has_a_name_and_a_description(page: str) -> None:
     links = re.findall(r"!\[[A-Z][^]]{20,}\]\(evaluation/([a-z0-9]+)\.svg\)", page)
     assert len(links) == len(set(links)) == 10
 
 
-def test_lines_are_short_outside_of_tables(page: str) -> None:
+def test_lines_outside_of_tables_are_short(page: str) -> None:
     assert not [line for line in page.splitlines() if len(line) > 120 and line[0] not in "|!"]
 
 
-def test_only_a_short_version_says_so(page: str) -> None:
+def test_only_a_short_version_has_a_warning(page: str) -> None:
     short = write(made_up.results(cases(FAST, [setting.SECTION])), FAST, UNDRAWN, [setting.SECTION])
     assert "fast version" in short
     assert "version: short" not in page
@@ -87,7 +87,7 @@ def test_verdicts_follow_from_the_numbers() -> None:
     assert second.count("reproduces") == 2  # Theorems 2 and 3, of which nothing was changed
 
 
-def test_a_tiny_report_from_beginning_to_end(traces: Path, tmp_path: Path) -> None:
+def test_small_report_end_to_end(traces: Path, tmp_path: Path) -> None:
     sections = [setting.SECTION, batching.SECTION, paths.SECTION]
     results = carry_out(Store(tmp_path / "runs", traces), cases(TINY, sections), processes=1, quiet=True)
     first, second = (write(results, TINY, Pictures(tmp_path / name, "x"), sections) for name in ("a", "b"))
@@ -99,6 +99,6 @@ def test_a_tiny_report_from_beginning_to_end(traces: Path, tmp_path: Path) -> No
         assert drawn.count(b"<path") > 20
 
 
-def test_missing_traces_are_named_before_anything_is_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_traces_are_reported_before_the_first_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--traces", str(tmp_path)]) == 2
     assert "does not have azure2023_code.csv.gz, azure2023_conv.csv.gz, " in capsys.readouterr().err

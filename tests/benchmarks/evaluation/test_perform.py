@@ -1,4 +1,4 @@
-"""What the report measures beyond the simulator's own metrics."""
+"""The report's metrics beyond the simulator's own."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from app.simulator.recorder import Recorder
 from app.simulator.workload import Poisson
 from benchmarks.evaluation.case import Case, Span
-from benchmarks.evaluation.perform import Notes, perform
+from benchmarks.evaluation.perform import OperationCounter, perform
 from policies.cluster.changes import Changes
 from policies.plan import Plan
 from policies.rules.registry import policy
@@ -21,27 +21,27 @@ GROWTH = Changes()
 def test_units_are_counted_per_operation_after_the_first() -> None:
     made = cluster([60], waiting=3)
     first, second, third = (Changes(waiting=(request,)) for request in list(made.waiting.values()))
-    notes = Notes(policy("best_fit"), Recorder(lambda now: None))
+    counter = OperationCounter(policy("best_fit"), Recorder(lambda now: None))
     for changes in (first, second, GROWTH, third):
-        notes.rebalance(made, changes)
+        counter.rebalance(made, changes)
     one, two = Plan(moves=(move(6, 0),)), Plan(moves=(move(7, 1), move(8, 1), move(9, 2)))
-    notes.decided(0.0, made, [one, two, one, Plan(), two])
-    assert notes.units_moved == [2, 0]
+    counter.decided(0.0, made, [one, two, one, Plan(), two])
+    assert counter.units_moved == [2, 0]
 
 
-def test_operations_are_counted_where_they_are_decided_one_by_one(traces: Path) -> None:
+def test_unbatched_runs_count_operations(traces: Path) -> None:
     operations = perform(replace(CASE, batched=False), traces).metrics["operations"]
     assert operations["count"] > 100
     assert operations["most_units"] >= 1
     assert "operations" not in perform(CASE, traces).metrics
 
 
-def test_nothing_slows_down_or_pauses_in_the_ideal_world(traces: Path) -> None:
+def test_ideal_costs_have_no_slowdown_and_no_pause(traces: Path) -> None:
     metrics = perform(CASE, traces).metrics
     assert metrics["slowdown"]["p99"] == pytest.approx(1.0)
     assert metrics["pause_s"] is None
 
 
-def test_the_bound_is_never_above_the_gpus(traces: Path) -> None:
+def test_lower_bound_is_at_most_the_gpus(traces: Path) -> None:
     metrics = perform(CASE, traces).metrics
     assert metrics["bound"]["mean"] <= metrics["bound"]["repack_mean"] <= metrics["gpus_mean"]

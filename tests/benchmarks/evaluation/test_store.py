@@ -1,4 +1,4 @@
-"""Raw runs that are kept."""
+"""Raw runs on disk."""
 
 import json
 from dataclasses import replace
@@ -18,7 +18,7 @@ def store(tmp_path: Path, traces: Path) -> Store:
     return Store(tmp_path / "runs", traces)
 
 
-def test_what_was_run_is_not_run_again(store: Store) -> None:
+def test_stored_run_is_not_repeated(store: Store) -> None:
     carry_out(store, [CASE], processes=1, quiet=True)
     kept = json.loads(store.path(CASE).read_text())
     kept["metrics"]["gpus_mean"] = -1.0
@@ -37,23 +37,23 @@ def test_what_was_run_is_not_run_again(store: Store) -> None:
     ],
     ids=["seed", "policy", "option", "span", "physics"],
 )
-def test_what_decides_the_outcome_decides_the_key(store: Store, other: Case) -> None:
+def test_parameters_of_the_outcome_change_the_path(store: Store, other: Case) -> None:
     assert store.path(other) != store.path(CASE)
 
 
-def test_another_file_of_the_same_name_is_another_workload(store: Store, tmp_path: Path) -> None:
+def test_changed_file_content_changes_the_path(store: Store, tmp_path: Path) -> None:
     changed = tmp_path / "changed"
     changed.mkdir()
     (changed / LENGTHS).write_text((store.traces / LENGTHS).read_text() + "\n")
     assert Store(store.folder, changed).path(CASE).name != store.path(CASE).name
 
 
-def test_a_run_that_fails_is_named(store: Store) -> None:
+def test_failed_run_is_named(store: Store) -> None:
     with pytest.raises(FailedRun, match=r"BadInput.*capacity=1,"):
         carry_out(store, [replace(CASE, capacity=1)], processes=1, quiet=True)
 
 
-def test_processes_do_not_change_the_outcome(store: Store, tmp_path: Path) -> None:
+def test_number_of_processes_does_not_change_the_outcome(store: Store, tmp_path: Path) -> None:
     cases = [CASE, replace(CASE, seed=1)]
     alone = carry_out(store, cases, processes=1, quiet=True)
     together = carry_out(Store(tmp_path / "others", store.traces), cases, processes=2, quiet=True)

@@ -1,4 +1,4 @@
-"""The rules by which claims are judged."""
+"""The rules for verdicts on claims."""
 
 import pytest
 
@@ -13,11 +13,11 @@ from benchmarks.evaluation.verdicts import Verdict, holds_on, up_to, within
         pytest.param([False, False], Verdict.NOT, id="on none"),
     ],
 )
-def test_a_claim_about_every_workload(held: list[bool], expected: Verdict) -> None:
+def test_claim_about_every_workload(held: list[bool], expected: Verdict) -> None:
     assert holds_on(held) == expected
 
 
-def test_a_claim_about_no_workloads_is_an_error() -> None:
+def test_claim_about_no_workloads_is_an_error() -> None:
     with pytest.raises(ValueError, match="no workloads"):
         holds_on([])
 
@@ -33,10 +33,10 @@ def test_a_claim_about_no_workloads_is_an_error() -> None:
         pytest.param(-0.15, Verdict.NOT, id="the reverse"),
     ],
 )
-def test_a_claim_up_to(best: float, expected: Verdict) -> None:
+def test_claim_up_to_a_value(best: float, expected: Verdict) -> None:
     assert up_to(best, promised=0.15) == expected
 
 
 @pytest.mark.parametrize(("most", "expected"), [(10, Verdict.REPRODUCES), (11, Verdict.NOT)])
-def test_a_limit(most: float, expected: Verdict) -> None:
+def test_claim_of_a_limit(most: float, expected: Verdict) -> None:
     assert within(most, 10) == expected

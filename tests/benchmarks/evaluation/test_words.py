@@ -25,7 +25,7 @@ from benchmarks.evaluation.words import change, counted, listing, prose, share, 
         (counted(8, of=8), "all 8"),
     ],
 )
-def test_numbers_in_words(text: str, expected: str) -> None:
+def test_numbers_as_text(text: str, expected: str) -> None:
     assert text == expected
 
 
@@ -33,14 +33,14 @@ def test_prose_is_one_paragraph_of_short_lines() -> None:
     assert prose("a " * 100, "b").splitlines() == [("a " * 60).strip(), ("a " * 40) + "b"]
 
 
-def test_a_table_has_its_numbers_to_the_right() -> None:
+def test_table_aligns_numbers_to_the_right() -> None:
     assert table(("x", "y"), [("a|b", "1")]) == "| x | y |\n| --- | ---: |\n| a/b | 1 |"
 
 
-def test_a_table_of_sentences_has_them_to_the_left() -> None:
+def test_text_table_aligns_to_the_left() -> None:
     assert text_table(("x", "y"), [("a", "b")]) == "| x | y |\n| --- | --- |\n| a | b |"
 
 
-def test_a_row_of_another_length_is_an_error() -> None:
-    with pytest.raises(ValueError, match="has not 2 cells"):
+def test_row_of_another_length_is_an_error() -> None:
+    with pytest.raises(ValueError, match="does not have 2 cells"):
         table(("x", "y"), [("a",)])
