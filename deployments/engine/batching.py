@@ -1,8 +1,8 @@
-"""What a paced engine computes in each step: vLLM's scheduler in small, free of time.
+"""The scheduler of a paced engine: vLLM's in small, free of time.
 
-There is no prefill or decode phase: a request has tokens whose KV is computed, and those that are not yet. When all
-are, the step gives it its next token. Requests are admitted first come first served, when there are blocks for their
-whole context; when a block is missing for one that runs, the youngest is preempted, and computed anew later.
+There are no prefill and decode phases: a request has computed tokens, and tokens still to be computed. When all are
+computed, the step yields its next token. Requests are admitted first come first served, if there are blocks for their
+whole context. If a running request lacks a block, the youngest one is preempted, and recomputed later.
 """
 
 import hashlib
@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 
 from deployments.engine.blocks import Block, BlockPool
 from deployments.engine.pace import Pace
-from deployments.engine.tokens import TOKEN_BYTES, Reading, pack
+from deployments.engine.tokens import TOKEN_BYTES, ContextDigest, pack
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One run of one request; it is over when its context has `end` tokens."""
+    """One run of one request; it ends when its context has `end` tokens."""
 
     key: str
     context: list[int]
@@ -25,19 +25,19 @@ class Sequence:
     computed: int = 0
     blocks: list[Block] = field(default_factory=list)
     names: list[bytes] = field(default_factory=list)
-    """Of the full blocks of the context so far as they were needed."""
-    reading: Reading = field(default_factory=Reading)
-    """Over what the computed blocks hold."""
+    """The names of the context's first full blocks, computed on demand."""
+    digest: ContextDigest = field(default_factory=ContextDigest)
+    """The digest of the computed blocks."""
 
     @property
     def todo(self) -> int:
-        """Tokens whose KV is still to be computed."""
+        """The number of tokens still to be computed."""
         return len(self.context) - self.computed
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One engine step: how many tokens it computes of which requests, in the order of their admission."""
+class EngineStep:
+    """One engine step: the requests in the order of their admission, each with the number of tokens to compute."""
 
     chunks: tuple[tuple[Sequence, int], ...]
     decodes: int
@@ -46,15 +46,15 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """What a step gave one request; `last` if that was all it asked for."""
+    """The token that a step yields for one request; `last` if the run ends with it."""
 
     sequence: Sequence
     token: int
     last: bool
 
 
-class Batch:
-    """The requests of one engine, and its blocks."""
+class BatchScheduler:
+    """The running and waiting requests of one engine, and its blocks."""
 
     def __init__(self, pace: Pace) -> None:
         self.pool = BlockPool(pace.num_gpu_blocks_override)
@@ -65,19 +65,19 @@ class Batch:
         self._size = pace.block_size
 
     def add(self, sequence: Sequence) -> None:
-        """A request arrives."""
+        """Add an arriving request."""
         self.waiting.append(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """A request leaves, if it is still here."""
+        """Remove a request, if it is still here."""
         if sequence in self.running:
             self.running.remove(sequence)
             self._release(sequence)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
 
-    def begin(self) -> Step | None:
-        """What the next step computes; None if there is nothing to compute."""
+    def begin(self) -> EngineStep | None:
+        """Schedule the next step; None if there is nothing to compute."""
         left = self._pace.max_num_batched_tokens
         chunks: list[tuple[Sequence, int]] = []
         before = self.preemptions
@@ -92,17 +92,17 @@ class Batch:
         if not chunks:
             return None
         decodes = sum(sequence.todo == 1 for sequence, _ in chunks)
-        return Step(tuple(chunks), decodes, sum(count for _, count in chunks) - decodes)
+        return EngineStep(tuple(chunks), decodes, sum(count for _, count in chunks) - decodes)
 
-    def end(self, step: Step) -> Iterator[Token]:
-        """The step is over: the tokens it gave to those that are still here."""
+    def end(self, step: EngineStep) -> Iterator[Token]:
+        """Complete a step; yields the new tokens of the requests that are still here."""
         here = set(self.running)
         for sequence, count in step.chunks:
             if sequence not in here:
                 continue
             self._compute(sequence, count)
             if not sequence.todo:
-                token = sequence.reading.next_token()
+                token = sequence.digest.next_token()
                 sequence.context.append(token)
                 last = len(sequence.context) >= sequence.end
                 if last:
@@ -110,15 +110,15 @@ class Batch:
                 yield Token(sequence, token, last)
 
     def held(self, sequence: Sequence, first: int, last: int) -> bytes | None:
-        """What blocks [first, last) hold, packed; None unless all of them are computed."""
+        """The packed content of blocks [first, last); None unless all of them are computed."""
         if last * self._size > sequence.computed:
             return None
         return b"".join(block.held for block in sequence.blocks[first:last])
 
     def take_in(self, context: list[int], first: int, held: bytes) -> int | None:
-        """Put blocks from `first` on into the prefix cache, as what they hold.
+        """Put packed blocks, from index `first` of the context on, into the prefix cache.
 
-        Returns how many are new there: none if what comes before them is not. None if there is no room for them.
+        Returns the number of new blocks: 0 if blocks before them are missing, None if there is no room for them.
         """
         sequence = Sequence("", context, len(context))
         size = self._size * TOKEN_BYTES
@@ -140,7 +140,7 @@ class Batch:
     # --- inside ---------------------------------------------------------------------------------------
 
     def _make_room(self, sequence: Sequence) -> bool:
-        """Find a block for the next token if one is missing; False if the request itself was preempted for it."""
+        """Allocate a block for the next token if needed; False if this preempted the request itself."""
         while len(sequence.blocks) * self._size < len(sequence.context):
             if self.pool.free:
                 self._allocate(sequence)
@@ -154,11 +154,11 @@ class Batch:
         return True
 
     def _admit(self) -> bool:
-        """Let the first that waits run, if there is room for it; what is cached of its context is computed."""
+        """Admit the first waiting request if there is room; its cached blocks count as computed. False if not."""
         if not self.waiting or len(self.running) >= self._pace.max_num_seqs:
             return False
         sequence = self.waiting[0]
-        # The last token is computed in any case: that gives the next one.
+        # The last token is always computed, since this yields the next one.
         cached = self.pool.match(self._names(sequence, (len(sequence.context) - 1) // self._size))
         missing = self._pace.blocks(len(sequence.context)) - len(cached)
         if self.pool.room_beside(cached) < missing:
@@ -167,7 +167,7 @@ class Batch:
         self.pool.claim(cached)
         sequence.blocks = cached
         sequence.computed = len(cached) * self._size
-        sequence.reading = Reading(b"".join(block.held for block in cached))
+        sequence.digest = ContextDigest(b"".join(block.held for block in cached))
         for _ in range(missing):
             self._allocate(sequence)
         return True
@@ -184,20 +184,20 @@ class Batch:
         sequence.computed = 0
 
     def _compute(self, sequence: Sequence, count: int) -> None:
-        """Write the next `count` tokens into the request's blocks, and seal those that are full."""
+        """Write the next `count` tokens into the request's blocks, and seal full blocks."""
         end = sequence.computed + count
         while sequence.computed < end:
             index = sequence.computed // self._size
             upto = min(end, (index + 1) * self._size)
             held = pack(sequence.context[sequence.computed : upto])
             sequence.blocks[index].held += held
-            sequence.reading.extend(held)
+            sequence.digest.extend(held)
             sequence.computed = upto
             if upto % self._size == 0:
                 self.pool.seal(sequence.blocks[index], self._names(sequence, index + 1)[index])
 
     def _names(self, sequence: Sequence, count: int) -> list[bytes]:
-        """Names of the first `count` blocks of a context: each covers everything up to the block's end."""
+        """The names of a context's first `count` blocks: each is a hash of all tokens up to the block's end."""
         names = sequence.names
         for index in range(len(names), count):
             tokens = sequence.context[index * self._size : (index + 1) * self._size]

@@ -1,11 +1,11 @@
-"""KV blocks of a paced engine and their prefix cache, as vLLM's block pool has them.
+"""KV blocks of a paced engine and their prefix cache, modelled on vLLM's block pool.
 
-    blank  --allocate-->  used  --release-->  idle (if it was sealed) or blank
+    blank  --allocate-->  used  --release-->  idle (if sealed) or blank
     idle   --claim----->  used
-    idle   --allocate, least recently used first: what it held is forgotten-->  used
+    idle   --allocate, least recently used first; drops the content-->  used
 
-A full block is sealed under a name for everything up to its end; a context that begins the same finds it by that
-name, whether its request still runs or has ended. Blank and idle blocks are free.
+A full block is sealed under a name, the hash of the context up to its end. Contexts with the same beginning find it by
+this name, during and after the run of its request. Blank and idle blocks are free.
 """
 
 from collections import OrderedDict
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """One block: what it holds (packed tokens), its name once it is sealed, and how many requests use it."""
+    """One block: its content (packed tokens), its name if it is sealed, and the number of requests that use it."""
 
     held: bytearray = field(default_factory=bytearray)
     name: bytes | None = None
@@ -33,11 +33,11 @@ class BlockPool:
 
     @property
     def free(self) -> int:
-        """Blocks that no request uses."""
+        """The number of blocks that no request uses."""
         return self._blank + len(self._idle)
 
     def match(self, names: Iterable[bytes]) -> list[Block]:
-        """The sealed blocks of these names, up to the first that is missing."""
+        """The sealed blocks with these names, up to the first missing one."""
         found = []
         for name in names:
             block = self._named.get(name)
@@ -47,18 +47,18 @@ class BlockPool:
         return found
 
     def room_beside(self, blocks: Iterable[Block]) -> int:
-        """Blocks that would be free if these were claimed."""
+        """The number of free blocks after a claim of `blocks`."""
         return self.free - sum(not block.users for block in blocks)
 
     def claim(self, blocks: Iterable[Block]) -> None:
-        """One request more uses each of these sealed blocks."""
+        """Add a user to each of these sealed blocks."""
         for block in blocks:
             if not block.users and block.name is not None:
                 del self._idle[block.name]
             block.users += 1
 
     def allocate(self) -> Block | None:
-        """A block that holds nothing, for one user; None when all are in use."""
+        """An empty block with one user; None if all are in use."""
         if self._blank:
             self._blank -= 1
         elif self._idle:
@@ -69,13 +69,13 @@ class BlockPool:
         return Block(users=1)
 
     def seal(self, block: Block, name: bytes) -> None:
-        """A block is full: it can be found by its name, unless another one is found by it already."""
+        """Give a full block its name in the cache, unless another block has this name."""
         if name not in self._named:
             block.name = name
             self._named[name] = block
 
     def release(self, blocks: Sequence[Block]) -> None:
-        """A request's blocks, in context order, have a user less; of those unused, the end of it goes first."""
+        """Remove a user from a request's blocks, in context order; of the unused ones, the last is evicted first."""
         for block in reversed(blocks):
             block.users -= 1
             if not block.users:
@@ -85,7 +85,7 @@ class BlockPool:
                     self._idle[block.name] = block
 
     def forget(self) -> None:
-        """Forget what free blocks hold."""
+        """Drop the content of all free blocks."""
         for name in self._idle:
             del self._named[name]
         self._blank += len(self._idle)

@@ -1,4 +1,4 @@
-"""A number that another process keeps, asked for when it may have changed."""
+"""A cached number of another process, read again when it may have changed."""
 
 import asyncio
 import logging
@@ -7,30 +7,30 @@ from collections.abc import Awaitable, Callable
 log = logging.getLogger("ray.serve")
 
 
-class Counted:
-    """The newest answer to a question that many wait for."""
+class CachedCount:
+    """The newest value of a count, shared by concurrent readers."""
 
-    def __init__(self, ask: Callable[[], Awaitable[int]]) -> None:
-        self._ask = ask
+    def __init__(self, read: Callable[[], Awaitable[int]]) -> None:
+        self._read = read
         self._value = 0
-        self._asking: asyncio.Task[None] | None = None
+        self._reading: asyncio.Task[None] | None = None
 
     def refresh(self) -> None:
-        """The number may have changed: ask for it."""
-        self._asking = asyncio.create_task(self._update())
+        """Read the count again, since it may have changed."""
+        self._reading = asyncio.create_task(self._update())
 
     async def value(self) -> int:
-        """The number, once the question that was asked last has an answer; the old one if it had none.
+        """The count after the newest refresh; the previous value if that failed.
 
-        Who gives up waiting does not end the question for the others: a task that is awaited is cancelled with whoever
-        awaits it, and raises `CancelledError` to all who come later. `asyncio.wait` leaves it alone.
+        A cancelled caller does not cancel the read for others: awaiting a task would cancel it together with its
+        awaiter, and raise `CancelledError` in all later awaiters. `asyncio.wait` does not.
         """
-        if self._asking is not None:
-            await asyncio.wait({self._asking})
+        if self._reading is not None:
+            await asyncio.wait({self._reading})
         return self._value
 
     async def _update(self) -> None:
         try:
-            self._value = await self._ask()
+            self._value = await self._read()
         except Exception as error:
-            log.warning("a count could not be had: %r", error)
+            log.warning("the number of loaded KV blocks could not be read: %r", error)

@@ -1,7 +1,7 @@
-"""How fast a paced engine is and how much it holds: what `engine_kwargs` says when `engine` is `paced`.
+"""The speed and the capacity of a paced engine: the `engine_kwargs` of `engine: paced`.
 
-Names are vLLM's where vLLM has them. What it does not know is an error: an argument that has no effect would make
-believe that it had been measured.
+Names are vLLM's if vLLM has the argument. Unknown arguments are errors, since a measurement could not show that an
+argument had no effect.
 """
 
 from collections.abc import Mapping
@@ -17,27 +17,27 @@ Positive = Annotated[float, Field(gt=0)]
 class Pace(BaseModel):
     """The times of one engine in seconds, its memory in KV blocks, and its limits.
 
-    Decoding is bound by memory: a step reads all weights, however many requests share it. So a step takes
-    `decode_s`, and `decode_s_per_seq` for each request that decodes in it; prefill rides along and adds its own time.
+    Decoding is memory-bound: a step reads all weights, for any number of requests. So a step takes `decode_s`, plus
+    `decode_s_per_seq` for each request that decodes in it, plus the time of its prefill tokens.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
     num_gpu_blocks_override: Count
-    """KV blocks; none is set aside."""
+    """KV blocks; none is reserved."""
     block_size: Count = 16
-    """Tokens of a block."""
+    """Tokens per block."""
     max_model_len: Count = 4096
-    """Tokens of prompt and output together."""
+    """The largest number of prompt and output tokens together."""
     max_num_seqs: Count = 64
-    """Requests that run at once."""
+    """The largest number of concurrently running requests."""
     max_num_batched_tokens: Count = 2048
-    """Tokens that one step computes: a longer prefill takes several steps."""
+    """The largest number of tokens per step: a longer prefill takes several steps."""
     decode_s: Positive = 0.025
     decode_s_per_seq: NotNegative = 0.0001
     prefill_tokens_per_s: Positive = 10_000.0
     startup_s: NotNegative = 0.0
-    """Until the engine can be used: loading weights, profiling, capturing graphs."""
+    """Start-up time: loading weights, profiling, capturing graphs."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -54,19 +54,19 @@ class Pace(BaseModel):
         return self
 
     def step_s(self, decodes: int, prefill_tokens: int) -> float:
-        """What a step takes that decodes so many requests and prefills so many tokens."""
+        """Seconds of a step with `decodes` decoding requests and `prefill_tokens` prefill tokens."""
         return self.decode_s + self.decode_s_per_seq * decodes + prefill_tokens / self.prefill_tokens_per_s
 
     def blocks(self, tokens: int) -> int:
-        """Blocks that hold so many tokens."""
+        """The number of blocks for `tokens` tokens."""
         return -(-tokens // self.block_size)
 
 
 def read_pace(engine_kwargs: Mapping[str, Any]) -> Pace:
-    """Check the arguments of a paced engine.
+    """Validate the arguments of a paced engine.
 
     Raises:
-        ValueError: one line per mistake.
+        ValueError: with one line per mistake.
     """
     try:
         return Pace.model_validate(dict(engine_kwargs))

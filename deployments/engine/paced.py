@@ -1,8 +1,8 @@
-"""A memory-bound engine without a GPU: real queues, batches and KV blocks, and steps that take the time they are told.
+"""A memory-bound engine without a GPU: real queues, batches and KV blocks, and steps of configured duration.
 
-Replicas that share a few cores are not GPUs: closing one makes the others faster. A paced engine takes as long whatever
-else runs, and hardly any CPU, so that many replicas of a real application fit on a small machine, and what policies do
-with them can be measured. All that it lacks is the model (see `tokens`).
+Replicas that share a few cores are not like GPUs: closing one makes the others faster. The speed of a paced engine is
+independent of other load, and it needs hardly any CPU. So many replicas of a real application fit on a small machine,
+and the effects of policies can be measured. It only lacks a model (see `tokens`).
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from deployments.engine.batching import Batch, Sequence, Step
+from deployments.engine.batching import BatchScheduler, EngineStep, Sequence
 from deployments.engine.pace import Pace, read_pace
 from deployments.engine.port import EngineDead, EngineProcesses, EngineStats, Generated, InvalidRequest, Tie
 from deployments.engine.tokens import TOKEN_BYTES, TokenSlots
@@ -23,12 +23,12 @@ from policies.model import Blocks, Bytes, Tokens
 
 log = logging.getLogger(__name__)
 
-_NOTHING = Step((), 0, 0)
+_NOTHING = EngineStep((), 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class _Output:
-    """Where the tokens of one run go, and with how many logprobs (see `Sampling.logprobs`)."""
+    """The output queue of one run, and its number of logprobs (see `Sampling.logprobs`)."""
 
     sequence: Sequence
     queue: asyncio.Queue[Generated | EngineDead]
@@ -36,9 +36,10 @@ class _Output:
 
 
 class PacedEngine:
-    """One loop for all requests, with one timer per step; between steps it sleeps, and idle it has none.
+    """One loop for all requests, with one timer per step and none when idle.
 
-    A step that ends late (the process was busy) does not delay those after it, unless it was late by more than a step.
+    A step that ends late (because the process is busy) does not delay later steps, unless it is late by more than one
+    step.
     """
 
     def __init__(self, model: str, pace: Pace, slot_bytes: int) -> None:
@@ -49,7 +50,7 @@ class PacedEngine:
             f"paced|{model}|{pace.max_model_len}", f"paced|{size}", size, size * TOKEN_BYTES, slot_bytes
         )
         self._pace = pace
-        self._batch = Batch(pace)
+        self._scheduler = BatchScheduler(pace)
         self._outputs: dict[str, _Output] = {}
         self._loads: list[asyncio.Future[None]] = []
         self._slots = TokenSlots()
@@ -63,10 +64,10 @@ class PacedEngine:
 
     @classmethod
     async def start(cls, model: str, engine_kwargs: Mapping[str, Any], slot_bytes: int) -> Self:
-        """Start an engine; `model` is but a name.
+        """Start an engine; `model` is only a name.
 
         Raises:
-            ValueError: `engine_kwargs` is not what `Pace` says.
+            ValueError: `engine_kwargs` are not valid for `Pace`.
         """
         pace = read_pace(engine_kwargs)
         await asyncio.sleep(pace.startup_s)
@@ -79,12 +80,12 @@ class PacedEngine:
     async def generate(
         self, key: str, prompt: tuple[int, ...], outputs: tuple[int, ...], sampling: Sampling
     ) -> AsyncIterator[Generated]:
-        """See `Engine.generate`. The next token is a function of the context, whatever `sampling` says of chance."""
+        """See `Engine.generate`. The next token is a function of the context, independent of temperature and seed."""
         self._check(prompt, outputs, sampling)
         sequence = Sequence(key, [*prompt, *outputs], len(prompt) + sampling.max_tokens)
         queue: asyncio.Queue[Generated | EngineDead] = asyncio.Queue()
         self._outputs[key] = _Output(sequence, queue, sampling.logprobs)
-        self._batch.add(sequence)
+        self._scheduler.add(sequence)
         self._wake()
         try:
             while True:
@@ -96,20 +97,20 @@ class PacedEngine:
                     return
         finally:
             self._outputs.pop(key, None)
-            self._batch.remove(sequence)
+            self._scheduler.remove(sequence)
 
     async def gather(self, key: str, first: Blocks, last: Blocks, segment: str, offset: int) -> tuple[SlotRef, Bytes]:
         """See `Engine.gather`."""
         output = self._outputs.get(key)
         if output is None or not output.sequence.blocks:
             raise BlocksGone("the request holds no blocks (waiting, preempted or ended)")
-        held = self._batch.held(output.sequence, first, last)
+        held = self._scheduler.held(output.sequence, first, last)
         if held is None:
             raise TransferFailed(f"only {output.sequence.computed} tokens are computed, block {last} is not full")
         return self._slots.write(segment, offset, held)
 
     async def load(self, tokens: tuple[int, ...], first: Blocks, last: Blocks, slot: SlotRef) -> None:
-        """See `Engine.load`: takes part in one step, as a request that decodes does."""
+        """See `Engine.load`. A load takes part in one step, like a decoding request."""
         if self._death is not None:
             raise TransferFailed(f"the engine died: {self._death}")
         held = self._slots.read(slot, (last - first) * self.fingerprint.block_bytes)
@@ -117,7 +118,7 @@ class PacedEngine:
         self._loads.append(stepped)
         self._wake()
         await stepped
-        loaded = self._batch.take_in(list(tokens), first, held)
+        loaded = self._scheduler.take_in(list(tokens), first, held)
         if loaded is None:
             raise TransferFailed(f"no room for {last - first} blocks")
         self._loaded += loaded
@@ -128,15 +129,15 @@ class PacedEngine:
 
     def stats(self) -> EngineStats:
         """See `Engine.stats`."""
-        pool, size = self._batch.pool, self._pace.block_size
+        pool, size = self._scheduler.pool, self._pace.block_size
         return EngineStats(
             capacity_tokens=Tokens(pool.size * size),
             free_blocks=Blocks(pool.free),
             block_size=size,
             max_requests=self._pace.max_num_seqs,
-            running=len(self._batch.running),
-            waiting=len(self._batch.waiting),
-            preemptions=self._batch.preemptions,
+            running=len(self._scheduler.running),
+            waiting=len(self._scheduler.waiting),
+            preemptions=self._scheduler.preemptions,
         )
 
     async def check_health(self) -> None:
@@ -146,7 +147,7 @@ class PacedEngine:
 
     async def reset_prefix_cache(self) -> None:
         """See `Engine.reset_prefix_cache`."""
-        self._batch.pool.forget()
+        self._scheduler.pool.forget()
 
     def shutdown(self) -> None:
         """See `Engine.shutdown`."""
@@ -162,16 +163,16 @@ class PacedEngine:
         if len(prompt) + sampling.max_tokens > self._pace.max_model_len:
             raise InvalidRequest(f"prompt and max_tokens exceed max_model_len, {self._pace.max_model_len}")
         if len(outputs) >= sampling.max_tokens:
-            raise InvalidRequest(f"all {sampling.max_tokens} tokens of the output are there already")
+            raise InvalidRequest(f"all {sampling.max_tokens} output tokens have been generated already")
 
     def _wake(self) -> None:
-        """Begin a step as soon as everything that happens at once has happened, unless one is under way."""
+        """Schedule a step for the next turn of the event loop, unless one is in progress."""
         if self._death is None and self._timer is None:
             self._due = self._loop.time()
             self._timer = self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
-        """One step is over, the next one begins."""
+        """End one step and begin the next."""
         try:
             self._end_step()
             self._begin_step()
@@ -180,17 +181,17 @@ class PacedEngine:
             self._die(f"it failed: {error}")
 
     def _end_step(self) -> None:
-        for token in self._batch.end(self._step):
+        for token in self._scheduler.end(self._step):
             output = self._outputs[token.sequence.key]
-            # What gave the token has not been read on since.
-            scores = () if output.logprobs is None else (token.sequence.reading.next_logprobs(output.logprobs),)
+            # The digest does not include the new token yet: its logprobs follow from the context before it.
+            scores = () if output.logprobs is None else (token.sequence.digest.next_logprobs(output.logprobs),)
             output.queue.put_nowait(Generated((token.token,), "length" if token.last else None, scores))
         for load in self._loading:
             if not load.done():
                 load.set_result(None)
 
     def _begin_step(self) -> None:
-        step = self._batch.begin()
+        step = self._scheduler.begin()
         self._loading, self._loads = self._loads, []
         self._step, self._timer = step or _NOTHING, None
         if step is None and not self._loading:
@@ -200,7 +201,7 @@ class PacedEngine:
         self._timer = self._loop.call_at(self._due, self._turn)
 
     def _die(self, why: str) -> None:
-        """Whoever waits for the engine hears of its end."""
+        """End the engine: fail all requests and loads."""
         self._death = self._death or why
         if self._timer is not None:
             self._timer.cancel()

@@ -1,4 +1,4 @@
-"""What a replica needs of an inference engine."""
+"""The port between a replica and its inference engine."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from policies.model import Blocks, Bytes, Tokens
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """What one engine step gave one request; `finish` is "stop" or "length" on the last one.
+    """The output of one engine step for one request; `finish` is "stop" or "length" in the last one.
 
     `logprobs` has one packed entry per token (`migration.protocol.logprobs`) if the request asks for them, else none.
     """
@@ -24,7 +24,7 @@ class Generated:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """The engine's own view of its room and work; `preemptions` counts since its start."""
+    """The engine's capacity and work by its own count; `preemptions` since its start."""
 
     capacity_tokens: Tokens
     free_blocks: Blocks
@@ -37,14 +37,14 @@ class EngineStats:
 
 @dataclass(frozen=True, slots=True)
 class EngineProcesses:
-    """Process ids of what belongs to one engine."""
+    """The process ids of one engine."""
 
     core: int
     worker: int
 
 
 class Tie(StrEnum):
-    """Why an engine of this kind cannot continue a request with output exactly; the values are `immovable_reason`."""
+    """The reason why an engine of this kind cannot continue a request with output exactly (`immovable_reason`)."""
 
     SEEDED = "seeded sampling: on a GPU, model runner V1's generator cannot be restored"
     REASONING = "structured output: where the reasoning ended is not restored"
@@ -55,7 +55,7 @@ class EngineDead(Exception):
 
 
 class InvalidRequest(Exception):
-    """The engine will not take the request; the text says why."""
+    """The engine rejects the request; the text is the reason."""
 
 
 class Engine(Protocol):
@@ -66,7 +66,7 @@ class Engine(Protocol):
     max_context: Tokens
 
     def tied(self, sampling: Sampling) -> Tie | None:
-        """Why such a request with output cannot be continued exactly by another such engine; None if it can."""
+        """The reason why another engine of this kind cannot continue such a request exactly; None if it can."""
         ...
 
     def generate(
@@ -74,7 +74,7 @@ class Engine(Protocol):
     ) -> AsyncIterator[Generated]:
         """Continue a request after `outputs`; yields once per step. Closing the iterator aborts the request.
 
-        `sampling` is the whole request's: what `outputs` used up (max_tokens, min_tokens) is the engine's to subtract.
+        `sampling` is the whole request's: the engine subtracts `outputs` from its max_tokens and min_tokens.
 
         Raises:
             InvalidRequest: before the first token.
@@ -88,7 +88,7 @@ class Engine(Protocol):
         Returns the slot with its ticket, and the bytes to transfer (header included).
 
         Raises:
-            TransferFailed: the blocks are not all there.
+            TransferFailed: a block is not full, or the request holds no blocks.
         """
         ...
 
@@ -96,24 +96,24 @@ class Engine(Protocol):
         """Put staged blocks [first, last) of the context `tokens` into the prefix cache.
 
         Raises:
-            TransferFailed: the engine could not take them.
+            TransferFailed: the engine could not load them.
         """
         ...
 
     def stats(self) -> EngineStats:
-        """Room and work as of the newest step."""
+        """Capacity and work as of the newest step."""
         ...
 
     async def blocks_loaded(self) -> int:
-        """KV blocks that were loaded from outside since the start."""
+        """The number of KV blocks loaded from staging slots since the start."""
         ...
 
     async def check_health(self) -> None:
-        """Raises EngineDead when the engine has ended."""
+        """Raise EngineDead if the engine has ended."""
         ...
 
     async def reset_prefix_cache(self) -> None:
-        """Forget cached blocks of ended requests."""
+        """Drop the cached blocks of ended requests."""
         ...
 
     def shutdown(self) -> None:

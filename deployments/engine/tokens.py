@@ -1,7 +1,7 @@
 """Engines without a model: the next token is a function of the context, and KV blocks hold the tokens themselves.
 
-A block that came from elsewhere is read back as what it holds, so corrupted blocks change the output, as they do in a
-real engine.
+The engine reads the context from its blocks, also from loaded ones, so corrupted blocks change the output as in a real
+engine.
 """
 
 import hashlib
@@ -14,16 +14,16 @@ from migration.protocol.messages import SlotRef
 from policies.model import Bytes
 
 TOKEN_BYTES = 4
-"""Bytes that one token takes in a block."""
+"""Bytes of one token in a block."""
 
 _VOCABULARY = 500
-"""Ids from here on are not generated: the embedded model's tokenizer knows the ones below."""
+"""The upper end of generated ids: all below are in the vocabulary of the embedded model's tokenizer."""
 _FIRST_TOKEN = 3
-"""Ids below are special; 2 ends a text."""
+"""The first generated id: those below are special, and 2 ends a text."""
 
 
 def pack(tokens: Sequence[int]) -> bytes:
-    """Tokens as blocks hold them, little-endian."""
+    """Tokens in a block's encoding: 32-bit integers, little-endian."""
     return struct.pack(f"<{len(tokens)}i", *tokens)
 
 
@@ -32,24 +32,24 @@ def unpack(held: bytes | memoryview) -> tuple[int, ...]:
     return struct.unpack(f"<{len(held) // TOKEN_BYTES}i", held)
 
 
-class Reading:
-    """A context as its blocks hold it, read from the first token on; a token more takes constant time."""
+class ContextDigest:
+    """A running digest of a context's packed tokens, which determines the next token, in constant time per token."""
 
     def __init__(self, held: bytes = b"") -> None:
         self._digest = hashlib.blake2b(held, digest_size=4)
 
     def extend(self, held: bytes) -> None:
-        """Read on."""
+        """Append packed tokens to the context."""
         self._digest.update(held)
 
     def next_token(self) -> int:
-        """The token that follows what has been read."""
+        """The token after the context."""
         return _FIRST_TOKEN + self._drawn() % (_VOCABULARY - _FIRST_TOKEN)
 
     def next_logprobs(self, top: int) -> bytes:
-        """That token's logprobs with the `top` likeliest, packed: made up of what has been read, too.
+        """The packed logprobs of the next token and of the `top` likeliest ones, also determined by the context.
 
-        The token is the likeliest one; those with the next ids follow at falling logprobs.
+        The next token is the likeliest one; the tokens with the following ids have falling logprobs.
         """
         first, best = self.next_token() - _FIRST_TOKEN, -(self._drawn() % 512) / 256
         ids = [_FIRST_TOKEN + (first + i) % (_VOCABULARY - _FIRST_TOKEN) for i in range(top)]
@@ -61,25 +61,25 @@ class Reading:
 
 def expected(prompt: Sequence[int], count: int) -> tuple[int, ...]:
     """The output of an undisturbed run."""
-    reading, outputs = Reading(pack(prompt)), []
+    digest, outputs = ContextDigest(pack(prompt)), []
     for _ in range(count):
-        outputs.append(reading.next_token())
-        reading.extend(pack(outputs[-1:]))
+        outputs.append(digest.next_token())
+        digest.extend(pack(outputs[-1:]))
     return tuple(outputs)
 
 
 class TokenSlots:
-    """Puts such blocks into staging slots, and gets them out again."""
+    """Writes blocks of packed tokens into staging slots, and reads them from slots."""
 
     def __init__(self) -> None:
         self._segments = Segments()
         self._tickets = iter(range(1, 1 << 62))
 
     def write(self, segment: str, offset: int, held: bytes) -> tuple[SlotRef, Bytes]:
-        """Fill a slot; returns it with its new ticket, and the bytes to transfer (header included).
+        """Write blocks into a slot; returns it with its new ticket, and the bytes to transfer (header included).
 
         Raises:
-            TransferFailed: it does not fit, or the segment is gone.
+            TransferFailed: the blocks do not fit, or the segment's process has ended.
         """
         memory = self._segments.get(segment)
         memory.view(offset + HEADER, len(held))[:] = held
@@ -88,5 +88,5 @@ class TokenSlots:
         return SlotRef(segment, offset, ticket), Bytes(HEADER + len(held))
 
     def read(self, slot: SlotRef, size: int) -> bytes:
-        """A copy of the first `size` bytes. Raises TransferFailed unless the slot carries its ticket."""
+        """A copy of the payload's first `size` bytes. Raises TransferFailed unless the slot carries its ticket."""
         return bytes(self._segments.payload(slot, size))

@@ -1,4 +1,4 @@
-"""The engine port on stock vLLM: AsyncLLM in this process, EngineCore and Worker in their own."""
+"""The engine port on stock vLLM: AsyncLLM in this process, EngineCore and Worker in processes of their own."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from deployments.engine.counted import Counted
+from deployments.engine.counted import CachedCount
 from deployments.engine.port import EngineDead, EngineProcesses, EngineStats, Generated, InvalidRequest, Tie
 from migration.errors import BlocksGone, TransferFailed
 from migration.kv.connector import StagedBlocks
@@ -46,7 +46,7 @@ class VllmEngine:
         self._num_blocks: int = described["num_blocks"] - 1  # vLLM keeps one null block
         self._block_size: int = config.cache_config.block_size
         self._loads = itertools.count()
-        self._loaded = Counted(self._count)
+        self._loaded = CachedCount(self._count)
         self._restores_seeds: bool = config.use_v2_model_runner or config.device_config.device_type == "cpu"
         self._reasons = bool(config.structured_outputs_config.reasoning_parser)
         self.max_context = Tokens(config.model_config.max_model_len)
@@ -58,10 +58,10 @@ class VllmEngine:
         """Start vLLM on `model` (a folder or a hub name).
 
         Raises:
-            ValueError: `engine_kwargs` sets what Mell sets itself.
+            ValueError: `engine_kwargs` has an argument that Mell sets itself.
         """
         if owned := [name for name in _OWNED if name in engine_kwargs]:
-            raise ValueError(f"engine_kwargs: {', '.join(owned)} is set by Mell; remove it")
+            raise ValueError(f"engine_kwargs: Mell sets {', '.join(owned)}; remove it")
         args = AsyncEngineArgs(
             model=model,
             enable_prefix_caching=True,
@@ -113,7 +113,7 @@ class VllmEngine:
         async for output in self._run(key, prompt + outputs, params, sampling.priority):
             completion = output.outputs[0]
             if completion.finish_reason == "error":
-                raise (InvalidRequest if sampling.structured else RuntimeError)("the engine gave the request up")
+                raise (InvalidRequest if sampling.structured else RuntimeError)("the engine aborted the request")
             scores = () if sampling.logprobs is None else _packed(completion.logprobs)
             yield Generated(tuple(completion.token_ids), completion.finish_reason, scores)
 
@@ -125,7 +125,7 @@ class VllmEngine:
         return SlotRef(segment, offset, reply["ticket"]), Bytes(reply["bytes"])
 
     async def load(self, tokens: tuple[int, ...], first: Blocks, last: Blocks, slot: SlotRef) -> None:
-        """See `Engine.load`: a request of one token reads the staged blocks, and leaves them in the prefix cache."""
+        """See `Engine.load`. A request with one output token loads the staged blocks into the prefix cache."""
         params = SamplingParams(
             max_tokens=1,
             temperature=0.0,
@@ -157,10 +157,10 @@ class VllmEngine:
         return await self._loaded.value()
 
     async def _count(self) -> int:
-        """Ask the worker how many blocks it has loaded. Raises EngineDeadError.
+        """The worker's number of loaded blocks. Raises EngineDeadError.
 
-        Only after a load: a worker that is asked spins for a second afterwards, so that asking it regularly
-        would keep a core busy on every idle replica.
+        Called only after a load: the worker spins for a second after a call, so regular calls would keep a core busy on
+        every idle replica.
         """
         (counters,) = await self._engine.collective_rpc("mell_counters")
         return int(counters["blocks_loaded"])
@@ -186,7 +186,7 @@ class VllmEngine:
             raise EngineDead(str(error)) from error
 
     async def reset_prefix_cache(self) -> None:
-        """See `Engine.reset_prefix_cache`; retried while ended requests still hold blocks."""
+        """See `Engine.reset_prefix_cache`. Retries while ended requests still hold blocks."""
         for _ in range(20):
             if await self._engine.reset_prefix_cache():
                 return
@@ -200,7 +200,7 @@ class VllmEngine:
 
 @contextlib.contextmanager
 def _refusals() -> Iterator[None]:
-    """What vLLM says against a request, in the port's words."""
+    """Raise vLLM's errors for an invalid request as the port's InvalidRequest."""
     try:
         yield
     except (ValueError, VLLMClientError) as error:
@@ -208,13 +208,13 @@ def _refusals() -> Iterator[None]:
 
 
 def _processes(described: Mapping[str, Any]) -> EngineProcesses:
-    """The worker's parent is EngineCore, unless the worker runs inside EngineCore: then that is our own child."""
+    """The engine's processes: the worker's parent is EngineCore, or this process if the worker is in EngineCore."""
     worker, parent = described["worker_pid"], described["parent_pid"]
     return EngineProcesses(core=worker if parent == os.getpid() else parent, worker=worker)
 
 
 class _Latest:
-    """The newest scheduler stats; vLLM makes the logger, so the logger writes here."""
+    """The newest scheduler stats, written by the logger, which vLLM creates itself."""
 
     def __init__(self) -> None:
         self.usage = 0.0
@@ -223,7 +223,7 @@ class _Latest:
         self.preemptions = 0
 
     def logger(self, vllm_config: Any, engine_index: int = 0) -> StatLoggerBase:
-        """A stat logger factory, as AsyncLLM wants it."""
+        """The stat logger factory for AsyncLLM."""
         return _StatLogger(self)
 
 
@@ -282,7 +282,7 @@ def _structured(wanted: Structured | None) -> StructuredOutputsParams | None:
 
 
 def _packed(flat: FlatLogprobs) -> tuple[bytes, ...]:
-    """The logprobs of one step's tokens: of each, vLLM puts the sampled token first, and then the likeliest."""
+    """The packed logprobs of one step's tokens; vLLM lists the sampled token first, then the likeliest ones."""
     ids, values = flat.token_ids, flat.logprobs
     return tuple(
         logprobs.pack(values[start], ids[start + 1 : end], values[start + 1 : end])
@@ -291,7 +291,7 @@ def _packed(flat: FlatLogprobs) -> tuple[bytes, ...]:
 
 
 def _fingerprint(config: Any, described: Mapping[str, Any], slot_bytes: int) -> Fingerprint:
-    """What must be equal for requests, and for blocks, to move; an empty `cache` means blocks cannot."""
+    """The fingerprint of model and cache; an empty `cache` means that blocks cannot be moved."""
     model = config.model_config
     names = (model.model, model.revision, model.tokenizer, model.max_model_len, vllm.__version__)
     weights = hashlib.sha256(model.hf_config.to_json_string().encode()).hexdigest()[:16]

@@ -1,10 +1,10 @@
-"""An engine without a model, queues or limits of memory, whose failures are knobs."""
+"""An engine without a model, queues or memory limits; its failures are knobs."""
 
 import asyncio
 from collections.abc import AsyncIterator
 
 from deployments.engine.port import EngineDead, EngineProcesses, EngineStats, Generated, Tie
-from deployments.engine.tokens import TOKEN_BYTES, Reading, TokenSlots, expected, pack, unpack
+from deployments.engine.tokens import TOKEN_BYTES, ContextDigest, TokenSlots, expected, pack, unpack
 from migration.errors import BlocksGone, TransferFailed
 from migration.protocol.messages import Fingerprint, SlotRef
 from migration.protocol.request import Sampling
@@ -12,7 +12,7 @@ from policies.model import Blocks, Bytes, Tokens
 
 
 class FakeEngine:
-    """See the module. One step takes `step_s` seconds, and gives every request one token."""
+    """An engine whose steps take `step_s` seconds, and yield one token for every request."""
 
     def __init__(
         self,
@@ -46,17 +46,17 @@ class FakeEngine:
     ) -> AsyncIterator[Generated]:
         """See `Engine.generate`."""
         context = list(prompt + outputs)
-        reading = Reading(pack(self._read(context)))
+        digest = ContextDigest(pack(self._read(context)))
         self._contexts[key] = context
         try:
             for count in range(len(outputs) + 1, sampling.max_tokens + 1):
                 await asyncio.sleep(self.step_s)
                 if self.dead:
                     raise EngineDead("killed by a test")
-                token = reading.next_token()
-                scores = () if sampling.logprobs is None else (reading.next_logprobs(sampling.logprobs),)
+                token = digest.next_token()
+                scores = () if sampling.logprobs is None else (digest.next_logprobs(sampling.logprobs),)
                 context.append(token)
-                reading.extend(pack((token,)))
+                digest.extend(pack((token,)))
                 yield Generated((token,), "length" if count == sampling.max_tokens else None, scores)
         finally:
             del self._contexts[key]
@@ -114,7 +114,7 @@ class FakeEngine:
         self.dead = True
 
     def _read(self, context: list[int]) -> list[int]:
-        """The context as its KV blocks say it is."""
+        """The context as read from its KV blocks."""
         size = self.fingerprint.block_size
         read = list(context)
         for block in range((len(context) - 1) // size):
@@ -128,4 +128,4 @@ class FakeEngine:
 def expected_logprobs(prompt: tuple[int, ...], count: int, top: int) -> tuple[bytes, ...]:
     """The logprobs of an undisturbed run."""
     contexts = (prompt + expected(prompt, index) for index in range(count))
-    return tuple(Reading(pack(context)).next_logprobs(top) for context in contexts)
+    return tuple(ContextDigest(pack(context)).next_logprobs(top) for context in contexts)

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from deployments.cancellation import CalleeCancelled, callee_cancelled
-from deployments.engine.counted import Counted
+from deployments.engine.counted import CachedCount
 from deployments.routing import _peer_errors
 from migration.errors import PeerLost
 from policies.model import ReplicaId
@@ -46,7 +46,7 @@ async def test_a_timeout_around_stays_a_timeout() -> None:
 
 
 class Question:
-    """Asked for a number; answers when told to."""
+    """A read whose answer is a future."""
 
     def __init__(self) -> None:
         self.answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -55,9 +55,9 @@ class Question:
         return await self.answer
 
 
-async def test_a_number_outlives_who_gave_up_waiting_for_it() -> None:
+async def test_cancelled_reader_does_not_cancel_the_read() -> None:
     question = Question()
-    counted = Counted(question)
+    counted = CachedCount(question)
     assert await counted.value() == 0
     counted.refresh()
     with pytest.raises(TimeoutError):
@@ -67,9 +67,9 @@ async def test_a_number_outlives_who_gave_up_waiting_for_it() -> None:
     assert await counted.value() == 7
 
 
-async def test_a_number_that_cannot_be_had_stays_what_it_was() -> None:
+async def test_failed_read_keeps_the_previous_count() -> None:
     question = Question()
-    counted = Counted(question)
+    counted = CachedCount(question)
     counted.refresh()
     question.answer.set_exception(ConnectionError("the engine died"))
     assert await counted.value() == 0

@@ -1,4 +1,4 @@
-"""The paced engine in virtual time: the loop's clock jumps to the next timer, so times can be compared exactly."""
+"""The paced engine in virtual time: the loop's clock jumps to the next timer, so times are exact."""
 
 import asyncio
 from collections.abc import Iterator
@@ -45,7 +45,7 @@ class Answer:
 
 
 class Desk:
-    """An engine, and the answers that come from it."""
+    """An engine, and its answers."""
 
     def __init__(self, engine: PacedEngine) -> None:
         self.engine = engine
@@ -80,7 +80,7 @@ def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
 # --- time ---------------------------------------------------------------------------------------------
 
 
-async def test_a_step_takes_its_share_for_weights_decodes_and_prefill() -> None:
+async def test_step_time_is_the_sum_of_weights_decodes_and_prefill() -> None:
     desk = await Desk.open()
     answer = desk.ask("r", prompt(8), 3)
     await desk.done()
@@ -94,14 +94,14 @@ async def test_requests_share_a_step() -> None:
     assert one.times == two.times == pytest.approx([0.026, 0.026 + 0.012])
 
 
-async def test_a_long_prefill_takes_several_steps() -> None:
+async def test_long_prefill_takes_several_steps() -> None:
     desk = await Desk.open()
     answer = desk.ask("r", prompt(40), 1)
     await desk.done()
     assert answer.times == pytest.approx([3 * 0.010 + 0.040])
 
 
-async def test_prefill_slows_the_requests_that_decode_in_its_step() -> None:
+async def test_prefill_slows_the_decodes_of_its_step() -> None:
     desk = await Desk.open()
     answer = desk.ask("1", prompt(4), 3)
     await asyncio.sleep(0.020)
@@ -119,7 +119,7 @@ async def test_late_steps_do_not_add_up() -> None:
     assert answer.times[-1] - answer.times[0] == pytest.approx(59 * 0.011)
 
 
-async def test_an_engine_that_was_held_up_for_long_does_not_race_to_catch_up() -> None:
+async def test_long_delayed_engine_does_not_catch_up() -> None:
     desk = await Desk.open()
     answer = desk.ask("r", prompt(1), 20)
     await asyncio.sleep(0.060)
@@ -129,7 +129,7 @@ async def test_an_engine_that_was_held_up_for_long_does_not_race_to_catch_up() -
     assert late[-1] - late[1] == pytest.approx((len(late) - 2) * 0.011)
 
 
-async def test_a_step_has_one_timer_and_an_idle_engine_none() -> None:
+async def test_step_has_one_timer_and_an_idle_engine_none() -> None:
     desk = await Desk.open()
     for i in range(4):
         desk.ask(f"{i}", prompt(4, i), 10)
@@ -140,7 +140,7 @@ async def test_a_step_has_one_timer_and_an_idle_engine_none() -> None:
     assert virtual_loop().timers - before == 11
 
 
-async def test_starting_takes_its_time() -> None:
+async def test_start_takes_the_startup_time() -> None:
     await Desk.open(startup_s=30.0)
     assert virtual_loop().time() == pytest.approx(30.0)
 
@@ -148,7 +148,7 @@ async def test_starting_takes_its_time() -> None:
 # --- memory -------------------------------------------------------------------------------------------
 
 
-async def test_requests_wait_for_blocks_in_their_order() -> None:
+async def test_requests_wait_for_blocks_in_order_of_arrival() -> None:
     desk = await Desk.open()
     first, second, third = (desk.ask(f"{i}", prompt(n, i), 4) for i, n in enumerate((40, 40, 4)))
     await asyncio.sleep(0.035)
@@ -159,7 +159,7 @@ async def test_requests_wait_for_blocks_in_their_order() -> None:
     assert desk.engine.stats().preemptions == 0
 
 
-async def test_no_more_requests_run_than_may() -> None:
+async def test_number_of_running_requests_is_limited() -> None:
     desk = await Desk.open(max_num_seqs=2)
     for i in range(3):
         desk.ask(f"{i}", prompt(4, i), 5)
@@ -168,7 +168,7 @@ async def test_no_more_requests_run_than_may() -> None:
     await desk.done()
 
 
-async def test_when_blocks_run_out_the_youngest_is_computed_anew() -> None:
+async def test_youngest_request_is_preempted_and_recomputed_without_free_blocks() -> None:
     desk = await Desk.open()
     old, young = desk.ask("old", prompt(28), 20), desk.ask("young", prompt(28, 1), 20)
     await asyncio.sleep(0.001)
@@ -182,7 +182,7 @@ async def test_when_blocks_run_out_the_youngest_is_computed_anew() -> None:
     assert tuple(young.tokens) == expected(prompt(28, 1), 20)
 
 
-async def test_blocks_are_counted_as_they_fill_and_come_back_at_the_end() -> None:
+async def test_free_blocks_fall_as_requests_grow_and_return_at_the_end() -> None:
     desk = await Desk.open()
     desk.ask("r", prompt(8), 6)
     used = []
@@ -193,7 +193,7 @@ async def test_blocks_are_counted_as_they_fill_and_come_back_at_the_end() -> Non
     assert used[-1] == 0
 
 
-async def test_an_aborted_request_gives_its_blocks_back_at_once() -> None:
+async def test_aborted_request_frees_its_blocks_at_once() -> None:
     desk = await Desk.open()
     desk.ask("long", prompt(40), 20)
     waiting = desk.ask("waiting", prompt(40, 1), 1)
@@ -205,7 +205,7 @@ async def test_an_aborted_request_gives_its_blocks_back_at_once() -> None:
     assert waiting.finish == "length"
 
 
-async def test_an_aborted_request_no_longer_waits() -> None:
+async def test_aborted_request_no_longer_waits() -> None:
     desk = await Desk.open()
     desk.ask("long", prompt(40), 20)
     desk.ask("waiting", prompt(40, 1), 1)
@@ -220,7 +220,7 @@ async def test_an_aborted_request_no_longer_waits() -> None:
 
 
 @pytest.mark.parametrize("first_tokens", [1, 20], ids=["of a request that ended", "of a request that runs"])
-async def test_a_cached_prefix_is_not_computed_again(first_tokens: int) -> None:
+async def test_cached_prefix_is_not_recomputed(first_tokens: int) -> None:
     desk = await Desk.open()
     first = desk.ask("1", prompt(16), first_tokens)
     await asyncio.sleep(0.030)
@@ -233,7 +233,7 @@ async def test_a_cached_prefix_is_not_computed_again(first_tokens: int) -> None:
     assert second.tokens == first.tokens[:1]
 
 
-async def test_what_is_cached_makes_way_oldest_first() -> None:
+async def test_least_recently_used_blocks_are_evicted_first() -> None:
     desk = await Desk.open()
     for key, seed in (("a", 0), ("b", 1), ("c", 2)):
         desk.ask(key, prompt(24, seed), 1)
@@ -249,7 +249,7 @@ async def test_what_is_cached_makes_way_oldest_first() -> None:
     assert took["a again"] == pytest.approx(0.010 + 0.012)  # of the oldest, the first half is left
 
 
-async def test_a_reset_forgets_what_ended_requests_left() -> None:
+async def test_reset_drops_the_blocks_of_ended_requests() -> None:
     desk = await Desk.open()
     took = []
     for key in ("1", "2"):
@@ -261,7 +261,7 @@ async def test_a_reset_forgets_what_ended_requests_left() -> None:
     assert took[0] == pytest.approx(took[1])
 
 
-async def test_a_reset_leaves_alone_what_is_in_use() -> None:
+async def test_reset_keeps_blocks_in_use() -> None:
     desk = await Desk.open()
     desk.ask("runs", prompt(16), 10)
     await asyncio.sleep(0.030)
@@ -288,7 +288,7 @@ def segment() -> Iterator[Segment]:
 async def moved(
     segment: Segment, source: Desk, target: Desk, context: tuple[int, ...], last: int, flip: int | None = None
 ) -> None:
-    """Blocks [0, last) of "r" go from one engine to another, in two chunks; byte `flip` of the second is changed."""
+    """Copy blocks [0, last) of "r" to another engine, in two chunks; byte `flip` of the second chunk is changed."""
     for number, (first, until) in enumerate(((0, last // 2), (last // 2, last))):
         offset = number * (HEADER + SLOT_BYTES)
         slot, size = await source.engine.gather("r", Blocks(first), Blocks(until), segment.path, offset)
@@ -306,7 +306,7 @@ async def half_done(source: Desk) -> tuple[int, ...]:
     return tuple(answer.tokens)
 
 
-async def test_a_moved_request_goes_on_as_it_was_and_is_not_prefilled(segment: Segment) -> None:
+async def test_moved_request_continues_without_prefill(segment: Segment) -> None:
     source, target = await Desk.open(), await Desk.open()
     outputs = await half_done(source)
     await moved(segment, source, target, prompt(32) + outputs, 9)
@@ -330,7 +330,7 @@ async def test_corrupted_blocks_change_the_output(segment: Segment) -> None:
     await source.done()
 
 
-async def test_what_a_corrupted_block_holds_moves_on_with_it(segment: Segment) -> None:
+async def test_content_of_a_corrupted_block_moves_on(segment: Segment) -> None:
     first, second, third = [await Desk.open() for _ in range(3)]
     outputs = await half_done(first)
     await moved(segment, first, second, prompt(32) + outputs, 9, flip=7)
@@ -343,7 +343,7 @@ async def test_what_a_corrupted_block_holds_moves_on_with_it(segment: Segment) -
     assert wrong.tokens == [*known[8:], *rest.tokens]
 
 
-async def test_blocks_after_a_hole_are_of_no_use(segment: Segment) -> None:
+async def test_blocks_after_a_gap_are_not_loaded(segment: Segment) -> None:
     source, target = await Desk.open(), await Desk.open()
     outputs = await half_done(source)
     slot, _ = await source.engine.gather("r", Blocks(2), Blocks(4), segment.path, 0)
@@ -352,7 +352,7 @@ async def test_blocks_after_a_hole_are_of_no_use(segment: Segment) -> None:
     await source.done()
 
 
-async def test_blocks_need_room(segment: Segment) -> None:
+async def test_load_without_room_fails(segment: Segment) -> None:
     source, target = await Desk.open(), await Desk.open()
     outputs = await half_done(source)
     target.ask("other", prompt(60, 5), 4)
@@ -362,7 +362,7 @@ async def test_blocks_need_room(segment: Segment) -> None:
     await asyncio.gather(source.done(), target.done())
 
 
-async def test_a_slot_that_was_reused_is_not_read(segment: Segment) -> None:
+async def test_reused_slot_is_not_read(segment: Segment) -> None:
     source, target = await Desk.open(), await Desk.open()
     outputs = await half_done(source)
     slot, _ = await source.engine.gather("r", Blocks(0), Blocks(4), segment.path, 0)
@@ -372,7 +372,7 @@ async def test_a_slot_that_was_reused_is_not_read(segment: Segment) -> None:
     await source.done()
 
 
-async def test_only_computed_blocks_can_be_had(segment: Segment) -> None:
+async def test_only_computed_blocks_can_be_gathered(segment: Segment) -> None:
     desk = await Desk.open()
     desk.ask("r", prompt(40), 4)
     desk.ask("waiting", prompt(40, 1), 1)
@@ -387,7 +387,7 @@ async def test_only_computed_blocks_can_be_had(segment: Segment) -> None:
     await desk.done()
 
 
-async def test_the_protocol_moves_a_request_between_paced_engines() -> None:
+async def test_migration_protocol_moves_a_request_between_paced_engines() -> None:
     pace = PACE | {"num_gpu_blocks_override": 256, "max_model_len": 1024, "decode_s": 0.001, "decode_s_per_seq": 0.0}
     cluster: dict[ReplicaId, Replica] = {}
     for name in ("a", "b"):
@@ -406,7 +406,7 @@ async def test_the_protocol_moves_a_request_between_paced_engines() -> None:
     assert 0 < record.blocks == await pair.b.engine.blocks_loaded()
 
 
-async def test_logprobs_are_those_of_any_engine_without_a_model() -> None:
+async def test_logprobs_equal_those_of_the_fake_engine() -> None:
     engine, request = await PacedEngine.start("model", PACE, SLOT_BYTES), prompt(8)
     sampling = Sampling(10, temperature=0.0, logprobs=2)
     steps = [step async for step in engine.generate("r", request, (), sampling)]
@@ -419,7 +419,7 @@ async def test_logprobs_are_those_of_any_engine_without_a_model() -> None:
 # --- ends -----------------------------------------------------------------------------------------------
 
 
-async def test_an_engine_that_is_shut_down_is_dead_to_everyone(segment: Segment) -> None:
+async def test_shutdown_fails_all_requests_and_loads(segment: Segment) -> None:
     desk = await Desk.open()
     desk.ask("r", prompt(4), 10)
     loading = asyncio.create_task(_load_nothing(desk.engine, segment))
@@ -445,10 +445,10 @@ async def _load_nothing(engine: PacedEngine, segment: Segment) -> None:
     await engine.load(prompt(5), Blocks(0), Blocks(0), SlotRef(segment.path, 0, 7))
 
 
-async def test_a_fault_of_the_engine_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_exception_in_a_step_ends_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     desk = await Desk.open()
     await desk.engine.check_health()
-    monkeypatch.setattr(desk.engine._batch, "begin", lambda: 1 / 0)
+    monkeypatch.setattr(desk.engine._scheduler, "begin", lambda: 1 / 0)
     desk.ask("r", prompt(4), 10)
     with pytest.raises(EngineDead, match="division"):
         await desk.done()
@@ -461,7 +461,7 @@ async def test_a_fault_of_the_engine_ends_it(monkeypatch: pytest.MonkeyPatch) ->
     [(0, 4, ()), (61, 4, ()), (4, 2, (5, 6))],
     ids=["no prompt", "beyond the context", "nothing left to do"],
 )
-async def test_requests_that_cannot_be_run_are_refused(length: int, tokens: int, outputs: tuple[int, ...]) -> None:
+async def test_invalid_requests_are_refused(length: int, tokens: int, outputs: tuple[int, ...]) -> None:
     desk = await Desk.open()
     desk.ask("r", prompt(length), tokens, outputs)
     with pytest.raises(InvalidRequest):
@@ -481,12 +481,12 @@ async def test_requests_that_cannot_be_run_are_refused(length: int, tokens: int,
         ({"max_num_seqs": 17}, r"max_num_batched_tokens \(16\) is below max_num_seqs \(17\)"),
     ],
 )
-async def test_arguments_that_make_no_sense_are_named(change: dict[str, Any], message: str) -> None:
+async def test_invalid_arguments_are_named(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         await PacedEngine.start("model", PACE | change, SLOT_BYTES)
 
 
-async def test_only_the_number_of_blocks_must_be_given() -> None:
+async def test_number_of_blocks_is_the_only_required_argument() -> None:
     with pytest.raises(ValueError, match=r"engine_kwargs\.num_gpu_blocks_override is required"):
         await PacedEngine.start("model", {}, SLOT_BYTES)
     await PacedEngine.start("model", {"num_gpu_blocks_override": 256}, SLOT_BYTES)

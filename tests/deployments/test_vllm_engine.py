@@ -1,4 +1,4 @@
-"""What vLLM is told of a request. How its engine takes that is in the integration tests."""
+"""The arguments of requests to vLLM; their effects are in the integration tests."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -11,7 +11,7 @@ from migration.protocol.request import Sampling
 
 
 class Asked:
-    """In vLLM's place: keeps how it was asked, and answers nothing."""
+    """A stand-in for AsyncLLM that records arguments and generates nothing."""
 
     def __init__(self) -> None:
         self.priorities: list[int] = []
@@ -23,7 +23,7 @@ class Asked:
 
 
 @pytest.mark.parametrize("priority", [0, -3])
-async def test_the_priority_goes_along(priority: int) -> None:
+async def test_priority_is_passed_to_vllm(priority: int) -> None:
     engine = object.__new__(VllmEngine)
     engine._engine = asked = Asked()
     assert [step async for step in engine.generate("r", (5,), (), Sampling(9, priority=priority))] == []
