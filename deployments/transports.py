@@ -10,7 +10,7 @@ import importlib
 
 from deployments.config import ON_GPU, MigrationSettings
 from migration.kv.device import DeviceSegment
-from migration.kv.staging import Segment
+from migration.kv.staging import HostSegment
 from migration.ports import Transport
 from migration.run.slots import Slots
 from migration.transport.shared import SharedSlots
@@ -51,5 +51,5 @@ def make_slots(config: MigrationSettings) -> Slots:
     Raises:
         RuntimeError: they are to be in GPU memory, and there is none, or not enough.
     """
-    create = DeviceSegment.create if config.transport in ON_GPU else Segment.create
+    create = DeviceSegment.create if config.transport in ON_GPU else HostSegment.create
     return Slots(config.slots, config.slot_bytes, create)

@@ -41,7 +41,7 @@ _DECK = (*FaultKind, FaultKind.LEAVE, FaultKind.MOVE, FaultKind.MOVE, FaultKind.
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class PlannedFault:
     """One fault, `at_s` seconds after the start of the run; a stopped replica stays so for `lasts_s` seconds.
 
     `pick`, in [0, 1), selects the victim among the candidates at that time.
@@ -54,7 +54,7 @@ class Fault:
     path: str = "auto"
 
 
-def draw_faults(seed: object, span_s: float, every_s: float) -> tuple[Fault, ...]:
+def draw_faults(seed: object, span_s: float, every_s: float) -> tuple[PlannedFault, ...]:
     """Faults for `span_s` seconds, one every `every_s` seconds on average.
 
     Kinds are dealt from shuffled decks that contain every kind, so a run of a dozen faults has all of them.
@@ -63,7 +63,7 @@ def draw_faults(seed: object, span_s: float, every_s: float) -> tuple[Fault, ...
     return tuple(_draw(chance, span_s, every_s))
 
 
-def _draw(chance: random.Random, span_s: float, every_s: float) -> Iterator[Fault]:
+def _draw(chance: random.Random, span_s: float, every_s: float) -> Iterator[PlannedFault]:
     deck: list[FaultKind] = []
     at_s = 0.0
     while (at_s := at_s + every_s * chance.uniform(0.5, 1.5)) < span_s:
@@ -71,4 +71,4 @@ def _draw(chance: random.Random, span_s: float, every_s: float) -> Iterator[Faul
         kind = deck.pop()
         lasts_s = chance.uniform(*(HANG_S if kind is FaultKind.HANG else STALL_S))
         stands = kind in (FaultKind.STALL, FaultKind.HANG)
-        yield Fault(at_s, kind, chance.random(), lasts_s if stands else 0.0, chance.choice(PATHS))
+        yield PlannedFault(at_s, kind, chance.random(), lasts_s if stands else 0.0, chance.choice(PATHS))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from app.client.errors import ClientError
-from benchmarks.chaos.faults import ON_REPLICAS, ON_STREAMS, Fault, FaultKind
+from benchmarks.chaos.faults import ON_REPLICAS, ON_STREAMS, FaultKind, PlannedFault
 from benchmarks.chaos.processes import CONTROLLER, SCHEDULER, send
 from benchmarks.chaos.server import Server
 from benchmarks.chaos.watch import ClusterWatch
@@ -29,7 +29,7 @@ class InjectedFault:
     `migration` is the id of an accepted move.
     """
 
-    fault: Fault
+    fault: PlannedFault
     began_s: float = 0.0
     victim: str = ""
     hit: tuple[str, ...] = ()
@@ -49,7 +49,7 @@ class FaultInjector:
         self._watch = watch
         self._streams = streams
 
-    async def inject(self, fault: Fault) -> InjectedFault:
+    async def inject(self, fault: PlannedFault) -> InjectedFault:
         """Inject a fault; returns after its duration."""
         injected = InjectedFault(fault, asyncio.get_running_loop().time())
         try:
@@ -103,7 +103,7 @@ class FaultInjector:
         injected.outcome = ACCEPTED
 
 
-def _choose(victims: Sequence[Victim], fault: Fault) -> Victim | None:
+def _choose(victims: Sequence[Victim], fault: PlannedFault) -> Victim | None:
     return victims[int(fault.pick * len(victims))] if victims else None
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from app.client.errors import ClientError
 from benchmarks.chaos.answers import StreamedAnswer, StreamVerdict, judge
-from benchmarks.chaos.faults import LOSING, Fault
+from benchmarks.chaos.faults import LOSING, PlannedFault
 from benchmarks.chaos.injector import FaultInjector, InjectedFault, OpenStreams
 from benchmarks.chaos.offers import Offer, draw_prompt, undisturbed
 from benchmarks.chaos.server import Server, read_answer
@@ -53,7 +53,7 @@ class ChaosRun:
         self._answers: list[tuple[Offer, StreamedAnswer]] = []
         self._result = ChaosResult()
 
-    async def run(self, offers: Sequence[Offer], faults: Sequence[Fault]) -> ChaosResult:
+    async def run(self, offers: Sequence[Offer], faults: Sequence[PlannedFault]) -> ChaosResult:
         """Send requests and inject faults at their times; returns after the search for leaks.
 
         Raises:
@@ -96,7 +96,7 @@ class ChaosRun:
         del self._streams[label]
         self._progress(len(self._answers) - len(self._streams), len(self._streams), len(self._result.injected))
 
-    async def _inject(self, injector: FaultInjector, fault: Fault, started: float) -> None:
+    async def _inject(self, injector: FaultInjector, fault: PlannedFault, started: float) -> None:
         await _until(started + fault.at_s)
         self._result.injected.append(await injector.inject(fault))
         self._progress(len(self._answers) - len(self._streams), len(self._streams), len(self._result.injected))

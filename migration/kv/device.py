@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from migration.errors import TransferFailed
-from migration.kv.staging import DEVICE, HEADER, Segment
+from migration.kv.staging import DEVICE, HEADER, HostSegment
 from migration.ports import Slot
 
 _OUT_OF_MEMORY = 2
@@ -43,7 +43,7 @@ class DeviceSlot(Slot):
 class DeviceSegment:
     """A `Staging` in GPU memory. `create` and `open` use the current device of the calling thread."""
 
-    def __init__(self, path: str, headers: Segment, pointer: int, owned: bool) -> None:
+    def __init__(self, path: str, headers: HostSegment, pointer: int, owned: bool) -> None:
         import cupy
 
         self.path = path
@@ -76,7 +76,7 @@ class DeviceSegment:
             full = "; lower engine_kwargs.gpu_memory_utilization, migration.slots or migration.slot_mib"
             hint = full if error.status == _OUT_OF_MEMORY else ""
             raise RuntimeError(f"{size >> 20} MiB of GPU memory for staging slots: {error}{hint}") from error
-        headers = Segment.create(size)
+        headers = HostSegment.create(size)
         handle: bytes = runtime.ipcGetMemHandle(pointer)
         return cls(f"{DEVICE}{handle.hex()}:{headers.path}", headers, pointer, owned=True)
 
@@ -87,7 +87,7 @@ class DeviceSegment:
             import cupy
 
             handle, headers_path = path.removeprefix(DEVICE).split(":", 1)
-            headers = Segment.open(headers_path)
+            headers = HostSegment.open(headers_path)
         except (ImportError, ValueError) as error:
             raise TransferFailed(f"staging segment {path}: {error}") from error
         try:

@@ -61,7 +61,7 @@ class Staging(Protocol):
         ...
 
 
-class Segment:
+class HostSegment:
     """A segment in host memory. Other processes of this node open it by its `path`."""
 
     def __init__(self, fd: int, size: int, path: str) -> None:
@@ -159,7 +159,7 @@ class Segments:
 
 def _open(path: str) -> Staging:
     if not path.startswith(DEVICE):
-        return Segment.open(path)
+        return HostSegment.open(path)
     from migration.kv.device import DeviceSegment
 
     return DeviceSegment.open(path)

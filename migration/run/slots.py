@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from migration.errors import TransferTimeout
-from migration.kv.staging import HEADER, Segment, Staging
+from migration.kv.staging import HEADER, HostSegment, Staging
 from migration.ports import Slot
 from policies.causes import Cause
 
@@ -15,7 +15,7 @@ class Slots:
     `create` makes the segment; `DeviceSegment.create` makes one in GPU memory.
     """
 
-    def __init__(self, count: int, slot_bytes: int, create: Callable[[int], Staging] = Segment.create) -> None:
+    def __init__(self, count: int, slot_bytes: int, create: Callable[[int], Staging] = HostSegment.create) -> None:
         stride = HEADER + slot_bytes
         self._segment = create(count * stride)
         self._slots = tuple(self._segment.slot(i * stride, stride) for i in range(count))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.chaos.answers import StreamedAnswer, StreamVerdict, judge
-from benchmarks.chaos.faults import HANG_S, STALL_S, Fault, FaultKind, draw_faults
+from benchmarks.chaos.faults import HANG_S, STALL_S, FaultKind, PlannedFault, draw_faults
 from benchmarks.chaos.injector import NOTHING, InjectedFault
 from benchmarks.chaos.offers import Offer, draw_trace, make_offers, undisturbed
 from benchmarks.chaos.report import is_good, make_document, render
@@ -229,7 +229,7 @@ def result(*verdicts: StreamVerdict, leaks: tuple[str, ...] = ()) -> ChaosResult
         Judged(replace(OFFER, label=f"s{i}"), verdict, "why" if verdict is StreamVerdict.WRONG else "", WHOLE)
         for i, verdict in enumerate(verdicts)
     ]
-    kill, move = Fault(1.0, FaultKind.KILL, 0.5), Fault(2.0, FaultKind.MOVE, 0.5)
+    kill, move = PlannedFault(1.0, FaultKind.KILL, 0.5), PlannedFault(2.0, FaultKind.MOVE, 0.5)
     injected = [InjectedFault(kill, 1.0, "r1", ("s0", "s1"), "SIGKILL"), InjectedFault(move, hit=(), outcome=NOTHING)]
     return ChaosResult(judged, injected, list(leaks))
 

@@ -21,7 +21,7 @@ from app.replay.trace import TraceRequest
 from benchmarks import soak
 from benchmarks.chaos import run as running
 from benchmarks.chaos.answers import StreamVerdict
-from benchmarks.chaos.faults import Fault, FaultKind
+from benchmarks.chaos.faults import FaultKind, PlannedFault
 from benchmarks.chaos.forcing import Forcing, RoundShape, calculated
 from benchmarks.chaos.injector import NOTHING, FaultInjector, InjectedFault, OpenStreams
 from benchmarks.chaos.offers import Offer, make_offers, undisturbed
@@ -30,8 +30,8 @@ from benchmarks.chaos.run import ChaosResult, ChaosRun
 from benchmarks.chaos.watch import ClusterWatch
 
 OFFERS = make_offers([TraceRequest(i, 0.02 * i, 10 + i, 20) for i in range(4)], "made up")
-LEAVE = Fault(0.1, FaultKind.LEAVE, 0.0)
-MOVE = Fault(0.1, FaultKind.MOVE, 0.5)
+LEAVE = PlannedFault(0.1, FaultKind.LEAVE, 0.0)
+MOVE = PlannedFault(0.1, FaultKind.MOVE, 0.5)
 
 
 class MadeUp:
@@ -111,7 +111,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "PATIENCE_S", 5.0)
 
 
-async def run(server: MadeUp, *faults: Fault) -> ChaosResult:
+async def run(server: MadeUp, *faults: PlannedFault) -> ChaosResult:
     return await ChaosRun(server).run(OFFERS, faults)
 
 
@@ -159,7 +159,7 @@ async def test_slot_that_stays_leased_is_a_leak() -> None:
 
 
 async def test_fault_without_a_victim_is_not_injected() -> None:
-    result = await run(MadeUp(), Fault(2.0, FaultKind.MOVE, 0.5), Fault(0.0, FaultKind.SCHEDULER, 0.5))
+    result = await run(MadeUp(), PlannedFault(2.0, FaultKind.MOVE, 0.5), PlannedFault(0.0, FaultKind.SCHEDULER, 0.5))
     assert [injected.outcome for injected in result.injected] == [NOTHING, NOTHING]
 
 
@@ -180,7 +180,7 @@ async def inject_into_child(kind: FaultKind, pid: int, lasts_s: float = 0.0) -> 
     server.hosts["its request"] = "a"
     watch = ClusterWatch(server)
     await watch.look()
-    return await FaultInjector(server, watch, OpenStreams()).inject(Fault(0.0, kind, 0.0, lasts_s))
+    return await FaultInjector(server, watch, OpenStreams()).inject(PlannedFault(0.0, kind, 0.0, lasts_s))
 
 
 async def test_killed_replica_is_reported_with_its_streams() -> None:
@@ -210,7 +210,7 @@ async def test_dead_process_is_no_victim() -> None:
     with child() as pid:
         server.pid = pid
         await watch.look()
-    injected = await FaultInjector(server, watch, OpenStreams()).inject(Fault(0.0, FaultKind.KILL, 0.0))
+    injected = await FaultInjector(server, watch, OpenStreams()).inject(PlannedFault(0.0, FaultKind.KILL, 0.0))
     assert (injected.victim, injected.outcome) == ("", NOTHING)
 
 

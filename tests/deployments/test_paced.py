@@ -12,7 +12,7 @@ from deployments.engine.paced import PacedEngine
 from deployments.engine.port import EngineDead, InvalidRequest
 from deployments.engine.tokens import expected
 from migration.errors import BlocksGone, TransferFailed
-from migration.kv.staging import HEADER, Segment
+from migration.kv.staging import HEADER, HostSegment
 from migration.protocol.messages import PathRequest, SlotRef
 from migration.protocol.record import Outcome
 from migration.protocol.request import Sampling
@@ -280,13 +280,13 @@ async def test_reset_keeps_blocks_in_use() -> None:
 
 
 @pytest.fixture
-def segment() -> Iterator[Segment]:
-    with Segment.create(2 * (HEADER + SLOT_BYTES)) as staging:
+def segment() -> Iterator[HostSegment]:
+    with HostSegment.create(2 * (HEADER + SLOT_BYTES)) as staging:
         yield staging
 
 
 async def moved(
-    segment: Segment, source: Desk, target: Desk, context: tuple[int, ...], last: int, flip: int | None = None
+    segment: HostSegment, source: Desk, target: Desk, context: tuple[int, ...], last: int, flip: int | None = None
 ) -> None:
     """Copy blocks [0, last) of "r" to another engine, in two chunks; byte `flip` of the second chunk is changed."""
     for number, (first, until) in enumerate(((0, last // 2), (last // 2, last))):
@@ -306,7 +306,7 @@ async def half_done(source: Desk) -> tuple[int, ...]:
     return tuple(answer.tokens)
 
 
-async def test_moved_request_continues_without_prefill(segment: Segment) -> None:
+async def test_moved_request_continues_without_prefill(segment: HostSegment) -> None:
     source, target = await Desk.open(), await Desk.open()
     outputs = await half_done(source)
     await moved(segment, source, target, prompt(32) + outputs, 9)
@@ -319,7 +319,7 @@ async def test_moved_request_continues_without_prefill(segment: Segment) -> None
     await source.done()
 
 
-async def test_corrupted_blocks_change_the_output(segment: Segment) -> None:
+async def test_corrupted_blocks_change_the_output(segment: HostSegment) -> None:
     source, target = await Desk.open(), await Desk.open()
     outputs = await half_done(source)
     await moved(segment, source, target, prompt(32) + outputs, 9, flip=7)
@@ -330,7 +330,7 @@ async def test_corrupted_blocks_change_the_output(segment: Segment) -> None:
     await source.done()
 
 
-async def test_content_of_a_corrupted_block_moves_on(segment: Segment) -> None:
+async def test_content_of_a_corrupted_block_moves_on(segment: HostSegment) -> None:
     first, second, third = [await Desk.open() for _ in range(3)]
     outputs = await half_done(first)
     await moved(segment, first, second, prompt(32) + outputs, 9, flip=7)
@@ -343,7 +343,7 @@ async def test_content_of_a_corrupted_block_moves_on(segment: Segment) -> None:
     assert wrong.tokens == [*known[8:], *rest.tokens]
 
 
-async def test_blocks_after_a_gap_are_not_loaded(segment: Segment) -> None:
+async def test_blocks_after_a_gap_are_not_loaded(segment: HostSegment) -> None:
     source, target = await Desk.open(), await Desk.open()
     outputs = await half_done(source)
     slot, _ = await source.engine.gather("r", Blocks(2), Blocks(4), segment.path, 0)
@@ -352,7 +352,7 @@ async def test_blocks_after_a_gap_are_not_loaded(segment: Segment) -> None:
     await source.done()
 
 
-async def test_load_without_room_fails(segment: Segment) -> None:
+async def test_load_without_room_fails(segment: HostSegment) -> None:
     source, target = await Desk.open(), await Desk.open()
     outputs = await half_done(source)
     target.ask("other", prompt(60, 5), 4)
@@ -362,7 +362,7 @@ async def test_load_without_room_fails(segment: Segment) -> None:
     await asyncio.gather(source.done(), target.done())
 
 
-async def test_reused_slot_is_not_read(segment: Segment) -> None:
+async def test_reused_slot_is_not_read(segment: HostSegment) -> None:
     source, target = await Desk.open(), await Desk.open()
     outputs = await half_done(source)
     slot, _ = await source.engine.gather("r", Blocks(0), Blocks(4), segment.path, 0)
@@ -372,7 +372,7 @@ async def test_reused_slot_is_not_read(segment: Segment) -> None:
     await source.done()
 
 
-async def test_only_computed_blocks_can_be_gathered(segment: Segment) -> None:
+async def test_only_computed_blocks_can_be_gathered(segment: HostSegment) -> None:
     desk = await Desk.open()
     desk.ask("r", prompt(40), 4)
     desk.ask("waiting", prompt(40, 1), 1)
@@ -419,7 +419,7 @@ async def test_logprobs_equal_those_of_the_fake_engine() -> None:
 # --- ends -----------------------------------------------------------------------------------------------
 
 
-async def test_shutdown_fails_all_requests_and_loads(segment: Segment) -> None:
+async def test_shutdown_fails_all_requests_and_loads(segment: HostSegment) -> None:
     desk = await Desk.open()
     desk.ask("r", prompt(4), 10)
     loading = asyncio.create_task(_load_nothing(desk.engine, segment))
@@ -440,7 +440,7 @@ async def test_shutdown_fails_all_requests_and_loads(segment: Segment) -> None:
         await desk.engine.check_health()
 
 
-async def _load_nothing(engine: PacedEngine, segment: Segment) -> None:
+async def _load_nothing(engine: PacedEngine, segment: HostSegment) -> None:
     segment.stamp(0, 7)
     await engine.load(prompt(5), Blocks(0), Blocks(0), SlotRef(segment.path, 0, 7))
 

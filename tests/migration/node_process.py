@@ -74,7 +74,7 @@ class End:
         """
         from ray.util.collective.types import RecvOptions, SendOptions
 
-        from migration.kv.staging import Segment
+        from migration.kv.staging import HostSegment
         from migration.transport.collective import RECEIVER, SENDER, HostMemory
         from migration.transport.gloo_group import GlooPair
         from policies.model import Bytes
@@ -83,7 +83,7 @@ class End:
         to, of = SendOptions(), RecvOptions()
         to.dst_rank, of.src_rank = RECEIVER, SENDER
         pair = GlooPair(2, SENDER if sends else RECEIVER, name)
-        with Segment.create(mib * MIB) as segment:
+        with HostSegment.create(mib * MIB) as segment:
             slot = segment.slot(0, mib * MIB)
             slot.memory[:] = content(mib) if sends else bytes(mib * MIB)
             took_s = 0.0

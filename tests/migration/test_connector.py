@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from migration.kv.layout import CacheLayout
-from migration.kv.staging import HEADER, Segment
+from migration.kv.staging import HEADER, HostSegment
 from migration.protocol.messages import SlotRef
 
 pytestmark = pytest.mark.slow
@@ -344,12 +344,12 @@ def test_model_with_several_cache_groups_has_no_tables() -> None:
 
 
 @pytest.fixture
-def segment() -> Iterator[Segment]:
-    with Segment.create(1 << 16) as made:
+def segment() -> Iterator[HostSegment]:
+    with HostSegment.create(1 << 16) as made:
         yield made
 
 
-def make_worker(segment: Segment | None = None, staged: int = 3) -> tuple[Any, torch.Tensor]:
+def make_worker(segment: HostSegment | None = None, staged: int = 3) -> tuple[Any, torch.Tensor]:
     """A connector with an empty cache of one layer; block i of `segment`'s slot holds i + 1, under ticket 7."""
     connector, cache = make_connector(), torch.zeros(BLOCKS, 2, BLOCK, 3)
     connector.register_kv_caches({"layer": cache})
@@ -369,7 +369,7 @@ def step(connector: Any, *, changes: Sequence[Any] = (), gone: Sequence[str] = (
     connector.clear_connector_metadata()
 
 
-def load(segment: Segment, *blocks: int, skip: int = 0, staged: int = 3, ticket: int = 7) -> Any:
+def load(segment: HostSegment, *blocks: int, skip: int = 0, staged: int = 3, ticket: int = 7) -> Any:
     from migration.kv.connector import BlockLoad, StagedBlocks
 
     return BlockLoad(StagedBlocks(0, staged, SlotRef(segment.path, 0, ticket)), skip, list(blocks))
@@ -399,7 +399,7 @@ def test_request_preempted_and_resumed_in_one_step_has_its_new_table() -> None:
     assert connector.tables["r.0"].blocks == [9]
 
 
-def test_staged_blocks_are_loaded(segment: Segment) -> None:
+def test_staged_blocks_are_loaded(segment: HostSegment) -> None:
     connector, cache = make_worker(segment)
     step(connector, loads=[load(segment, 9, 4, skip=1)])
     assert held(cache) == {9: 2.0, 4: 3.0}
@@ -416,7 +416,7 @@ def test_staged_blocks_are_loaded(segment: Segment) -> None:
     ],
     ids=["with another ticket", "longer than the segment", "beyond the staged blocks", "into blocks that do not exist"],
 )
-def test_failed_load_is_reported_once_and_raises_nothing(segment: Segment, knobs: Any, blocks: list[int]) -> None:
+def test_failed_load_is_reported_once_and_raises_nothing(segment: HostSegment, knobs: Any, blocks: list[int]) -> None:
     connector, cache = make_worker(segment)
     step(connector, loads=[load(segment, *blocks, **knobs)])
     assert connector.get_block_ids_with_load_errors() == set(blocks)
@@ -425,7 +425,7 @@ def test_failed_load_is_reported_once_and_raises_nothing(segment: Segment, knobs
 
 
 @pytest.mark.parametrize(("ticket", "reverted"), [(7, False), (8, True)], ids=["loaded", "failed"])
-def test_step_after_a_failed_load_reverts_random_draws(segment: Segment, ticket: int, reverted: bool) -> None:
+def test_step_after_a_failed_load_reverts_random_draws(segment: HostSegment, ticket: int, reverted: bool) -> None:
     """vLLM discards the samples of the step in which the load failed."""
     from migration.kv.history import SeededGenerator
 
@@ -449,7 +449,7 @@ def test_load_from_a_dead_process_is_reported_as_failed() -> None:
     assert connector.get_block_ids_with_load_errors() == {2}
 
 
-def test_load_outside_the_segment_is_reported_as_failed(segment: Segment) -> None:
+def test_load_outside_the_segment_is_reported_as_failed(segment: HostSegment) -> None:
     from migration.kv.connector import BlockLoad, StagedBlocks
 
     connector, _ = make_worker(segment)
@@ -457,7 +457,7 @@ def test_load_outside_the_segment_is_reported_as_failed(segment: Segment) -> Non
     assert connector.get_block_ids_with_load_errors() == {2}
 
 
-def test_failed_load_does_not_stop_the_others(segment: Segment) -> None:
+def test_failed_load_does_not_stop_the_others(segment: HostSegment) -> None:
     connector, cache = make_worker(segment)
     step(connector, loads=[load(segment, 1, ticket=8), load(segment, 2)])
     assert held(cache) == {2: 1.0} and connector.get_block_ids_with_load_errors() == {1}
@@ -469,7 +469,7 @@ def test_failed_load_does_not_stop_the_others(segment: Segment) -> None:
     ids=["several groups", "no block dimension"],
 )
 def test_unsupported_cache_has_a_reason_and_its_loads_fail(
-    groups: int, shape: tuple[int, ...], reason: str, segment: Segment
+    groups: int, shape: tuple[int, ...], reason: str, segment: HostSegment
 ) -> None:
     connector = make_connector(groups)
     connector.register_kv_caches({"layer": torch.zeros(shape)})

@@ -8,7 +8,7 @@ import torch
 
 from migration.errors import TransferFailed
 from migration.kv.layout import CacheLayout
-from migration.kv.staging import HEADER, Segment, Segments
+from migration.kv.staging import HEADER, HostSegment, Segments
 from migration.protocol.messages import SlotRef
 from tests.migration.test_connector import BLOCK, BLOCKS, change, make_connector, make_worker, step
 
@@ -16,8 +16,8 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def segment() -> Iterator[Segment]:
-    with Segment.create(1 << 16) as made:
+def segment() -> Iterator[HostSegment]:
+    with HostSegment.create(1 << 16) as made:
         yield made
 
 
@@ -45,7 +45,7 @@ def make_extension(group: dict[str, Any], computed: int = 10) -> tuple[Any, torc
     return worker, cache
 
 
-def test_full_blocks_are_gathered_in_context_order(group: dict[str, Any], segment: Segment) -> None:
+def test_full_blocks_are_gathered_in_context_order(group: dict[str, Any], segment: HostSegment) -> None:
     extension, cache = make_extension(group)
     answer = extension.mell_gather("r.0", 0, 2, segment.path, 128)
     payload = Segments().payload(SlotRef(segment.path, 128, answer["ticket"]), answer["bytes"] - HEADER)
@@ -54,7 +54,7 @@ def test_full_blocks_are_gathered_in_context_order(group: dict[str, Any], segmen
     assert torch.equal(target[0], cache[5]) and torch.equal(target[1], cache[9])
 
 
-def test_every_gather_has_a_new_ticket(group: dict[str, Any], segment: Segment) -> None:
+def test_every_gather_has_a_new_ticket(group: dict[str, Any], segment: HostSegment) -> None:
     extension, _ = make_extension(group)
     tickets = {extension.mell_gather("r.0", 0, 1, segment.path, 0)["ticket"] for _ in range(8)}
     assert len(tickets) == 8 and 0 not in tickets
@@ -71,20 +71,20 @@ def test_every_gather_has_a_new_ticket(group: dict[str, Any], segment: Segment) 
     ids=["a block that is not full", "no block", "a range that runs backwards", "a slot outside the segment"],
 )
 def test_gather_returns_an_error_for(
-    group: dict[str, Any], segment: Segment, key: str, first: int, last: int, offset: int, error: str
+    group: dict[str, Any], segment: HostSegment, key: str, first: int, last: int, offset: int, error: str
 ) -> None:
     extension, _ = make_extension(group)
     answer = extension.mell_gather(key, first, last, segment.path, offset)
     assert error in answer["error"] and "gone" not in answer
 
 
-def test_gather_of_a_request_without_blocks_is_gone(group: dict[str, Any], segment: Segment) -> None:
+def test_gather_of_a_request_without_blocks_is_gone(group: dict[str, Any], segment: HostSegment) -> None:
     extension, _ = make_extension(group)
     answer = extension.mell_gather("r.1", 0, 1, segment.path, 0)
     assert answer["gone"] is True and "holds no blocks" in answer["error"]
 
 
-def test_table_shorter_than_its_tokens_is_an_error(group: dict[str, Any], segment: Segment) -> None:
+def test_table_shorter_than_its_tokens_is_an_error(group: dict[str, Any], segment: HostSegment) -> None:
     extension, _ = make_extension(group, computed=4 * BLOCK)
     assert "are not 1 blocks" in extension.mell_gather("r.0", 2, 4, segment.path, 0)["error"]
 
@@ -94,7 +94,7 @@ def test_segment_of_a_dead_process_is_an_error(group: dict[str, Any]) -> None:
     assert "staging segment" in extension.mell_gather("r.0", 0, 1, "/proc/1/fd/999999", 0)["error"]
 
 
-def test_failed_gather_leaves_no_valid_ticket(group: dict[str, Any], segment: Segment) -> None:
+def test_failed_gather_leaves_no_valid_ticket(group: dict[str, Any], segment: HostSegment) -> None:
     extension, _ = make_extension(group)
     extension.mell_gather("r.0", 0, 1, segment.path, 0)
     group["connector"].tables["r.0"].blocks[0] = BLOCKS
@@ -103,7 +103,7 @@ def test_failed_gather_leaves_no_valid_ticket(group: dict[str, Any], segment: Se
 
 
 def test_any_other_exception_is_an_error(
-    group: dict[str, Any], segment: Segment, monkeypatch: pytest.MonkeyPatch
+    group: dict[str, Any], segment: HostSegment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For example, a copy on a GPU that runs out of memory."""
     extension, _ = make_extension(group)
@@ -112,7 +112,7 @@ def test_any_other_exception_is_an_error(
     assert "no room" in answer["error"] and segment.ticket(0) == 0
 
 
-def test_engine_without_the_connector_is_an_error(group: dict[str, Any], segment: Segment) -> None:
+def test_engine_without_the_connector_is_an_error(group: dict[str, Any], segment: HostSegment) -> None:
     extension, _ = make_extension(group)
     group["connector"] = None
     assert "without Mell's KV connector" in extension.mell_gather("r.0", 0, 1, segment.path, 0)["error"]
@@ -127,7 +127,7 @@ def test_cache_is_described(group: dict[str, Any]) -> None:
     assert (told["num_blocks"], told["unsupported"]) == (BLOCKS, None)
 
 
-def test_unsupported_cache_is_described_with_the_reason(group: dict[str, Any], segment: Segment) -> None:
+def test_unsupported_cache_is_described_with_the_reason(group: dict[str, Any], segment: HostSegment) -> None:
     extension, _ = make_extension(group)
     group["connector"] = make_connector(groups=2)
     group["connector"].register_kv_caches({})
