@@ -18,28 +18,31 @@ Schema = Mapping[str, Any]
 PAGE = Path(__file__).parents[1] / "api.md"
 
 CODES = {
-    "invalid_json": (400, "the body is not JSON, or not in UTF-8"),
+    "invalid_json": (400, "the body is not JSON in UTF-8"),
     "invalid_body": (400, "the body is not an object"),
-    "invalid_value": (400, "`param` has a wrong value, or does not go with the others"),
-    "unknown_parameter": (400, "there is no `param`: what is not known is refused, never ignored"),
-    "unsupported_parameter": (400, "`param` is known, but not served with this value"),
-    "context_length_exceeded": (400, "prompt, or prompt and answer, are too long"),
+    "invalid_value": (400, "`param` has an invalid value, or contradicts other members"),
+    "unknown_parameter": (400, "`param` does not exist: unknown members are refused, never ignored"),
+    "unsupported_parameter": (400, "this value of `param` is not supported"),
+    "context_length_exceeded": (400, "the prompt, or prompt and answer, is too long"),
     "no_chat_template": (400, "the model has no chat template"),
-    "invalid_api_key": (401, "the key is missing or not valid"),
+    "invalid_api_key": (401, "the key is missing or invalid"),
     "model_not_found": (404, "another model is served"),
     "request_too_large": (413, "the body is too large"),
-    "rate_limit_exceeded": (429, "the API key's limits are reached; `Retry-After` says when to try again"),
-    "tool_parser_failed": (500, "vLLM's parser of calls failed"),
-    "saturated": (503, "`ingress.max_requests` are being answered; `Retry-After` says when to try again"),
-    "unavailable": (503, "no replica takes the request"),
-    "timeout": (504, "the request took too long; 408 with this code: its body did"),
+    "rate_limit_exceeded": (
+        429,
+        "a limit of the API key is reached; `Retry-After` is the time until it allows the request",
+    ),
+    "tool_parser_failed": (500, "vLLM's tool-call parser failed"),
+    "saturated": (503, "`ingress.max_requests` requests are running; try again after `Retry-After`"),
+    "unavailable": (503, "no replica accepts the request"),
+    "timeout": (504, "the request exceeded its time limit; 408 with this code: its body did"),
 }
-"""What `code` says, and with which status."""
+"""Status and meaning of each `code`."""
 
 TIED = {
     Tie.SEEDED: "`seed` with a `temperature` above 0, on GPUs with vLLM's older model runner",
     Tie.REASONING: "`response_format`, `structured_outputs` or calls "
-    "that must be made, where `engine_kwargs` has a reasoning parser",
+    "that must be made, if `engine_kwargs` has a reasoning parser",
 }
 """The requests that an engine cannot continue exactly."""
 
@@ -49,40 +52,39 @@ _INTRO = """\
 <!-- Made by `python -m docs.make`; edit
      `app/ingress/openai/description/operations.py` and the request models. -->
 
-The same as a document of OpenAPI 3.1, for programs: `GET /openapi.json`.
+`GET /openapi.json` is the same as an OpenAPI 3.1 document.
 
-**Keys.** Where keys are wanted, add `-H "Authorization: Bearer $KEY"` to the examples. An API key does not open
+**Keys.** If keys are configured, add `-H "Authorization: Bearer $KEY"` to the examples. An API key does not open
 `/mell`, and `ingress.admin_key` opens nothing else ([operations.md](operations.md)).
 
 **Bodies** are JSON in UTF-8, with `Content-Type: application/json` or none. Values are not converted between types:
-`"5"` is not a number, `1` not `true`. Unknown members are refused. NaN and infinity are no numbers.
+`"5"` is not a number, `1` is not `true`. Unknown members, NaN and infinity are refused.
 
-**Streams.** With `stream`, the answer is a stream of server-sent events: `data: ` and a chunk for every engine step, at
-last `data: [DONE]`. An error after the beginning is an event, `data: ` and an [Error](#error), before the last one.
+**Streams.** With `stream`, the answer is a stream of server-sent events: `data: ` and a chunk for every engine step,
+then `data: [DONE]`. An error after the first event is an event, `data: ` and an [Error](#error), before the last one.
 
 **X-Request-Id** on a completion or a chat is a label, not an address: up to 128 characters of `A-Za-z0-9._:/@+=-`,
-others are dropped. It shows in state, migrations and logs, comes back on the response, and a move may name it if only
-one running request has it.
+others are dropped. State, migrations, logs and the response contain it, and an order to move may name it if only one
+running request has it.
 """
 
 _MOVES = """\
-## What cannot be moved
+## Immovable requests
 
-A request can be moved when another engine continues it exactly, or, drawn at random without a seed, in distribution.
-These cannot. `/mell/state` shows why as `immovable_reason`, an order to move them gets 422, and if their replica dies
-after the first token, the answer ends with 503.
+A request is movable if another engine continues it exactly or, for sampling without a seed, in distribution. The
+requests below are not: `/mell/state` gives the reason as `immovable_reason`, an order to move them gets 422, and if
+their replica dies after the first token, the answer ends with 503.
 
 | Request | `immovable_reason` |
 |---|---|
 """
 _NOT_NOW = """
-An order gets 422 for any request, too, while it is moving already, when it is on `target` already, and when no other
-replica runs.
+An order for a movable request gets 422 if it is already moving or already on `target`, or if no other replica runs.
 """
 _ACCESS = {
-    Access.ANYBODY: "Open to anybody.",
-    Access.CLIENT: "Wants an API key where there are any.",
-    Access.OPERATOR: "Wants the admin key; without one, it is open to loopback only.",
+    Access.ANYBODY: "Open to every client.",
+    Access.CLIENT: "Needs an API key, if keys are configured.",
+    Access.OPERATOR: "Needs the admin key; without one, it is open on loopback only.",
 }
 _WORDS = {
     "string": "text",
@@ -144,7 +146,7 @@ def _errors() -> list[str]:
     return [
         "## Errors",
         "",
-        "Every error is an [Error](#error), `param` names what is wrong, and `code` is for programs.",
+        "Every error is an [Error](#error); `param` is the path of the invalid member, and `code` is for programs.",
         "",
         *("| Status | Meaning |", "|---|---|", *rows),
         "",
@@ -197,10 +199,10 @@ def _table(schema: Schema, default: str) -> list[str]:
     for name, member in members:
         meaning = member.get("description", "")
         if default:
-            told = ["required" if name in required else f"`{json.dumps(member['default'])}`"]
+            cells = ["required" if name in required else f"`{json.dumps(member['default'])}`"]
         else:
-            told, meaning = [], meaning if name in required else f"{meaning} May be missing.".strip()
-        rows.append([f"`{name}`", _type(member), *told, meaning])
+            cells, meaning = [], meaning if name in required else f"{meaning} May be missing.".strip()
+        rows.append([f"`{name}`", _type(member), *cells, meaning])
     return [f"| {' | '.join(row)} |" for row in rows]
 
 
@@ -208,8 +210,8 @@ def _type(schema: Schema) -> str:
     """A type in words, with its limits."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
-        meant = document()["components"]["schemas"][name]
-        return f"[{name}](#{name.lower()})" if "properties" in meant else _type(meant)
+        target = document()["components"]["schemas"][name]
+        return f"[{name}](#{name.lower()})" if "properties" in target else _type(target)
     if "anyOf" in schema:
         return " or ".join(map(_type, schema["anyOf"]))
     if values := schema.get("enum", [schema["const"]] if "const" in schema else []):
@@ -219,8 +221,8 @@ def _type(schema: Schema) -> str:
         words += f" of {_type(schema['items'])}"
     if isinstance(members := schema.get("additionalProperties"), Mapping):
         words += f" of {_type(members)}"
-    told = [text.format(_number(schema[bound])) for bound, text in _BOUNDS.items() if bound in schema]
-    bounds = ["not empty" if bound in _NOT_EMPTY else bound for bound in told]
+    limits = [text.format(_number(schema[bound])) for bound, text in _BOUNDS.items() if bound in schema]
+    bounds = ["not empty" if bound in _NOT_EMPTY else bound for bound in limits]
     return f"{words} ({', '.join(bounds)})" if bounds else words
 
 

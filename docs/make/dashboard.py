@@ -20,7 +20,7 @@ class Panel:
     title: str
     unit: str
     queries: tuple[tuple[str, str], ...]
-    told: str = ""
+    description: str = ""
     kind: str = "timeseries"
     stacked: bool = False
 
@@ -38,7 +38,7 @@ def quantiles(histogram: str, by: str = "") -> tuple[tuple[str, str], ...]:
 
 
 def mean(histogram: str, by: str) -> str:
-    """The mean of what a histogram observed."""
+    """The mean of a histogram's observations."""
     return f"{per_s(f'{histogram}_sum', by)} / {per_s(f'{histogram}_count', by)}"
 
 
@@ -48,43 +48,43 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "Replicas",
             "short",
             (("sum by (state) (mell_replicas)", "{{state}}"), ("sum(mell_replicas_wanted)", "wanted")),
-            "Engine replicas by state, and how many there are to be by the scheduler's word.",
+            "Engine replicas by state, and the number wanted by the scheduler.",
         ),
         Panel(
             "KV cache in use",
             "percentunit",
             (("vllm:kv_cache_usage_perc", "{{replica}}"), ("avg(vllm:kv_cache_usage_perc)", "mean")),
-            "Share of each replica's KV blocks that is in use, as vLLM counts.",
+            "Share of each replica's KV blocks in use, by vLLM's count.",
         ),
         Panel(
             "Time to free a replica",
             "s",
             quantiles("mell_time_to_free_replica_seconds"),
-            "From the decision to empty it until Serve lists it no more.",
+            "From the decision to close a replica until it has left Serve's list.",
         ),
         Panel(
             "GPU-hours",
             "h",
-            ((f"sum(increase(mell_gpu_seconds_total[{RANGE}])) / 3600", "in the time shown"),),
-            "Time times replicas. With several GPUs per replica multiply by them.",
+            ((f"sum(increase(mell_gpu_seconds_total[{RANGE}])) / 3600", "in the shown period"),),
+            "Replica-hours; multiply by the number of GPUs per replica.",
             "stat",
         ),
     ),
     "Requests": (
         Panel("Time to first token", "s", quantiles("mell_request_ttft_seconds")),
-        Panel("Between tokens", "s", quantiles("mell_request_itl_seconds"), "Pauses of migrations are in it."),
+        Panel("Between tokens", "s", quantiles("mell_request_itl_seconds"), "Includes pauses of migrations."),
         Panel("Ended, by outcome", "reqps", ((per_s("mell_requests_total", "outcome"), "{{outcome}}"),), stacked=True),
         Panel(
             "Lost requests",
             "short",
-            ((f"sum(increase(mell_requests_lost_total[{RANGE}]))", "in the time shown"),),
-            "Requests under way that could not be continued elsewhere. The target is 0.",
+            ((f"sum(increase(mell_requests_lost_total[{RANGE}]))", "in the shown period"),),
+            "Running requests that could not continue on another replica. The target is 0.",
             "stat",
         ),
     ),
     "Load": (
         Panel(
-            "Requests under way",
+            "Running requests",
             "short",
             (
                 ("sum(mell_requests_running)", "at the ingresses"),
@@ -107,14 +107,14 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "Migrations",
             "ops",
             ((per_s("mell_migrations_total", "path, reason, outcome"), "{{path}} {{reason}} {{outcome}}"),),
-            "Migrations that ended, and resubmissions after a death (replica lost).",
+            "Ended migrations, and resubmissions after the death of a replica (replica lost).",
             stacked=True,
         ),
         Panel(
             "Pause",
             "s",
             quantiles("mell_migration_pause_seconds", "path"),
-            "Of committed migrations, from the freeze to the target's confirmation.",
+            "Pauses of committed migrations, from the freeze to the target's confirmation.",
         ),
         Panel(
             "Predicted and actual",
@@ -131,18 +131,18 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel(
             "Replicas",
             "short",
-            (("sum(mell_replicas)", "exist"), ("sum(mell_dry_run_replicas_needed)", "would be needed")),
+            (("sum(mell_replicas)", "now"), ("sum(mell_dry_run_replicas_needed)", "needed in mode act")),
         ),
         Panel(
             "GPUs saved",
             "short",
-            ((f"{per_s('mell_gpu_seconds_total')} - {per_s('mell_dry_run_gpu_seconds_total')}", "would be saved"),),
-            "The mean number of replicas that acting would save. Below zero it would take more.",
+            ((f"{per_s('mell_gpu_seconds_total')} - {per_s('mell_dry_run_gpu_seconds_total')}", "saved in mode act"),),
+            "Mean number of replicas that mode act would save; negative if it would need more.",
         ),
         Panel(
             "Moves",
             "ops",
-            ((per_s("mell_dry_run_moves_total"), "there would be"),),
+            ((per_s("mell_dry_run_moves_total"), "in mode act"),),
         ),
         Panel(
             "KV and tokens of moves",
@@ -151,9 +151,9 @@ ROWS: dict[str, tuple[Panel, ...]] = {
                 (per_s("mell_dry_run_moved_bytes_total"), "bytes per s"),
                 (per_s("mell_dry_run_moved_tokens_total"), "tokens per s"),
             ),
-            "As if every move sent all of its KV.",
+            "Upper bound: every move sends all of its KV.",
         ),
-        Panel("Would wait for a place", "short", (("sum(mell_dry_run_requests_waiting)", "requests"),)),
+        Panel("Requests without a place in mode act", "short", (("sum(mell_dry_run_requests_waiting)", "requests"),)),
     ),
     "Processes": (
         Panel(
@@ -205,7 +205,7 @@ def _drawn(panel: Panel) -> dict[str, Any]:
     return {
         "type": panel.kind,
         "title": panel.title,
-        "description": panel.told,
+        "description": panel.description,
         "datasource": SOURCE,
         "fieldConfig": {"defaults": {"unit": panel.unit, "custom": custom}, "overrides": []},
         "targets": [
