@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,17 @@ def page() -> str:
 def test_page_has_every_section(page: str) -> None:
     titles = re.findall(r"^## (\d+)\. (.+)$", page, re.MULTILINE)
     assert titles == [(str(number), section.title) for number, section in enumerate(SECTIONS, 1)]
+
+
+def shape(page: str) -> list[str]:
+    """Headings and headers of tables, in order."""
+    lines = page.splitlines()
+    return [line for line, after in pairwise(lines) if line.startswith("#") or after.startswith("| ---")]
+
+
+def test_the_page_in_docs_has_the_shape_that_is_generated(page: str) -> None:
+    kept = (Path(__file__).parents[3] / "docs" / "evaluation.md").read_text()
+    assert shape(kept) == shape(page), "edit both alike, or run: make figures"
 
 
 def test_page_has_no_missing_values(page: str) -> None:
