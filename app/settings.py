@@ -130,6 +130,12 @@ class IngressSettings(SettingsSection):
     lease_s: float = Field(
         10.0, gt=0, description="Time after which replicas end the requests of an ingress that does not read them."
     )
+    replica_silence_s: float = Field(
+        10.0,
+        ge=2,
+        description="Time without a word from a replica after which its requests continue elsewhere; a living replica "
+        "sends one every second.",
+    )
     max_prompt_tokens: int | None = Field(
         None, ge=1, description="Longest prompt, in tokens; null: the model's context."
     )

@@ -29,9 +29,6 @@ from policies.model import ClusterState, ReplicaId, RequestId
 
 log = logging.getLogger("ray.serve")
 
-SILENCE_S = 10.0
-"""A replica without an event for so long has stopped or is cut off; a living one sends at least empty batches."""
-
 _TELL_S = 5.0
 
 Api = TypeVar("Api")
@@ -40,12 +37,13 @@ R = TypeVar("R")
 
 
 class ReplicaCalls:
-    """Calls to one replica."""
+    """Calls to one replica. A stream without an item for `silence_s` seconds is broken."""
 
-    def __init__(self, handles: ReplicaHandles, replica: ReplicaId, routed: bool) -> None:
+    def __init__(self, handles: ReplicaHandles, replica: ReplicaId, routed: bool, silence_s: float) -> None:
         self._handles = handles
         self._replica = replica
         self._routed = routed
+        self._silence_s = silence_s
 
     async def call(
         self, method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], *args: P.args, **kwargs: P.kwargs
@@ -58,8 +56,8 @@ class ReplicaCalls:
     def stream(
         self, method: Callable[Concatenate[Any, P], AsyncIterator[R]], *args: P.args, **kwargs: P.kwargs
     ) -> AsyncIterator[R]:
-        """Iterate over what the replica's generator of that name gives. Raises PeerLost after `SILENCE_S` without."""
-        return self._handles.stream(self._replica, method.__name__, *args, silence_s=SILENCE_S, **kwargs)
+        """Iterate over what the replica's generator of that name gives. Raises PeerLost when the stream breaks."""
+        return self._handles.stream(self._replica, method.__name__, *args, silence_s=self._silence_s, **kwargs)
 
 
 class EngineStub:
@@ -145,24 +143,29 @@ class IngressStub:
 
 
 class ServeReplicas(Generic[Api]):
-    """Implements `Replicas` for a deployment; `stub` makes a replica's stub."""
+    """Implements `Replicas` for a deployment; `stub` makes a replica's stub.
 
-    def __init__(self, handles: ReplicaHandles, stub: Callable[[ReplicaCalls], Api]) -> None:
+    A replica without an event for `silence_s` seconds has stopped or is cut off; a living one sends at least empty
+    batches.
+    """
+
+    def __init__(self, handles: ReplicaHandles, stub: Callable[[ReplicaCalls], Api], silence_s: float = 10.0) -> None:
         self._handles = handles
         self._stub = stub
+        self._silence_s = silence_s
 
     def at(self, replica: ReplicaId, routed: bool = True) -> Api:
         """See `Replicas.at`."""
-        return self._stub(ReplicaCalls(self._handles, replica, routed))
+        return self._stub(ReplicaCalls(self._handles, replica, routed, self._silence_s))
 
     def forget(self, replica: ReplicaId) -> None:
         """See `Replicas.forget`."""
         self._handles.forget(replica)
 
 
-def engines(app: str) -> ServeReplicas[EngineStub]:
+def engines(app: str, silence_s: float = 10.0) -> ServeReplicas[EngineStub]:
     """The engine replicas of an application."""
-    return ServeReplicas(ReplicaHandles("Engine", app), EngineStub)
+    return ServeReplicas(ReplicaHandles("Engine", app), EngineStub, silence_s)
 
 
 def ingresses(app: str) -> ServeReplicas[IngressStub]:

@@ -73,7 +73,7 @@ class IngressBackend:
         self._scheduler = ServeSchedulerClient(topology.app)
         self._membership = ServeMembership("Engine", topology.app, f"ingress-{self.id}", self._changed)
         self._ingresses = ServeMembership("Ingress", topology.app, f"ingresses-{self.id}")
-        replicas = engines(topology.app)
+        replicas = engines(topology.app, config.replica_silence_s)
         self._metrics = MetricsCollector(
             (ReplicaId(self.id), self.own_metrics),
             self._scheduler,

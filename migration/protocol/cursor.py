@@ -25,17 +25,15 @@ class GapError(MigrationError):
 class Cursor:
     """Reassembles one request's output from the deltas of every replica it lived on.
 
-    `target` is the replica that the newest `Moved` named, None before the first. `logprobs` are those of the newest
-    tokens, one each, until the reader takes them from the left; none if the request does not ask for them.
+    `logprobs` are those of the newest tokens, one each, until the reader takes them from the left; none if the request
+    does not ask for them.
     """
 
     hop: int = 0
     tokens: list[int] = field(default_factory=list)
     finish: str | None = None
-    target: str | None = None
     logprobs: deque[bytes] = field(default_factory=deque)
     _early: list[Delta] = field(default_factory=list)
-    _early_moves: list[Moved] = field(default_factory=list)
 
     @property
     def next_index(self) -> int:
@@ -66,19 +64,13 @@ class Cursor:
     def moved(self, moved: Moved) -> tuple[int, ...]:
         """The host handed over: follow the new hop, and return the tokens that had come early.
 
-        The next host may have handed over in its turn, and may have been read first: `target` is then the last.
-
         Raises:
             GapError: the old host's last tokens are missing. The cursor is unchanged.
         """
-        if self.finish is not None or moved.hop < self.hop:
-            return ()
-        if moved.hop > self.hop:
-            self._early_moves.append(moved)
+        if self.finish is not None or moved.hop != self.hop:
             return ()
         if moved.index > self.next_index:
             raise GapError(f"token {self.next_index} is missing before hop {moved.next_hop}")
-        self.target = moved.target
         return self.advance(moved.next_hop)
 
     def advance(self, hop: int) -> tuple[int, ...]:
@@ -90,11 +82,8 @@ class Cursor:
             raise ValueError(f"hop must rise: {hop} after {self.hop}")
         self.hop = hop
         early, self._early = self._early, []
-        moves, self._early_moves = self._early_moves, []
         before = self.next_index
         with suppress(GapError):
             for delta in early:
                 self.feed(delta)
-            for moved in moves:
-                self.moved(moved)
         return tuple(self.tokens[before:])

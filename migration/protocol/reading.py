@@ -240,14 +240,14 @@ class Reader:
         return self._feed(event, speaker=replica)
 
     def _moved(self, word: Moved) -> list[Action]:
-        """The host let go. Its successor may have done so in its turn, and may have been read first."""
+        """The host let go. Its successor may have done so in its turn, and may have been read first: that follows."""
         index = self.cursor.next_index
         try:
             fresh = self.cursor.moved(word)
         except GapError:
             return self.out_of_step()
         self.touched.discard(self.host)
-        self._next = ReplicaId(self.cursor.target or "")
+        self._next = ReplicaId(word.target)
         return [*self._feed(ReaderEvent.MOVED, index=index), *self._outputs(index, fresh), *self._replay()]
 
     def _replay(self) -> list[Action]:

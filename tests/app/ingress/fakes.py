@@ -44,6 +44,7 @@ from tests.deployments.fake_engine import FakeEngine
 from tests.deployments.fakes import FakeMembership
 from tests.migration import world
 from tests.migration.world import INGRESS, spec
+from tests.virtual_time import now
 
 LIMITS = Limits(prepare_s=0.3, copy_s=0.3, final_s=0.3, adopt_s=0.3, copy=CopyLimits())
 MAX_CONTEXT = 1024
@@ -354,7 +355,7 @@ def make_service(
     scheduler = Scheduler(order or names, lambda: members.running)
     placer = Placer(scheduler, members, place_timeout_s)
     service = Service(
-        replicas, wires, scheduler, placer, Streams(INGRESS, wires, placer, scheduler, no_replica_timeout_s)
+        replicas, wires, scheduler, placer, Streams(INGRESS, wires, placer, scheduler, no_replica_timeout_s, clock=now)
     )
     service.members = members
     members.become(*names)

@@ -17,6 +17,8 @@ from tests.app.ingress.fakes import eventually, make_service, output
 from tests.app.ingress.streaming import KV, LONG, SLOW_S, TOKENS, served, whole
 from tests.migration.world import INGRESS, spec
 
+pytestmark = pytest.mark.virtual_time
+
 # --- no harm ------------------------------------------------------------------------------------------
 
 

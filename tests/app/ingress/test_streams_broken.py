@@ -10,6 +10,8 @@ from tests.app.ingress.fakes import Service, eventually, make_service, output
 from tests.app.ingress.streaming import LONG, served, whole
 from tests.migration.world import spec
 
+pytestmark = pytest.mark.virtual_time
+
 
 @pytest.mark.parametrize("after", [0, 1, 30])
 async def test_a_broken_stream_is_opened_again_without_loss_or_duplicate(after: int) -> None:

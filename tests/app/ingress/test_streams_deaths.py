@@ -13,6 +13,8 @@ from tests.app.ingress.fakes import eventually, make_service, output
 from tests.app.ingress.streaming import KV, LONG, TOKENS, served, whole
 from tests.migration.world import spec
 
+pytestmark = pytest.mark.virtual_time
+
 
 @pytest.mark.parametrize("after", [0, 1, 30, 59])
 async def test_a_request_survives_its_replica(after: int) -> None:
@@ -153,7 +155,7 @@ async def test_source_and_target_die_amid_a_move() -> None:
 
 async def test_the_source_dies_after_a_move_was_given_up() -> None:
     """The target has dropped what it had adopted: it must not be taken for the host."""
-    service, request = make_service("abc", order="acb"), spec(tokens=LONG)
+    service, request = make_service("abc", order="acb"), spec(tokens=900)
     service.replica("b").faults["adopted"] = "silent"
     async with service.streams.open(request) as conversation:
         await service.reading(conversation, 10)

@@ -10,6 +10,8 @@ from tests.app.ingress.fakes import make_service, output
 from tests.app.ingress.streaming import LONG, served, whole
 from tests.migration.world import spec
 
+pytestmark = pytest.mark.virtual_time
+
 
 async def test_a_replica_that_refuses_is_passed_over() -> None:
     service, request = make_service(), spec()

@@ -6,8 +6,6 @@ from typing import Any
 import pytest
 
 from migration.errors import TransferFailed
-from migration.protocol.cursor import Cursor
-from migration.protocol.request import Delta, Moved
 from policies.model import RequestId
 from tests.deployments.test_moves import Copying, loading
 from tests.migration.world import make_pair, spec
@@ -37,22 +35,6 @@ async def test_a_push_that_fails_as_the_next_begins_leaks_no_slot(turns: int) ->
     pair.move(request.id)
     await pair.settled()
     assert pair.a.slots.in_use == 0
-
-
-def test_second_move_that_is_read_before_the_first_is_followed() -> None:
-    cursor = Cursor()
-    cursor.moved(Moved(R, 1, 2, 0, "c"))
-    cursor.feed(Delta(R, 2, 0, (7,)))
-    cursor.moved(Moved(R, 0, 1, 0, "b"))
-    assert (cursor.hop, cursor.target) == (2, "c")
-
-
-def test_tokens_under_the_newest_hop_are_kept_for_it() -> None:
-    cursor = Cursor()
-    cursor.feed(Delta(R, 2, 0, (7,)))
-    cursor.moved(Moved(R, 1, 2, 0, "c"))
-    cursor.moved(Moved(R, 0, 1, 0, "b"))
-    assert cursor.tokens == [7]
 
 
 async def test_cancelled_receive_is_cancelled() -> None:
