@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from migration.protocol.reading import Reader, SegmentOrigin
 from policies.model import RequestId
 
-HTTP_SCOPE: ContextVar[Scope | None] = ContextVar("incoming", default=None)
+HTTP_SCOPE: ContextVar[Scope | None] = ContextVar("http_scope", default=None)
 """The ASGI scope of the HTTP request that the current task answers."""
 
 

@@ -208,9 +208,9 @@ def test_the_endpoint_and_its_port_are_checked_together(url: str, mell: FakeMell
     mell.refusal = ApiError(503, "starting")
     assert found(url, Box(ports={port})) == {"endpoint": "warning", f"port {port}": "ok"}
     free = free_port()
-    nobody = f"http://127.0.0.1:{free}"
-    assert found(nobody, Box()) == {"endpoint": "warning", f"port {free}": "ok"}
-    assert found(nobody, Box(ports={free})) == {"endpoint": "warning", f"port {free}": "warning"}
+    unused = f"http://127.0.0.1:{free}"
+    assert found(unused, Box()) == {"endpoint": "warning", f"port {free}": "ok"}
+    assert found(unused, Box(ports={free})) == {"endpoint": "warning", f"port {free}": "warning"}
 
 
 @pytest.mark.parametrize("width", [80, 120])

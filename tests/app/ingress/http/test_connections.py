@@ -67,11 +67,11 @@ async def test_a_client_that_sends_its_head_byte_by_byte_is_cut(api: Api) -> Non
     async with listening(api.app, **SHORT) as (port, _):
         client = await Client.connect(port)
         await client.send(HEAD)
-        said = asyncio.create_task(client.ended())
-        while not said.done():
+        response = asyncio.create_task(client.ended())
+        while not response.done():
             client.writer.write(b"x")
             await asyncio.sleep(0.01)
-        assert said.result() == b""
+        assert response.result() == b""
 
 
 async def test_a_client_idle_between_requests_is_not_cut(api: Api) -> None:
@@ -98,8 +98,8 @@ async def test_a_client_that_stops_within_its_body_gets_408(api: Api, monkeypatc
     async with listening(api.app, **SHORT) as (port, _):
         client = await Client.connect(port)
         await client.send(HEAD + b'Content-Length: 100\r\n\r\n{"prompt"')
-        said = await client.reader.readuntil(b"\r\n\r\n")
-        assert said.startswith(b"HTTP/1.1 408 ")
+        response = await client.reader.readuntil(b"\r\n\r\n")
+        assert response.startswith(b"HTTP/1.1 408 ")
         await client.send(b"x")
         assert b'"only 9 bytes of the body arrived in time","type":"timeout_error"' in await client.ended()
     assert api.backend.gate._running == 0
@@ -125,12 +125,12 @@ async def test_a_head_without_end_is_refused(api: Api) -> None:
     async with listening(api.app, head_bytes=10_000) as (port, _):
         client = await Client.connect(port)
         await client.send(HEAD + b"X-Long: ")
-        said = asyncio.create_task(client.ended())
-        while not said.done():
+        response = asyncio.create_task(client.ended())
+        while not response.done():
             client.writer.write(b"x" * 1000)
             await asyncio.sleep(0)
         # The response may be lost: a client that still writes may see only the cut.
-        assert said.result() == b"" or b"head is larger than 10000 bytes" in said.result()
+        assert response.result() == b"" or b"head is larger than 10000 bytes" in response.result()
 
 
 async def test_a_head_of_the_maximum_size_is_accepted(api: Api) -> None:
@@ -147,11 +147,11 @@ async def test_a_trailer_without_end_is_cut(api: Api) -> None:
     async with listening(api.app, head_bytes=1_000) as (port, server):
         client = await Client.connect(port)
         await client.send(HEAD + b'Transfer-Encoding: chunked\r\n\r\n2\r\n{"\r\n0\r\nX-Long: ')
-        said = asyncio.create_task(client.ended())
-        while not said.done():
+        response = asyncio.create_task(client.ended())
+        while not response.done():
             client.writer.write(b"x" * 100)
             await asyncio.sleep(0)
-        assert said.result() == b""
+        assert response.result() == b""
         await eventually(lambda: connections(server) == 0)
 
 
@@ -278,7 +278,7 @@ async def crowd(server: Server, asked: list[list[int]], idle: list[Client], toke
     """Run all streams concurrently; their texts, and the peak memory of the server."""
     await server.control("hold")
     clients = [await ask(server.port, prompt, tokens) for prompt in asked]
-    await server.until(lambda told: told["conversations"] == len(asked))
+    await server.until(lambda counts: counts["conversations"] == len(asked))
     await lively(server, idle[0])
     most = server.rss
     await server.control("go")
@@ -304,8 +304,8 @@ async def test_a_thousand_idle_clients_and_five_hundred_streams(server: Server, 
     texts = [answer(tokenizer, prompt, 16) for prompt in asked]
     after = []
     for _ in range(3):
-        said, most = await crowd(server, asked, idle, 16)
-        assert said == texts
+        response, most = await crowd(server, asked, idle, 16)
+        assert response == texts
         assert most - crowded < STREAMS * 256 * KIB
         after.append(server.rss)
     assert after[2] - after[1] < 4 * MIB, "the first two rounds have filled what is kept"
@@ -323,7 +323,7 @@ async def test_streams_wait_for_slow_readers(server: Server, tokenizer: Tokenize
     before = server.rss
     late = [await ask(server.wordy, prompt, tokens) for _ in range(readers)]
     # All tokens are generated; the streams, 6 MiB each, wait for their sockets, which hold less.
-    await server.until(lambda told: told["idle"] and told["conversations"] == readers)
+    await server.until(lambda counts: counts["idle"] and counts["conversations"] == readers)
     assert server.rss - before < readers * MIB
     assert await (await ask(server.port, prompt, 24)).text() == answer(tokenizer, prompt, 24)
     for client in late:
@@ -347,4 +347,4 @@ async def test_disconnected_clients_leave_nothing(server: Server, tokenizer: Tok
             await asyncio.gather(*[leave(number) for number in range(begin, begin + 100)])
     await server.at_rest()
     await eventually(lambda: server.files <= rest, within_s=60)
-    await server.until(lambda told: told["tasks"] <= tasks)
+    await server.until(lambda counts: counts["tasks"] <= tasks)

@@ -80,7 +80,7 @@ async def test_a_client_that_does_not_read_holds_nothing_after_its_time_limit(
     await exchange.chunks(2)
     exchange.gate.clear()
     await api.backend.service.idle()
-    assert not exchange.task.done(), "its request is ended before it is told"
+    assert not exchange.task.done(), "the request ends before the client gets its error"
     await exchange.ended()
     assert exchange.task.exception() is None
     assert exchange.sent[-1]["more_body"], "the server cuts a connection whose answer is not complete"

@@ -114,7 +114,7 @@ LARGE: dict[str, tuple[str, bytes]] = {
     "a hundred thousand stops": (COMPLETIONS, json.dumps({"prompt": "x", "stop": ["a"] * 100_000}).encode()),
     "a hundred thousand prompts": (COMPLETIONS, json.dumps({"prompt": ["x"] * 100_000}).encode()),
     "a hundred thousand empty prompts": (COMPLETIONS, json.dumps({"prompt": [[]] * 100_000}).encode()),
-    "a hundred thousand messages of nobody": (CHATS, json.dumps({"messages": [{}] * 100_000}).encode()),
+    "a hundred thousand empty messages": (CHATS, json.dumps({"messages": [{}] * 100_000}).encode()),
     "a hundred thousand wrong parts": (
         CHATS,
         json.dumps({"messages": [{"role": "user", "content": [5] * 100_000}]}).encode(),
@@ -135,7 +135,7 @@ async def test_a_hundred_thousand_errors_give_one_message(api: Api, path: str, c
 
 ENCODED: dict[str, tuple[dict[str, str], bytes]] = {
     "gzip": ({**JSON, "Content-Encoding": "gzip"}, gzip.compress(b'{"prompt": "x"}')),
-    "UTF-16 that says so": (
+    "declared UTF-16": (
         {"Content-Type": "application/json; charset=utf-16"},
         '{"prompt": "x"}'.encode("utf-16-le"),
     ),

@@ -92,7 +92,7 @@ async def test_usage_comes_last_in_a_stream_if_requested(api: Api) -> None:
 async def test_a_stop_string_ends_the_answer_and_the_request(api: Api) -> None:
     text = text_of(api.backend.model, TOKENS[:40])
     stop = text[20:23]
-    response = await api.complete(max_tokens=900, stop=["never-said", stop])
+    response = await api.complete(max_tokens=900, stop=["never-generated", stop])
     assert choice(response)["finish_reason"] == "stop"
     assert choice(response)["text"] == text[: text.index(stop)]
     assert response.json()["usage"]["completion_tokens"] < 60

@@ -17,7 +17,7 @@ from tests.app.page.synthetic import SyntheticCluster
 NOTHING = [0.0, 0, 0, 0, None, None, None, None, None, None, None]
 
 
-class Client:
+class PageModel:
     """A page's model of the cluster after its events, like app/page/model.js."""
 
     def __init__(self) -> None:
@@ -53,92 +53,94 @@ def listed(state: dict[str, Any]) -> set[tuple[Any, ...]]:
     }
 
 
-def seen(cluster: SyntheticCluster) -> PageSample:
+def sample_of(cluster: SyntheticCluster) -> PageSample:
     records = [record.to_json() for record in reversed(cluster.records)]
     return PageSample(cluster.state(), records, list(NOTHING), cluster.now)
 
 
-def check(client: Client, cluster: SyntheticCluster) -> None:
+def check(model: PageModel, cluster: SyntheticCluster) -> None:
     state = cluster.state()
-    assert client.shown == listed(state)
-    assert client.used == {r["id"]: r["used_tokens"] for r in state["replicas"]}
-    assert {id: row[1] for id, row in client.replicas.items()} == {r["id"]: r["state"] for r in state["replicas"]}
+    assert model.shown == listed(state)
+    assert model.used == {r["id"]: r["used_tokens"] for r in state["replicas"]}
+    assert {id: row[1] for id, row in model.replicas.items()} == {r["id"]: r["state"] for r in state["replicas"]}
 
 
-# --- the picture --------------------------------------------------------------------------------------
+# --- the state ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_deltas_add_up_to_the_state_while_everything_changes(seed: int) -> None:
-    cluster, picture, client = SyntheticCluster(4, 60, seed=seed), PageState(), Client()
+    cluster, page_state, model = SyntheticCluster(4, 60, seed=seed), PageState(), PageModel()
     for step in range(120):
         cluster.step(1.0, rate=60)
         if step % 30 == 10:
             cluster.states[cluster.open()] = ReplicaState.RUNNING
         if step % 30 == 20:
             cluster.states[cluster.running()[0]] = ReplicaState.DRAINING
-        delta = json.loads(json.dumps(picture.update(seen(cluster))))
-        client.apply(delta)
-        check(client, cluster)
+        delta = json.loads(json.dumps(page_state.update(sample_of(cluster))))
+        model.apply(delta)
+        check(model, cluster)
     assert cluster.records, "nothing was moved"
 
 
 def test_a_snapshot_and_later_deltas_add_up_to_the_state() -> None:
-    cluster, picture, client = SyntheticCluster(4, 60), PageState(), Client()
+    cluster, page_state, model = SyntheticCluster(4, 60), PageState(), PageModel()
     for _ in range(20):
         cluster.step(1.0, rate=60)
-        picture.update(seen(cluster))
-    client.apply(picture.snapshot())
-    check(client, cluster)
+        page_state.update(sample_of(cluster))
+    model.apply(page_state.snapshot())
+    check(model, cluster)
     for _ in range(20):
         cluster.step(1.0, rate=60)
-        client.apply(picture.update(seen(cluster)))
-        check(client, cluster)
+        model.apply(page_state.update(sample_of(cluster)))
+        check(model, cluster)
 
 
 def test_a_request_in_hand_over_is_on_both_replicas() -> None:
-    cluster, picture, client = SyntheticCluster(2, 1), PageState(), Client()
+    cluster, page_state, model = SyntheticCluster(2, 1), PageState(), PageModel()
     (source, live), target = next((n, r) for n, held in cluster.held.items() for r in held), "engine-001"
     target = next(name for name in cluster.states if name != source)
     live.phase = Phase.MOVING
     cluster.held[target].append(live)
-    client.apply(picture.update(seen(cluster)))
-    assert {row[3] for row in client.requests.values()} == {source, target}
+    model.apply(page_state.update(sample_of(cluster)))
+    assert {row[3] for row in model.requests.values()} == {source, target}
 
 
 def test_unchanged_values_are_not_sent_again() -> None:
-    cluster, picture = SyntheticCluster(3, 30), PageState()
-    picture.update(seen(cluster))
-    delta = picture.update(seen(cluster))
+    cluster, page_state = SyntheticCluster(3, 30), PageState()
+    page_state.update(sample_of(cluster))
+    delta = page_state.update(sample_of(cluster))
     assert not any(delta[part] for part in ("requests", "gone", "replicas", "left", "migrations"))
     assert delta["grown"] == [0] * 30
 
 
 def test_the_dry_run_is_sent_in_mode_observe() -> None:
-    cluster, picture = SyntheticCluster(3, 30), PageState()
-    assert picture.update(seen(cluster))["dry_run"] is None
+    cluster, page_state = SyntheticCluster(3, 30), PageState()
+    assert page_state.update(sample_of(cluster))["dry_run"] is None
     cluster.dry_run = {"said": "would have freed 2 GPUs for 5 minutes: 3 moves"}
-    assert picture.update(seen(cluster))["dry_run"] == picture.snapshot()["dry_run"] == cluster.dry_run["said"]
+    assert (
+        page_state.update(sample_of(cluster))["dry_run"] == page_state.snapshot()["dry_run"] == cluster.dry_run["said"]
+    )
 
 
 def test_a_delta_of_a_large_cluster_is_a_fraction_of_the_state() -> None:
-    cluster, picture = SyntheticCluster(200, 5000), PageState()
-    picture.update(seen(cluster))
+    cluster, page_state = SyntheticCluster(200, 5000), PageState()
+    page_state.update(sample_of(cluster))
     cluster.step(1.0)
-    delta = len(json.dumps(picture.update(seen(cluster)), separators=(",", ":")))
+    delta = len(json.dumps(page_state.update(sample_of(cluster)), separators=(",", ":")))
     assert delta < len(json.dumps(cluster.state())) / 10
 
 
 def test_a_migration_is_sent_at_its_begin_and_its_end() -> None:
-    cluster, picture = SyntheticCluster(2, 2), PageState()
+    cluster, page_state = SyntheticCluster(2, 2), PageState()
     source, live = next((n, r) for n, held in cluster.held.items() for r in held)
-    picture.update(seen(cluster))
+    page_state.update(sample_of(cluster))
     record = cluster.move(live, source, next(n for n in cluster.states if n != source), Reason.BALANCE).to_json()
     running = record | {"outcome": None}
     state = cluster.state()
-    first = picture.update(PageSample(state, [running], list(NOTHING), 0.0))["migrations"]
-    again = picture.update(PageSample(state, [running], list(NOTHING), 0.0))["migrations"]
-    ended = picture.update(PageSample(state, [record], list(NOTHING), 0.0))["migrations"]
+    first = page_state.update(PageSample(state, [running], list(NOTHING), 0.0))["migrations"]
+    again = page_state.update(PageSample(state, [running], list(NOTHING), 0.0))["migrations"]
+    ended = page_state.update(PageSample(state, [record], list(NOTHING), 0.0))["migrations"]
     assert [len(first), len(again), len(ended)] == [1, 0, 1]
     assert ended[0]["outcome"] == "committed"
 
@@ -146,7 +148,7 @@ def test_a_migration_is_sent_at_its_begin_and_its_end() -> None:
 # --- the feed -----------------------------------------------------------------------------------------
 
 
-class Looking:
+class CountingPoll:
     """A poll that counts its calls; `fault` is raised."""
 
     def __init__(self) -> None:
@@ -159,7 +161,7 @@ class Looking:
         if self.fault:
             raise self.fault
         self.cluster.step(0.1)
-        return seen(self.cluster)
+        return sample_of(self.cluster)
 
 
 async def read(events: AsyncIterator[bytes]) -> tuple[str, dict[str, Any]]:
@@ -178,78 +180,78 @@ async def close(*pages: AsyncIterator[bytes]) -> None:
 
 
 async def test_a_page_gets_a_snapshot_then_deltas() -> None:
-    page = Feed(Looking(), interval_s=0.01).events()
+    page = Feed(CountingPoll(), interval_s=0.01).events()
     kinds = [(await read(page))[0] for _ in range(4)]
     await close(page)
     assert kinds == ["snapshot", "delta", "delta", "delta"]
 
 
 async def test_many_pages_share_one_poll() -> None:
-    look = Looking()
-    feed = Feed(look, interval_s=60)
+    poll = CountingPoll()
+    feed = Feed(poll, interval_s=60)
     pages = [feed.events() for _ in range(20)]
     answers = await asyncio.gather(*(read(page) for page in pages))
     await close(*pages)
     assert [kind for kind, _ in answers] == ["snapshot"] * 20
-    assert look.count == 1
+    assert poll.count == 1
 
 
 async def test_without_open_pages_there_are_no_polls() -> None:
-    look = Looking()
-    feed = Feed(look, interval_s=0.01)
+    poll = CountingPoll()
+    feed = Feed(poll, interval_s=0.01)
     page = feed.events()
     await read(page)
     await close(page)
     await eventually(lambda: feed._poller is None)
-    count = look.count
+    count = poll.count
     await asyncio.sleep(0.05)
-    assert look.count == count
+    assert poll.count == count
     again = feed.events()
-    assert (await read(again))[0] == "snapshot" and look.count > count
+    assert (await read(again))[0] == "snapshot" and poll.count > count
     await close(again)
 
 
 async def test_a_slow_page_skips_to_the_newest_snapshot() -> None:
-    look = Looking()
-    feed = Feed(look, interval_s=0.005)
-    page, client = feed.events(), Client()
+    poll = CountingPoll()
+    feed = Feed(poll, interval_s=0.005)
+    page, model = feed.events(), PageModel()
     await read(page)
-    before = look.count
-    await eventually(lambda: look.count > before + 20)
+    before = poll.count
+    await eventually(lambda: poll.count > before + 20)
     kind, data = await read(page)
-    client.apply(data)
+    model.apply(data)
     assert kind == "snapshot"
-    assert data["as_of"] == pytest.approx(look.cluster.now, abs=0.35)
+    assert data["as_of"] == pytest.approx(poll.cluster.now, abs=0.35)
     assert (await read(page))[0] == "delta"
     await close(page)
 
 
 async def test_a_page_that_keeps_up_misses_nothing() -> None:
-    look = Looking()
-    look.cluster = SyntheticCluster(3, 40)
-    feed = Feed(look, interval_s=0.005)
-    page, client = feed.events(), Client()
+    poll = CountingPoll()
+    poll.cluster = SyntheticCluster(3, 40)
+    feed = Feed(poll, interval_s=0.005)
+    page, model = feed.events(), PageModel()
     for at in range(30):
         kind, data = await read(page)
         assert kind == ("delta" if at else "snapshot")
-        client.apply(data)
+        model.apply(data)
     feed.close()
-    assert len(client.requests) == 40
+    assert len(model.requests) == 40
     await close(page)
 
 
 async def test_a_failed_poll_does_not_end_the_feed() -> None:
-    look = Looking()
-    look.fault = RuntimeError("the scheduler is away")
-    page = Feed(look, interval_s=0.005, heartbeat_s=0.01).events()
+    poll = CountingPoll()
+    poll.fault = RuntimeError("the scheduler is unavailable")
+    page = Feed(poll, interval_s=0.005, heartbeat_s=0.01).events()
     assert (await anext(page)).startswith(b": ")
-    look.fault = None
+    poll.fault = None
     assert (await read(page))[0] == "snapshot"
     await close(page)
 
 
 async def test_close_ends_all_pages_and_accepts_no_more() -> None:
-    feed = Feed(Looking(), interval_s=60)
+    feed = Feed(CountingPoll(), interval_s=60)
     pages = [feed.events() for _ in range(3)]
     for page in pages:
         await read(page)
@@ -262,7 +264,7 @@ async def test_close_ends_all_pages_and_accepts_no_more() -> None:
 
 
 async def test_the_number_of_pages_is_limited() -> None:
-    feed = Feed(Looking(), interval_s=60)
+    feed = Feed(CountingPoll(), interval_s=60)
     pages = [feed.events() for _ in range(MAX_PAGES)]
     for page in pages[:-1]:
         await read(page)

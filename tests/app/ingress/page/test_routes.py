@@ -153,7 +153,7 @@ async def test_without_an_admin_key_the_events_are_open_on_loopback_only() -> No
     response = await refused(api)
     assert response.status_code == 403
     assert "ingress.admin_key" in response.json()["error"]["message"]
-    assert (await api.get("/mell/")).status_code == 200, "the page itself tells nothing"
+    assert (await api.get("/mell/")).status_code == 200, "the page itself is public"
 
 
 async def test_closing_the_routes_ends_the_events() -> None:

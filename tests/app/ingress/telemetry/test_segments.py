@@ -77,7 +77,7 @@ def test_a_replica_that_owned_the_request_loses_it(
 
 def test_events_between_segments_are_ignored(tracker: SegmentTracker, segments: list[AnswerSegment]) -> None:
     tracker.took(1, now=1 * S)
-    tracker.lost("nobody had it", submitted=True, now=2 * S)
+    tracker.lost("without an owner", submitted=True, now=2 * S)
     tracker.closed(None, now=3 * S)
     assert segments == []
 
