@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from deployments.processes.ending import GUARD
-from deployments.processes.guard import ORPHAN_S
+from deployments.processes.guard import ORPHAN_S, end_group
 from deployments.processes.table import (
     ProcessIdentity,
     command_line,
@@ -148,6 +148,15 @@ def test_a_replica_that_is_stuck_ends_with_its_raylet_but_not_at_once(tree: Tree
 def test_all_goes_on_while_replica_and_raylet_run(tree: Tree) -> None:
     time.sleep(2.0)
     assert all(map(is_running, tree.processes))
+
+
+def test_a_group_that_is_led_by_another_process_by_now_is_spared() -> None:
+    with subprocess.Popen(["sleep", "1000"], process_group=0) as other:
+        identity = identity_of(other.pid)
+        end_group(ProcessIdentity(identity.pid, identity.started - 1))
+        assert is_running(identity)
+        end_group(identity)
+        assert not is_running(identity)
 
 
 # --- the table of processes ---------------------------------------------------------------------------
