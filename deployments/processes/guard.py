@@ -81,7 +81,10 @@ def _replace(command: list[str], guard: "subprocess.Popen[bytes]") -> None:
         log.warning("the guard of this replica's processes ended (status %d); starting another", status)
         if time.monotonic() - began < 1.0:
             time.sleep(1.0)
-        guard = _start(command)
+        try:
+            guard = _start(command)
+        except OSError:
+            log.exception("no guard can be started")
 
 
 # --- in the guard's process ---------------------------------------------------------------------------
@@ -133,7 +136,7 @@ class SharedMemory:
         Reading the mappings of a large process is not free, so that is done only after a name has appeared, and once
         more: the process that made it has mapped it by then.
         """
-        seen = {name for name in os.listdir(_SHARED_MEMORY) if _NAMED.fullmatch(name)}
+        seen = {path.name for path in _SHARED_MEMORY.glob("*") if _NAMED.fullmatch(path.name)}
         appeared = bool(seen - self._seen)
         if appeared or self._fresh:
             self._names |= {name for name in _mapped(members(self._group)) if _NAMED.fullmatch(name)}

@@ -37,6 +37,8 @@ from deployments.processes.table import (
 
 POLL_S = 0.25
 LOOK_S = 1.0
+"""How often the raylet is looked for, at most."""
+
 DRAIN_S = 60.0
 """How long the command may take to end when it is asked to. Serve waits 30 s for streams, and then ends Ray."""
 
@@ -58,6 +60,7 @@ class Keeper:
         self._owner = owner
         self._drain_s = drain_s
         self._raylet: ProcessIdentity | None = None
+        self._began = self._look_at = time.monotonic()
         self._ends_by = float("inf")
         self._ends_on_request = False
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # `run` waits for them
@@ -66,11 +69,8 @@ class Keeper:
 
     def run(self) -> int:
         """The command's exit status, once nothing of what it started runs any more; 0 if it was killed on request."""
-        look_at = 0.0
         while self._command.poll() is None and is_running(self._owner) and (now := time.monotonic()) < self._ends_by:
-            if now >= look_at:
-                look_at = now + LOOK_S
-                self._look_for_raylet(now)
+            self._follow_raylet(now)
             received = signal.sigtimedwait(_SIGNALS, POLL_S)
             if received is None:
                 continue
@@ -83,13 +83,18 @@ class Keeper:
         end_descendants()
         return 0 if status == -signal.SIGKILL and self._ends_on_request else status
 
-    def _look_for_raylet(self, now: float) -> None:
-        """Find it, once it has been started, and see to it that the command does not outlive it."""
-        if self._raylet is None:
+    def _follow_raylet(self, now: float) -> None:
+        """Find it, once it has been started, and see to it that the command does not outlive it for long.
+
+        On somebody else's cluster there is none to be found, so it is looked for ever less often.
+        """
+        if self._raylet is not None:
+            if not is_running(self._raylet):
+                self._ends_by = min(self._ends_by, now + ORPHAN_S)
+        elif now >= self._look_at:
+            self._look_at = now + max(LOOK_S, (now - self._began) / 2)
             found = (entry.identity for entry in descendants(os.getpid()) if entry.name == _RAYLET)
             self._raylet = next(found, None)
-        elif not is_running(self._raylet):
-            self._ends_by = min(self._ends_by, now + ORPHAN_S)
 
     def _request_end(self, by: int) -> bool:
         """Have the command drain and end. False if it has nothing to drain, and may be killed as well."""

@@ -298,6 +298,8 @@ def standing(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
     for entry in named(""):
         with contextlib.suppress(ProcessLookupError):
             os.kill(entry.pid, signal.SIGKILL)
+    # Ray would join the cluster of that address from now on.
+    Path("/tmp/ray/ray_current_cluster").unlink(missing_ok=True)
 
 
 def test_on_a_standing_cluster_the_application_outlives_its_command(
