@@ -6,9 +6,11 @@ MELL_TEST_LONG adds ways and repeats each.
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -286,6 +288,9 @@ def standing(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
     """The processes with a name of a cluster that was there before, and will be when the command has ended."""
     stage.clear()
     port = free_port()
+    # Sockets want a short path. Ray leaves the cluster's address in its folder, and every later start would join that.
+    folder = tempfile.mkdtemp(prefix="ray")
+    monkeypatch.setenv("RAY_TMPDIR", folder)
     command = ["ray", "start", "--head", f"--port={port}", "--num-cpus=4", "--include-dashboard=false"]
     subprocess.run(command, env=os.environ | ENVIRONMENT, check=True, stdout=subprocess.DEVNULL, timeout=60)
     monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
@@ -298,8 +303,7 @@ def standing(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
     for entry in named(""):
         with contextlib.suppress(ProcessLookupError):
             os.kill(entry.pid, signal.SIGKILL)
-    # Ray would join the cluster of that address from now on.
-    Path("/tmp/ray/ray_current_cluster").unlink(missing_ok=True)
+    shutil.rmtree(folder)
 
 
 def test_on_a_standing_cluster_the_application_outlives_its_command(
