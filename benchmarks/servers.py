@@ -1,4 +1,4 @@
-"""Starts what is compared: Mell as `make serve` does, and vLLM's own OpenAI server, on the same model and settings."""
+"""The compared servers: Mell, started as by `make serve`, and vLLM's own OpenAI server, with equal settings."""
 
 import contextlib
 import os
@@ -31,7 +31,7 @@ ROOT = Path(__file__).parent.parent
 
 @contextlib.contextmanager
 def bare_vllm(port: int) -> Iterator[int]:
-    """vLLM's OpenAI server."""
+    """Run vLLM's OpenAI server."""
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(ensure_tiny_model())]
     command += ["--served-model-name", MODEL, "--port", str(port), "--host", "127.0.0.1", "--dtype", "float32"]
     command += ["--block-size", "32", "--enforce-eager", "--disable-uvicorn-access-log"]
@@ -43,7 +43,7 @@ def bare_vllm(port: int) -> Iterator[int]:
 
 @contextlib.contextmanager
 def mell(port: int, replicas: int, **args: Any) -> Iterator[int]:
-    """Mell with that many engine replicas that stay as they are, where requests move only by order.
+    """Run Mell with a fixed number of engine replicas, and with migrations by order only.
 
     `args` are merged into the application's settings.
     """
@@ -66,7 +66,10 @@ def mell(port: int, replicas: int, **args: Any) -> Iterator[int]:
 
 @contextlib.contextmanager
 def paced(port: int, replicas: tuple[int, int], **args: Any) -> Iterator[int]:
-    """Mell with paced engines (`PACED`) that pack opens and closes within these bounds, unless `args` say otherwise."""
+    """Run Mell with paced engines (`PACED`), opened and closed by `pack` within these bounds.
+
+    `args` replace these settings, and are merged into the application's.
+    """
     low, high = replicas
     deployment = {
         "num_cpus": 0.05,
@@ -82,9 +85,10 @@ def paced(port: int, replicas: tuple[int, int], **args: Any) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _process(command: list[str], health: str, name: str) -> Iterator[None]:
-    """Run a server until it is healthy, then until the block ends.
+    """Start a server, wait until it is healthy, and end it with the block.
 
-    Raises RuntimeError if it never is, or if another one answers there already: it would be taken for this one.
+    Raises:
+        RuntimeError: the server does not become healthy, or another server already answers at `health`.
     """
     if _healthy(health):
         raise RuntimeError(f"{name} cannot start: something answers at {health}")

@@ -1,10 +1,10 @@
-"""This version of Mell against another one: serving, in interleaved pairs.
+"""Serving by this version of Mell against another version, in interleaved pairs.
 
     python -m benchmarks.versions --other FOLDER [--pairs 10] [--streams 16 64] [--json FILE]
 
-FOLDER is a checkout of the other version; it runs with the packages of this one. One replica with a real engine. Two
-clusters on one machine would disturb each other, so a session starts one version anew, warms it up and offers a load
-a few times; its figures are the medians. A pair is a session of each, in turns; ratios are this / the other.
+FOLDER is a checkout of the other version; it runs with this version's packages. One replica with a real engine. Two
+clusters on one machine would disturb each other, so a session starts one version, warms it up and offers a load a few
+times; its figures are the medians. A pair is a session of each, in alternating order; ratios are this / the other.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from benchmarks.servers import MODEL, mell
 PORT = 8100
 PROMPT, OUTPUT = 64, 128
 OFFERS = {16: 6, 64: 2}
-"""How often a load of so many streams is offered in a session; others as often as the second."""
+"""The repetitions of a load in a session, by number of streams; 2 for other numbers."""
 
 
 def main() -> None:
@@ -42,8 +42,8 @@ def main() -> None:
     parser.add_argument("--session", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.session:
-        told = {n: dataclasses.asdict(load) for n, load in _session(options.streams).items()}
-        options.session.write_text(json.dumps(told))
+        figures = {n: dataclasses.asdict(load) for n, load in _session(options.streams).items()}
+        options.session.write_text(json.dumps(figures))
         return
     if options.other is None or not (options.other / "benchmarks").is_dir():
         parser.error("--other: give the folder of a checkout")
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def _compare(other: Path, count: int, streams: list[int], file: Path | None) -> None:
-    from benchmarks.serving import keep, show  # of this version: the other one's may have none
+    from benchmarks.serving import keep, show  # Not at the top: an older version of it may lack these functions.
 
     here = Path(__file__).parents[1]
     pairs: dict[int, list[tuple[Load, Load]]] = {n: [] for n in streams}
@@ -65,18 +65,18 @@ def _compare(other: Path, count: int, streams: list[int], file: Path | None) -> 
 
 
 def _run(folder: Path, streams: list[int]) -> dict[int, Load]:
-    """A session of the version in that folder, in a process of its own, once the one before is really over."""
+    """Run a session of the version in `folder` as a process, after the complete end of the previous session."""
     while _listening():
         time.sleep(1)
-    with tempfile.NamedTemporaryFile() as told:  # a pipe would be held open by what Ray leaves behind for a minute
-        command = [sys.executable, str(Path(__file__)), "--session", told.name, "--streams", *map(str, streams)]
+    with tempfile.NamedTemporaryFile() as figures:  # Not a pipe: Ray's remaining processes hold one open for a minute.
+        command = [sys.executable, str(Path(__file__)), "--session", figures.name, "--streams", *map(str, streams)]
         environment = os.environ | {"PYTHONPATH": str(folder)}
         subprocess.run(command, cwd=folder, env=environment, check=True, preexec_fn=_heed_interrupts)
-        return {int(n): Load(**load) for n, load in json.load(told).items()}
+        return {int(n): Load(**load) for n, load in json.load(figures).items()}
 
 
 def _heed_interrupts() -> None:
-    """For a session of an older version, which ends by SIGINT: the background of a shell ignores it."""
+    """Restore the default action of SIGINT, which ends older versions; a shell's background processes ignore it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

@@ -1,4 +1,4 @@
-"""Whether a measurement reproduces a claim: rules on numbers, so that no verdict is typed."""
+"""Verdicts on claims, derived from measured numbers by rules."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 NEARLY = 0.8
 PARTLY = 0.4
-"""Of what a claim of the form "up to" promises, the shares that reproduce it, and that reproduce it partly."""
+"""The shares of the promised value from which on a claim "up to" reproduces, and reproduces partly."""
 
 RULES = (
     f'A claim about every workload reproduces if it holds on all, partly if on some. A claim "up to" reproduces if our '
@@ -16,7 +16,7 @@ RULES = (
 
 
 class Verdict(StrEnum):
-    """What became of a claim."""
+    """The verdict on a claim."""
 
     REPRODUCES = "reproduces"
     PARTLY = "partly"
@@ -25,14 +25,14 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Our number, in words, and the verdict that follows from it."""
+    """Our number as text, and the verdict that follows from it."""
 
     number: str
     verdict: Verdict
 
 
 def holds_on(held: Sequence[bool]) -> Verdict:
-    """A claim about every workload. Raises `ValueError` if there are none."""
+    """The verdict on a claim about every workload. Raises `ValueError` if there are no workloads."""
     if not held:
         raise ValueError("a claim about no workloads can be neither true nor false")
     if all(held):
@@ -41,12 +41,12 @@ def holds_on(held: Sequence[bool]) -> Verdict:
 
 
 def up_to(best: float, promised: float) -> Verdict:
-    """A claim that something is `promised` at best."""
+    """The verdict on a claim that a metric reaches `promised` at best."""
     if best >= NEARLY * promised:
         return Verdict.REPRODUCES
     return Verdict.PARTLY if best >= PARTLY * promised else Verdict.NOT
 
 
 def within(most: float, limit: float) -> Verdict:
-    """A claim that something never exceeds a limit."""
+    """The verdict on a claim that a metric never exceeds a limit."""
     return Verdict.REPRODUCES if most <= limit else Verdict.NOT

@@ -1,4 +1,4 @@
-"""Numbers and comparisons as text: what a sentence says follows from what was measured."""
+"""Numbers and comparisons as text, for sentences that follow from measurements."""
 
 import textwrap
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ def bullets(items: Sequence[str]) -> str:
 
 
 def share(value: float, digits: int = 1) -> str:
-    """A part of a whole, in per cent."""
+    """A share, in per cent."""
     return f"{_no_minus_zero(value * 100, digits):.{digits}f} %"
 
 
@@ -33,13 +33,13 @@ def change(value: float, digits: int = 1) -> str:
 
 
 def span(values: Sequence[float], digits: int = 1) -> str:
-    """From the least to the greatest of several relative values, in per cent."""
+    """The range of several relative values, in per cent."""
     low, high = (f"{_no_minus_zero(value * 100, digits):.{digits}f}" for value in (min(values), max(values)))
     return f"{low} to {high} %"
 
 
 def spread(found: Interval, digits: int = 2, factor: float = 1.0) -> str:
-    """A mean, and its 95 % confidence interval where there is one."""
+    """A mean, with its 95 % confidence interval if there is one."""
     middle = f"{_no_minus_zero(found.mean * factor, digits):,.{digits}f}"
     return middle if found.ci95 is None else f"{middle} ± {found.ci95 * factor:.{digits}f}"
 
@@ -53,7 +53,7 @@ def listing(items: Sequence[str]) -> str:
 
 
 def counted(number: int, of: int) -> str:
-    """`3 of 8`, or in words where that is all or none."""
+    """`3 of 8`, `all 8` or `none`."""
     return {0: "none", of: f"all {of}"}.get(number, f"{number} of {of}")
 
 

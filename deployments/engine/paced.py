@@ -1,8 +1,8 @@
 """A memory-bound engine without a GPU: real queues, batches and KV blocks, and steps of configured duration.
 
 Replicas that share a few cores are not like GPUs: closing one makes the others faster. The speed of a paced engine is
-independent of other load, and it needs hardly any CPU. So many replicas of a real application fit on a small machine,
-and the effects of policies can be measured. It only lacks a model (see `tokens`).
+independent of other load, and it needs hardly any CPU. A small machine therefore holds many replicas of a real
+application, and the effects of policies can be measured. It only lacks a model (see `tokens`).
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""What is misprinted or missing in the paper; true whatever is measured."""
+"""Misprints and gaps of the paper, independent of measurements."""
 
 from benchmarks.evaluation.words import bullets
 

@@ -1,4 +1,4 @@
-"""What the outcome under real costs depends on, and where migration does not pay."""
+"""The sensitivity of the outcome under real costs, and the cases in which migration does not pay."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -1,0 +1,46 @@
+"""A class name stands for one class of the project."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+from tests.style.sources import classes, modules, read
+
+SHARED: Mapping[str, frozenset[str]] = {
+    "Boundaries": frozenset({"app/simulator/boundaries.py", "migration/estimates.py"}),
+    "Choice": frozenset({"migration/paths.py", "policies/rules/registry.py"}),
+    "Chunk": frozenset({"app/simulator/steps.py", "migration/protocol/messages.py"}),
+    "Engine": frozenset({"app/simulator/engine.py", "deployments/engine/port.py"}),
+    "Epoch": frozenset({"app/simulator/recorder.py", "deployments/recording.py"}),
+    "Limits": frozenset({"migration/run/world.py", "policies/decision/limits.py"}),
+    "Moving": frozenset({"app/simulator/moving.py", "migration/protocol/request.py"}),
+    "Order": frozenset({"app/simulator/order.py", "migration/run/source.py"}),
+    "Outcome": frozenset({"app/simulator/observer.py", "migration/protocol/record.py"}),
+    "Placement": frozenset({"policies/decision/ledger.py", "policies/plan.py"}),
+    "Recorder": frozenset({"app/simulator/recorder.py", "deployments/recording.py"}),
+    "Replicas": frozenset({"app/simulator/replicas.py", "deployments/api.py"}),
+    "Run": frozenset({"app/simulator/runs.py", "deployments/host.py"}),
+    "Trace": frozenset({"app/simulator/workload.py", "policies/cluster/trail.py"}),
+    "World": frozenset({"app/simulator/world.py", "migration/run/world.py"}),
+}
+"""Class names that still stand for several classes, with their modules. Entries may be removed, never added."""
+
+
+def shared(found: Iterable[tuple[str, str]]) -> dict[str, frozenset[str]]:
+    """The names that occur more than once among (name, module) pairs, with their modules."""
+    by_name: dict[str, list[str]] = defaultdict(list)
+    for name, module in found:
+        by_name[name].append(module)
+    return {name: frozenset(where) for name, where in by_name.items() if len(where) > 1}
+
+
+def test_class_names_are_unique() -> None:
+    found = shared((name, module) for module in modules() for name in classes(read(module)))
+    new = {name: sorted(where) for name, where in found.items() if not where <= SHARED.get(name, frozenset())}
+    assert new == {}
+
+
+def test_repeated_and_nested_class_names_are_found() -> None:
+    nested = "def f():\n    class A:\n        class B: ...\n"
+    assert classes(nested) == ["A", "B"]
+    assert shared([("A", "x"), ("B", "x"), ("A", "y")]) == {"A": frozenset({"x", "y"})}
+    assert shared([("A", "x"), ("A", "x")]) == {"A": frozenset({"x"})}
