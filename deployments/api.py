@@ -1,7 +1,7 @@
 """What the deployments offer each other: their remote methods, by caller. Values travel pickled between processes.
 
-A caller holds a port (`Replicas`, `SchedulerClient`) whose stubs (`deployments.stubs`) implement these protocols. Every
-call may raise PeerLost when the replica is dead or unreachable, and whatever its method raises.
+A caller holds a port (`RemoteReplicas`, `SchedulerClient`) whose stubs (`deployments.stubs`) implement these protocols.
+Every call may raise PeerLost when the replica is dead or unreachable, and whatever its method raises.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -164,7 +164,7 @@ class SchedulerApi(PlacingApi, NoticeApi, OperatorApi, MetricsApi, Protocol):
 Api_co = TypeVar("Api_co", covariant=True)
 
 
-class Replicas(Protocol[Api_co]):
+class RemoteReplicas(Protocol[Api_co]):
     """The replicas of one deployment."""
 
     def at(self, replica: ReplicaId, routed: bool = True) -> Api_co:

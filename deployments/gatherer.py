@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from deployments.api import ControlApi, Replicas
+from deployments.api import ControlApi, RemoteReplicas
 from deployments.listing import Listing
 from deployments.membership import Membership
 from deployments.report import ReplicaReport
@@ -52,7 +52,9 @@ class Reporters(Protocol):
 class EngineReporters:
     """Implements `Reporters` for the Engine deployment; `fence` is the scheduler's."""
 
-    def __init__(self, replicas: Replicas[ControlApi], membership: Membership, listing: Listing, fence: int) -> None:
+    def __init__(
+        self, replicas: RemoteReplicas[ControlApi], membership: Membership, listing: Listing, fence: int
+    ) -> None:
         self._replicas = replicas
         self._membership = membership
         self._listing = listing

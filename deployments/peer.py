@@ -1,6 +1,6 @@
 """The target of a migration behind a Serve handle."""
 
-from deployments.api import Replicas, TargetApi
+from deployments.api import RemoteReplicas, TargetApi
 from migration.protocol.messages import Adopt, Chunk, Prepare, Prepared
 from policies.model import ReplicaId
 
@@ -8,7 +8,7 @@ from policies.model import ReplicaId
 class ServePeer:
     """Implements `Peer` by targeted calls."""
 
-    def __init__(self, replicas: Replicas[TargetApi], replica: ReplicaId) -> None:
+    def __init__(self, replicas: RemoteReplicas[TargetApi], replica: ReplicaId) -> None:
         self._target = replicas.at(replica)
         self.id = replica
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Protocol
 
-from deployments.api import ControlApi, Replicas
+from deployments.api import ControlApi, RemoteReplicas
 from deployments.listing import Listing
 from deployments.report import ReplicaReport
 from deployments.retirement import generation, retire
@@ -78,7 +78,7 @@ class ServeScaler:
     def __init__(
         self,
         app: str,
-        replicas: Replicas[ControlApi],
+        replicas: RemoteReplicas[ControlApi],
         listing: Listing,
         bounds: tuple[int, int],
         freed: Callable[[float], None],

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
-from deployments.api import ControlApi, Replicas, SchedulerApi
+from deployments.api import ControlApi, RemoteReplicas, SchedulerApi
 from deployments.calls import PlaceCall
 from deployments.config import SchedulerConfig, Topology
 from deployments.control import MoveAccepted, MoveAnswer, MoveRejected
@@ -79,7 +79,7 @@ class EpochScheduler:
         self,
         config: SchedulerConfig,
         fence: int,
-        replicas: Replicas[ControlApi],
+        replicas: RemoteReplicas[ControlApi],
         membership: Membership,
         listing: Listing,
         scaler: Scaler,

@@ -143,7 +143,7 @@ class IngressStub:
 
 
 class ServeReplicas(Generic[Api]):
-    """Implements `Replicas` for a deployment; `stub` makes a replica's stub.
+    """Implements `RemoteReplicas` for a deployment; `stub` makes a replica's stub.
 
     A replica without an event for `silence_s` seconds has stopped or is cut off; a living one sends at least empty
     batches.
@@ -155,11 +155,11 @@ class ServeReplicas(Generic[Api]):
         self._silence_s = silence_s
 
     def at(self, replica: ReplicaId, routed: bool = True) -> Api:
-        """See `Replicas.at`."""
+        """See `RemoteReplicas.at`."""
         return self._stub(ReplicaCalls(self._handles, replica, routed, self._silence_s))
 
     def forget(self, replica: ReplicaId) -> None:
-        """See `Replicas.forget`."""
+        """See `RemoteReplicas.forget`."""
         self._handles.forget(replica)
 
 

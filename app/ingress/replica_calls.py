@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 from typing import TypeVar
 
 from app.ingress.placing import Placer
-from deployments.api import Replicas, ServingApi
+from deployments.api import RemoteReplicas, ServingApi
 from deployments.calls import Submission
 from deployments.coalesce import Coalescer
 from deployments.routing import Unrouted
@@ -28,7 +28,7 @@ Answer = TypeVar("Answer")
 class EngineCalls:
     """Implements `migration.ports.Hosts`. `down` are the listed replicas whose streams cannot be read."""
 
-    def __init__(self, replicas: Replicas[ServingApi], placer: Placer, clock: Clock = time.monotonic) -> None:
+    def __init__(self, replicas: RemoteReplicas[ServingApi], placer: Placer, clock: Clock = time.monotonic) -> None:
         self.running: tuple[ReplicaId, ...] = ()
         self.down: set[ReplicaId] = set()
         self._replicas = replicas

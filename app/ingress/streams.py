@@ -15,7 +15,7 @@ from app.ingress.conversation import Conversation, to_error
 from app.ingress.placing import Placer
 from app.ingress.replica_calls import RECONNECT_S, ROUTER_SKEW_S, EngineCalls
 from app.ingress.telemetry.tracing import NO_TRACER, Tracer
-from deployments.api import NoticeApi, Replicas, SchedulerClient, ServingApi
+from deployments.api import NoticeApi, RemoteReplicas, SchedulerClient, ServingApi
 from deployments.membership import Membership
 from deployments.routing import Unrouted
 from migration.errors import MigrationError, PeerLost
@@ -37,7 +37,7 @@ class Streams:
     def __init__(
         self,
         ingress: IngressId,
-        replicas: Replicas[ServingApi],
+        replicas: RemoteReplicas[ServingApi],
         placer: Placer,
         scheduler: SchedulerClient[NoticeApi],
         patience_s: float,

@@ -19,7 +19,7 @@ def make_report(name: str, free: int = 10, requests: tuple[RequestLoad, ...] = (
 
 
 class Answers:
-    """Implements `Replicas[ControlApi]`: to any call a replica answers the same, an error, or nothing ("silent")."""
+    """Implements `RemoteReplicas[ControlApi]`: a replica gives one answer to any call, an error, or none ("silent")."""
 
     def __init__(self, **answers: Any) -> None:
         self.answers = answers

@@ -54,7 +54,7 @@ class Engines:
         return sorted({at for _, routed, at in self.asked if routed})
 
 
-class World:
+class Gatherings:
     """A gatherer and what it has gathered."""
 
     def __init__(self, **answers: Any) -> None:
@@ -72,7 +72,7 @@ class World:
 
 
 async def test_every_replica_is_asked_and_reports_say_when() -> None:
-    world = World(a=make_report("a"), b=make_report("b"))
+    world = Gatherings(a=make_report("a"), b=make_report("b"))
     await asyncio.sleep(5.0)
     assert set(await world.gather()) == {"a", "b"}
     assert world.engines.asked == [("a", True, 5.0), ("b", True, 5.0)]
@@ -92,13 +92,13 @@ async def test_replicas_that_run_and_those_that_stop_are_asked_with_the_fence() 
 
 
 async def test_whoever_asks_during_a_gathering_joins_it() -> None:
-    world = World(a=make_report("a"))
+    world = Gatherings(a=make_report("a"))
     await asyncio.gather(*(world.gatherer.gather() for _ in range(10)))
     assert len(world.engines.asked) == 1 == len(world.gathered)
 
 
 async def test_however_many_ask_gatherings_are_a_fifth_of_a_second_apart() -> None:
-    world = World(a=make_report("a"))
+    world = Gatherings(a=make_report("a"))
 
     async def look() -> None:
         for _ in range(40):
@@ -111,7 +111,7 @@ async def test_however_many_ask_gatherings_are_a_fifth_of_a_second_apart() -> No
 
 
 async def test_an_epoch_does_not_wait_for_its_turn() -> None:
-    world = World(a=make_report("a"))
+    world = Gatherings(a=make_report("a"))
     await world.gather()
     looking = asyncio.create_task(world.gatherer.gather())
     await asyncio.sleep(0.02)
@@ -121,7 +121,7 @@ async def test_an_epoch_does_not_wait_for_its_turn() -> None:
 
 
 async def test_one_who_leaves_takes_the_gathering_from_nobody() -> None:
-    world = World(a=make_report("a"))
+    world = Gatherings(a=make_report("a"))
     waiting = [asyncio.create_task(world.gatherer.gather()) for _ in range(2)]
     await asyncio.sleep(0)
     waiting[0].cancel()
@@ -130,7 +130,7 @@ async def test_one_who_leaves_takes_the_gathering_from_nobody() -> None:
 
 
 async def test_who_is_in_a_hurry_has_what_has_arrived() -> None:
-    world = World(a=make_report("a"), b="silent")
+    world = Gatherings(a=make_report("a"), b="silent")
     await world.gatherer.gather_within(0.3)
     assert now() == pytest.approx(0.3) and set(world.gatherer.received) == {"a"} and not world.gathered
 
@@ -141,7 +141,7 @@ async def test_who_is_in_a_hurry_has_what_has_arrived() -> None:
 @pytest.mark.parametrize("fault", ["silent", DEAD], ids=["silent", "dead"])
 async def test_a_replica_that_does_not_report_keeps_its_last_for_a_while(fault: Any) -> None:
     a, b, newer = make_report("a"), make_report("b"), make_report("b", free=5)
-    world = World(a=a, b=b)
+    world = Gatherings(a=a, b=b)
     await world.gather()
     world.engines.answers = {A: fault, B: newer}
     assert await world.gather() == {"a": a, "b": newer}
@@ -151,7 +151,7 @@ async def test_a_replica_that_does_not_report_keeps_its_last_for_a_while(fault: 
 
 
 async def test_only_the_first_gathering_waits_for_a_silent_replica() -> None:
-    world = World(a=make_report("a"), b="silent")
+    world = Gatherings(a=make_report("a"), b="silent")
     await world.gather()
     assert now() == TIMEOUT_S
     await world.gather()
@@ -161,7 +161,7 @@ async def test_only_the_first_gathering_waits_for_a_silent_replica() -> None:
 
 async def test_a_silent_replica_is_probed_past_the_router_until_it_reports_again() -> None:
     b = make_report("b")
-    world = World(a=make_report("a"), b=DEAD)
+    world = Gatherings(a=make_report("a"), b=DEAD)
     await world.gather()
     await asyncio.sleep(2.5 * PROBE_S)
     probes = [(replica, routed) for replica, routed, _ in world.engines.asked[2:]]
@@ -174,20 +174,20 @@ async def test_a_silent_replica_is_probed_past_the_router_until_it_reports_again
 
 
 async def test_a_replica_whose_engine_fails_gets_no_more_requests() -> None:
-    world = World(a=make_report("a"), b=make_report("b"))
+    world = Gatherings(a=make_report("a"), b=make_report("b"))
     await world.gather()
     world.engines.answers[A] = RuntimeError("the engine died")
     assert set(await world.gather()) == {"b"}
 
 
 async def test_a_replica_that_never_reported_is_unknown() -> None:
-    world = World(a=make_report("a"), b="silent")
+    world = Gatherings(a=make_report("a"), b="silent")
     assert set(await world.gather()) == {"a"}
     world.gatherer.close()
 
 
 async def test_a_replica_that_serves_no_more_is_forgotten_and_not_probed() -> None:
-    world = World(a=make_report("a"), b=DEAD, c=make_report("c"))
+    world = Gatherings(a=make_report("a"), b=DEAD, c=make_report("c"))
     await world.gather()
     world.engines.answers = {A: make_report("a")}
     assert set(await world.gather()) == {"a"}
@@ -197,7 +197,7 @@ async def test_a_replica_that_serves_no_more_is_forgotten_and_not_probed() -> No
 
 
 async def test_a_newer_scheduler_ends_this_one() -> None:
-    world = World(a=make_report("a"), b=Refused("a newer scheduler is at work", Cause.SUPERSEDED))
+    world = Gatherings(a=make_report("a"), b=Refused("a newer scheduler is at work", Cause.SUPERSEDED))
     for _ in range(2):
         with pytest.raises(Refused, match="newer"):
             await world.gather()
@@ -209,7 +209,7 @@ async def test_a_newer_scheduler_ends_this_one() -> None:
 @pytest.mark.parametrize("fault", ["silent", DEAD, RuntimeError("the engine died")], ids=["silent", "dead", "failing"])
 async def test_the_log_tells_changes_only(fault: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "ray.serve")
-    world = World(a=make_report("a"), b=make_report("b"))
+    world = Gatherings(a=make_report("a"), b=make_report("b"))
     for answer in (make_report("b"), fault, make_report("b")):
         world.engines.answers[B] = answer
         for _ in range(5):

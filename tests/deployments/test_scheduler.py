@@ -52,7 +52,7 @@ def running(name: str, label: str = "") -> RequestLoad:
 
 
 class Fleet:
-    """Implements `Replicas[ControlApi]`: replicas that report; their answer to other calls is given by name."""
+    """Implements `RemoteReplicas[ControlApi]`: replicas that report; their answer to other calls is given by name."""
 
     def __init__(self, *reports: ReplicaReport, **answers: Any) -> None:
         self.others = Answers(**answers)
@@ -90,7 +90,7 @@ class ReportingReplica(AnsweringReplica):
         return report
 
 
-class Scale:
+class FakeScaler:
     """Implements `Scaler`: notes what it is to open, close and drain."""
 
     def __init__(self, max_replicas: int) -> None:
@@ -134,7 +134,7 @@ class Scheduler(EpochScheduler):
 
     def __init__(self, fleet: Fleet, config: SchedulerConfig) -> None:
         self.members = FakeMembership(*fleet.reports)
-        self.scale, self.fleet, self.listing = Scale(4), fleet, FakeListing(fleet.reports)
+        self.scale, self.fleet, self.listing = FakeScaler(4), fleet, FakeListing(fleet.reports)
         self._id = ReplicaId("s")
         self._wire(config, 3, fleet, self.members, self.listing, self.scale, Telemetry(), now, now)
         self._loop = asyncio.create_task(asyncio.sleep(0))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, Gauge
 
-from deployments.api import MetricsApi, Replicas, SchedulerClient
+from deployments.api import MetricsApi, RemoteReplicas, SchedulerClient
 from deployments.exposition import Family, expose, merge
 from deployments.membership import Membership
 from policies.model import ReplicaId
@@ -76,7 +76,7 @@ class MetricsCollector:
         self,
         own: tuple[ReplicaId, Callable[[], Sequence[Family]]],
         scheduler: SchedulerClient[MetricsApi],
-        others: Sequence[tuple[str, Replicas[MetricsApi], Membership]],
+        others: Sequence[tuple[str, RemoteReplicas[MetricsApi], Membership]],
     ) -> None:
         """`own` is this ingress and its metrics; `others` are deployments whose replicas have a method `metrics`."""
         self._id, self._own = own

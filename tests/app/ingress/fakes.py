@@ -107,7 +107,7 @@ Answer = TypeVar("Answer")
 
 
 class Wires:
-    """Implements `Replicas[ServingApi]`: calls and streams to the replicas of a service.
+    """Implements `RemoteReplicas[ServingApi]`: calls and streams to the replicas of a service.
 
     `lose` is asked of every batch on its way; a batch that is lost breaks its stream. `before` and `after` are
     awaited around a call of that (replica, method), and may raise.
@@ -128,8 +128,8 @@ class Wires:
         if cut is not None and not cut.done():
             cut.set_result(error)
 
-    def at(self, replica: ReplicaId, routed: bool = True) -> "Wire":
-        return Wire(self, replica)
+    def at(self, replica: ReplicaId, routed: bool = True) -> "ReplicaWire":
+        return ReplicaWire(self, replica)
 
     async def call(self, replica: ReplicaId, method: str, act: Callable[[Replica], Answer]) -> Answer:
         """Have a replica act, unless it is dead, or dies meanwhile."""
@@ -182,7 +182,7 @@ class Wires:
         return self.replicas[replica]
 
 
-class Wire:
+class ReplicaWire:
     """Implements `ServingApi` for one replica."""
 
     def __init__(self, wires: Wires, replica: ReplicaId) -> None:

@@ -89,25 +89,25 @@ async def test_cancelling_a_scrape_cancels_its_queries() -> None:
 
 
 class Answering:
-    """Implements `Replicas[MetricsApi]` and `SchedulerClient[MetricsApi]`; notes which process was asked."""
+    """Implements `RemoteReplicas[MetricsApi]` and `SchedulerClient[MetricsApi]`; notes which process was asked."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    def at(self, replica: ReplicaId, routed: bool = True) -> "Counted":
-        return Counted(self.asked, replica)
+    def at(self, replica: ReplicaId, routed: bool = True) -> "CountingProcess":
+        return CountingProcess(self.asked, replica)
 
     def forget(self, replica: ReplicaId) -> None:
         pass
 
-    def within(self, timeout_s: float) -> "Counted":
-        return Counted(self.asked, "scheduler")
+    def within(self, timeout_s: float) -> "CountingProcess":
+        return CountingProcess(self.asked, "scheduler")
 
     def tell(self, message: Callable[[MetricsApi], Awaitable[None]]) -> None:
         pass
 
 
-class Counted:
+class CountingProcess:
     """Implements `MetricsApi` for the process of that name."""
 
     def __init__(self, asked: list[str], name: str) -> None:

@@ -1,0 +1,142 @@
+"""Stubs call the method that their protocol names, and the deployments have it."""
+
+import asyncio
+import inspect
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from app.ingress.deployment import IngressReplica
+from deployments.api import EngineApi, MetricsApi, SchedulerApi
+from deployments.cancellation import CalleeCancelled
+from deployments.replica import EngineReplica
+from deployments.routing import ReplicaHandles
+from deployments.scheduler import EpochScheduler
+from deployments.stubs import (
+    EngineStub,
+    IngressStub,
+    SchedulerStub,
+    ServeReplicas,
+    ServeSchedulerClient,
+)
+from policies.model import ReplicaId
+
+pytestmark = pytest.mark.virtual_time
+
+R = ReplicaId("r")
+
+
+def methods(api: type) -> list[str]:
+    """What a protocol offers."""
+    found = inspect.getmembers(api, lambda member: inspect.isfunction(member) and member.__module__ == api.__module__)
+    return [name for name, _ in found if not name.startswith("_")]
+
+
+def arguments(api: type, method: str) -> list[str]:
+    """A placeholder for each of a method's arguments."""
+    return [name for name in inspect.signature(getattr(api, method)).parameters if name != "self"]
+
+
+class Handles:
+    """In place of `ReplicaHandles`: notes calls, and answers "done"."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    async def call(self, replica: ReplicaId, method: str, *args: Any) -> str:
+        self.calls.append(("routed", replica, method, *args))
+        return "done"
+
+    async def call_actor(self, replica: ReplicaId, method: str, *args: Any) -> str:
+        self.calls.append(("direct", replica, method, *args))
+        return "done"
+
+    async def stream(self, replica: ReplicaId, method: str, *args: Any, silence_s: float) -> Any:
+        self.calls.append((silence_s, replica, method, *args))
+        yield ()
+
+    def forget(self, replica: ReplicaId) -> None:
+        self.calls.append(("forget", replica))
+
+
+def served(handles: Handles, silence_s: float = 10.0) -> ServeReplicas[EngineStub]:
+    return ServeReplicas(cast(ReplicaHandles, handles), EngineStub, silence_s)
+
+
+@pytest.mark.parametrize("method", sorted({*methods(EngineApi)} - {"events"}))
+@pytest.mark.parametrize("routed", [True, False], ids=["routed", "direct"])
+async def test_an_engines_stub_calls_the_method_of_that_name(method: str, routed: bool) -> None:
+    handles, given = Handles(), arguments(EngineApi, method)
+    await getattr(served(handles).at(R, routed), method)(*given)
+    assert handles.calls == [("routed" if routed else "direct", R, method, *given)]
+    assert inspect.iscoroutinefunction(getattr(EngineReplica, method))
+
+
+async def test_events_are_streamed_and_silence_ends_them() -> None:
+    handles = Handles()
+    assert [batch async for batch in served(handles, 7.0).at(R).events(cast(Any, "i"))] == [()]
+    assert handles.calls == [(7.0, R, "events", "i")]
+    assert inspect.isasyncgenfunction(EngineReplica.events)
+
+
+async def test_what_is_kept_for_a_replica_can_be_dropped() -> None:
+    handles = Handles()
+    served(handles).forget(R)
+    assert handles.calls == [("forget", R)]
+
+
+async def test_an_ingress_has_metrics() -> None:
+    handles = Handles()
+    await ServeReplicas(cast(ReplicaHandles, handles), IngressStub).at(R).metrics()
+    assert handles.calls == [("routed", R, "metrics")] and methods(MetricsApi) == ["metrics"]
+    assert inspect.iscoroutinefunction(IngressReplica.metrics)
+
+
+# --- the scheduler ------------------------------------------------------------------------------------
+
+
+class Handle:
+    """A deployment's handle: every method notes its call and answers after `takes_s`; `fault` is raised."""
+
+    def __init__(self, takes_s: float = 0.0, fault: BaseException | None = None) -> None:
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+        self.takes_s, self.fault = takes_s, fault
+
+    def __getattr__(self, method: str) -> Any:
+        async def remote(*args: Any) -> str:
+            self.calls.append((method, args))
+            await asyncio.sleep(self.takes_s)
+            if self.fault is not None:
+                raise self.fault
+            return "done"
+
+        return SimpleNamespace(remote=remote)
+
+
+@pytest.mark.parametrize("method", methods(SchedulerApi))
+async def test_the_schedulers_stub_calls_the_method_of_that_name(method: str) -> None:
+    handle, given = Handle(), arguments(SchedulerApi, method)
+    await getattr(SchedulerStub(cast(Any, handle), 1.0), method)(*given)
+    assert handle.calls == [(method, tuple(given))]
+    assert inspect.iscoroutinefunction(getattr(EpochScheduler, method))
+
+
+async def test_a_slow_scheduler_is_not_waited_for() -> None:
+    with pytest.raises(TimeoutError):
+        await SchedulerStub(cast(Any, Handle(takes_s=2.0)), 1.0).view()
+
+
+async def test_a_call_that_the_scheduler_breaks_off_ends_no_task_of_ours() -> None:
+    with pytest.raises(CalleeCancelled):
+        await SchedulerStub(cast(Any, Handle(fault=asyncio.CancelledError())), 1.0).view()
+
+
+@pytest.mark.parametrize("fault", [None, RuntimeError("away")], ids=["heard", "not heard"])
+async def test_a_message_is_not_waited_for_and_may_be_lost(fault: Exception | None) -> None:
+    client, handle = ServeSchedulerClient("app"), Handle(fault=fault)
+    client._cached = cast(Any, handle)
+    client.tell(lambda scheduler: scheduler.hurry())
+    assert handle.calls == []
+    await asyncio.sleep(0.1)
+    assert handle.calls == [("hurry", ())]
