@@ -18,7 +18,6 @@ OBSCURE: Mapping[str, str] = {
 """Kinds of phrases, as regular expressions."""
 
 NOT_YET: tuple[str, ...] = (
-    "app/ingress/access/keys.py",
     "app/ingress/conversation.py",
     "app/ingress/replica_calls.py",
     "app/ingress/streams.py",

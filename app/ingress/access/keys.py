@@ -25,7 +25,7 @@ _MADE_BY = "`python -m app.keys NAME` makes a key and its entry"
 
 
 class KeyListError(ValueError):
-    """An invalid list of keys. The message says what to write and never contains a value from the list."""
+    """An invalid list of keys. The message has the correction and never a value from the list."""
 
 
 @dataclass(frozen=True, slots=True)
