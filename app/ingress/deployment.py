@@ -184,11 +184,14 @@ class IngressBackend:
     async def _order(self, order: Callable[[SchedulerStub], Awaitable[MoveAnswer]]) -> MoveAnswer:
         """Call the scheduler until it answers, since it may be slow or restarting; the call must be idempotent."""
         deadline = time.monotonic() + _CONTROL_PATIENCE_S
+        failing = False
         while True:
             try:
                 return await order(self._scheduler.within(_CONTROL_TIMEOUT_S))
             except Exception as error:
-                log.warning("no answer from the scheduler to an order: %r", error)
+                if not failing:
+                    log.warning("no answer from the scheduler to an order: %r", error)
+                failing = True
                 if time.monotonic() > deadline:
                     return MoveRejected(503, "the scheduler is unavailable; try again")
             await asyncio.sleep(_CONTROL_RETRY_S)

@@ -96,12 +96,16 @@ class Feed:
 
     async def _poll(self) -> None:
         loop = asyncio.get_running_loop()
+        failing = False
         while self._pages:
             began = loop.time()
             try:
                 await self._publish(await self._fetch())
+                failing = False
             except Exception:
-                log.exception("the poll for the live page failed")
+                if not failing:
+                    log.exception("the polls for the live page fail")
+                failing = True
             await asyncio.sleep(max(0.0, began + self._interval_s - loop.time()))
         self._current = False
         self._poller = None

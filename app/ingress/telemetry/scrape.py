@@ -34,26 +34,42 @@ class ScrapeTarget:
     name: str
     fetch: Callable[[], Awaitable[Sequence[Family]]]
 
+    @property
+    def key(self) -> tuple[str, str]:
+        """Deployment and name."""
+        return self.deployment, self.name
 
-async def scrape(targets: Sequence[ScrapeTarget], replica: str, timeout_s: float = TIMEOUT_S) -> bytes:
+
+async def scrape(
+    targets: Sequence[ScrapeTarget],
+    replica: str,
+    timeout_s: float = TIMEOUT_S,
+    reported: set[tuple[str, str]] | None = None,
+) -> bytes:
     """The metrics of all targets that answer within `timeout_s`, in Prometheus's text format.
 
     `mell_metrics_unreachable` counts the processes of each deployment that did not answer; its label `replica` is the
-    scraping ingress.
+    scraping ingress. `reported` are the targets whose silence is in the log; scrapes with the same set log it once.
     """
-    answers = await asyncio.gather(*(_fetch(target, timeout_s) for target in targets))
+    reported = set() if reported is None else reported
+    reported &= {target.key for target in targets}
+    answers = await asyncio.gather(*(_fetch(target, timeout_s, reported) for target in targets))
     unreachable = Counter({target.deployment: 0 for target in targets})
     unreachable.update(target.deployment for target, answer in zip(targets, answers, strict=True) if answer is None)
     return merge([*(answer for answer in answers if answer is not None), _unreachable(unreachable, replica)])
 
 
-async def _fetch(target: ScrapeTarget, timeout_s: float) -> Sequence[Family] | None:
+async def _fetch(target: ScrapeTarget, timeout_s: float, reported: set[tuple[str, str]]) -> Sequence[Family] | None:
     try:
         async with asyncio.timeout(timeout_s):
-            return await target.fetch()
+            answer = await target.fetch()
     except Exception as error:
-        log.warning("no metrics from %s %s: %r", target.deployment, target.name, error)
+        if target.key not in reported:
+            log.warning("no metrics from %s %s: %r", target.deployment, target.name, error)
+        reported.add(target.key)
         return None
+    reported.discard(target.key)
+    return answer
 
 
 def _unreachable(unreachable: Counter[str], replica: str) -> Sequence[Family]:
@@ -82,10 +98,11 @@ class MetricsCollector:
         self._id, self._own = own
         self._scheduler = scheduler
         self._others = others
+        self._reported: set[tuple[str, str]] = set()
 
     async def scrape(self) -> bytes:
         """The metrics of all processes that answer, in Prometheus's text format."""
-        return await scrape(list(self._targets()), self._id)
+        return await scrape(list(self._targets()), self._id, reported=self._reported)
 
     def _targets(self) -> Iterator[ScrapeTarget]:
         yield ScrapeTarget("Ingress", self._id, self._fetch_own)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -240,11 +241,14 @@ async def test_a_page_that_keeps_up_misses_nothing() -> None:
     await close(page)
 
 
-async def test_a_failed_poll_does_not_end_the_feed() -> None:
+async def test_failed_polls_do_not_end_the_feed_and_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     poll = CountingPoll()
     poll.fault = RuntimeError("the scheduler is unavailable")
     page = Feed(poll, interval_s=0.005, heartbeat_s=0.01).events()
-    assert (await anext(page)).startswith(b": ")
+    with caplog.at_level(logging.ERROR, "ray.serve"):
+        assert (await anext(page)).startswith(b": ")
+        await eventually(lambda: poll.count >= 3)
+    assert len(caplog.records) == 1
     poll.fault = None
     assert (await read(page))[0] == "snapshot"
     await close(page)

@@ -1,6 +1,7 @@
 """One scrape returns the metrics of every process that answers, and counts the others."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
@@ -57,6 +58,18 @@ async def test_a_process_that_does_not_answer_costs_only_its_own_metrics(
         seen = parsed(await scrape(targets, "i", timeout_s=0.05))
     assert seen["mell_things_total"] == {("b",): 1}
     assert seen["mell_metrics_unreachable"] == {("Engine", "i"): 1, ("Scheduler", "i"): 1}
+
+
+async def test_the_silence_of_a_process_is_logged_once_until_it_answers(caplog: pytest.LogCaptureFixture) -> None:
+    reported: set[tuple[str, str]] = set()
+    caplog.set_level(logging.WARNING, "ray.serve")
+    for fetch in (refusing, refusing, answering("a"), refusing):
+        await scrape([ScrapeTarget("Engine", "a", fetch)], "i", reported=reported)
+    assert [record.getMessage() for record in caplog.records] == [
+        "no metrics from Engine a: PeerLost('the replica died')"
+    ] * 2
+    await scrape([], "i", reported=reported)
+    assert reported == set()
 
 
 async def test_all_processes_are_queried_concurrently() -> None:
