@@ -1,4 +1,4 @@
-"""Mell's operator calls, as the benchmarks use them, and streams that can be watched while they are read."""
+"""The benchmarks' operator calls to Mell, and streams that are read in the background."""
 
 import asyncio
 import time
@@ -56,11 +56,11 @@ class Admin:
         return await self._mell.move(label, path, target)
 
     async def drain(self, replica: str) -> None:
-        """Have a replica emptied and stopped."""
+        """Order the evacuation and stop of a replica."""
         await self._mell.drain(replica)
 
     async def record(self, migration: str) -> dict[str, Any]:
-        """The record of a migration, once it has ended. Raises TimeoutError."""
+        """Wait for the end of a migration; its record. Raises TimeoutError."""
         deadline = time.monotonic() + WAIT_S
         while time.monotonic() < deadline:
             for record in await self._mell.migrations():
@@ -70,7 +70,7 @@ class Admin:
         raise TimeoutError(f"migration {migration} has no outcome after {WAIT_S} s")
 
     async def hosts(self, labels: set[str]) -> dict[str, str]:
-        """The replica of each of these requests. Raises TimeoutError when one is nowhere."""
+        """The replica of each of these requests. Raises TimeoutError if one stays without a replica."""
         deadline = time.monotonic() + WAIT_S
         while time.monotonic() < deadline:
             replicas = (await self._mell.state())["replicas"]
@@ -78,7 +78,7 @@ class Admin:
             if labels <= found.keys():
                 return {label: found[label] for label in sorted(labels)}
             await asyncio.sleep(0.1)
-        raise TimeoutError(f"{sorted(labels - found.keys())} run nowhere")
+        raise TimeoutError(f"{sorted(labels - found.keys())} are on no replica after {WAIT_S} s")
 
     async def replicas(self) -> list[str]:
         """The ids of all engine replicas."""

@@ -1,7 +1,7 @@
-"""A load generator that costs little: raw sockets, one read per chunk, timestamps as bytes arrive.
+"""A cheap load generator: raw sockets, one read per chunk, timestamps at the arrival of bytes.
 
-Client and server share the machine, so whatever the client saves is not charged to the server: a chunk costs 30 us of
-CPU here and 110 us in `app.client`, which is a sixth of a core at 2,000 tokens per second.
+Client and server share the machine, so the client's CPU time reduces the server's speed: a chunk costs 30 us here and
+110 us in `app.client`, a difference of a sixth of a core at 2,000 tokens per second.
 """
 
 import asyncio

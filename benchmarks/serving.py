@@ -32,9 +32,9 @@ def main() -> None:
     options = parser.parse_args()
     with bare_vllm(BARE_PORT), mell(MELL_PORT, 1):
         results = {n: asyncio.run(_pairs(n, options.pairs)) for n in options.streams}
-    show("Mell", "bare", results)
+    print_pairs("Mell", "bare", results)
     if options.json:
-        keep(results, options.json)
+        write_pairs(results, options.json)
 
 
 async def _pairs(streams: int, count: int) -> list[tuple[Load, Load]]:
@@ -50,13 +50,13 @@ async def _pairs(streams: int, count: int) -> list[tuple[Load, Load]]:
     return pairs
 
 
-def keep(results: Mapping[int, list[tuple[Load, Load]]], file: Path) -> None:
+def write_pairs(results: Mapping[int, list[tuple[Load, Load]]], file: Path) -> None:
     """Write the pairs of each number of streams to a JSON file."""
     raw = {n: [[dataclasses.asdict(a), dataclasses.asdict(b)] for a, b in pairs] for n, pairs in results.items()}
     file.write_text(json.dumps(raw, indent=1))
 
 
-def show(first: str, second: str, results: Mapping[int, list[tuple[Load, Load]]]) -> None:
+def print_pairs(first: str, second: str, results: Mapping[int, list[tuple[Load, Load]]]) -> None:
     """Print the medians of both, and the ratios first / second of the pairs, for each number of streams."""
     for streams, pairs in results.items():
         print(f"\n{streams} streams, {PROMPT} prompt and {OUTPUT} output tokens, {len(pairs)} pairs")

@@ -51,7 +51,10 @@ def main() -> None:
 
 
 def _compare(other: Path, count: int, streams: list[int], file: Path | None) -> None:
-    from benchmarks.serving import keep, show  # Not at the top: an older version of it may lack these functions.
+    from benchmarks.serving import (  # Not at the top: an older version of it may lack these functions.
+        print_pairs,
+        write_pairs,
+    )
 
     here = Path(__file__).parents[1]
     pairs: dict[int, list[tuple[Load, Load]]] = {n: [] for n in streams}
@@ -60,8 +63,8 @@ def _compare(other: Path, count: int, streams: list[int], file: Path | None) -> 
         for n in streams:
             pairs[n].append((both[here][n], both[other][n]))
         if file is not None:
-            keep(pairs, file)
-    show("this", "other", pairs)
+            write_pairs(pairs, file)
+    print_pairs("this", "other", pairs)
 
 
 def _run(folder: Path, streams: list[int]) -> dict[int, Load]:

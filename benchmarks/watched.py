@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from benchmarks.load import Load, offer
 from benchmarks.servers import MODEL, mell
-from benchmarks.serving import OUTPUT, PROMPT, keep, show
+from benchmarks.serving import OUTPUT, PROMPT, print_pairs, write_pairs
 
 PORT = 8100
 
@@ -32,9 +32,9 @@ def main() -> None:
     options = parser.parse_args()
     with mell(PORT, 1):
         results = {n: asyncio.run(_pairs(n, options.pairs, options.pages)) for n in options.streams}
-    show(f"{options.pages} pages", "none", results)
+    print_pairs(f"{options.pages} pages", "none", results)
     if options.json:
-        keep(results, options.json)
+        write_pairs(results, options.json)
 
 
 async def _pairs(streams: int, count: int, pages: int) -> list[tuple[Load, Load]]:

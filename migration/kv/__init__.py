@@ -2,5 +2,5 @@
 
 The connector follows vLLM's block tables step by step; the worker extension copies a request's blocks from the cache
 into a staging slot, and a connector with a staged load copies them from a slot into the cache. Replicas drive both
-through `deployments.engine`, and `migration.transport` carries slots between replicas; nothing here knows either.
+through `deployments.engine`, and `migration.transport` carries slots between replicas; nothing here imports either.
 """

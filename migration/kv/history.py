@@ -120,7 +120,7 @@ class SeededGenerator(torch.Generator):
         return 0
 
     def set_offset(self, offset: int) -> None:
-        """Return to the end of the output, whatever `offset` is."""
+        """Return to the end of the output, for every `offset`."""
         self.rewind()
 
     def rewind(self) -> None:
