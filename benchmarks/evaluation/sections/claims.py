@@ -129,7 +129,7 @@ NOTES = (
     "Requests held are compared with the better of BF and WF that stall (section 3).",
     "Runs can refute the competitive ratio, not prove it, and the paper's proof has a gap: see below.",
 )
-"""Definitions that the table rests on; true whatever is measured."""
+"""Definitions behind the table, independent of measurements."""
 
 CLAIMS: Sequence[Claim] = (
     Claim("9 to 31 % fewer GPUs than existing systems", "abstract", fewer_gpus),
