@@ -19,13 +19,13 @@ _OVER = sys.maxsize
 """The hop of a reader that reads no more: every word is outdated."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Output:
     """Output tokens [index, index + len(tokens)) of a request, of one engine step or of several that came together.
 
     `logprobs` has one packed entry per token (`migration.protocol.logprobs`) if the request asks for them, else none.
     `finish` is OpenAI's finish reason ("stop" or "length") on the last output, which may be without tokens; None on all
-    others.
+    others. Not frozen: one is made for every engine step of every request, and freezing doubles its cost.
     """
 
     index: int
@@ -117,6 +117,7 @@ class SegmentOrigin(StrEnum):
 class Reader:
     """One request. `host` runs it, or is being asked to; `moves` and `resubmissions` count how it came there.
 
+    `over` is true in a final state: nothing is read any more.
     `touched` are the replicas that may run it under whatever hop and have not been told to end it.
     """
 
@@ -127,6 +128,7 @@ class Reader:
         self.touched: set[ReplicaId] = set()
         self.moves = 0
         self.resubmissions = 0
+        self.over = False
         self._move: Moving | None = None
         self._next = ReplicaId("")
         self._settled = 0
@@ -200,7 +202,7 @@ class Reader:
 
     def take(self, word: StreamEvent, replica: ReplicaId) -> list[Action]:
         """A replica's word, in whatever order words come."""
-        hop = _OVER if self.state in FINAL else self.cursor.hop
+        hop = _OVER if self.over else self.cursor.hop
         if isinstance(word, Delta) and word.hop >= hop:
             return self._take_tokens(word)
         event = hear(word, hop, self._settled)
@@ -260,12 +262,13 @@ class Reader:
     def _feed(self, event: ReaderEvent, speaker: ReplicaId | None = None, index: int = 0) -> list[Action]:
         before = self.state
         commands = self.session.feed(event)
+        self.over = self.state in FINAL
         return [action for command in commands for action in self._execute(command, before, speaker, index)]
 
     def _execute(
         self, command: ReaderCommand, before: ReaderState, speaker: ReplicaId | None, index: int
     ) -> Iterator[Action]:
-        cursor, over = self.cursor, self.state in FINAL
+        cursor, over = self.cursor, self.over
         match command:
             case ReaderCommand.REPORT_LOSS:
                 yield HostGone(self.host, self._reason)

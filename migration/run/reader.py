@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from migration.errors import PeerLost, Refused, Stopping
 from migration.ports import Clock, Hosts, Journal, Listener, Loss, LossKind
-from migration.protocol.reader import FINAL, ReaderState
+from migration.protocol.reader import ReaderState
 from migration.protocol.reading import (
     Action,
     AttachHost,
@@ -103,7 +103,8 @@ class ReaderRun:
 
     def take(self, word: StreamEvent, replica: ReplicaId) -> None:
         """A replica's word."""
-        self._carry_out(self.reader.take(word, replica))
+        if actions := self.reader.take(word, replica):
+            self._carry_out(actions)
         self._world.journal.took(self.spec, self.reader)
 
     def host_lost(self, replica: ReplicaId, reason: str) -> None:
@@ -120,14 +121,17 @@ class ReaderRun:
 
     def _carry_out(self, actions: Iterable[Action]) -> None:
         for action in actions:
-            self._act(action)
+            if type(action) is Output:
+                self._listener.deliver(action)
+            else:
+                self._act(action)
         state = self.reader.state
-        if state in (ReaderState.PLACING, ReaderState.FINDING):
+        if state is ReaderState.PLACING or state is ReaderState.FINDING:
             return
         self._taken.set()
-        if state in FINAL:
+        if self.reader.over:
             self._stop_activity()
-        if self._gone is not None and state not in (ReaderState.FAILED, ReaderState.LEFT):
+        if self._gone is not None and state is not ReaderState.FAILED and state is not ReaderState.LEFT:
             (gone, since), self._gone = self._gone, None
             took_s = self._world.clock() - since
             self._world.journal.continued(self.spec, self.reader, gone.host, gone.reason, took_s)
@@ -135,8 +139,6 @@ class ReaderRun:
     def _act(self, action: Action) -> None:
         spec, world = self.spec, self._world
         match action:
-            case Output():
-                self._listener.deliver(action)
             case PlaceRequest():
                 self._start(self._place(action))
             case FindRequest():

@@ -110,10 +110,11 @@ class Wires:
     """Implements `RemoteReplicas[ServingApi]`: calls and streams to the replicas of a service.
 
     `lose` is asked of every batch on its way; a batch that is lost breaks its stream. `before` and `after` are
-    awaited around a call of that (replica, method), and may raise.
+    awaited around a call of that (replica, method), and may raise. Nothing passes to or from the replicas in `hushed`.
     """
 
     def __init__(self, replicas: dict[ReplicaId, Replica]) -> None:
+        self.hushed: set[ReplicaId] = set()
         self.replicas = replicas
         self.calls: list[tuple[str, str]] = []
         self.before: dict[tuple[str, str], Hook] = {}
@@ -135,6 +136,7 @@ class Wires:
         """Have a replica act, unless it is dead, or dies meanwhile."""
         self.calls.append((replica, method))
         await asyncio.sleep(0)
+        await self._while_hushed(replica)
         await self._run(self.before, replica, method)
         answer = act(self._alive(replica))
         await self._run(self.after, replica, method)
@@ -146,14 +148,21 @@ class Wires:
         if hook := hooks.get((replica, method)):
             await hook()
 
+    async def _while_hushed(self, replica: ReplicaId) -> None:
+        while replica in self.hushed:
+            await asyncio.sleep(0.001)
+
     async def events(self, replica: ReplicaId, ingress: IngressId) -> AsyncIterator[Batch]:
         """The events of a replica, until the wire is cut."""
+        await self._while_hushed(replica)
         batches = self._alive(replica).outboxes.read(ingress)
         cut = self._cuts[replica] = asyncio.get_running_loop().create_future()
         self.streams += 1
         pull: asyncio.Future[Batch | None] | None = None
         try:
             while True:
+                while replica in self.hushed and not cut.done():
+                    await asyncio.sleep(0.001)
                 pull = asyncio.ensure_future(anext(batches, None))
                 await asyncio.wait({pull, cut}, return_when=asyncio.FIRST_COMPLETED)
                 if cut.done():
