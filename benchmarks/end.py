@@ -30,13 +30,13 @@ from migration.protocol.rounds import CopyLimits
 from migration.run.slots import Lease, Slots
 from migration.run.source import Order, SourceRun
 from migration.run.target import TargetRun
-from migration.run.world import Limits, World
+from migration.run.world import MigrationLimits, MigrationWorld
 from policies.model import Blocks, Bytes, ReplicaId, RequestId
 from policies.plan import Path, Reason
 
 SLOTS = 4
 LIMIT_S = 120.0
-LIMITS = Limits(LIMIT_S, LIMIT_S, LIMIT_S, LIMIT_S, CopyLimits(final_blocks=0))
+LIMITS = MigrationLimits(LIMIT_S, LIMIT_S, LIMIT_S, LIMIT_S, CopyLimits(final_blocks=0))
 SOURCE, TARGET = ReplicaId("source"), ReplicaId("target")
 
 
@@ -71,7 +71,7 @@ class TransferEnd:
         prompt = (0,) * (blocks * BLOCK_SIZE + 1)
         spec = RequestSpec(RequestId("moved"), "", prompt, Sampling(max_tokens=1), IngressId(""))
         peer, cache = ActorPeer(TARGET, target), self._cache
-        world = World(
+        world = MigrationWorld(
             self._name,
             SingleRequestHost(spec),
             cache,

@@ -7,8 +7,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from migration.protocol.rounds import CopyLimits
-from migration.run.world import Limits
-from policies.decision.limits import Limits as EpochLimits
+from migration.run.world import MigrationLimits
+from policies.decision.limits import Limits
 from policies.decision.planner import LiveLimits, Mode
 from policies.rules.registry import policy
 
@@ -64,9 +64,9 @@ class MigrationSettings(SettingsSection):
         return self.slot_mib << 20
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> MigrationLimits:
         """The limits of one migration."""
-        return Limits(
+        return MigrationLimits(
             prepare_s=self.prepare_timeout_s,
             copy_s=self.copy_timeout_s,
             final_s=self.final_copy_timeout_s,
@@ -140,7 +140,7 @@ class SchedulerConfig(SchedulerSettings):
     @property
     def limits(self) -> LiveLimits:
         """The limits of an epoch."""
-        limits = EpochLimits(
+        limits = Limits(
             moves_per_epoch=self.moves_per_epoch,
             cooldown_s=self.cooldown_s,
             headroom_s=self.headroom_s,

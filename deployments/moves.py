@@ -15,7 +15,7 @@ from migration.protocol.source import SourceEvent
 from migration.protocol.target import TargetEvent, TargetState
 from migration.run.source import Order, SourceRun
 from migration.run.target import TargetRun
-from migration.run.world import World
+from migration.run.world import MigrationWorld
 from policies.causes import Cause
 from policies.model import ReplicaId, RequestId
 
@@ -29,7 +29,7 @@ class Moves:
 
     def __init__(
         self,
-        world: World,
+        world: MigrationWorld,
         host: RequestHost,
         peer: Callable[[ReplicaId], Peer],
         lease_s: float,

@@ -33,7 +33,7 @@ from migration.protocol.record import MigrationRecord
 from migration.protocol.request import IngressId
 from migration.run.profiling import measure
 from migration.run.source import Order
-from migration.run.world import World
+from migration.run.world import MigrationWorld
 from policies.causes import Cause
 from policies.model import Blocks, ReplicaId, ReplicaLoad, ReplicaState, RequestId
 
@@ -77,7 +77,7 @@ class EngineReplica:
 
     def _make_moves(self, config: MigrationSettings, topology: Topology) -> Moves:
         replicas = engines(topology.app)
-        world = World(
+        world = MigrationWorld(
             replica=self._id,
             host=self._host,
             blocks=self._engine,

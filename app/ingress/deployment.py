@@ -21,8 +21,8 @@ from app.ingress.http.server import HttpServer, endpoint, listen
 from app.ingress.openai.answers.tool_parser import ToolParser
 from app.ingress.openai.model import Model
 from app.ingress.openai.requests.template import ChatTemplate
-from app.ingress.placing import Placer
-from app.ingress.streams import Streams
+from app.ingress.streams.placing import Placer
+from app.ingress.streams.streams import Streams
 from app.ingress.telemetry.requests import RequestTelemetry
 from app.ingress.telemetry.scrape import MetricsCollector
 from app.ingress.telemetry.tracing import NO_TRACER, KeepHttpScope, Tracer

@@ -7,7 +7,7 @@ from migration.errors import TransferFailed
 from migration.ports import Hosted, Peer, Slot
 from migration.protocol.messages import Chunk
 from migration.run.slots import Lease
-from migration.run.world import World
+from migration.run.world import MigrationWorld
 from policies.model import Blocks, Bytes
 
 
@@ -18,7 +18,7 @@ class BlockCopy:
     have: tokens that rode on a chunk that failed have not arrived. `seconds` is how long copying took, in vain or not.
     """
 
-    def __init__(self, migration: str, hosted: Hosted, peer: Peer, world: World) -> None:
+    def __init__(self, migration: str, hosted: Hosted, peer: Peer, world: MigrationWorld) -> None:
         self.sent = Bytes(0)
         self.heard = 0
         self.seconds = 0.0

@@ -19,7 +19,7 @@ from migration.protocol.rounds import Progress, final_range, full_blocks, worth_
 from migration.protocol.source import ACTIVITIES, FINAL, SourceCommand, SourceEvent, SourceState
 from migration.run.copying import BlockCopy
 from migration.run.times import Times
-from migration.run.world import World
+from migration.run.world import MigrationWorld
 from policies.causes import Cause
 from policies.model import Blocks, ReplicaId, RequestId, Tokens
 from policies.plan import Path, Reason
@@ -45,7 +45,7 @@ class Order:
 class SourceRun:
     """One migration, from the order to its record."""
 
-    def __init__(self, order: Order, peer: Peer, world: World) -> None:
+    def __init__(self, order: Order, peer: Peer, world: MigrationWorld) -> None:
         self._order = order
         self._peer = peer
         self._world = world

@@ -9,7 +9,7 @@ from policies.model import ReplicaId
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class MigrationLimits:
     """Time limits of the activities, in seconds, and of pre-copying.
 
     `doubt_s` is how long a source in doubt waits before it asks its reader again. `resume_s` is how long a migration's
@@ -26,7 +26,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class MigrationWorld:
     """The parts of the source replica that a migration uses."""
 
     replica: ReplicaId
@@ -34,6 +34,6 @@ class World:
     blocks: BlockStore
     transport: Transport
     slots: Slots
-    limits: Limits
+    limits: MigrationLimits
     clock: Clock
     wall_clock: Clock

@@ -16,7 +16,7 @@ from migration.protocol.messages import PathRequest
 from migration.protocol.record import MigrationRecord, Outcome
 from migration.protocol.request import Sampling
 from migration.run.slots import Slots
-from migration.run.world import Limits
+from migration.run.world import MigrationLimits
 from policies.causes import Cause
 from policies.model import RequestId
 from policies.plan import Path
@@ -25,7 +25,7 @@ from tests.migration.world import Pair, make_pair, spec
 
 R = RequestId("r")
 pytestmark = pytest.mark.virtual_time
-SHORT = Limits(prepare_s=0.1, copy_s=0.1, final_s=0.1, adopt_s=0.1)
+SHORT = MigrationLimits(prepare_s=0.1, copy_s=0.1, final_s=0.1, adopt_s=0.1)
 
 
 async def begun(**knobs: Any) -> Pair:

@@ -7,8 +7,8 @@ from ray import cloudpickle
 
 from deployments.config import MigrationSettings, SchedulerConfig
 from migration.protocol.rounds import CopyLimits
-from migration.run.world import Limits
-from policies.decision.limits import Limits as EpochLimits
+from migration.run.world import MigrationLimits
+from policies.decision.limits import Limits
 from policies.decision.planner import LiveLimits
 
 
@@ -21,11 +21,11 @@ def test_the_limits_of_a_migration_are_those_of_the_settings() -> None:
         max_rounds=5,
         final_blocks=6,
     )
-    assert settings.limits == Limits(1.0, 2.0, 3.0, 4.0, CopyLimits(5, 6))
+    assert settings.limits == MigrationLimits(1.0, 2.0, 3.0, 4.0, CopyLimits(5, 6))
 
 
 def test_unset_limits_of_a_migration_are_the_protocols_own() -> None:
-    assert MigrationSettings().limits == Limits()
+    assert MigrationSettings().limits == MigrationLimits()
 
 
 def test_the_limits_of_an_epoch_are_those_of_the_settings() -> None:
@@ -39,7 +39,7 @@ def test_the_limits_of_an_epoch_are_those_of_the_settings() -> None:
         manual_cooldown_s=7.0,
         bounds=(8, 9),
     )
-    limits = EpochLimits(moves_per_epoch=1, cooldown_s=2.0, headroom_s=3.0, min_replicas=8, slack=4.0)
+    limits = Limits(moves_per_epoch=1, cooldown_s=2.0, headroom_s=3.0, min_replicas=8, slack=4.0)
     assert config.limits == replace(LiveLimits(), limits=limits, linger_s=5.0, foresight_s=6.0, by_hand_s=7.0)
 
 

@@ -16,14 +16,14 @@ from migration.protocol.request import Delta, Doubt, IngressId, Lost, Moved, Mov
 from migration.protocol.rounds import CopyLimits
 from migration.run.slots import Slots
 from migration.run.source import Order
-from migration.run.world import Limits, World
+from migration.run.world import MigrationLimits, MigrationWorld
 from migration.transport.shared import SharedSlots
 from policies.model import ReplicaId, RequestId
 from policies.plan import Reason
 from tests.deployments.fake_engine import FakeEngine
 
 INGRESS = IngressId("ingress")
-LIMITS = Limits(prepare_s=0.5, copy_s=0.5, final_s=0.5, adopt_s=0.5, copy=CopyLimits())
+LIMITS = MigrationLimits(prepare_s=0.5, copy_s=0.5, final_s=0.5, adopt_s=0.5, copy=CopyLimits())
 
 
 class LocalPeer:
@@ -70,7 +70,7 @@ class Replica:
         engine: FakeEngine,
         transport: Transport,
         lease_s: float,
-        limits: Limits,
+        limits: MigrationLimits,
     ) -> None:
         self.id = ReplicaId(name)
         self.engine = engine
@@ -80,7 +80,7 @@ class Replica:
         self.outboxes = Outboxes(clock)
         self.host = RequestHost(engine, self.outboxes, clock, lambda: self.room)
         self.slots = Slots(2, engine.fingerprint.slot_bytes)
-        world = World(self.id, self.host, engine, transport, self.slots, limits, clock, time.time)
+        world = MigrationWorld(self.id, self.host, engine, transport, self.slots, limits, clock, time.time)
         self.moves = Moves(world, self.host, lambda to: LocalPeer(cluster[to]), lease_s)
 
     @property
@@ -181,7 +181,7 @@ def make_pair(
     *,
     step_s: float = 0.001,
     lease_s: float = 1.0,
-    limits: Limits = LIMITS,
+    limits: MigrationLimits = LIMITS,
     transport: Transport | None = None,
     model_b: str = "fake",
     cache_b: str = "fake-cache",

@@ -18,7 +18,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.ingress.access.admission import Admission, ClientCall, Gate
 from app.ingress.asgi import EventStream, read_body, unless_disconnected
-from app.ingress.conversation import opened
 from app.ingress.errors import ApiError
 from app.ingress.openai.answer import Answer
 from app.ingress.openai.answers.choice import Shape
@@ -30,7 +29,8 @@ from app.ingress.openai.model import Model
 from app.ingress.openai.requests.schema import Generation, parse_detokenize, parse_move, parse_tokenize
 from app.ingress.openai.tokens import detokenize, tokenize
 from app.ingress.page.routes import PageRoutes
-from app.ingress.streams import Streams
+from app.ingress.streams.conversation import opened
+from app.ingress.streams.streams import Streams
 from app.ingress.telemetry.requests import CLIENT_CLOSED_STATUS, RequestObserver, RequestTelemetry
 from app.ingress.telemetry.scrape import CONTENT_TYPE
 from deployments.control import MoveAccepted, MoveAnswer

@@ -15,11 +15,11 @@ import httpx
 from starlette.applications import Starlette
 
 from app.ingress.access.admission import Gate
-from app.ingress.conversation import Conversation
 from app.ingress.http.routes import Routes
 from app.ingress.openai.model import Model
-from app.ingress.placing import Placer
-from app.ingress.streams import Streams
+from app.ingress.streams.conversation import Conversation
+from app.ingress.streams.placing import Placer
+from app.ingress.streams.streams import Streams
 from app.ingress.telemetry.requests import RequestTelemetry
 from deployments.calls import PlaceCall, Submission
 from deployments.control import MoveAccepted, MoveAnswer, MoveRejected
@@ -34,7 +34,7 @@ from migration.protocol.request import IngressId, Sampling
 from migration.protocol.rounds import CopyLimits
 from migration.run.reader import ReaderRun
 from migration.run.source import Order
-from migration.run.world import Limits
+from migration.run.world import MigrationLimits
 from migration.transport.shared import SharedSlots
 from policies.causes import Cause
 from policies.decision.placement import Decision, NoReplica, Place
@@ -46,7 +46,7 @@ from tests.migration import world
 from tests.migration.world import INGRESS, spec
 from tests.virtual_time import now
 
-LIMITS = Limits(prepare_s=0.3, copy_s=0.3, final_s=0.3, adopt_s=0.3, copy=CopyLimits())
+LIMITS = MigrationLimits(prepare_s=0.3, copy_s=0.3, final_s=0.3, adopt_s=0.3, copy=CopyLimits())
 MAX_CONTEXT = 1024
 LOOPBACK = ("127.0.0.1", 4711)
 

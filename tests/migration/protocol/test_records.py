@@ -10,7 +10,7 @@ from migration.protocol.messages import PathRequest
 from migration.protocol.record import MigrationRecord, Outcome
 from migration.protocol.request import IngressId, RequestSpec, Sampling
 from migration.run.source import Order
-from migration.run.world import Limits
+from migration.run.world import MigrationLimits
 from policies.model import ReplicaId, RequestId
 from policies.plan import Path, Reason
 from tests.migration.world import Pair, make_pair, spec
@@ -88,7 +88,7 @@ async def test_the_source_is_done_with_a_request_before_it_resumes() -> None:
 
 @pytest.mark.parametrize("fault", ["silent", PeerLost("dead")], ids=["silent", "dead"])
 async def test_a_target_that_does_not_tell_leaves_the_record_without(fault: Exception | str) -> None:
-    pair = make_pair(limits=Limits(resume_s=0.05))
+    pair = make_pair(limits=MigrationLimits(resume_s=0.05))
     pair.b.faults["resumed"] = fault
     record = await moved(pair)
     assert (record.outcome, record.resume_s, record.whole_s) == (Outcome.COMMITTED, None, None)

@@ -11,7 +11,7 @@ from migration.protocol.messages import PathRequest
 from migration.protocol.record import Outcome
 from migration.protocol.request import Doubt, Moving
 from migration.protocol.rounds import CopyLimits
-from migration.run.world import Limits
+from migration.run.world import MigrationLimits
 from policies.causes import Cause
 from policies.model import Phase
 from tests.migration.world import make_pair, spec
@@ -84,7 +84,7 @@ async def test_long_context_moves_in_slot_sized_chunks() -> None:
 
 
 async def test_stop_and_copy_moves_everything_in_the_pause() -> None:
-    limits = Limits(copy=CopyLimits(max_rounds=0, final_blocks=0))
+    limits = MigrationLimits(copy=CopyLimits(max_rounds=0, final_blocks=0))
     pair, request = make_pair(limits=limits), spec()
     cursor = pair.submit(request)
     await pair.until(cursor, 10)
@@ -103,7 +103,7 @@ FAULTS = ["silent", PeerLost("dead"), Refused("no", Cause.NO_ROOM), TransferFail
 async def test_a_fault_at_any_step_costs_no_token_and_leaks_nothing(
     call: str, fault: Exception | str, path: PathRequest
 ) -> None:
-    limits = Limits(prepare_s=0.1, copy_s=0.1, final_s=0.1, adopt_s=0.1)
+    limits = MigrationLimits(prepare_s=0.1, copy_s=0.1, final_s=0.1, adopt_s=0.1)
     pair, request = make_pair(limits=limits, lease_s=0.3), spec(tokens=400)
     cursor = pair.submit(request)
     await pair.until(cursor, 10)
@@ -233,7 +233,7 @@ async def test_the_readers_word_outlasts_the_lease() -> None:
 @pytest.mark.parametrize("words", [1, 3])
 async def test_source_that_gets_no_answer_goes_on_by_its_readers_word(words: int) -> None:
     """Nobody answers its first questions: it stays silent, and asks again."""
-    limits = Limits(adopt_s=0.05, doubt_s=0.05)
+    limits = MigrationLimits(adopt_s=0.05, doubt_s=0.05)
     pair, request = make_pair(limits=limits), spec(tokens=200)
     pair.b.faults["adopted"] = pair.b.faults["cancel"] = "silent"
     cursor = pair.submit(request)
@@ -253,7 +253,7 @@ async def test_source_that_gets_no_answer_goes_on_by_its_readers_word(words: int
 
 
 async def test_source_that_gets_no_answer_learns_from_its_reader_that_the_request_has_moved() -> None:
-    limits = Limits(adopt_s=0.05, doubt_s=0.05)
+    limits = MigrationLimits(adopt_s=0.05, doubt_s=0.05)
     pair, request = make_pair(limits=limits), spec(tokens=400)
     pair.b.faults["adopted"] = "silent"
     cursor = pair.submit(request)

@@ -5,9 +5,9 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from app.ingress.conversation import Opened
 from app.ingress.openai.answers.logprobs import Scored, Scorer
 from app.ingress.openai.answers.text import TextStream
+from app.ingress.streams.conversation import Opened
 from app.ingress.telemetry.requests import StepTimer
 
 

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.ingress.conversation import Conversation, Opened
 from app.ingress.errors import ApiError
 from app.ingress.openai.answers.calls import Call, Calling, ListReading, NamedReading, Said, joined
 from app.ingress.openai.answers.choice import Outset
@@ -23,6 +22,7 @@ from app.ingress.openai.chat import CHAT
 from app.ingress.openai.model import Model
 from app.ingress.openai.requests.template import ChatTemplate
 from app.ingress.openai.requests.tools import Tool, schema_of_calls
+from app.ingress.streams.conversation import Conversation, Opened
 from deployments.host import RequestHost
 from migration.protocol.reading import Output, Reader
 from migration.protocol.request import Structured

@@ -19,7 +19,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from app.ingress.http.routes import Routes
 from app.ingress.openai.model import Model
-from app.ingress.streams import Streams
+from app.ingress.streams.streams import Streams
 from app.ingress.telemetry.requests import RequestTelemetry
 from app.ingress.telemetry.spans import FLUSHING, OpenTelemetryTracer, batched
 from app.ingress.telemetry.tracing import KeepHttpScope

@@ -14,7 +14,7 @@ from migration.protocol.request import Delta, Moved
 from policies.causes import Cause
 from policies.model import RequestId
 from tests.app.ingress.fakes import eventually, make_service, output
-from tests.app.ingress.streaming import KV, LONG, SLOW_S, TOKENS, served, whole
+from tests.app.ingress.streams.streaming import KV, LONG, SLOW_S, TOKENS, served, whole
 from tests.migration.world import INGRESS, spec
 
 pytestmark = pytest.mark.virtual_time

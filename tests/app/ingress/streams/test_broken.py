@@ -7,7 +7,7 @@ import pytest
 from migration.errors import PeerLost
 from migration.protocol.request import Delta, Moved, Moving
 from tests.app.ingress.fakes import Service, eventually, make_service, output
-from tests.app.ingress.streaming import LONG, served, whole
+from tests.app.ingress.streams.streaming import LONG, served, whole
 from tests.migration.world import spec
 
 pytestmark = pytest.mark.virtual_time
@@ -81,7 +81,7 @@ async def test_a_word_of_a_move_lost_with_a_stream_costs_nothing(lost: type) -> 
 
 
 async def test_a_stream_of_an_idle_replica_breaks_and_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.ingress.streams.ROUTER_SKEW_S", 0.1)
+    monkeypatch.setattr("app.ingress.streams.streams.ROUTER_SKEW_S", 0.1)
     service, request = make_service("a"), spec()
     await asyncio.sleep(0.2)
     service.wires.cut("a", ConnectionError("broken"))

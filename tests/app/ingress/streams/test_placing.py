@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from app.ingress.conversation import Conversation
 from app.ingress.errors import ApiError
+from app.ingress.streams.conversation import Conversation
 from tests.app.ingress.fakes import make_service, output
-from tests.app.ingress.streaming import LONG, served, whole
+from tests.app.ingress.streams.streaming import LONG, served, whole
 from tests.migration.world import spec
 
 pytestmark = pytest.mark.virtual_time

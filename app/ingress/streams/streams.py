@@ -11,9 +11,9 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine
 
-from app.ingress.conversation import Conversation, to_error
-from app.ingress.placing import Placer
-from app.ingress.replica_calls import RECONNECT_S, ROUTER_SKEW_S, EngineCalls
+from app.ingress.streams.conversation import Conversation, to_error
+from app.ingress.streams.placing import Placer
+from app.ingress.streams.replica_calls import RECONNECT_S, ROUTER_SKEW_S, EngineCalls
 from app.ingress.telemetry.tracing import NO_TRACER, Tracer
 from deployments.api import NoticeApi, RemoteReplicas, SchedulerClient, ServingApi
 from deployments.membership import Membership

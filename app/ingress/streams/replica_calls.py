@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import TypeVar
 
-from app.ingress.placing import Placer
+from app.ingress.streams.placing import Placer
 from deployments.api import RemoteReplicas, ServingApi
 from deployments.calls import Submission
 from deployments.coalesce import Coalescer

@@ -17,7 +17,7 @@ from migration.protocol.record import Outcome
 from policies.causes import Cause
 from policies.model import ReplicaId, RequestId
 from tests.app.ingress.fakes import Service, eventually, make_service, output
-from tests.app.ingress.streaming import KV, LONG, TOKENS, whole
+from tests.app.ingress.streams.streaming import KV, LONG, TOKENS, whole
 from tests.migration.world import spec
 
 pytestmark = pytest.mark.virtual_time

@@ -10,7 +10,7 @@ from migration.protocol.messages import PathRequest
 from migration.protocol.reader import ReaderState
 from migration.protocol.record import Outcome
 from tests.app.ingress.fakes import eventually, make_service, output
-from tests.app.ingress.streaming import KV, LONG, TOKENS, served, whole
+from tests.app.ingress.streams.streaming import KV, LONG, TOKENS, served, whole
 from tests.migration.world import spec
 
 pytestmark = pytest.mark.virtual_time
