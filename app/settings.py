@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from app.ingress.access.keys import KeyFile
 from deployments.config import ON_GPU, ON_HOST, MigrationSettings, SchedulerSettings, SettingsSection
-from policies.decision.planner import Mode
+from policies.decision.limits import Mode
 
 
 class ModelLoadingSettings(SettingsSection):

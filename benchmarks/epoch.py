@@ -1,9 +1,9 @@
 """The processor time of one epoch's decision, by size of the cluster: `python -m benchmarks.epoch`.
 
 A synthetic cluster in a steady state: on average 20 requests on each of N replicas. In every epoch all sizes change;
-one request in 20 arrives, ends or grows into another class. Only `step` is timed, which stores the new sizes, decides,
-and compares the outcome with the beginning. Times are processor time: other processes on the machine count only by
-their effect on its caches.
+one request in 20 arrives, ends or grows into another class. Only `decide_pool` is timed, which takes the observation,
+decides, and compares the outcome with the beginning; moves take no time. Times are processor time: other processes on
+the machine count only by their effect on its caches.
 """
 
 import argparse
@@ -12,20 +12,20 @@ import json
 import random
 import statistics
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 
 from benchmarks.load import percentile
 from policies.cluster.changes import Arrival
-from policies.cluster.cluster import Cluster
-from policies.decision.epoch import Events, headroom, step
-from policies.decision.limits import Limits
-from policies.model import RequestId, Tokens
-from policies.rules.policy import Policy
-from policies.rules.registry import policy as named
+from policies.decision.deciding import decide_pool
+from policies.decision.limits import Limits, Terms, as_given
+from policies.decision.memory import PoolMemory
+from policies.decision.observation import Pool, PoolReport, Resident, Status
+from policies.model import Phase, ReplicaId, ReplicaState, RequestId, RequestLoad, Tokens
+from policies.plan import Plan
 
 CAPACITY = Tokens(40_000)
 PER_REPLICA = 20
@@ -47,6 +47,15 @@ class DecisionSpeed:
     worst_ms: float
 
 
+@dataclass(frozen=True, slots=True)
+class LoadChanges:
+    """Changes of a load within a second: new sizes, and requests that ended and arrived."""
+
+    sizes: Mapping[RequestId, Tokens]
+    departed: Sequence[RequestId]
+    arrived: Sequence[Arrival]
+
+
 class SyntheticLoad:
     """Requests that arrive, grow by one second of decoding per epoch and end, in constant number."""
 
@@ -57,15 +66,15 @@ class SyntheticLoad:
         self._ends: dict[RequestId, int] = {}
         self._made = 0
 
-    def epoch(self) -> Events:
-        """The events of the next second."""
+    def epoch(self) -> LoadChanges:
+        """The changes of the next second."""
         departed = [r for r, size in self._sizes.items() if size >= self._ends[r]]
         for request in departed:
             del self._sizes[request], self._ends[request]
         for request, size in self._sizes.items():
             self._sizes[request] = Tokens(size + round(DECODE_RATE))
         grown = dict(self._sizes)
-        return Events(sizes=grown, departed=departed, arrived=self._arrive(self._target - len(grown)))
+        return LoadChanges(grown, departed, self._arrive(self._target - len(grown)))
 
     def _arrive(self, count: int) -> list[Arrival]:
         first = not self._sizes
@@ -82,21 +91,66 @@ class SyntheticLoad:
         return Arrival(request, size)
 
 
+TERMS = Terms(
+    limits=as_given(Limits()),
+    moves_take_time=False,
+    starts_take_time=False,
+    may_wait_nowhere=True,
+    decode_rate=DECODE_RATE,
+)
+
+
+class SyntheticReports:
+    """Reports of replicas that carry plans out at once."""
+
+    def __init__(self) -> None:
+        self._homes: dict[RequestId, ReplicaId | None] = {}
+        self._changed: dict[RequestId, None] = {}
+        self._opened: list[Status] = []
+        self._closed: tuple[ReplicaId, ...] = ()
+
+    def report(self, changes: LoadChanges) -> PoolReport:
+        """The report of a second."""
+        for request in changes.departed:
+            self._changed.pop(request, None)
+        sizes = {**changes.sizes, **{arrival.id: arrival.tokens for arrival in changes.arrived}}
+        new = dict.fromkeys(arrival.id for arrival in changes.arrived)
+        residents = tuple(self._resident(request, sizes[request]) for request in (*self._changed, *new))
+        pool = Pool(capacity=CAPACITY, max_replicas=None)
+        opened = tuple(self._opened)
+        self._changed, self._opened = {}, []
+        return PoolReport(pool, opened, self._closed, residents, tuple(changes.departed), changes.sizes)
+
+    def carry_out(self, plan: Plan) -> None:
+        """Do what the plan says."""
+        for opening in plan.opened:
+            self._opened.append(Status(opening.replica, ReplicaState.RUNNING, opening.node, CAPACITY))
+        for move in plan.moves:
+            self._homes[move.request] = move.target
+            self._changed[move.request] = None
+        for placement in plan.placements:
+            self._homes[placement.request] = placement.replica
+            self._changed[placement.request] = None
+        self._closed = plan.closed
+
+    def _resident(self, request: RequestId, tokens: Tokens) -> Resident:
+        return Resident(self._homes.get(request), RequestLoad(request, "", tokens, Phase.DECODE, 0.0, 0))
+
+
 def measure(spec: str, replicas: int, epochs: int, seed: int = 0) -> DecisionSpeed:
     """Run one policy on a cluster of about `replicas` replicas."""
-    chosen: Policy = named(spec)
-    limits = Limits()
-    cluster = Cluster(CAPACITY)
-    cluster.reserve(headroom(chosen, limits, DECODE_RATE))
-    load = SyntheticLoad(replicas * PER_REPLICA, seed)
+    memory = PoolMemory(replace(TERMS, policy=spec))
+    cluster = memory.cluster
+    load, reports = SyntheticLoad(replicas * PER_REPLICA, seed), SyntheticReports()
     times, moves = [], 0
     for epoch in tqdm(range(SETTLING + epochs), desc=f"{spec}, {replicas} replicas", leave=False):
-        events = load.epoch()
+        report = reports.report(load.epoch())
         began = time.process_time()
-        plan = step(cluster, events, chosen, limits, epoch)
+        (plan,) = decide_pool(memory, report, float(epoch))
         if epoch >= SETTLING:
             times.append((time.process_time() - began) * 1e3)
             moves += len(plan.moves)
+        reports.carry_out(plan)
     return DecisionSpeed(
         policy=spec,
         replicas=len(cluster.replicas),

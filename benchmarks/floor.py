@@ -15,9 +15,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 
-from benchmarks.epoch import DECODE_RATE, PER_REPLICA, SETTLING, SyntheticLoad
+from benchmarks.epoch import DECODE_RATE, PER_REPLICA, SETTLING, LoadChanges, SyntheticLoad
 from benchmarks.load import percentile
-from policies.decision.epoch import Events
 from policies.model import RequestId
 
 
@@ -52,7 +51,7 @@ class BareCluster:
         self._tokens = np.zeros(2 * replicas * PER_REPLICA + epochs * replicas * PER_REPLICA // int(DECODE_RATE), int)
         self._hosts = np.zeros_like(self._tokens)
 
-    def steps(self, events: Events) -> dict[str, Callable[[], None]]:
+    def steps(self, events: LoadChanges) -> dict[str, Callable[[], None]]:
         """The parts of an epoch, by name."""
         return {
             "out": lambda: self._out(events),
@@ -61,27 +60,27 @@ class BareCluster:
             "in": lambda: self._in(events),
         }
 
-    def _out(self, events: Events) -> None:
+    def _out(self, events: LoadChanges) -> None:
         for request_id in events.departed:
             request = self._requests.pop(request_id)
             del self._rows[request_id]
             del request.replica.requests[request_id]
             request.replica.load -= request.tokens
 
-    def _sizes(self, events: Events) -> None:
+    def _sizes(self, events: LoadChanges) -> None:
         requests = self._requests
         for request_id, tokens in events.sizes.items():
             request = requests[request_id]
             request.replica.load += tokens - request.tokens
             request.tokens = tokens
 
-    def _sizes_by_array(self, events: Events) -> None:
+    def _sizes_by_array(self, events: LoadChanges) -> None:
         count = len(events.sizes)
         rows = np.fromiter(map(self._rows.__getitem__, events.sizes), int, count)
         self._tokens[rows] = np.fromiter(events.sizes.values(), int, count)
         np.bincount(self._hosts[rows], self._tokens[rows], len(self._replicas))
 
-    def _in(self, events: Events) -> None:
+    def _in(self, events: LoadChanges) -> None:
         for arrival in events.arrived:
             row, index = self._made, self._made % len(self._replicas)
             self._made += 1

@@ -1,9 +1,9 @@
 """The processor time of the live scheduler's decisions, by size of the cluster: `python -m benchmarks.planner`.
 
-`benchmarks.epoch` times a decision on an existing cluster value. The live scheduler builds this value anew from the
-replicas' reports, and places every arrival in between. Here the same synthetic load runs on N replicas, with the
-scheduler's ledger and planner; every ordered move has ended by the next epoch. Times are processor time, without the
-part of replicas, Ray and the network.
+`benchmarks.epoch` times a decision on an observation. The live scheduler makes that of the replicas' reports, chooses
+paths for moves, and places every arrival in between. Here the same synthetic load runs on N replicas that send their
+changes, with the scheduler's roster and memory; every ordered move has ended by the next epoch. Times are processor
+time, without the part of replicas, Ray and the network.
 """
 
 import argparse
@@ -18,14 +18,14 @@ from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 
 from benchmarks.epoch import CAPACITY, PER_REPLICA, SyntheticLoad, add_options
 from policies.cluster.changes import Arrival
-from policies.decision.ledger import Ledger
-from policies.decision.limits import Limits
-from policies.decision.observation import Observation
+from policies.decision.deciding import decide_pool, place
+from policies.decision.limits import Limits, LiveLimits, Terms
+from policies.decision.memory import PoolMemory
+from policies.decision.observation import Pool
 from policies.decision.placement import Place, Queue
-from policies.decision.planner import LiveLimits, Mode, Planner
+from policies.decision.reports import Report, Reporter, Roster
 from policies.model import Blocks, Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestId, RequestLoad, Tokens
-from policies.plan import Move
-from policies.rules.registry import policy as named
+from policies.plan import Move, MoveReport
 
 BLOCK = 16
 SPARE = 1.3
@@ -54,7 +54,9 @@ class PlannerSpeed:
 class SyntheticReplicas:
     """N replicas that decode: their requests and their reports."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, snapshots: bool) -> None:
+        self._snapshots = snapshots
+        self._reporters: dict[ReplicaId, Reporter] = {}
         self._hosts: dict[ReplicaId, dict[RequestId, Tokens]] = {ReplicaId(f"r{n:05}"): {} for n in range(count)}
         self._homes: dict[RequestId, ReplicaId] = {}
         self._since: dict[RequestId, float] = {}
@@ -77,11 +79,15 @@ class SyntheticReplicas:
         self._hosts[move.target][move.request] = self._hosts[move.source].pop(move.request)
         self._homes[move.request] = move.target
 
-    def reports(self, now: float) -> list[ReplicaLoad]:
-        """The report of every replica."""
-        return [self._report(replica, now) for replica in self._hosts]
+    def reports(self, now: float, roster: Roster) -> list[Report]:
+        """The report of every replica: a snapshot, or its changes since the version that the roster has."""
+        return [self._report(replica, now, roster) for replica in self._hosts]
 
-    def _report(self, replica: ReplicaId, now: float) -> ReplicaLoad:
+    def _report(self, replica: ReplicaId, now: float, roster: Roster) -> Report:
+        version = None if self._snapshots else roster.version(replica)
+        return self._reporters.setdefault(replica, Reporter()).report(self._load(replica, now), version)
+
+    def _load(self, replica: ReplicaId, now: float) -> ReplicaLoad:
         held = self._hosts[replica]
         used = sum(-(-tokens // BLOCK) for tokens in held.values())
         return ReplicaLoad(
@@ -97,48 +103,49 @@ class SyntheticReplicas:
         )
 
 
-def measure(spec: str, count: int, epochs: int, seed: int = 0) -> PlannerSpeed:
-    """Run the planner with one policy on `count` replicas, of which the load fills all but the spare ones."""
-    planner, ledger = Planner(named(spec), LIMITS, epoch_s=1.0), Ledger(placement_ttl_s=10.0)
-    replicas = SyntheticReplicas(count)
+def measure(spec: str, count: int, epochs: int, snapshots: bool = False, seed: int = 0) -> PlannerSpeed:
+    """Run the scheduler's decisions with one policy on `count` replicas; the load fills all but the spare ones."""
+    memory, roster = PoolMemory(Terms(spec, LIMITS, placement_ttl_s=10.0)), Roster()
+    replicas = SyntheticReplicas(count, snapshots)
     load = SyntheticLoad(int(count / SPARE) * PER_REPLICA, seed)
-    seeing, deciding, placing, moves, requests = [], [], [], 0, 0
+    seeing, deciding, placing, requests = [], [], [], 0
+    made: list[tuple[Move, ...]] = [()]
     for number in tqdm(range(epochs + 1), desc=f"{spec}, {count} replicas", leave=False):
         now = float(number)
-        events = load.epoch()
-        for request in events.departed:
+        changes = load.epoch()
+        for request in changes.departed:
             replicas.end(request)
-        for request, tokens in events.sizes.items():
+        for request, tokens in changes.sizes.items():
             replicas.grow(request, tokens)
-        reports = replicas.reports(now)
+        reports = replicas.reports(now, roster)
+        ended = tuple(MoveReport(m.request, m.source, m.target, moved=True, took_s=0.5) for m in made[-1])
         began = time.process_time()
-        ledger.report(((load, now) for load in reports), now)
-        planner.observe(Observation(now, ledger.state(now), max_replicas=count))
+        for report in reports:
+            roster.take(report)
+        seen = roster.observe(Pool(max_replicas=count), ended)
         saw = time.process_time()
-        decided = planner.decide(Mode.ACT)
+        (plan,) = decide_pool(memory, seen, now)
         done = time.process_time()
-        spent = [_place(planner, ledger, replicas, arrival, now) for arrival in events.arrived]
-        for move in decided.orders:
+        spent = [_place(memory, replicas, arrival, now) for arrival in changes.arrived]
+        for move in plan.moves:
             replicas.move(move)
+        made.append(plan.moves)
         if number:  # The first epoch finds an empty cluster.
             seeing.append(saw - began)
             deciding.append(done - saw)
             placing += spent
-            moves += len(decided.orders)
-            requests = len(events.sizes)
-    (see, see_worst), (decide, decide_worst), (place, place_worst) = map(_summary, (seeing, deciding, placing))
-    return PlannerSpeed(
-        spec, count, requests, epochs, moves / epochs, see, see_worst, decide, decide_worst, place, place_worst
-    )
+            requests = len(changes.sizes)
+    (see, see_worst), (decide, decide_worst), (put, put_worst) = map(_summary, (seeing, deciding, placing))
+    moves = sum(map(len, made[2:])) / epochs
+    return PlannerSpeed(spec, count, requests, epochs, moves, see, see_worst, decide, decide_worst, put, put_worst)
 
 
-def _place(planner: Planner, ledger: Ledger, replicas: SyntheticReplicas, arrival: Arrival, now: float) -> float:
+def _place(memory: PoolMemory, replicas: SyntheticReplicas, arrival: Arrival, now: float) -> float:
     """Place one arrival; the seconds it takes."""
     began = time.process_time()
-    decision = planner.place(arrival)
-    assert isinstance(decision, Place | Queue)
-    ledger.place(arrival.id, arrival.id, decision.replica, arrival.tokens, now)
+    decision = place(memory, arrival, now)
     took = time.process_time() - began
+    assert isinstance(decision, Place | Queue)
     replicas.start(arrival.id, arrival.tokens, decision.replica, now)
     return took
 
@@ -152,9 +159,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Measure, print a table, and write the figures to --json."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.planner", description="Speed of the live planner.")
     add_options(parser, [10, 100, 1000], 30)
+    parser.add_argument("--snapshots", action="store_true", help="reports hold all requests instead of changes")
     options = parser.parse_args(argv)
     gc.freeze()
-    speeds = [measure(spec, n, options.epochs) for spec in options.policy or ["pack"] for n in options.replicas]
+    speeds = [
+        measure(spec, n, options.epochs, options.snapshots)
+        for spec in options.policy or ["pack"]
+        for n in options.replicas
+    ]
     print(f"{'':42}{'see, ms':>16}{'decide, ms':>16}{'place one, ms':>16}")
     print(f"{'policy':16}{'replicas':>9}{'requests':>10}{'moves':>7}" + f"{'p50':>8}{'worst':>8}" * 3)
     for s in speeds:

@@ -8,8 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from migration.protocol.rounds import CopyLimits
 from migration.run.world import MigrationLimits
-from policies.decision.limits import Limits
-from policies.decision.planner import LiveLimits, Mode
+from policies.decision.limits import Limits, LiveLimits, Mode, Terms
+from policies.paths.estimates import Boundaries
 from policies.rules.registry import policy
 
 ON_HOST, ON_GPU = ("shared", "collective"), ("cuda_ipc", "nccl")
@@ -138,8 +138,8 @@ class SchedulerConfig(SchedulerSettings):
     bounds: tuple[int, int] = (1, 1)
 
     @property
-    def limits(self) -> LiveLimits:
-        """The limits of an epoch."""
+    def terms(self) -> Terms:
+        """What decisions are bound by."""
         limits = Limits(
             moves_per_epoch=self.moves_per_epoch,
             cooldown_s=self.cooldown_s,
@@ -147,14 +147,16 @@ class SchedulerConfig(SchedulerSettings):
             min_replicas=self.bounds[0],
             slack=self.slack,
         )
-        return LiveLimits(limits, self.linger_s, self.foresight_s, self.manual_cooldown_s)
-
-    @property
-    def placement_ttl_s(self) -> float:
-        """Lifetime of a placement that no replica reports: they report requests as soon as these are submitted, so
-        two epochs suffice.
-        """
-        return max(1.0, 2 * self.epoch_s)
+        return Terms(
+            self.policy,
+            LiveLimits(limits, self.linger_s, self.foresight_s, self.manual_cooldown_s),
+            self.epoch_s,
+            self.mode,
+            Boundaries(self.epoch_s, self.link_time_s, self.slowdown),
+            self.moves_at_once,
+            # Replicas report requests as soon as these are submitted, so two epochs suffice.
+            placement_ttl_s=max(1.0, 2 * self.epoch_s),
+        )
 
 
 @dataclass(frozen=True, slots=True)

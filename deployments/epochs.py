@@ -1,38 +1,37 @@
-"""The scheduler's loop: look, decide, act. Everything that it decides is `policies.decision.planner`'s."""
+"""The scheduler's loop: look, decide, act. Everything that is decided, `policies.decision` decides."""
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Collection
 
+from deployments.calls import PlaceCall
 from deployments.config import SchedulerConfig
-from deployments.dispatch import Dispatch, Route
+from deployments.dispatch import Dispatch
 from deployments.gatherer import Gatherer
 from deployments.listing import Listing
-from deployments.recording import Epoch, Recorder
+from deployments.recording import Epoch, Ordered, PlacedCall, Recorder
 from deployments.rehearsal import Rehearsal
 from deployments.report import ReplicaReport
 from deployments.scaler import Scaler
 from deployments.telemetry import Telemetry
 from migration.errors import Refused
-from migration.paths import URGENCY
 from migration.ports import Clock
-from policies.decision.ledger import Ledger
-from policies.decision.observation import Observation
-from policies.decision.planner import Decided, Mode, Planner
-from policies.model import ClusterState, ReplicaState, RequestId
-from policies.plan import Move, Reason
+from policies.decision.deciding import Plans, SchedulerMemory, decide, order_by_hand, place
+from policies.decision.limits import Mode
+from policies.decision.observation import ENGINE, Observation, Pool, PoolReport
+from policies.decision.placement import Decision
+from policies.decision.reports import Report, Roster, status_of
+from policies.model import ReplicaId, ReplicaLoad, ReplicaState
+from policies.plan import Move, Plan, Reason
 
 log = logging.getLogger("ray.serve")
 
 EARLIEST_S = 0.1
 """The shortest time between two epochs, when one is asked for early."""
 
-Routing = Callable[[list[Move]], tuple[list[Move], Mapping[RequestId, Route]]]
-"""Gives moves their paths; those that have to wait for the next epoch are not returned."""
-
 
 class Epochs:
-    """Runs epochs."""
+    """Runs epochs, and passes arrivals and operators' moves on to the decision in between."""
 
     def __init__(
         self,
@@ -40,12 +39,10 @@ class Epochs:
         fence: int,
         listing: Listing,
         gatherer: Gatherer,
-        ledger: Ledger,
-        planner: Planner,
+        memory: SchedulerMemory,
         dispatch: Dispatch,
         scaler: Scaler,
         telemetry: Telemetry,
-        route: Routing,
         clock: Clock,
         recorder: Recorder | None = None,
         rehearsal: Rehearsal | None = None,
@@ -54,15 +51,16 @@ class Epochs:
         self._fence = fence
         self._listing = listing
         self._gatherer = gatherer
-        self._ledger = ledger
-        self._planner = planner
+        self._memory = memory
         self._dispatch = dispatch
         self._scaler = scaler
         self._telemetry = telemetry
-        self._route = route
         self._clock = clock
         self._recorder = recorder
         self._rehearsal = rehearsal
+        self._roster = Roster()
+        self._profiled: set[ReplicaId] = set()
+        self._entries: list[PlacedCall | Ordered] = []
         self._soon = asyncio.Event()
         self.last = clock()
         self.known = asyncio.Event()
@@ -93,56 +91,80 @@ class Epochs:
         """One epoch. Raises Refused when a newer scheduler is at work."""
         await self._listing.refresh()
         await self._gatherer.gather(urgent=True)
-        passed_s = self._clock() - self.last
-        self.last = self._clock()
-        seen = self._observe()
-        self._telemetry.epoch(seen.state.replicas, passed_s, self._scaler.wanted)
-        self._planner.observe(seen)
-        decided = self._planner.decide(self._config.mode)
+        now = self._clock()
+        passed_s, self.last = now - self.last, now
+        reports, others = self._reports(), self._listing.others(self._gatherer.received)
+        self._telemetry.epoch([*(report.load for report in reports), *others], passed_s, self._scaler.wanted)
+        seen = self._observe(reports, others)
+        resting = set(self._memory.pool().breaker.resting(now))
+        plans = decide(self._memory, Observation(now, (seen,)))
+        for pair in set(self._memory.pool().breaker.resting(now)) - resting:
+            log.warning("moves from %s to %s keep failing: none for a while", *pair)
         if self._gatherer.received:
             self.known.set()
-        put_off = self._act(decided)
-        if self._recorder is not None:
-            self._recorder.record(Epoch(seen, self._config.mode, decided.plan, decided.orders, put_off))
+        for plan in plans[ENGINE]:
+            self._act(plan)
+        self._scale(reports, plans[ENGINE])
+        self._record(Observation(now, (seen,)), plans)
         if self._rehearsal is not None:
-            self._rehearsal.epoch(seen, [report.profile for report in self._reports()])
+            self._rehearsal.epoch(seen, now)
+
+    def place(self, call: PlaceCall, gone: Collection[ReplicaId]) -> Decision:
+        """Where a request goes, other than to replicas that are gone; it counts there from now on."""
+        entry = PlacedCall(self._clock(), call.arrival, (*call.exclude, *gone), call.label)
+        self._note(entry)
+        return place(self._memory.pool(), entry.arrival, entry.at, entry.exclude, entry.label)
+
+    def order(self, move: Move) -> Move:
+        """An operator's move with its path and predictions; it counts as under way from now on."""
+        entry = Ordered(self._clock(), move)
+        self._note(entry)
+        return order_by_hand(self._memory.pool(), move, entry.at)
 
     # --- inside ---------------------------------------------------------------------------------------
 
     def _reports(self) -> list[ReplicaReport]:
-        return [self._listing.as_listed(received.report) for received in self._gatherer.received.values()]
+        received = self._gatherer.received
+        return [self._listing.as_listed(received[replica].report) for replica in sorted(received)]
 
-    def _observe(self) -> Observation:
-        now = self._clock()
-        took_s, by_hand = self._dispatch.take_results()
-        state = ClusterState((*self._ledger.state(now).replicas, *self._listing.others(self._gatherer.received)))
-        return Observation(
-            now,
-            state,
-            self._dispatch.under_way(),
-            self._scaler.opening,
-            self._scaler.max_replicas,
-            by_hand,
-            took_s,
-        )
+    def _observe(self, reports: Collection[ReplicaReport], others: Collection[ReplicaLoad]) -> PoolReport:
+        roster = self._roster
+        roster.keep([*(report.load.id for report in reports), *(load.id for load in others)])
+        for load in others:
+            roster.take_status(status_of(load))
+        for report in reports:
+            roster.take(Report(0, status_of(report.load), None, report.load.requests))
+        profiles = {r.load.id: r.profile for r in reports if r.profile is not None and r.load.id not in self._profiled}
+        self._profiled = {report.load.id for report in reports if report.profile is not None}
+        return roster.observe(self._pool(reports), self._dispatch.take_reports(), profiles, self._scaler.opening)
 
-    def _act(self, decided: Decided) -> tuple[RequestId, ...]:
-        """Begin what was decided; returns the requests whose orders have to wait."""
-        urgent = sorted(decided.orders, key=lambda move: URGENCY[move.reason])
-        moves, routes = self._route(self._dispatch.admissible(urgent))
-        begun = {move.request for move in moves}
-        put_off = tuple(move.request for move in decided.orders if move.request not in begun)
-        self._planner.put_off(put_off)
-        self._dispatch.begin(moves, routes)
+    def _pool(self, reports: Collection[ReplicaReport]) -> Pool:
+        model = next((report.load.model for report in reports if report.load.model), "")
+        fewest, most = self._config.bounds[0], self._scaler.max_replicas
+        return Pool(ENGINE, model, min_replicas=fewest, max_replicas=most, wanted=self._scaler.wanted)
+
+    def _act(self, plan: Plan) -> None:
+        self._dispatch.begin(plan.moves)
         if self._config.mode is Mode.ACT:
-            self._scaler.open(len(decided.plan.opened))
-            self._scaler.close(decided.plan.closed, self._fence)
+            self._scaler.open(len(plan.opened))
+            self._scaler.close(plan.closed, self._fence)
             self._scaler.stand_by()
-        reports = self._reports()
+
+    def _scale(self, reports: Collection[ReplicaReport], plans: Collection[Plan]) -> None:
+        """Have the scaler see which replicas are being emptied, and which are gone."""
         self._scaler.close_drained(reports, self._fence)
-        emptying = {m.source for m in moves if m.reason in (Reason.DRAIN, Reason.EVACUATE)}
+        moves = [move for plan in plans for move in plan.moves]
+        emptying = {move.source for move in moves if move.reason in (Reason.DRAIN, Reason.EVACUATE)}
         self._scaler.emptying(emptying)
-        leaving = emptying | {move.source for move in self._dispatch.under_way()}
+        leaving = emptying | {underway.move.source for underway in self._memory.pool().under_way.values()}
         loads = [report.load for report in reports if report.load.state is ReplicaState.RUNNING]
         self._scaler.look_for_gone({load.id for load in loads if load.requests and load.id not in leaving})
-        return put_off
+
+    def _note(self, entry: PlacedCall | Ordered) -> None:
+        if self._recorder is not None:
+            self._entries.append(entry)
+
+    def _record(self, seen: Observation, plans: Plans) -> None:
+        if self._recorder is not None:
+            entries, self._entries = tuple(self._entries), []
+            self._recorder.record(Epoch(entries, seen, dict(plans)))

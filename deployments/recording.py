@@ -1,49 +1,57 @@
-"""Epochs as JSON lines: what was observed and what was decided, to be read, and played through the planner again."""
+"""Epochs as JSON lines: all that decisions depended on, and the plans; to be read, and decided again."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from policies.decision.observation import Observation
-from policies.decision.planner import LiveLimits, Mode
-from policies.model import RequestId
+from policies.cluster.changes import Arrival
+from policies.decision.limits import Terms
+from policies.decision.observation import Observation, PoolId
+from policies.model import ReplicaId
 from policies.plan import Move, Plan
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
-    """How the planner was made whose epochs follow: a recording's first line."""
+class PlacedCall:
+    """A request that was placed at that time, on none of `exclude`."""
 
-    policy: str
-    limits: LiveLimits
-    epoch_s: float
+    at: float
+    arrival: Arrival
+    exclude: tuple[ReplicaId, ...] = ()
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    """A move that an operator ordered at that time."""
+
+    at: float
+    move: Move
 
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """One epoch. `put_off` are the requests whose orders were not carried out in it."""
+    """One epoch: the `entries` since the one before, in their order, what was `seen`, and the plans for every pool."""
 
+    entries: tuple[PlacedCall | Ordered, ...]
     seen: Observation
-    mode: Mode
-    plan: Plan
-    orders: tuple[Move, ...]
-    put_off: tuple[RequestId, ...] = ()
+    plans: Mapping[PoolId, tuple[Plan, ...]]
 
 
-_SETTING: TypeAdapter[Setting] = TypeAdapter(Setting)
+_TERMS: TypeAdapter[Terms] = TypeAdapter(Terms)
 _EPOCH: TypeAdapter[Epoch] = TypeAdapter(Epoch)
 
 
 class Recorder:
-    """Writes a recording, one line per epoch; every scheduler that starts begins another."""
+    """Writes a recording: the terms, then one line per epoch. Every scheduler that starts begins another."""
 
-    def __init__(self, path: Path, setting: Setting) -> None:
+    def __init__(self, path: Path, terms: Terms) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("wb")
-        self._write(_SETTING.dump_json(setting))
+        self._write(_TERMS.dump_json(terms))
 
     def record(self, epoch: Epoch) -> None:
         """Add an epoch."""
@@ -58,11 +66,11 @@ class Recorder:
         self._file.close()
 
 
-def read_recording(path: Path) -> tuple[Setting, Iterator[Epoch]]:
-    """A recording's setting and epochs. Raises ValueError, here or while iterating, with the line that is wrong."""
+def read_recording(path: Path) -> tuple[Terms, Iterator[Epoch]]:
+    """A recording's terms and epochs. Raises ValueError, here or while iterating, with the line that is wrong."""
     lines = path.read_bytes().splitlines()
-    setting: Setting = _parse(_SETTING, lines[0] if lines else b"", path, 1)
-    return setting, (_parse(_EPOCH, line, path, number) for number, line in enumerate(lines[1:], 2))
+    terms: Terms = _parse(_TERMS, lines[0] if lines else b"", path, 1)
+    return terms, (_parse(_EPOCH, line, path, number) for number, line in enumerate(lines[1:], 2))
 
 
 def _parse(adapter: TypeAdapter[Any], line: bytes, path: Path, number: int) -> Any:

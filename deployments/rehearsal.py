@@ -1,22 +1,24 @@
-"""Mode `observe`: keeps a shadow of the cluster, and tells what it comes to."""
+"""Mode `observe`: keeps a shadow of the cluster, and shows what it comes to."""
 
 import logging
-from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 from deployments.telemetry import Telemetry
-from migration.beliefs import Profile
-from policies.decision.dry_run import DryRun, said
-from policies.decision.observation import Observation
-from policies.decision.shadow import Shadow
+from policies.decision.observation import PoolReport
+from policies.decision.shadow import DryRun, Shadow
+from policies.paths.beliefs import Profile
 
 log = logging.getLogger("ray.serve")
 
 LOG_EVERY_S = 300.0
 
+_DURATIONS = ((86400.0, "day"), (3600.0, "hour"), (60.0, "minute"))
+_SIZES = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
+
 
 class Rehearsal:
-    """Lives through the scheduler's epochs beside its planner, and carries nothing out."""
+    """Follows the scheduler's epochs, and carries nothing out."""
 
     def __init__(self, shadow: Shadow, telemetry: Telemetry) -> None:
         self._shadow = shadow
@@ -24,10 +26,10 @@ class Rehearsal:
         self._profile: Profile | None = None
         self._logged_s = 0.0
 
-    def epoch(self, seen: Observation, profiles: Iterable[Profile | None]) -> None:
-        """The next epoch, with what replicas have measured of themselves."""
-        self._profile = self._profile or next((profile for profile in profiles if profile), None)
-        self._shadow.observe(seen)
+    def epoch(self, seen: PoolReport, now: float) -> None:
+        """The next epoch."""
+        self._profile = self._profile or next(iter(seen.profiles.values()), None)
+        self._shadow.observe(seen, now)
         so_far = self.so_far
         if so_far is None:
             return
@@ -38,8 +40,51 @@ class Rehearsal:
 
     @property
     def so_far(self) -> DryRun | None:
-        """What it comes to as of the last epoch, in bytes too if a replica has told how large KV is."""
+        """What it comes to as of the last epoch, in bytes too if a replica has reported how large KV is."""
         so_far = self._shadow.so_far
         if so_far is None or self._profile is None:
             return so_far
         return replace(so_far, moved_bytes=self._profile.size(so_far.moved_tokens))
+
+    def to_json(self) -> dict[str, Any] | None:
+        """As `/mell/state` shows it; None as long as there is nothing to show."""
+        so_far = self.so_far
+        return None if so_far is None else so_far.to_json() | {"said": said(so_far)}
+
+
+def said(dry_run: DryRun) -> str:
+    """For people: "would have freed 3 GPUs for 41 minutes: 212 moves, 1.4 GiB".
+
+    The number of GPUs is the mean over all of the time.
+    """
+    if dry_run.since_s <= 0:
+        return "has just begun"
+    moves = _counted(dry_run.moves, "move")
+    cost = moves if dry_run.moved_bytes is None else f"{moves}, {_size(dry_run.moved_bytes)}"
+    return f"would have {_saved(dry_run.gpu_seconds_saved / dry_run.since_s)} {_duration(dry_run.since_s)}: {cost}"
+
+
+def _saved(gpus: float) -> str:
+    amount = _counted(round(abs(gpus), 1), "GPU")
+    if amount == "0 GPUs":
+        return "freed no GPU in"
+    return f"freed {amount} for" if gpus > 0 else f"taken {amount} more for"
+
+
+def _duration(seconds: float) -> str:
+    """In the largest unit of which there are at least two."""
+    for unit_s, name in _DURATIONS:
+        if seconds >= 2 * unit_s:
+            return _counted(round(seconds / unit_s), name)
+    return _counted(round(seconds), "second")
+
+
+def _size(count: int) -> str:
+    for unit, name in _SIZES:
+        if count >= unit:
+            return f"{count / unit:.1f} {name}"
+    return f"{count} B"
+
+
+def _counted(number: float, noun: str) -> str:
+    return f"{number:g} {noun}{'' if number == 1 else 's'}"

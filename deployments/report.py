@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-from migration.beliefs import Profile
 from migration.protocol.record import MigrationRecord
 from policies.model import ReplicaLoad
+from policies.paths.beliefs import Profile
 
 
 @dataclass(frozen=True, slots=True)

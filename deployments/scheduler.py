@@ -6,7 +6,6 @@ requests run on where they are, and ingresses place new ones by themselves.
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Collection, Mapping
 from pathlib import Path as FilePath
@@ -16,7 +15,7 @@ from deployments.api import ControlApi, RemoteReplicas, SchedulerApi
 from deployments.calls import PlaceCall
 from deployments.config import SchedulerConfig, Topology
 from deployments.control import MoveAccepted, MoveAnswer, MoveRejected
-from deployments.dispatch import Dispatch, Route
+from deployments.dispatch import Dispatch
 from deployments.epochs import Epochs
 from deployments.exposition import Family
 from deployments.fencing import next_fence
@@ -25,7 +24,7 @@ from deployments.heap import freeze_heap
 from deployments.listing import Listing, ServeListing
 from deployments.membership import Membership, ServeMembership
 from deployments.processes.guard import start_guard
-from deployments.recording import Recorder, Setting
+from deployments.recording import Recorder
 from deployments.records import Records
 from deployments.rehearsal import Rehearsal
 from deployments.report import ReplicaReport
@@ -34,21 +33,17 @@ from deployments.scaler import Scaler, ServeScaler
 from deployments.stubs import engines
 from deployments.telemetry import Telemetry
 from migration.errors import MigrationError, PeerLost
-from migration.estimates import Boundaries, Estimates
-from migration.paths import Choice
 from migration.ports import Clock
 from migration.protocol.messages import ONLY, PathRequest
 from migration.protocol.record import MigrationRecord
 from migration.run.source import Order
 from policies.cluster.changes import Arrival
-from policies.decision.breaker import Breaker
-from policies.decision.ledger import Ledger
-from policies.decision.placement import Decision, Place, Queue
-from policies.decision.planner import Mode, Planner
+from policies.decision.deciding import SchedulerMemory, where
+from policies.decision.limits import Mode
+from policies.decision.placement import Decision, Place, Queue, with_placements
 from policies.decision.shadow import Shadow
-from policies.model import ClusterState, ReplicaId, ReplicaLoad, RequestId, RequestLoad
-from policies.plan import Move, Path, Reason
-from policies.rules.registry import policy
+from policies.model import ClusterState, ReplicaId, ReplicaLoad, RequestLoad
+from policies.plan import Move, Reason
 
 log = logging.getLogger("ray.serve")
 
@@ -100,26 +95,20 @@ class EpochScheduler:
         self._as_of = 0.0
         self._scaler = scaler
         self._telemetry = telemetry
-        self._ledger = Ledger(config.placement_ttl_s)
-        self._breaker = Breaker()
-        self._dispatch = Dispatch(self, self._breaker, clock, config.moves_at_once)
-        self._planner = Planner(policy(config.policy), config.limits, config.epoch_s)
-        self._estimates = Estimates(Boundaries(config.epoch_s, config.link_time_s, config.slowdown))
-        self._profiled: set[ReplicaId] = set()
+        self._memory = SchedulerMemory(config.terms)
+        self._dispatch = Dispatch(self)
         self._records = Records(telemetry)
         self._recorder = _recorder(config, fence)
-        self._rehearsal = _rehearsal(config, telemetry)
+        self._rehearsal = _rehearsal(config, self._memory, telemetry)
         self._epochs = Epochs(
             config,
             fence,
             listing,
             self._gatherer,
-            self._ledger,
-            self._planner,
+            self._memory,
             self._dispatch,
             scaler,
             telemetry,
-            self._route,
             clock,
             self._recorder,
             self._rehearsal,
@@ -152,36 +141,17 @@ class EpochScheduler:
         """See `Sources.move`."""
         return await self._replicas.at(source).move(order, target, self._fence)
 
-    def _route(self, moves: list[Move]) -> tuple[list[Move], Mapping[RequestId, Route]]:
-        """See `Routing`: one planner for the whole cluster gives every move its path (the paper's section V)."""
-        choices = self._estimates.choose(moves, self._dispatch.ordered(), self._wall_clock())
-        routes = {choice.request: _route(choice, choice.path) for choice in choices if choice.path is not None}
-        return [move for move in moves if move.request in routes], routes
-
     # --- reports --------------------------------------------------------------------------------------
 
     def _gathered(self, received: Mapping[ReplicaId, Received]) -> None:
-        """Take what a gathering brought: room and requests, what new replicas measured, and migrations."""
+        """Take what a gathering brought of migrations; what it brought of requests is for the next epoch."""
         self._as_of = self._wall_clock()
-        reports = self._reports()
-        asked_at = (each.asked_at for each in received.values())
-        self._ledger.report(zip((report.load for report in reports), asked_at, strict=True), self._clock())
-        self._profile(reports)
-        for report in reports:
-            for record in report.records:
+        for each in received.values():
+            for record in each.report.records:
                 self._keep(record)
 
     def _reports(self) -> list[ReplicaReport]:
         return [self._listing.as_listed(received.report) for received in self._gatherer.received.values()]
-
-    def _profile(self, reports: Collection[ReplicaReport]) -> None:
-        """Take what new replicas have measured of themselves, and forget those that are gone."""
-        known = {report.load.id for report in reports}
-        self._estimates.keep(known)
-        for report in reports:
-            if report.profile is not None and report.load.id not in self._profiled:
-                self._estimates.profile(report.load.id, report.profile)
-        self._profiled = known
 
     # --- for ingresses and replicas -------------------------------------------------------------------
 
@@ -192,11 +162,7 @@ class EpochScheduler:
         return [self._place(call, gone) for call in calls]
 
     def _place(self, call: PlaceCall, gone: Collection[ReplicaId]) -> Decision:
-        arrival = call.arrival
-        decision = self._planner.place(arrival, (*call.exclude, *gone))
-        match decision:
-            case Place(replica) | Queue(replica):
-                self._ledger.place(arrival.id, call.label, replica, arrival.tokens, self._clock())
+        decision = self._epochs.place(call, gone)
         if not isinstance(decision, Place):
             self._epochs.hurry()
         return decision
@@ -208,7 +174,8 @@ class EpochScheduler:
 
     async def view(self) -> ClusterState:
         """The cluster as it is believed to be, for ingresses to fall back on."""
-        return self._ledger.state(self._clock())
+        loads = (report.load for report in self._reports())
+        return with_placements(loads, self._memory.pool().placed, self._clock())
 
     async def wanted(self) -> int | None:
         """The number of replicas that there are to be; None before the first report."""
@@ -243,18 +210,19 @@ class EpochScheduler:
             ReplicaReport(load, (0, 0, 0), 0, 0, 0, self._fence, ()).to_json() | {"pids": []}
             for load in self._listing.others(self._gatherer.received)
         ]
-        dry_run = self._rehearsal.so_far if self._rehearsal else None
+        dry_run = self._rehearsal.to_json() if self._rehearsal else None
+        memory, now = self._memory.pool(), self._clock()
         state = {
             "as_of": self._as_of,
             "mode": str(self._config.mode),
             "policy": self._config.policy,
             "fence": self._fence,
             "wanted_replicas": self._scaler.wanted,
-            "estimates": self._estimates.to_json(self._wall_clock()),
-            "resting_pairs": [list(pair) for pair in self._breaker.resting(self._clock())],
+            "estimates": memory.estimates.to_json(now),
+            "resting_pairs": [list(pair) for pair in memory.breaker.resting(now)],
             "replicas": sorted(replicas, key=lambda r: str(r["id"])),
         }
-        return state | ({"dry_run": dry_run.to_json()} if dry_run else {})
+        return state | ({"dry_run": dry_run} if dry_run else {})
 
     async def migrations(self) -> dict[str, Any]:
         """`/mell/migrations`: newest first."""
@@ -294,12 +262,12 @@ class EpochScheduler:
             return MoveRejected(422, "no other replica is running")
         if to not in self._gatherer.received:
             return MoveRejected(422, f"no replica {to!r} is running", self._running_replicas())
-        move = Move(request.id, load.id, to, request.tokens, Reason.MANUAL, 0)
-        choice = self._estimates.decide(move, self._dispatch.ordered(), self._wall_clock())
-        path = ONLY[choice.path or choice.sooner] if path is PathRequest.AUTO else path
-        order = Order(id, request.id, path, move.reason, finite(choice.kv_s), finite(choice.tokens_s))
+        asked = None if path is PathRequest.AUTO else path.first
+        move = self._epochs.order(Move(request.id, load.id, to, request.tokens, Reason.MANUAL, 0, asked))
+        path = ONLY[move.path] if path is PathRequest.AUTO and move.path is not None else path
+        order = Order(id, request.id, path, move.reason, move.kv_s, move.tokens_s)
         try:
-            record = await self._dispatch.order(order, move, by_hand=True)
+            record = await self._dispatch.order(order, move)
         except PeerLost as error:
             return MoveRejected(503, str(error))
         except MigrationError as error:
@@ -311,7 +279,8 @@ class EpochScheduler:
         return {"replicas": sorted(self._gatherer.received)}
 
     def _choose(self, load: ReplicaLoad, request: RequestLoad) -> ReplicaId | None:
-        decision = self._planner.place(Arrival(request.id, request.tokens), (load.id, *self._gone()))
+        arrival = Arrival(request.id, request.tokens)
+        decision = where(self._memory.pool(), arrival, (load.id, *self._gone()))
         return decision.replica if isinstance(decision, Place | Queue) else None
 
     async def drain(self, replica: str) -> MoveAnswer:
@@ -335,20 +304,10 @@ class EpochScheduler:
         """Pass on what is new of a migration."""
         if self._records.keep(record):
             self._dispatch.heard(record)
-            self._estimates.observe(record)
 
 
 if TYPE_CHECKING:
     _offers: type[SchedulerApi] = EpochScheduler
-
-
-def _route(choice: Choice, path: Path) -> Route:
-    return Route(ONLY[path], finite(choice.kv_s), finite(choice.tokens_s))
-
-
-def finite(seconds: float) -> float | None:
-    """A prediction that can be told: None instead of "never"."""
-    return seconds if math.isfinite(seconds) else None
 
 
 def _recorder(config: SchedulerConfig, fence: int) -> Recorder | None:
@@ -356,11 +315,11 @@ def _recorder(config: SchedulerConfig, fence: int) -> Recorder | None:
     if config.record is None:
         return None
     path = FilePath(config.record) / f"epochs-{time.strftime('%Y%m%d-%H%M%S')}-{fence}.jsonl"
-    return Recorder(path, Setting(config.policy, config.limits, config.epoch_s))
+    return Recorder(path, config.terms)
 
 
-def _rehearsal(config: SchedulerConfig, telemetry: Telemetry) -> Rehearsal | None:
-    """What a scheduler does with its decisions that only observes."""
+def _rehearsal(config: SchedulerConfig, memory: SchedulerMemory, telemetry: Telemetry) -> Rehearsal | None:
+    """What shows the plans of a scheduler that only observes."""
     if config.mode is not Mode.OBSERVE:
         return None
-    return Rehearsal(Shadow(policy(config.policy), config.limits, config.epoch_s), telemetry)
+    return Rehearsal(Shadow(config.terms, memory.pool().experience), telemetry)

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 from deployments.exposition import Family, expose
 from deployments.instruments import Counter, Gauge, Histogram
 from migration.protocol.record import MigrationRecord, Outcome
-from policies.decision.dry_run import DryRun
+from policies.decision.shadow import DryRun
 from policies.model import ReplicaLoad, ReplicaState
 from policies.plan import Path
 

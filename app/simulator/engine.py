@@ -96,12 +96,14 @@ class Engine:
     def add(self, live: Live) -> None:
         """A request without KV is to run here: it waits until there is room, then all of it is prefilled."""
         live.queue()
+        live.at = self.replica
         self.waiting.append(live)
 
     def adopt(self, live: Live, todo: int, now: float) -> None:
         """A request arrives with all of its KV but `todo` tokens; it takes the room held for it."""
         self.batch.sync(now)
         self.release(live.id)
+        live.at = self.replica
         self._admit(live, todo, now)
 
     def take_over(self, live: Live, origin: "Engine", now: float) -> None:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from app.simulator.loop import Loop, Timer, Turn
-from migration.paths import LinkId
 from policies.model import Bytes
+from policies.paths.choice import LinkId
 
 
 class Flow:

@@ -20,10 +20,11 @@ from app.simulator.links import Flow, Links
 from app.simulator.live import Live, Stage
 from app.simulator.loop import Loop, Turn
 from app.simulator.observer import Outcome, Transfer
-from migration.paths import LinkId
 from migration.protocol.rounds import CopyLimits, Progress, final_range, full_blocks, worth_another_round
+from policies.causes import Cause
 from policies.model import Blocks, Bytes, RequestId, Tokens
-from policies.plan import Path, Reason
+from policies.paths.choice import LinkId
+from policies.plan import MoveReport, Path, Reason
 
 LIMITS = CopyLimits()
 
@@ -39,12 +40,10 @@ class Floor(Protocol):
         """All is changed that changes at once."""
         ...
 
-    def moved(self, request: RequestId) -> None:
-        """Nothing of the request is left at its source."""
-        ...
-
-    def stayed(self, request: RequestId) -> None:
-        """The request's move came to nothing."""
+    def reported(self, live: Live, report: MoveReport) -> None:
+        """The replicas report a move: that nothing of the request is left at its source, or that it came to nothing,
+        and of a request that has moved, once more, when it decodes again.
+        """
         ...
 
     def transferred(self, transfer: Transfer) -> None:
@@ -91,6 +90,13 @@ class Mover:
         self._loop = loop
         self._costs = costs
         self._floor = floor
+
+    def reports(self) -> list[MoveReport]:
+        """What sources report of the moves under way."""
+        return [
+            MoveReport(m.request, m.source.replica, m.target.replica, path=m.path, tokens=m.tokens)
+            for m in self.under_way.values()
+        ]
 
     def route(self, source: Engine, target: Engine) -> tuple[LinkId, ...]:
         """The links between two replicas."""
@@ -148,7 +154,9 @@ class Mover:
     def land(self, live: Live) -> None:
         """A request that has been moved decodes again, or something else has become of it before it did."""
         if moving := self.landed.pop(live.id, None):
-            moving.resumed_s = self._loop.now if live.stage is Stage.DECODE else None
+            if live.stage is Stage.DECODE:
+                moving.resumed_s = self._loop.now
+                self._tell(moving, True)
             self._report(moving, Outcome.MOVED)
 
     # --- the course of a move -----------------------------------------------------------------------------
@@ -201,7 +209,7 @@ class Mover:
         moving.live.moves += 1
         moving.left_s = now
         self.landed[moving.request] = self.under_way.pop(moving.request)
-        self._floor.moved(moving.request)
+        self._tell(moving, True)
         self._floor.touch(moving.source)
         self._floor.touch(moving.target)
         self._floor.settle()
@@ -211,14 +219,30 @@ class Mover:
         self._stop_flow(moving)
         moving.target.release(moving.request)
         self._floor.touch(moving.target)
-        if outcome is Outcome.REFUSED:
-            self._floor.stayed(moving.request)
+        self._tell(moving, False, Cause.NO_ROOM if outcome is Outcome.REFUSED else Cause.REQUEST_ENDED)
         self._report(moving, outcome)
 
     def _stop_flow(self, moving: Moving) -> None:
         if moving.flow is not None:
             moving.sent += self.links.cancel(moving.flow)
             moving.flow = None
+
+    def _tell(self, moving: Moving, moved: bool, cause: Cause | None = None) -> None:
+        ended_s = self._loop.now if moving.left_s is None else moving.left_s
+        report = MoveReport(
+            moving.request,
+            moving.source.replica,
+            moving.target.replica,
+            moved,
+            moving.path,
+            cause,
+            took_s=ended_s - moving.began_s,
+            whole_s=None if moving.resumed_s is None else moving.resumed_s - moving.began_s,
+            tokens=moving.tokens,
+            sent=Bytes(moving.sent),
+            predicted_s=moving.predicted_s,
+        )
+        self._floor.reported(moving.live, report)
 
     def _report(self, moving: Moving, outcome: Outcome) -> None:
         now = self._loop.now

@@ -1,19 +1,18 @@
-"""Plays a recording of live epochs through the planner again: the same observations have to give the same plans."""
+"""Decides the recorded epochs of a live scheduler again: the same observations have to give the same plans."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from app.simulator.errors import BadInput
-from deployments.recording import Epoch, read_recording
-from policies.decision.planner import Decided, Planner
-from policies.rules.registry import policy
+from deployments.recording import Epoch, PlacedCall, read_recording
+from policies.decision.deciding import SchedulerMemory, decide, order_by_hand, place
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
     """What came of it. `moves`, `opened` and `closed` count what the recorded plans did; `different` has the numbers of
-    epochs, from 1, whose plan is not the one that was recorded.
+    epochs, from 1, whose plans are not the ones that were recorded.
     """
 
     policy: str
@@ -27,27 +26,30 @@ class Replay:
 def replay(path: Path) -> Replay:
     """Decide every epoch of a recording anew. Raises `BadInput` if it cannot be read."""
     try:
-        setting, epochs = read_recording(path)
-        planner = Planner(policy(setting.policy), setting.limits, setting.epoch_s)
-        played = list(_play(planner, epochs))
+        terms, epochs = read_recording(path)
+        played = list(play(SchedulerMemory(terms), epochs))
     except (OSError, ValueError) as error:
         raise BadInput(f"--recording: {error}") from None
+    plans = [plan for epoch, _ in played for pool in epoch.plans.values() for plan in pool]
     return Replay(
-        setting.policy,
+        terms.policy,
         len(played),
-        sum(len(epoch.plan.moves) for epoch, _ in played),
-        sum(len(epoch.plan.opened) for epoch, _ in played),
-        sum(len(epoch.plan.closed) for epoch, _ in played),
+        sum(len(plan.moves) for plan in plans),
+        sum(len(plan.opened) for plan in plans),
+        sum(len(plan.closed) for plan in plans),
         tuple(number for number, (_, same) in enumerate(played, 1) if not same),
     )
 
 
-def _play(planner: Planner, epochs: Iterator[Epoch]) -> Iterator[tuple[Epoch, bool]]:
+def play(memory: SchedulerMemory, epochs: Iterator[Epoch]) -> Iterator[tuple[Epoch, bool]]:
+    """Every epoch, and whether it is decided as it was recorded."""
     for epoch in epochs:
-        planner.observe(epoch.seen)
-        decided = planner.decide(epoch.mode)
-        planner.put_off(epoch.put_off)
-        yield epoch, decided == Decided(epoch.plan, epoch.orders)
+        for entry in epoch.entries:
+            if isinstance(entry, PlacedCall):
+                place(memory.pool(), entry.arrival, entry.at, entry.exclude, entry.label)
+            else:
+                order_by_hand(memory.pool(), entry.move, entry.at)
+        yield epoch, decide(memory, epoch.seen) == dict(epoch.plans)
 
 
 def render_replay(outcome: Replay) -> str:

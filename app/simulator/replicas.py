@@ -66,6 +66,7 @@ class Replicas:
         """A request loses its KV, and its place there."""
         if live.stage is not Stage.OVER:
             self.engines[replica].remove(live, self._loop.now)
+            live.at = None
             live.preemptions += 1
             self.touch(self.engines[replica])
 
@@ -91,14 +92,6 @@ class Replicas:
             del self._touched[engine]
             self._tell(engine.settle(self._loop.now, decided))
             self._schedule(engine)
-
-    def decode_rate(self) -> float:
-        """Tokens per second of the average request that decodes."""
-        busy = [engine for engine in self.engines.values() if engine.batch.size]
-        if not busy:
-            return 1 / self._times.decode(1, 0.0).step_s
-        rates = sum(engine.batch.size / engine.batch.step_s for engine in busy)
-        return rates / sum(engine.batch.size for engine in busy)
 
     def _tell(self, happened: Settled) -> None:
         for live in happened.decoding:

@@ -12,7 +12,8 @@ class Setup:
 
     `decode_rate` is tokens per second and request (where the costs do not say otherwise), `epoch_s` the seconds
     between epochs, `horizon_s` the seconds after which nothing arrives and the simulation ends. With `batched` an
-    epoch decides all its changes together; without, one by one (the paper's Algorithm 1).
+    epoch decides all its changes together; without, one by one (the paper's Algorithm 1). At most `moves_at_once` moves
+    are under way, `moves_per_replica` of them from or to one replica (None: any number).
     """
 
     capacity: Tokens
@@ -23,6 +24,8 @@ class Setup:
     max_gpus: int | None = None
     batched: bool = True
     limits: Limits = field(default_factory=Limits)
+    moves_at_once: int | None = None
+    moves_per_replica: int | None = None
 
     @property
     def slotted_rate(self) -> float:

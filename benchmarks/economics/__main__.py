@@ -3,6 +3,7 @@
     python -m benchmarks.economics --traces DIR      carry out the runs missing in --out, and print the tables
     python -m benchmarks.economics --report FILE     print the tables of a file of runs
     python -m benchmarks.economics --predict FILE    simulate the runs of a file, and compare
+    python -m benchmarks.economics --foretell DIR    simulate the runs without carrying them out, --repeat seeds each
 
 Variants: `mell` packs, migrates, opens and closes replicas; `worst_fit` places where there is most room, opens and
 closes, and never migrates; `pack_unmoved` packs arrivals, and never migrates; `serve` leaves the number of replicas to
@@ -24,7 +25,7 @@ from benchmarks.economics.case import BASELINE, SCHEDULERS, Conditions, LiveCase
 from benchmarks.economics.figures import figures
 from benchmarks.economics.measure import arrivals, perform
 from benchmarks.economics.observed import LiveRun, append_run, missing, read_runs
-from benchmarks.economics.predict import calibration, costs_of, predict, predictable
+from benchmarks.economics.predict import calibration, costs_of, foretell, is_predictable, predict, predictable
 from benchmarks.economics.report import RunFigures, compare, render
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
@@ -34,12 +35,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure, report or predict; the exit status."""
     given = _parser().parse_args(argv)
     try:
-        if given.predict:
+        if given.foretell:
+            print(_foretold(_cases(given, given.foretell), given.foretell, given.baseline))
+        elif given.predict:
             print(_predicted(read_runs(given.predict)))
         elif given.report:
             print(_tables(read_runs(given.report), given.baseline))
         else:
-            cases = _cases(given)
+            cases = _cases(given, given.traces)
             _measure(cases, given.traces, given.out)
             print(_tables([run for run in read_runs(given.out) if run.case in set(cases)], given.baseline))
     except BadInput as error:
@@ -65,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument("--traces", type=Path, metavar="DIR", help="folder of the traces: run the missing cases")
     what.add_argument("--report", type=Path, metavar="FILE", help="print the tables of these runs")
     what.add_argument("--predict", type=Path, metavar="FILE", help="simulate these runs, and compare")
+    what.add_argument("--foretell", type=Path, metavar="DIR", help="folder of the traces: simulate the cases")
     add = parser.add_argument
     add("--out", type=Path, default=Path("economics.jsonl"), help="file of runs (default: %(default)s)")
     add("--variants", nargs="+", choices=SCHEDULERS, default=["mell", "worst_fit", "serve"])
@@ -103,7 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _cases(given: argparse.Namespace) -> list[LiveCase]:
+def _cases(given: argparse.Namespace, traces: Path) -> list[LiveCase]:
     """The runs asked for. Raises `BadInput` now for a missing window, since its run may be days away."""
     conditions = Conditions(
         warmup_s=given.warmup,
@@ -117,7 +121,7 @@ def _cases(given: argparse.Namespace) -> list[LiveCase]:
     windows = [read_window(text, given.token_scale) for text in given.windows]
     cases = turns(given.variants, windows, given.repeat, conditions)
     for window in windows:
-        arrivals(next(case for case in cases if case.window == window), given.traces)
+        arrivals(next(case for case in cases if case.window == window), traces)
     return cases
 
 
@@ -156,6 +160,13 @@ def _predicted(runs: Sequence[LiveRun]) -> str:
                 bar.update()
             parts += [conditions.name, calibration(costs), compare(results)]
     return "\n\n".join(parts)
+
+
+def _foretold(cases: Sequence[LiveCase], traces: Path, baseline: str) -> str:
+    """The tables of simulated runs; the seed is the number of the repetition."""
+    known = [case for case in cases if is_predictable(case)]
+    results = [RunFigures(case, foretell(case, arrivals(case, traces), case.repeat)) for case in known]
+    return "\n\n".join([cases[0].conditions.name, render(results, baseline)])
 
 
 def _by_conditions(runs: Sequence[LiveRun]) -> list[tuple[Conditions, list[LiveRun]]]:

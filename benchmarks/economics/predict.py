@@ -1,12 +1,15 @@
 """The simulator on the requests of runs, with costs that are known (the engines' pace) or were measured in the runs.
 
-Serve's own autoscaler is not simulated. A live waiting request is queued on a replica, and a change of its replica is a
-migration by tokens; a simulated waiting request is on no replica yet.
+Serve's own autoscaler is not simulated. Otherwise the decisions are those of the live scheduler, with its limits, and
+the same kinds of moves are counted: a waiting request is queued on a replica, and a change of its replica is a
+migration by tokens.
 """
 
+import random
 from collections.abc import Sequence
 from statistics import median
 
+from app.replay.trace import TraceRequest
 from app.simulator.costs import ComputeCosts, Costs, LinkCosts, MigrationCosts
 from app.simulator.job import Job
 from app.simulator.observer import Life
@@ -16,17 +19,24 @@ from app.simulator.world import simulate
 from benchmarks.economics.case import SCHEDULERS, LiveCase
 from benchmarks.economics.figures import Figures, delays, startups, usage
 from benchmarks.economics.observed import LiveRun, ObservedMigration, ServedRequest
+from deployments.config import SchedulerSettings
 from deployments.engine.pace import Pace
 from deployments.engine.tokens import TOKEN_BYTES
-from policies.decision.limits import Limits
+from policies.decision.limits import Limits, Terms
 from policies.model import RequestId, Tokens
 from policies.plan import Path
 from policies.rules.registry import policy
 
-COOLDOWN_S = 5.0
-"""The live scheduler's default, which the runs do not change."""
+LIVE = SchedulerSettings()
+"""The live scheduler's defaults, which the runs do not change."""
 MEMCPY_BYTES_PER_S = 1e9
 """A copy within one machine; with four bytes per token of a paced engine, never a bottleneck."""
+LAG_S = 0.02
+"""Longest time by which the client sends a request too late."""
+SERVE_STARTS_S = (0.5, 2.0)
+"""Shortest and longest time that a start takes beside the engine's: Serve's loop, the process, and its first report."""
+ROUND_S, HANDOVER_S = 0.01, 0.02
+"""Time of a round of copying and of a hand-over between two processes of one machine."""
 TAIL_S = 600.0
 """Time between the last arrival and the simulation's end, for requests to end."""
 
@@ -87,11 +97,43 @@ def calibration(costs: Costs) -> str:
 
 def predict(run: LiveRun, costs: Costs) -> Figures:
     """The simulated figures of a run's requests."""
-    case, conditions = run.case, run.case.conditions
     jobs = [
         Job(RequestId(f"r{i}"), r.at_s, Tokens(r.prompt), Tokens(r.output))
         for i, r in enumerate(sorted(run.observed.requests, key=lambda r: r.at_s))
     ]
+    return simulated(run.case, jobs, costs)
+
+
+def foretell(case: LiveCase, due: Sequence[TraceRequest], seed: int) -> Figures:
+    """The simulated figures of a run that has not been carried out.
+
+    What a run leaves to chance is drawn: the phase of the scheduler's epochs, when each request arrives within `LAG_S`,
+    and how long Serve takes to start a replica beside the engine.
+    """
+    draw, conditions = random.Random(seed), case.conditions
+    phase_s = draw.uniform(0.0, conditions.epoch_s)
+    arrivals = sorted((each.at_s + phase_s + draw.uniform(0.0, LAG_S), each.row, each) for each in due)
+    jobs = [
+        Job(RequestId(f"r{i}"), at_s, Tokens(each.prompt_tokens), Tokens(each.output_tokens))
+        for i, (at_s, _, each) in enumerate(arrivals)
+    ]
+    pace = conditions.pace
+    link = LinkCosts(MEMCPY_BYTES_PER_S, ROUND_S)
+    costs = Costs(
+        name="paced",
+        slots=False,
+        startup_s=pace.startup_s + draw.uniform(*SERVE_STARTS_S),
+        compute=compute_costs(pace, median(each.prompt_tokens + each.output_tokens / 2 for each in due)),
+        migration=MigrationCosts(
+            intra=link, inter=link, kv_bytes=TOKEN_BYTES, block_tokens=pace.block_size, handover_s=HANDOVER_S
+        ),
+    )
+    return simulated(case, jobs, costs)
+
+
+def simulated(case: LiveCase, jobs: Sequence[Job], costs: Costs) -> Figures:
+    """The figures of a case with these requests."""
+    conditions = case.conditions
     recorder = Recorder(lambda now: None)
     simulate(jobs, policy(str(SCHEDULERS[case.variant]["policy"])), setup_of(case, costs), costs, recorder)
     begin, end = conditions.warmup_s, conditions.until_s
@@ -114,7 +156,7 @@ def setup_of(case: LiveCase, costs: Costs) -> Setup:
     moves = SCHEDULERS[case.variant].get("moves_per_epoch")
     limits = Limits(
         moves_per_epoch=moves,
-        cooldown_s=COOLDOWN_S,
+        cooldown_s=LIVE.cooldown_s,
         min_replicas=1,
         slack=conditions.slack,
         foresight_s=conditions.foresight_s,
@@ -127,6 +169,8 @@ def setup_of(case: LiveCase, costs: Costs) -> Setup:
         horizon_s=conditions.until_s + TAIL_S,
         max_gpus=conditions.max_replicas,
         limits=limits,
+        moves_at_once=LIVE.moves_at_once,
+        moves_per_replica=Terms().moves_per_replica,
     )
 
 
@@ -138,4 +182,9 @@ def served(life: Life) -> ServedRequest:
 
 def predictable(runs: Sequence[LiveRun]) -> list[LiveRun]:
     """The runs whose variant can be simulated."""
-    return [run for run in runs if SCHEDULERS[run.case.variant]["mode"] == "act"]
+    return [run for run in runs if is_predictable(run.case)]
+
+
+def is_predictable(case: LiveCase) -> bool:
+    """True for variants that can be simulated: those in which Mell decides."""
+    return str(SCHEDULERS[case.variant]["mode"]) == "act"

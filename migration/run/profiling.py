@@ -12,15 +12,15 @@ import random
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, Protocol, cast
 
-from migration.beliefs import Profile
 from migration.errors import TransferFailed
-from migration.lines import Line
 from migration.ports import Clock, Slot
 from migration.protocol.messages import Fingerprint, SlotRef
 from migration.protocol.request import Sampling
 from migration.protocol.rounds import full_blocks
 from migration.run.slots import Slots
 from policies.model import Blocks, Bytes, Tokens
+from policies.paths.beliefs import Profile
+from policies.paths.lines import Line
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,9 @@ async def measure(engine: Profiled, slots: Slots, node: str, clock: Clock) -> Pr
     once_s = await _prefill_s(engine, prompts(long), clock)
     again_s, staging = await _prefill_and_staging(engine, slots, prompts(long), clock)
     await _clean(engine)
-    return Profile(node, engine.fingerprint, _through(short, short_s, long, min(once_s, again_s)), staging)
+    marks = engine.fingerprint
+    prefill = _through(short, short_s, long, min(once_s, again_s))
+    return Profile(node, marks.cache, marks.block_bytes / marks.block_size, prefill, staging)
 
 
 class _Prompts:

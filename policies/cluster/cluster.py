@@ -120,6 +120,14 @@ class Cluster:
         """So many requests are in the queue of the replica's engine, without blocks."""
         replica.queued = count
 
+    def await_start(self, awaited: bool) -> None:
+        """Whether a replica starts, or is about to."""
+        self.awaits_start = awaited
+
+    def since(self, replica: Replica, idle_since: float | None) -> None:
+        """The replica turns out to have been empty for longer than it has been here."""
+        replica.idle_since = idle_since
+
     def set_capacity(self, capacity: Tokens) -> None:
         """A new replica has that capacity; every request gets the size class that it has for such a one."""
         if capacity != self.capacity:

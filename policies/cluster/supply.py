@@ -8,6 +8,8 @@ from policies.model import ReplicaId
 WINDOW_S = 600.0
 """How long a rise is remembered. Longer holds replicas open for bursts of the past, shorter forgets the last one."""
 
+_PREFIX = "gpu-"
+
 
 class Supply:
     """Numbered slots on nodes, the lowest free one first: up to `limit` replicas, `per_node` on each node.
@@ -15,10 +17,11 @@ class Supply:
     A slot that is given back is used again.
     """
 
-    def __init__(self, per_node: int = 8, limit: int | None = None) -> None:
+    def __init__(self, per_node: int = 8, limit: float | None = None) -> None:
         self._per_node = per_node
         self._limit = limit
         self._free: list[int] = []
+        self._next = 0
         self._taken: dict[ReplicaId, int] = {}
 
     @property
@@ -26,14 +29,36 @@ class Supply:
         """How many replicas may still be opened."""
         return float("inf") if self._limit is None else self._limit - len(self._taken)
 
+    def allow(self, more: float) -> None:
+        """So many more replicas may be opened."""
+        self._limit = len(self._taken) + more
+
     def take(self) -> tuple[ReplicaId, str]:
         """The name and the node of a new replica. Raises `IndexError` when none is left."""
         if self.left <= 0:
             raise IndexError("every replica that is allowed is open")
-        slot = heapq.heappop(self._free) if self._free else len(self._taken)
-        name = ReplicaId(f"gpu-{slot}")
+        if self._free:
+            slot = heapq.heappop(self._free)
+        else:
+            slot, self._next = self._next, self._next + 1
+        name = ReplicaId(f"{_PREFIX}{slot}")
         self._taken[name] = slot
         return name, f"node-{slot // self._per_node}"
+
+    def claim(self, replica: ReplicaId) -> None:
+        """A replica of that name is there: if it is in one of the slots, that is taken."""
+        number = replica.removeprefix(_PREFIX)
+        if replica in self._taken or number == replica or not number.isdigit():
+            return
+        slot = int(number)
+        if slot >= self._next:
+            for free in range(self._next, slot):
+                heapq.heappush(self._free, free)
+            self._next = slot + 1
+        else:
+            self._free.remove(slot)
+            heapq.heapify(self._free)
+        self._taken[replica] = slot
 
     def give_back(self, replica: ReplicaId) -> None:
         """That replica is closed; replicas that came from elsewhere are not kept."""

@@ -1,18 +1,19 @@
-"""What the cluster's own past says: how fast requests grow, how long moves take, how long a replica takes to start."""
+"""What the cluster's own past shows: how fast requests grow, how long moves take, how long a replica takes to start."""
 
 from collections import deque
+from collections.abc import Iterable
 from math import ceil
 from statistics import median
 
-from policies.decision.observation import Observation
-from policies.model import Phase, ReplicaId, ReplicaState, RequestId, RequestLoad
+from policies.decision.observation import Status
+from policies.model import ReplicaId, ReplicaState
 
 FIRST_GUESS_TOKENS_PER_S = 30.0
 FIRST_GUESS_STARTUP_S = 30.0
 """Before anything was measured: a busy decode, and a model of some gigabytes from a local disk."""
 
 WEIGHT = 0.2
-"""How much the newest observation counts in the decode rate."""
+"""Weight of the newest measurement in the decode rate."""
 
 PATIENCE = 3.0
 """A start that lasts so many times as long as usual is not waited for: it may want a GPU that is not free."""
@@ -24,26 +25,43 @@ REMEMBERED = 200
 """How many moves are remembered. Links get busy and quiet again within minutes."""
 
 SHARE = 0.9
-"""The share of the remembered moves that did not take longer than what is reckoned with."""
+"""The share of the remembered moves that took no longer than the lead allows for."""
 
 
 class Experience:
-    """Learns from observations; times in seconds of the observations' clock."""
+    """Learns from observations; times in seconds of the observations' clock. `rate` is the decode rate where it is
+    known beforehand.
+    """
 
-    def __init__(self, epoch_s: float) -> None:
+    def __init__(self, epoch_s: float, rate: float | None = None) -> None:
         self._lead = Lead(epoch_s)
+        self._given = rate
         self._rate: float | None = None
-        self._decoding: dict[RequestId, RequestLoad] = {}
         self._seen_s: float | None = None
         self._starting: dict[ReplicaId, float] = {}
         self._starts: deque[float] = deque(maxlen=STARTS)
 
-    def observe(self, seen: Observation) -> None:
-        """Take the next observation."""
-        for took_s in seen.took_s:
-            self._lead.observe(took_s)
-        self._measure_growth(seen)
-        self._measure_starts(seen)
+    def moved(self, took_s: float) -> None:
+        """A move took so many seconds."""
+        self._lead.observe(took_s)
+
+    def grew(self, tokens: int, requests: int, now: float) -> None:
+        """So many requests that have been decoding since the last call have gained `tokens` in all."""
+        passed_s = 0.0 if self._seen_s is None else now - self._seen_s
+        self._seen_s = now
+        if requests > 0 and passed_s > 0:
+            rate = tokens / requests / passed_s
+            self._rate = rate if self._rate is None else (1 - WEIGHT) * self._rate + WEIGHT * rate
+
+    def saw(self, replicas: Iterable[Status], lost: Iterable[ReplicaId], now: float) -> None:
+        """Replicas are in these states now, or gone."""
+        for replica in lost:
+            self._starting.pop(replica, None)
+        for status in replicas:
+            if status.state is ReplicaState.STARTING:
+                self._starting.setdefault(status.id, now)
+            elif (since := self._starting.pop(status.id, None)) is not None and status.state is ReplicaState.RUNNING:
+                self._starts.append(now - since)
 
     @property
     def lead_s(self) -> float:
@@ -53,6 +71,8 @@ class Experience:
     @property
     def decode_rate(self) -> float:
         """Tokens per second by which a request grows that decodes."""
+        if self._given is not None:
+            return self._given
         return FIRST_GUESS_TOKENS_PER_S if self._rate is None else self._rate
 
     @property
@@ -63,27 +83,6 @@ class Experience:
     def awaits_start(self, now: float) -> bool:
         """Whether a replica is starting, and has not been for so long that it may never run."""
         return any(now - since < PATIENCE * self.startup_s for since in self._starting.values())
-
-    def _measure_growth(self, seen: Observation) -> None:
-        decoding = {q.id: q for _, q in seen.state.requests() if q.phase is Phase.DECODE}
-        earlier = ((q, self._decoding.get(q.id)) for q in decoding.values())
-        grown = [q.tokens - was.tokens for q, was in earlier if was is not None and was.hop == q.hop]
-        passed_s = 0.0 if self._seen_s is None else seen.now - self._seen_s
-        if grown and passed_s > 0:
-            rate = sum(grown) / len(grown) / passed_s
-            self._rate = rate if self._rate is None else (1 - WEIGHT) * self._rate + WEIGHT * rate
-        self._decoding, self._seen_s = decoding, seen.now
-
-    def _measure_starts(self, seen: Observation) -> None:
-        states = {r.id: r.state for r in seen.state.replicas}
-        for replica, since in list(self._starting.items()):
-            if states.get(replica) is not ReplicaState.STARTING:
-                del self._starting[replica]
-                if states.get(replica) is ReplicaState.RUNNING:
-                    self._starts.append(seen.now - since)
-        for replica, state in states.items():
-            if state is ReplicaState.STARTING:
-                self._starting.setdefault(replica, seen.now)
 
 
 class Lead:

@@ -1,12 +1,19 @@
 """Where an arriving request goes between epochs: at once, and without moving any other."""
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 
-from policies.cluster.changes import Arrival
-from policies.cluster.cluster import Cluster
-from policies.model import ClusterState, ReplicaId
-from policies.rules.policy import Policy
+from policies.model import (
+    Blocks,
+    ClusterState,
+    Phase,
+    ReplicaId,
+    ReplicaLoad,
+    ReplicaState,
+    RequestId,
+    RequestLoad,
+    Tokens,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,29 +35,49 @@ class NoReplica:
     """No replica accepts requests."""
 
 
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A request that was sent to a replica, which has not reported it yet."""
+
+    label: str
+    replica: ReplicaId
+    tokens: Tokens
+    at: float
+    expires_at: float
+
+
 Decision = Place | Queue | NoReplica
 
 
-def place(policy: Policy, cluster: Cluster, arrival: Arrival, exclude: Collection[ReplicaId] = ()) -> Decision:
-    """Choose a replica for `arrival`, never one in `exclude`, and count the request there.
+def with_placements(loads: Iterable[ReplicaLoad], placed: Mapping[RequestId, Placed], now: float) -> ClusterState:
+    """The replicas as they report, with the requests added that were placed there and are not reported yet."""
+    loads = tuple(loads)
+    reported = {request.id for load in loads for request in load.requests}
+    coming: dict[ReplicaId, list[tuple[RequestId, Placed]]] = {}
+    for request, placement in placed.items():
+        if request not in reported and placement.expires_at > now:
+            coming.setdefault(placement.replica, []).append((request, placement))
+    return ClusterState(tuple(_with(load, coming.get(load.id, ()), now) for load in loads))
 
-    A request that is on a replica already is placed as if it were not. What fits nowhere queues where the fewest
-    requests are; of equals, where the most is free.
-    """
-    if arrival.id in cluster.requests:
-        cluster.remove_request(cluster.requests[arrival.id])
-    barred = frozenset(exclude)
-    candidates = [r for r in cluster.running() if r.id not in barred]
-    if not candidates:
-        return NoReplica()
-    request = cluster.add_request(arrival.id, arrival.tokens)
-    chosen = policy.place(cluster, request, barred)
-    if chosen is not None:
-        cluster.locate(request, chosen)
-        return Place(chosen.id)
-    queue = min(candidates, key=lambda r: (len(r.requests), -r.free, r.id))
-    cluster.locate(request, queue)
-    return Queue(queue.id)
+
+def _with(load: ReplicaLoad, coming: Collection[tuple[RequestId, Placed]], now: float) -> ReplicaLoad:
+    """A report with the requests on their way to the replica added, and their blocks taken from the free ones."""
+    if not coming or load.state is not ReplicaState.RUNNING:
+        return load
+    blocks = sum(-(-placed.tokens // load.block_size) for _, placed in coming)
+    added = tuple(
+        RequestLoad(
+            id=request,
+            label=placed.label,
+            tokens=placed.tokens,
+            phase=Phase.WAITING,
+            age_s=now - placed.at,
+            hop=0,
+            immovable="not yet reported by its replica",
+        )
+        for request, placed in coming
+    )
+    return replace(load, free_blocks=Blocks(max(0, load.free_blocks - blocks)), requests=load.requests + added)
 
 
 def least_loaded(

@@ -1,39 +1,66 @@
-"""The cluster as it would be had all decisions been carried out: what a scheduler that only observes has to decide on.
+"""The dry run: the cluster as it would be had all decisions been carried out.
 
 Decided on the cluster as it is, the same moves would be found again in every epoch, and nothing would ever come of
-them. So the shadow keeps a cluster of its own. It begins as the real one was found; from then on the real one only says
-which requests there are and how large they have become. Every epoch is decided as a live one is, with the same limits,
-and what it decides is done at once: the idealised model of the simulator, with real requests in it.
+them. So a shadow carries the plans out on an idealised cluster of its own, in which moves and starts take no time, and
+decides on observations of that one. It begins as the real one was found; from then on the real one only says which
+requests there are and how large they have become.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
-from policies.cluster.changes import Arrival
 from policies.cluster.cluster import Cluster
 from policies.cluster.supply import Supply
-from policies.decision import epoch
-from policies.decision.dry_run import DryRun
-from policies.decision.epoch import Events
+from policies.decision.deciding import decide_pool
 from policies.decision.experience import Experience
-from policies.decision.limits import Limits
-from policies.decision.observation import Observation
-from policies.decision.planner import LiveLimits
-from policies.model import UP, Phase, ReplicaLoad, ReplicaState, RequestId, RequestLoad, Tokens
+from policies.decision.limits import Mode, Terms
+from policies.decision.memory import PoolMemory
+from policies.decision.observation import Pool, PoolReport, Resident, Status
+from policies.model import UP, Bytes, Phase, ReplicaId, ReplicaState, RequestId, RequestLoad, Tokens
 from policies.plan import Plan
 from policies.rules.policy import Policy
 
-Reported = Mapping[RequestId, tuple[ReplicaLoad, RequestLoad]]
-"""Every request with the replica that it really is on, the oldest first."""
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """What a scheduler that only observes would have done in `since_s` seconds.
+
+    `replicas_now` exist and `replicas_needed` would, `requests_waiting` would wait for a place there. The GPU-seconds
+    are the integrals of the two numbers over time, so a replica counts as one GPU. `moves` and their tokens are what
+    it would have taken; `moved_bytes` is their KV, None as long as no replica has reported what a token takes.
+    """
+
+    since_s: float
+    replicas_now: int
+    replicas_needed: int
+    requests_waiting: int
+    gpu_seconds_real: float
+    gpu_seconds_needed: float
+    moves: int
+    moved_tokens: Tokens
+    moved_bytes: Bytes | None = None
+
+    @property
+    def gpu_seconds_saved(self) -> float:
+        """Below zero where acting would have taken more: requests queue while replicas could be added."""
+        return self.gpu_seconds_real - self.gpu_seconds_needed
+
+    def to_json(self) -> dict[str, Any]:
+        """Every figure by its name."""
+        return asdict(self) | {"gpu_seconds_saved": self.gpu_seconds_saved}
 
 
 class Shadow:
-    """Lives through observations as `Planner` does. Equal observations give equal shadows."""
+    """Follows reports of one pool. Equal reports give equal shadows; `experience` is what the real pool has shown."""
 
-    def __init__(self, policy: Policy, limits: LiveLimits, epoch_s: float) -> None:
-        self._policy = policy
-        self._limits = limits
-        self._experience = Experience(epoch_s)
+    def __init__(self, terms: Terms, experience: Experience, rule: Policy | None = None) -> None:
+        self._terms = replace(
+            terms, mode=Mode.ACT, moves_take_time=False, starts_take_time=False, may_wait_nowhere=True
+        )
+        self._experience = experience
+        self._rule = rule
         self._began: float | None = None
         self._now = 0.0
         self._replicas_now = 0
@@ -41,23 +68,37 @@ class Shadow:
         self._needed_s = 0.0
         self._moves = 0
         self._moved = 0
-        self.cluster = Cluster(Tokens(1))
+        self._real: dict[ReplicaId, Status] = {}
+        self._residents: dict[RequestId, Resident] = {}
+        self._fresh: dict[RequestId, None] = {}
+        self._sizes: dict[RequestId, Tokens] = {}
+        self._gone: dict[RequestId, None] = {}
+        self._pool = Pool()
+        self._homes: dict[RequestId, ReplicaId | None] = {}
+        self._open: dict[ReplicaId, Status] = {}
+        self._fewest = 0
+        self._lost: tuple[ReplicaId, ...] = ()
+        self._memory = self._new_memory(1)
 
-    def observe(self, seen: Observation) -> Plan:
+    @property
+    def cluster(self) -> Cluster:
+        """The idealised cluster."""
+        return self._memory.cluster
+
+    def observe(self, seen: PoolReport, now: float) -> Plan:
         """Live through one epoch; returns what has been decided and done in the shadow.
 
         Nothing is, before all replicas that run have reported once: where their requests are is where it begins.
         """
-        self._experience.observe(seen)
-        limits = self._limits.now(self._experience)
-        reported = _reported(seen)
+        self._take(seen)
         if self._began is None:
-            if not _all_known(seen):
+            if not self._all_known():
                 return Plan()
-            self.cluster = _found(seen, reported, limits)
-            self._began = self._now = seen.now
-        self._pass(seen)
-        plan = self._decide(seen.now, reported, limits)
+            self._found(seen)
+            self._began = self._now = now
+        self._pass(now)
+        (plan,) = decide_pool(self._memory, self._report(), now)
+        self._carry_out(plan)
         self._moves += len(plan.moves) + len(plan.evicted)
         self._moved += sum(move.tokens for move in plan.moves) + sum(eviction.tokens for eviction in plan.evicted)
         return plan
@@ -78,72 +119,117 @@ class Shadow:
             moved_tokens=Tokens(self._moved),
         )
 
-    # --- inside ---------------------------------------------------------------------------------------
+    # --- the real cluster -----------------------------------------------------------------------------
 
-    def _pass(self, seen: Observation) -> None:
+    def _take(self, seen: PoolReport) -> None:
+        for replica in seen.lost:
+            self._real.pop(replica, None)
+        self._real.update((status.id, status) for status in seen.replicas)
+        for request in seen.gone:
+            del self._residents[request]
+            self._homes.pop(request, None)
+            self._gone[request] = None
+        for resident in seen.requests:
+            self._residents[resident.load.id] = resident
+            self._fresh[resident.load.id] = None
+        for request, tokens in seen.sizes.items():
+            resident = self._residents[request]
+            self._residents[request] = replace(resident, load=replace(resident.load, tokens=tokens))
+            self._sizes[request] = tokens
+
+    def _all_known(self) -> bool:
+        """Whether replicas run, and each that does not start has reported its capacity."""
+        statuses = self._real.values()
+        known = all(status.capacity or status.state is ReplicaState.STARTING for status in statuses)
+        return known and any(status.state is ReplicaState.RUNNING for status in statuses)
+
+    def _pass(self, now: float) -> None:
         """What the last epoch left held until now."""
-        passed_s = seen.now - self._now
+        passed_s = now - self._now
         self._real_s += passed_s * self._replicas_now
         self._needed_s += passed_s * len(self.cluster.replicas)
-        self._now = seen.now
-        self._replicas_now = sum(load.state is not ReplicaState.STOPPED for load in seen.state.replicas)
+        self._now = now
+        self._replicas_now = sum(status.state is not ReplicaState.STOPPED for status in self._real.values())
 
-    def _decide(self, now: float, reported: Reported, limits: Limits) -> Plan:
-        cluster, rate = self.cluster, self._experience.decode_rate
-        cluster.reserve(epoch.headroom(self._policy, limits, rate), epoch.lead(limits, rate))
-        changes = epoch.begin(cluster, _events(cluster, reported), limits, now)
-        for request_id, (_, request) in reported.items():
-            cluster.pin(cluster.requests[request_id], request.immovable is not None)
-        return epoch.decide(cluster, changes, self._policy, limits, now)
+    # --- the idealised one ----------------------------------------------------------------------------
 
+    def _found(self, seen: PoolReport) -> None:
+        """Begin with the cluster as it is. Replicas that start are up, since starting takes no time here; those that
+        are to be gone are gone, and their requests wait as what is queued does.
 
-def _reported(seen: Observation) -> Reported:
-    residents = seen.state.residents()
-    return dict(sorted(residents.items(), key=lambda item: (-item[1][1].age_s, item[0])))
+        Of replicas that differ the smallest is the measure of all.
+        """
+        up = sorted((s for s in self._real.values() if s.state in UP), key=lambda s: (s.node, s.id))
+        running = [status for status in up if status.state is ReplicaState.RUNNING]
+        most = max(seen.pool.max_replicas or 0, len(up)) if seen.pool.max_replicas is not None else None
+        capacity = min(status.capacity for status in running)
+        self._fewest = max(self._terms.limits.limits.min_replicas, seen.pool.min_replicas)
+        self._pool = replace(seen.pool, capacity=capacity, max_replicas=most)
+        per_node = max(Counter(status.node for status in up).values())
+        self._memory = self._new_memory(per_node)
+        supply = Supply(per_node, most)
+        homes = {status.id: self._opened(*supply.take(), running) for status in up}
+        while len(self._open) < self._fewest and supply.left > 0:
+            self._opened(*supply.take(), running)
+        for request, resident in self._residents.items():
+            waits = resident.load.phase is Phase.WAITING
+            self._homes[request] = None if waits or resident.replica is None else homes.get(resident.replica)
+        self._fresh = dict.fromkeys(sorted(self._residents, key=self._age))
 
+    def _new_memory(self, per_node: int) -> PoolMemory:
+        return PoolMemory(replace(self._terms, per_node=per_node), self._rule, self._experience)
 
-def _all_known(seen: Observation) -> bool:
-    """Whether replicas run, and each that does not start has told its capacity."""
-    starting = ReplicaState.STARTING
-    known = all(load.capacity_tokens or load.state is starting for load in seen.state.replicas)
-    return known and bool(seen.state.running())
+    def _opened(self, replica: ReplicaId, node: str, like: Iterable[Status] = ()) -> ReplicaId:
+        most = min((status.max_requests for status in like), default=None)
+        known = next(iter(self._open.values()), None)
+        most = most if most is not None else known.max_requests if known is not None else 1 << 30
+        self._open[replica] = Status(replica, ReplicaState.RUNNING, node, self._pool.capacity, max_requests=most)
+        return replica
 
+    def _report(self) -> PoolReport:
+        """What the idealised replicas would report."""
+        fresh = [request for request in self._fresh if request in self._residents]
+        report = PoolReport(
+            self._pool,
+            tuple(status for status in self._open.values() if self._memory.statuses.get(status.id) != status),
+            self._lost,
+            tuple(self._ideal(request) for request in fresh),
+            tuple(self._gone),
+            {request: self._size(request) for request in self._sizes if request not in self._fresh},
+        )
+        self._gone, self._fresh, self._sizes, self._lost = {}, {}, {}, ()
+        return report
 
-def _found(seen: Observation, reported: Reported, limits: Limits) -> Cluster:
-    """The cluster as it is. Replicas that start are up, since starting takes no time here; those that are to be gone
-    are gone, and their requests wait as what is queued does.
+    def _ideal(self, request: RequestId) -> Resident:
+        load = self._residents[request].load
+        ideal = replace(load, tokens=self._size(request), phase=Phase.DECODE, hop=0)
+        return Resident(self._homes.setdefault(request, None), ideal)
 
-    Of replicas that differ the smallest is the measure of all.
-    """
-    up = sorted((load for load in seen.state.replicas if load.state in UP), key=lambda load: (load.node, load.id))
-    running = seen.state.running()
-    supply = Supply(max(Counter(load.node for load in up).values()), max(seen.max_replicas, len(up)))
-    capacity = min(load.capacity_tokens for load in running)
-    most = min(load.max_requests for load in running)
-    cluster = Cluster(capacity, supply, max_requests=most)
-    homes = {load.id: cluster.open() for load in up}
-    while len(cluster.replicas) < limits.min_replicas and cluster.open():
-        pass
-    for request_id, (load, request) in reported.items():
-        added = cluster.add_request(request_id, _size(load, request, cluster.capacity))
-        home = homes.get(load.id)
-        if home is not None and request.phase is not Phase.WAITING:
-            cluster.locate(added, home)
-    cluster.settle()
-    return cluster
+    def _carry_out(self, plan: Plan) -> None:
+        """Do what the plan says, at once."""
+        for opening in plan.opened:
+            self._opened(opening.replica, opening.node)
+        for eviction in plan.evicted:
+            self._homes[eviction.request] = None
+            self._fresh[eviction.request] = None
+        for move in plan.moves:
+            self._homes[move.request] = move.target
+            self._fresh[move.request] = None
+        for placement in plan.placements:
+            self._homes[placement.request] = placement.replica
+            self._fresh[placement.request] = None
+        for replica in plan.closed:
+            self._open.pop(replica, None)
+        self._lost = plan.closed
 
+    def _size(self, request: RequestId) -> Tokens:
+        """Tokens in whole blocks; what shares blocks with others counts in full. Never more than a replica has."""
+        resident = self._residents[request]
+        status = self._real.get(resident.replica) if resident.replica is not None else None
+        block = status.block_size if status is not None else 1
+        blocks = -(-max(1, resident.load.tokens) // block)
+        return Tokens(min(blocks * block, self._pool.capacity))
 
-def _events(cluster: Cluster, reported: Reported) -> Events:
-    """What has become of requests since the last epoch."""
-    sizes = {name: _size(load, request, cluster.capacity) for name, (load, request) in reported.items()}
-    return Events(
-        sizes={name: sizes[name] for name, q in cluster.requests.items() if sizes.get(name, q.tokens) != q.tokens},
-        departed=[name for name in cluster.requests if name not in sizes],
-        arrived=[Arrival(name, tokens) for name, tokens in sizes.items() if name not in cluster.requests],
-    )
-
-
-def _size(load: ReplicaLoad, request: RequestLoad, capacity: Tokens) -> Tokens:
-    """Tokens in whole blocks; what shares blocks with others counts in full. Never more than a replica has."""
-    blocks = -(-max(1, request.tokens) // load.block_size)
-    return Tokens(min(blocks * load.block_size, capacity))
+    def _age(self, request: RequestId) -> tuple[float, RequestId]:
+        load: RequestLoad = self._residents[request].load
+        return -load.age_s, load.id

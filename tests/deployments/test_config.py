@@ -8,8 +8,7 @@ from ray import cloudpickle
 from deployments.config import MigrationSettings, SchedulerConfig
 from migration.protocol.rounds import CopyLimits
 from migration.run.world import MigrationLimits
-from policies.decision.limits import Limits
-from policies.decision.planner import LiveLimits
+from policies.decision.limits import Limits, LiveLimits
 
 
 def test_the_limits_of_a_migration_are_those_of_the_settings() -> None:
@@ -40,12 +39,12 @@ def test_the_limits_of_an_epoch_are_those_of_the_settings() -> None:
         bounds=(8, 9),
     )
     limits = Limits(moves_per_epoch=1, cooldown_s=2.0, headroom_s=3.0, min_replicas=8, slack=4.0)
-    assert config.limits == replace(LiveLimits(), limits=limits, linger_s=5.0, foresight_s=6.0, by_hand_s=7.0)
+    assert config.terms.limits == replace(LiveLimits(), limits=limits, linger_s=5.0, foresight_s=6.0, by_hand_s=7.0)
 
 
 @pytest.mark.parametrize(("epoch_s", "ttl_s"), [(0.2, 1.0), (3.0, 6.0)])
 def test_a_placement_outlives_two_epochs(epoch_s: float, ttl_s: float) -> None:
-    assert SchedulerConfig(epoch_s=epoch_s).placement_ttl_s == ttl_s
+    assert SchedulerConfig(epoch_s=epoch_s).terms.placement_ttl_s == ttl_s
 
 
 @pytest.mark.parametrize("settings", [MigrationSettings(slots=3), SchedulerConfig(moves_at_once=3, bounds=(2, 3))])

@@ -15,7 +15,13 @@ from deployments.gatherer import PROBE_S, SILENCE_S, SPACING_S, EngineReporters,
 from deployments.report import ReplicaReport
 from migration.errors import PeerLost, Refused
 from policies.causes import Cause
-from policies.decision.ledger import Ledger
+from policies.cluster.changes import Arrival
+from policies.decision.deciding import place
+from policies.decision.limits import Mode, Terms
+from policies.decision.memory import PoolMemory
+from policies.decision.observation import Pool
+from policies.decision.placement import with_placements
+from policies.decision.reports import Report, Roster, status_of
 from policies.model import Phase, ReplicaId, RequestId, RequestLoad, Tokens
 from tests.deployments.fakes import Answers, FakeListing, FakeMembership, make_report
 from tests.virtual_time import VirtualLoop, now
@@ -228,14 +234,15 @@ TTL_S = 10.0
 class Town:
     """Replicas that run what is placed on them: a request arrives some time after its placement.
 
-    Every gathering goes to the ledger. `check` is called whenever anything has happened.
+    An epoch observes the newest reports. `check` is called whenever anything has happened.
     """
 
     def __init__(self, delays: list[float], silent: tuple[float, float]) -> None:
         self.running: dict[ReplicaId, set[RequestId]] = {A: set(), B: set()}
         self.delays = itertools.cycle(delays)
         self.silent = silent
-        self.ledger = Ledger(TTL_S)
+        self.memory = PoolMemory(Terms(mode=Mode.OFF, placement_ttl_s=TTL_S))
+        self.roster = Roster()
         self.gatherer = Gatherer(self, now, TIMEOUT_S, self._gathered)
         self.placed: set[RequestId] = set()
         self.asked_at: dict[ReplicaId, float] = {}
@@ -256,14 +263,13 @@ class Town:
         for replica, each in received.items():
             assert each.asked_at >= self.asked_at.get(replica, 0.0), "an older report has replaced a newer one"
             self.asked_at[replica] = each.asked_at
-        self.ledger.report([(each.report.load, each.asked_at) for each in received.values()], now())
         self.check()
 
     async def place(self, request: RequestId, at_s: float, replica: ReplicaId, way_s: float) -> None:
         """Place a request on a replica that has reported; it arrives there `way_s` later."""
         await asyncio.sleep(at_s)
-        if replica in self.asked_at:
-            self.ledger.place(request, request, replica, Tokens(8), now())
+        if replica in self.memory.cluster.replicas:
+            place(self.memory, Arrival(request, Tokens(8)), now(), {A, B} - {replica})
             self.placed.add(request)
             self.check()
             await asyncio.sleep(way_s)
@@ -278,12 +284,19 @@ class Town:
         """What the scheduler does."""
         while True:
             await self.gatherer.gather(urgent=True)
+            for replica in sorted(self.gatherer.received):
+                load = self.gatherer.received[replica].report.load
+                self.roster.take(Report(0, status_of(load), None, load.requests))
+            self.memory.observe(self.roster.observe(Pool()), now())
+            self.check()
             await asyncio.sleep(1.0)
 
     def check(self) -> None:
         """Every request counts, and counts once."""
-        seen = [request.id for _, request in self.ledger.state(now()).requests()]
+        loads = [each.report.load for each in self.gatherer.received.values()]
+        seen = [request.id for _, request in with_placements(loads, self.memory.placed, now()).requests()]
         assert sorted(seen) == sorted(self.placed)
+        assert sorted(self.memory.cluster.requests) == sorted(self.placed)
 
 
 seconds = st.floats(0.0, 12.0)

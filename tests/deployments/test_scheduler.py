@@ -8,29 +8,31 @@ from typing import Any
 
 import pytest
 
+from app.simulator.replay import play
 from deployments.calls import PlaceCall
 from deployments.config import SchedulerConfig
 from deployments.control import MoveAccepted, MoveRejected
 from deployments.epochs import EARLIEST_S
 from deployments.exposition import merge
-from deployments.recording import Recorder, Setting, read_recording
+from deployments.recording import Recorder, read_recording
 from deployments.records import KEPT
 from deployments.report import ReplicaReport
 from deployments.scheduler import EpochScheduler
 from deployments.telemetry import Telemetry
-from migration.beliefs import Profile
 from migration.errors import PeerLost, Refused, RequestGone
-from migration.lines import Line
-from migration.protocol.messages import Fingerprint, PathRequest
+from migration.protocol.messages import PathRequest
 from migration.protocol.record import MigrationRecord, Outcome
 from policies.causes import Cause
 from policies.cluster.changes import Arrival
+from policies.decision.deciding import SchedulerMemory
+from policies.decision.limits import Mode
+from policies.decision.observation import ENGINE
 from policies.decision.placement import NoReplica, Place, Queue
-from policies.decision.planner import Decided, Mode, Planner
 from policies.model import Phase, ReplicaId, ReplicaState, RequestId, RequestLoad, Tokens
+from policies.paths.beliefs import Profile
+from policies.paths.lines import Line
 from policies.plan import Path as MovePath
 from policies.plan import Reason
-from policies.rules.registry import policy
 from tests.deployments.fakes import AnsweringReplica, Answers, FakeListing, FakeMembership, given, make_report
 from tests.deployments.test_exposition import parsed
 from tests.virtual_time import now
@@ -247,7 +249,7 @@ async def test_a_request_is_ordered_to_move(reference: str, target: str | None) 
 async def test_where_nothing_is_asked_the_planner_chooses_the_path(
     asked: PathRequest, bytes_per_s: float, path: PathRequest
 ) -> None:
-    profile = Profile("n", Fingerprint("m", "c", 4, 16, 64), Line.of(1e6), bytes_per_s)
+    profile = Profile("n", "c", 4.0, Line.of(1e6), bytes_per_s)
     reports = [replace(report, profile=profile) for report in on_a(running("r"))]
     scheduler = await make_scheduler(*reports, a=make_record())
     await scheduler.migrate("m1", "r", "b", asked)
@@ -420,19 +422,20 @@ async def test_epochs_can_be_recorded_and_give_the_same_plans_again(tmp_path: Pa
     scheduler = await make_scheduler(
         *half_empty(), epochs=0, mode=Mode.ACT, spec=NO_GROWTH, a=make_record("m2"), b=make_record("m3")
     )
-    setting = Setting(NO_GROWTH, scheduler._config.limits, 0.0)
-    scheduler._epochs._recorder = Recorder(tmp_path / "new" / "epochs.jsonl", setting)
-    for _ in range(3):
+    terms = scheduler._config.terms
+    scheduler._epochs._recorder = Recorder(tmp_path / "new" / "epochs.jsonl", terms)
+    for n in range(3):
         await scheduler.epoch()
+        await place(scheduler, 20, f"x{n}")
+        await scheduler.migrate(f"by-hand-{n}", "q", None, AUTO)
+    await scheduler.epoch()
     scheduler._epochs._recorder.close()
     read, epochs = read_recording(tmp_path / "new" / "epochs.jsonl")
-    assert read == setting
-    planner = Planner(policy(read.policy), read.limits, read.epoch_s)
-    told = list(epochs)
-    assert len(told) == 3 and told[0].orders
-    for epoch in told:
-        planner.observe(epoch.seen)
-        assert planner.decide(epoch.mode) == Decided(epoch.plan, epoch.orders)
+    assert read == terms
+    played = list(play(SchedulerMemory(read), epochs))
+    assert [len(epoch.entries) for epoch, _ in played] == [0, 2, 2, 2]
+    assert played[0][0].plans[ENGINE][0].moves
+    assert all(same for _, same in played)
 
 
 # --- the dry run --------------------------------------------------------------------------------------
@@ -440,7 +443,7 @@ async def test_epochs_can_be_recorded_and_give_the_same_plans_again(tmp_path: Pa
 
 def profiled(report: ReplicaReport) -> ReplicaReport:
     """The report of a replica that knows of itself that a token takes sixteen bytes."""
-    return replace(report, profile=Profile("n", Fingerprint("m", "c", 4, 64, 256), Line.of(1e3), 1e6))
+    return replace(report, profile=Profile("n", "c", 16.0, Line.of(1e3), 1e6))
 
 
 async def test_a_scheduler_that_observes_tells_what_acting_would_come_to() -> None:

@@ -7,7 +7,7 @@ import pytest
 from deployments.exposition import merge
 from deployments.telemetry import Telemetry
 from migration.protocol.record import MigrationRecord, Outcome
-from policies.decision.dry_run import DryRun
+from policies.decision.shadow import DryRun
 from policies.model import Blocks, Bytes, ReplicaId, ReplicaLoad, ReplicaState, RequestId, Tokens
 from policies.plan import Path, Reason
 from tests.deployments.test_exposition import parsed

@@ -16,7 +16,7 @@ from app.ingress.telemetry.requests import RequestTelemetry
 from app.ingress.telemetry.scrape import scrape
 from deployments.telemetry import Telemetry
 from docs.make.dashboard import PAGE, page
-from policies.decision.dry_run import DryRun
+from policies.decision.shadow import DryRun
 from policies.model import Tokens
 
 DASHBOARD: dict[str, Any] = json.loads(PAGE.read_text())

@@ -15,11 +15,11 @@ from policies.cluster.changes import Arrival
 from policies.cluster.cluster import Cluster
 from policies.cluster.replica import Replica, Request
 from policies.cluster.supply import Supply
-from policies.decision.epoch import Events, step
 from policies.decision.limits import Limits
 from policies.model import ReplicaId, ReplicaState, RequestId, Tokens
 from policies.plan import Plan
 from policies.rules.policy import Policy
+from tests.policies.stepping import Events, step
 
 C = Tokens(2400)
 """The capacity. Classes begin above C/8 = 300, C/4 = 600, C/3 = 800 and C/2 = 1200 tokens."""

@@ -8,10 +8,10 @@ from string import ascii_lowercase
 from policies.cluster.changes import Arrival
 from policies.cluster.cluster import Cluster
 from policies.cluster.supply import Supply
-from policies.decision.epoch import Events, step
 from policies.decision.limits import Limits
 from policies.model import ReplicaId, RequestId, Tokens
 from policies.rules.policy import Policy
+from tests.policies.stepping import Events, step
 
 
 def drawn(text: str, capacity: int = 100, headroom: int = 0, limit: int | None = None) -> Cluster:

@@ -9,13 +9,14 @@ from policies.bounds import martello_toth_l2
 from policies.cluster.changes import Arrival
 from policies.cluster.cluster import Cluster
 from policies.cluster.supply import Supply
-from policies.decision.epoch import Events, begin, decide, lead
+from policies.decision.deciding import lead
 from policies.decision.limits import Limits
 from policies.model import ReplicaId, ReplicaState, RequestId, Tokens
 from policies.plan import Plan
 from policies.rules.policy import Policy
 from policies.rules.registry import POLICIES, policy
 from tests.policies.rehearsal import Before, before, violations
+from tests.policies.stepping import Events, begin, decide
 
 CAPACITY = Tokens(48)
 

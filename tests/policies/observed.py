@@ -6,39 +6,88 @@ token; what decodes, is handed over or prefills holds its blocks.
 """
 
 import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
-from policies.decision.observation import Observation, Underway
-from policies.model import (
-    Blocks,
-    ClusterState,
-    Phase,
-    ReplicaId,
-    ReplicaLoad,
-    ReplicaState,
-    RequestId,
-    RequestLoad,
-    Tokens,
-)
+from policies.causes import Cause
+from policies.cluster.changes import Changes
+from policies.decision.deciding import decide_pool
+from policies.decision.memory import PoolMemory
+from policies.decision.observation import Pool, PoolReport
+from policies.decision.reports import Report, Roster, status_of
+from policies.model import Blocks, Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestId, RequestLoad, Tokens
+from policies.plan import MoveReport, Plan
 
 C = Tokens(100)
 _PHASES = {"": Phase.DECODE, "?": Phase.WAITING, "~": Phase.PREFILL, ">": Phase.MOVING, "!": Phase.DECODE}
 _STATES = {"": ReplicaState.RUNNING, "*": ReplicaState.STARTING, "^": ReplicaState.DRAINING}
 
 
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A drawn cluster at `now`: its replicas, the moves under way, and those that operators made since the last one."""
+
+    now: float
+    loads: tuple[ReplicaLoad, ...]
+    moves: tuple[tuple[RequestId, ReplicaId, ReplicaId], ...] = ()
+    by_hand: tuple[RequestId, ...] = ()
+    most: int = 1
+    opening: int = 0
+
+
 def observed(
     drawing: str, now: float = 0.0, *, moves: str = "", most: int = 0, opening: int = 0, by_hand: str = ""
-) -> Observation:
+) -> Drawn:
     """The drawn cluster at `now`. `moves` are requests under way, as `p:a>b`; `most` replicas there may be."""
-    loads = [_load(part) for part in drawing.split("|") if part.strip()]
-    under_way = [re.fullmatch(r"(\w+):(\w+)>(\w+)", move) for move in moves.split()]
-    return Observation(
+    loads = tuple(_load(part) for part in drawing.split("|") if part.strip())
+    under_way = (re.fullmatch(r"(\w+):(\w+)>(\w+)", move) for move in moves.split())
+    return Drawn(
         now,
-        ClusterState(tuple(loads)),
-        tuple(Underway(RequestId(m[1]), ReplicaId(m[2]), ReplicaId(m[3])) for m in under_way if m),
-        opening,
-        most or len(loads),
+        loads,
+        tuple((RequestId(m[1]), ReplicaId(m[2]), ReplicaId(m[3])) for m in under_way if m),
         tuple(map(RequestId, by_hand.split())),
+        most or len(loads),
+        opening,
     )
+
+
+class Watcher:
+    """Reports drawn clusters to a memory, as replicas and their migrations would be reported."""
+
+    def __init__(self, memory: PoolMemory) -> None:
+        self.memory = memory
+        self.roster = Roster()
+        self._version = 0
+
+    def report(self, drawn: Drawn) -> PoolReport:
+        """What is new in that cluster. A move that is not drawn has ended where its request is."""
+        self._version += 1
+        self.roster.keep(load.id for load in drawn.loads)
+        for load in drawn.loads:
+            self.roster.take(Report(self._version, status_of(load), None, load.requests))
+        found = self.roster.observe(Pool(max_replicas=drawn.most))
+        return replace(found, moves=tuple(self._moves(drawn)), opening=drawn.opening)
+
+    def observe(self, drawn: Drawn) -> Changes:
+        """Have the memory see that cluster."""
+        return self.memory.observe(self.report(drawn), drawn.now)
+
+    def decide(self, drawn: Drawn) -> Plan:
+        """What is decided about that cluster."""
+        (plan,) = decide_pool(self.memory, self.report(drawn), drawn.now)
+        return plan
+
+    def _moves(self, drawn: Drawn) -> Iterator[MoveReport]:
+        there = {(load.id, request.id) for load in drawn.loads for request in load.requests}
+        for ends in drawn.moves:
+            yield MoveReport(*ends)
+        for underway in self.memory.under_way.values():
+            move = underway.move
+            if (move.request, move.source, move.target) not in drawn.moves:
+                moved = (move.target, move.request) in there
+                yield MoveReport(move.request, move.source, move.target, moved, cause=None if moved else Cause.NO_ROOM)
+        for request in drawn.by_hand:
+            yield MoveReport(request, ReplicaId(""), ReplicaId(""), moved=True, by_hand=True)
 
 
 def _load(drawing: str) -> ReplicaLoad:

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from policies.cluster.changes import Arrival
 from policies.cluster.cluster import Cluster
 from policies.cluster.supply import Supply
-from policies.decision.epoch import Events, begin, decide
 from policies.decision.limits import Limits
 from policies.model import ReplicaState, RequestId, Tokens
 from policies.plan import Plan
@@ -18,6 +17,7 @@ from policies.rules.overload import Overload
 from policies.rules.policy import Policy
 from policies.rules.worst_fit import WorstFit
 from tests.policies.rehearsal import before, violations
+from tests.policies.stepping import Events, begin, decide
 
 CAPACITY = 100
 

@@ -7,10 +7,10 @@ import pytest
 from policies.cluster.changes import Arrival, Changes
 from policies.cluster.classes import Kind
 from policies.cluster.cluster import Cluster
-from policies.decision.epoch import Events, apply
 from policies.model import ReplicaId, ReplicaState, RequestId, Tokens
 from policies.plan import Move, Reason
 from tests.policies.named import move, named, picture, replica, request
+from tests.policies.stepping import Events, apply
 
 A, B, P, Q, S = ReplicaId("A"), ReplicaId("B"), RequestId("p"), RequestId("q"), RequestId("s")
 

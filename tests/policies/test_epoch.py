@@ -11,7 +11,7 @@ import pytest
 from policies.cluster.changes import Arrival, Changes
 from policies.cluster.cluster import Cluster
 from policies.cluster.replica import Replica, Request
-from policies.decision.epoch import Events, begin, one_by_one, step, step_each
+from policies.decision.deciding import one_by_one
 from policies.decision.limits import Limits
 from policies.model import ReplicaId, RequestId, Tokens
 from policies.plan import Placement, Plan
@@ -20,6 +20,7 @@ from policies.rules.registry import policy
 from tests.policies.history import COSTLY, IDEAL, SPECS, Setting, World, random_history
 from tests.policies.named import named, picture, replica, request
 from tests.policies.rehearsal import before, violations
+from tests.policies.stepping import Events, begin, step, step_each
 
 A, P, Q, S, T = ReplicaId("A"), RequestId("p"), RequestId("q"), RequestId("s"), RequestId("t")
 

@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from policies.bounds import best_fit_decreasing
 from policies.cluster.changes import Arrival
 from policies.cluster.cluster import Cluster
-from policies.decision.epoch import Events, step
 from policies.model import RequestId, Tokens
 from policies.rules.registry import POLICIES
 from tests.policies.exhaustive import optimum
 from tests.policies.settings import unhurried
+from tests.policies.stepping import Events, step
 
 CAPACITY = Tokens(100)
 

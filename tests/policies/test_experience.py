@@ -3,15 +3,16 @@
 import pytest
 
 from policies.decision.experience import FIRST_GUESS_STARTUP_S, FIRST_GUESS_TOKENS_PER_S, Experience
-from policies.decision.observation import Observation
-from tests.policies.observed import observed
+from policies.decision.limits import Mode, Terms
+from policies.decision.memory import PoolMemory
+from tests.policies.observed import Drawn, Watcher, observed
 
 
-def experience(*seen: Observation) -> Experience:
-    made = Experience(epoch_s=1.0)
-    for observation in seen:
-        made.observe(observation)
-    return made
+def experience(*seen: Drawn) -> Experience:
+    made = Watcher(PoolMemory(Terms(mode=Mode.OFF)))
+    for drawn in seen:
+        made.observe(drawn)
+    return made.memory.experience
 
 
 def test_before_anything_was_seen_it_guesses() -> None:

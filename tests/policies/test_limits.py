@@ -7,12 +7,13 @@ import pytest
 from policies.cluster.changes import Changes
 from policies.cluster.cluster import Cluster
 from policies.cluster.replica import Replica, Request
-from policies.decision.epoch import Events, headroom, lead, step
+from policies.decision.deciding import headroom, lead
 from policies.decision.limits import Limits
 from policies.plan import Reason
 from policies.rules.pack import Pack
 from policies.rules.policy import NONE, Barred, Policy
 from tests.policies.named import named, request
+from tests.policies.stepping import Events, step
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,12 @@
 
 import pytest
 
-from policies.decision.epoch import Events, step
 from policies.decision.limits import Limits
 from policies.model import ReplicaId, ReplicaState, RequestId, Tokens
 from policies.plan import Reason
 from policies.rules.load_balance import LoadBalance
 from tests.policies.drawn import after, drawn, shown
+from tests.policies.stepping import Events, step
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from policies.cluster.changes import Arrival
-from policies.decision.observation import Observation
-from policies.decision.placement import Decision, NoReplica, Place, Queue, least_loaded, place
-from policies.decision.view import Known, view
+from policies.decision.deciding import place
+from policies.decision.limits import Terms
+from policies.decision.memory import PoolMemory
+from policies.decision.placement import Decision, NoReplica, Place, Queue, least_loaded
 from policies.model import (
     Blocks,
     ClusterState,
@@ -22,6 +23,7 @@ from policies.model import (
     Tokens,
 )
 from policies.rules.registry import POLICIES
+from tests.policies.observed import Drawn, Watcher
 
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """A busy machine is no failure."""
@@ -48,11 +50,10 @@ def decide(
     policy: str, state: ClusterState, coming: Arrival, exclude: Collection[ReplicaId] = (), headroom: int = 0
 ) -> Decision:
     """What a policy says of a cluster that is as observed."""
-    seen, known = Observation(0.0, state), Known()
-    known.meet(seen)
-    made = view(seen, known).cluster
-    made.reserve(Tokens(headroom))
-    return place(POLICIES[policy], made, coming, exclude)
+    made = Watcher(PoolMemory(Terms(policy)))
+    made.observe(Drawn(0.0, state.replicas))
+    made.memory.cluster.reserve(Tokens(headroom))
+    return place(made.memory, coming, 0.0, exclude)
 
 
 def fits(load: ReplicaLoad, tokens: int, headroom: int) -> bool:

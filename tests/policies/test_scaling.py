@@ -4,16 +4,17 @@ import pytest
 
 from policies.cluster.cluster import Cluster
 from policies.cluster.supply import WINDOW_S, Demand
-from policies.decision.epoch import Events, apply
 from policies.decision.limits import Limits
 from policies.model import ReplicaState, Tokens
 from tests.policies.named import evict, move, named, picture, place, replica, request, settled
+from tests.policies.stepping import Events, apply
 
 
 def scaled(cluster: Cluster, limits: Limits, now: float = 0.0) -> str:
     """The cluster after an epoch in which no policy does anything."""
     limits.begin(cluster, now)
-    limits.scale(cluster, now)
+    limits.open_slack(cluster)
+    cluster.close_idle(now, limits.linger_s)
     settled(cluster)
     return picture(cluster)
 
@@ -37,7 +38,8 @@ def test_idle_replicas_are_closed(least: int, expected: str) -> None:
 def test_the_order_in_which_they_are_closed() -> None:
     cluster, limits = named("A: | B: | C:"), Limits(min_replicas=1)
     limits.begin(cluster, now=0.0)
-    limits.scale(cluster, now=0.0)
+    limits.open_slack(cluster)
+    cluster.close_idle(0.0, limits.linger_s)
     assert cluster.settle().closed == ("C", "B")
 
 

@@ -10,45 +10,61 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.bounds import martello_toth_l2
-from policies.decision.dry_run import DryRun
-from policies.decision.limits import Limits
-from policies.decision.observation import Observation
-from policies.decision.planner import LiveLimits
-from policies.decision.shadow import Shadow
-from policies.model import ClusterState, RequestId, Tokens
+from policies.cluster.cluster import Cluster
+from policies.decision.deciding import decide_pool
+from policies.decision.limits import Limits, LiveLimits, Mode, Terms
+from policies.decision.memory import PoolMemory
+from policies.decision.shadow import DryRun, Shadow
+from policies.model import RequestId, Tokens
 from policies.plan import Plan
-from policies.rules.registry import policy
 from tests.policies.history import SPECS
-from tests.policies.observed import C, observed
+from tests.policies.observed import C, Drawn, Watcher, observed
 from tests.policies.settings import few
 
 NO_GROWTH = "pack:headroom_s=0,comfort=0,rest=0"
 
 
+class Rehearsed:
+    """A shadow beside a memory that watches the same drawn clusters."""
+
+    def __init__(self, terms: Terms) -> None:
+        self.watcher = Watcher(PoolMemory(terms))
+        self.shadow = Shadow(terms, self.watcher.memory.experience)
+
+    @property
+    def cluster(self) -> Cluster:
+        return self.shadow.cluster
+
+    def observe(self, drawn: Drawn) -> Plan:
+        report = self.watcher.report(drawn)
+        decide_pool(self.watcher.memory, report, drawn.now)
+        return self.shadow.observe(report, drawn.now)
+
+
 def shadow(
     spec: str = NO_GROWTH, limits: Limits | None = None, linger_s: float = 0.0, foresight_s: float = 0.0
-) -> Shadow:
-    return Shadow(policy(spec), LiveLimits(limits or Limits(), linger_s, foresight_s), epoch_s=0.0)
+) -> Rehearsed:
+    limits = limits or Limits()
+    return Rehearsed(Terms(spec, LiveLimits(limits, linger_s, foresight_s), epoch_s=0.0, mode=Mode.OBSERVE))
 
 
-def live(made: Shadow, *history: Observation) -> list[Plan]:
+def live(made: Rehearsed, *history: Drawn) -> list[Plan]:
     return [made.observe(seen) for seen in history]
 
 
-def so_far(made: Shadow) -> DryRun:
-    assert made.so_far is not None
-    return made.so_far
+def so_far(made: Rehearsed) -> DryRun:
+    assert made.shadow.so_far is not None
+    return made.shadow.so_far
 
 
-def where(made: Shadow) -> list[list[str]]:
+def where(made: Rehearsed) -> list[list[str]]:
     """The requests of each replica."""
     return sorted(sorted(replica.requests) for replica in made.cluster.replicas.values())
 
 
-def some(seen: Observation, **changes: Any) -> Observation:
-    """The observation with replicas that say something else of themselves."""
-    loads = tuple(replace(load, **changes) for load in seen.state.replicas)
-    return replace(seen, state=ClusterState(loads))
+def some(seen: Drawn, **changes: Any) -> Drawn:
+    """The drawing with replicas that report something else of themselves."""
+    return replace(seen, loads=tuple(replace(load, **changes) for load in seen.loads))
 
 
 # --- what is decided is done ------------------------------------------------------------------------------
@@ -131,9 +147,9 @@ def test_a_request_fills_whole_blocks() -> None:
 
 def test_a_request_is_no_larger_than_the_smallest_replica() -> None:
     seen = observed("a: p90 | b: q10")
-    small = replace(seen.state.replicas[1], capacity_tokens=Tokens(60))
+    small = replace(seen.loads[1], capacity_tokens=Tokens(60))
     made = shadow()
-    live(made, replace(seen, state=ClusterState((seen.state.replicas[0], small))))
+    live(made, replace(seen, loads=(seen.loads[0], small)))
     assert made.cluster.capacity == made.cluster.requests[RequestId("p")].tokens == 60
 
 
@@ -179,9 +195,9 @@ def test_requests_of_a_replica_that_is_to_be_gone_wait_for_a_place() -> None:
 @pytest.mark.parametrize("drawing", ["", "a*:", "a: p40 | b^:"], ids=["none", "starting", "one is silent"])
 def test_it_does_not_begin_before_all_that_run_are_known(drawing: str) -> None:
     made, seen = shadow(), observed(drawing)
-    silent = tuple(replace(r, capacity_tokens=Tokens(0)) if r.id == "b" else r for r in seen.state.replicas)
-    assert live(made, replace(seen, state=ClusterState(silent))) == [Plan()]
-    assert made.so_far is None
+    silent = tuple(replace(r, capacity_tokens=Tokens(0)) if r.id == "b" else r for r in seen.loads)
+    assert live(made, replace(seen, loads=silent)) == [Plan()]
+    assert made.shadow.so_far is None
     live(made, observed("a: p40 | b: q30", 5.0))
     assert (so_far(made).since_s, so_far(made).replicas_now) == (0.0, 2)
 
@@ -189,7 +205,7 @@ def test_it_does_not_begin_before_all_that_run_are_known(drawing: str) -> None:
 def test_replicas_of_one_node_are_on_one_node() -> None:
     made, seen = shadow(), observed("a: p60 | b: q60 | c: r60")
     nodes = dict(zip("abc", "xyx", strict=True))
-    live(made, replace(seen, state=ClusterState(tuple(replace(r, node=nodes[r.id]) for r in seen.state.replicas))))
+    live(made, replace(seen, loads=tuple(replace(r, node=nodes[r.id]) for r in seen.loads)))
     node: dict[str, str] = {
         name: replica.node for replica in made.cluster.replicas.values() for name in replica.requests
     }
@@ -209,7 +225,7 @@ def drawing(dice: random.Random, sizes: dict[str, int]) -> str:
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> list[Observation]:
+def histories(draw: st.DrawFn) -> list[Drawn]:
     """Requests that come, grow and go, on replicas that do as they like."""
     dice = draw(st.randoms(use_true_random=False))
     sizes: dict[str, int] = {}
@@ -233,13 +249,13 @@ limits = st.sampled_from(
 @few
 @given(histories(), limits, st.sampled_from([0.0, 2.0]))
 def test_no_request_is_lost_and_no_replica_too_full(
-    spec: str, history: Sequence[Observation], limits: Limits, linger_s: float
+    spec: str, history: Sequence[Drawn], limits: Limits, linger_s: float
 ) -> None:
     made, again = shadow(spec, limits, linger_s), shadow(spec, limits, linger_s)
     for seen in history:
         assert made.observe(seen) == again.observe(seen), "equal observations, other decisions"
         made.cluster.check_integrity()
-        sizes = {q.id: q.tokens for _, q in seen.state.requests()}
+        sizes = {q.id: q.tokens for load in seen.loads for q in load.requests}
         assert {q.id: q.tokens for q in made.cluster.requests.values()} == sizes
         assert not made.cluster.waiting and not made.cluster.overloaded()
         least = max(martello_toth_l2(sizes.values(), C), limits.min_replicas)

@@ -3,9 +3,9 @@
 import pytest
 
 from policies.cluster.replica import Replica
-from policies.decision.epoch import Events, apply
 from policies.model import ReplicaState, RequestId, Tokens
 from tests.policies.named import move, named, replica
+from tests.policies.stepping import Events, apply
 
 
 @pytest.fixture

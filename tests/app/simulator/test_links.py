@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from app.simulator.links import Flow, Links
 from app.simulator.loop import Loop, Turn
-from migration.paths import LinkId
 from policies.model import Bytes
+from policies.paths.choice import LinkId
 
 SPEEDS = {"a": 100.0, "b": 100.0, "up": 50.0}
 

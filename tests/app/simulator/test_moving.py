@@ -5,9 +5,13 @@ from dataclasses import replace
 import pytest
 
 from app.simulator.costs import Costs, LinkCosts, PathChoice
+from app.simulator.setup import Setup
+from app.simulator.world import simulate
 from policies.cluster.cluster import Cluster
-from policies.model import RequestId
-from tests.app.simulator.physics import COMPUTE, MIGRATION, Scripted, job, move, play, world
+from policies.decision.limits import Limits
+from policies.model import ReplicaId, RequestId, Tokens
+from policies.plan import Reason
+from tests.app.simulator.physics import COMPUTE, MIGRATION, Log, Scripted, job, move, play, world
 
 FLUID = Costs("fluid", slots=False)
 COMPUTES = Costs("computes", slots=False, compute=COMPUTE)
@@ -58,18 +62,28 @@ def test_tokens_use_no_link_but_the_targets_prefill() -> None:
     assert log.lives["a"].stalled_s == pytest.approx(moved.stall_s)
 
 
-def test_a_move_whose_request_is_evicted_before_it_decodes_again_was_a_move() -> None:
+def test_an_eviction_that_leads_nowhere_does_not_happen() -> None:
+    """An engine preempts by itself where it must; a request is on some replica from its placement on."""
+
     def evict(cluster: Cluster) -> None:
         cluster.evict(cluster.requests[RequestId("a")])
 
-    costs = replace(COMPUTES, migration=replace(MIGRATION, path=PathChoice.TOKENS))
-    script = {3: move("a", 1), 5: evict}
-    log = play([job("a", prompt=5000, output=500)], script, costs, capacity=9000, up=2)
+    log = play([job("a")], {3: evict}, MOVES, up=1)
+    assert log.transfers == [] and log.lives["a"].preemptions == 0
+    assert not any(plan.evicted or plan.placements for plan in log.plans)
+
+
+@pytest.mark.parametrize("startup_s", [0.0, 5.0])
+def test_an_eviction_that_leads_somewhere_is_a_move(startup_s: float) -> None:
+    def elsewhere(cluster: Cluster) -> None:
+        request = cluster.requests[RequestId("a")]
+        cluster.evict(request)
+        cluster.place(request, cluster.replicas[ReplicaId("gpu-1")])
+
+    log = play([job("a", output=300)], {0: elsewhere}, replace(MOVES, startup_s=startup_s), up=2)
     [moved] = log.transfers
-    # More than 5,000 tokens take more than 2 s to prefill: the eviction comes first.
-    assert (moved.completed, moved.resumed_s) == (True, None)
-    assert (moved.began_s, moved.ended_s, moved.stall_s) == pytest.approx((4.0, 4.1, 2.0))
-    assert (log.lives["a"].moves, log.lives["a"].preemptions) == (1, 1)
+    assert (moved.completed, moved.reason) == (True, Reason.OVERLOAD)
+    assert (log.lives["a"].moves, log.lives["a"].preemptions) == (1, 0)
 
 
 @pytest.mark.parametrize("nodes_of", [8, 1], ids=["within a node", "between nodes"])
@@ -146,33 +160,20 @@ def all_at_once(cluster: Cluster) -> None:
         move(name, 1)(cluster)
 
 
-def test_what_fits_neither_links_nor_prefill_budgets_is_moved_an_epoch_later() -> None:
-    compute = replace(COMPUTE, decode=False)
-    migration = replace(MIGRATION, path=PathChoice.ADAPTIVE, time_limit_s=1.0)
-    adaptive = Costs("adaptive", slots=False, compute=compute, migration=migration)
+HEAVY = replace(MIGRATION, path=PathChoice.ADAPTIVE, kv_bytes=10**9)
+"""KV that takes any link longer than the prefill, and more than a link is given in an epoch."""
+
+
+def test_what_fits_neither_links_nor_prefill_budgets_waits() -> None:
+    adaptive = Costs("adaptive", slots=False, compute=replace(COMPUTE, decode=False), migration=HEAVY)
     jobs = [job(name, prompt=prompt, output=500) for name, prompt in (("a", 200), ("b", 199), ("c", 198))]
-    log = play(jobs, {0: all_at_once, 1: move("c", 1)}, adaptive, up=2, nodes_of=1, capacity=2000, until=20.0)
-    assert [(str(each.path), str(each.outcome), each.began_s) for each in log.transfers] == [
-        ("tokens", "deferred", 1.0),
-        ("tokens", "moved", 1.0),
-        ("tokens", "moved", 2.0),
-        ("kv", "moved", 1.0),
-    ]
-    assert [[str(each.request) for each in plan.moves] for plan in log.plans[:2]] == [["a", "b"], ["c"]]
-    took = [(each.resumed_s or 0.0) - each.began_s for each in log.transfers if each.completed]
-    assert [each.predicted_s for each in log.transfers if each.completed] == pytest.approx(took, rel=0.3)
-
-
-@pytest.mark.parametrize(("prompt", "path"), [(100, "tokens"), (1300, "kv")], ids=["idle target", "busy target"])
-def test_a_target_that_is_busy_prefilling_is_sent_kv(prompt: int, path: str) -> None:
-    adaptive = replace(COMPUTES, migration=replace(MIGRATION, path=PathChoice.ADAPTIVE))
-    jobs = [job("a", prompt=600, output=500), job("c", prompt=300), job("b", at=0.95, prompt=prompt, output=10)]
-    log = play(jobs, {0: move("a", 1)}, adaptive, up=2, nodes_of=1, capacity=2100, until=20.0)
-    assert [str(each.path) for each in log.transfers] == [path]
+    log = play(jobs, {0: all_at_once}, adaptive, up=2, nodes_of=1, capacity=2000, until=3.0)
+    assert [(str(move.request), str(move.path)) for move in log.plans[0].moves] == [("a", "tokens"), ("b", "kv")]
+    assert [str(move.request) for move in log.plans[0].deferred] == ["c"]
+    assert [(str(each.outcome), each.began_s) for each in log.transfers if not each.completed] == [("deferred", 1.0)]
 
 
 def test_without_consensus_sources_promise_the_same_prefill_budget() -> None:
-    migration = replace(MIGRATION, path=PathChoice.ADAPTIVE, consensus=False)
     jobs = [job("a", prompt=600, output=500), job("b", prompt=600, output=500)]
 
     def both(cluster: Cluster) -> None:
@@ -180,9 +181,36 @@ def test_without_consensus_sources_promise_the_same_prefill_budget() -> None:
         move("b", 2)(cluster)
 
     def chosen(consensus: bool) -> list[str]:
-        costs = replace(COMPUTES, migration=replace(migration, consensus=consensus))
-        log = play(jobs, {0: both}, costs, up=3, nodes_of=1, capacity=1150, until=30.0)
-        return sorted(str(each.path) for each in log.transfers)
+        costs = replace(COMPUTES, migration=replace(HEAVY, consensus=consensus))
+        log = play(jobs, {0: both}, costs, up=3, nodes_of=1, capacity=1150, until=2.0)
+        return sorted(str(each.path) for each in log.plans[0].moves)
 
     assert chosen(consensus=True) == ["kv", "tokens"]
     assert chosen(consensus=False) == ["tokens", "tokens"]
+
+
+def test_the_next_move_is_predicted_by_what_the_last_one_took() -> None:
+    """The first one is believed to go over a link as fast as any; the second one knows better."""
+    adaptive = replace(COMPUTES, migration=replace(MIGRATION, path=PathChoice.ADAPTIVE))
+    jobs = [job(name, prompt=200, output=900) for name in "ab"]
+    log = play(jobs, {0: move("a", 1), 6: move("b", 1)}, adaptive, up=2, nodes_of=1, capacity=3000, until=30.0)
+    first, second = log.transfers
+    took = [(each.resumed_s or 0.0) - each.began_s for each in (first, second)]
+    assert first.predicted_s < took[0] / 5
+    assert second.predicted_s == pytest.approx(took[1], rel=0.3)
+
+
+@pytest.mark.parametrize(("at_once", "per_replica", "moves"), [(2, None, 2), (None, 1, 1), (None, None, 3)])
+def test_only_so_many_moves_are_under_way(at_once: int | None, per_replica: int | None, moves: int) -> None:
+    setup = Setup(
+        Tokens(3000),
+        10.0,
+        horizon_s=3.0,
+        limits=Limits(min_replicas=2),
+        moves_at_once=at_once,
+        moves_per_replica=per_replica,
+    )
+    log = Log()
+    jobs = [job(name, prompt=500, output=500) for name in "abc"]
+    simulate(jobs, Scripted({0: all_at_once}), setup, replace(MOVES, migration=SLOW), log)
+    assert [len(plan.moves) for plan in log.plans[:2]] == [moves, 0]

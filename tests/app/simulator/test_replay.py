@@ -1,34 +1,42 @@
 """Recorded epochs, decided again."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from app.simulator.__main__ import BAD_INPUT, DIFFERENT, main
 from app.simulator.replay import replay
-from deployments.recording import Epoch, Recorder, Setting
-from policies.decision.limits import Limits
-from policies.decision.planner import LiveLimits, Mode, Planner
-from policies.rules.registry import policy
-from tests.policies.observed import observed
+from deployments.recording import Epoch, PlacedCall, Recorder
+from policies.cluster.changes import Arrival
+from policies.decision.deciding import SchedulerMemory, decide, place
+from policies.decision.limits import Limits, LiveLimits, Terms
+from policies.decision.observation import ENGINE, Observation
+from policies.model import RequestId, Tokens
+from policies.plan import Plan
+from tests.policies.observed import Watcher, observed
 
-SETTING = Setting("pack:headroom_s=0,comfort=0,rest=0", LiveLimits(Limits(cooldown_s=100)), 0.0)
+TERMS = Terms("pack:headroom_s=0,comfort=0,rest=0", LiveLimits(Limits(cooldown_s=100)), 0.0)
 
 
 def recording(path: Path, tampered: bool = False) -> Path:
-    """Two epochs of one cluster: the first one's order has to wait, so the second one gives it again."""
-    planner = Planner(policy(SETTING.policy), SETTING.limits, SETTING.epoch_s)
-    recorder = Recorder(path, SETTING)
+    """Two epochs of one cluster, and an arrival between them."""
+    memory = SchedulerMemory(TERMS)
+    watcher = Watcher(memory.pool())
+    recorder = Recorder(path, TERMS)
+    entries: tuple[PlacedCall, ...] = ()
     for now in range(2):
-        seen = observed("a: p40! | b: r15", float(now))
-        planner.observe(seen)
-        decided = planner.decide(Mode.ACT)
-        put_off = tuple(order.request for order in decided.orders)
-        assert put_off == ("r",)
-        planner.put_off(put_off)
-        moves = tuple(replace(move, unit=99) for move in decided.plan.moves) if tampered else decided.plan.moves
-        recorder.record(Epoch(seen, Mode.ACT, replace(decided.plan, moves=moves), decided.orders, put_off))
+        seen = Observation(float(now), (watcher.report(observed("a: p40! | b: r15", float(now))),))
+        plans = decide(memory, seen)
+        assert bool(plans[ENGINE][0].moves) is (now == 0)
+        recorder.record(
+            Epoch(
+                entries,
+                seen,
+                {ENGINE: (Plan(closed=plans[ENGINE][0].closed, queued=(RequestId("?"),)),)} if tampered else plans,
+            )
+        )
+        entries = (PlacedCall(now + 0.5, Arrival(RequestId("x"), Tokens(50)), ()),)
+        place(memory.pool(), entries[0].arrival, entries[0].at)
     recorder.close()
     return path
 

@@ -1,6 +1,7 @@
 """A dry run over what happens in the idealised world decides what that world decides."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -9,15 +10,15 @@ from app.simulator.observer import Life, Transfer
 from app.simulator.setup import Setup
 from app.simulator.world import simulate
 from policies.cluster.cluster import Cluster
-from policies.decision.limits import Limits
-from policies.decision.observation import Observation
-from policies.decision.planner import LiveLimits
+from policies.decision.limits import Limits, LiveLimits, Mode, Terms
+from policies.decision.memory import PoolMemory
 from policies.decision.shadow import Shadow
-from policies.model import Blocks, ClusterState, Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestLoad, Tokens
+from policies.model import Blocks, Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestLoad, Tokens
 from policies.plan import Plan
 from policies.rules.registry import policy
 from tests.app.simulator.test_world import workload
 from tests.policies.history import places
+from tests.policies.observed import Drawn, Watcher
 
 CAPACITY = Tokens(1000)
 
@@ -37,13 +38,16 @@ class Follower:
     """Has a shadow live through what a world goes through: only which requests there are, and how large."""
 
     def __init__(self, spec: str, limits: Limits) -> None:
-        self.shadow = Shadow(policy(spec), LiveLimits(limits, limits.linger_s, limits.foresight_s), epoch_s=0.0)
+        terms = Terms(spec, LiveLimits(limits, limits.linger_s, limits.foresight_s), epoch_s=0.0)
+        self.watcher = Watcher(PoolMemory(replace(terms, mode=Mode.OBSERVE)))
+        self.shadow = Shadow(terms, self.watcher.memory.experience)
         self.moves = 0
         self.gpu_seconds = 0
 
     def decided(self, now: float, cluster: Cluster, plans: Sequence[Plan]) -> None:
         """What the world decided, the shadow decides."""
-        assert [self.shadow.observe(_all_on_one(cluster, now))] == plans
+        report = self.watcher.report(Drawn(now, (_all_on_one(cluster),), most=1000))
+        assert [self.shadow.observe(report, now)] == list(plans)
         assert places(self.shadow.cluster) == places(cluster)
         so_far = self.shadow.so_far
         assert so_far is not None
@@ -61,14 +65,13 @@ class Follower:
         """Not of interest."""
 
 
-def _all_on_one(cluster: Cluster, now: float) -> Observation:
+def _all_on_one(cluster: Cluster) -> ReplicaLoad:
     """The cluster's requests as found on a single overfull replica, the oldest last."""
     newest_first = sorted(cluster.requests.values(), key=lambda q: -q.order)
     requests = [RequestLoad(q.id, "", q.tokens, Phase.WAITING, 1e6 - q.order, 0) for q in newest_first]
-    load = ReplicaLoad(
+    return ReplicaLoad(
         ReplicaId("real"), ReplicaState.RUNNING, "n", CAPACITY, 1, Blocks(0), 1 << 30, requests=tuple(requests)
     )
-    return Observation(now, ClusterState((load,)), max_replicas=1000)
 
 
 LIMITS = {

@@ -15,12 +15,12 @@ from app.simulator.world import World, simulate
 from policies.cluster.changes import Arrival
 from policies.cluster.cluster import Cluster
 from policies.cluster.supply import Supply
-from policies.decision import epoch
-from policies.decision.epoch import Events
+from policies.decision.deciding import headroom
 from policies.model import RequestId, Tokens
 from policies.plan import Plan
 from policies.rules.registry import policy
 from tests.app.simulator.physics import COMPUTE, MIGRATION, Log, job, move, play
+from tests.policies.stepping import Events, step
 
 FLUID = Costs("fluid", slots=False)
 STARTS = Costs("starts", slots=False, startup_s=5.0)
@@ -42,7 +42,7 @@ def workload(seed: int, seconds: float, rate: float = 0.5, capacity: int = 1000)
 def slots(jobs: list[Job], name: str, setup: Setup) -> Iterator[tuple[int, Plan]]:
     """The paper's model, slot by slot, written down as simply as it can be: open replicas and plans."""
     cluster, chosen = Cluster(setup.capacity, Supply(setup.gpus_per_node)), policy(name)
-    cluster.reserve(epoch.headroom(chosen, setup.limits, setup.decode_rate))
+    cluster.reserve(headroom(chosen, setup.limits, setup.decode_rate))
     held: dict[RequestId, int] = {}
     ends = {each.id: each.prompt + each.output for each in jobs}
     for slot in range(int(setup.horizon_s)):
@@ -54,7 +54,7 @@ def slots(jobs: list[Job], name: str, setup: Setup) -> Iterator[tuple[int, Plan]
         sizes = {request: Tokens(tokens) for request, tokens in held.items()}
         arrived = [Arrival(each.id, each.prompt) for each in jobs if slot <= each.arrival_s < slot + 1]
         held |= {arrival.id: arrival.tokens for arrival in arrived}
-        plan = epoch.step(cluster, Events(sizes, departed, arrived), chosen, setup.limits, slot)
+        plan = step(cluster, Events(sizes, departed, arrived), chosen, setup.limits, slot)
         yield len(cluster.replicas), plan
 
 

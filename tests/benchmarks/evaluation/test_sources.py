@@ -14,9 +14,12 @@ def test_code_changes_the_syntax_tree() -> None:
 
 
 def test_simulator_modules_are_reached() -> None:
-    assert {"app.simulator.world", "policies.decision.epoch", "policies.cluster.cluster", "migration.paths"} <= reached(
-        START
-    )
+    assert {
+        "app.simulator.world",
+        "policies.decision.deciding",
+        "policies.cluster.cluster",
+        "policies.paths.choice",
+    } <= reached(START)
 
 
 def test_fingerprint_excludes_other_policies() -> None:

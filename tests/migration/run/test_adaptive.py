@@ -9,16 +9,17 @@ from pathlib import Path
 import pytest
 
 from deployments.config import MigrationSettings
+from deployments.dispatch import reported
 from deployments.engine.port import Generated
-from migration.beliefs import Priors, Profile
-from migration.estimates import Boundaries, Estimates
-from migration.lines import Line
-from migration.paths import Choice
 from migration.protocol.messages import ONLY, PathRequest
 from migration.protocol.record import MigrationRecord, Outcome
 from migration.protocol.request import Sampling
 from migration.run.source import Order
 from policies.model import ReplicaId, RequestId, Tokens
+from policies.paths.beliefs import Priors, Profile
+from policies.paths.choice import Choice
+from policies.paths.estimates import Boundaries, Estimates
+from policies.paths.lines import Line
 from policies.plan import Move, Reason
 from tests.deployments.fake_engine import FakeEngine
 from tests.integration import faults
@@ -72,7 +73,8 @@ def make_estimates(pair: Pair) -> Estimates:
     """Estimates that hope for the best."""
     estimates = Estimates(Boundaries(), HOPEFUL)
     for replica in (pair.a, pair.b):
-        estimates.profile(replica.id, Profile("node", replica.engine.fingerprint, Line.of(1e6)))
+        marks = replica.engine.fingerprint
+        estimates.profile(replica.id, Profile("node", marks.cache, marks.block_bytes / marks.block_size, Line.of(1e6)))
     return estimates
 
 
@@ -93,7 +95,7 @@ async def chosen(pair: Pair, estimates: Estimates, name: str) -> Choice:
     choice = estimates.decide(move, (), time.time())
     record = await migrate(pair, name, ONLY[choice.path or choice.sooner], choice)
     assert record.outcome is Outcome.COMMITTED and record.predicted_kv_s == choice.kv_s
-    estimates.observe(record)
+    estimates.learn(reported(record), time.time())
     return choice
 
 

@@ -6,13 +6,13 @@ from collections.abc import AsyncIterator
 import pytest
 
 from deployments.engine.port import EngineDead, Generated
-from migration.beliefs import Profile
 from migration.errors import TransferFailed
 from migration.protocol.messages import SlotRef
 from migration.protocol.request import Sampling
 from migration.run.profiling import GATHERS, LONG, SECONDS, SHORT, measure
 from migration.run.slots import Slots
 from policies.model import Blocks, Bytes
+from policies.paths.beliefs import Profile
 from tests.deployments.fake_engine import FakeEngine
 
 
@@ -81,7 +81,9 @@ async def test_profile_equals_the_engines_speed(rate: float) -> None:
     profile = await measured(engine)
     assert profile.prefill.rate == pytest.approx(rate) and profile.prefill.latency_s == pytest.approx(0.005)
     assert profile.staging_bytes_per_s == pytest.approx(1e9)
-    assert (profile.node, profile.fingerprint) == ("node", engine.fingerprint)
+    marks = engine.fingerprint
+    assert (profile.node, profile.cache) == ("node", marks.cache)
+    assert profile.token_bytes * marks.block_size == marks.block_bytes
 
 
 async def test_extra_time_of_the_first_request_does_not_count() -> None:

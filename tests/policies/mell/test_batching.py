@@ -4,10 +4,10 @@ import pytest
 
 from policies.cluster.changes import Arrival
 from policies.cluster.cluster import Cluster
-from policies.decision.epoch import Events, step, step_each
 from policies.model import RequestId, Tokens
 from policies.rules.mell import Mell, mell, mell_repaired
 from tests.policies.clusters import C, after, cluster, named, plan_after, shown
+from tests.policies.stepping import Events, step, step_each
 
 unbatched = pytest.mark.parametrize("policy", [mell(), mell_repaired()], ids=["mell", "mell_repaired"])
 

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from policies.cluster.changes import Arrival
 from policies.cluster.cluster import Cluster
 from policies.cluster.supply import Supply
-from policies.decision.epoch import Events, begin, decide, step_each
 from policies.decision.limits import Limits
 from policies.model import ReplicaState, RequestId, Tokens
 from policies.plan import Plan
@@ -17,6 +16,7 @@ from policies.rules.mell import Mell, mell, mell_repaired
 from tests.policies.clusters import C
 from tests.policies.rehearsal import before, violations
 from tests.policies.settings import unhurried
+from tests.policies.stepping import Events, begin, decide, step_each
 
 Epoch = tuple[int, list[int], list[int], int]
 """By how much requests grow, which ones leave (counted from the oldest), sizes of arrivals, one that is pinned."""

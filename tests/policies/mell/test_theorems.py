@@ -13,11 +13,11 @@ from policies.cluster.changes import Arrival
 from policies.cluster.classes import Kind
 from policies.cluster.cluster import Cluster
 from policies.cluster.replica import Replica
-from policies.decision.epoch import Events, step, step_each
 from policies.model import RequestId, Tokens
 from policies.rules.mell import Mell, mell, mell_repaired
 from tests.policies.clusters import C
 from tests.policies.settings import many, unhurried
+from tests.policies.stepping import Events, step, step_each
 
 both = pytest.mark.parametrize("policy", [mell(), mell_repaired()], ids=["mell", "mell_repaired"])
 RATE = 20

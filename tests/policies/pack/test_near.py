@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from policies.cluster.cluster import Cluster
 from policies.cluster.replica import Replica
-from policies.decision.epoch import Events, step
 from policies.decision.limits import Limits
 from policies.model import ReplicaState
 from policies.rules.pack import Pack
@@ -17,6 +16,7 @@ from policies.rules.pack.room import Seeker
 from tests.policies.history import COSTLY, Setting, Tick, played
 from tests.policies.named import named, picture
 from tests.policies.settings import few
+from tests.policies.stepping import Events, step
 from tests.policies.test_histories import histories, settings
 
 FAR = Pack(comfort=0.0, rest=0.0, drain_moves=0)

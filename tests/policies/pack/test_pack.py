@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 
 from policies.cluster.changes import Arrival
-from policies.decision.epoch import Events, step
 from policies.decision.limits import Limits
 from policies.model import ReplicaState, RequestId, Tokens
 from policies.plan import Plan, Reason
 from policies.rules.pack import Pack
 from tests.policies.drawn import drawn, shown
 from tests.policies.named import named, picture
+from tests.policies.stepping import Events, step
 
 PACK = Pack(comfort=0.0)
 """Without comfort, room is tight room: what is drawn is easier to follow."""

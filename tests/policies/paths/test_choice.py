@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from migration.paths import PATIENCE, URGENCY, Candidate, Choice, Link, LinkId, Prefill, choose, choose_alone
 from policies.model import Bytes, ReplicaId, RequestId, Tokens
+from policies.paths.choice import PATIENCE, URGENCY, Candidate, Choice, Link, LinkId, Prefill, choose, choose_alone
 from policies.plan import Path, Reason
 
 WIRE = LinkId("wire")

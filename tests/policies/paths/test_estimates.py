@@ -2,34 +2,29 @@
 
 import json
 from dataclasses import replace
-from itertools import count
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from migration.beliefs import Priors, Profile
-from migration.estimates import Boundaries, Errors, Estimates, Ordered
-from migration.lines import Line
-from migration.paths import PATIENCE, URGENCY, Choice
-from migration.protocol.messages import Fingerprint
-from migration.protocol.record import MigrationRecord, Outcome
-from policies.model import Blocks, Bytes, ReplicaId, RequestId, Tokens
-from policies.plan import Move, Path, Reason
+from policies.model import Bytes, ReplicaId, RequestId, Tokens
+from policies.paths.beliefs import Priors, Profile
+from policies.paths.choice import PATIENCE, URGENCY, Choice
+from policies.paths.estimates import Boundaries, Errors, Estimates
+from policies.paths.lines import Line
+from policies.plan import Move, MoveReport, Path, Reason
 
 A, B, C, D = (ReplicaId(name) for name in "abcd")
 KV_BYTES = 1000
 """Of one token."""
-CACHE = Fingerprint("model", "cache", block_size=10, block_bytes=10 * KV_BYTES, slot_bytes=1 << 20)
 PRIORS = Priors(within_node=Line.of(1e6, 0.1), between_nodes=Line.of(1e5, 0.1), prefill=Line.of(500.0), handover_s=0.1)
-NUMBERS = count()
 
 
 def profile(
     node: str = "one", rate: float = 1000.0, staging: float | None = None, cache: str = "cache", latency_s: float = 0.0
 ) -> Profile:
     """A replica that prefills so many tokens per second."""
-    return Profile(node, replace(CACHE, cache=cache), Line.of(rate, latency_s), staging)
+    return Profile(node, cache, KV_BYTES, Line.of(rate, latency_s), staging)
 
 
 def make(priors: Priors = PRIORS, boundaries: Boundaries | None = None, **others: Profile) -> Estimates:
@@ -54,35 +49,26 @@ def record(
     source: str = "a",
     target: str = "b",
     request: str = "r",
-    outcome: Outcome = Outcome.COMMITTED,
-    at: float = 0.0,
+    moved: bool = True,
     copy_s: float | None = None,
     sent: int | None = None,
-    predicted: tuple[float | None, float | None] = (None, None),
-) -> MigrationRecord:
-    """A migration that took `whole_s`, half of it in the pause; without it, its target did not tell."""
+    predicted: float | None = None,
+) -> MoveReport:
+    """A move that took `whole_s`; without it, its target has not reported when the request went on."""
     kv = path is Path.KV
-    return MigrationRecord(
-        f"m{next(NUMBERS)}",
+    return MoveReport(
         RequestId(request),
-        "",
         ReplicaId(source),
         ReplicaId(target),
+        moved,
         path,
-        "drain",
-        outcome.value,
-        Reason.DRAIN,
-        outcome,
-        bytes=Bytes(sent if sent is not None else KV_BYTES * tokens * kv),
-        blocks=Blocks(tokens // 10 * kv),
-        pause_s=0.1,
-        duration_s=(whole_s or 1.0) / 2 + 0.1,
-        started_at=at,
+        took_s=(whole_s or 1.0) / 2,
+        whole_s=whole_s if moved else None,
         tokens=Tokens(tokens),
+        sent=Bytes(sent if sent is not None else KV_BYTES * tokens * kv),
         copy_s=copy_s if copy_s is not None else 0.1 * kv,
-        resume_s=None if whole_s is None else whole_s / 2,
-        predicted_kv_s=predicted[0],
-        predicted_tokens_s=predicted[1],
+        fell_back=not kv and copy_s is not None and copy_s > 0,
+        predicted_s=predicted,
     )
 
 
@@ -100,12 +86,6 @@ def path_of(estimates: Estimates, tokens: int = 1000, source: str = "a", target:
     path = predicted(estimates, tokens, source, target).path
     assert path is not None
     return path
-
-
-def test_the_whole_of_a_migration_is_from_the_order_to_the_first_new_token() -> None:
-    assert record(whole_s=3.0).whole_s == 3.0
-    assert record(whole_s=None).whole_s is None
-    assert record(outcome=Outcome.ABORTED).whole_s is None
 
 
 # --- what is believed ------------------------------------------------------------------------------------
@@ -127,7 +107,7 @@ def test_a_link_is_no_faster_than_its_ends_stage_blocks() -> None:
 def test_a_link_that_was_used_tells_of_others_of_its_kind_only() -> None:
     estimates = make(c=profile("two"), d=profile("two"))
     before = predicted(estimates, source="b", target="c").kv_s
-    estimates.observe(record(whole_s=5.0))
+    estimates.learn(record(whole_s=5.0), 0.0)
     assert predicted(estimates).kv_s == pytest.approx(5.0)
     assert predicted(estimates, source="c", target="d").kv_s == pytest.approx(5.0)
     assert predicted(estimates, source="b", target="c").kv_s == before
@@ -135,17 +115,17 @@ def test_a_link_that_was_used_tells_of_others_of_its_kind_only() -> None:
 
 def test_a_link_is_believed_before_its_kind() -> None:
     estimates = make()
-    estimates.observe(record(whole_s=5.0))
+    estimates.learn(record(whole_s=5.0), 0.0)
     for _ in range(5):
-        estimates.observe(record(whole_s=20.0, source="c", target="d"))
+        estimates.learn(record(whole_s=20.0, source="c", target="d"), 0.0)
     assert predicted(estimates).kv_s == pytest.approx(5.0)
     assert predicted(estimates, source="d", target="c").kv_s == pytest.approx(20.0)
 
 
 def test_directions_of_a_link_are_learned_apart() -> None:
     estimates = make()
-    estimates.observe(record(whole_s=2.0))
-    estimates.observe(record(whole_s=8.0, source="b", target="a"))
+    estimates.learn(record(whole_s=2.0), 0.0)
+    estimates.learn(record(whole_s=8.0, source="b", target="a"), 0.0)
     assert predicted(estimates).kv_s == pytest.approx(2.0)
     assert predicted(estimates, source="b", target="a").kv_s == pytest.approx(8.0)
 
@@ -153,14 +133,14 @@ def test_directions_of_a_link_are_learned_apart() -> None:
 def test_a_prefill_is_learned_for_the_target_whatever_the_source() -> None:
     estimates = make()
     for tokens in (500, 1000, 2000, 1000, 500):
-        estimates.observe(record(Path.TOKENS, tokens, 0.2 + tokens / 100, source="c"))
+        estimates.learn(record(Path.TOKENS, tokens, 0.2 + tokens / 100, source="c"), 0.0)
     assert predicted(estimates).tokens_s == pytest.approx(10.2)
     assert predicted(estimates, target="d").tokens_s == pytest.approx(1.1)
 
 
 def test_a_profile_that_comes_anew_leaves_the_evidence() -> None:
     estimates = make()
-    estimates.observe(record(Path.TOKENS, whole_s=5.0))
+    estimates.learn(record(Path.TOKENS, whole_s=5.0), 0.0)
     estimates.profile(B, profile(rate=1.0))
     assert predicted(estimates).tokens_s == pytest.approx(5.0)
 
@@ -168,23 +148,23 @@ def test_a_profile_that_comes_anew_leaves_the_evidence() -> None:
 @pytest.mark.parametrize(
     "useless",
     [
-        record(whole_s=9.0, outcome=Outcome.ABORTED),
-        record(whole_s=9.0, outcome=Outcome.REFUSED),
+        record(whole_s=9.0, moved=False),
         record(whole_s=None),
         record(Path.TOKENS, whole_s=None),
         replace(record(whole_s=9.0), tokens=None),
+        replace(record(whole_s=9.0), moved=None),
     ],
-    ids=["aborted", "refused", "kv, nothing told", "tokens, nothing told", "never frozen"],
+    ids=["without effect", "kv, nothing reported", "tokens, nothing reported", "never frozen", "under way"],
 )
-def test_what_did_not_move_or_was_not_told_teaches_nothing(useless: MigrationRecord) -> None:
+def test_what_did_not_move_or_was_not_reported_teaches_nothing(useless: MoveReport) -> None:
     estimates, before = make(), make().to_json(0.0)
-    estimates.observe(useless)
+    estimates.learn(useless, 0.0)
     assert estimates.to_json(0.0) == before
 
 
 def test_a_copy_that_was_given_up_makes_the_link_slower_and_leaves_the_prefill() -> None:
     estimates = make()
-    estimates.observe(record(Path.TOKENS, whole_s=11.0, copy_s=10.0, sent=250_000))
+    estimates.learn(record(Path.TOKENS, whole_s=11.0, copy_s=10.0, sent=250_000), 0.0)
     choice = predicted(estimates)
     assert choice.kv_s == pytest.approx(40.0 * PATIENCE)
     assert choice.tokens_s == pytest.approx(1.1)
@@ -192,52 +172,41 @@ def test_a_copy_that_was_given_up_makes_the_link_slower_and_leaves_the_prefill()
 
 def test_a_copy_that_failed_at_once_makes_the_link_slower_too() -> None:
     estimates = make()
-    estimates.observe(record(Path.TOKENS, copy_s=0.001, sent=0))
+    estimates.learn(record(Path.TOKENS, copy_s=0.001, sent=0), 0.0)
     assert predicted(estimates).kv_s == pytest.approx(1.1 * PATIENCE)
 
 
 def test_a_link_that_is_well_known_is_not_doubted_for_one_copy_that_failed() -> None:
     estimates = make()
     for tokens in (500, 1000, 2000, 1000, 500, 1000):
-        estimates.observe(record(Path.KV, tokens, 0.1 + tokens / 1000))
-    estimates.observe(record(Path.TOKENS, copy_s=10.0, sent=0))
+        estimates.learn(record(Path.KV, tokens, 0.1 + tokens / 1000), 0.0)
+    estimates.learn(record(Path.TOKENS, copy_s=10.0, sent=0), 0.0)
     assert predicted(estimates).kv_s == pytest.approx(1.1)
 
 
 def test_what_is_gone_is_forgotten() -> None:
     estimates = make()
-    estimates.observe(record(whole_s=5.0))
-    estimates.observe(record(Path.TOKENS, whole_s=5.0))
+    estimates.learn(record(whole_s=5.0), 0.0)
+    estimates.learn(record(Path.TOKENS, whole_s=5.0), 0.0)
     estimates.keep({A, C})
     shown = estimates.to_json(0.0)
     assert shown["links"] == [] and [each["replica"] for each in shown["prefill"]] == [A, C]
     assert path_of(estimates) is Path.TOKENS
 
 
-def test_what_is_told_again_teaches_nothing_new() -> None:
-    estimates, one = make(), record(whole_s=5.0, predicted=(1.0, 1.0))
-    incomplete = replace(one, resume_s=None)
-    running = replace(incomplete, outcome=None)
-    for told in (running, incomplete, one, one, incomplete):
-        estimates.observe(told)
-    assert estimates.to_json(0.0)["links"][0]["observations"] == 1
-    assert estimates.errors(Path.KV) == Errors(1, 0.2, 0.8)
-
-
 @given(st.permutations(range(8)))
-def test_the_order_in_which_records_are_told_does_not_matter(order: list[int]) -> None:
-    records = [record(whole_s=1.0 + n, at=100.0 * n) for n in range(8)]
+def test_the_order_in_which_moves_are_reported_does_not_matter(order: list[int]) -> None:
     told, as_they_ended = make(), make()
     for n in order:
-        told.observe(records[n])
-    for each in records:
-        as_they_ended.observe(each)
+        told.learn(record(whole_s=1.0 + n), 100.0 * n)
+    for n in range(8):
+        as_they_ended.learn(record(whole_s=1.0 + n), 100.0 * n)
     assert told.decide(move(), (), 800.0) == as_they_ended.decide(move(), (), 800.0)
 
 
 def test_old_evidence_gives_way_to_the_prior() -> None:
     estimates = make()
-    estimates.observe(record(whole_s=50.0))
+    estimates.learn(record(whole_s=50.0), 0.0)
     later = 20 * PRIORS.half_life_s
     assert estimates.decide(move(), (), 0.0).kv_s == pytest.approx(50.0)
     assert estimates.decide(move(), (), later).kv_s == pytest.approx(1.1)
@@ -268,7 +237,7 @@ def test_kv_goes_only_between_caches_that_are_alike(unlike: Profile) -> None:
     fast = replace(PRIORS, within_node=Line.of(1e12))
     assert path_of(make(fast)) is Path.KV
     assert path_of(make(fast, b=unlike)) is Path.TOKENS
-    assert path_of(make(fast, a=unlike, b=unlike)) is (Path.KV if unlike.fingerprint.cache else Path.TOKENS)
+    assert path_of(make(fast, a=unlike, b=unlike)) is (Path.KV if unlike.cache else Path.TOKENS)
 
 
 def test_between_replicas_without_a_profile_only_tokens_go() -> None:
@@ -277,7 +246,7 @@ def test_between_replicas_without_a_profile_only_tokens_go() -> None:
 
 def test_a_move_that_cannot_wait_takes_the_sooner_path_though_there_is_no_room() -> None:
     estimates = make(boundaries=Boundaries(time_limit_s=0.1, slowdown=0.1))
-    busy = [Ordered(move("x"), Path.KV), Ordered(move("y"), Path.KV), Ordered(move("z"), Path.TOKENS)]
+    busy = [replace(move("x"), path=Path.KV), replace(move("y"), path=Path.KV), replace(move("z"), path=Path.TOKENS)]
     assert [choice.path for choice in estimates.choose([move()], busy, 0.0)] == [None]
     assert estimates.decide(move(), busy, 0.0).path is Path.TOKENS
 
@@ -288,9 +257,9 @@ def test_what_was_ordered_before_counts_where_it_goes() -> None:
         "kv": predicted(estimates).kv_s + 1.0,
         "tokens": predicted(estimates).tokens_s + 1000 / 1001,
     }
-    after_kv = estimates.choose([move()], [Ordered(move("x"), Path.KV)], 0.0)
-    after_tokens = estimates.choose([move()], [Ordered(move("x", source="c"), Path.TOKENS)], 0.0)
-    elsewhere = estimates.choose([move()], [Ordered(move("x", target="c"), Path.KV)], 0.0)
+    after_kv = estimates.choose([move()], [replace(move("x"), path=Path.KV)], 0.0)
+    after_tokens = estimates.choose([move()], [replace(move("x", source="c"), path=Path.TOKENS)], 0.0)
+    elsewhere = estimates.choose([move()], [replace(move("x", target="c"), path=Path.KV)], 0.0)
     assert [choice.kv_s for choice in after_kv] == [pytest.approx(queued["kv"])]
     assert [choice.tokens_s for choice in after_tokens] == [pytest.approx(queued["tokens"])]
     assert [choice.kv_s for choice in elsewhere] == [predicted(estimates).kv_s]
@@ -317,17 +286,17 @@ def test_no_link_and_no_target_is_promised_more_than_its_boundary_but_to_a_singl
     moves: list[tuple[int, str, str, Reason]], earlier: list[tuple[int, str, str, Reason]], limits: Boundaries
 ) -> None:
     estimates, wanted = make(boundaries=limits), drawn(moves, "m")
-    busy = [Ordered(each, Path.KV if n % 2 else Path.TOKENS) for n, each in enumerate(drawn(earlier, "e"))]
+    busy = [replace(each, path=Path.KV if n % 2 else Path.TOKENS) for n, each in enumerate(drawn(earlier, "e"))]
     path = {choice.request: choice.path for choice in estimates.choose(wanted, busy, 0.0)}
     assert sorted(path) == sorted(each.request for each in wanted)
     for link in {(each.source, each.target) for each in wanted}:
         new = [m.tokens for m in wanted if (m.source, m.target) == link and path[m.request] is Path.KV]
-        old = [o.move.tokens for o in busy if (o.move.source, o.move.target) == link and o.path is Path.KV]
+        old = [o.tokens for o in busy if (o.source, o.target) == link and o.path is Path.KV]
         fits = KV_BYTES * sum(new + old) <= PRIORS.within_node.rate * limits.time_limit_s * (1 + 1e-9)
         assert not new or fits or (len(new) == 1 and not old)
     for target in {each.target for each in wanted}:
         new = [m.tokens for m in wanted if m.target == target and path[m.request] is Path.TOKENS]
-        old = [o.move.tokens for o in busy if o.move.target == target and o.path is Path.TOKENS]
+        old = [o.tokens for o in busy if o.target == target and o.path is Path.TOKENS]
         fits = sum(new + old) <= 1000.0 * limits.slowdown * limits.epoch_s * (1 + 1e-9)
         assert not new or fits or (len(new) == 1 and not old)
 
@@ -353,7 +322,7 @@ def test_who_hopes_for_the_best_ends_on_the_better_path(bandwidth: float, rate: 
     truth = {Path.KV: 0.2 + KV_BYTES * tokens / bandwidth, Path.TOKENS: 0.2 + tokens / rate}
     for _ in range(6):
         path = path_of(estimates, tokens)
-        estimates.observe(record(path, tokens, truth[path]))
+        estimates.learn(record(path, tokens, truth[path]), 0.0)
     times = truth[Path.KV] / truth[Path.TOKENS] / PATIENCE
     assert times <= 1.01 if predicted(estimates, tokens).path is Path.KV else times >= 0.99
 
@@ -374,7 +343,7 @@ def test_moves_that_share_a_link_or_a_target_do_not_make_it_look_slower(path: Pa
         own = tokens[choice.request]
         ahead += own
         passed = sum(min(own, other) for other in tokens.values()) / 1000 if kv else ahead / 1000
-        estimates.observe(record(path, own, 0.1 + passed, request=choice.request))
+        estimates.learn(record(path, own, 0.1 + passed, request=choice.request), 0.0)
     assert takes(predicted(estimates), before.kv_s, before.tokens_s)
 
 
@@ -383,7 +352,7 @@ def test_a_move_that_went_another_way_than_was_chosen_is_taken_for_what_it_was(c
     """Bytes of a copy that was not made are no tokens that were prefilled."""
     estimates = make(replace(PRIORS, within_node=Line.of(1e9 if chosen is Path.KV else 1e4, 0.1)))
     assert predicted(estimates).path is chosen
-    estimates.observe(record(ordered, whole_s=5.1))
+    estimates.learn(record(ordered, whole_s=5.1), 0.0)
     half = predicted(estimates, 500)
     assert {Path.KV: half.kv_s, Path.TOKENS: half.tokens_s}[ordered] == pytest.approx(0.1 + 2.5)
 
@@ -393,7 +362,7 @@ def test_copies_that_are_given_up_again_and_again_are_not_ordered_again_and_agai
     for _ in range(5):
         path = predicted(estimates).path
         orders.append(path)
-        estimates.observe(record(Path.TOKENS, whole_s=4.0, copy_s=3.0 * (path is Path.KV), sent=0))
+        estimates.learn(record(Path.TOKENS, whole_s=4.0, copy_s=3.0 * (path is Path.KV), sent=0), 0.0)
     assert orders[0] is Path.KV and orders.count(Path.KV) <= 2 and orders[3:] == [Path.TOKENS] * 2
 
 
@@ -403,22 +372,22 @@ def test_copies_that_are_given_up_again_and_again_are_not_ordered_again_and_agai
 def test_errors_compare_what_was_predicted_for_the_path_that_was_taken() -> None:
     estimates = make()
     for kv_s in (1.0, 2.0, 4.0):
-        estimates.observe(record(whole_s=2.0, predicted=(kv_s, 99.0)))
-    estimates.observe(record(Path.TOKENS, whole_s=2.0, predicted=(99.0, 3.0)))
+        estimates.learn(record(whole_s=2.0, predicted=kv_s), 0.0)
+    estimates.learn(record(Path.TOKENS, whole_s=2.0, predicted=3.0), 0.0)
     assert estimates.errors(Path.KV) == Errors(3, 1.0, 0.5)
     assert estimates.errors(Path.TOKENS) == Errors(1, 1.5, 0.5)
 
 
 def test_moves_without_prediction_or_by_another_path_than_intended_count_for_no_error() -> None:
     estimates = make()
-    estimates.observe(record())
-    estimates.observe(record(Path.TOKENS, copy_s=1.0, predicted=(1.0, 1.0)))
+    estimates.learn(record(), 0.0)
+    estimates.learn(record(Path.TOKENS, copy_s=1.0, predicted=1.0), 0.0)
     assert estimates.errors(Path.KV) is None and estimates.errors(Path.TOKENS) is None
 
 
 def test_what_is_believed_can_be_shown() -> None:
     estimates = make()
-    estimates.observe(record(whole_s=2.0, predicted=(2.0, 1.0)))
+    estimates.learn(record(whole_s=2.0, predicted=2.0), 0.0)
     shown = json.loads(json.dumps(estimates.to_json(0.0)))
     [link] = shown["links"]
     assert (link["source"], link["target"], link["observations"]) == ("a", "b", 1)

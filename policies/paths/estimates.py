@@ -1,46 +1,41 @@
 """Which path each move of an epoch is to take, by what is believed of links and replicas; and how good predictions are.
 
-`choose` hands the beliefs to `paths.choose`, with the boundaries of the paper's section V: on a link, the bytes that
-pass within `time_limit_s`; on a replica, the tokens whose prefill takes at most the share `slowdown` of an epoch from
-those that decode there. There is one `Estimates` for the whole cluster, so no link and no target is promised twice.
+`Estimates.choose` hands the beliefs to `choice.choose`, with the boundaries of the paper's section V: on a link, the
+bytes that pass within `time_limit_s`; on a replica, the tokens whose prefill takes at most the share `slowdown` of an
+epoch from those that decode there. There is one `Estimates` for the whole cluster, so no link and no target is promised
+twice.
 What was ordered before and has not ended counts in full, since how much of it is left is not known.
 
-All times are in seconds of the clock of `MigrationRecord.started_at`.
+All times are in seconds of the observations' clock.
 """
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
-from migration.beliefs import Beliefs, Priors, Profile
-from migration.paths import Candidate, Choice, Link, LinkId, Prefill, choose
-from migration.protocol.record import MigrationRecord, Outcome
-from migration.recent import Recent
 from policies.model import Bytes, ReplicaId, RequestId
-from policies.plan import Move, Path
+from policies.paths.beliefs import Beliefs, Priors, Profile
+from policies.paths.choice import Candidate, Choice, Link, LinkId, Prefill, choose, choose_alone
+from policies.plan import Move, MoveReport, Path
 
 _REMEMBERED = 1024
-_HEARD = 1 << 16
-"""Migrations whose records are known: replicas tell of the same ones again and again."""
+"""Predictions of each path that are compared with what moves took."""
 
 
 @dataclass(frozen=True, slots=True)
 class Boundaries:
-    """How much of its links and replicas a cluster spends on moves. An epoch has `epoch_s` seconds."""
+    """How much of its links and replicas a cluster spends on moves. An epoch has `epoch_s` seconds.
+
+    `only` is a path that every move takes, whatever the boundaries. Without `consensus` every source chooses by itself.
+    """
 
     epoch_s: float = 1.0
     time_limit_s: float = 10.0
     slowdown: float = 0.2
-
-
-@dataclass(frozen=True, slots=True)
-class Ordered:
-    """A move that was ordered with that path, and whose record has no outcome yet."""
-
-    move: Move
-    path: Path
+    only: Path | None = None
+    consensus: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +56,7 @@ class Estimates:
     def __init__(self, boundaries: Boundaries, priors: Priors | None = None) -> None:
         self._boundaries = boundaries
         self._beliefs = Beliefs(priors or Priors())
-        self._heard: Recent[str, bool] = Recent(_HEARD)
-        self._shared: Recent[RequestId, tuple[Path | None, float]] = Recent(_REMEMBERED)
+        self._shared: dict[RequestId, tuple[Path, float]] = {}
         self._predicted: dict[Path, deque[tuple[float, float]]] = {path: deque(maxlen=_REMEMBERED) for path in Path}
 
     def profile(self, replica: ReplicaId, profile: Profile) -> None:
@@ -73,19 +67,18 @@ class Estimates:
         """Forget all other replicas, and their links."""
         self._beliefs.keep(replicas)
 
-    def observe(self, record: MigrationRecord) -> None:
-        """Learn from what is told of a migration, in whatever order and however often.
-
-        Only the last word counts: one that was committed teaches something once its target has told when it went on.
-        """
-        pending = record.outcome is None or (record.outcome is Outcome.COMMITTED and record.resume_s is None)
-        if pending or record.id in self._heard:
+    def learn(self, report: MoveReport, now: float) -> None:
+        """Learn from a move that has ended; a request that moved teaches something once it is known when it went on."""
+        if report.moved is None or (report.moved and report.whole_s is None):
             return
-        self._heard[record.id] = True
-        chosen, shared = self._shared.pop(record.request_id, (None, 0.0))
-        self._beliefs.learn(record, shared if chosen is record.path else 0.0)
-        if record.predicted_s is not None and record.whole_s and not record.fell_back:
-            self._predicted[record.path].append((record.predicted_s, record.whole_s))
+        chosen, shared = self._shared.pop(report.request, (None, 0.0))
+        self._beliefs.learn(report, shared if chosen is report.path else 0.0, now)
+        if report.predicted_s is not None and report.whole_s and not report.fell_back:
+            self._predicted[report.path].append((report.predicted_s, report.whole_s))
+
+    def forget(self, request: RequestId) -> None:
+        """The request is over."""
+        self._shared.pop(request, None)
 
     def errors(self, path: Path) -> Errors | None:
         """How good the predictions for a path were; None before there were any."""
@@ -95,29 +88,33 @@ class Estimates:
         ratio = median(predicted / actual for predicted, actual in pairs)
         return Errors(len(pairs), ratio, median(abs(predicted - actual) / actual for predicted, actual in pairs))
 
-    def choose(self, moves: Sequence[Move], busy: Iterable[Ordered], now: float) -> list[Choice]:
-        """A path for every move, in the order of their urgency; `busy` is what was ordered before and has not ended.
+    def choose(
+        self, moves: Sequence[Move], busy: Iterable[Move], now: float, without_kv: Set[RequestId] = frozenset()
+    ) -> list[Choice]:
+        """A path for every move, in the order of their urgency; `busy` are moves that are under way, with their paths.
 
-        KV is chosen only between replicas whose profiles say that their caches are alike.
+        KV is chosen only between replicas whose profiles say that their caches are alike, and not `without_kv`.
         """
+        if self._boundaries.only is not None:
+            return [Choice(move.request, self._boundaries.only, 0.0, 0.0) for move in moves]
         queue = _Queue()
-        for ordered in busy:
-            queue.add(self._candidate(ordered.move), ordered.path)
-        candidates = [self._candidate(move) for move in moves]
+        for move in busy:
+            queue.add(self._candidate(move), move.path)
+        candidates = [self._candidate(move, move.request not in without_kv) for move in moves]
         links = {link: self._link(each, queue.bytes.get(link, 0.0), now) for each in candidates for link in each.links}
         targets = dict.fromkeys(each.target for each in candidates)
         prefills = {target: self._prefill(target, queue.tokens.get(target, 0.0), now) for target in targets}
-        choices = choose(candidates, links, prefills)
+        choices = (choose if self._boundaries.consensus else choose_alone)(candidates, links, prefills)
         self._remember({each.request: each for each in candidates}, choices)
         return choices
 
-    def decide(self, move: Move, busy: Iterable[Ordered], now: float) -> Choice:
+    def decide(self, move: Move, busy: Iterable[Move], now: float) -> Choice:
         """A path for a move that is not to wait: where there is no room, the one that is sooner over."""
         [choice] = self.choose([move], busy, now)
         return choice if choice.path is not None else replace(choice, path=choice.sooner)
 
-    def _candidate(self, move: Move) -> Candidate:
-        size = self._beliefs.size(move.source, move.target, move.tokens)
+    def _candidate(self, move: Move, has_kv: bool = True) -> Candidate:
+        size = self._beliefs.size(move.source, move.target, move.tokens) if has_kv else None
         links = () if size is None else (LinkId(f"{move.source}>{move.target}"),)
         return Candidate(move.request, move.source, move.target, move.reason, move.tokens, size or Bytes(0), links)
 

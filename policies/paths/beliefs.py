@@ -8,40 +8,40 @@ over the context that is prefilled, per target. Each is fitted to what migration
   stage blocks;
 - a replica prefills as it did when it was profiled at its start, and the hand-over comes on top.
 
-All times are in seconds of the clock of `MigrationRecord.started_at`.
+All times are in seconds of the observations' clock.
 """
 
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from migration.lines import Evidence, Line, Observed
-from migration.paths import PATIENCE
-from migration.protocol.messages import Fingerprint
-from migration.protocol.record import MigrationRecord
 from policies.model import Bytes, ReplicaId, Tokens
-from policies.plan import Path
+from policies.paths.choice import PATIENCE
+from policies.paths.lines import Evidence, Line, Observed
+from policies.plan import MoveReport, Path
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
     """A replica as measured at its start. `prefill` is over tokens, without the hand-over of a migration.
 
+    Replicas exchange KV where `cache` is the same, and not empty; a token's takes `token_bytes`, a mean over its block.
     `staging_bytes_per_s` is how fast KV blocks are copied into a staging slot; None if it could not be measured.
     """
 
     node: str
-    fingerprint: Fingerprint
+    cache: str
+    token_bytes: float
     prefill: Line
     staging_bytes_per_s: float | None = None
 
     def size(self, tokens: Tokens) -> Bytes:
         """KV of so many tokens."""
-        return Bytes(round(tokens * self.fingerprint.block_bytes / self.fingerprint.block_size))
+        return Bytes(round(tokens * self.token_bytes))
 
     def exchanges_kv(self, other: "Profile") -> bool:
         """Whether KV blocks of one can be loaded by the other."""
-        return bool(self.fingerprint.cache) and self.fingerprint.cache == other.fingerprint.cache
+        return bool(self.cache) and self.cache == other.cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,31 +78,30 @@ class Beliefs:
         self._prefills = {id: evidence for id, evidence in self._prefills.items() if id in replicas}
         self._links = {ends: evidence for ends, evidence in self._links.items() if all(id in replicas for id in ends)}
 
-    def learn(self, record: MigrationRecord, shared: float) -> None:
+    def learn(self, report: MoveReport, shared: float, now: float) -> None:
         """Learn from a migration that has ended. `shared` is the size of all that had to pass for it to be over.
 
         A migration that did not move the request, or whose target did not tell when it went on, teaches nothing. One
         that had to give up its copy would have taken longer than it did and was believed to: it counts as longer than
         anybody would wait for, so that a link is not tried in vain for ever.
         """
-        taken = record.whole_s
-        if taken is None or record.tokens is None:
+        taken = report.whole_s
+        if taken is None or report.tokens is None:
             return
-        at = record.started_at + (record.duration_s or 0.0)
-        if record.path is Path.KV:
-            self._learn_link(record, Observed(at, max(record.bytes, shared), taken))
-        elif not record.fell_back:
-            evidence = self._prefills.setdefault(record.target, self._none())
-            evidence.add(Observed(at, max(record.tokens, shared), taken))
-        elif profile := self._profiles.get(record.source):
-            size = profile.size(record.tokens)
-            at_least_s = record.copy_s * max(1.0, size / record.bytes) if record.bytes else record.copy_s
-            believed_s = self.link(record.source, record.target, at).seconds(size)
-            self._learn_link(record, Observed(at, size, PATIENCE * max(at_least_s, believed_s)))
+        if report.path is Path.KV:
+            self._learn_link(report, Observed(now, max(report.sent, shared), taken))
+        elif not report.fell_back:
+            evidence = self._prefills.setdefault(report.target, self._none())
+            evidence.add(Observed(now, max(report.tokens, shared), taken))
+        elif profile := self._profiles.get(report.source):
+            size = profile.size(report.tokens)
+            at_least_s = report.copy_s * max(1.0, size / report.sent) if report.sent else report.copy_s
+            believed_s = self.link(report.source, report.target, now).seconds(size)
+            self._learn_link(report, Observed(now, size, PATIENCE * max(at_least_s, believed_s)))
 
-    def _learn_link(self, record: MigrationRecord, observed: Observed) -> None:
-        self._links.setdefault((record.source, record.target), self._none()).add(observed)
-        self._kinds[self._within_node(record.source, record.target)].add(observed)
+    def _learn_link(self, report: MoveReport, observed: Observed) -> None:
+        self._links.setdefault((report.source, report.target), self._none()).add(observed)
+        self._kinds[self._within_node(report.source, report.target)].add(observed)
 
     def _none(self) -> Evidence:
         return Evidence(self._priors.half_life_s)
