@@ -8,6 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Collection, Mapping
+from http import HTTPStatus
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
@@ -235,11 +236,19 @@ class EpochScheduler:
     async def migrate(self, id: str, reference: str, target: str | None, path: PathRequest) -> MoveAnswer:
         """Move the request with that id or label, to `target` or where the policy would place it.
 
-        `id` is the migration's; asked for again under the same id, the move is not begun twice.
+        `id` is the migration's; asked for again under the same id, the move is not begun twice. The last reports say
+        where the request is; fresh ones are gathered only if the order fails by them.
         """
+        answer = self._begun(id) or await self._find_and_order(id, reference, target, path)
+        if isinstance(answer, MoveAccepted) or answer.status == HTTPStatus.SERVICE_UNAVAILABLE:
+            return answer
         await self._gatherer.gather_within(_OPERATOR_WAIT_S)
-        if id in self._records:
-            return MoveAccepted(id)
+        return self._begun(id) or await self._find_and_order(id, reference, target, path)
+
+    def _begun(self, id: str) -> MoveAccepted | None:
+        return MoveAccepted(id) if id in self._records else None
+
+    async def _find_and_order(self, id: str, reference: str, target: str | None, path: PathRequest) -> MoveAnswer:
         found = [
             (report.load, request)
             for report in self._reports()

@@ -258,6 +258,27 @@ async def test_where_nothing_is_asked_the_planner_chooses_the_path(
     assert order.predicted_kv_s > 0 and order.predicted_tokens_s > 0
 
 
+async def test_an_order_by_the_last_reports_asks_no_replica_and_one_that_fails_by_them_asks_all() -> None:
+    scheduler = await make_scheduler(*on_a(running("r")), a=make_record())
+    asked = scheduler.fleet.times_asked
+    assert isinstance(await move(scheduler), MoveAccepted) and scheduler.fleet.times_asked == asked
+    scheduler.fleet.reports[ReplicaId("b")] = make_report("b", requests=(running("new"),))
+    scheduler.fleet.others.answers["b"] = make_record("m2")
+    assert isinstance(await scheduler.migrate("m2", "new", "a", AUTO), MoveAccepted)
+    assert scheduler.fleet.times_asked == asked + 2 and scheduler.fleet.asked[-1][0] == "b"
+
+
+async def test_an_order_that_has_begun_is_not_given_again() -> None:
+    """The source's answer to the first one was lost: it says that the request moves already, and reports the move."""
+    source = replace(make_report("a", requests=(running("r"),)), records=(make_record(),))
+    scheduler = await make_scheduler(
+        make_report("a", requests=(running("r"),)), make_report("b"), a=Refused("it moves", Cause.ALREADY_MOVING)
+    )
+    scheduler.fleet.reports[ReplicaId("a")] = source
+    assert await move(scheduler) == MoveAccepted("m1")
+    assert len(scheduler.fleet.asked) == 1
+
+
 @pytest.mark.parametrize("reference", ["x", "", "R"])
 async def test_what_does_not_run_cannot_move(reference: str) -> None:
     answer = await move(await make_scheduler(*on_a(running("r", "mine"))), reference)
