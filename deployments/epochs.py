@@ -125,7 +125,7 @@ class Epochs:
 
     def _reports(self) -> list[ReplicaReport]:
         received = self._gatherer.received
-        return [self._listing.as_listed(received[replica].report) for replica in sorted(received)]
+        return [self._listing.as_listed(received[replica]) for replica in sorted(received)]
 
     def _observe(self, reports: Collection[ReplicaReport], others: Collection[ReplicaLoad]) -> PoolReport:
         roster = self._roster

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 from deployments.api import ControlApi, RemoteReplicas
@@ -69,14 +68,6 @@ class EngineReporters:
         return await self._replicas.at(replica, routed).report(self._fence)
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
-    """A report and the time at which it was asked for, on the gatherer's clock: it holds no later news than that."""
-
-    report: ReplicaReport
-    asked_at: float
-
-
 class Gatherer:
     """See the module. `on_gathered` is called after each gathering, with the newest report of every replica."""
 
@@ -85,7 +76,7 @@ class Gatherer:
         reporters: Reporters,
         clock: Clock,
         timeout_s: float,
-        on_gathered: Callable[[Mapping[ReplicaId, Received]], None],
+        on_gathered: Callable[[Mapping[ReplicaId, ReplicaReport]], None],
     ) -> None:
         self._reporters = reporters
         self._clock = clock
@@ -94,13 +85,13 @@ class Gatherer:
         self._began = clock() - SPACING_S
         self._gathering: asyncio.Task[None] | None = None
         self._urgent = asyncio.Event()
-        self._received: dict[ReplicaId, Received] = {}
+        self._received: dict[ReplicaId, ReplicaReport] = {}
         self._heard: dict[ReplicaId, float] = {}
         self._failing: set[ReplicaId] = set()
         self._probes: dict[ReplicaId, asyncio.Task[None]] = {}
 
     @property
-    def received(self) -> Mapping[ReplicaId, Received]:
+    def received(self) -> Mapping[ReplicaId, ReplicaReport]:
         """The newest report of every replica that serves, also of those that have just answered.
 
         A silent replica keeps its last one for `SILENCE_S` seconds; one that answers with an error has none.
@@ -175,7 +166,7 @@ class Gatherer:
     async def _ask(self, replica: ReplicaId) -> None:
         """Take one replica's report. Raises Refused."""
         try:
-            received = await self._request(replica, routed=True)
+            report = await self._request(replica, routed=True)
         except (TimeoutError, PeerLost) as error:
             log.warning("replica %s does not report: %r", replica, error)
             self._probes[replica] = asyncio.create_task(self._probe(replica))
@@ -187,33 +178,32 @@ class Gatherer:
             self._failing.add(replica)
             self._received.pop(replica, None)
         else:
-            self._take(replica, received)
+            self._take(replica, report)
 
     async def _probe(self, replica: ReplicaId) -> None:
         """Ask a silent replica until it answers. What else it raises, the next gathering will find."""
         while True:
             await asyncio.sleep(PROBE_S)
             try:
-                received = await self._request(replica, routed=False)
+                report = await self._request(replica, routed=False)
             except (TimeoutError, PeerLost):
                 continue
             except Exception as error:
                 log.info("replica %s answers again, with an error: %r", replica, error)
             else:
                 log.info("replica %s reports again", replica)
-                self._take(replica, received)
+                self._take(replica, report)
             del self._probes[replica]
             return
 
-    async def _request(self, replica: ReplicaId, routed: bool) -> Received:
+    async def _request(self, replica: ReplicaId, routed: bool) -> ReplicaReport:
         """Ask one replica. Raises TimeoutError, PeerLost, and whatever its `report` raises."""
-        asked_at = self._clock()
         async with asyncio.timeout(self._timeout_s):
-            return Received(await self._reporters.report(replica, routed), asked_at)
+            return await self._reporters.report(replica, routed)
 
-    def _take(self, replica: ReplicaId, received: Received) -> None:
+    def _take(self, replica: ReplicaId, report: ReplicaReport) -> None:
         if replica in self._failing:
             self._failing.discard(replica)
             log.info("replica %s reports again", replica)
-        self._received[replica] = received
+        self._received[replica] = report
         self._heard[replica] = self._clock()

@@ -20,7 +20,7 @@ from deployments.dispatch import Dispatch
 from deployments.epochs import Epochs
 from deployments.exposition import Family
 from deployments.fencing import next_fence
-from deployments.gatherer import EngineReporters, Gatherer, Received
+from deployments.gatherer import EngineReporters, Gatherer
 from deployments.heap import freeze_heap
 from deployments.listing import Listing, ServeListing
 from deployments.membership import Membership, ServeMembership
@@ -144,15 +144,15 @@ class EpochScheduler:
 
     # --- reports --------------------------------------------------------------------------------------
 
-    def _gathered(self, received: Mapping[ReplicaId, Received]) -> None:
+    def _gathered(self, received: Mapping[ReplicaId, ReplicaReport]) -> None:
         """Take what a gathering brought of migrations; what it brought of requests is for the next epoch."""
         self._as_of = self._wall_clock()
-        for each in received.values():
-            for record in each.report.records:
+        for report in received.values():
+            for record in report.records:
                 self._keep(record)
 
     def _reports(self) -> list[ReplicaReport]:
-        return [self._listing.as_listed(received.report) for received in self._gatherer.received.values()]
+        return [self._listing.as_listed(report) for report in self._gatherer.received.values()]
 
     # --- for ingresses and replicas -------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.gatherer import PROBE_S, SILENCE_S, SPACING_S, EngineReporters, Gatherer, Received
+from deployments.gatherer import PROBE_S, SILENCE_S, SPACING_S, EngineReporters, Gatherer
 from deployments.report import ReplicaReport
 from migration.errors import PeerLost, Refused
 from policies.causes import Cause
@@ -68,8 +69,8 @@ class Gatherings:
         self.gathered: list[dict[ReplicaId, ReplicaReport]] = []
         self.gatherer = Gatherer(self.engines, now, TIMEOUT_S, self._gathered)
 
-    def _gathered(self, received: Mapping[ReplicaId, Received]) -> None:
-        self.gathered.append({replica: each.report for replica, each in received.items()})
+    def _gathered(self, received: Mapping[ReplicaId, ReplicaReport]) -> None:
+        self.gathered.append(dict(received))
 
     async def gather(self) -> dict[ReplicaId, ReplicaReport]:
         """What an epoch sees."""
@@ -77,12 +78,11 @@ class Gatherings:
         return self.gathered[-1]
 
 
-async def test_every_replica_is_asked_and_reports_say_when() -> None:
+async def test_every_replica_is_asked_at_once() -> None:
     world = Gatherings(a=make_report("a"), b=make_report("b"))
     await asyncio.sleep(5.0)
     assert set(await world.gather()) == {"a", "b"}
     assert world.engines.asked == [("a", True, 5.0), ("b", True, 5.0)]
-    assert [received.asked_at for received in world.gatherer.received.values()] == [5.0, 5.0]
 
 
 async def test_replicas_that_run_and_those_that_stop_are_asked_with_the_fence() -> None:
@@ -174,7 +174,7 @@ async def test_a_silent_replica_is_probed_past_the_router_until_it_reports_again
     assert probes == [("b", False)] * 2
     world.engines.answers[B] = b
     await asyncio.sleep(PROBE_S)
-    assert world.gatherer.received[B].report == b
+    assert world.gatherer.received[B] == b
     assert await world.gather() == {"a": make_report("a"), "b": b}
     assert [routed for replica, routed, _ in world.engines.asked if replica == "b"][-1]
 
@@ -245,7 +245,8 @@ class Town:
         self.roster = Roster()
         self.gatherer = Gatherer(self, now, TIMEOUT_S, self._gathered)
         self.placed: set[RequestId] = set()
-        self.asked_at: dict[ReplicaId, float] = {}
+        self.numbers = itertools.count(1)
+        self.newest: dict[ReplicaId, int] = {}
 
     def serving(self) -> Iterable[ReplicaId]:
         return (A, B)
@@ -255,14 +256,14 @@ class Town:
         if replica == B and self.silent[0] <= now() < self.silent[1]:
             await asyncio.Event().wait()
         requests = (RequestLoad(r, r, Tokens(8), Phase.DECODE, 1.0, 0) for r in self.running[replica])
-        report = make_report(replica, free=1000, requests=tuple(requests))
+        report = replace(make_report(replica, free=1000, requests=tuple(requests)), preemptions=next(self.numbers))
         await asyncio.sleep(next(self.delays))
         return report
 
-    def _gathered(self, received: Mapping[ReplicaId, Received]) -> None:
-        for replica, each in received.items():
-            assert each.asked_at >= self.asked_at.get(replica, 0.0), "an older report has replaced a newer one"
-            self.asked_at[replica] = each.asked_at
+    def _gathered(self, received: Mapping[ReplicaId, ReplicaReport]) -> None:
+        for replica, report in received.items():
+            assert report.preemptions >= self.newest.get(replica, 0), "an older report has replaced a newer one"
+            self.newest[replica] = report.preemptions
         self.check()
 
     async def place(self, request: RequestId, at_s: float, replica: ReplicaId, way_s: float) -> None:
@@ -285,7 +286,7 @@ class Town:
         while True:
             await self.gatherer.gather(urgent=True)
             for replica in sorted(self.gatherer.received):
-                load = self.gatherer.received[replica].report.load
+                load = self.gatherer.received[replica].load
                 self.roster.take(Report(0, status_of(load), None, load.requests))
             self.memory.observe(self.roster.observe(Pool()), now())
             self.check()
@@ -293,7 +294,7 @@ class Town:
 
     def check(self) -> None:
         """Every request counts, and counts once."""
-        loads = [each.report.load for each in self.gatherer.received.values()]
+        loads = [report.load for report in self.gatherer.received.values()]
         seen = [request.id for _, request in with_placements(loads, self.memory.placed, now()).requests()]
         assert sorted(seen) == sorted(self.placed)
         assert sorted(self.memory.cluster.requests) == sorted(self.placed)
