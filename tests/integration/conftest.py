@@ -102,13 +102,15 @@ def _real() -> dict[str, Any]:
     args["engine_kwargs"]["num_gpu_blocks_override"] = BLOCKS
     args["scheduler"] = {"policy": "best_fit", "mode": "off", "epoch_s": 0.5}
     args["ingress"]["place_timeout_s"] = 10.0  # a busy machine is no reason to place without the scheduler
-    args["deployment_config"]["engine_silence_s"] = 15.0
+    args["ingress"] |= {"replica_silence_s": 4.0, "lease_s": 6.0}
+    args["deployment_config"] |= {"engine_silence_s": 15.0, "health_check_timeout_s": 60.0}
     args["migration"] = {
         "transport": "tests.integration.faults:make",
         "slot_mib": 2,
         "transfer_timeout_s": 1.0,
         "copy_timeout_s": 2.0,
-        "lease_s": 3.0,
+        "adopt_timeout_s": 3.0,
+        "lease_s": 6.0,
     }
     return config
 

@@ -2,12 +2,13 @@
 
 Named in the test application's settings as `tests.integration.faults:make`; both ends of a migration read the same
 file, whose path is in MELL_TEST_FAULTS: {"over": "collective" | "shared", "fault": null | a `Fault`,
-"bytes_per_s": null | a number, for `Fault.SLOW`}.
+"bytes_per_s": null | a number, for `Fault.SLOW`, "stop": null | the process that is stopped in the hand-over}.
 """
 
 import asyncio
 import json
 import os
+import signal
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,12 @@ from typing import Any
 import numpy as np
 
 from deployments.config import MigrationSettings
+from deployments.moves import Moves
 from deployments.transports import make_transport
 from migration.errors import TransferFailed
 from migration.kv.staging import HEADER, Segments
 from migration.ports import Slot, Transport
-from migration.protocol.messages import SlotRef
+from migration.protocol.messages import Adopt, SlotRef
 from policies.model import Bytes, ReplicaId
 
 VARIABLE = "MELL_TEST_FAULTS"
@@ -35,18 +37,36 @@ class Fault(StrEnum):
     """All comes in through one link of so many bytes per second, one chunk after the other."""
 
 
-def write(path: Path, over: str, fault: Fault | None = None, bytes_per_s: float | None = None) -> None:
+def write(
+    path: Path, over: str, fault: Fault | None = None, bytes_per_s: float | None = None, stop: int | None = None
+) -> None:
     """Switch, for all processes at once. Raises ValueError if SLOW is without a speed, or a speed without SLOW."""
     if (fault is Fault.SLOW) != (bytes_per_s is not None):
         raise ValueError("bytes_per_s goes with Fault.SLOW")
     fresh = path.with_suffix(".new")
-    fresh.write_text(json.dumps({"over": over, "fault": fault, "bytes_per_s": bytes_per_s}))
+    fresh.write_text(json.dumps({"over": over, "fault": fault, "bytes_per_s": bytes_per_s, "stop": stop}))
     fresh.replace(path)
 
 
 def make(config: MigrationSettings) -> Transport:
-    """The factory that the settings name."""
+    """The factory that the settings name. It is called once in every replica."""
+    Moves.adopt = _adopt_and_stop_the_source  # type: ignore[method-assign, assignment]
     return FaultyTransport(config)
+
+
+_ADOPT = Moves.adopt
+
+
+async def _adopt_and_stop_the_source(moves: Moves, message: Adopt) -> None:
+    """The target runs the request, and the source's process stands still before it can learn of that."""
+    await _ADOPT(moves, message)
+    if VARIABLE in os.environ and (pid := _switches()["stop"]):
+        os.kill(pid, signal.SIGSTOP)
+
+
+def _switches() -> dict[str, Any]:
+    switches: dict[str, Any] = json.loads(Path(os.environ[VARIABLE]).read_text())
+    return switches
 
 
 class FaultyTransport:
@@ -55,20 +75,15 @@ class FaultyTransport:
     name = "faulty"
 
     def __init__(self, config: MigrationSettings) -> None:
-        self._file = Path(os.environ[VARIABLE])
         self._over = {
             name: make_transport(config.model_copy(update={"transport": name})) for name in ("collective", "shared")
         }
         self._segments = Segments()
         self._link = asyncio.Lock()
 
-    def _switches(self) -> dict[str, Any]:
-        switches: dict[str, Any] = json.loads(self._file.read_text())
-        return switches
-
     @property
     def _real(self) -> Transport:
-        return self._over[self._switches()["over"]]
+        return self._over[_switches()["over"]]
 
     @property
     def shares_slots(self) -> bool:
@@ -85,7 +100,7 @@ class FaultyTransport:
 
     async def receive(self, channel: str, staged: SlotRef, size: Bytes, slot: Slot | None) -> SlotRef:
         """Passed on, unless the fault says otherwise."""
-        switches = self._switches()
+        switches = _switches()
         fault = switches["fault"]
         if fault == Fault.SILENT:
             await asyncio.Event().wait()
