@@ -1,9 +1,9 @@
-"""What can go wrong with a migration, sorted by whose fault it is. Every error has its `Cause` beside its text.
+"""The errors of migrations, sorted by whose fault they are. Every error has its `Cause` beside its text.
 
 MigrationError
   IllegalEvent        ours: a session was fed an event its state does not allow
   RequestGone         the request is not (or no longer) here
-  Refused             the peer said no; nothing happened
+  Refused             the peer refused; nothing has changed
     Stopping          ... since it is about to be gone; another replica may take the request
   PeerLost            the peer is dead or stopping
   TransferFailed      the environment: blocks did not arrive whole

@@ -1,4 +1,4 @@
-"""What the migration shells need from the world around them, as ports.
+"""The ports of the migration shells to the rest of Mell.
 
 The real parts and the fakes of the tests are siblings behind these protocols.
 """
@@ -73,7 +73,7 @@ class SourceHost(Protocol):
         ...
 
     def drop(self, request: RequestId, hop: int) -> None:
-        """Abort the request in the engine without a word to its reader."""
+        """Abort the request in the engine without an event for its reader."""
         ...
 
 
@@ -144,7 +144,7 @@ class Peer(Protocol):
         ...
 
     async def cancel(self, migration: str) -> None:
-        """Tell it to forget the migration and whatever it runs for it."""
+        """Have it free all that it holds for the migration, and end its run of the request."""
         ...
 
     async def resumed(self, migration: str) -> float | None:
@@ -159,7 +159,7 @@ class Transport(Protocol):
 
     @property
     def shares_slots(self) -> bool:
-        """Whether the target reads the source's slot itself: then it is free only once the blocks are loaded."""
+        """True if the target reads the source's slot itself: then it is free only once the blocks are loaded."""
         ...
 
     def channel(self, source: ReplicaId, target: ReplicaId) -> str:
@@ -242,7 +242,7 @@ class Hosts(Protocol):
         ...
 
     def reachable(self, replica: ReplicaId) -> bool:
-        """Whether the replica's words arrive, as far as is known."""
+        """False if the replica's events are known not to arrive."""
         ...
 
     async def place(self, spec: RequestSpec, outputs: int, exclude: AbstractSet[ReplicaId]) -> ReplicaId | None:
@@ -281,7 +281,7 @@ class Journal(Protocol):
         ...
 
     def took(self, spec: RequestSpec, reader: Reader) -> None:
-        """A word of a replica has come, with or without tokens."""
+        """An event of a replica has arrived, with or without tokens."""
         ...
 
     def lost(self, spec: RequestSpec, reader: Reader, reason: str, had: bool) -> None:

@@ -1,12 +1,12 @@
 """One stream's place: which hop owns it, which token comes next.
 
 The cursor is where ownership is decided. A replica may compute what it likes; a token reaches the client
-only if it carries the current hop and the next index. The hop changes when the host says `Moved`, or when
+only if it carries the current hop and the next index. The hop changes with the host's `Moved`, or when
 the reader itself resubmits the request. So a lost confirmation can cost work, never a token or a duplicate.
 
     hop < current    a replica that no longer owns the request: dropped
     hop = current    index < next: the known part is dropped; index > next: GapError
-    hop > current    the new host is ahead of the old one's last word: kept until `Moved`
+    hop > current    the new host is ahead of the old one's last event: kept until `Moved`
 """
 
 from collections import deque

@@ -1,4 +1,4 @@
-"""What an engine says of one output token: its logprob, and the likeliest tokens with theirs.
+"""The logprob of one output token, and the likeliest tokens with theirs, packed.
 
 It crosses processes with every token, and both ends keep it while a stream may still break: so it travels packed, in
 4 + 8 k bytes for k likeliest tokens, where the same in Python objects takes some hundred bytes per pair. Engines

@@ -1,4 +1,4 @@
-"""What source and target say to each other, in the order of a migration.
+"""The messages between source and target, in the order of a migration.
 
     source -> target   Prepare  ->  Prepared
                        Chunk    ->  blocks loaded   (any number; none on the token path)
@@ -36,10 +36,10 @@ ONLY = {Path.KV: PathRequest.KV, Path.TOKENS: PathRequest.TOKENS}
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What two replicas must share: `model` to exchange requests at all, `cache` to exchange KV blocks.
+    """The properties that two replicas must share: `model` to exchange requests at all, `cache` to exchange KV blocks.
 
     `model` names weights, revision, tokenizer and sampler; `cache` adds dtype, block size, layout and versions.
-    `slot_bytes` and `block_bytes` say how much a staging slot holds.
+    `slot_bytes` and `block_bytes` give the capacity of a staging slot.
     """
 
     model: str

@@ -1,18 +1,18 @@
 """The reader's side of a request, as a literal table. The theory of operation heads `table.py`.
 
 Rules of this file:
-  1. Nobody owns a request but by the reader's word: the replica that takes a submission, the target to which the
-     reader attaches (FOUND, MOVED), the source in doubt that it tells to keep the request.
-  2. One attempt to move gets one word. The reader that told the source to keep the request follows that attempt no
-     more; the reader that asked the target never goes back to the source, whatever the target answers.
+  1. Only the reader makes an owner: of the replica that takes its submission, of the target to which it attaches
+     (FOUND, MOVED), of the source in doubt that gets KEEP_SOURCE.
+  2. One attempt to move gets one answer. After KEEP_SOURCE the reader never follows that attempt; once it has asked
+     the target, it never returns to the source, whatever the target answers.
   3. A replica that is given up is outdated: giving it up begins a new term (NEW_TERM), a range of hops whose first
-     only the reader deals out. Words under an older hop are dropped, and who says them is told to end the request
-     (RELEASE_*).
+     only the reader deals out. Events under an older hop are dropped, and their sender gets the order to end the
+     request (RELEASE_*).
   4. Activities (PLACE, FIND) run one at a time and report by an event. Entering another state, or beginning an
      activity, ends the one that runs; its late result is never fed.
-  5. FINISHED, FAILED and LEFT are final. Words may still come; whoever still runs the request is told to end.
+  5. FINISHED, FAILED and LEFT are final. Events may still come; whoever still runs the request gets the order to end.
 
-`Cursor` keeps the tokens, `hear` says which event a replica's word is, `Reader` puts them together.
+`Cursor` keeps the tokens, `classify` maps a replica's event to one of the table, `Reader` puts them together.
 """
 
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ class ReaderState(StrEnum):
 
 
 class ReaderEvent(StrEnum):
-    """Results of the reader's own calls; words of replicas; the client."""
+    """Results of the reader's own calls; events of replicas; the client."""
 
     BEGIN = "begin"
     SUBMITTED = "submitted"
@@ -89,7 +89,7 @@ _LEAVE = (_S.LEFT, (_C.RELEASE_ALL,))
 
 
 def _over(state: ReaderState) -> Mapping[ReaderEvent, tuple[ReaderState, tuple[ReaderCommand, ...]]]:
-    """Nothing counts any more; whoever has not heard is told."""
+    """Nothing counts any more; whoever still runs the request is released."""
     row: dict[ReaderEvent, tuple[ReaderState, tuple[ReaderCommand, ...]]] = {event: (state, ()) for event in _E}
     del row[_E.BEGIN]
     told = (_E.OUTDATED, _E.MOVE_ANNOUNCED, _E.MOVED, _E.IN_DOUBT)
@@ -143,7 +143,7 @@ TABLE: Mapping[ReaderState, Mapping[ReaderEvent, tuple[ReaderState, tuple[Reader
         _E.OUT_OF_STEP: (_S.FINDING, ()),
         _E.MOVE_ANNOUNCED: (_S.FINDING, ()),
         _E.MOVED: _FOLLOW,
-        # It lives after all, but the target has been asked, and may have taken that for its word.
+        # The source lives after all, but the target has been asked, and may own the request by that.
         _E.IN_DOUBT: (_S.FINDING, ()),
         _E.INVALID: _FAIL,
         _E.OUTDATED: (_S.FINDING, (_C.RELEASE_SPEAKER,)),
@@ -158,11 +158,11 @@ TABLE: Mapping[ReaderState, Mapping[ReaderEvent, tuple[ReaderState, tuple[Reader
 ReaderSession = Session[ReaderState, ReaderEvent, ReaderCommand]
 
 
-def hear(word: StreamEvent, hop: int, settled: int) -> ReaderEvent | None:
-    """The event that a replica's word is to a reader at `hop`, None for one that changes nothing or comes early.
+def classify(word: StreamEvent, hop: int, settled: int) -> ReaderEvent | None:
+    """The table's event for an event of a replica, to a reader at `hop`; None if it changes nothing or comes early.
 
-    `settled` is the newest hop that the reader will not follow: it told the source to keep the request. A delta of the
-    current hop is the cursor's business and no event.
+    `settled` is the newest hop that the reader will not follow, since it had the source keep the request. A delta of
+    the current hop is the cursor's business and no event.
     """
     if word.hop < hop:
         ends = isinstance(word, Lost | Moved) or (isinstance(word, Delta) and word.finish is not None)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from migration.protocol.cursor import Cursor, GapError
-from migration.protocol.reader import FINAL, TABLE, TERM, ReaderCommand, ReaderEvent, ReaderState, hear
+from migration.protocol.reader import FINAL, TABLE, TERM, ReaderCommand, ReaderEvent, ReaderState, classify
 from migration.protocol.request import Delta, Doubt, Lost, Moved, Moving, StreamEvent
 from migration.protocol.table import Session
 from policies.model import ReplicaId
@@ -65,7 +65,7 @@ class AttachHost:
 
 @dataclass(frozen=True, slots=True)
 class KeepRequest:
-    """Tell a source in doubt to go on: the reader does not follow the request to `next_hop`."""
+    """Have a source in doubt go on: the reader does not follow the request to `next_hop`."""
 
     source: ReplicaId
     hop: int
@@ -74,7 +74,7 @@ class KeepRequest:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseRequest:
-    """Tell a replica to end what it runs of the request under a hop below `hop`, or under any if that is None."""
+    """Have a replica end its runs of the request under hops below `hop`, or under any if that is None."""
 
     replica: ReplicaId
     hop: int | None
@@ -118,7 +118,7 @@ class Reader:
     """One request. `host` runs it, or is being asked to; `moves` and `resubmissions` count how it came there.
 
     `over` is true in a final state: nothing is read any more.
-    `touched` are the replicas that may run it under whatever hop and have not been told to end it.
+    `touched` are the replicas that may run it under whatever hop and have not been released.
     """
 
     def __init__(self) -> None:
@@ -150,11 +150,11 @@ class Reader:
     # --- its own calls --------------------------------------------------------------------------------
 
     def begin(self) -> list[Action]:
-        """The request is to be served."""
+        """Begin to serve the request."""
         return self._feed(ReaderEvent.BEGIN)
 
     def submitting(self, replica: ReplicaId) -> None:
-        """The request is on its way to a replica, whose words count from now on."""
+        """The request is on its way to a replica, whose events count from now on."""
         self.host = replica
         self.touched.add(replica)
 
@@ -189,7 +189,7 @@ class Reader:
         return self._feed(ReaderEvent.HOST_LOST)
 
     def out_of_step(self) -> list[Action]:
-        """Words of the host may be missing."""
+        """Events of the host may be missing."""
         if self.state is ReaderState.PLACING:
             self._missed = True
         return self._feed(ReaderEvent.OUT_OF_STEP)
@@ -198,14 +198,14 @@ class Reader:
         """Nobody wants the output any more."""
         return self._feed(ReaderEvent.CLIENT_LEFT)
 
-    # --- words of replicas ----------------------------------------------------------------------------
+    # --- events of replicas ---------------------------------------------------------------------------
 
     def take(self, word: StreamEvent, replica: ReplicaId) -> list[Action]:
-        """A replica's word, in whatever order words come."""
+        """An event of a replica, in whatever order events come."""
         hop = _OVER if self.over else self.cursor.hop
         if isinstance(word, Delta) and word.hop >= hop:
             return self._take_tokens(word)
-        event = hear(word, hop, self._settled)
+        event = classify(word, hop, self._settled)
         if word.hop > hop or (self.state is ReaderState.PLACING and word.hop == hop):
             # Of the next host, or of one that has not answered yet: it counts once that is the host.
             self._early.append((word, replica))
@@ -253,7 +253,7 @@ class Reader:
         return [*self._feed(ReaderEvent.MOVED, index=index), *self._outputs(index, fresh), *self._replay()]
 
     def _replay(self) -> list[Action]:
-        """What came early, now that the hop is another one or the host has answered."""
+        """Take the events that came early: the hop is another one now, or the host has answered."""
         early, self._early = self._early, []
         return [action for word, replica in early for action in self.take(word, replica)]
 

@@ -1,4 +1,4 @@
-"""What is told of a migration afterwards: one record, the same in the log, the API and the scheduler."""
+"""The record of a migration: the same in the log, the API and the scheduler."""
 
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -23,15 +23,15 @@ class MigrationRecord:
 
     `trigger` is why it was ordered; `reason` is a text of it and of the detour, if the path is not the one asked for:
     "overload; kv failed: ...". `cause` is why the migration ended without effect (`error` is its text), or why it went
-    by tokens where KV was to be sent; None if it went as ordered.
+    by tokens instead of KV; None if it went as ordered.
     `bytes` and `blocks` count what was sent, `rounds` the pre-copy rounds, `copy_s` the seconds spent on sending
     them. `tokens` is the context at the freeze, None if it never came to that.
 
     `pause_s` is from the freeze to the target's confirmation as the source saw it (seconds), `duration_s` from the
     order to there. `resume_s` is from the freeze to the first new token at the target, the target's prefill
-    included and the way of the hand-over's message not; None if the target did not tell, or has not told yet.
-    `predicted_kv_s` and `predicted_tokens_s` are what a planner thought each path would take, from the order to the
-    first new token; None if nobody predicted it. `whole_s` is what it took.
+    included and the way of the hand-over's message not; None without the target's report, or before it.
+    `predicted_kv_s` and `predicted_tokens_s` are a planner's estimates for each path, from the order to the
+    first new token; None if nobody predicted it. `whole_s` is the time that it took.
     """
 
     id: str
@@ -60,7 +60,7 @@ class MigrationRecord:
 
     @property
     def whole_s(self) -> float | None:
-        """Seconds from the order to the first new token at the target; None unless it moved and the target told."""
+        """Seconds from the order to the first new token at the target; None before the target has reported that."""
         if self.outcome is not Outcome.COMMITTED:
             return None
         if self.duration_s is None or self.pause_s is None or self.resume_s is None:
@@ -69,12 +69,12 @@ class MigrationRecord:
 
     @property
     def fell_back(self) -> bool:
-        """Whether blocks were to be copied, and it became a move by tokens."""
+        """True if the migration began by KV and became one by tokens."""
         return self.path is Path.TOKENS and self.copy_s > 0
 
     @property
     def predicted_s(self) -> float | None:
-        """What was predicted for the path that it took."""
+        """The prediction for the path that it took."""
         return self.predicted_kv_s if self.path is Path.KV else self.predicted_tokens_s
 
     def to_json(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ Kind = Literal["json", "json_object", "regex", "choice", "grammar", "structural_
 
 @dataclass(frozen=True, slots=True)
 class Structured:
-    """What the output has to match, as vLLM's structured outputs have it.
+    """The form of the output, as in vLLM's structured outputs.
 
     `value` is a JSON schema, a regular expression, a JSON list of texts, a grammar in EBNF or a structural tag in JSON;
     empty for "json_object".
@@ -33,7 +33,7 @@ class Sampling:
 
     `max_tokens` and `min_tokens` count from the first output token on, wherever it was drawn. `logit_bias` holds pairs
     of token id and bias. Before there are `min_tokens`, neither the model's end nor one of `stop_token_ids` is drawn.
-    `logprobs` says with how many of the likeliest tokens the logprob of each token is told; None: it is not told.
+    `logprobs` is the number of likeliest tokens that come with the logprob of each token; None: no logprobs.
     In an engine that goes by `priority`, lower ones come first.
     """
 
@@ -56,13 +56,13 @@ class Sampling:
 
     @property
     def seeded(self) -> bool:
-        """Whether tokens are drawn at random, and the same ones each time."""
+        """True if tokens are drawn at random, and the same ones each time."""
         return self.seed is not None and self.temperature > 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class RequestSpec:
-    """What does not change while a request lives. `id` is ours; `label` is what the client called it."""
+    """The constant part of a request. `id` is ours; `label` is what the client called it."""
 
     id: RequestId
     label: str
@@ -99,7 +99,7 @@ class Moving:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """The host's last word under `hop`: tokens from `index` on come from `target` under `next_hop`."""
+    """The host's last event under `hop`: tokens from `index` on come from `target` under `next_hop`."""
 
     request: RequestId
     hop: int
@@ -110,9 +110,9 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """The host has sent the request to a target under `next_hop` and got no answer: is it to go on, or does the target?
+    """The host has sent the request to a target under `next_hop` and got no answer: which of the two goes on?
 
-    It says nothing more under `hop` until the reader has answered.
+    The host publishes nothing more under `hop` until the reader has answered.
     """
 
     request: RequestId

@@ -21,7 +21,7 @@ class CopyLimits:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What was copied so far; `last_round` is the number of blocks in the newest round."""
+    """The blocks copied so far; `last_round` is the number of blocks in the newest round."""
 
     copied: Blocks = Blocks(0)
     rounds: int = 0
@@ -41,7 +41,7 @@ def full_blocks(tokens: int, block_size: int) -> Blocks:
 
 
 def worth_another_round(progress: Progress, full: Blocks, limits: CopyLimits) -> bool:
-    """Whether to copy blocks [progress.copied, full) while the request keeps decoding."""
+    """True if it pays to copy blocks [progress.copied, full) while the request keeps decoding."""
     remaining = full - progress.copied
     if remaining <= limits.final_blocks or progress.rounds >= limits.max_rounds:
         return False

@@ -13,8 +13,8 @@ Rules of this file:
 
 Events of the world, legal in every state: FINISHED (the request ended by itself: EOS, max_tokens, or a stop
 string found by the reader), PREEMPTED (its blocks are gone), CLIENT_GONE (its reader left, or reads it elsewhere),
-SOURCE_STOPPING, TARGET_LOST (dead or stopping), ASKED_AGAIN (a second move of the same request), and the reader's words
-KEPT and FOLLOWED, which mean something only to a source that has sent the request.
+SOURCE_STOPPING, TARGET_LOST (dead or stopping), ASKED_AGAIN (a second move of the same request). So are the reader's
+answers, KEPT and FOLLOWED, which mean something only to a source that has sent the request.
 """
 
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ class SourceState(StrEnum):
 
 
 class SourceEvent(StrEnum):
-    """What happened. The first block comes from activities, the second from the world."""
+    """The first block comes from activities, the second from the world."""
 
     BEGIN = "begin"
     ACCEPTED_KV = "accepted_kv"
@@ -63,7 +63,7 @@ class SourceEvent(StrEnum):
 
 
 class SourceCommand(StrEnum):
-    """What the shell is to do. The first block starts an activity."""
+    """Commands to the shell. The first block starts an activity."""
 
     PREPARE = "prepare"
     COPY_ROUND = "copy_round"

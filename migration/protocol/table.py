@@ -1,6 +1,6 @@
 """The interpreter of the protocol's tables, and the theory of operation behind them.
 
-Three parties serve one request: the replica that runs it and is to be rid of it (`source`), the replica that takes it
+Three parties serve one request: the replica that runs it and gives it away (`source`), the replica that takes it
 over (`target`), and the ingress that delivers its output (`reader`). Each is a literal table from (state, event) to
 (next state, commands). Nothing in a table waits, sends or looks at a clock: shells turn messages, results and
 time-outs into events, and commands into deeds. The tables have only to agree with each other, whatever the network
@@ -17,24 +17,24 @@ be proved.
    that was given up cannot know, and cannot reuse, what came after it.
 
 3. ONLY THE READER MAKES AN OWNER. An owner goes on by itself: nothing but its reader ends it. There are three ways to
-   become one, and each is a word of the reader: it submits the request (SUBMITTED), it attaches to a target (ATTACHED),
-   it tells a source to keep the request (KEPT). A source cannot make its target the owner, since it cannot know whether
-   the reader still reads where the source believes. Before such a word the target's run is on probation, under a lease.
+   become one, each a decision of the reader: it submits the request (SUBMITTED), attaches to a target (ATTACHED), or
+   has a source keep the request (KEPT). A source cannot make its target the owner, since it cannot know whether the
+   reader still reads from that source. Before the reader's decision the target's run is on probation, under a lease.
 
-4. WHO HAS GIVEN THE REQUEST AWAY IS SILENT UNTIL IT KNOWS. Freezing is muting: the engine goes on computing, and the
-   source keeps the tokens back. That makes giving up a single command (UNMUTE), and it makes waiting safe: a muted
-   source claims nothing. From the moment it sends the request it may unmute only by the target's own refusal or by
-   the reader's word. A time-out is neither. It says that this side waited, not what the other side did. The source
+4. A SOURCE THAT HAS SENT THE REQUEST IS SILENT UNTIL IT KNOWS. Freezing is muting: the engine goes on computing, and
+   the source keeps the tokens back. That makes giving up a single command (UNMUTE), and it makes waiting safe: a muted
+   source claims nothing. From the moment it sends the request it may unmute only if the target refused or the reader
+   decided so. A time-out is neither: it is about this side's patience, not about the other side's state. The source
    then asks (DOUBT).
 
-5. THE READER SAYS ONE THING PER ATTEMPT. KEPT and ATTACHED exclude each other: after one of them the reader never says
-   the other for the same attempt, not even if its first word may have been lost. Where it does not know whether its
-   word was heard it begins a new term, under which neither answer matters any more.
+5. THE READER DECIDES ONCE PER ATTEMPT. KEPT and ATTACHED exclude each other: after one of them the reader never
+   decides the other for the same attempt, not even if its first message may have been lost. Where it does not know
+   whether a message arrived it begins a new term, under which neither answer matters any more.
 
 Why a lease at the target and none at the source? A lease at the source would have to be renewed by the reader in
 time, and the reader would have to wait it out before it continues elsewhere, after every death. Deaths are what the
 reader is there to survive quickly. The register of rule 2 does the same without waiting: a source that wakes up too
-late is outdated rather than wrong, and its first word brings it the order to end (RELEASE_*).
+late is outdated rather than wrong, and its first event brings it the order to end (RELEASE_*).
 
 Ties. A table takes one event at a time, in the order in which its shell got them; whatever two messages cross on the
 way is two orders of events, and both are legal. An event without an entry is illegal: `feed` raises and changes
@@ -68,7 +68,7 @@ class Session(Generic[S, E, C]):
     history: list[E] = field(default_factory=list)
 
     def allows(self, event: E) -> bool:
-        """Whether `feed(event)` is legal now."""
+        """True if `feed(event)` is legal now."""
         return event in self.table[self.state]
 
     def feed(self, event: E) -> tuple[C, ...]:

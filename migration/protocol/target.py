@@ -29,7 +29,7 @@ class TargetState(StrEnum):
 
 
 class TargetEvent(StrEnum):
-    """What happened: messages of the source, results of our own activities, and the world."""
+    """Messages of the source, results of our own activities, and the world."""
 
     PREPARE_FITS = "prepare_fits"
     PREPARE_REFUSED = "prepare_refused"
@@ -50,7 +50,7 @@ class TargetEvent(StrEnum):
 
 
 class TargetCommand(StrEnum):
-    """What the shell is to do."""
+    """Commands to the shell."""
 
     RESERVE = "reserve"
     RELEASE = "release"
@@ -76,7 +76,7 @@ TABLE: Mapping[TargetState, Mapping[TargetEvent, tuple[TargetState, tuple[Target
     },
     _S.RESERVED: {
         _E.CHUNK: (_S.LOADING, (_C.LOAD_CHUNK,)),
-        # Of two chunks under way, the first to end led here: the other one is to be stopped as well.
+        # Of two chunks under way, the first to end led here: the other one has to be stopped as well.
         _E.LOADED: (_S.RESERVED, ()),
         _E.LOAD_FAILED: (_S.RESERVED, ()),
         _E.ADOPT: (_S.ADOPTING, (_C.STOP_LOADING, _C.ADD_REQUEST)),
@@ -100,7 +100,7 @@ TABLE: Mapping[TargetState, Mapping[TargetEvent, tuple[TargetState, tuple[Target
     _S.ADOPTING: {
         _E.ADDED: (_S.PROVISIONAL, ()),
         _E.ADD_FAILED: _RELEASE,
-        # A load that was told to stop may still report.
+        # A load that was stopped may still report.
         _E.LOADED: (_S.ADOPTING, ()),
         _E.LOAD_FAILED: (_S.ADOPTING, ()),
         _E.CANCEL: _ABORT,

@@ -14,23 +14,24 @@ from policies.model import Blocks, Bytes
 class BlockCopy:
     """The blocks of one migration on their way.
 
-    Chunks carry the output tokens that came since the one before. `heard` is how many the target is known to
-    have: tokens that rode on a chunk that failed have not arrived. `seconds` is how long copying took, in vain or not.
+    Chunks carry the output tokens that came since the one before. `confirmed` is the number that the target is known to
+    have: tokens that rode on a chunk that failed have not arrived. `seconds` is the time spent on copying, in vain or
+    not.
     """
 
     def __init__(self, migration: str, hosted: Hosted, peer: Peer, world: MigrationWorld) -> None:
         self.sent = Bytes(0)
-        self.heard = 0
+        self.confirmed = 0
         self.seconds = 0.0
         self._migration = migration
         self._hosted = hosted
         self._peer = peer
         self._world = world
-        self._told = 0
+        self._sent_outputs = 0
 
     def begin(self, outputs: int) -> None:
         """The target has the first `outputs` output tokens."""
-        self._told = self.heard = outputs
+        self._sent_outputs = self.confirmed = outputs
 
     async def copy(self, first: Blocks, last: Blocks) -> None:
         """Move blocks [first, last) in slot-sized chunks: while one is sent and loaded, the next is gathered.
@@ -67,7 +68,7 @@ class BlockCopy:
         world = self._world
         staged, size = await world.blocks.gather(self._hosted.key, first, last, slot.segment, slot.offset)
         outputs = world.host.snapshot(self._hosted.spec.id, self._hosted.hop).outputs
-        told, self._told = self._told, len(outputs)
+        sent, self._sent_outputs = self._sent_outputs, len(outputs)
         return Chunk(
             migration=self._migration,
             first=first,
@@ -75,8 +76,8 @@ class BlockCopy:
             size=size,
             staged=staged,
             channel=world.transport.channel(world.replica, self._peer.id),
-            outputs_from=told,
-            outputs=outputs[told:],
+            outputs_from=sent,
+            outputs=outputs[sent:],
         )
 
     async def _push(self, chunk: Chunk, lease: Lease) -> None:
@@ -93,7 +94,7 @@ class BlockCopy:
             loading.cancel()
             raise
         self.sent = Bytes(self.sent + chunk.size)
-        self.heard = max(self.heard, chunk.outputs_from + len(chunk.outputs))
+        self.confirmed = max(self.confirmed, chunk.outputs_from + len(chunk.outputs))
 
 
 async def _until_sent(sending: asyncio.Task[None], loading: asyncio.Task[None]) -> None:

@@ -1,10 +1,10 @@
-"""Carries out the reader's side of one request: the actions that its table commands, and what comes of them.
+"""Carries out the reader's side of one request: the actions of its table, and their results.
 
     ReaderRun.start     place and submit the request
-    ReaderRun.take      a replica's word                        -> Listener.deliver, Listener.lost
+    ReaderRun.take      a replica's event                       -> Listener.deliver, Listener.lost
     ReaderRun.leave     nobody wants the output any more
 
-What the output is for is behind `Listener`; who the replicas are and how they are called is behind `Hosts`.
+The purpose of the output is behind `Listener`, the replicas and calls to them are behind `Hosts`.
 """
 
 import asyncio
@@ -102,7 +102,7 @@ class ReaderRun:
     # --- for whoever reads the replicas' streams ------------------------------------------------------
 
     def take(self, word: StreamEvent, replica: ReplicaId) -> None:
-        """A replica's word."""
+        """An event of a replica."""
         if actions := self.reader.take(word, replica):
             self._carry_out(actions)
         self._world.journal.took(self.spec, self.reader)
@@ -113,7 +113,7 @@ class ReaderRun:
             self._carry_out(self.reader.host_lost(reason))
 
     def reconnected(self, replica: ReplicaId) -> None:
-        """Words of a replica may have been lost between two streams."""
+        """Events of a replica may have been lost between two streams."""
         if replica == self.reader.host:
             self._carry_out(self.reader.out_of_step())
 
@@ -267,17 +267,17 @@ class ReaderRun:
         try:
             await self._world.hosts.keep(request.source, self.spec.id, request.hop, request.next_hop)
         except Exception as error:
-            log.info("request %s: %s was not told to keep it: %s", self.spec.id, request.source, error)
+            log.info("request %s: %s did not get the answer to keep it: %s", self.spec.id, request.source, error)
 
     async def _release(self, request: ReleaseRequest) -> None:
-        """A replica that does not get it and still runs the request is heard of, and told again."""
+        """A replica that misses it and still runs the request sends events, and gets it again."""
         if request.replica in self._releasing:
             return
         self._releasing.add(request.replica)
         try:
             await self._world.hosts.release(request.replica, self.spec.id, request.hop)
         except Exception as error:
-            log.info("request %s: %s was not told to end it: %s", self.spec.id, request.replica, error)
+            log.info("request %s: %s did not get the order to end it: %s", self.spec.id, request.replica, error)
         finally:
             self._releasing.discard(request.replica)
 

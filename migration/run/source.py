@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is to be moved, where to, how, and why.
+    """One request, its path, and the reason of its migration.
 
     The predictions are seconds from now to the first new token at the target, by either path; None if nobody made one.
     """
@@ -78,7 +78,7 @@ class SourceRun:
 
     @property
     def record(self) -> MigrationRecord:
-        """What is known of the migration now."""
+        """The migration as of now."""
         state = self._session.state
         return MigrationRecord(
             id=self._order.id,
@@ -121,16 +121,16 @@ class SourceRun:
         return self.record
 
     async def resumed(self) -> MigrationRecord:
-        """The record of a migration that was committed, once the target has told when the request went on.
+        """The record of a migration that was committed, once the target has reported its first token.
 
-        The request is the target's by now: nobody waits for this but the record. A target that does not tell
-        leaves it without.
+        The request is the target's by now: nobody waits for this but the record. Without the
+        target's report the record stays as it is.
         """
         try:
             async with asyncio.timeout(self._world.limits.resume_s):
                 since_adopted = await self._peer.resumed(self._order.id)
         except Exception as error:
-            log.info("migration %s: the target did not tell when it went on: %r", self._order.id, error)
+            log.info("migration %s: the target did not report its first token: %r", self._order.id, error)
             return self.record
         if since_adopted is not None:
             self._times.resumed(since_adopted)
@@ -152,7 +152,7 @@ class SourceRun:
             try:
                 await self._execute(command)
             except RequestGone:
-                # It ended between two events: the same as having been told so first.
+                # It ended between two events: the same as if that event had come first.
                 if self._session.state not in FINAL:
                     await self._feed(SourceEvent.FINISHED)
                 return
@@ -307,9 +307,9 @@ class SourceRun:
 
     async def _adopt(self) -> SourceEvent:
         outputs = self._world.host.snapshot(self._order.request, self.hop).outputs
-        heard = self._copy.heard
+        confirmed = self._copy.confirmed
         self._times.hand_over()
-        await self._peer.adopt(Adopt(self._order.id, heard, outputs[heard:]))
+        await self._peer.adopt(Adopt(self._order.id, confirmed, outputs[confirmed:]))
         return SourceEvent.ADOPTED
 
     async def _ask_reader(self) -> SourceEvent:

@@ -17,7 +17,7 @@ class Times:
         self._since_adopted: float | None = None
 
     def freeze(self) -> None:
-        """The reader hears nothing more of the source."""
+        """The source publishes nothing more."""
         self._frozen = self._clock() if self._frozen is None else self._frozen
 
     def hand_over(self) -> None:
@@ -25,7 +25,7 @@ class Times:
         self._handed = self._clock() if self._handed is None else self._handed
 
     def release(self) -> None:
-        """The request is the target's, or the reader hears of the source again."""
+        """The request is the target's, or the source publishes again."""
         self._released = self._clock() if self._released is None else self._released
 
     def end(self) -> None:
@@ -33,7 +33,7 @@ class Times:
         self._ended = self._clock() if self._ended is None else self._ended
 
     def resumed(self, since_adopted_s: float) -> None:
-        """The target's first token came so many seconds after it had adopted the request."""
+        """The target's first token came `since_adopted_s` seconds after it had adopted the request."""
         self._since_adopted = since_adopted_s
 
     @property

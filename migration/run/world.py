@@ -1,4 +1,4 @@
-"""What a migration uses of the replica that it leaves, and how long it may take."""
+"""The parts of a replica that a migration uses, and the time limits of its activities."""
 
 from dataclasses import dataclass, field
 

@@ -43,7 +43,7 @@ class Conversation:
 
     @property
     def resubmissions(self) -> int:
-        """How often it was lost and submitted again."""
+        """Submissions to another replica after a loss so far."""
         return self.reader.resubmissions
 
     def deliver(self, output: Output) -> None:
@@ -61,7 +61,7 @@ class Conversation:
         self._ready.set()
 
     async def steps(self) -> AsyncIterator[tuple[int, ...]]:
-        """The tokens of each delivery, in order, until the output is over (`finish` says how).
+        """The tokens of each delivery, in order, until the output has its finish reason, `finish`.
 
         Raises:
             ApiError: it cannot be completed.

@@ -18,9 +18,9 @@ from policies.model import ReplicaId, RequestId
 
 RECONNECT_S = 0.05
 ROUTER_SKEW_S = 2.0
-"""How long a replica that is listed as running may be unknown to this process's router, or out of reach."""
+"""The longest time for which a listed replica may be unknown to this process's router, or out of reach."""
 _CALL_S = 5.0
-"""How long a replica may take to answer a call; its engine has no part in any of them."""
+"""Time limit of a call to a replica. Its engine has no part in any of them."""
 
 Answer = TypeVar("Answer")
 

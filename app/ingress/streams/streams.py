@@ -1,7 +1,7 @@
-"""The event streams of all replicas, and the readers of all requests: each word goes to its request's reader.
+"""The event streams of all replicas, and the readers of all requests: each event goes to its request's reader.
 
-One task per replica receives batches of words. `migration.protocol.reading` decides what follows from a word, its shell
-`migration.run.reader` does it, and the output goes to a `Conversation`.
+One task per replica receives batches of events. `migration.protocol.reading` decides, its shell `migration.run.reader`
+acts, and the output goes to a `Conversation`.
 """
 
 import asyncio
@@ -94,7 +94,7 @@ class Streams:
     # --- the replicas' streams ------------------------------------------------------------------------
 
     async def _read(self, replica: ReplicaId) -> None:
-        """Read one replica's words for as long as it is listed, over as many streams as that takes.
+        """Read one replica's events for as long as it is listed, over as many streams as that takes.
 
         When it dies, or cannot be reached for longer than a router lags behind, its requests continue elsewhere.
         """
@@ -135,7 +135,7 @@ class Streams:
             run.host_lost(replica, reason)
 
     def _reconnected(self, replica: ReplicaId) -> None:
-        """Words may have been lost between two streams."""
+        """Events may have been lost between two streams."""
         for run in list(self._live.values()):
             run.reconnected(replica)
 

@@ -7,14 +7,14 @@ no cause within the model may happen at any time: time-outs, leases that run out
 and a client that leaves.
 
 The shells' part is modelled as they do it: the messages to the target as `Moves` and `TargetRun` take them, the words
-to the reader by its own function `hear`. A copy's chunks and their results come in any number and order.
+to the reader by its own function `classify`. A copy's chunks and their results come in any number and order.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from migration.protocol import reader, source, target
-from migration.protocol.reader import TERM, ReaderCommand, ReaderEvent, ReaderState, hear
+from migration.protocol.reader import TERM, ReaderCommand, ReaderEvent, ReaderState, classify
 from migration.protocol.request import Delta, Doubt, Moved, Moving, StreamEvent
 from migration.protocol.source import SourceCommand, SourceEvent, SourceState
 from migration.protocol.target import TargetCommand, TargetEvent, TargetState
@@ -172,7 +172,7 @@ def at_reader(joint: Joint, event: ReaderEvent, speaker: str = "") -> Iterator[J
 
 def hears(joint: Joint, word: StreamEvent, speaker: str) -> Iterator[Joint]:
     """The reader hears a word; one that comes early waits in the air."""
-    event = hear(word, joint.hop, joint.settled)
+    event = classify(word, joint.hop, joint.settled)
     if event is not None:
         yield from at_reader(joint, event, speaker)
 

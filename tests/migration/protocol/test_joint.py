@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from migration.protocol import reader, source, target
-from migration.protocol.reader import ReaderCommand, ReaderEvent, ReaderState, hear
+from migration.protocol.reader import ReaderCommand, ReaderEvent, ReaderState, classify
 from migration.protocol.request import Delta
 from migration.protocol.source import SourceCommand, SourceEvent, SourceState
 from migration.protocol.target import TargetCommand, TargetEvent, TargetState
@@ -80,7 +80,7 @@ def test_claim_of_an_older_term_ends_with_its_next_word() -> None:
         for name, hop in (("source", 0), ("target", 1)):
             if name in joint.claims and joint.reader is not ReaderState.FINDING and (over or joint.hop > hop):
                 outdated += 1
-                event = ReaderEvent.OUTDATED if over else hear(Delta(R, hop, 0, ()), joint.hop, joint.settled)
+                event = ReaderEvent.OUTDATED if over else classify(Delta(R, hop, 0, ()), joint.hop, joint.settled)
                 assert event is not None
                 assert ReaderCommand.RELEASE_SPEAKER in reader.TABLE[joint.reader][event][1], joint
     assert outdated
@@ -103,7 +103,7 @@ def test_every_source_in_doubt_can_get_an_answer() -> None:
     for joint in joints():
         if joint.source is SourceState.DOUBT and joint.reader in (ReaderState.READING, ReaderState.MOVING):
             asked = SourceCommand.ASK_READER in source.TABLE[joint.source][SourceEvent.TIMEOUT][1]
-            event = hear(model.WORDS["doubt"], joint.hop, joint.settled)
+            event = classify(model.WORDS["doubt"], joint.hop, joint.settled)
             assert asked and event is not None
             answers = {ReaderCommand.KEEP_SOURCE, ReaderCommand.RELEASE_SPEAKER}
             assert answers & set(reader.TABLE[joint.reader][event][1]), joint
