@@ -7,11 +7,10 @@ from tests.style.sources import classes, modules, read
 
 SHARED: Mapping[str, frozenset[str]] = {
     "Boundaries": frozenset({"app/simulator/boundaries.py", "migration/estimates.py"}),
-    "Choice": frozenset({"migration/paths.py", "policies/rules/registry.py"}),
+    "Choice": frozenset({"policies/paths/choice.py", "policies/rules/registry.py"}),
     "Chunk": frozenset({"app/simulator/steps.py", "migration/protocol/messages.py"}),
     "Engine": frozenset({"app/simulator/engine.py", "deployments/engine/port.py"}),
     "Epoch": frozenset({"app/simulator/recorder.py", "deployments/recording.py"}),
-    "Limits": frozenset({"migration/run/world.py", "policies/decision/limits.py"}),
     "Moving": frozenset({"app/simulator/moving.py", "migration/protocol/request.py"}),
     "Order": frozenset({"app/simulator/order.py", "migration/run/source.py"}),
     "Outcome": frozenset({"app/simulator/observer.py", "migration/protocol/record.py"}),
@@ -20,7 +19,6 @@ SHARED: Mapping[str, frozenset[str]] = {
     "Replicas": frozenset({"app/simulator/replicas.py", "deployments/api.py"}),
     "Run": frozenset({"app/simulator/runs.py", "deployments/host.py"}),
     "Trace": frozenset({"app/simulator/workload.py", "policies/cluster/trail.py"}),
-    "World": frozenset({"app/simulator/world.py", "migration/run/world.py"}),
 }
 """Class names that still stand for several classes, with their modules. Entries may be removed, never added."""
 
