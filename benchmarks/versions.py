@@ -51,10 +51,8 @@ def main() -> None:
 
 
 def _compare(other: Path, count: int, streams: list[int], file: Path | None) -> None:
-    from benchmarks.serving import (  # Not at the top: an older version of it may lack these functions.
-        print_pairs,
-        write_pairs,
-    )
+    # Not at the top: a session imports the other version's `benchmarks`, which may lack these functions.
+    from benchmarks.serving import print_pairs, write_pairs
 
     here = Path(__file__).parents[1]
     pairs: dict[int, list[tuple[Load, Load]]] = {n: [] for n in streams}
