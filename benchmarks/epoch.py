@@ -122,7 +122,7 @@ class SyntheticReports:
         return PoolReport(pool, opened, self._closed, residents, tuple(changes.departed), changes.sizes)
 
     def carry_out(self, plan: Plan) -> None:
-        """Do what the plan says."""
+        """Apply the plan to the cluster."""
         for opening in plan.opened:
             self._opened.append(Status(opening.replica, ReplicaState.RUNNING, opening.node, CAPACITY))
         for move in plan.moves:

@@ -139,7 +139,7 @@ class SchedulerConfig(SchedulerSettings):
 
     @property
     def terms(self) -> Terms:
-        """What decisions are bound by."""
+        """The limits of decisions."""
         limits = Limits(
             moves_per_epoch=self.moves_per_epoch,
             cooldown_s=self.cooldown_s,

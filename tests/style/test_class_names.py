@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from tests.style.sources import classes, modules, read
 
 SHARED: Mapping[str, frozenset[str]] = {
-    "Boundaries": frozenset({"app/simulator/boundaries.py", "migration/estimates.py"}),
     "Choice": frozenset({"policies/paths/choice.py", "policies/rules/registry.py"}),
     "Chunk": frozenset({"app/simulator/steps.py", "migration/protocol/messages.py"}),
     "Engine": frozenset({"app/simulator/engine.py", "deployments/engine/port.py"}),
@@ -14,9 +13,7 @@ SHARED: Mapping[str, frozenset[str]] = {
     "Moving": frozenset({"app/simulator/moving.py", "migration/protocol/request.py"}),
     "Order": frozenset({"app/simulator/order.py", "migration/run/source.py"}),
     "Outcome": frozenset({"app/simulator/observer.py", "migration/protocol/record.py"}),
-    "Placement": frozenset({"policies/decision/ledger.py", "policies/plan.py"}),
     "Recorder": frozenset({"app/simulator/recorder.py", "deployments/recording.py"}),
-    "Replicas": frozenset({"app/simulator/replicas.py", "deployments/api.py"}),
     "Run": frozenset({"app/simulator/runs.py", "deployments/host.py"}),
     "Trace": frozenset({"app/simulator/workload.py", "policies/cluster/trail.py"}),
 }

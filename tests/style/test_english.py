@@ -41,10 +41,6 @@ NOT_YET: tuple[str, ...] = (
     "deployments/stubs.py",
     "deployments/telemetry.py",
     "deployments/transports.py",
-    "migration/beliefs.py",
-    "migration/estimates.py",
-    "migration/lines.py",
-    "migration/paths.py",
     "migration/recent.py",
     "policies/",
 )
