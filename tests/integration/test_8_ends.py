@@ -27,6 +27,7 @@ from deployments.processes.table import (
     ProcessIdentity,
     command_line,
     descendants,
+    entry_of,
     is_running,
     running,
 )
@@ -92,7 +93,9 @@ class Run:
 
     def kill(self, *names: str) -> None:
         """SIGKILL to those of its processes, as quickly as can be."""
-        for entry in [e for name in names for e in self.below() if called(e, name)]:
+        itself = filter(None, [entry_of(self.process.pid)])
+        below = [*self.below(), *itself]
+        for entry in [e for name in names for e in below if called(e, name)]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(entry.pid, signal.SIGKILL)
 
