@@ -1,4 +1,4 @@
-"""What is remembered of things without end: the newest of them."""
+"""A bounded memory of the newest entries."""
 
 from collections import OrderedDict
 from typing import TypeVar
@@ -8,7 +8,7 @@ Value = TypeVar("Value")
 
 
 class Recent(OrderedDict[Key, Value]):
-    """A dictionary of at most `most` members, which forgets what came first. Replacing a member is not coming."""
+    """A dictionary of at most `most` entries. It evicts in insertion order; overwriting a key does not refresh it."""
 
     def __init__(self, most: int) -> None:
         super().__init__()
