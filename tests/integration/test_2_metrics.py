@@ -11,6 +11,9 @@ from tests.integration.test_1_migration import moved
 
 DOCUMENTED = re.findall(r"^\| `(mell_\w+)` \|", (ROOT / "docs/metrics.md").read_text(), re.MULTILINE)
 
+OUTPUT = 600
+"""Tokens of an answer that runs for longer than an order to move it takes on a busy machine."""
+
 
 def replicas(samples: Iterable[Metric]) -> set[str]:
     return {sample.labels["replica"] for family in samples for sample in family.samples}
@@ -19,7 +22,7 @@ def replicas(samples: Iterable[Metric]) -> set[str]:
 async def test_metrics_tell_what_has_happened(application: Application) -> None:
     async with application.client() as client:
         before = await client.metrics()
-        _, records = await moved(client, "metered", prompt(300, "metered"), 60, [20], ["kv"])
+        _, records = await moved(client, "metered", prompt(300, "metered"), OUTPUT, [20], ["kv"])
         assert [record["outcome"] for record in records] == ["committed"]
         await client.http.post("/v1/completions", json={"prompt": 5})
         await client.idle()
@@ -32,9 +35,11 @@ async def test_metrics_tell_what_has_happened(application: Application) -> None:
     assert {name.removesuffix("_total") for name in DOCUMENTED} <= after.keys()
     assert more("mell_requests_total", endpoint="completions", outcome="length") == 1
     assert more("mell_requests_total", endpoint="completions", outcome="invalid_value") == 1
-    assert (more("mell_request_prompt_tokens_total"), more("mell_request_completion_tokens_total")) == (300, 60)
+    assert (more("mell_request_prompt_tokens_total"), more("mell_request_completion_tokens_total")) == (300, OUTPUT)
     assert more("mell_request_ttft_seconds_count") == 1
-    assert 30 < more("mell_request_itl_seconds_count") < 60, "steps that come together after a pause are one"
+    assert OUTPUT / 2 < more("mell_request_itl_seconds_count") < OUTPUT, (
+        "steps that come together after a pause are one"
+    )
     assert more("mell_migrations_total", path="kv", outcome="committed") == 1
     assert more("mell_migration_pause_seconds_count", path="kv") == 1
     assert more("mell_migration_bytes_total") == records[0]["bytes"] > 0
@@ -42,4 +47,4 @@ async def test_metrics_tell_what_has_happened(application: Application) -> None:
     assert (total(after, "mell_requests_running"), total(after, "mell_requests_lost_total")) == (0, 0)
     assert total(after, "mell_metrics_unreachable") == 0
     assert len(replicas(family for name, family in after.items() if name.startswith("vllm:"))) == 2
-    assert more("vllm:generation_tokens_total") >= 60
+    assert more("vllm:generation_tokens_total") >= OUTPUT
