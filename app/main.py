@@ -107,7 +107,7 @@ def _listed_keys(file: str | None) -> tuple[ApiKey, ...]:
 
 
 def _engine_deployment(settings: Settings) -> Any:
-    from deployments.replica import EngineReplica
+    from deployments.replica.deployment import EngineReplica
 
     config = settings.deployment_config
     scaling = config.autoscaling_config
@@ -125,7 +125,7 @@ def _engine_deployment(settings: Settings) -> Any:
         graceful_shutdown_timeout_s=config.graceful_shutdown_timeout_s,
         health_check_period_s=config.health_check_period_s,
         health_check_timeout_s=config.health_check_timeout_s,
-        request_router_config=RequestRouterConfig(request_router_class="deployments.routing:TargetRouter"),
+        request_router_config=RequestRouterConfig(request_router_class="deployments.serve.routing:TargetRouter"),
         autoscaling_config=_autoscaling(scaling),
     )
 
@@ -139,7 +139,7 @@ def _autoscaling(scaling: AutoscalingSettings) -> AutoscalingConfig:
         "max_replicas": scaling.max_replicas,
     }
     if not by_serve:
-        policy = AutoscalingPolicy(policy_function="deployments.scaling:MirrorWanted", policy_kwargs={"app": APP})
+        policy = AutoscalingPolicy(policy_function="deployments.serve.scaling:MirrorWanted", policy_kwargs={"app": APP})
         return AutoscalingConfig(**bounds, upscale_delay_s=0, downscale_delay_s=0, policy=policy)
     return AutoscalingConfig(
         **bounds,
@@ -147,12 +147,12 @@ def _autoscaling(scaling: AutoscalingSettings) -> AutoscalingConfig:
         upscale_delay_s=scaling.upscale_delay_s,
         downscale_delay_s=scaling.downscale_delay_s,
         metrics_interval_s=_METRICS_S,
-        policy=AutoscalingPolicy(policy_function="deployments.scaling:CountRequests"),
+        policy=AutoscalingPolicy(policy_function="deployments.serve.scaling:CountRequests"),
     )
 
 
 def _scheduler_deployment(settings: Settings) -> Any:
-    from deployments.scheduler import EpochScheduler
+    from deployments.scheduler.deployment import EpochScheduler
 
     return serve.deployment(
         EpochScheduler,

@@ -21,7 +21,7 @@ from benchmarks.ports import (
     pieces,
 )
 from deployments.config import MigrationSettings
-from deployments.transports import make_transport
+from deployments.replica.transports import make_transport
 from migration.kv.staging import HEADER
 from migration.protocol.messages import Adopt, Chunk, PathRequest, Prepare, Prepared, SlotRef
 from migration.protocol.record import Outcome

@@ -128,7 +128,7 @@ class NcclReplica:
 
     def __init__(self, slot_bytes: int) -> None:
         from deployments.config import MigrationSettings
-        from deployments.transports import make_slots, make_transport
+        from deployments.replica.transports import make_slots, make_transport
 
         config = MigrationSettings(transport="nccl", slot_mib=slot_bytes >> 20, transfer_timeout_s=60)
         self._transport, self._slots, self._size = make_transport(config), make_slots(config), HEADER + slot_bytes

@@ -111,7 +111,7 @@ async def _serve(options: argparse.Namespace) -> RemovalResult:
     from ray.serve._private.common import DeploymentID
 
     from deployments.engine.paced import PacedEngine
-    from deployments.retirement import controller
+    from deployments.serve.retirement import controller
     from migration.protocol.request import Sampling
 
     class Plain:

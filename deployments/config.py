@@ -13,7 +13,7 @@ from policies.paths.estimates import Boundaries
 from policies.rules.registry import policy
 
 ON_HOST, ON_GPU = ("shared", "collective"), ("cuda_ipc", "nccl")
-"""Transports of slots in host memory and in GPU memory; `deployments.transports` makes them."""
+"""Transports of slots in host memory and in GPU memory; `deployments.replica.transports` makes them."""
 
 
 class SettingsSection(BaseModel):

@@ -27,15 +27,15 @@ from app.ingress.telemetry.requests import RequestTelemetry
 from app.ingress.telemetry.scrape import MetricsCollector
 from app.ingress.telemetry.tracing import NO_TRACER, KeepHttpScope, Tracer
 from app.versions import VERSION, installed_version
-from deployments.api import MetricsApi
+from deployments.api.calls import MoveAnswer, MoveRejected
+from deployments.api.protocols import MetricsApi
+from deployments.api.stubs import SchedulerStub, ServeSchedulerClient, engines, ingresses
 from deployments.config import Topology
-from deployments.control import MoveAnswer, MoveRejected
-from deployments.exposition import Family
-from deployments.heap import freeze_heap
-from deployments.membership import Membership, ServeMembership
+from deployments.metrics.exposition import Family
 from deployments.processes.guard import start_guard
-from deployments.routing import own_id
-from deployments.stubs import SchedulerStub, ServeSchedulerClient, engines, ingresses
+from deployments.processes.heap import freeze_heap
+from deployments.serve.membership import Membership, ServeMembership
+from deployments.serve.routing import own_id
 from migration.protocol.messages import PathRequest
 from migration.protocol.request import IngressId
 from policies.model import ReplicaId

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.simulator.errors import BadInput
-from deployments.recording import Epoch, PlacedCall, read_recording
+from deployments.scheduler.recording import Epoch, PlacedCall, read_recording
 from policies.decision.deciding import SchedulerMemory, decide, order_by_hand, place
 
 

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Callable, Collection
 from typing import Any
 
-from deployments.membership import Membership
-from deployments.report import ReplicaReport
+from deployments.api.report import ReplicaReport
+from deployments.serve.membership import Membership
 from migration.protocol.record import MigrationRecord
 from migration.run.source import Order
 from policies.model import Blocks, ReplicaId, ReplicaLoad, ReplicaState, RequestLoad, Tokens

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from deployments.cancellation import CalleeCancelled, callee_cancelled
 from deployments.engine.counted import CachedCount
-from deployments.routing import _peer_errors
+from deployments.serve.cancellation import CalleeCancelled, callee_cancelled
+from deployments.serve.routing import _peer_errors
 from migration.errors import PeerLost
 from policies.model import ReplicaId
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from deployments.engine.port import Tie
-from deployments.replica import EngineReplica
+from deployments.replica.deployment import EngineReplica
 from migration import errors
 from migration.errors import MigrationError, PeerLost, Refused, Stopping, TransferFailed, TransferTimeout
 from migration.protocol.messages import PathRequest

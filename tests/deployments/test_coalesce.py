@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from deployments.coalesce import Coalescer
+from deployments.serve.coalesce import Coalescer
 
 pytestmark = pytest.mark.virtual_time
 

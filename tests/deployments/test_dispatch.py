@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from deployments.dispatch import Dispatch
+from deployments.scheduler.dispatch import Dispatch
 from migration.errors import PeerLost, Refused
 from migration.protocol.messages import PathRequest
 from migration.protocol.record import MigrationRecord, Outcome

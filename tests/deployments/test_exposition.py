@@ -3,7 +3,7 @@
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
-from deployments.exposition import Family, expose, merge
+from deployments.metrics.exposition import Family, expose, merge
 
 
 def counted(replica: str, times: int) -> tuple[Family, ...]:

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.gatherer import PROBE_S, SILENCE_S, SPACING_S, EngineReporters, Gatherer
-from deployments.report import ReplicaReport
+from deployments.api.report import ReplicaReport
+from deployments.scheduler.gatherer import PROBE_S, SILENCE_S, SPACING_S, EngineReporters, Gatherer
 from migration.errors import PeerLost, Refused
 from policies.causes import Cause
 from policies.cluster.changes import Arrival

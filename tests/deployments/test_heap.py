@@ -2,7 +2,7 @@
 
 import gc
 
-from deployments.heap import freeze_heap
+from deployments.processes.heap import freeze_heap
 
 
 def test_what_is_there_is_frozen_and_what_comes_is_collected() -> None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from deployments.engine.port import EngineDead, Generated, InvalidRequest, Tie
-from deployments.host import RequestHost, Run, queued_keys
-from deployments.outbox import Outboxes
+from deployments.replica.host import RequestHost, Run, queued_keys
+from deployments.replica.outbox import Outboxes
 from migration.errors import Refused, RequestGone
 from migration.protocol.messages import Fingerprint, PathRequest, Prepare
 from migration.protocol.request import Delta, IngressId, Lost, Moving, Sampling, StreamEvent

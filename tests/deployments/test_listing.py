@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from deployments.listing import ServeListing
+from deployments.scheduler.listing import ServeListing
 from policies.model import ReplicaId, ReplicaState
 from tests.deployments.fakes import make_report
 
@@ -32,7 +32,7 @@ class Word(Enum):
 async def listed(monkeypatch: pytest.MonkeyPatch, **states: Any) -> ServeListing:
     """What Serve's controller has said."""
     listing = ServeListing("app", 1.0)
-    monkeypatch.setattr("deployments.listing.controller", lambda: Details(**states))
+    monkeypatch.setattr("deployments.scheduler.listing.controller", lambda: Details(**states))
     await listing.refresh()
     return listing
 
@@ -79,7 +79,7 @@ async def test_a_stopping_replica_still_serves(monkeypatch: pytest.MonkeyPatch) 
 
 async def test_while_the_controller_is_away_its_last_list_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     listing = await listed(monkeypatch, x="STARTING")
-    monkeypatch.setattr("deployments.listing.controller", lambda: None)
+    monkeypatch.setattr("deployments.scheduler.listing.controller", lambda: None)
     await listing.refresh()
     assert listing.listed and listing.knows(ReplicaId("x"))
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from deployments.engine.tokens import expected
-from deployments.moves import Moves
+from deployments.replica.moves import Moves
 from migration.errors import Refused, RequestGone, TransferFailed
 from migration.ports import Slot
 from migration.protocol.messages import Adopt, Chunk, PathRequest, Prepare, SlotRef

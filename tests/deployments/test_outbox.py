@@ -5,7 +5,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from deployments.outbox import Batch, Outboxes
+from deployments.api.calls import Batch
+from deployments.replica.outbox import Outboxes
 from migration.protocol.request import Delta, IngressId
 from policies.model import RequestId
 
@@ -58,7 +59,7 @@ async def test_reader_is_woken_by_what_is_published_later() -> None:
 async def test_a_reader_to_whom_there_is_nothing_to_tell_hears_that_the_replica_lives(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("deployments.outbox.HEARTBEAT_S", 0.01)
+    monkeypatch.setattr("deployments.replica.outbox.HEARTBEAT_S", 0.01)
     boxes = Outboxes(Clock())
     stream = await connect(boxes)
     async with asyncio.timeout(5):

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from deployments.rehearsal import LOG_EVERY_S, Rehearsal, said
-from deployments.telemetry import Telemetry
+from deployments.metrics.telemetry import Telemetry
+from deployments.scheduler.rehearsal import LOG_EVERY_S, Rehearsal, said
 from policies.decision.limits import LiveLimits, Mode, Terms
 from policies.decision.memory import PoolMemory
 from policies.decision.shadow import DryRun, Shadow

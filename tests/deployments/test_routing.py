@@ -11,7 +11,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import ReplicaUnavailableError
 
-from deployments.routing import ReplicaHandles, TargetRouter, Unrouted, _peer_errors
+from deployments.serve.routing import ReplicaHandles, TargetRouter, Unrouted, _peer_errors
 from migration.errors import PeerLost, Refused
 from policies.causes import Cause
 from policies.model import ReplicaId

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from deployments import scaler
-from deployments.scaler import ServeScaler
-from deployments.scaling import Wanted
+from deployments.scheduler import scaler
+from deployments.scheduler.scaler import ServeScaler
+from deployments.serve.scaling import Wanted
 from migration.errors import PeerLost, Refused
 from policies.causes import Cause
 from policies.model import ReplicaId, ReplicaState

@@ -7,8 +7,16 @@ import pytest
 from ray.serve._private.common import DeploymentID, ReplicaState
 from ray.serve.config import AutoscalingConfig, AutoscalingContext
 
-from deployments import scaling
-from deployments.scaling import STALE_S, CountRequests, MirrorWanted, Wanted, read_wanted, stop_exactly, write_wanted
+from deployments.serve import scaling
+from deployments.serve.scaling import (
+    STALE_S,
+    CountRequests,
+    MirrorWanted,
+    Wanted,
+    read_wanted,
+    stop_exactly,
+    write_wanted,
+)
 
 
 @pytest.fixture(autouse=True)

@@ -9,16 +9,15 @@ from typing import Any
 import pytest
 
 from app.simulator.replay import play
-from deployments.calls import PlaceCall
+from deployments.api.calls import MoveAccepted, MoveRejected, PlaceCall
+from deployments.api.report import ReplicaReport
 from deployments.config import SchedulerConfig
-from deployments.control import MoveAccepted, MoveRejected
-from deployments.epochs import EARLIEST_S
-from deployments.exposition import merge
-from deployments.recording import Recorder, read_recording
-from deployments.records import KEPT
-from deployments.report import ReplicaReport
-from deployments.scheduler import EpochScheduler
-from deployments.telemetry import Telemetry
+from deployments.metrics.exposition import merge
+from deployments.metrics.telemetry import Telemetry
+from deployments.scheduler.deployment import EpochScheduler
+from deployments.scheduler.epochs import EARLIEST_S
+from deployments.scheduler.recording import Recorder, read_recording
+from deployments.scheduler.records import KEPT
 from migration.errors import PeerLost, Refused, RequestGone
 from migration.protocol.messages import PathRequest
 from migration.protocol.record import MigrationRecord, Outcome

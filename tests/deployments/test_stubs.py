@@ -8,18 +8,18 @@ from typing import Any, cast
 import pytest
 
 from app.ingress.deployment import IngressReplica
-from deployments.api import EngineApi, MetricsApi, SchedulerApi
-from deployments.cancellation import CalleeCancelled
-from deployments.replica import EngineReplica
-from deployments.routing import ReplicaHandles
-from deployments.scheduler import EpochScheduler
-from deployments.stubs import (
+from deployments.api.protocols import EngineApi, MetricsApi, SchedulerApi
+from deployments.api.stubs import (
     EngineStub,
     IngressStub,
     SchedulerStub,
     ServeReplicas,
     ServeSchedulerClient,
 )
+from deployments.replica.deployment import EngineReplica
+from deployments.scheduler.deployment import EpochScheduler
+from deployments.serve.cancellation import CalleeCancelled
+from deployments.serve.routing import ReplicaHandles
 from policies.model import ReplicaId
 
 pytestmark = pytest.mark.virtual_time

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from deployments.exposition import merge
-from deployments.telemetry import Telemetry
+from deployments.metrics.exposition import merge
+from deployments.metrics.telemetry import Telemetry
 from migration.protocol.record import MigrationRecord, Outcome
 from policies.decision.shadow import DryRun
 from policies.model import Blocks, Bytes, ReplicaId, ReplicaLoad, ReplicaState, RequestId, Tokens

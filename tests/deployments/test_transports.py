@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from deployments.config import ON_GPU, ON_HOST, MigrationSettings
-from deployments.transports import make_slots, make_transport
+from deployments.replica.transports import make_slots, make_transport
 from migration.errors import TransferFailed
 from migration.kv.device import DeviceSlot
 from migration.protocol.messages import SlotRef

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from app.ingress.telemetry.requests import RequestTelemetry
 from app.ingress.telemetry.scrape import scrape
-from deployments.telemetry import Telemetry
+from deployments.metrics.telemetry import Telemetry
 from docs.make.dashboard import PAGE, page
 from policies.decision.shadow import DryRun
 from policies.model import Tokens

@@ -31,7 +31,7 @@ class Replica:
 
     def __init__(self, name: str) -> None:
         from deployments.config import MigrationSettings
-        from deployments.transports import make_slots, make_transport
+        from deployments.replica.transports import make_slots, make_transport
 
         config = MigrationSettings(transport="nccl", transfer_timeout_s=LIMIT_S, slot_mib=8)
         self._name = ReplicaId(name)

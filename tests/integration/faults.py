@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from deployments.config import MigrationSettings
-from deployments.moves import Moves
-from deployments.transports import make_transport
+from deployments.replica.moves import Moves
+from deployments.replica.transports import make_transport
 from migration.errors import TransferFailed
 from migration.kv.staging import HEADER, Segments
 from migration.ports import Slot, Transport

@@ -15,7 +15,7 @@ import yaml
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ServeDeploySchema
 
-from deployments.retirement import controller
+from deployments.serve.retirement import controller
 from tests.integration.application import Application
 
 

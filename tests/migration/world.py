@@ -5,9 +5,9 @@ import random
 import time
 from dataclasses import dataclass, field
 
-from deployments.host import RequestHost
-from deployments.moves import Moves
-from deployments.outbox import Outboxes
+from deployments.replica.host import RequestHost
+from deployments.replica.moves import Moves
+from deployments.replica.outbox import Outboxes
 from migration.ports import Transport
 from migration.protocol.cursor import Cursor
 from migration.protocol.messages import Adopt, Chunk, PathRequest, Prepare, Prepared

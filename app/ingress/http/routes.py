@@ -33,7 +33,7 @@ from app.ingress.streams.conversation import opened
 from app.ingress.streams.streams import Streams
 from app.ingress.telemetry.requests import CLIENT_CLOSED_STATUS, RequestObserver, RequestTelemetry
 from app.ingress.telemetry.scrape import CONTENT_TYPE
-from deployments.control import MoveAccepted, MoveAnswer
+from deployments.api.calls import MoveAccepted, MoveAnswer
 from migration.protocol.messages import PathRequest
 from migration.protocol.request import IngressId
 from policies.model import RequestId

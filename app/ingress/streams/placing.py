@@ -5,10 +5,10 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 
-from deployments.api import PlacingApi, SchedulerClient
-from deployments.calls import PlaceCall
-from deployments.coalesce import Coalescer
-from deployments.membership import Membership
+from deployments.api.calls import PlaceCall
+from deployments.api.protocols import PlacingApi, SchedulerClient
+from deployments.serve.coalesce import Coalescer
+from deployments.serve.membership import Membership
 from migration.protocol.request import RequestSpec
 from policies.cluster.changes import Arrival
 from policies.decision.placement import Decision, Place, Queue, least_loaded

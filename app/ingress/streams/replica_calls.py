@@ -7,10 +7,10 @@ from collections.abc import Set as AbstractSet
 from typing import TypeVar
 
 from app.ingress.streams.placing import Placer
-from deployments.api import RemoteReplicas, ServingApi
-from deployments.calls import Submission
-from deployments.coalesce import Coalescer
-from deployments.routing import Unrouted
+from deployments.api.calls import Submission
+from deployments.api.protocols import RemoteReplicas, ServingApi
+from deployments.serve.coalesce import Coalescer
+from deployments.serve.routing import Unrouted
 from migration.errors import PeerLost
 from migration.ports import Clock
 from migration.protocol.request import RequestSpec

@@ -15,9 +15,9 @@ from app.ingress.streams.conversation import Conversation, to_error
 from app.ingress.streams.placing import Placer
 from app.ingress.streams.replica_calls import RECONNECT_S, ROUTER_SKEW_S, EngineCalls
 from app.ingress.telemetry.tracing import NO_TRACER, Tracer
-from deployments.api import NoticeApi, RemoteReplicas, SchedulerClient, ServingApi
-from deployments.membership import Membership
-from deployments.routing import Unrouted
+from deployments.api.protocols import NoticeApi, RemoteReplicas, SchedulerClient, ServingApi
+from deployments.serve.membership import Membership
+from deployments.serve.routing import Unrouted
 from migration.errors import MigrationError, PeerLost
 from migration.ports import Clock
 from migration.protocol.reading import Reader, SegmentOrigin

@@ -20,8 +20,8 @@ from starlette.requests import ClientDisconnect
 
 from app.ingress.errors import ApiError
 from app.ingress.telemetry.tracing import NO_TRACER, Tracer
-from deployments import instruments
-from deployments.exposition import Family, expose
+from deployments.metrics import instruments
+from deployments.metrics.exposition import Family, expose
 
 log = logging.getLogger("ray.serve.mell.request")
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, Gauge
 
-from deployments.api import MetricsApi, RemoteReplicas, SchedulerClient
-from deployments.exposition import Family, expose, merge
-from deployments.membership import Membership
+from deployments.api.protocols import MetricsApi, RemoteReplicas, SchedulerClient
+from deployments.metrics.exposition import Family, expose, merge
+from deployments.serve.membership import Membership
 from policies.model import ReplicaId
 
 log = logging.getLogger("ray.serve")

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from deployments.report import ReplicaReport
+from deployments.api.report import ReplicaReport
 from migration.protocol.record import MigrationRecord, Outcome
 from policies.model import Blocks, Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestId, RequestLoad, Tokens
 from policies.plan import Path, Reason

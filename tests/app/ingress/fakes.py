@@ -21,12 +21,10 @@ from app.ingress.streams.conversation import Conversation
 from app.ingress.streams.placing import Placer
 from app.ingress.streams.streams import Streams
 from app.ingress.telemetry.requests import RequestTelemetry
-from deployments.calls import PlaceCall, Submission
-from deployments.control import MoveAccepted, MoveAnswer, MoveRejected
+from deployments.api.calls import Batch, MoveAccepted, MoveAnswer, MoveRejected, PlaceCall, Submission
 from deployments.engine.port import Generated, Tie
-from deployments.moves import Moves
-from deployments.outbox import Batch
-from deployments.routing import Unrouted
+from deployments.replica.moves import Moves
+from deployments.serve.routing import Unrouted
 from migration.errors import PeerLost, Refused
 from migration.protocol.messages import PathRequest
 from migration.protocol.record import MigrationRecord

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from app.ingress.openai.model import Model
-from deployments.control import MoveAccepted, MoveAnswer, MoveRejected
-from deployments.report import ReplicaReport
+from deployments.api.calls import MoveAccepted, MoveAnswer, MoveRejected
+from deployments.api.report import ReplicaReport
 from migration.protocol.messages import PathRequest
 from migration.protocol.record import MigrationRecord, Outcome
 from policies.model import Blocks, Bytes, Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestId, RequestLoad, Tokens

@@ -6,7 +6,7 @@ import pytest
 
 from app.simulator.__main__ import BAD_INPUT, DIFFERENT, main
 from app.simulator.replay import replay
-from deployments.recording import Epoch, PlacedCall, Recorder
+from deployments.scheduler.recording import Epoch, PlacedCall, Recorder
 from policies.cluster.changes import Arrival
 from policies.decision.deciding import SchedulerMemory, decide, place
 from policies.decision.limits import Limits, LiveLimits, Terms

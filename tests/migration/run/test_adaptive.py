@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from deployments.config import MigrationSettings
-from deployments.dispatch import reported
 from deployments.engine.port import Generated
+from deployments.scheduler.dispatch import reported
 from migration.protocol.messages import ONLY, PathRequest
 from migration.protocol.record import MigrationRecord, Outcome
 from migration.protocol.request import Sampling

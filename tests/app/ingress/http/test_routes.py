@@ -9,7 +9,7 @@ import pytest
 
 from app.ingress.http.routes import MAX_LABEL, read_label
 from app.ingress.openai.model import Model
-from deployments.control import MoveAccepted, MoveRejected
+from deployments.api.calls import MoveAccepted, MoveRejected
 from deployments.engine.tokens import expected
 from migration.protocol.messages import PathRequest
 from tests.app.ingress.fakes import PROMPT, Api, Exchange, body, events, eventually, make_api, make_service

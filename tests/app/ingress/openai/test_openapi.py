@@ -17,7 +17,7 @@ from app.ingress.openai.description import described
 from app.ingress.openai.description.openapi import document, models
 from app.ingress.openai.description.operations import OPERATIONS, Access, Operation
 from app.ingress.openai.model import Model
-from deployments.control import MoveAccepted, MoveRejected
+from deployments.api.calls import MoveAccepted, MoveRejected
 from migration.protocol.record import Outcome
 from tests.app.ingress.fakes import MESSAGES, Api, make_api
 from tests.app.ingress.openai.conformance import BY_ID, check, fits

@@ -23,7 +23,7 @@ from app.ingress.openai.model import Model
 from app.ingress.openai.requests.template import ChatTemplate
 from app.ingress.openai.requests.tools import Tool, schema_of_calls
 from app.ingress.streams.conversation import Conversation, Opened
-from deployments.host import RequestHost
+from deployments.replica.host import RequestHost
 from migration.protocol.reading import Output, Reader
 from migration.protocol.request import Structured
 from tests.app.ingress.fakes import MESSAGES, Api, events, eventually, make_api, make_service

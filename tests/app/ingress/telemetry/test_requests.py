@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect
 
 from app.ingress.errors import ApiError
 from app.ingress.telemetry.requests import RequestTelemetry
-from deployments.exposition import merge
+from deployments.metrics.exposition import merge
 from tests.deployments.test_exposition import parsed
 
 

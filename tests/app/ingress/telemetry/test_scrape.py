@@ -8,8 +8,8 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 
 from app.ingress.telemetry.scrape import MetricsCollector, ScrapeTarget, scrape
-from deployments.api import MetricsApi
-from deployments.exposition import Family, expose
+from deployments.api.protocols import MetricsApi
+from deployments.metrics.exposition import Family, expose
 from migration.errors import PeerLost
 from policies.model import ReplicaId
 from tests.deployments.fakes import FakeMembership

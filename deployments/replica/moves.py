@@ -5,7 +5,7 @@ import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable
 
-from deployments.host import RequestHost
+from deployments.replica.host import RequestHost
 from migration.errors import Refused
 from migration.ports import Peer
 from migration.protocol.messages import Adopt, Chunk, Prepare, Prepared

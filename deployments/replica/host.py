@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from deployments.engine.port import Engine, EngineDead, Generated, InvalidRequest, Tie
-from deployments.outbox import Outboxes
+from deployments.replica.outbox import Outboxes
 from migration.errors import Refused, RequestGone, Stopping
 from migration.ports import Clock, Hosted
 from migration.protocol.messages import Prepare

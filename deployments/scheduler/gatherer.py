@@ -11,10 +11,10 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
-from deployments.api import ControlApi, RemoteReplicas
-from deployments.listing import Listing
-from deployments.membership import Membership
-from deployments.report import ReplicaReport
+from deployments.api.protocols import ControlApi, RemoteReplicas
+from deployments.api.report import ReplicaReport
+from deployments.scheduler.listing import Listing
+from deployments.serve.membership import Membership
 from migration.errors import PeerLost, Refused
 from migration.ports import Clock
 from policies.model import ReplicaId

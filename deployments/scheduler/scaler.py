@@ -12,11 +12,11 @@ from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Protocol
 
-from deployments.api import ControlApi, RemoteReplicas
-from deployments.listing import Listing
-from deployments.report import ReplicaReport
-from deployments.retirement import generation, retire
-from deployments.scaling import Wanted, read_wanted, write_wanted
+from deployments.api.protocols import ControlApi, RemoteReplicas
+from deployments.api.report import ReplicaReport
+from deployments.scheduler.listing import Listing
+from deployments.serve.retirement import generation, retire
+from deployments.serve.scaling import Wanted, read_wanted, write_wanted
 from migration.errors import MigrationError, Refused
 from migration.ports import Clock
 from policies.causes import Cause

@@ -12,27 +12,26 @@ from http import HTTPStatus
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
-from deployments.api import ControlApi, RemoteReplicas, SchedulerApi
-from deployments.calls import PlaceCall
+from deployments.api.calls import MoveAccepted, MoveAnswer, MoveRejected, PlaceCall
+from deployments.api.protocols import ControlApi, RemoteReplicas, SchedulerApi
+from deployments.api.report import ReplicaReport
+from deployments.api.stubs import engines
 from deployments.config import SchedulerConfig, Topology
-from deployments.control import MoveAccepted, MoveAnswer, MoveRejected
-from deployments.dispatch import Dispatch
-from deployments.epochs import Epochs
-from deployments.exposition import Family
-from deployments.fencing import next_fence
-from deployments.gatherer import EngineReporters, Gatherer
-from deployments.heap import freeze_heap
-from deployments.listing import Listing, ServeListing
-from deployments.membership import Membership, ServeMembership
+from deployments.metrics.exposition import Family
+from deployments.metrics.telemetry import Telemetry
 from deployments.processes.guard import start_guard
-from deployments.recording import Recorder
-from deployments.records import Records
-from deployments.rehearsal import Rehearsal
-from deployments.report import ReplicaReport
-from deployments.routing import own_id
-from deployments.scaler import Scaler, ServeScaler
-from deployments.stubs import engines
-from deployments.telemetry import Telemetry
+from deployments.processes.heap import freeze_heap
+from deployments.scheduler.dispatch import Dispatch
+from deployments.scheduler.epochs import Epochs
+from deployments.scheduler.fencing import next_fence
+from deployments.scheduler.gatherer import EngineReporters, Gatherer
+from deployments.scheduler.listing import Listing, ServeListing
+from deployments.scheduler.recording import Recorder
+from deployments.scheduler.records import Records
+from deployments.scheduler.rehearsal import Rehearsal
+from deployments.scheduler.scaler import Scaler, ServeScaler
+from deployments.serve.membership import Membership, ServeMembership
+from deployments.serve.routing import own_id
 from migration.errors import MigrationError, PeerLost
 from migration.ports import Clock
 from migration.protocol.messages import ONLY, PathRequest

@@ -7,10 +7,9 @@ token; here everything that is published before the stream is next polled travel
 import asyncio
 from collections.abc import AsyncIterator
 
+from deployments.api.calls import Batch
 from migration.ports import Clock
 from migration.protocol.request import IngressId, StreamEvent
-
-Batch = tuple[StreamEvent, ...]
 
 HEARTBEAT_S = 1.0
 """The longest that a living replica leaves a reader without a word."""

@@ -10,23 +10,23 @@ from typing import TYPE_CHECKING, Any
 import ray
 from prometheus_client import REGISTRY
 
-from deployments.api import EngineApi
-from deployments.calls import Submission
+from deployments.api.calls import Batch, Submission
+from deployments.api.protocols import EngineApi
+from deployments.api.report import ReplicaReport
+from deployments.api.stubs import ServeSchedulerClient, engines
 from deployments.config import EngineConfig, MigrationSettings, Topology
 from deployments.engine.port import Engine, EngineDead
-from deployments.exposition import Family, expose
-from deployments.heap import freeze_heap
-from deployments.host import RequestHost
-from deployments.membership import Membership, ServeMembership
-from deployments.moves import Moves
-from deployments.outbox import Batch, Outboxes
-from deployments.peer import ServePeer
+from deployments.metrics.exposition import Family, expose
 from deployments.processes.guard import start_guard
-from deployments.report import ReplicaReport
-from deployments.routing import own_id, own_node
-from deployments.scaling import REQUESTS
-from deployments.stubs import ServeSchedulerClient, engines
-from deployments.transports import make_slots, make_transport
+from deployments.processes.heap import freeze_heap
+from deployments.replica.host import RequestHost
+from deployments.replica.moves import Moves
+from deployments.replica.outbox import Outboxes
+from deployments.replica.peer import ServePeer
+from deployments.replica.transports import make_slots, make_transport
+from deployments.serve.membership import Membership, ServeMembership
+from deployments.serve.routing import own_id, own_node
+from deployments.serve.scaling import REQUESTS
 from migration.errors import Refused, Stopping
 from migration.protocol.messages import Adopt, Chunk, Prepare, Prepared
 from migration.protocol.record import MigrationRecord
@@ -108,7 +108,7 @@ class EngineReplica:
         await self._engine.check_health()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """For Serve's own autoscaler, where that is used: see `deployments.scaling.CountRequests`."""
+        """For Serve's own autoscaler, where that is used: see `deployments.serve.scaling.CountRequests`."""
         return {REQUESTS: float(sum(1 for _ in self._host.loads()))}
 
     async def __del__(self) -> None:

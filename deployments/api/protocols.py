@@ -1,17 +1,15 @@
-"""What the deployments offer each other: their remote methods, by caller. Values travel pickled between processes.
+"""The deployments' remote methods, by caller. Values travel pickled between processes.
 
-A caller holds a port (`RemoteReplicas`, `SchedulerClient`) whose stubs (`deployments.stubs`) implement these protocols.
+A caller holds a port (`RemoteReplicas`, `SchedulerClient`) whose stubs (`api.stubs`) implement these protocols.
 Every call may raise PeerLost when the replica is dead or unreachable, and whatever its method raises.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from deployments.calls import PlaceCall, Submission
-from deployments.control import MoveAnswer
-from deployments.exposition import Family
-from deployments.outbox import Batch
-from deployments.report import ReplicaReport
+from deployments.api.calls import Batch, MoveAnswer, PlaceCall, Submission
+from deployments.api.report import ReplicaReport
+from deployments.metrics.exposition import Family
 from migration.errors import Refused
 from migration.protocol.messages import Adopt, Chunk, PathRequest, Prepare, Prepared
 from migration.protocol.record import MigrationRecord

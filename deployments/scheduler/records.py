@@ -1,6 +1,6 @@
 """What is known of migrations: what `/mell/migrations` shows, and what is counted of them."""
 
-from deployments.telemetry import Telemetry
+from deployments.metrics.telemetry import Telemetry
 from migration.protocol.record import MigrationRecord
 from migration.recent import Recent
 

@@ -1,6 +1,6 @@
 """The target of a migration behind a Serve handle."""
 
-from deployments.api import RemoteReplicas, TargetApi
+from deployments.api.protocols import RemoteReplicas, TargetApi
 from migration.protocol.messages import Adopt, Chunk, Prepare, Prepared
 from policies.model import ReplicaId
 

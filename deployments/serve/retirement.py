@@ -7,7 +7,7 @@ import ray
 from ray import cloudpickle
 from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 
-from deployments import scaling
+from deployments.serve import scaling
 from policies.model import ReplicaId
 
 log = logging.getLogger("ray.serve")

@@ -4,16 +4,16 @@ import asyncio
 import logging
 from collections.abc import Collection
 
-from deployments.calls import PlaceCall
+from deployments.api.calls import PlaceCall
+from deployments.api.report import ReplicaReport
 from deployments.config import SchedulerConfig
-from deployments.dispatch import Dispatch
-from deployments.gatherer import Gatherer
-from deployments.listing import Listing
-from deployments.recording import Epoch, Ordered, PlacedCall, Recorder
-from deployments.rehearsal import Rehearsal
-from deployments.report import ReplicaReport
-from deployments.scaler import Scaler
-from deployments.telemetry import Telemetry
+from deployments.metrics.telemetry import Telemetry
+from deployments.scheduler.dispatch import Dispatch
+from deployments.scheduler.gatherer import Gatherer
+from deployments.scheduler.listing import Listing
+from deployments.scheduler.recording import Epoch, Ordered, PlacedCall, Recorder
+from deployments.scheduler.rehearsal import Rehearsal
+from deployments.scheduler.scaler import Scaler
 from migration.errors import Refused
 from migration.ports import Clock
 from policies.decision.deciding import Plans, SchedulerMemory, decide, order_by_hand, place

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry
 
-from deployments.exposition import Family, expose
-from deployments.instruments import Counter, Gauge, Histogram
+from deployments.metrics.exposition import Family, expose
+from deployments.metrics.instruments import Counter, Gauge, Histogram
 from migration.protocol.record import MigrationRecord, Outcome
 from policies.decision.shadow import DryRun
 from policies.model import ReplicaLoad, ReplicaState

@@ -6,8 +6,8 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any, Protocol
 
-from deployments.report import ReplicaReport
-from deployments.retirement import controller
+from deployments.api.report import ReplicaReport
+from deployments.serve.retirement import controller
 from policies.model import Blocks, ReplicaId, ReplicaLoad, ReplicaState, Tokens
 
 log = logging.getLogger("ray.serve")

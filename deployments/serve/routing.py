@@ -26,7 +26,7 @@ from ray.serve.exceptions import ReplicaUnavailableError
 from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from deployments.cancellation import CalleeCancelled, callee_cancelled
+from deployments.serve.cancellation import CalleeCancelled, callee_cancelled
 from migration.errors import PeerLost
 from policies.model import ReplicaId
 

@@ -4,7 +4,7 @@ import logging
 from dataclasses import replace
 from typing import Any
 
-from deployments.telemetry import Telemetry
+from deployments.metrics.telemetry import Telemetry
 from policies.decision.observation import PoolReport
 from policies.decision.shadow import DryRun, Shadow
 from policies.paths.beliefs import Profile

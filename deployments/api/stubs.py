@@ -1,4 +1,4 @@
-"""Stubs: the deployments' protocols (`deployments.api`) by calls to other processes.
+"""Stubs: the deployments' protocols (`deployments.api.protocols`) by calls to other processes.
 
 A stub takes the name of a remote method from the protocol's own method, so mypy checks name, arguments and result.
 """
@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from deployments.api import EngineApi, MetricsApi, SchedulerApi
-from deployments.calls import PlaceCall, Submission
-from deployments.cancellation import callee_cancelled
-from deployments.control import MoveAnswer
-from deployments.exposition import Family
-from deployments.outbox import Batch
-from deployments.report import ReplicaReport
-from deployments.routing import ReplicaHandles
+from deployments.api.calls import Batch, MoveAnswer, PlaceCall, Submission
+from deployments.api.protocols import EngineApi, MetricsApi, SchedulerApi
+from deployments.api.report import ReplicaReport
+from deployments.metrics.exposition import Family
+from deployments.serve.cancellation import callee_cancelled
+from deployments.serve.routing import ReplicaHandles
 from migration.errors import Refused
 from migration.protocol.messages import Adopt, Chunk, PathRequest, Prepare, Prepared
 from migration.protocol.record import MigrationRecord
