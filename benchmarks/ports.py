@@ -11,11 +11,11 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 import torch
 
-from migration.errors import TransferFailed
 from migration.kv.layout import CacheLayout
 from migration.kv.staging import HEADER, Segments
-from migration.ports import Hosted
+from migration.protocol.errors import TransferFailed
 from migration.protocol.messages import Adopt, Chunk, Fingerprint, Prepare, Prepared, SlotRef
+from migration.protocol.ports import Hosted
 from migration.protocol.request import Doubt, Moved, Moving, RequestSpec
 from policies.model import Blocks, Bytes, ReplicaId, RequestId
 

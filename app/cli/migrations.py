@@ -9,8 +9,7 @@ from app.cli.endpoint import MellEndpoint
 from app.cli.formatting import duration
 from app.cli.terminal import WATCH_INTERVAL_S, Terminal
 from app.client.documents import Records
-from migration.protocol.record import MigrationRecord, Outcome
-from migration.recent import Recent
+from migration.protocol.record import MigrationRecord, Outcome, Recent
 
 _STYLES = {Outcome.COMMITTED: "green", Outcome.ABORTED: "red", Outcome.REFUSED: "yellow", None: "cyan"}
 _WIDE = 110

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 from deployments.api.calls import Batch, MoveAnswer, PlaceCall, Submission
 from deployments.api.report import ReplicaReport
 from deployments.metrics.exposition import Family
-from migration.errors import Refused
+from migration.protocol.errors import Refused
 from migration.protocol.messages import Adopt, Chunk, PathRequest, Prepare, Prepared
 from migration.protocol.record import MigrationRecord
 from migration.protocol.request import IngressId
@@ -76,7 +76,7 @@ class ControlApi(Protocol):
 
 
 class TargetApi(Protocol):
-    """An engine replica, for replicas whose requests come to it: `migration.ports.Peer`, call by call."""
+    """An engine replica, for replicas whose requests come to it: `migration.protocol.ports.Peer`, call by call."""
 
     async def migration_prepare(self, message: Prepare) -> Prepared:
         """See `Peer.prepare`."""

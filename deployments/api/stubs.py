@@ -17,7 +17,7 @@ from deployments.api.report import ReplicaReport
 from deployments.metrics.exposition import Family
 from deployments.serve.cancellation import callee_cancelled
 from deployments.serve.routing import ReplicaHandles
-from migration.errors import Refused
+from migration.protocol.errors import Refused
 from migration.protocol.messages import Adopt, Chunk, PathRequest, Prepare, Prepared
 from migration.protocol.record import MigrationRecord
 from migration.protocol.request import IngressId

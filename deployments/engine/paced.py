@@ -16,7 +16,7 @@ from deployments.engine.batching import BatchScheduler, EngineStep, Sequence
 from deployments.engine.pace import Pace, read_pace
 from deployments.engine.port import EngineDead, EngineProcesses, EngineStats, Generated, InvalidRequest, Tie
 from deployments.engine.tokens import TOKEN_BYTES, TokenSlots
-from migration.errors import BlocksGone, TransferFailed
+from migration.protocol.errors import BlocksGone, TransferFailed
 from migration.protocol.messages import Fingerprint, SlotRef
 from migration.protocol.request import Sampling
 from policies.model import Blocks, Bytes, Tokens

@@ -23,9 +23,9 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 
 from deployments.engine.counted import CachedCount
 from deployments.engine.port import EngineDead, EngineProcesses, EngineStats, Generated, InvalidRequest, Tie
-from migration.errors import BlocksGone, TransferFailed
 from migration.kv.connector import StagedBlocks
 from migration.protocol import logprobs
+from migration.protocol.errors import BlocksGone, TransferFailed
 from migration.protocol.messages import Fingerprint, SlotRef
 from migration.protocol.request import Sampling, Structured
 from policies.model import Blocks, Bytes, Tokens

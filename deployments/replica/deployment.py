@@ -27,7 +27,7 @@ from deployments.replica.transports import make_slots, make_transport
 from deployments.serve.membership import Membership, ServeMembership
 from deployments.serve.routing import own_id, own_node
 from deployments.serve.scaling import REQUESTS
-from migration.errors import Refused, Stopping
+from migration.protocol.errors import Refused, Stopping
 from migration.protocol.messages import Adopt, Chunk, Prepare, Prepared
 from migration.protocol.record import MigrationRecord
 from migration.protocol.request import IngressId

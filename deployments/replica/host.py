@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from deployments.engine.port import Engine, EngineDead, Generated, InvalidRequest, Tie
 from deployments.replica.outbox import Outboxes
-from migration.errors import Refused, RequestGone, Stopping
-from migration.ports import Clock, Hosted
+from migration.protocol.errors import Refused, RequestGone, Stopping
 from migration.protocol.messages import Prepare
+from migration.protocol.ports import Clock, Hosted
 from migration.protocol.request import Delta, Doubt, IngressId, Lost, Moved, Moving, RequestSpec
 from policies.causes import Cause
 from policies.model import Phase, RequestId, RequestLoad, Tokens

@@ -6,9 +6,9 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 
 from deployments.replica.host import RequestHost
-from migration.errors import Refused
-from migration.ports import Peer
+from migration.protocol.errors import Refused
 from migration.protocol.messages import Adopt, Chunk, Prepare, Prepared
+from migration.protocol.ports import Peer
 from migration.protocol.record import MigrationRecord, Outcome
 from migration.protocol.request import RequestSpec
 from migration.protocol.source import SourceEvent

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from deployments.api.calls import Batch
-from migration.ports import Clock
+from migration.protocol.ports import Clock
 from migration.protocol.request import IngressId, StreamEvent
 
 HEARTBEAT_S = 1.0

@@ -11,7 +11,7 @@ import importlib
 from deployments.config import ON_GPU, MigrationSettings
 from migration.kv.device import DeviceSegment
 from migration.kv.staging import HostSegment
-from migration.ports import Transport
+from migration.protocol.ports import Transport
 from migration.run.slots import Slots
 from migration.transport.shared import SharedSlots
 

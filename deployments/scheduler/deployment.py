@@ -32,9 +32,9 @@ from deployments.scheduler.rehearsal import Rehearsal
 from deployments.scheduler.scaler import Scaler, ServeScaler
 from deployments.serve.membership import Membership, ServeMembership
 from deployments.serve.routing import own_id
-from migration.errors import MigrationError, PeerLost
-from migration.ports import Clock
+from migration.protocol.errors import MigrationError, PeerLost
 from migration.protocol.messages import ONLY, PathRequest
+from migration.protocol.ports import Clock
 from migration.protocol.record import MigrationRecord
 from migration.run.source import Order
 from policies.cluster.changes import Arrival

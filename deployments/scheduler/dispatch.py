@@ -6,10 +6,9 @@ import uuid
 from collections.abc import Iterable
 from typing import Protocol
 
-from migration.errors import MigrationError
+from migration.protocol.errors import MigrationError
 from migration.protocol.messages import ONLY, PathRequest
-from migration.protocol.record import MigrationRecord, Outcome
-from migration.recent import Recent
+from migration.protocol.record import MigrationRecord, Outcome, Recent
 from migration.run.source import Order
 from policies.causes import Cause
 from policies.model import ReplicaId

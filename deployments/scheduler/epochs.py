@@ -14,8 +14,8 @@ from deployments.scheduler.listing import Listing
 from deployments.scheduler.recording import Epoch, Ordered, PlacedCall, Recorder
 from deployments.scheduler.rehearsal import Rehearsal
 from deployments.scheduler.scaler import Scaler
-from migration.errors import Refused
-from migration.ports import Clock
+from migration.protocol.errors import Refused
+from migration.protocol.ports import Clock
 from policies.decision.deciding import Plans, SchedulerMemory, decide, order_by_hand, place
 from policies.decision.limits import Mode
 from policies.decision.observation import ENGINE, Observation, Pool, PoolReport

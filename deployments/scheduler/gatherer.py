@@ -15,8 +15,8 @@ from deployments.api.protocols import ControlApi, RemoteReplicas
 from deployments.api.report import ReplicaReport
 from deployments.scheduler.listing import Listing
 from deployments.serve.membership import Membership
-from migration.errors import PeerLost, Refused
-from migration.ports import Clock
+from migration.protocol.errors import PeerLost, Refused
+from migration.protocol.ports import Clock
 from policies.model import ReplicaId
 
 log = logging.getLogger("ray.serve")

@@ -1,8 +1,7 @@
 """What is known of migrations: what `/mell/migrations` shows, and what is counted of them."""
 
 from deployments.metrics.telemetry import Telemetry
-from migration.protocol.record import MigrationRecord
-from migration.recent import Recent
+from migration.protocol.record import MigrationRecord, Recent
 
 KEPT = 1000
 _ENDED = 1 << 16

@@ -17,8 +17,8 @@ from deployments.api.report import ReplicaReport
 from deployments.scheduler.listing import Listing
 from deployments.serve.retirement import generation, retire
 from deployments.serve.scaling import Wanted, read_wanted, write_wanted
-from migration.errors import MigrationError, Refused
-from migration.ports import Clock
+from migration.protocol.errors import MigrationError, Refused
+from migration.protocol.ports import Clock
 from policies.causes import Cause
 from policies.model import ReplicaId, ReplicaState
 

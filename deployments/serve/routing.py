@@ -27,7 +27,7 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from deployments.serve.cancellation import CalleeCancelled, callee_cancelled
-from migration.errors import PeerLost
+from migration.protocol.errors import PeerLost
 from policies.model import ReplicaId
 
 

@@ -30,11 +30,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorRole,
 )
 
-from migration.errors import TransferFailed
 from migration.kv import history
 from migration.kv.device import preload
 from migration.kv.layout import CacheLayout
 from migration.kv.staging import Segments
+from migration.protocol.errors import TransferFailed
 from migration.protocol.messages import SlotRef
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ import importlib
 from dataclasses import dataclass
 from typing import Any, Self
 
-from migration.errors import TransferFailed
 from migration.kv.staging import DEVICE, HEADER, HostSegment
-from migration.ports import Slot
+from migration.protocol.errors import TransferFailed
+from migration.protocol.ports import Slot
 
 _OUT_OF_MEMORY = 2
 """CUDA's number for cudaErrorMemoryAllocation."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from migration.errors import TransferFailed
+from migration.protocol.errors import TransferFailed
 
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from migration.errors import TransferFailed
 from migration.kv.layers import as_words, dense, layers_of, runs
+from migration.protocol.errors import TransferFailed
 
 
 class CacheLayout:

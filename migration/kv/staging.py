@@ -17,9 +17,9 @@ import struct
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from migration.errors import TransferFailed
-from migration.ports import Slot
+from migration.protocol.errors import TransferFailed
 from migration.protocol.messages import SlotRef
+from migration.protocol.ports import Slot
 
 HEADER = 64
 """Bytes before the payload: room for the ticket, and a whole cache line so that the payload is aligned."""

@@ -11,10 +11,10 @@ from typing import Any
 
 from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 
-from migration.errors import BlocksGone, TransferFailed
 from migration.kv.connector import MellConnector
 from migration.kv.layout import CacheLayout
 from migration.kv.staging import HEADER
+from migration.protocol.errors import BlocksGone, TransferFailed
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from migration.errors import MigrationError
+from migration.protocol.errors import MigrationError
 from migration.protocol.request import Delta, Moved
 
 

@@ -1,12 +1,16 @@
 """The record of a migration: the same in the log, the API and the scheduler."""
 
+from collections import OrderedDict
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 from policies.causes import Cause
 from policies.model import Blocks, Bytes, ReplicaId, RequestId, Tokens
 from policies.plan import Path, Reason
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 
 
 class Outcome(StrEnum):
@@ -80,3 +84,16 @@ class MigrationRecord:
     def to_json(self) -> dict[str, Any]:
         """The record as the API shows it."""
         return asdict(self)
+
+
+class Recent(OrderedDict[Key, Value]):
+    """A dictionary of at most `most` entries. It evicts in insertion order; overwriting a key does not refresh it."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+
+    def __setitem__(self, key: Key, value: Value) -> None:
+        super().__setitem__(key, value)
+        if len(self) > self._most:
+            self.popitem(last=False)

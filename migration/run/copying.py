@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import Iterator
 
-from migration.errors import TransferFailed
-from migration.ports import Hosted, Peer, Slot
+from migration.protocol.errors import TransferFailed
 from migration.protocol.messages import Chunk
+from migration.protocol.ports import Hosted, Peer, Slot
 from migration.run.slots import Lease
 from migration.run.world import MigrationWorld
 from policies.model import Blocks, Bytes

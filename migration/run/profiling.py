@@ -12,9 +12,9 @@ import random
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, Protocol, cast
 
-from migration.errors import TransferFailed
-from migration.ports import Clock, Slot
+from migration.protocol.errors import TransferFailed
 from migration.protocol.messages import Fingerprint, SlotRef
+from migration.protocol.ports import Clock, Slot
 from migration.protocol.request import Sampling
 from migration.protocol.rounds import full_blocks
 from migration.run.slots import Slots

@@ -12,8 +12,8 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 
-from migration.errors import PeerLost, Refused, Stopping
-from migration.ports import Clock, Hosts, Journal, Listener, Loss, LossKind
+from migration.protocol.errors import PeerLost, Refused, Stopping
+from migration.protocol.ports import Clock, Hosts, Journal, Listener, Loss, LossKind
 from migration.protocol.reader import ReaderState
 from migration.protocol.reading import (
     Action,

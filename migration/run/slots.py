@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import Callable
 
-from migration.errors import TransferTimeout
 from migration.kv.staging import HEADER, HostSegment, Staging
-from migration.ports import Slot
+from migration.protocol.errors import TransferTimeout
+from migration.protocol.ports import Slot
 from policies.causes import Cause
 
 

@@ -9,10 +9,10 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from migration.errors import BlocksGone, MigrationError, PeerLost, Refused, RequestGone
-from migration.ports import Peer
 from migration.protocol import source
+from migration.protocol.errors import BlocksGone, MigrationError, PeerLost, Refused, RequestGone
 from migration.protocol.messages import Adopt, PathRequest, Prepare
+from migration.protocol.ports import Peer
 from migration.protocol.record import MigrationRecord, Outcome
 from migration.protocol.request import Doubt, Moved, Moving
 from migration.protocol.rounds import Progress, final_range, full_blocks, worth_another_round

@@ -4,10 +4,10 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from migration.errors import Refused, TransferFailed
-from migration.ports import BlockStore, TargetHost, Transport
 from migration.protocol import target
+from migration.protocol.errors import Refused, TransferFailed
 from migration.protocol.messages import Adopt, Chunk, Fingerprint, PathRequest, Prepare, Prepared
+from migration.protocol.ports import BlockStore, TargetHost, Transport
 from migration.protocol.target import TargetCommand, TargetEvent, TargetState
 from migration.run.slots import Slots
 from policies.causes import Cause

@@ -1,6 +1,6 @@
 """When what happened to one migration, as its source saw it."""
 
-from migration.ports import Clock
+from migration.protocol.ports import Clock
 
 
 class Times:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from migration.ports import BlockStore, Clock, SourceHost, Transport
+from migration.protocol.ports import BlockStore, Clock, SourceHost, Transport
 from migration.protocol.rounds import CopyLimits
 from migration.run.slots import Slots
 from policies.model import ReplicaId

@@ -11,11 +11,11 @@ from typing import Any, Protocol
 import torch
 from ray.util import collective
 
-from migration.errors import TransferFailed, TransferTimeout
 from migration.kv.device import DeviceSlot
 from migration.kv.staging import HEADER, TICKET
-from migration.ports import Slot
+from migration.protocol.errors import TransferFailed, TransferTimeout
 from migration.protocol.messages import SlotRef
+from migration.protocol.ports import Slot
 from policies.model import Bytes, ReplicaId
 
 log = logging.getLogger(__name__)

@@ -4,9 +4,9 @@ import functools
 import os
 from pathlib import Path
 
-from migration.errors import TransferFailed
-from migration.ports import Slot
+from migration.protocol.errors import TransferFailed
 from migration.protocol.messages import SlotRef
+from migration.protocol.ports import Slot
 from policies.model import Bytes, ReplicaId
 
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 from deployments.engine.port import EngineDead, EngineProcesses, EngineStats, Generated, Tie
 from deployments.engine.tokens import TOKEN_BYTES, ContextDigest, TokenSlots, expected, pack, unpack
-from migration.errors import BlocksGone, TransferFailed
+from migration.protocol.errors import BlocksGone, TransferFailed
 from migration.protocol.messages import Fingerprint, SlotRef
 from migration.protocol.request import Sampling
 from policies.model import Blocks, Bytes, Tokens

@@ -7,7 +7,7 @@ import pytest
 from deployments.engine.counted import CachedCount
 from deployments.serve.cancellation import CalleeCancelled, callee_cancelled
 from deployments.serve.routing import _peer_errors
-from migration.errors import PeerLost
+from migration.protocol.errors import PeerLost
 from policies.model import ReplicaId
 
 

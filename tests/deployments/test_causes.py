@@ -10,8 +10,8 @@ import pytest
 
 from deployments.engine.port import Tie
 from deployments.replica.deployment import EngineReplica
-from migration import errors
-from migration.errors import MigrationError, PeerLost, Refused, Stopping, TransferFailed, TransferTimeout
+from migration.protocol import errors
+from migration.protocol.errors import MigrationError, PeerLost, Refused, Stopping, TransferFailed, TransferTimeout
 from migration.protocol.messages import PathRequest
 from migration.protocol.record import MigrationRecord, Outcome
 from migration.protocol.request import Sampling

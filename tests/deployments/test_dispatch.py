@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from deployments.scheduler.dispatch import Dispatch
-from migration.errors import PeerLost, Refused
+from migration.protocol.errors import PeerLost, Refused
 from migration.protocol.messages import PathRequest
 from migration.protocol.record import MigrationRecord, Outcome
 from migration.run.source import Order

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from deployments.api.report import ReplicaReport
 from deployments.scheduler.gatherer import PROBE_S, SILENCE_S, SPACING_S, EngineReporters, Gatherer
-from migration.errors import PeerLost, Refused
+from migration.protocol.errors import PeerLost, Refused
 from policies.causes import Cause
 from policies.cluster.changes import Arrival
 from policies.decision.deciding import place

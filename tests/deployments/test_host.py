@@ -9,7 +9,7 @@ import pytest
 from deployments.engine.port import EngineDead, Generated, InvalidRequest, Tie
 from deployments.replica.host import RequestHost, Run, queued_keys
 from deployments.replica.outbox import Outboxes
-from migration.errors import Refused, RequestGone
+from migration.protocol.errors import Refused, RequestGone
 from migration.protocol.messages import Fingerprint, PathRequest, Prepare
 from migration.protocol.request import Delta, IngressId, Lost, Moving, Sampling, StreamEvent
 from policies.causes import Cause

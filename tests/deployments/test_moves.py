@@ -9,9 +9,9 @@ import pytest
 
 from deployments.engine.tokens import expected
 from deployments.replica.moves import Moves
-from migration.errors import Refused, RequestGone, TransferFailed
-from migration.ports import Slot
+from migration.protocol.errors import Refused, RequestGone, TransferFailed
 from migration.protocol.messages import Adopt, Chunk, PathRequest, Prepare, SlotRef
+from migration.protocol.ports import Slot
 from migration.protocol.record import Outcome
 from migration.protocol.request import RequestSpec
 from migration.run.source import Order

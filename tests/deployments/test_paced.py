@@ -11,8 +11,8 @@ import pytest
 from deployments.engine.paced import PacedEngine
 from deployments.engine.port import EngineDead, InvalidRequest
 from deployments.engine.tokens import expected
-from migration.errors import BlocksGone, TransferFailed
 from migration.kv.staging import HEADER, HostSegment
+from migration.protocol.errors import BlocksGone, TransferFailed
 from migration.protocol.messages import PathRequest, SlotRef
 from migration.protocol.record import Outcome
 from migration.protocol.request import Sampling

@@ -12,7 +12,7 @@ from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import ReplicaUnavailableError
 
 from deployments.serve.routing import ReplicaHandles, TargetRouter, Unrouted, _peer_errors
-from migration.errors import PeerLost, Refused
+from migration.protocol.errors import PeerLost, Refused
 from policies.causes import Cause
 from policies.model import ReplicaId
 

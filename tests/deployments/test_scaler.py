@@ -10,7 +10,7 @@ import pytest
 from deployments.scheduler import scaler
 from deployments.scheduler.scaler import ServeScaler
 from deployments.serve.scaling import Wanted
-from migration.errors import PeerLost, Refused
+from migration.protocol.errors import PeerLost, Refused
 from policies.causes import Cause
 from policies.model import ReplicaId, ReplicaState
 from tests.deployments.fakes import Answers, FakeListing, make_report

@@ -18,7 +18,7 @@ from deployments.scheduler.deployment import EpochScheduler
 from deployments.scheduler.epochs import EARLIEST_S
 from deployments.scheduler.recording import Recorder, read_recording
 from deployments.scheduler.records import KEPT
-from migration.errors import PeerLost, Refused, RequestGone
+from migration.protocol.errors import PeerLost, Refused, RequestGone
 from migration.protocol.messages import PathRequest
 from migration.protocol.record import MigrationRecord, Outcome
 from policies.causes import Cause

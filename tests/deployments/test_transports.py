@@ -6,8 +6,8 @@ import pytest
 
 from deployments.config import ON_GPU, ON_HOST, MigrationSettings
 from deployments.replica.transports import make_slots, make_transport
-from migration.errors import TransferFailed
 from migration.kv.device import DeviceSlot
+from migration.protocol.errors import TransferFailed
 from migration.protocol.messages import SlotRef
 from migration.transport.collective import CollectiveGroups
 from migration.transport.shared import SharedSlots

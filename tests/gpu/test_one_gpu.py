@@ -92,8 +92,8 @@ def test_gather_waits_for_the_step_in_flight() -> None:
 
 
 def test_process_cannot_open_its_own_segment() -> None:
-    from migration.errors import TransferFailed
     from migration.kv.device import DeviceSegment
+    from migration.protocol.errors import TransferFailed
 
     made = DeviceSegment.create(1 << 20)
     with pytest.raises(TransferFailed, match="staging segment cuda:"):

@@ -18,10 +18,10 @@ import numpy as np
 from deployments.config import MigrationSettings
 from deployments.replica.moves import Moves
 from deployments.replica.transports import make_transport
-from migration.errors import TransferFailed
 from migration.kv.staging import HEADER, Segments
-from migration.ports import Slot, Transport
+from migration.protocol.errors import TransferFailed
 from migration.protocol.messages import Adopt, SlotRef
+from migration.protocol.ports import Slot, Transport
 from policies.model import Bytes, ReplicaId
 
 VARIABLE = "MELL_TEST_FAULTS"

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from migration.ports import Slot
 from migration.protocol.messages import SlotRef
+from migration.protocol.ports import Slot
 from policies.model import Bytes, ReplicaId
 
 pytestmark = pytest.mark.integration

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from migration.errors import TransferFailed
 from migration.kv.device import DeviceSegment, DeviceSlot
 from migration.kv.layout import CacheLayout
 from migration.kv.staging import HEADER, Segments
+from migration.protocol.errors import TransferFailed
 from migration.run.slots import Slots
 from tests.migration import fake_cupy
 from tests.migration.caches import paged

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from migration.errors import TransferFailed, TransferTimeout
 from migration.kv.device import DeviceSegment, DeviceSlot
 from migration.kv.staging import HEADER, TICKET
-from migration.ports import Slot
+from migration.protocol.errors import TransferFailed, TransferTimeout
 from migration.protocol.messages import SlotRef
+from migration.protocol.ports import Slot
 from migration.run.slots import Slots
 from migration.transport import collective, nccl_group, rendezvous
 from migration.transport.collective import CollectiveGroups, DeviceMemory

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from migration.errors import TransferFailed
 from migration.kv.layout import CacheLayout
+from migration.protocol.errors import TransferFailed
 from tests.migration.caches import LAYOUTS, paged
 
 BLOCKS = 8

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from migration.errors import TransferFailed
 from migration.kv.staging import HEADER, HostSegment, Segments
+from migration.protocol.errors import TransferFailed
 from migration.protocol.messages import SlotRef
 
 SIZE = HEADER + 64

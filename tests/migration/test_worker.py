@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from migration.errors import TransferFailed
 from migration.kv.layout import CacheLayout
 from migration.kv.staging import HEADER, HostSegment, Segments
+from migration.protocol.errors import TransferFailed
 from migration.protocol.messages import SlotRef
 from tests.migration.test_connector import BLOCK, BLOCKS, change, make_connector, make_worker, step
 

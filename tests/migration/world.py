@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from deployments.replica.host import RequestHost
 from deployments.replica.moves import Moves
 from deployments.replica.outbox import Outboxes
-from migration.ports import Transport
 from migration.protocol.cursor import Cursor
 from migration.protocol.messages import Adopt, Chunk, PathRequest, Prepare, Prepared
+from migration.protocol.ports import Transport
 from migration.protocol.record import MigrationRecord
 from migration.protocol.request import Delta, Doubt, IngressId, Lost, Moved, Moving, RequestSpec, Sampling, StreamEvent
 from migration.protocol.rounds import CopyLimits

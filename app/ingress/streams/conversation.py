@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from app.ingress.concurrency import gather
 from app.ingress.errors import ApiError, saturated
-from migration.ports import Loss, LossKind
+from migration.protocol.ports import Loss, LossKind
 from migration.protocol.reading import Output, Reader
 from migration.protocol.request import RequestSpec
 from policies.model import RequestId

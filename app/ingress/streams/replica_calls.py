@@ -11,8 +11,8 @@ from deployments.api.calls import Submission
 from deployments.api.protocols import RemoteReplicas, ServingApi
 from deployments.serve.coalesce import Coalescer
 from deployments.serve.routing import Unrouted
-from migration.errors import PeerLost
-from migration.ports import Clock
+from migration.protocol.errors import PeerLost
+from migration.protocol.ports import Clock
 from migration.protocol.request import RequestSpec
 from policies.model import ReplicaId, RequestId
 
@@ -26,7 +26,7 @@ Answer = TypeVar("Answer")
 
 
 class EngineCalls:
-    """Implements `migration.ports.Hosts`. `down` are the listed replicas whose streams cannot be read."""
+    """Implements `migration.protocol.ports.Hosts`. `down` are the listed replicas whose streams cannot be read."""
 
     def __init__(self, replicas: RemoteReplicas[ServingApi], placer: Placer, clock: Clock = time.monotonic) -> None:
         self.running: tuple[ReplicaId, ...] = ()

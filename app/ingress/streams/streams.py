@@ -18,8 +18,8 @@ from app.ingress.telemetry.tracing import NO_TRACER, Tracer
 from deployments.api.protocols import NoticeApi, RemoteReplicas, SchedulerClient, ServingApi
 from deployments.serve.membership import Membership
 from deployments.serve.routing import Unrouted
-from migration.errors import MigrationError, PeerLost
-from migration.ports import Clock
+from migration.protocol.errors import MigrationError, PeerLost
+from migration.protocol.ports import Clock
 from migration.protocol.reading import Reader, SegmentOrigin
 from migration.protocol.record import MigrationRecord, Outcome
 from migration.protocol.request import Delta, IngressId, Lost, Moved, RequestSpec, StreamEvent

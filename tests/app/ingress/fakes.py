@@ -25,7 +25,7 @@ from deployments.api.calls import Batch, MoveAccepted, MoveAnswer, MoveRejected,
 from deployments.engine.port import Generated, Tie
 from deployments.replica.moves import Moves
 from deployments.serve.routing import Unrouted
-from migration.errors import PeerLost, Refused
+from migration.protocol.errors import PeerLost, Refused
 from migration.protocol.messages import PathRequest
 from migration.protocol.record import MigrationRecord
 from migration.protocol.request import IngressId, Sampling

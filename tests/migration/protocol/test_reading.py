@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from migration.errors import IllegalEvent
+from migration.protocol.errors import IllegalEvent
 from migration.protocol.reader import FINAL, TERM, ReaderState
 from migration.protocol.reading import (
     Action,

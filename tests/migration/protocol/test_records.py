@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from migration.errors import PeerLost
+from migration.protocol.errors import PeerLost
 from migration.protocol.messages import PathRequest
 from migration.protocol.record import MigrationRecord, Outcome
 from migration.protocol.request import IngressId, RequestSpec, Sampling

@@ -13,8 +13,8 @@ from typing import Generic, TypeVar
 
 import pytest
 
-from migration.errors import IllegalEvent
 from migration.protocol import reader, source, target
+from migration.protocol.errors import IllegalEvent
 from migration.protocol.reader import ReaderCommand, ReaderEvent, ReaderState
 from migration.protocol.source import SourceCommand as Do
 from migration.protocol.source import SourceEvent as Asked

@@ -6,7 +6,7 @@ import pytest
 
 from deployments.engine.port import Tie
 from deployments.engine.tokens import expected
-from migration.errors import PeerLost, Refused, TransferFailed
+from migration.protocol.errors import PeerLost, Refused, TransferFailed
 from migration.protocol.messages import PathRequest
 from migration.protocol.record import Outcome
 from migration.protocol.request import Doubt, Moving

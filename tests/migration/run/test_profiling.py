@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from deployments.engine.port import EngineDead, Generated
-from migration.errors import TransferFailed
+from migration.protocol.errors import TransferFailed
 from migration.protocol.messages import SlotRef
 from migration.protocol.request import Sampling
 from migration.run.profiling import GATHERS, LONG, SECONDS, SHORT, measure

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from migration.errors import TransferFailed
+from migration.protocol.errors import TransferFailed
 from policies.model import RequestId
 from tests.deployments.test_moves import Copying, loading
 from tests.migration.world import make_pair, spec

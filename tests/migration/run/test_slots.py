@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from migration.errors import TransferFailed, TransferTimeout
 from migration.kv.staging import HEADER, Segments
+from migration.protocol.errors import TransferFailed, TransferTimeout
 from migration.protocol.messages import SlotRef
 from migration.run.slots import Slots
 

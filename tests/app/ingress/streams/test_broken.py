@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from migration.errors import PeerLost
+from migration.protocol.errors import PeerLost
 from migration.protocol.request import Delta, Moved, Moving
 from tests.app.ingress.fakes import Service, eventually, make_service, output
 from tests.app.ingress.streams.streaming import LONG, served, whole

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from migration.errors import MigrationError, PeerLost
+from migration.protocol.errors import MigrationError, PeerLost
 from migration.protocol.messages import PathRequest
 from migration.protocol.reader import TERM
 from migration.protocol.record import Outcome

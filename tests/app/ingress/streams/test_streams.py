@@ -8,7 +8,7 @@ import pytest
 
 from app.ingress.errors import ApiError
 from deployments.engine.port import Generated, InvalidRequest
-from migration.errors import Refused
+from migration.protocol.errors import Refused
 from migration.protocol.messages import PathRequest
 from migration.protocol.request import Delta, Moved
 from policies.causes import Cause

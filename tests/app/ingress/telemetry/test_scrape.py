@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter
 from app.ingress.telemetry.scrape import MetricsCollector, ScrapeTarget, scrape
 from deployments.api.protocols import MetricsApi
 from deployments.metrics.exposition import Family, expose
-from migration.errors import PeerLost
+from migration.protocol.errors import PeerLost
 from policies.model import ReplicaId
 from tests.deployments.fakes import FakeMembership
 from tests.deployments.test_exposition import parsed

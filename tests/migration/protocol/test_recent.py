@@ -1,6 +1,6 @@
 """A dictionary that forgets."""
 
-from migration.recent import Recent
+from migration.protocol.record import Recent
 
 
 def test_what_came_first_is_forgotten_first() -> None:
