@@ -37,6 +37,7 @@ class Settled:
     Room had been promised to those that are `refused`; it is needed now.
     """
 
+    prefilling: list[Live] = field(default_factory=list)
     decoding: list[Live] = field(default_factory=list)
     over: list[Live] = field(default_factory=list)
     preempted: list[Live] = field(default_factory=list)
@@ -70,6 +71,7 @@ class Engine:
         self._prefills: deque[Live] = deque()
         self._chunks: list[tuple[Live, int]] = []
         self._step_ends = NEVER
+        self._admitted: list[Live] = []
         self._started: list[Live] = []
 
     # --- what is so -----------------------------------------------------------------------------------
@@ -168,6 +170,7 @@ class Engine:
             self.batch.pace()
         room = self.free(now)
         self.full_s = self.batch.after(room / self.batch.size) if self.batch.size else NEVER
+        happened.prefilling, self._admitted = self._admitted, []
         happened.decoding, self._started = self._started, []
         return happened
 
@@ -226,6 +229,7 @@ class Engine:
             live.stage, live.todo = Stage.PREFILL, todo
             self._still += live.held
             self._prefills.append(live)
+            self._admitted.append(live)
         else:
             self._decode(live, now)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from app.simulator.job import Job
 from app.simulator.observer import Life
-from policies.model import ReplicaId, RequestId, Tokens
+from policies.model import Phase, ReplicaId, RequestId, Tokens
 
 if TYPE_CHECKING:
     from app.simulator.batch import Batch
@@ -33,8 +33,8 @@ class Live:
 
     Its KV grows by a token with every step of its batch: while it decodes it has `base` tokens plus the batch's steps,
     and is over when these reach `ends`. At any other time it has what `held` says, or needs that much to be resumed.
-    `at` is the replica whose request it is, `told` the size that was reported last. `todo` are tokens that a prefill
-    has still to compute. `stopped_s` is when it last stopped decoding, None until it has decoded.
+    `at` is the replica whose request it is; `standing` is what was reported of it last, `told` the size. `todo` are
+    tokens that a prefill has still to compute. `stopped_s` is when it last stopped decoding, None until it has decoded.
     """
 
     job: Job
@@ -42,6 +42,7 @@ class Live:
     id: RequestId = field(init=False)
     stage: Stage = Stage.NOWHERE
     at: ReplicaId | None = None
+    standing: tuple[ReplicaId | None, Phase, int] | None = None
     batch: "Batch | None" = None
     held: float = 0.0
     told: int = 0

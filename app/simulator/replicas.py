@@ -14,6 +14,10 @@ from policies.model import ReplicaId, RequestId, Tokens
 class Witness(Protocol):
     """Who is told what happens on engines."""
 
+    def prefilling(self, live: Live) -> None:
+        """An engine has begun to prefill a request."""
+        ...
+
     def decoding(self, live: Live) -> None:
         """A request has begun to decode, or begun again."""
         ...
@@ -94,6 +98,8 @@ class Replicas:
             self._schedule(engine)
 
     def _tell(self, happened: Settled) -> None:
+        for live in happened.prefilling:
+            self._witness.prefilling(live)
         for live in happened.decoding:
             self._witness.decoding(live)
         for live in happened.over:

@@ -14,7 +14,7 @@ from policies.model import Phase, ReplicaId, RequestId, RequestLoad, Tokens
 from policies.paths.beliefs import Profile
 from policies.plan import MoveReport
 
-_PHASES = {
+PHASES = {
     Stage.NOWHERE: Phase.MOVING,
     Stage.WAITING: Phase.WAITING,
     Stage.PREFILL: Phase.PREFILL,
@@ -55,11 +55,15 @@ class Reports:
             del known[live.id]
             self.changed.pop(live, None)
         sizes = _grown(known.values(), batches, now)
+        residents = self._residents(now)
+        if not self.slots:
+            for resident in residents:
+                sizes.pop(resident.load.id, None)
         report = PoolReport(
             self.pool,
             tuple(self.statuses.values()),
             tuple(self.lost),
-            tuple(self._resident(live, now) for live in sorted(self.changed, key=lambda live: live.order)),
+            residents,
             tuple(live.id for live in sorted(departed, key=lambda live: live.order)),
             sizes,
             tuple(self.moves),
@@ -69,8 +73,18 @@ class Reports:
         self.changed, self.over = {}, []
         return report
 
-    def _resident(self, live: Live, now: float) -> Resident:
-        phase = Phase.DECODE if self.slots else _PHASES[live.stage]
+    def _residents(self, now: float) -> tuple[Resident, ...]:
+        """The requests of which something is new, the oldest first."""
+        residents = []
+        for live in sorted(self.changed, key=lambda live: live.order):
+            phase = Phase.DECODE if self.slots else PHASES[live.stage]
+            standing = (live.at, phase, live.moves)
+            if live.standing != standing:
+                live.standing = standing
+                residents.append(self._resident(live, phase, now))
+        return tuple(residents)
+
+    def _resident(self, live: Live, phase: Phase, now: float) -> Resident:
         load = RequestLoad(live.id, "", Tokens(live.told), phase, now - live.job.arrival_s, live.moves)
         return Resident(live.at, load)
 

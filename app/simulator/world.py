@@ -76,12 +76,16 @@ class World:
         """Let `jobs` arrive, and an epoch be decided every `epoch_s` seconds, until the horizon."""
         self._open_first()
         if not self._costs.slots:
-            self._memory.observe(self._observed(), 0.0)
+            self._decide(0.0)
         self._await(jobs, 0)
         self._await_epoch()
         self.loop.run(self._setup.horizon_s)
 
     # --- what engines and moves tell ----------------------------------------------------------------------
+
+    def prefilling(self, live: Live) -> None:
+        """See `Witness`."""
+        self._change(live)
 
     def decoding(self, live: Live) -> None:
         """See `Witness`."""
@@ -203,16 +207,22 @@ class World:
         self._last_epoch_s = self.loop.now
         # A slot is named by its beginning.
         now = self.loop.now - self._setup.epoch_s * self._costs.slots
+        plans = self._decide(now)
+        self.replicas.settle(decided=True)
+        self._observer.decided(now, self.cluster, plans)
+
+    def _decide(self, now: float) -> Sequence[Plan]:
         plans = decide_pool(self._memory, self._observed(), now)
         for plan in plans:
             self._carry_out(plan)
-        self.replicas.settle(decided=True)
-        self._observer.decided(now, self.cluster, plans)
+        return plans
 
     def _observed(self) -> PoolReport:
         batches = [engine.batch for engine in self.replicas.engines.values()]
         if self.mover:
             self._reports.moves += self.mover.reports()
+            for moving in self.mover.under_way.values():
+                self._change(moving.live)
         return self._reports.take(self.lives, batches, self.loop.now)
 
     def _carry_out(self, plan: Plan) -> None:

@@ -82,6 +82,7 @@ class Dispatch:
             self._ended[record.id] = report
         elif record.id in self._ended:
             return
+        self._reports.pop(record.id, None)
         self._reports[record.id] = report
 
     def take_reports(self) -> tuple[MoveReport, ...]:

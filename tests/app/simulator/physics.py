@@ -89,13 +89,19 @@ class Log:
 class Scripted:
     """Opens `replicas` replicas and puts requests on the first with room; does in its n-th epoch what the script says.
 
-    With `script` {1: act}, `act(cluster)` is called in the second epoch, after arrivals have been placed.
+    With `script` {1: act}, `act(cluster)` is called in the second epoch, after arrivals have been placed. Where
+    arrivals do not wait for epochs, the decision on the empty cluster at the start is none of these.
     """
 
     script: Mapping[int, Turn] = field(default_factory=dict)
     replicas: int = 0
     headroom_s: float = 0.0
     epochs: list[int] = field(default_factory=lambda: [0])
+
+    def under(self, costs: Costs) -> "Scripted":
+        """The same policy, for a world with these costs that has not begun."""
+        self.epochs[0] = 0 if costs.slots else -1
+        return self
 
     def place(self, cluster: Cluster, request: Request, barred: Barred = NONE) -> Replica | None:
         """The oldest replica with room."""
@@ -139,7 +145,7 @@ def world(
     """A world that has not begun, and its observer; `up` replicas are open from the start and stay."""
     log = Log()
     setup = Setup(Tokens(capacity), rate, gpus_per_node=nodes_of, horizon_s=until, limits=Limits(min_replicas=up))
-    return World(policy, setup, costs, log), log
+    return World(policy.under(costs), setup, costs, log), log
 
 
 def play(

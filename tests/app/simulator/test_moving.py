@@ -212,5 +212,6 @@ def test_only_so_many_moves_are_under_way(at_once: int | None, per_replica: int 
     )
     log = Log()
     jobs = [job(name, prompt=500, output=500) for name in "abc"]
-    simulate(jobs, Scripted({0: all_at_once}), setup, replace(MOVES, migration=SLOW), log)
+    costs = replace(MOVES, migration=SLOW)
+    simulate(jobs, Scripted({0: all_at_once}).under(costs), setup, costs, log)
     assert [len(plan.moves) for plan in log.plans[:2]] == [moves, 0]
