@@ -10,6 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import pytest
+from deployments.calls import PlaceCall
+from deployments.recording import Epoch, Recorder
+from deployments.report import ReplicaReport
+from deployments.telemetry import Telemetry
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,12 +24,8 @@ from app.simulator.observer import Observer
 from app.simulator.reports import PHASES
 from app.simulator.setup import Setup
 from app.simulator.world import World, terms_of
-from deployments.calls import PlaceCall
 from deployments.config import SchedulerConfig
-from deployments.recording import Epoch, Recorder
-from deployments.report import ReplicaReport
 from deployments.scheduler import EpochScheduler
-from deployments.telemetry import Telemetry
 from migration.protocol.record import MigrationRecord, Outcome
 from migration.run.source import Order
 from policies.cluster.changes import Arrival
