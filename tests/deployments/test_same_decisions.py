@@ -10,10 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import pytest
-from deployments.calls import PlaceCall
-from deployments.recording import Epoch, Recorder
-from deployments.report import ReplicaReport
-from deployments.telemetry import Telemetry
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,8 +20,12 @@ from app.simulator.observer import Observer
 from app.simulator.reports import PHASES
 from app.simulator.setup import Setup
 from app.simulator.world import World, terms_of
+from deployments.api.calls import PlaceCall
+from deployments.api.report import ReplicaReport
 from deployments.config import SchedulerConfig
-from deployments.scheduler import EpochScheduler
+from deployments.metrics.telemetry import Telemetry
+from deployments.scheduler.deployment import EpochScheduler
+from deployments.scheduler.recording import Epoch, Recorder
 from migration.protocol.record import MigrationRecord, Outcome
 from migration.run.source import Order
 from policies.cluster.changes import Arrival
