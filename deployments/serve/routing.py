@@ -11,6 +11,7 @@ Serve's own between its processes, and internal to it (tested with Ray 2.60); wh
 import asyncio
 import pickle
 import random
+import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 
 from deployments.serve.cancellation import CalleeCancelled, callee_cancelled
 from migration.protocol.errors import PeerLost
+from migration.protocol.ports import Clock
 from policies.model import ReplicaId
 
 
@@ -56,8 +58,24 @@ def _peer_errors(replica: ReplicaId) -> Iterator[None]:
         raise error.cause from None
 
 
+AWAY_S = 1.0
+"""How long no request is routed to a replica that was found unreachable: Serve would repeat it without a pause."""
+
+
 class TargetRouter(RequestRouter):
     """Routes a request to the replica named in its session id; without one, to the less busy of two."""
+
+    def initialize_state(self, clock: Clock = time.monotonic) -> None:
+        """Called by Serve once the router is made."""
+        self._clock = clock
+        self._away: dict[str, float] = {}
+
+    def on_replica_actor_unavailable(self, replica_id: ReplicaID) -> None:
+        """Called by Serve when a request could not be sent to a replica that it lists."""
+        super().on_replica_actor_unavailable(replica_id)
+        now = self._clock()
+        self._away = {replica: until for replica, until in self._away.items() if until > now}
+        self._away[replica_id.unique_id] = now + AWAY_S
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -68,7 +86,8 @@ class TargetRouter(RequestRouter):
         pending_request.routing_context.should_backoff = True
         target = pending_request.metadata.session_id
         if target:
-            found = [r for r in candidate_replicas if r.replica_id.unique_id == target]
+            reachable = self._away.get(target, 0.0) <= self._clock()
+            found = [r for r in candidate_replicas if r.replica_id.unique_id == target and reachable]
         else:
             found = random.sample(candidate_replicas, min(2, len(candidate_replicas)))
         self._settle(pending_request, found, target)

@@ -10,8 +10,9 @@ import pytest
 from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 from ray.serve._private.common import DeploymentID
 from ray.serve.exceptions import ReplicaUnavailableError
+from ray.serve.request_router import RequestRouter
 
-from deployments.serve.routing import ReplicaHandles, TargetRouter, Unrouted, _peer_errors
+from deployments.serve.routing import AWAY_S, ReplicaHandles, TargetRouter, Unrouted, _peer_errors
 from migration.protocol.errors import PeerLost, Refused
 from policies.causes import Cause
 from policies.model import ReplicaId
@@ -36,6 +37,7 @@ class Router(TargetRouter):
     def __init__(self, lengths: dict[str, int]) -> None:
         self.lengths = {replica(name).replica_id: length for name, length in lengths.items()}
         self.removed: list[Pending] = []
+        self.initialize_state()
 
     @property
     def replica_queue_len_cache(self) -> Any:
@@ -74,6 +76,30 @@ async def test_a_request_goes_to_the_replica_it_names(target: str) -> None:
 async def test_a_request_to_a_replica_that_is_not_listed_fails_at_once(target: str) -> None:
     with pytest.raises(ReplicaUnavailableError):
         await choice(target)
+
+
+async def test_a_replica_that_was_found_unreachable_is_tried_again_after_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Serve's own router tries at once, and for as long as it lists the replica."""
+    monkeypatch.setattr(RequestRouter, "on_replica_actor_unavailable", lambda self, replica_id: None)
+    now = [0.0]
+    router, replicas = Router({}), [replica("a"), replica("b")]
+    router.initialize_state(lambda: now[0])
+
+    async def settled(target: str) -> Pending:
+        pending = Pending(target)
+        await router.choose_replicas(replicas, pending)
+        return pending
+
+    router.on_replica_actor_unavailable(replicas[0].replica_id)
+    for _ in range(2):
+        with pytest.raises(ReplicaUnavailableError):
+            await (await settled("a")).future
+        assert (await (await settled("b")).future) is replicas[1]
+        now[0] += AWAY_S / 3
+    now[0] = AWAY_S
+    assert (await (await settled("a")).future) is replicas[0]
 
 
 async def test_a_request_that_names_none_goes_to_the_less_busy_of_two() -> None:

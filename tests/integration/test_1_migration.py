@@ -64,12 +64,12 @@ def journeys(draw: random.Random) -> list[tuple[int, int, list[int], list[str]]]
         (5, 40, [1], ["tokens"]),
         (300, 50, [47], ["kv"]),
         (300, 50, [49], ["tokens"]),
-        (900, 120, [10, 40, 80], ["kv", "kv", "kv"]),
-        (700, 120, [10, 40, 80], ["tokens", "kv", "tokens"]),
+        (900, 200, [10, 40, 80], ["kv", "kv", "kv"]),
+        (700, 200, [10, 40, 80], ["tokens", "kv", "tokens"]),
     ]
     while sum(len(c[2]) for c in chosen) < MOVES + 12:
-        output = draw.randrange(60, 140)
-        at = sorted(draw.sample(range(output - 5), draw.choice([1, 2, 3])))
+        output = draw.randrange(120, 220)
+        at = sorted(draw.sample(range(output - 40), draw.choice([1, 2, 3])))
         chosen.append((draw.randrange(20, 1200), output, at, [draw.choice(["kv", "tokens"]) for _ in at]))
     return chosen
 
