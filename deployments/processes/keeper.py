@@ -1,6 +1,6 @@
 """Runs a command, and ends everything below it when it ends or is to end.
 
-The launcher (`app.serve`) starts the keeper in a session of its own, and the keeper starts `serve run`:
+The launcher (`app.serve`) starts the keeper in a process group of its own, and the keeper starts `serve run`:
 
     launcher     in the terminal's or init system's process group; passes signals on
       keeper     adopts orphans, so all that was ever started below it remains below it
@@ -64,6 +64,8 @@ class Keeper:
         self._ends_by = float("inf")
         self._ends_on_request = False
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # `run` waits for them
+        # Linux hangs up a group that has lost its parent while one of its processes is stopped.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         adopt_orphans()
         self._command = subprocess.Popen(command, preexec_fn=_default_signals)
 
@@ -137,12 +139,13 @@ def keep(
     """Start a keeper for this process that runs `command`, with this Python and this project first in its paths.
 
     SIGTERM has the keeper end all, after at most `drain_s` seconds for the command to end by itself. So has the end of
-    this process, at once.
+    this process, at once. The keeper stays in this process's session: Linux shares processors between sessions first
+    (autogroups), so a client would wait for a busy server in another one.
     """
     keeper = [sys.executable, "-P", "-m", _MODULE, str(identity_of(os.getpid())), str(drain_s), *command]
     first = {"PATH": Path(sys.executable).parent, "PYTHONPATH": _ROOT}  # Ray starts `python` by name in places
     paths = {name: os.pathsep.join([str(path), *filter(None, [environment.get(name)])]) for name, path in first.items()}
-    return subprocess.Popen(keeper, env={**environment, **paths}, stdout=output, stderr=output, start_new_session=True)
+    return subprocess.Popen(keeper, env={**environment, **paths}, stdout=output, stderr=output, process_group=0)
 
 
 def exit_status(returncode: int) -> int:
@@ -152,7 +155,8 @@ def exit_status(returncode: int) -> int:
 
 def _default_signals() -> None:
     """For the command, before it runs. A shell starts what runs in the background with SIGINT ignored."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
 
