@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.replay.measurements import RUNNING, ReplayMeasurements, ReplaySample
-from app.simulator.statistics import quantile
+from app.simulator.outcome.statistics import quantile
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,7 +7,7 @@ from typing import Any
 
 from app.replay.measurements import RUNNING, ReplaySample
 from app.replay.stream import Record, StreamFault, StreamOutcome
-from app.simulator.statistics import quantile
+from app.simulator.outcome.statistics import quantile
 
 
 @dataclass(frozen=True, slots=True)

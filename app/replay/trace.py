@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from app.simulator.errors import BadInput, require_not_negative, require_positive
-from app.simulator.table import read_table
+from app.simulator.workload.table import read_table
 
 COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens")
 SECONDS_PER_MINUTE = 60.0

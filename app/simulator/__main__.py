@@ -10,15 +10,15 @@ from collections.abc import Sequence
 
 from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 
-from app.simulator.document import Document, document
+from app.simulator.command.document import Document, document
+from app.simulator.command.listing import render_policies
+from app.simulator.command.options import parser
+from app.simulator.command.order import Order, read_order
+from app.simulator.command.replay import render_replay, replay
+from app.simulator.command.runs import perform_all
+from app.simulator.command.text import render
 from app.simulator.errors import BadInput
-from app.simulator.listing import render_policies
-from app.simulator.options import parser
-from app.simulator.order import Order, read_order
-from app.simulator.replay import render_replay, replay
-from app.simulator.runs import perform_all
-from app.simulator.text import render
-from app.simulator.workload import draw
+from app.simulator.workload.workload import draw
 
 DIFFERENT, BAD_INPUT, INTERRUPTED = 1, 2, 130
 

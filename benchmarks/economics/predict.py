@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from statistics import median
 
 from app.replay.trace import TraceRequest
-from app.simulator.costs import ComputeCosts, Costs, LinkCosts, MigrationCosts
-from app.simulator.job import Job
-from app.simulator.observer import Life
-from app.simulator.recorder import Recorder
-from app.simulator.setup import Setup
-from app.simulator.world import simulate
+from app.simulator.costs.costs import ComputeCosts, Costs, LinkCosts, MigrationCosts
+from app.simulator.outcome.recorder import Recorder
+from app.simulator.workload.workload import Job
+from app.simulator.world.observer import Life
+from app.simulator.world.setup import Setup
+from app.simulator.world.world import simulate
 from benchmarks.economics.case import SCHEDULERS, LiveCase
 from benchmarks.economics.figures import Figures, delays, startups, usage
 from benchmarks.economics.observed import LiveRun, ObservedMigration, ServedRequest

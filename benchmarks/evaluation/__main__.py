@@ -5,8 +5,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from app.simulator.command.runs import available_processors
 from app.simulator.errors import BadInput
-from app.simulator.runs import available_processors
 from benchmarks.evaluation.case import Case
 from benchmarks.evaluation.page import cases, write
 from benchmarks.evaluation.scale import FAST, FULL

@@ -5,11 +5,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from app.simulator.costs import IDEAL, ComputeCosts, Costs, MigrationCosts, PathChoice, read_costs
-from app.simulator.lengths import read_lengths
-from app.simulator.metrics import Window
-from app.simulator.setup import Setup
-from app.simulator.workload import Poisson, Recipe, Trace, read_trace
+from app.simulator.costs.costs import IDEAL, ComputeCosts, Costs, MigrationCosts, PathChoice, read_costs
+from app.simulator.outcome.metrics import Window
+from app.simulator.workload.lengths import read_lengths
+from app.simulator.workload.workload import Poisson, Recipe, Trace, read_trace
+from app.simulator.world.setup import Setup
 from policies.decision.limits import Limits
 from policies.model import Tokens
 

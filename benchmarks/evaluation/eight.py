@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from app.simulator.workload import Poisson
+from app.simulator.workload.workload import Poisson
 from benchmarks.evaluation.case import Case, Recording, seeds
 from benchmarks.evaluation.scale import Scale
 

@@ -6,13 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from app.simulator.job import Job
-from app.simulator.metrics import Metrics, Window, bounds, measure, series
-from app.simulator.observer import Life, Transfer
-from app.simulator.recorder import Recorder
-from app.simulator.statistics import mean, quantile
-from app.simulator.workload import Workload, draw
-from app.simulator.world import simulate
+from app.simulator.outcome.metrics import Metrics, Window, bounds, measure, series
+from app.simulator.outcome.recorder import Recorder
+from app.simulator.outcome.statistics import mean, quantile
+from app.simulator.workload.workload import Job, Workload, draw
+from app.simulator.world.observer import Life, Transfer
+from app.simulator.world.world import simulate
 from benchmarks.evaluation.case import Case
 from policies.cluster.changes import Changes
 from policies.cluster.cluster import Cluster

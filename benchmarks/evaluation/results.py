@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from app.simulator.metrics import Metrics
-from app.simulator.statistics import Interval, interval
+from app.simulator.outcome.metrics import Metrics
+from app.simulator.outcome.statistics import Interval, interval
 from benchmarks.evaluation.case import Case
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 
-from app.simulator.costs import SHIPPED
+from app.simulator.costs.costs import SHIPPED
 from benchmarks.evaluation.case import Case, expected_requests
 from benchmarks.evaluation.perform import Raw, perform
 from benchmarks.evaluation.results import Results

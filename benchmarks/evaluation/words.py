@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Sequence
 
-from app.simulator.statistics import Interval
+from app.simulator.outcome.statistics import Interval
 
 WIDTH = 120
 

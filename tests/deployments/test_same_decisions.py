@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.simulator.costs import ComputeCosts, Costs, LinkCosts, MigrationCosts
-from app.simulator.job import Job
-from app.simulator.live import Live
-from app.simulator.observer import Observer
-from app.simulator.reports import PHASES
-from app.simulator.setup import Setup
-from app.simulator.world import World, terms_of
+from app.simulator.costs.costs import ComputeCosts, Costs, LinkCosts, MigrationCosts
+from app.simulator.workload.workload import Job
+from app.simulator.world.live import Live
+from app.simulator.world.observer import Observer
+from app.simulator.world.reports import PHASES
+from app.simulator.world.setup import Setup
+from app.simulator.world.world import World, terms_of
 from deployments.api.calls import PlaceCall
 from deployments.api.report import ReplicaReport
 from deployments.config import SchedulerConfig

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.simulator.replay import play
+from app.simulator.command.replay import play
 from deployments.api.calls import MoveAccepted, MoveRejected, PlaceCall
 from deployments.api.report import ReplicaReport
 from deployments.config import SchedulerConfig

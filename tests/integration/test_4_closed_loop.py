@@ -11,7 +11,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from app.ingress.openai.answers.text import TextStream
-from app.simulator.replay import replay
+from app.simulator.command.replay import replay
 from app.tinymodel import ensure_tiny_model
 from deployments.engine.tokens import expected
 from tests.integration.application import Answer, Application, Client, eventually, process, prompt

@@ -7,15 +7,15 @@ from tests.style.sources import classes, modules, read
 
 SHARED: Mapping[str, frozenset[str]] = {
     "Choice": frozenset({"policies/paths/choice.py", "policies/rules/registry.py"}),
-    "Chunk": frozenset({"app/simulator/steps.py", "migration/protocol/messages.py"}),
-    "Engine": frozenset({"app/simulator/engine.py", "deployments/engine/port.py"}),
-    "Epoch": frozenset({"app/simulator/recorder.py", "deployments/scheduler/recording.py"}),
-    "Moving": frozenset({"app/simulator/moving.py", "migration/protocol/request.py"}),
-    "Order": frozenset({"app/simulator/order.py", "migration/run/source.py"}),
-    "Outcome": frozenset({"app/simulator/observer.py", "migration/protocol/record.py"}),
-    "Recorder": frozenset({"app/simulator/recorder.py", "deployments/scheduler/recording.py"}),
-    "Run": frozenset({"app/simulator/runs.py", "deployments/replica/host.py"}),
-    "Trace": frozenset({"app/simulator/workload.py", "policies/cluster/trail.py"}),
+    "Chunk": frozenset({"app/simulator/costs/steps.py", "migration/protocol/messages.py"}),
+    "Engine": frozenset({"app/simulator/world/engine.py", "deployments/engine/port.py"}),
+    "Epoch": frozenset({"app/simulator/outcome/recorder.py", "deployments/scheduler/recording.py"}),
+    "Moving": frozenset({"app/simulator/world/moving.py", "migration/protocol/request.py"}),
+    "Order": frozenset({"app/simulator/command/order.py", "migration/run/source.py"}),
+    "Outcome": frozenset({"app/simulator/world/observer.py", "migration/protocol/record.py"}),
+    "Recorder": frozenset({"app/simulator/outcome/recorder.py", "deployments/scheduler/recording.py"}),
+    "Run": frozenset({"app/simulator/command/runs.py", "deployments/replica/host.py"}),
+    "Trace": frozenset({"app/simulator/workload/workload.py", "policies/cluster/trail.py"}),
 }
 """Class names that still stand for several classes, with their modules. Entries may be removed, never added."""
 

@@ -1,6 +1,6 @@
 """The result at a glance: GPUs over the lower bound, and the moves needed for it."""
 
-from app.simulator.statistics import Interval
+from app.simulator.outcome.statistics import Interval
 from benchmarks.evaluation.case import Case
 from benchmarks.evaluation.compare import averaged, over_bound
 from benchmarks.evaluation.eight import POLICIES, WORKLOADS, every, name, runs

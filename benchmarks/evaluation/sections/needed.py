@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from app.simulator.statistics import Interval
+from app.simulator.outcome.statistics import Interval
 from benchmarks.evaluation.case import Case
 from benchmarks.evaluation.compare import saving, savings
 from benchmarks.evaluation.eight import (

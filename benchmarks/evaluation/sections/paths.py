@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean
 
-from app.simulator.costs import PathChoice
+from app.simulator.costs.costs import PathChoice
 from benchmarks.evaluation.case import Case, Physics, seeds
 from benchmarks.evaluation.eight import A100, MIDDLE, OURS
 from benchmarks.evaluation.perform import MIN_SLOWDOWN_TOKENS

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from matplotlib.axes import Axes
 
-from app.simulator.workload import Poisson
+from app.simulator.workload.workload import Poisson
 from benchmarks.evaluation.case import Case, Physics, Recording, seeds
 from benchmarks.evaluation.eight import A100, MIDDLE, OURS
 from benchmarks.evaluation.plots import PlottedCurve, curves

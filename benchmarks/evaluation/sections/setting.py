@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterator
 
-from app.simulator.costs import Costs, read_costs
+from app.simulator.costs.costs import Costs, read_costs
 from benchmarks.evaluation.case import Case
 from benchmarks.evaluation.eight import A100, HARDWARE, LOADS, POLICIES, WORKLOADS, Workload, name, runs
 from benchmarks.evaluation.results import Results

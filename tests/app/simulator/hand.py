@@ -1,8 +1,8 @@
 """A simulation by hand: what an observer is told, with numbers that can be checked on paper."""
 
-from app.simulator.job import Job
-from app.simulator.observer import Life, Outcome, Transfer
-from app.simulator.recorder import Recorder
+from app.simulator.outcome.recorder import Recorder
+from app.simulator.workload.workload import Job
+from app.simulator.world.observer import Life, Outcome, Transfer
 from policies.cluster.cluster import Cluster
 from policies.model import Bytes, ReplicaId, ReplicaState, RequestId, Tokens
 from policies.plan import Eviction, Move, Opening, Path, Plan, Reason

@@ -3,15 +3,15 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from app.simulator.batch import NEVER
-from app.simulator.costs import IDEAL, ComputeCosts, Costs, LinkCosts, MigrationCosts, PathChoice
-from app.simulator.engine import Engine, Memory, Settled
-from app.simulator.job import Job
-from app.simulator.live import Live
-from app.simulator.observer import Life, Transfer
-from app.simulator.setup import Setup
-from app.simulator.steps import StepTimes
-from app.simulator.world import World
+from app.simulator.costs.costs import IDEAL, ComputeCosts, Costs, LinkCosts, MigrationCosts, PathChoice
+from app.simulator.costs.steps import StepTimes
+from app.simulator.workload.workload import Job
+from app.simulator.world.batch import NEVER
+from app.simulator.world.engine import Engine, Memory, Settled
+from app.simulator.world.live import Live
+from app.simulator.world.observer import Life, Transfer
+from app.simulator.world.setup import Setup
+from app.simulator.world.world import World
 from policies.cluster.changes import Changes
 from policies.cluster.cluster import Cluster
 from policies.cluster.replica import Replica, Request

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from app.simulator.calibrate import OVERHEAD_S, READS, main
-from app.simulator.costs import ComputeCosts, Costs, MigrationCosts, read_costs
-from app.simulator.hardware import GPUS, MODELS, STATED_LINKS
+from app.simulator.costs.costs import ComputeCosts, Costs, MigrationCosts, read_costs
+from app.simulator.costs.hardware import GPUS, MODELS, STATED_LINKS
 
 MODEL, GPU = "Llama-2-7b-hf", "a100"
 SIZES = [1, 2, 60, 64, 128, 250, 256, 512, 1024, 2048, 4096]

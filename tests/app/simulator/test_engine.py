@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.simulator.engine import Engine, Memory
-from app.simulator.live import Live, Stage
+from app.simulator.world.engine import Engine, Memory
+from app.simulator.world.live import Live, Stage
 from tests.app.simulator.physics import COMPUTE, engine, live, run
 
 

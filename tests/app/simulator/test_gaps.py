@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.simulator.gaps import Gaps
+from app.simulator.world.batch import Gaps
 
 
 @given(st.lists(st.floats(0.001, 10.0), max_size=30), st.integers(0, 30))

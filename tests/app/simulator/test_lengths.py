@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from app.simulator.errors import BadInput
-from app.simulator.lengths import SHIPPED, Curve, Quantiles, Resampled, read_lengths
+from app.simulator.workload.lengths import SHIPPED, Curve, Quantiles, Resampled, read_lengths
 
 HEADER = "percentile,tail_prompt_tokens,tail_output_tokens\n"
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.simulator.links import Flow, Links
-from app.simulator.loop import Loop, Turn
+from app.simulator.world.links import Flow, Links
+from app.simulator.world.loop import Loop, Turn
 from policies.model import Bytes
 from policies.paths.choice import LinkId
 

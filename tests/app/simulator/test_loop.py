@@ -1,6 +1,6 @@
 """Virtual time: order, ties, cancelling."""
 
-from app.simulator.loop import Loop, Turn
+from app.simulator.world.loop import Loop, Turn
 
 
 def test_things_happen_by_time_then_turn_then_in_the_order_of_asking() -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from app.simulator.costs import IDEAL, Costs
+from app.simulator.costs.costs import IDEAL, Costs
+from app.simulator.costs.measurements import DecodeTime, Measurements, PrefillTime, TransferTime, calibrated, overlay
+from app.simulator.costs.steps import Chunk, StepTimes
 from app.simulator.errors import BadInput
-from app.simulator.measurements import DecodeTime, Measurements, PrefillTime, TransferTime, calibrated, overlay
-from app.simulator.steps import Chunk, StepTimes
 from policies.model import Tokens
 from tests.app.simulator.physics import COMPUTE, MIGRATION
 

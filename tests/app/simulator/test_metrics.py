@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from app.simulator.job import Job
-from app.simulator.metrics import SERIES_POINTS, Window, bounds, measure, series
-from app.simulator.observer import Outcome
-from app.simulator.recorder import Recorder
+from app.simulator.outcome.metrics import SERIES_POINTS, Window, bounds, measure, series
+from app.simulator.outcome.recorder import Recorder
+from app.simulator.workload.workload import Job
+from app.simulator.world.observer import Outcome
 from policies.model import RequestId, Tokens
 from policies.plan import Path
 from tests.app.simulator.hand import cluster, life, play, transfer

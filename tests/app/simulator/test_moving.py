@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from app.simulator.costs import Costs, LinkCosts, PathChoice
-from app.simulator.setup import Setup
-from app.simulator.world import simulate
+from app.simulator.costs.costs import Costs, LinkCosts, PathChoice
+from app.simulator.world.setup import Setup
+from app.simulator.world.world import simulate
 from policies.cluster.cluster import Cluster
 from policies.decision.limits import Limits
 from policies.model import ReplicaId, RequestId, Tokens

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from app.simulator.command.options import parser
+from app.simulator.command.order import Order, read_order
 from app.simulator.errors import BadInput
-from app.simulator.options import parser
-from app.simulator.order import Order, read_order
-from app.simulator.workload import Poisson, draw
+from app.simulator.workload.workload import Poisson, draw
 from policies.decision.limits import Limits
 from tests.app.replay.make_small_trace import PATH
 

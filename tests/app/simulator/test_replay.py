@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from app.simulator.__main__ import BAD_INPUT, DIFFERENT, main
-from app.simulator.replay import replay
+from app.simulator.command.replay import replay
 from deployments.scheduler.recording import Epoch, PlacedCall, Recorder
 from policies.cluster.changes import Arrival
 from policies.decision.deciding import SchedulerMemory, decide, place

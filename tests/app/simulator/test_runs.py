@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from app.simulator.job import Job
-from app.simulator.metrics import Window
-from app.simulator.runs import Run, perform, perform_all
-from app.simulator.setup import Setup
+from app.simulator.command.runs import Run, perform, perform_all
+from app.simulator.outcome.metrics import Window
+from app.simulator.workload.workload import Job
+from app.simulator.world.setup import Setup
 from policies.model import RequestId, Tokens
 
 JOBS = tuple(Job(RequestId(f"r{n}"), n / 2, Tokens(100 + 37 * n % 300), Tokens(50 + 91 * n % 250)) for n in range(40))

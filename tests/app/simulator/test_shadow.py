@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from app.simulator.costs import IDEAL
-from app.simulator.observer import Life, Transfer
-from app.simulator.setup import Setup
-from app.simulator.world import simulate
+from app.simulator.costs.costs import IDEAL
+from app.simulator.world.observer import Life, Transfer
+from app.simulator.world.setup import Setup
+from app.simulator.world.world import simulate
 from policies.cluster.cluster import Cluster
 from policies.decision.limits import Limits, LiveLimits, Mode, Terms
 from policies.decision.memory import PoolMemory

@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.simulator.statistics import Interval, interval, mean, quantile, student_95
+from app.simulator.outcome.statistics import Interval, interval, mean, quantile, student_95
 
 
 def test_nothing_has_no_mean() -> None:

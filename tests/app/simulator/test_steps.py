@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.simulator.costs import ComputeCosts
-from app.simulator.steps import Chunk, Leg, StepTimes, interpolate
+from app.simulator.costs.costs import ComputeCosts
+from app.simulator.costs.steps import Chunk, Leg, StepTimes, interpolate
 from policies.model import Tokens
 from tests.app.simulator.physics import COMPUTE
 

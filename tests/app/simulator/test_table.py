@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from app.simulator.errors import BadInput
-from app.simulator.table import read_table
+from app.simulator.workload.table import read_table
 
 TEXT = "b,a,c\n1,2.5,x\n3,4,y\n"
 

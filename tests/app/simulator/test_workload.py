@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from app.simulator.errors import BadInput
-from app.simulator.lengths import Resampled
-from app.simulator.statistics import mean
-from app.simulator.workload import Poisson, Recipe, Recorded, Trace, draw, read_trace
+from app.simulator.outcome.statistics import mean
+from app.simulator.workload.lengths import Resampled
+from app.simulator.workload.workload import Poisson, Recipe, Recorded, Trace, draw, read_trace
 from policies.model import Tokens
 
 TRACE = Trace((Recorded(0.0, 10, 20), Recorded(2.5, 30, 40), Recorded(9.0, 50, 60)))

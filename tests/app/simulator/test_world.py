@@ -7,11 +7,11 @@ from itertools import product
 
 import pytest
 
-from app.simulator.costs import IDEAL, Costs, PathChoice
-from app.simulator.job import Job
-from app.simulator.live import Stage
-from app.simulator.setup import Setup
-from app.simulator.world import World, simulate
+from app.simulator.costs.costs import IDEAL, Costs, PathChoice
+from app.simulator.workload.workload import Job
+from app.simulator.world.live import Stage
+from app.simulator.world.setup import Setup
+from app.simulator.world.world import World, simulate
 from policies.cluster.changes import Arrival
 from policies.cluster.cluster import Cluster
 from policies.cluster.supply import Supply

@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.simulator.steps import Chunk, StepTimes
+from app.simulator.costs.steps import Chunk, StepTimes
 from benchmarks.economics.case import Conditions, default_pace
 from benchmarks.economics.predict import compute_costs, costs_of, predict, predictable, setup_of
 from tests.benchmarks.economics.made_up import CONDITIONS, case, looks, migration, run, served

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from app.simulator.lengths import SHIPPED_PATH
+from app.simulator.workload.lengths import SHIPPED_PATH
 from benchmarks.evaluation.case import LENGTHS
 from tests.app.replay.make_small_trace import PATH
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from app.simulator.costs import IDEAL, PathChoice, read_costs
-from app.simulator.workload import Poisson, draw
+from app.simulator.costs.costs import IDEAL, PathChoice, read_costs
+from app.simulator.workload.workload import Poisson, draw
 from benchmarks.evaluation.case import Case, Physics, Recording, Span, expected_requests, seeds
 from benchmarks.evaluation.eight import A100
 from benchmarks.evaluation.scale import FULL

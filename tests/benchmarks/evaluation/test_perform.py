@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from app.simulator.recorder import Recorder
-from app.simulator.workload import Poisson
+from app.simulator.outcome.recorder import Recorder
+from app.simulator.workload.workload import Poisson
 from benchmarks.evaluation.case import Case, Span
 from benchmarks.evaluation.perform import OperationCounter, perform
 from policies.cluster.changes import Changes

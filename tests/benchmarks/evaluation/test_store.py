@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.simulator.workload import Poisson
+from app.simulator.workload.workload import Poisson
 from benchmarks.evaluation.case import LENGTHS, Case, Physics, Span
 from benchmarks.evaluation.store import FailedRun, Store, carry_out
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.simulator.statistics import Interval
+from app.simulator.outcome.statistics import Interval
 from benchmarks.evaluation.tables import table, text_table
 from benchmarks.evaluation.words import change, counted, listing, prose, share, span, spread
 

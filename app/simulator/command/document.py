@@ -1,0 +1,109 @@
+"""The JSON document of a simulation: what was asked for, what the workload needs at least, and every run."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from app.simulator.command.order import Order
+from app.simulator.outcome.metrics import Metrics
+from app.simulator.outcome.statistics import interval, mean
+from app.simulator.workload.workload import Poisson, Workload
+
+Document = dict[str, Any]
+
+
+def document(
+    order: Order, workloads: Sequence[Workload], bounds: Sequence[Metrics], runs: Sequence[Metrics]
+) -> Document:
+    """All of it; `summary` is there where there is more than one seed to summarise."""
+    whole = {
+        "workload": _workload(order, workloads),
+        "setup": _setup(order),
+        "bound": _bound(bounds, order.setup.slotted_rate),
+        "runs": list(runs),
+    }
+    return {**whole, "summary": summary(runs)} if len(workloads) > 1 else whole
+
+
+def summary(runs: Sequence[Metrics]) -> list[Metrics]:
+    """Per policy, every metric that is one number: its mean over the seeds and the 95 % confidence interval's half."""
+    by_policy: dict[str, list[Metrics]] = {}
+    for run in runs:
+        by_policy.setdefault(run["policy"], []).append(run)
+    return [
+        {"policy": policy, "seeds": len(members), **_intervals([_flat(member) for member in members])}
+        for policy, members in by_policy.items()
+    ]
+
+
+def _intervals(members: Sequence[Mapping[str, float]]) -> Metrics:
+    """Only what every seed has: a metric may have had nothing to count in one of them."""
+    names = [name for name in members[0] if all(name in member for member in members)]
+    return {name: asdict(interval([member[name] for member in members])) for name in names}
+
+
+def _flat(run: Metrics) -> dict[str, float]:
+    """The numbers of a run; those of a distribution are called `<metric>.<quantile>`."""
+    numbers: dict[str, float] = {}
+    for name, value in run.items():
+        if isinstance(value, int | float) and name != "seed":
+            numbers[name] = value
+        elif isinstance(value, dict) and "p99" in value:
+            numbers |= {f"{name}.{part}": number for part, number in value.items()}
+    return numbers
+
+
+def _bound(bounds: Sequence[Metrics], rate: float) -> Metrics:
+    """Means over the seeds, and each seed's own; in the idealised model, where all requests decode at one rate."""
+    names = ("peak", "mean", "repack_mean")
+    means = {name: mean([bound[name] for bound in bounds]) for name in names}
+    return {**means, "decode_rate": rate, "by_seed": list(bounds)}
+
+
+def _workload(order: Order, workloads: Sequence[Workload]) -> Metrics:
+    recipe = order.recipe
+    rate = recipe.arrivals.rate if isinstance(recipe.arrivals, Poisson) else None
+    return {
+        "arrivals": "trace" if rate is None else "poisson",
+        "rate_per_s": rate,
+        "trace": order.names.trace,
+        "lengths": order.names.lengths,
+        "length_scale": recipe.length_scale,
+        "time_scale": recipe.time_scale,
+        "horizon_s": recipe.horizon_s,
+        "warmup_s": order.window.warmup_s,
+        "seeds": list(order.seeds),
+        "by_seed": [_drawn(workload) for workload in workloads],
+    }
+
+
+def _drawn(workload: Workload) -> Metrics:
+    return {
+        "seed": workload.seed,
+        "requests": len(workload.jobs),
+        "capped": workload.capped,
+        "prompt_tokens_mean": mean([job.prompt for job in workload.jobs]),
+        "output_tokens_mean": mean([job.output for job in workload.jobs]),
+    }
+
+
+def _setup(order: Order) -> Metrics:
+    setup = order.setup
+    return {
+        "capacity_tokens": setup.capacity,
+        "decode_rate": order.decode_rate,
+        "epoch_s": setup.epoch_s,
+        "gpus_per_node": setup.gpus_per_node,
+        "max_gpus": setup.max_gpus,
+        "batched": setup.batched,
+        "moves_per_epoch": setup.limits.moves_per_epoch,
+        "cooldown_s": setup.limits.cooldown_s,
+        "headroom_s": setup.limits.headroom_s,
+        "lead_s": setup.limits.lead_s,
+        "linger_s": setup.limits.linger_s,
+        "slack_gpus": setup.limits.slack,
+        "foresight_s": setup.limits.foresight_s,
+        "costs": order.names.costs,
+        "costs_from": dict(order.costs.provenance),
+        "calibration": order.names.calibration,
+    }

@@ -1,0 +1,195 @@
+"""What a command line asks for, as values that have been checked."""
+
+import argparse
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.simulator.command.runs import Run, available_processors
+from app.simulator.costs.costs import Costs, read_costs
+from app.simulator.costs.measurements import calibrated
+from app.simulator.errors import BadInput, require_not_negative, require_positive
+from app.simulator.outcome.metrics import Window
+from app.simulator.workload.lengths import read_lengths
+from app.simulator.workload.workload import Poisson, Recipe, Trace, Workload, read_trace
+from app.simulator.world.setup import Setup
+from policies.decision.limits import Limits
+from policies.model import Tokens
+from policies.rules.registry import policy
+
+POISSON_HORIZON_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What the user called the files that were read; None where there was none."""
+
+    trace: str | None
+    lengths: str | None
+    costs: str
+    calibration: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is to be simulated, in how many processes, and where the outcome goes."""
+
+    recipe: Recipe
+    policies: tuple[str, ...]
+    seeds: tuple[int, ...]
+    setup: Setup
+    window: Window
+    costs: Costs
+    names: Names
+    processes: int
+    json: Path | None
+    with_series: bool
+
+    @property
+    def decode_rate(self) -> float | None:
+        """Tokens per second and request in effect; None where it depends on what else a replica does."""
+        if self.costs.compute is not None and self.costs.compute.decode:
+            return None
+        return self.setup.slotted_rate if self.costs.slots else self.setup.decode_rate
+
+    def runs(self, workloads: Sequence[Workload]) -> list[Run]:
+        """The runs without a policy, one per workload; then every policy with every workload."""
+        return [
+            Run(name, workload.seed, workload.jobs, self.setup, self.window, self.costs, self.with_series)
+            for name in (None, *self.policies)
+            for workload in workloads
+        ]
+
+
+def read_order(given: argparse.Namespace) -> Order:
+    """What the command line asks for. Raises `BadInput` where that is impossible, before anything is simulated."""
+    arrivals = _arrivals(given)
+    require_positive("epoch", given.epoch)
+    require_positive("time scale", given.time_scale)
+    horizon_s = _horizon_s(given, arrivals)
+    recipe = Recipe(
+        arrivals,
+        None if given.lengths is None else read_lengths(given.lengths),
+        horizon_s,
+        given.capacity_tokens,
+        given.time_scale,
+        given.length_scale,
+        not given.no_cap,
+    )
+    _require_writable(given.json)
+    return Order(
+        recipe,
+        _policies(given.policy),
+        _seeds(given.seed, given.seeds),
+        _setup(given, horizon_s),
+        _window(given, horizon_s),
+        _costs(given),
+        _names(given),
+        available_processors() if given.processes is None else _at_least_one("number of processes", given.processes),
+        given.json,
+        given.series,
+    )
+
+
+def _arrivals(given: argparse.Namespace) -> Poisson | Trace:
+    if (given.trace is None) == (given.poisson is None):
+        raise BadInput("Give either --trace FILE or --poisson RATE.")
+    return Poisson(given.poisson) if given.trace is None else read_trace(given.trace)
+
+
+def _horizon_s(given: argparse.Namespace, arrivals: Poisson | Trace) -> float:
+    if given.horizon is not None:
+        require_positive("horizon", given.horizon)
+        return float(given.horizon)
+    if isinstance(arrivals, Poisson):
+        return POISSON_HORIZON_S
+    last_s = arrivals.rows[-1].at_s * given.time_scale
+    return float((math.floor(last_s / given.epoch) + 1) * given.epoch)
+
+
+def _window(given: argparse.Namespace, horizon_s: float) -> Window:
+    require_not_negative("warm-up", given.warmup)
+    if given.warmup >= horizon_s:
+        raise BadInput(
+            f"A warm-up of {given.warmup:g} s leaves nothing to measure of {horizon_s:g} s: "
+            "give a shorter --warmup or a longer --horizon."
+        )
+    return Window(given.warmup, horizon_s)
+
+
+def _setup(given: argparse.Namespace, horizon_s: float) -> Setup:
+    if horizon_s < given.epoch:
+        raise BadInput(f"The horizon of {horizon_s:g} s ends before the first epoch of {given.epoch:g} s does.")
+    require_positive("decode rate", given.decode_rate)
+    if given.decode_rate * given.epoch < 1:
+        raise BadInput(f"At {given.decode_rate:g} tokens/s a request gets no token in an epoch of {given.epoch:g} s.")
+    require_not_negative("cooldown", given.cooldown)
+    require_not_negative("headroom", given.headroom)
+    require_not_negative("lead", given.lead)
+    require_not_negative("linger", given.linger)
+    require_not_negative("slack", given.slack)
+    require_not_negative("foresight", given.foresight)
+    if given.moves_per_epoch is not None:
+        require_not_negative("number of moves per epoch", given.moves_per_epoch)
+    return Setup(
+        capacity=Tokens(given.capacity_tokens),
+        decode_rate=given.decode_rate,
+        epoch_s=given.epoch,
+        gpus_per_node=_at_least_one("number of GPUs per node", given.gpus_per_node),
+        horizon_s=horizon_s,
+        max_gpus=None if given.max_gpus is None else _at_least_one("number of GPUs", given.max_gpus),
+        batched=not given.unbatched,
+        limits=Limits(
+            given.moves_per_epoch,
+            given.cooldown,
+            given.headroom,
+            lead_s=given.lead,
+            slack=given.slack,
+            foresight_s=given.foresight,
+            linger_s=given.linger,
+        ),
+    )
+
+
+def _policies(specs: Sequence[str]) -> tuple[str, ...]:
+    if not specs:
+        raise BadInput("Give a --policy; --list-policies names them.")
+    for spec in specs:
+        try:
+            policy(spec)
+        except ValueError as error:
+            raise BadInput(f"--policy {spec}: {error}.") from None
+    return tuple(dict.fromkeys(specs))
+
+
+def _seeds(given: Sequence[int] | None, count: int | None) -> tuple[int, ...]:
+    seeds = tuple(dict.fromkeys(given or (0,)))
+    if count is None:
+        return seeds
+    if len(seeds) > 1:
+        raise BadInput("--seeds N counts from one --seed, not from several.")
+    return tuple(range(seeds[0], seeds[0] + _at_least_one("number of seeds", count)))
+
+
+def _costs(given: argparse.Namespace) -> Costs:
+    costs = read_costs(given.costs)
+    return costs if given.calibration is None else calibrated(costs, given.calibration)
+
+
+def _names(given: argparse.Namespace) -> Names:
+    paths = (given.trace, given.lengths, given.calibration)
+    trace, lengths, calibration = (None if path is None else Path(path).name for path in paths)
+    return Names(trace, lengths, Path(given.costs).name, calibration)
+
+
+def _at_least_one(what: str, value: int) -> int:
+    if value < 1:
+        raise BadInput(f"The {what} must be 1 or more, got {value}.")
+    return value
+
+
+def _require_writable(path: Path | None) -> None:
+    """An hour of simulation must not end in a path that is not there."""
+    if path is not None and (path.is_dir() or not path.parent.is_dir()):
+        raise BadInput(f"{path} cannot be written: there is no directory {path.parent}, or it is one itself.")

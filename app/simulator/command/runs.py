@@ -1,0 +1,137 @@
+"""Carrying out runs, in this process or in several, with one account of how far they all are.
+
+Processes are spawned, not forked: nothing of this one leaks into a result. Each writes the virtual time of its run
+into a cell of its own in shared memory, which is all the progress there is to tell, and looks there whether to stop.
+"""
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
+from ctypes import Array, c_bool, c_double
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
+
+from app.simulator.costs.costs import IDEAL, Costs
+from app.simulator.outcome.demand import Alone, unlimited
+from app.simulator.outcome.metrics import Metrics, Window, bounds, measure, series
+from app.simulator.outcome.recorder import Recorder
+from app.simulator.workload.workload import Job
+from app.simulator.world.setup import Setup
+from app.simulator.world.world import simulate
+from policies.rules.registry import policy
+
+Tick = Callable[[float], None]
+"""Called with seconds of virtual time."""
+
+POLL_S = 0.2
+
+
+class Stopped(Exception):
+    """The run was told to end before its horizon."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One workload played through one policy; without a policy, only what the workload asks for is found."""
+
+    policy: str | None
+    seed: int
+    jobs: tuple[Job, ...]
+    setup: Setup
+    window: Window
+    costs: Costs = IDEAL
+    with_series: bool = False
+
+
+def perform(run: Run, tick: Tick) -> Metrics:
+    """Carry out one run; `tick` may raise to end it."""
+    recorder = Recorder(tick)
+    if run.policy is None:
+        simulate(run.jobs, Alone(), unlimited(run.setup), IDEAL, recorder)
+        return {"seed": run.seed, **bounds(recorder, run.window)}
+    simulate(run.jobs, policy(run.policy), run.setup, run.costs, recorder)
+    metrics = {"policy": run.policy, "seed": run.seed, **measure(recorder, run.jobs, run.window)}
+    return {**metrics, "series": series(recorder)} if run.with_series else metrics
+
+
+def perform_all(runs: Sequence[Run], processes: int, show: Tick) -> list[Metrics]:
+    """Carry out every run and return their metrics in the same order; `show` is told the virtual time of all."""
+    if processes == 1:
+        return _in_turn(runs, show)
+    context = get_context("spawn")
+    times = context.RawArray(c_double, len(runs))
+    stop = context.RawValue(c_bool, False)
+    with ProcessPoolExecutor(min(processes, len(runs)), context, _join, (times, stop)) as pool:
+        try:
+            with _children_deaf_to_interrupts():
+                futures = [pool.submit(_perform_here, index, run) for index, run in enumerate(runs)]
+            _watch(futures, times, show)
+            return [future.result() for future in futures]
+        except BaseException:
+            stop.value = True
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def available_processors() -> int:
+    """How many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _in_turn(runs: Sequence[Run], show: Tick) -> list[Metrics]:
+    done_s, results = 0.0, []
+    for run in runs:
+        results.append(perform(run, partial(_show_after, show, done_s)))
+        done_s += run.setup.horizon_s
+        show(done_s)
+    return results
+
+
+def _show_after(show: Tick, done_s: float, now: float) -> None:
+    show(done_s + now)
+
+
+@contextmanager
+def _children_deaf_to_interrupts() -> Iterator[None]:
+    """Processes started meanwhile ignore Ctrl-C, which reaches all of a terminal's: only this one acts on it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _watch(futures: Sequence[Future[Metrics]], times: "Array[c_double]", show: Tick) -> None:
+    """Return when all are done, or raise what one of them raised."""
+    pending = set(futures)
+    while pending:
+        done, pending = wait(pending, POLL_S, FIRST_EXCEPTION)
+        for future in done:
+            future.result()
+        show(sum(times))
+
+
+# --- in a process of the pool ---------------------------------------------------------------------------------------
+
+
+def _join(times: "Array[c_double]", stop: c_bool) -> None:
+    global _times, _stop
+    _times, _stop = times, stop
+
+
+def _perform_here(index: int, run: Run) -> Metrics:
+    def tick(now: float) -> None:
+        if _stop.value:
+            raise Stopped
+        _times[index] = now
+
+    metrics = perform(run, tick)
+    _times[index] = run.setup.horizon_s
+    return metrics
+
+
+_times: "Array[c_double]"
+_stop: c_bool

@@ -1,0 +1,81 @@
+"""The outcome of a simulation as text to print; pure, made from the JSON document alone."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from app.simulator.command.document import Document, summary
+
+NOTHING = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """A metric of the summary, how to print it and under which heading."""
+
+    heading: str
+    metric: str
+    form: str
+    width: int
+    factor: float = 1.0
+
+
+COLUMNS = (
+    _Column("GPUs mean", "gpus_mean", ",.2f", 9),
+    _Column("peak", "gpus_peak", ",.0f", 6),
+    _Column("x bound", "ratio_to_bound", ".3f", 7),
+    _Column("used %", "utilisation", ".1f", 6, factor=100),
+    _Column("moves/s", "migrations_per_s", ",.2f", 7),
+    _Column("evict/s", "evictions_per_s", ",.3f", 7),
+    _Column("preempt/s", "preemptions_per_s", ",.3f", 9),
+    _Column("waiting", "requests_waiting_mean", ",.1f", 7),
+    _Column("stall p99", "stall_s.p99", ",.2f", 9),
+    _Column("TTFT+ p99", "added_ttft_s.p99", ",.2f", 9),
+    _Column("done+ p99", "added_completion_s.p99", ",.2f", 9),
+)
+"""Delays are in seconds; the last two are what a request takes longer than alone on an idle replica."""
+
+
+def render(outcome: Document) -> str:
+    """A page that says what was simulated, what it needs at least, and how every policy fared."""
+    return "\n".join((*_head(outcome), "", *_table(summary(outcome["runs"]))))
+
+
+def _head(outcome: Document) -> Iterator[str]:
+    workload, setup, bound = outcome["workload"], outcome["setup"], outcome["bound"]
+    source = workload["trace"] or f"Poisson {workload['rate_per_s']:g}/s"
+    lengths = f", lengths from {workload['lengths']}" if workload["lengths"] else ""
+    scales = "".join(
+        f", {what} x {workload[name]:g}"
+        for what, name in (("times", "time_scale"), ("lengths", "length_scale"))
+        if workload[name] != 1
+    )
+    yield f"{source}{lengths}{scales}; {workload['horizon_s']:g} s, the first {workload['warmup_s']:g} s not counted"
+    rate = "" if setup["decode_rate"] is None else f"{setup['decode_rate']:g} tokens/s per request, "
+    most = "" if setup["max_gpus"] is None else f"at most {setup['max_gpus']} "
+    gpus = f"{most}GPUs of {setup['capacity_tokens']:,} tokens"
+    yield f"{gpus}, {rate}epochs of {setup['epoch_s']:g} s, costs {setup['costs']}"
+    ideally = "" if setup["costs"] == "ideal" else f"in the idealised model, at {bound['decode_rate']:g} tokens/s, "
+    for drawn, needs in zip(workload["by_seed"], bound["by_seed"], strict=True):
+        yield (
+            f"seed {drawn['seed']}: {drawn['requests']:,} requests, {drawn['capped']:,} of them cut to the capacity; "
+            f"{ideally}they need {needs['mean']:.2f} GPUs on average at least, {needs['peak']} at peak"
+        )
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """One line per policy; with several seeds another one below it, the half-widths of the 95 % intervals."""
+    width = max(len(row["policy"]) for row in rows)
+    yield " " * width + "".join(f"  {column.heading:>{column.width}}" for column in COLUMNS)
+    for row in rows:
+        yield f"{row['policy']:<{width}}" + _cells(row, "mean")
+        if row["seeds"] > 1:
+            yield " " * width + _cells(row, "ci95", "±")
+
+
+def _cells(row: Mapping[str, Any], part: str, sign: str = "") -> str:
+    cells = (
+        f"{sign}{row[column.metric][part] * column.factor:{column.form}}" if column.metric in row else NOTHING
+        for column in COLUMNS
+    )
+    return "".join(f"  {cell:>{column.width}}" for column, cell in zip(COLUMNS, cells, strict=True))

@@ -1,0 +1,151 @@
+"""Corrects costs by what a live system has measured of itself.
+
+A JSON file; every part may be missing, and corrects nothing then:
+
+    {"prefill":   [{"tokens": 512, "seconds": 0.071}, ...],
+     "decode":    [{"requests": 8, "context_tokens": 9600, "seconds": 0.031}, ...],
+     "links":     [{"scope": "intra", "bytes": 134217728, "seconds": 0.0061}, ...],
+     "startup_s": [31.5, 29.8, ...]}
+
+`prefill`: one request of so many tokens on an idle replica, from its admission to its first token. `decode`: one step
+of a replica that decodes so many requests with so many tokens of context in all. `links`: one transfer between two
+replicas of a node (`intra`) or of two nodes (`inter`). `startup_s`: from asking for a replica until it took requests.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import ClassVar, Literal
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from app.simulator.costs.costs import STRICT, ComputeCosts, Costs, Count, LinkCosts, NotNegative, Positive, sentence
+from app.simulator.costs.fits import Timing, brief, fit_link, rising, slope
+from app.simulator.errors import BadInput
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillTime:
+    """How long a prompt took."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    tokens: Count
+    seconds: Positive
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeTime:
+    """How long a step took that only decoded."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    requests: Count
+    context_tokens: Count
+    seconds: Positive
+
+
+@dataclass(frozen=True, slots=True)
+class TransferTime:
+    """How long a transfer took."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    scope: Literal["intra", "inter"]
+    bytes: Count
+    seconds: Positive
+
+
+@dataclass(frozen=True, slots=True)
+class Measurements:
+    """What a live system has measured; an empty part is unknown."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+
+    prefill: tuple[PrefillTime, ...] = ()
+    decode: tuple[DecodeTime, ...] = ()
+    links: tuple[TransferTime, ...] = ()
+    startup_s: tuple[NotNegative, ...] = ()
+
+
+_MEASUREMENTS = TypeAdapter(Measurements)
+
+
+def calibrated(costs: Costs, path: Path) -> Costs:
+    """The costs, corrected by the measurements in a file.
+
+    Raises `BadInput` if the file cannot be read, does not hold measurements, or measures what `costs` leave out.
+    """
+    try:
+        measured = _MEASUREMENTS.validate_json(path.read_bytes())
+    except OSError as error:
+        raise BadInput(f"Cannot read the measurements in {path}: {error.strerror}.") from None
+    except ValidationError as error:
+        raise BadInput(f"The measurements in {path} are wrong: {sentence(error)}.") from None
+    try:
+        return overlay(costs, measured)
+    except ValueError as error:
+        raise BadInput(f"The measurements in {path} are of no use: {error}.") from None
+
+
+def overlay(costs: Costs, measured: Measurements) -> Costs:
+    """The costs, corrected by measurements. Raises `ValueError` if they measure what the costs leave out."""
+    if measured.startup_s:
+        costs = replace(costs, startup_s=median(measured.startup_s))
+    if measured.prefill or measured.decode:
+        if costs.compute is None:
+            raise ValueError("these costs have no step times to be corrected")
+        costs = replace(costs, compute=_compute(costs.compute, measured))
+    if measured.links:
+        if costs.migration is None:
+            raise ValueError("these costs have no links to be corrected")
+        intra = _link(costs.migration.intra, measured.links, "intra")
+        inter = _link(costs.migration.inter, measured.links, "inter")
+        costs = replace(costs, migration=replace(costs.migration, intra=intra, inter=inter))
+    return costs
+
+
+def _compute(costs: ComputeCosts, measured: Measurements) -> ComputeCosts:
+    """Step times through the measured points, and as they were beyond them.
+
+    What context takes is found first, from steps of equally many requests. A prompt of more tokens than one step
+    computes says nothing about a single step.
+    """
+    context_s = _context_s(measured.decode)
+    if context_s is None:
+        context_s = costs.context_s
+    linear: dict[int, list[float]] = {}
+    for prompt in measured.prefill:
+        if prompt.tokens <= costs.chunk_tokens:
+            seconds = prompt.seconds - costs.overhead_s - costs.attention_s * prompt.tokens**2 / 2
+            linear.setdefault(prompt.tokens, []).append(seconds)
+    if measured.prefill and not linear:
+        raise ValueError(f"no prompt of at most {costs.chunk_tokens} tokens was measured")
+    fewest, most = min(linear, default=math.inf), max((step.requests for step in measured.decode), default=0)
+    for step in measured.decode:
+        if step.requests < fewest:
+            seconds = step.seconds - costs.overhead_s - context_s * step.context_tokens
+            linear.setdefault(step.requests, []).append(seconds)
+    linear |= {tokens: [seconds] for tokens, seconds in costs.linear if most < tokens < fewest}
+    knots = rising({tokens: brief(median(seconds)) for tokens, seconds in linear.items()})
+    if knots[0][1] <= 0:
+        raise ValueError("steps were measured to take less than their overhead")
+    return replace(costs, linear=knots, context_s=brief(context_s))
+
+
+def _context_s(steps: Sequence[DecodeTime]) -> float | None:
+    """Seconds per token of context, None if no two steps differ in nothing else."""
+    batches = {step.requests for step in steps}
+    slopes = [
+        slope([(step.context_tokens, step.seconds) for step in steps if step.requests == batch])
+        for batch in sorted(batches)
+    ]
+    known = [value for value in slopes if value is not None]
+    return max(0.0, median(known)) if known else None
+
+
+def _link(costs: LinkCosts, transfers: Sequence[TransferTime], scope: str) -> LinkCosts:
+    timings = [Timing(t.bytes, t.seconds) for t in transfers if t.scope == scope]
+    return fit_link(timings) if timings else costs

@@ -1,0 +1,215 @@
+"""What a simulation amounts to: its metrics by name, as they stand in the JSON document.
+
+Only what happens from the warm-up's end on counts. An epoch's state holds until the next epoch, so means are weighted
+with the time between; rates are per second of virtual time.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from app.simulator.outcome.recorder import Epoch, Recorder
+from app.simulator.outcome.statistics import mean, quantile, weighted_mean
+from app.simulator.workload.workload import Job
+from app.simulator.world.observer import Life, Outcome, Transfer
+from policies.plan import Path, Reason
+
+Metrics = dict[str, Any]
+
+_IDEAL = "ideal"
+"""The key for moves without a path: those of the idealised model."""
+
+SERIES_POINTS = 600
+"""A series is thinned to about as many points as a plot can show."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The part of a simulation that counts, in seconds of virtual time."""
+
+    warmup_s: float
+    horizon_s: float
+
+    @property
+    def seconds(self) -> float:
+        """How long it is."""
+        return self.horizon_s - self.warmup_s
+
+    def has(self, at_s: float) -> bool:
+        """Whether that moment counts; the horizon itself does, since what ends by it has been simulated."""
+        return self.warmup_s <= at_s <= self.horizon_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """For how many seconds of the window an epoch's state held."""
+
+    epoch: Epoch
+    seconds: float
+
+
+def measure(recorder: Recorder, jobs: Sequence[Job], window: Window) -> Metrics:
+    """Every metric of one run."""
+    spans, seconds = _spans(recorder.epochs, window), window.seconds
+    transfers = [transfer for transfer in recorder.transfers if window.has(transfer.ended_s)]
+    lives = [life for life in recorder.lives if window.has(life.finished_s)]
+    preempted = [tokens for at_s, tokens in recorder.preemptions if window.has(at_s)]
+    return {
+        **_gpus(spans),
+        **_bounds(spans),
+        **_decisions([epoch for epoch in recorder.epochs if window.has(epoch.now_s)], seconds),
+        **_transfers(transfers, seconds),
+        "preemptions_per_s": len(preempted) / seconds,
+        "tokens_preempted_per_s": sum(preempted) / seconds,
+        **_requests(spans),
+        "requests_arrived": sum(window.has(job.arrival_s) for job in jobs),
+        "requests_finished": len(lives),
+        "requests_finished_per_s": len(lives) / seconds,
+        **_delays(lives),
+    }
+
+
+def bounds(recorder: Recorder, window: Window) -> Metrics:
+    """The lower bound and the repack of a run alone."""
+    spans = _spans(recorder.epochs, window)
+    return {
+        "peak": max(span.epoch.bound for span in spans),
+        "mean": _mean(spans, lambda epoch: epoch.bound),
+        "repack_mean": _mean(spans, lambda epoch: epoch.repack),
+    }
+
+
+def series(recorder: Recorder) -> list[dict[str, Any]]:
+    """How a run went, warm-up included: some of its epochs, evenly spaced."""
+    every = -(-len(recorder.epochs) // SERIES_POINTS)
+    return [
+        {
+            "at_s": epoch.now_s,
+            "gpus": epoch.gpus,
+            "bound": epoch.bound,
+            "requests_held": epoch.held,
+            "requests_waiting": epoch.waiting,
+            "migrations": epoch.moves,
+        }
+        for epoch in recorder.epochs[::every]
+    ]
+
+
+def _spans(epochs: Sequence[Epoch], window: Window) -> list[_Span]:
+    """The epochs whose state held within the window; the last one's holds to the end."""
+    starts = [*(epoch.now_s for epoch in epochs), window.horizon_s]
+    inside = (max(0.0, end - max(start, window.warmup_s)) for start, end in pairwise(starts))
+    return [_Span(epoch, seconds) for epoch, seconds in zip(epochs, inside, strict=True) if seconds > 0]
+
+
+def _mean(spans: Iterable[_Span], value: Callable[[Epoch], float | None]) -> float | None:
+    """The mean over time of a value that some epochs may not have; None if none of them has."""
+    found = [(value(span.epoch), span.seconds) for span in spans]
+    return weighted_mean([(number, seconds) for number, seconds in found if number is not None])
+
+
+def _gpus(spans: Sequence[_Span]) -> Metrics:
+    return {
+        "gpus_peak": max(span.epoch.gpus for span in spans),
+        "gpus_mean": _mean(spans, lambda epoch: epoch.gpus),
+        "gpu_seconds": sum(span.epoch.gpus * span.seconds for span in spans),
+        "gpus_starting_mean": _mean(spans, lambda epoch: epoch.starting),
+        "utilisation": _mean(spans, lambda epoch: _ratio(epoch.used, epoch.capacity)),
+    }
+
+
+def _bounds(spans: Sequence[_Span]) -> Metrics:
+    """Ratios are of an epoch's GPUs to its own bound; epochs without requests have none."""
+    return {
+        "bound_peak": max(span.epoch.bound for span in spans),
+        "bound_mean": _mean(spans, lambda epoch: epoch.bound),
+        "ratio_to_bound": _mean(spans, lambda epoch: _ratio(epoch.gpus, epoch.bound)),
+        "ratio_to_repack": _mean(spans, lambda epoch: _ratio(epoch.gpus, epoch.repack)),
+    }
+
+
+def _decisions(epochs: Sequence[Epoch], seconds: float) -> Metrics:
+    def rate(count: Callable[[Epoch], int]) -> float:
+        return sum(map(count, epochs)) / seconds
+
+    reasons: Counter[Reason] = Counter()
+    for epoch in epochs:
+        reasons.update(epoch.reasons)
+    return {
+        "migrations_per_s": rate(lambda epoch: epoch.moves),
+        "units_moved_per_s": rate(lambda epoch: epoch.units),
+        "tokens_moved_per_s": rate(lambda epoch: epoch.tokens_moved),
+        "moves_by_reason": {reason.value: reasons[reason] for reason in Reason if reasons[reason]},
+        "evictions_per_s": rate(lambda epoch: epoch.evictions),
+        "tokens_evicted_per_s": rate(lambda epoch: epoch.tokens_evicted),
+        "activations_per_s": rate(lambda epoch: epoch.opened),
+        "deactivations_per_s": rate(lambda epoch: epoch.closed),
+    }
+
+
+def _transfers(transfers: Sequence[Transfer], seconds: float) -> Metrics:
+    outcomes = Counter(transfer.outcome for transfer in transfers)
+    by_path = {path: [transfer for transfer in transfers if transfer.path is path] for path in (*Path, None)}
+    return {
+        "bytes_moved_per_s": sum(transfer.sent for transfer in transfers) / seconds,
+        "moves_by_outcome": {outcome.value: outcomes[outcome] for outcome in Outcome if outcomes[outcome]},
+        "moves_by_path": {path or _IDEAL: _path(members) for path, members in by_path.items() if members},
+    }
+
+
+def _path(transfers: Sequence[Transfer]) -> Metrics:
+    """Migrations of one path, those without effect included; `actual_to_predicted` is of durations."""
+    planned = [transfer for transfer in transfers if transfer.completed and transfer.predicted_s > 0]
+    return {
+        "moves": len(transfers),
+        "completed": sum(transfer.completed for transfer in transfers),
+        "same_node": sum(transfer.same_node for transfer in transfers),
+        "tokens": sum(transfer.tokens for transfer in transfers),
+        "bytes": sum(transfer.sent for transfer in transfers),
+        "duration_s": _spread([_duration_s(transfer) for transfer in transfers]),
+        "stall_s": _spread([transfer.stall_s for transfer in transfers]),
+        "actual_to_predicted": _spread([_duration_s(transfer) / transfer.predicted_s for transfer in planned]),
+    }
+
+
+def _requests(spans: Sequence[_Span]) -> Metrics:
+    """`serving_ratio` is the paper's: the share of requests whose KV cache is in GPU memory (section III, Fig. 6)."""
+    return {
+        "requests_held_mean": _mean(spans, lambda epoch: epoch.held),
+        "requests_waiting_mean": _mean(spans, lambda epoch: epoch.waiting),
+        "serving_ratio": _mean(spans, lambda epoch: _ratio(epoch.held, epoch.held + epoch.waiting)),
+    }
+
+
+def _delays(lives: Sequence[Life]) -> Metrics:
+    """Seconds that requests took longer than alone on an idle replica, of those that ended within the window."""
+    first = [life.first_token_s - life.job.arrival_s - life.ideal_first_token_s for life in lives]
+    whole = [life.finished_s - life.job.arrival_s - life.ideal_s for life in lives]
+    return {
+        "stall_s": _spread([life.stalled_s for life in lives]),
+        "added_ttft_s": _spread(first),
+        "added_completion_s": _spread(whole),
+        "longest_gap_s": _spread([life.longest_gap_s for life in lives]),
+    }
+
+
+def _duration_s(transfer: Transfer) -> float:
+    return transfer.ended_s - transfer.began_s
+
+
+def _ratio(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def _spread(values: Sequence[float]) -> dict[str, float] | None:
+    if not values:
+        return None
+    ordered = sorted(values)
+    return {
+        "mean": mean(ordered),
+        "p50": quantile(ordered, 0.5),
+        "p99": quantile(ordered, 0.99),
+        "max": ordered[-1],
+    }

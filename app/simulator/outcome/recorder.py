@@ -1,0 +1,106 @@
+"""Writes down what happens in a simulation. What it amounts to is for `app.simulator.outcome.metrics` to say."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import attrgetter
+
+from app.simulator.world.observer import Life, Transfer
+from policies.bounds import best_fit_decreasing, martello_toth_l2
+from policies.cluster.cluster import Cluster
+from policies.cluster.replica import Replica
+from policies.model import ReplicaState, Tokens
+from policies.plan import Plan, Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """One epoch: the cluster as the decisions left it, and how many of each there were.
+
+    `bound` is the Martello-Toth lower bound on the GPUs for the requests that are held, `repack` what
+    best-fit-decreasing needs for them. Held is a request whose KV is in GPU memory; the others wait. `used` and
+    `capacity` are in tokens.
+    """
+
+    now_s: float
+    gpus: int
+    starting: int
+    used: int
+    capacity: int
+    held: int
+    waiting: int
+    bound: int
+    repack: int
+    moves: int = 0
+    units: int = 0
+    tokens_moved: int = 0
+    evictions: int = 0
+    tokens_evicted: int = 0
+    opened: int = 0
+    closed: int = 0
+    reasons: Mapping[Reason, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Recorder:
+    """An observer that keeps everything. `tick` is called in every epoch with its virtual time in seconds."""
+
+    tick: Callable[[float], None]
+    epochs: list[Epoch] = field(default_factory=list)
+    transfers: list[Transfer] = field(default_factory=list)
+    preemptions: list[tuple[float, Tokens]] = field(default_factory=list)
+    lives: list[Life] = field(default_factory=list)
+
+    def decided(self, now: float, cluster: Cluster, plans: Sequence[Plan]) -> None:
+        """Write down an epoch."""
+        self.epochs.append(_epoch(now, cluster, plans))
+        self.tick(now)
+
+    def transferred(self, now: float, transfer: Transfer) -> None:
+        """Write down a migration."""
+        self.transfers.append(transfer)
+
+    def preempted(self, now: float, tokens: Tokens) -> None:
+        """Write down a preemption."""
+        self.preemptions.append((now, tokens))
+
+    def finished(self, now: float, life: Life) -> None:
+        """Write down a request's life."""
+        self.lives.append(life)
+
+
+def _epoch(now: float, cluster: Cluster, plans: Sequence[Plan]) -> Epoch:
+    replicas = cluster.replicas.values()
+    sizes = [tokens for replica in replicas for tokens in _held(replica)]
+    moves = [move for plan in plans for move in plan.moves]
+    evictions = [eviction for plan in plans for eviction in plan.evicted]
+    return Epoch(
+        now_s=now,
+        gpus=len(replicas),
+        starting=sum(replica.state is ReplicaState.STARTING for replica in replicas),
+        used=sum(sizes),
+        capacity=sum(replica.capacity for replica in replicas),
+        held=len(sizes),
+        waiting=len(cluster.requests) - len(sizes),
+        bound=martello_toth_l2(sizes, cluster.capacity),
+        repack=best_fit_decreasing(sizes, cluster.capacity),
+        moves=len(moves),
+        units=len({move.unit for move in moves}),
+        tokens_moved=sum(move.tokens for move in moves),
+        evictions=len(evictions),
+        tokens_evicted=sum(eviction.tokens for eviction in evictions),
+        opened=sum(len(plan.opened) for plan in plans),
+        closed=sum(len(plan.closed) for plan in plans),
+        reasons=Counter(move.reason for move in moves),
+    )
+
+
+def _held(replica: Replica) -> list[Tokens]:
+    """The sizes of its requests as far as they fit, oldest first: an overloaded replica preempts the youngest."""
+    sizes = [request.tokens for request in replica.requests.values()]
+    if sum(sizes) <= replica.capacity:
+        return sizes
+    ordered = sorted(replica.requests.values(), key=attrgetter("order"))
+    totals = accumulate(request.tokens for request in ordered)
+    return [request.tokens for request, total in zip(ordered, totals, strict=True) if total <= replica.capacity]

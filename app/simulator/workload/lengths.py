@@ -1,0 +1,107 @@
+"""How long requests are: drawn from a table of quantiles, or from the rows of a trace.
+
+A table of quantiles is a CSV file with the columns `percentile,tail_prompt_tokens,tail_output_tokens`. Prompts and
+outputs are drawn independently of each other, by inverse CDF: straight lines between the quantiles, from one token
+at 0 % to the first one, and beyond the last one straight on to 100 % with the slope of the last two. The file thus
+says nothing of its longest requests; where these are cut to a replica's capacity anyway, as in the paper's workload,
+it does not matter.
+"""
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from typing import Protocol
+
+from app.simulator.errors import BadInput
+from app.simulator.workload.table import Table, read_table
+
+QUANTILES = ("percentile", "tail_prompt_tokens", "tail_output_tokens")
+LENGTHS = ("prompt_tokens", "output_tokens")
+
+SHIPPED = "quantiles"
+"""The name of the table that comes with the simulator.
+
+It is made up: two log-normal distributions, with medians of 32 and 200 tokens and sigmas of 1.5 and 1.2, rounded.
+That is the coarse shape of chat conversations, good for a first look; measurements need a measured table.
+"""
+SHIPPED_PATH = Path(__file__).parents[1] / "data" / "quantiles.csv"
+
+
+class Lengths(Protocol):
+    """A distribution of request lengths."""
+
+    def draw(self, chance: Random) -> tuple[float, float]:
+        """Tokens of a prompt and of its output."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """An inverse CDF: `values[i]` is what a share of `shares[i]` of all requests does not exceed."""
+
+    shares: tuple[float, ...]
+    values: tuple[float, ...]
+
+    def at(self, share: float) -> float:
+        """The value that this share of all requests does not exceed; `share` is between 0 and 1."""
+        above = max(1, bisect_left(self.shares, share))
+        low, high = self.shares[above - 1], self.shares[above]
+        weight = (share - low) / (high - low)
+        return self.values[above - 1] * (1 - weight) + self.values[above] * weight
+
+
+@dataclass(frozen=True, slots=True)
+class Quantiles:
+    """Prompts and outputs, each from a curve of its own."""
+
+    prompt: Curve
+    output: Curve
+
+    def draw(self, chance: Random) -> tuple[float, float]:
+        """Tokens of a prompt and of its output, independent of each other."""
+        return self.prompt.at(chance.random()), self.output.at(chance.random())
+
+
+@dataclass(frozen=True, slots=True)
+class Resampled:
+    """The lengths of recorded requests; a prompt keeps its output."""
+
+    pairs: tuple[tuple[float, float], ...]
+
+    def draw(self, chance: Random) -> tuple[float, float]:
+        """Tokens of a prompt and of its output, each recorded request as likely as any other."""
+        return chance.choice(self.pairs)
+
+
+def read_lengths(name: str) -> Lengths:
+    """The distribution of that name: `quantiles`, or a file. Raises `BadInput` if it is neither of both kinds."""
+    table = read_table(SHIPPED_PATH if name == SHIPPED else Path(name))
+    if not table.rows:
+        raise BadInput(f"{table.path} has no rows.")
+    if table.has("percentile"):
+        return _quantiles(table)
+    if table.has(*LENGTHS):
+        return Resampled(tuple((prompt, output) for prompt, output in table.numbers(*LENGTHS)))
+    raise BadInput(f"{table.path} has neither the columns {', '.join(QUANTILES)} nor {', '.join(LENGTHS)}.")
+
+
+def _quantiles(table: Table) -> Quantiles:
+    rows = table.numbers(*QUANTILES)
+    shares = [row[0] / 100 for row in rows]
+    if any(after <= before for before, after in pairwise([0.0, *shares])) or shares[-1] > 1:
+        raise BadInput(f"{table.path}: percentiles must rise from above 0 to 100 at most.")
+    prompt, output = (_curve(table.path, shares, [row[column] for row in rows]) for column in (1, 2))
+    return Quantiles(prompt, output)
+
+
+def _curve(path: Path, shares: list[float], values: list[float]) -> Curve:
+    shares, values = [0.0, *shares], [min(1.0, values[0]), *values]
+    if values != sorted(values):
+        raise BadInput(f"{path}: quantiles must not fall.")
+    if shares[-1] < 1:
+        slope = (values[-1] - values[-2]) / (shares[-1] - shares[-2])
+        values.append(values[-1] + slope * (1 - shares[-1]))
+        shares.append(1.0)
+    return Curve(tuple(shares), tuple(values))

@@ -1,0 +1,142 @@
+"""From what the user asked for to the requests of one run: who arrives when, and how long they are.
+
+A prompt is cut to half of a replica's capacity, and prompt and output together to the capacity: every request must
+fit into a replica alone. The paper scales its conversations by ten (section VIII-B) and does not say what becomes of
+those that then exceed a GPU; this is how we read it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from app.simulator.errors import BadInput, require_positive
+from app.simulator.workload.lengths import LENGTHS, Lengths
+from app.simulator.workload.table import read_table
+from policies.model import RequestId, Tokens
+
+SMALLEST_CAPACITY = 8
+"""Below, the size classes (section VI-C), which go down to an eighth of the capacity, are empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """It arrives at `arrival_s` seconds with `prompt` tokens and produces `output` more, which nobody knows before."""
+
+    id: RequestId
+    arrival_s: float
+    prompt: Tokens
+    output: Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """An arrival at `at_s` seconds, and its lengths in tokens where it has any of its own."""
+
+    at_s: float
+    prompt: float = 0.0
+    output: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Poisson:
+    """Requests that arrive independently of each other, `rate` per second."""
+
+    rate: float
+
+    def __post_init__(self) -> None:
+        require_positive("Poisson rate", self.rate)
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Requests that arrive as they were recorded, the earliest first."""
+
+    rows: tuple[Recorded, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How to make a workload; `lengths` is None where the trace's own are meant.
+
+    `time_scale` is a factor on arrival times, `length_scale` one on token counts. Without `cap` a request that does
+    not fit into a replica is refused instead of cut.
+    """
+
+    arrivals: Poisson | Trace
+    lengths: Lengths | None
+    horizon_s: float
+    capacity: Tokens
+    time_scale: float = 1.0
+    length_scale: float = 1.0
+    cap: bool = True
+
+    def __post_init__(self) -> None:
+        require_positive("horizon", self.horizon_s)
+        require_positive("time scale", self.time_scale)
+        require_positive("length scale", self.length_scale)
+        if self.capacity < SMALLEST_CAPACITY:
+            raise BadInput(f"The capacity must be {SMALLEST_CAPACITY} tokens or more, got {self.capacity}.")
+        if self.lengths is None and isinstance(self.arrivals, Poisson):
+            raise BadInput("Poisson arrivals have no lengths of their own: give --lengths.")
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The requests of one run, the earliest first; `capped` of them were cut to what a replica can hold."""
+
+    seed: int
+    jobs: tuple[Job, ...]
+    capped: int
+
+
+def read_trace(path: Path) -> Trace:
+    """A trace file's requests. Raises `BadInput` if it is none."""
+    rows = [Recorded(*values) for values in read_table(path).numbers("arrival_s", *LENGTHS)]
+    if not rows:
+        raise BadInput(f"{path} has no requests.")
+    return Trace(tuple(sorted(rows, key=lambda row: row.at_s)))
+
+
+def draw(recipe: Recipe, seed: int) -> Workload:
+    """The requests that arrive before the horizon. Equal seeds give equal requests."""
+    jobs, capped = [], 0
+    for number, (at_s, prompt, output) in enumerate(_requests(recipe, seed)):
+        kept = _cut(prompt, output, recipe.capacity) if recipe.cap else (prompt, output)
+        if sum(kept) > recipe.capacity:
+            raise BadInput(
+                f"Request {number} needs {sum(kept):,} tokens, more than the {recipe.capacity:,} of a replica: "
+                "leave out --no-cap to have it cut."
+            )
+        capped += kept != (prompt, output)
+        jobs.append(Job(RequestId(f"r{number}"), at_s, Tokens(kept[0]), Tokens(kept[1])))
+    if not jobs:
+        raise BadInput(f"No request arrives in the first {recipe.horizon_s:g} s.")
+    return Workload(seed, tuple(jobs), capped)
+
+
+def _requests(recipe: Recipe, seed: int) -> Iterator[tuple[float, int, int]]:
+    """Seconds, tokens of the prompt and of the output of each request, before any is cut."""
+    chance = Random(f"{seed}-lengths")
+    for row in _arrivals(recipe.arrivals, seed):
+        at_s = row.at_s * recipe.time_scale
+        if at_s >= recipe.horizon_s:
+            return
+        lengths = recipe.lengths.draw(chance) if recipe.lengths else (row.prompt, row.output)
+        prompt, output = (max(1, round(tokens * recipe.length_scale)) for tokens in lengths)
+        yield at_s, prompt, output
+
+
+def _arrivals(arrivals: Poisson | Trace, seed: int) -> Iterator[Recorded]:
+    if isinstance(arrivals, Trace):
+        yield from arrivals.rows
+        return
+    chance, at_s = Random(f"{seed}-arrivals"), 0.0
+    while True:
+        at_s += chance.expovariate(arrivals.rate)
+        yield Recorded(at_s)
+
+
+def _cut(prompt: int, output: int, capacity: int) -> tuple[int, int]:
+    prompt = min(prompt, capacity // 2)
+    return prompt, min(output, capacity - prompt)

@@ -1,0 +1,272 @@
+"""One replica's engine: continuous batching, chunked prefill, KV memory and preemption, as vLLM has them.
+
+    waiting --room--> prefill --all computed--> decode --all produced--> over
+       ^                 |                        |
+       +---preempted-----+------------------------+--freeze--> frozen --release--> gone
+
+Between two changes of what runs, decoding follows a closed formula; a step that prefills is an event of its own. Times
+are seconds of virtual time. Whoever changes something says what time it is, and calls `settle` when all is changed.
+"""
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from app.simulator.costs.steps import Chunk, Leg, StepTimes
+from app.simulator.world.batch import NEARLY, NEVER, Batch
+from app.simulator.world.live import Live, Stage
+from policies.model import ReplicaId, RequestId, Tokens
+
+
+class Memory(StrEnum):
+    """When a replica may hold more than it has room for."""
+
+    STRICT = "strict"
+    """Never: there is always room for a further step."""
+    SLOTS = "slots"
+    """Between decisions."""
+    UNBOUNDED = "unbounded"
+    """Always."""
+
+
+@dataclass(slots=True)
+class Settled:
+    """What came of bringing an engine up to date: requests in the order in which it happened to them.
+
+    Room had been promised to those that are `refused`; it is needed now.
+    """
+
+    prefilling: list[Live] = field(default_factory=list)
+    decoding: list[Live] = field(default_factory=list)
+    over: list[Live] = field(default_factory=list)
+    preempted: list[Live] = field(default_factory=list)
+    refused: list[RequestId] = field(default_factory=list)
+
+
+class Engine:
+    """An engine with room for `capacity` tokens of KV.
+
+    `running` are the admitted requests in the order of their admission: of these the last is preempted first.
+    `reserved` is the room promised to requests on their way here, which is withdrawn before anything is preempted;
+    `handed` is the room of requests that are being handed over, on both sides. `full_s` is when memory will be full
+    if nothing changes.
+    """
+
+    def __init__(self, replica: ReplicaId, node: str, capacity: Tokens, times: StepTimes, memory: Memory) -> None:
+        self.replica = replica
+        self.node = node
+        self.capacity = capacity
+        self.running: dict[RequestId, Live] = {}
+        self.waiting: deque[Live] = deque()
+        self.reserved: dict[RequestId, float] = {}
+        self.handed: dict[RequestId, float] = {}
+        self.batch = Batch(times)
+        self.full_s = NEVER
+        self._times = times
+        self._memory = memory
+        self._watermark = times.watermark(capacity)
+        self._still = 0.0
+        """Tokens of all that takes memory and does not grow: prefills, hand-overs, and promised room."""
+        self._prefills: deque[Live] = deque()
+        self._chunks: list[tuple[Live, int]] = []
+        self._step_ends = NEVER
+        self._admitted: list[Live] = []
+        self._started: list[Live] = []
+
+    # --- what is so -----------------------------------------------------------------------------------
+
+    def free(self, now: float) -> float:
+        """Tokens of KV that nothing holds or was promised."""
+        return self.capacity - self._still - self.batch.context(now)
+
+    def prefilling(self) -> int:
+        """Tokens that are queued to be prefilled."""
+        return sum(live.todo for live in self._prefills) + sum(live.todo for live in self.waiting)
+
+    def due(self) -> float:
+        """When there is something to `settle` next if nothing is changed; it has just been settled."""
+        if self._in_step:
+            return self._step_ends
+        times = [self._step_ends, self.batch.next_end()]
+        if self._memory is Memory.STRICT:
+            times.append(self.full_s)
+        return min(times)
+
+    # --- what is done to it -----------------------------------------------------------------------------
+
+    def add(self, live: Live) -> None:
+        """A request without KV is to run here: it waits until there is room, then all of it is prefilled."""
+        live.queue()
+        live.at = self.replica
+        self.waiting.append(live)
+
+    def adopt(self, live: Live, todo: int, now: float) -> None:
+        """A request arrives with all of its KV but `todo` tokens; it takes the room held for it."""
+        self.batch.sync(now)
+        self.release(live.id)
+        live.at = self.replica
+        self._admit(live, todo, now)
+
+    def take_over(self, live: Live, origin: "Engine", now: float) -> None:
+        """A request comes from another engine as it is, at once."""
+        stage, todo = live.stage, live.todo
+        origin.remove(live, now)
+        if stage is Stage.WAITING:
+            self.add(live)
+        else:
+            self.adopt(live, todo if stage is Stage.PREFILL else 0, now)
+
+    def remove(self, live: Live, now: float) -> None:
+        """A request leaves; its memory is free."""
+        if live.stage is Stage.WAITING:
+            self.waiting.remove(live)
+            live.stage = Stage.NOWHERE
+        else:
+            self.batch.sync(now)
+            self._leave(live, now)
+
+    def freeze(self, live: Live, now: float) -> None:
+        """A request that decodes stops and leaves; its blocks are held until `release`."""
+        self.remove(live, now)
+        live.stage = Stage.FROZEN
+        self.handed[live.id] = live.held
+        self._still += live.held
+
+    def reserve(self, request: RequestId, tokens: float, now: float) -> bool:
+        """Promise room to a request that is to come; False if there is not so much."""
+        if self._memory is not Memory.UNBOUNDED and self.free(now) < tokens:
+            return False
+        self.reserved[request] = tokens
+        self._still += tokens
+        return True
+
+    def secure(self, request: RequestId) -> None:
+        """The request is about to arrive: the room promised to it is not withdrawn any more."""
+        if request in self.reserved:
+            self.handed[request] = self.reserved.pop(request)
+
+    def release(self, request: RequestId) -> None:
+        """Nothing is held for that request, and nothing promised to it, any more."""
+        self._still -= self.handed.pop(request, 0.0) + self.reserved.pop(request, 0.0)
+
+    def settle(self, now: float, decided: bool = False) -> Settled:
+        """Bring the engine up to date: what has ended, what is preempted and admitted, what the next step does.
+
+        `decided` says that an epoch's decisions have just been carried out.
+        """
+        happened = Settled()
+        self.batch.sync(now)
+        if now >= self._step_ends:
+            self._end_step(now)
+        self._finish(now, happened)
+        if self._memory is Memory.STRICT or (decided and self._memory is Memory.SLOTS):
+            self._relieve(now, happened)
+        self._admit_waiting(now)
+        self._finish(now, happened)
+        if self._prefills and self._step_ends == NEVER:
+            self._begin_step(now)
+        elif not self._in_step:
+            self.batch.pace()
+        room = self.free(now)
+        self.full_s = self.batch.after(room / self.batch.size) if self.batch.size else NEVER
+        happened.prefilling, self._admitted = self._admitted, []
+        happened.decoding, self._started = self._started, []
+        return happened
+
+    # --- inside ---------------------------------------------------------------------------------------
+
+    @property
+    def _in_step(self) -> bool:
+        """Whether decoding goes by a step that prefills."""
+        return self._step_ends < NEVER and self._times.interferes
+
+    def _begin_step(self, now: float) -> None:
+        """A step that prefills what is queued, first come first served, as far as the budget goes."""
+        left = self._times.budget(self.batch.size)
+        chunks = []
+        for live in self._prefills:
+            tokens = min(live.todo, left)
+            self._chunks.append((live, tokens))
+            chunks.append(Chunk(tokens, max(0, math.ceil(live.held) - live.todo)))
+            left -= tokens
+            if left <= 0:
+                break
+        seconds = self._times.prefill(self.batch.size, self.batch.context(now), chunks)
+        self._step_ends = round(now + seconds, 9)
+        self.batch.pace(Leg(seconds, 0.0) if self._times.interferes else None)
+
+    def _end_step(self, now: float) -> None:
+        self._step_ends = NEVER
+        chunks, self._chunks = self._chunks, []
+        for live, tokens in chunks:
+            live.todo -= tokens
+            if live.todo <= 0:
+                self._prefills.remove(live)
+                self._still -= live.held
+                live.held += 1  # a prefill ends with a token
+                self._decode(live, now)
+
+    def _admit_waiting(self, now: float) -> None:
+        """Let requests run that wait, in their order, as long as the next one has room."""
+        while self.waiting:
+            live = self.waiting[0]
+            if self._memory is not Memory.UNBOUNDED and self.free(now) - self._spare() < live.held - NEARLY:
+                return
+            self.waiting.popleft()
+            self._admit(live, live.todo, now)
+
+    def _spare(self) -> float:
+        """What must be free besides when a request is admitted: at least a step for all, so that they get on."""
+        if not self.running and not self._still:
+            return 0.0
+        step = 1.0 + self.batch.size if self._memory is Memory.STRICT else 0.0
+        return max(self._watermark, step)
+
+    def _admit(self, live: Live, todo: int, now: float) -> None:
+        self.running[live.id] = live
+        if todo and self._times.prefills:
+            live.stage, live.todo = Stage.PREFILL, todo
+            self._still += live.held
+            self._prefills.append(live)
+            self._admitted.append(live)
+        else:
+            self._decode(live, now)
+
+    def _decode(self, live: Live, now: float) -> None:
+        self.batch.join(live, now)
+        self._started.append(live)
+
+    def _leave(self, live: Live, now: float) -> None:
+        """Take an admitted request out of whatever it is in."""
+        del self.running[live.id]
+        if live.stage is Stage.DECODE:
+            self.batch.leave(live, now)
+            return
+        self._prefills.remove(live)
+        self._chunks = [chunk for chunk in self._chunks if chunk[0] is not live]
+        self._still -= live.held
+        live.stage = Stage.NOWHERE
+
+    def _finish(self, now: float, happened: Settled) -> None:
+        while (live := self.batch.ended()) is not None:
+            self._leave(live, now)
+            live.stage, live.held = Stage.OVER, live.job.prompt + live.job.output
+            happened.over.append(live)
+
+    def _relieve(self, now: float, happened: Settled) -> None:
+        """Free memory until the next step has room: promised room first, then the youngest request."""
+        nearly = NEARLY * (1 + self.batch.size)
+        least = nearly if self._memory is Memory.STRICT else -nearly
+        while self.batch.size and self.free(now) <= least:
+            if self.reserved:
+                request = next(reversed(self.reserved))
+                self.release(request)
+                happened.refused.append(request)
+                continue
+            live = next(reversed(self.running.values()))
+            self._leave(live, now)
+            live.preemptions += 1
+            live.queue()
+            self.waiting.appendleft(live)
+            happened.preempted.append(live)

@@ -1,0 +1,273 @@
+"""Moves that take their time: what they send, when the request stops, and when nothing of it is left at its source.
+
+    KV       the target reserves room; full blocks are copied while the request decodes on, then those filled in the
+             meantime, as long as that pays (`migration.protocol.rounds`, the live rules); the request is frozen, what
+             is left worth copying is copied, it is handed over, and the target prefills the last few tokens
+    tokens   the target reserves room; the request is frozen and handed over; the target prefills all of it
+
+A request that holds no KV just now, because it waits or prefills, is handed over without being frozen. Of three things
+that may happen to a request that decodes while it is copied, its end cancels the move, a preemption hands it over at
+once (its blocks are gone), and a target that needs the room after all sends it home.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from app.simulator.costs.costs import LinkCosts, MigrationCosts
+from app.simulator.world.engine import Engine
+from app.simulator.world.links import Flow, Links
+from app.simulator.world.live import Live, Stage
+from app.simulator.world.loop import Loop, Turn
+from app.simulator.world.observer import Outcome, Transfer
+from migration.protocol.rounds import CopyLimits, Progress, final_range, full_blocks, worth_another_round
+from policies.causes import Cause
+from policies.model import Blocks, Bytes, RequestId, Tokens
+from policies.paths.choice import LinkId
+from policies.plan import MoveReport, Path, Reason
+
+LIMITS = CopyLimits()
+
+
+class Floor(Protocol):
+    """Where moves take place: what they tell the world."""
+
+    def touch(self, engine: Engine) -> None:
+        """The engine has been changed, and is to be settled."""
+        ...
+
+    def settle(self) -> None:
+        """All is changed that changes at once."""
+        ...
+
+    def reported(self, live: Live, report: MoveReport) -> None:
+        """The replicas report a move: that nothing of the request is left at its source, or that it came to nothing,
+        and of a request that has moved, once more, when it decodes again.
+        """
+        ...
+
+    def transferred(self, transfer: Transfer) -> None:
+        """A move is over."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Moving:
+    """One move under way. `frozen_s` is when its request was stopped for it, None while it decodes on."""
+
+    live: Live
+    source: Engine
+    target: Engine
+    reason: Reason
+    path: Path
+    predicted_s: float
+    began_s: float
+    tokens: Tokens
+    progress: Progress = field(default_factory=Progress)
+    flow: Flow | None = None
+    frozen_s: float | None = None
+    left_s: float | None = None
+    resumed_s: float | None = None
+    sent: int = 0
+
+    @property
+    def request(self) -> RequestId:
+        """The request's id."""
+        return self.live.id
+
+
+class Mover:
+    """Carries out moves.
+
+    `under_way` are those whose source still holds the request, `landed` those whose request does not decode yet at
+    its target.
+    """
+
+    def __init__(self, loop: Loop, costs: MigrationCosts, floor: Floor) -> None:
+        self.under_way: dict[RequestId, Moving] = {}
+        self.landed: dict[RequestId, Moving] = {}
+        self.links = Links(loop, self._bandwidth)
+        self._loop = loop
+        self._costs = costs
+        self._floor = floor
+
+    def reports(self) -> list[MoveReport]:
+        """What sources report of the moves under way."""
+        return [
+            MoveReport(m.request, m.source.replica, m.target.replica, path=m.path, tokens=m.tokens)
+            for m in self.under_way.values()
+        ]
+
+    def route(self, source: Engine, target: Engine) -> tuple[LinkId, ...]:
+        """The links between two replicas."""
+        ports = (LinkId(f"out:{source.replica}"), LinkId(f"in:{target.replica}"))
+        if source.node == target.node:
+            return ports
+        return (*ports, LinkId(f"up:{source.node}"), LinkId(f"down:{target.node}"))
+
+    def costs_of(self, link: LinkId) -> LinkCosts:
+        """What the link can do: a replica's port, or a node's uplink."""
+        return self._costs.intra if link.startswith(("out:", "in:")) else self._costs.inter
+
+    # --- what begins and ends moves ---------------------------------------------------------------------
+
+    def begin(
+        self, live: Live, source: Engine, target: Engine, reason: Reason, path: Path, predicted_s: float = 0.0
+    ) -> None:
+        """Move a request; if the target has no room for it, it stays."""
+        self.land(live)
+        tokens = live.tokens(self._loop.now)
+        moving = Moving(live, source, target, reason, path, predicted_s, self._loop.now, Tokens(round(tokens)))
+        self.under_way[moving.request] = moving
+        self._floor.touch(target)
+        if not target.reserve(moving.request, tokens, self._loop.now):
+            self._give_up(moving, Outcome.REFUSED)
+        elif live.stage is not Stage.DECODE:
+            source.remove(live, self._loop.now)
+            moving.path = Path.TOKENS
+            self._hand_over(moving)
+        elif path is Path.TOKENS:
+            self._freeze(moving)
+            self._hand_over(moving)
+        elif self._costs.precopy:
+            self._copy_round(moving)
+        else:
+            self._copy_rest(moving)
+
+    def over(self, live: Live) -> None:
+        """A request has ended; so has its move."""
+        if moving := self.under_way.get(live.id):
+            self._give_up(moving, Outcome.ENDED)
+
+    def preempted(self, live: Live) -> None:
+        """A request has lost its KV; if it was moving, it goes on where it was going."""
+        if moving := self.under_way.get(live.id):
+            self._stop_flow(moving)
+            moving.frozen_s = self._loop.now
+            moving.source.remove(live, self._loop.now)
+            self._hand_over(moving)
+
+    def refused(self, request: RequestId) -> None:
+        """The target needs the room that it had reserved: the request stays where it decodes."""
+        self._give_up(self.under_way[request], Outcome.REFUSED)
+
+    def land(self, live: Live) -> None:
+        """A request that has been moved decodes again, or something else has become of it before it did."""
+        if moving := self.landed.pop(live.id, None):
+            if live.stage is Stage.DECODE:
+                moving.resumed_s = self._loop.now
+                self._tell(moving, True)
+            self._report(moving, Outcome.MOVED)
+
+    # --- the course of a move -----------------------------------------------------------------------------
+
+    def _copy_round(self, moving: Moving) -> None:
+        """Copy the blocks that have become full, while the request decodes on; else the last ones."""
+        full = self._full_blocks(moving)
+        if worth_another_round(moving.progress, full, LIMITS):
+            self._copy(moving, full, self._copy_round)
+        else:
+            self._copy_rest(moving)
+
+    def _copy_rest(self, moving: Moving) -> None:
+        """Stop the request, and copy what is worth it."""
+        self._freeze(moving)
+        full = self._full_blocks(moving)
+        if final_range(moving.progress, full, LIMITS) is None:
+            self._hand_over(moving)
+        else:
+            self._copy(moving, full, self._hand_over)
+
+    def _copy(self, moving: Moving, upto: Blocks, then: Callable[[Moving], None]) -> None:
+        size = Bytes((upto - moving.progress.copied) * self._costs.block_tokens * self._costs.kv_bytes)
+
+        def copied() -> None:
+            moving.flow = None
+            moving.sent += size
+            moving.progress = moving.progress.add(upto)
+            then(moving)
+            self._floor.settle()
+
+        moving.flow = self.links.send(self.route(moving.source, moving.target), size, self._latency(moving), copied)
+
+    def _freeze(self, moving: Moving) -> None:
+        moving.frozen_s = self._loop.now
+        moving.source.freeze(moving.live, self._loop.now)
+        moving.target.secure(moving.request)
+        self._floor.touch(moving.source)
+
+    def _hand_over(self, moving: Moving) -> None:
+        moving.target.secure(moving.request)
+        self._floor.touch(moving.source)
+        self._loop.at(self._loop.now + self._costs.handover_s, Turn.LINK, lambda: self._arrive(moving))
+
+    def _arrive(self, moving: Moving) -> None:
+        now = self._loop.now
+        moving.source.release(moving.request)
+        todo = max(1, round(moving.live.held) - moving.progress.copied * self._costs.block_tokens)
+        moving.target.adopt(moving.live, todo, now)
+        moving.live.moves += 1
+        moving.left_s = now
+        self.landed[moving.request] = self.under_way.pop(moving.request)
+        self._tell(moving, True)
+        self._floor.touch(moving.source)
+        self._floor.touch(moving.target)
+        self._floor.settle()
+
+    def _give_up(self, moving: Moving, outcome: Outcome) -> None:
+        del self.under_way[moving.request]
+        self._stop_flow(moving)
+        moving.target.release(moving.request)
+        self._floor.touch(moving.target)
+        self._tell(moving, False, Cause.NO_ROOM if outcome is Outcome.REFUSED else Cause.REQUEST_ENDED)
+        self._report(moving, outcome)
+
+    def _stop_flow(self, moving: Moving) -> None:
+        if moving.flow is not None:
+            moving.sent += self.links.cancel(moving.flow)
+            moving.flow = None
+
+    def _tell(self, moving: Moving, moved: bool, cause: Cause | None = None) -> None:
+        ended_s = self._loop.now if moving.left_s is None else moving.left_s
+        report = MoveReport(
+            moving.request,
+            moving.source.replica,
+            moving.target.replica,
+            moved,
+            moving.path,
+            cause,
+            took_s=ended_s - moving.began_s,
+            whole_s=None if moving.resumed_s is None else moving.resumed_s - moving.began_s,
+            tokens=moving.tokens,
+            sent=Bytes(moving.sent),
+            predicted_s=moving.predicted_s,
+        )
+        self._floor.reported(moving.live, report)
+
+    def _report(self, moving: Moving, outcome: Outcome) -> None:
+        now = self._loop.now
+        self._floor.transferred(
+            Transfer(
+                moving.path,
+                moving.tokens,
+                Bytes(moving.sent),
+                began_s=moving.began_s,
+                ended_s=now if moving.left_s is None else moving.left_s,
+                stall_s=0.0 if moving.frozen_s is None else now - moving.frozen_s,
+                same_node=moving.source.node == moving.target.node,
+                completed=outcome is Outcome.MOVED,
+                outcome=outcome,
+                reason=moving.reason,
+                predicted_s=moving.predicted_s,
+                resumed_s=moving.resumed_s,
+            )
+        )
+
+    def _full_blocks(self, moving: Moving) -> Blocks:
+        return full_blocks(int(moving.live.tokens(self._loop.now)), self._costs.block_tokens)
+
+    def _latency(self, moving: Moving) -> float:
+        return max(self.costs_of(link).latency_s for link in self.route(moving.source, moving.target))
+
+    def _bandwidth(self, link: LinkId) -> float:
+        return self.costs_of(link).bytes_per_s

@@ -1,0 +1,339 @@
+"""The simulated world: what really happens to requests between decisions, and what decisions do to them.
+
+There is one world. Costs say what takes time in it; without any it is the paper's idealised model, where time is in
+slots (section VI-A). It decides nothing: its replicas report to `policies.decision`, as live ones do, and it carries
+out the plans.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+
+from app.simulator.costs.costs import Costs, MigrationCosts, PathChoice
+from app.simulator.costs.steps import StepTimes
+from app.simulator.workload.workload import Job
+from app.simulator.world.engine import Engine, Memory
+from app.simulator.world.live import Live, Stage
+from app.simulator.world.loop import Loop, Timer, Turn
+from app.simulator.world.moving import Mover
+from app.simulator.world.observer import Observer, Outcome, Transfer
+from app.simulator.world.replicas import Replicas
+from app.simulator.world.reports import Reports
+from app.simulator.world.setup import Setup
+from policies.causes import Cause
+from policies.cluster.changes import Arrival
+from policies.cluster.cluster import Cluster
+from policies.cluster.supply import Supply
+from policies.decision.deciding import decide_pool, place
+from policies.decision.limits import LiveLimits, Terms
+from policies.decision.memory import PoolMemory
+from policies.decision.observation import Pool, PoolReport, Status
+from policies.decision.placement import NoReplica, Place
+from policies.model import Bytes, ReplicaId, ReplicaState, RequestId, Tokens
+from policies.paths.beliefs import Profile
+from policies.paths.estimates import Boundaries
+from policies.paths.lines import Line
+from policies.plan import Move, MoveReport, Path, Plan
+from policies.rules.policy import Policy
+
+EARLIEST_S = 0.1
+"""Seconds from one epoch until the next one may be, when one is asked for early."""
+
+SHORT, LONG = 128, 1024
+"""Tokens of the prompts by which a replica measures its prefill at its start."""
+
+
+def simulate(jobs: Sequence[Job], policy: Policy, setup: Setup, costs: Costs, observer: Observer) -> None:
+    """Play `jobs`, sorted by arrival, through `policy` until the horizon; `observer` is told what happens."""
+    World(policy, setup, costs, observer).run(jobs)
+
+
+class World:
+    """One simulation. `lives` are the requests that the scheduler knows of, in the order of their arrival."""
+
+    def __init__(self, policy: Policy, setup: Setup, costs: Costs, observer: Observer) -> None:
+        self.lives: dict[RequestId, Live] = {}
+        self.loop = Loop()
+        self._setup = setup
+        self._costs = costs
+        self._observer = observer
+        self._times = StepTimes(costs.compute, _rate(setup, costs))
+        self._memory = PoolMemory(terms_of(setup, costs), policy)
+        pool = Pool(capacity=setup.capacity, max_replicas=setup.max_gpus)
+        self._reports = Reports(pool, costs.slots)
+        self.replicas = Replicas(self.loop, self._times, _memory(costs), self)
+        self.mover = Mover(self.loop, costs.migration, self) if costs.migration else None
+        self._epochs = 0
+        self._last_epoch_s = 0.0
+        self._early: Timer | None = None
+
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster as the scheduler sees it."""
+        return self._memory.cluster
+
+    def run(self, jobs: Sequence[Job]) -> None:
+        """Let `jobs` arrive, and an epoch be decided every `epoch_s` seconds, until the horizon."""
+        self._open_first()
+        if not self._costs.slots:
+            self._decide(0.0)
+        self._await(jobs, 0)
+        self._await_epoch()
+        self.loop.run(self._setup.horizon_s)
+
+    # --- what engines and moves tell ----------------------------------------------------------------------
+
+    def prefilling(self, live: Live) -> None:
+        """See `Witness`."""
+        self._change(live)
+
+    def decoding(self, live: Live) -> None:
+        """See `Witness`."""
+        self._change(live)
+        if self.mover:
+            self.mover.land(live)
+
+    def over(self, live: Live) -> None:
+        """See `Witness`."""
+        if self.mover:
+            self.mover.over(live)
+        self._reports.over.append(live)
+        alone = self._times.alone(live.job.prompt, live.job.output)
+        self._observer.finished(self.loop.now, live.life(self.loop.now, alone))
+
+    def preempted(self, live: Live) -> None:
+        """See `Witness`."""
+        self._change(live)
+        self._observer.preempted(self.loop.now, live.need)
+        if self.mover:
+            self.mover.preempted(live)
+        self._ask_early()
+
+    def refused(self, request: RequestId) -> None:
+        """See `Witness`."""
+        if self.mover:
+            self.mover.refused(request)
+
+    def touch(self, engine: Engine) -> None:
+        """See `Floor`."""
+        self.replicas.touch(engine)
+
+    def settle(self) -> None:
+        """See `Floor`."""
+        self.replicas.settle()
+
+    def reported(self, live: Live, report: MoveReport) -> None:
+        """See `Floor`."""
+        self._reports.moves.append(report)
+        if live.stage is not Stage.OVER:
+            self._reports.changed[live] = None
+
+    def transferred(self, transfer: Transfer) -> None:
+        """See `Floor`."""
+        self._observer.transferred(self.loop.now, transfer)
+
+    def _change(self, live: Live) -> None:
+        """Something of a request is new that the idealised model does not know."""
+        if not self._costs.slots:
+            self._reports.changed[live] = None
+
+    # --- arrivals -----------------------------------------------------------------------------------------
+
+    def _await(self, jobs: Sequence[Job], index: int) -> None:
+        if index < len(jobs):
+            self.loop.at(jobs[index].arrival_s, Turn.ARRIVAL, partial(self._arrive, jobs, index))
+
+    def _arrive(self, jobs: Sequence[Job], index: int) -> None:
+        live = Live(jobs[index], index)
+        self.lives[live.id] = live
+        self._reports.changed[live] = None
+        if not self._costs.slots:
+            self._place(live)
+        self._await(jobs, index + 1)
+
+    def _place(self, live: Live) -> None:
+        """Have an arrival placed at once; if it does not fit, an epoch has to find room for it."""
+        placing = place(self._memory, Arrival(live.id, live.job.prompt), self.loop.now)
+        if not isinstance(placing, Place):
+            self._ask_early()
+        if not isinstance(placing, NoReplica):
+            self.replicas.place(live, placing.replica)
+            self.replicas.settle()
+
+    # --- replicas -----------------------------------------------------------------------------------------
+
+    def _open_first(self) -> None:
+        """The replicas that are always up are up from the start."""
+        supply = Supply(self._setup.gpus_per_node, self._setup.max_gpus)
+        for _ in range(self._setup.limits.min_replicas):
+            if supply.left > 0:
+                self._open(*supply.take(), ReplicaState.RUNNING)
+
+    def _open(self, replica: ReplicaId, node: str, state: ReplicaState) -> None:
+        capacity = self._setup.capacity
+        self.replicas.open(replica, node, capacity)
+        self._reports.statuses[replica] = Status(replica, state, node, capacity)
+        if self._costs.migration:
+            self._reports.profiles[replica] = _profile(node, self._costs.migration, self._times)
+
+    def _start(self, engine: Engine) -> None:
+        """A replica takes requests from now on; if some wait, that is worth an early epoch."""
+        if self.replicas.engines.get(engine.replica) is engine:
+            status = Status(engine.replica, ReplicaState.RUNNING, engine.node, engine.capacity)
+            self._reports.statuses[engine.replica] = status
+            if self.cluster.waiting:
+                self._ask_early()
+
+    # --- epochs -------------------------------------------------------------------------------------------
+
+    def _await_epoch(self) -> None:
+        self._epochs += 1
+        self.loop.at(self._epochs * self._setup.epoch_s, Turn.EPOCH, self._regular_epoch)
+
+    def _regular_epoch(self) -> None:
+        self._await_epoch()
+        self._epoch()
+
+    def _ask_early(self) -> None:
+        """Have an epoch before the next regular one, if there is time for it."""
+        time = max(self.loop.now, self._last_epoch_s + EARLIEST_S)
+        if not self._costs.slots and self._early is None and time < self._epochs * self._setup.epoch_s:
+            self._early = self.loop.at(time, Turn.EPOCH, self._epoch)
+
+    def _epoch(self) -> None:
+        if self._early:
+            self._early.cancel()
+            self._early = None
+        self._last_epoch_s = self.loop.now
+        # A slot is named by its beginning.
+        now = self.loop.now - self._setup.epoch_s * self._costs.slots
+        plans = self._decide(now)
+        self.replicas.settle(decided=True)
+        self._observer.decided(now, self.cluster, plans)
+
+    def _decide(self, now: float) -> Sequence[Plan]:
+        plans = decide_pool(self._memory, self._observed(), now)
+        for plan in plans:
+            self._carry_out(plan)
+        return plans
+
+    def _observed(self) -> PoolReport:
+        batches = [engine.batch for engine in self.replicas.engines.values()]
+        if self.mover:
+            self._reports.moves += self.mover.reports()
+            for moving in self.mover.under_way.values():
+                self._change(moving.live)
+        return self._reports.take(self.lives, batches, self.loop.now)
+
+    def _carry_out(self, plan: Plan) -> None:
+        for opening in plan.opened:
+            state = ReplicaState.STARTING if self._costs.startup_s else ReplicaState.RUNNING
+            self._open(opening.replica, opening.node, state)
+            if self._costs.startup_s:
+                start = partial(self._start, self.replicas.engines[opening.replica])
+                self.loop.at(self.loop.now + self._costs.startup_s, Turn.START, start)
+        for eviction in plan.evicted:
+            self._evict(self.lives[eviction.request], eviction.source)
+        for move in plan.moves:
+            self._move(self.lives[move.request], move)
+        for move in plan.deferred:
+            self._note(move, Outcome.DEFERRED)
+        for placement in plan.placements:
+            live = self.lives[placement.request]
+            self._reports.changed[live] = None
+            live.at = placement.replica
+            self.replicas.place(live, placement.replica)
+        for closed in plan.closed:
+            self.replicas.close(closed)
+            self._reports.lost.append(closed)
+            self._reports.statuses.pop(closed, None)
+
+    def _evict(self, live: Live, source: ReplicaId) -> None:
+        if self.mover:
+            self.mover.land(live)
+        self._reports.changed[live] = None
+        live.at = None
+        self.replicas.evict(live, source)
+
+    def _move(self, live: Live, move: Move) -> None:
+        """Begin a move, or do it at once; of a request that has just ended, nothing is left to move."""
+        self._reports.changed[live] = None
+        source, target = self.replicas.engines[move.source], self.replicas.engines[move.target]
+        if self.mover is None:
+            live.at = target.replica
+            self.replicas.move(live, source, target)
+            self._note(move, Outcome.MOVED)
+        elif live.stage is Stage.OVER:
+            cause = Cause.REQUEST_ENDED
+            self._reports.moves.append(MoveReport(live.id, move.source, move.target, False, cause=cause))
+        else:
+            path = move.path or Path.TOKENS
+            self.mover.begin(live, source, target, move.reason, path, move.predicted_s or 0.0)
+
+    def _note(self, move: Move, outcome: Outcome) -> None:
+        """Tell of a move that took no time, or has to wait."""
+        now = self.loop.now
+        moved = outcome is Outcome.MOVED
+        kv_s, tokens_s = (math.inf if s is None else s for s in (move.kv_s, move.tokens_s))
+        path = None if moved else Path.KV if kv_s <= tokens_s else Path.TOKENS
+        source, target = (self.replicas.engines[end].node for end in (move.source, move.target))
+        self.transferred(
+            Transfer(
+                path,
+                move.tokens,
+                Bytes(0),
+                began_s=now,
+                ended_s=now,
+                stall_s=0.0,
+                same_node=source == target,
+                completed=moved,
+                outcome=outcome,
+                reason=move.reason,
+                resumed_s=now if moved else None,
+            )
+        )
+
+
+def terms_of(setup: Setup, costs: Costs) -> Terms:
+    """What decisions are bound by in that world."""
+    limits, migration = setup.limits, costs.migration
+    measures_lead = (migration is not None or not costs.slots) and not limits.lead_s
+    boundaries = Boundaries(setup.epoch_s)
+    if migration is not None:
+        only = None if migration.path is PathChoice.ADAPTIVE else Path(migration.path.value)
+        boundaries = Boundaries(setup.epoch_s, migration.time_limit_s, migration.slowdown, only, migration.consensus)
+    rate = _rate(setup, costs) if costs.compute is None or not costs.compute.decode else None
+    return Terms(
+        limits=LiveLimits(limits, limits.linger_s, limits.foresight_s, lead_s=None if measures_lead else limits.lead_s),
+        epoch_s=setup.epoch_s,
+        boundaries=boundaries,
+        moves_at_once=setup.moves_at_once,
+        moves_per_replica=setup.moves_per_replica,
+        placement_ttl_s=2 * setup.epoch_s,
+        moves_take_time=migration is not None,
+        starts_take_time=bool(costs.startup_s),
+        may_wait_nowhere=costs.slots,
+        batched=setup.batched,
+        decode_rate=rate,
+        per_node=setup.gpus_per_node,
+    )
+
+
+def _profile(node: str, costs: MigrationCosts, times: StepTimes) -> Profile:
+    """What a replica measures of itself at its start."""
+    short_s, long_s = (times.alone(Tokens(prompt), Tokens(1))[0] for prompt in (SHORT, LONG))
+    per_token_s = max((long_s - short_s) / (LONG - SHORT), 1e-12)
+    return Profile(node, "simulated", costs.kv_bytes, Line(max(0.0, short_s - SHORT * per_token_s), per_token_s))
+
+
+def _rate(setup: Setup, costs: Costs) -> float:
+    """Tokens per second and request where the costs do not say; in slots, a whole number of tokens per slot."""
+    if costs.slots:
+        return max(1, round(setup.decode_rate * setup.epoch_s)) / setup.epoch_s
+    return setup.decode_rate
+
+
+def _memory(costs: Costs) -> Memory:
+    if not costs.preemption:
+        return Memory.UNBOUNDED
+    return Memory.SLOTS if costs.slots else Memory.STRICT
