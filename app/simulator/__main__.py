@@ -13,7 +13,7 @@ from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 from app.simulator.command.document import Document, document
 from app.simulator.command.listing import render_policies
 from app.simulator.command.options import parser
-from app.simulator.command.order import Order, read_order
+from app.simulator.command.order import SimulationOrder, read_order
 from app.simulator.command.replay import render_replay, replay
 from app.simulator.command.runs import perform_all
 from app.simulator.command.text import render
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def simulate(order: Order, quiet: bool) -> Document:
+def simulate(order: SimulationOrder, quiet: bool) -> Document:
     """Carry out all runs of an order, with a progress bar over their virtual seconds unless `quiet`."""
     workloads = [draw(order.recipe, seed) for seed in order.seeds]
     runs = order.runs(workloads)

@@ -11,7 +11,7 @@ from statistics import median
 
 from app.replay.trace import TraceRequest
 from app.simulator.costs.costs import ComputeCosts, Costs, LinkCosts, MigrationCosts
-from app.simulator.outcome.recorder import Recorder
+from app.simulator.outcome.recorder import EventRecorder
 from app.simulator.workload.workload import Job
 from app.simulator.world.observer import Life
 from app.simulator.world.setup import Setup
@@ -134,7 +134,7 @@ def foretell(case: LiveCase, due: Sequence[TraceRequest], seed: int) -> Figures:
 def simulated(case: LiveCase, jobs: Sequence[Job], costs: Costs) -> Figures:
     """The figures of a case with these requests."""
     conditions = case.conditions
-    recorder = Recorder(lambda now: None)
+    recorder = EventRecorder(lambda now: None)
     simulate(jobs, policy(str(SCHEDULERS[case.variant]["policy"])), setup_of(case, costs), costs, recorder)
     begin, end = conditions.warmup_s, conditions.until_s
     done = [served(life) for life in recorder.lives if begin <= life.job.arrival_s < end]

@@ -8,7 +8,7 @@ from typing import Any
 from app.simulator.costs.costs import IDEAL, ComputeCosts, Costs, MigrationCosts, PathChoice, read_costs
 from app.simulator.outcome.metrics import Window
 from app.simulator.workload.lengths import read_lengths
-from app.simulator.workload.workload import Poisson, Recipe, Trace, read_trace
+from app.simulator.workload.workload import ArrivalTrace, Poisson, Recipe, read_trace
 from app.simulator.world.setup import Setup
 from policies.decision.limits import Limits
 from policies.model import Tokens
@@ -134,7 +134,7 @@ def expected_requests(case: Case, traces: Path) -> float:
     return sum(row.at_s * time_scale < case.span.horizon_s for row in arrivals.rows)
 
 
-def _arrivals(arrivals: Poisson | Recording, traces: Path) -> tuple[Poisson | Trace, float]:
+def _arrivals(arrivals: Poisson | Recording, traces: Path) -> tuple[Poisson | ArrivalTrace, float]:
     """The source of arrivals, and the factor on their times."""
     if isinstance(arrivals, Poisson):
         return arrivals, 1.0
@@ -145,7 +145,7 @@ def _arrivals(arrivals: Poisson | Recording, traces: Path) -> tuple[Poisson | Tr
 
 
 @cache
-def _trace(path: Path) -> Trace:
+def _trace(path: Path) -> ArrivalTrace:
     return read_trace(path)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from app.simulator.outcome.metrics import Metrics, Window, bounds, measure, series
-from app.simulator.outcome.recorder import Recorder
+from app.simulator.outcome.recorder import EventRecorder
 from app.simulator.outcome.statistics import mean, quantile
 from app.simulator.workload.workload import Job, Workload, draw
 from app.simulator.world.observer import Life, Transfer
@@ -48,7 +48,7 @@ class OperationCounter:
     """
 
     policy: Policy
-    recorder: Recorder
+    recorder: EventRecorder
     units_moved: list[int] = field(default_factory=list)
     _operations: list[bool] = field(default_factory=list)
 
@@ -92,7 +92,7 @@ def perform(case: Case, traces: Path) -> Raw:
     """Carry out a case."""
     began_s = time.process_time()
     workload = draw(case.recipe(traces), case.seed)
-    counter = OperationCounter(policy(case.policy), Recorder(lambda now: None))
+    counter = OperationCounter(policy(case.policy), EventRecorder(lambda now: None))
     simulate(workload.jobs, counter, case.setup, case.physics.read(), counter)
     metrics = _metrics(counter.recorder, workload, case.window)
     if not case.batched:
@@ -102,7 +102,7 @@ def perform(case: Case, traces: Path) -> Raw:
     return Raw(metrics, time.process_time() - began_s)
 
 
-def _metrics(recorder: Recorder, workload: Workload, window: Window) -> Metrics:
+def _metrics(recorder: EventRecorder, workload: Workload, window: Window) -> Metrics:
     return {
         **measure(recorder, workload.jobs, window),
         "bound": bounds(recorder, window),

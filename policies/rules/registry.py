@@ -13,11 +13,11 @@ from policies.rules.policy import Policy
 from policies.rules.worst_fit import WorstFit
 
 
-class Choice(Policy, Configured, Protocol):
+class ConfigurablePolicy(Policy, Configured, Protocol):
     """A policy whose options can be set."""
 
 
-POLICIES: Mapping[str, Choice] = {
+POLICIES: Mapping[str, ConfigurablePolicy] = {
     "best_fit": BestFit(),
     "worst_fit": WorstFit(),
     "load_balance": LoadBalance(),

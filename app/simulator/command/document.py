@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from app.simulator.command.order import Order
+from app.simulator.command.order import SimulationOrder
 from app.simulator.outcome.metrics import Metrics
 from app.simulator.outcome.statistics import interval, mean
 from app.simulator.workload.workload import Poisson, Workload
@@ -13,7 +13,7 @@ Document = dict[str, Any]
 
 
 def document(
-    order: Order, workloads: Sequence[Workload], bounds: Sequence[Metrics], runs: Sequence[Metrics]
+    order: SimulationOrder, workloads: Sequence[Workload], bounds: Sequence[Metrics], runs: Sequence[Metrics]
 ) -> Document:
     """All of it; `summary` is there where there is more than one seed to summarise."""
     whole = {
@@ -60,7 +60,7 @@ def _bound(bounds: Sequence[Metrics], rate: float) -> Metrics:
     return {**means, "decode_rate": rate, "by_seed": list(bounds)}
 
 
-def _workload(order: Order, workloads: Sequence[Workload]) -> Metrics:
+def _workload(order: SimulationOrder, workloads: Sequence[Workload]) -> Metrics:
     recipe = order.recipe
     rate = recipe.arrivals.rate if isinstance(recipe.arrivals, Poisson) else None
     return {
@@ -87,7 +87,7 @@ def _drawn(workload: Workload) -> Metrics:
     }
 
 
-def _setup(order: Order) -> Metrics:
+def _setup(order: SimulationOrder) -> Metrics:
     setup = order.setup
     return {
         "capacity_tokens": setup.capacity,

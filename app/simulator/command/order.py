@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.simulator.command.runs import Run, available_processors
+from app.simulator.command.runs import SimulationRun, available_processors
 from app.simulator.costs.costs import Costs, read_costs
 from app.simulator.costs.measurements import calibrated
 from app.simulator.errors import BadInput, require_not_negative, require_positive
 from app.simulator.outcome.metrics import Window
 from app.simulator.workload.lengths import read_lengths
-from app.simulator.workload.workload import Poisson, Recipe, Trace, Workload, read_trace
+from app.simulator.workload.workload import ArrivalTrace, Poisson, Recipe, Workload, read_trace
 from app.simulator.world.setup import Setup
 from policies.decision.limits import Limits
 from policies.model import Tokens
@@ -32,7 +32,7 @@ class Names:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class SimulationOrder:
     """What is to be simulated, in how many processes, and where the outcome goes."""
 
     recipe: Recipe
@@ -53,16 +53,16 @@ class Order:
             return None
         return self.setup.slotted_rate if self.costs.slots else self.setup.decode_rate
 
-    def runs(self, workloads: Sequence[Workload]) -> list[Run]:
+    def runs(self, workloads: Sequence[Workload]) -> list[SimulationRun]:
         """The runs without a policy, one per workload; then every policy with every workload."""
         return [
-            Run(name, workload.seed, workload.jobs, self.setup, self.window, self.costs, self.with_series)
+            SimulationRun(name, workload.seed, workload.jobs, self.setup, self.window, self.costs, self.with_series)
             for name in (None, *self.policies)
             for workload in workloads
         ]
 
 
-def read_order(given: argparse.Namespace) -> Order:
+def read_order(given: argparse.Namespace) -> SimulationOrder:
     """What the command line asks for. Raises `BadInput` where that is impossible, before anything is simulated."""
     arrivals = _arrivals(given)
     require_positive("epoch", given.epoch)
@@ -78,7 +78,7 @@ def read_order(given: argparse.Namespace) -> Order:
         not given.no_cap,
     )
     _require_writable(given.json)
-    return Order(
+    return SimulationOrder(
         recipe,
         _policies(given.policy),
         _seeds(given.seed, given.seeds),
@@ -92,13 +92,13 @@ def read_order(given: argparse.Namespace) -> Order:
     )
 
 
-def _arrivals(given: argparse.Namespace) -> Poisson | Trace:
+def _arrivals(given: argparse.Namespace) -> Poisson | ArrivalTrace:
     if (given.trace is None) == (given.poisson is None):
         raise BadInput("Give either --trace FILE or --poisson RATE.")
     return Poisson(given.poisson) if given.trace is None else read_trace(given.trace)
 
 
-def _horizon_s(given: argparse.Namespace, arrivals: Poisson | Trace) -> float:
+def _horizon_s(given: argparse.Namespace, arrivals: Poisson | ArrivalTrace) -> float:
     if given.horizon is not None:
         require_positive("horizon", given.horizon)
         return float(given.horizon)

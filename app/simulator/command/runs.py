@@ -17,7 +17,7 @@ from multiprocessing import get_context
 from app.simulator.costs.costs import IDEAL, Costs
 from app.simulator.outcome.demand import Alone, unlimited
 from app.simulator.outcome.metrics import Metrics, Window, bounds, measure, series
-from app.simulator.outcome.recorder import Recorder
+from app.simulator.outcome.recorder import EventRecorder
 from app.simulator.workload.workload import Job
 from app.simulator.world.setup import Setup
 from app.simulator.world.world import simulate
@@ -34,7 +34,7 @@ class Stopped(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class SimulationRun:
     """One workload played through one policy; without a policy, only what the workload asks for is found."""
 
     policy: str | None
@@ -46,9 +46,9 @@ class Run:
     with_series: bool = False
 
 
-def perform(run: Run, tick: Tick) -> Metrics:
+def perform(run: SimulationRun, tick: Tick) -> Metrics:
     """Carry out one run; `tick` may raise to end it."""
-    recorder = Recorder(tick)
+    recorder = EventRecorder(tick)
     if run.policy is None:
         simulate(run.jobs, Alone(), unlimited(run.setup), IDEAL, recorder)
         return {"seed": run.seed, **bounds(recorder, run.window)}
@@ -57,7 +57,7 @@ def perform(run: Run, tick: Tick) -> Metrics:
     return {**metrics, "series": series(recorder)} if run.with_series else metrics
 
 
-def perform_all(runs: Sequence[Run], processes: int, show: Tick) -> list[Metrics]:
+def perform_all(runs: Sequence[SimulationRun], processes: int, show: Tick) -> list[Metrics]:
     """Carry out every run and return their metrics in the same order; `show` is told the virtual time of all."""
     if processes == 1:
         return _in_turn(runs, show)
@@ -81,7 +81,7 @@ def available_processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _in_turn(runs: Sequence[Run], show: Tick) -> list[Metrics]:
+def _in_turn(runs: Sequence[SimulationRun], show: Tick) -> list[Metrics]:
     done_s, results = 0.0, []
     for run in runs:
         results.append(perform(run, partial(_show_after, show, done_s)))
@@ -122,7 +122,7 @@ def _join(times: "Array[c_double]", stop: c_bool) -> None:
     _times, _stop = times, stop
 
 
-def _perform_here(index: int, run: Run) -> Metrics:
+def _perform_here(index: int, run: SimulationRun) -> Metrics:
     def tick(now: float) -> None:
         if _stop.value:
             raise Stopped

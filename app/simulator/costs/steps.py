@@ -9,7 +9,7 @@ from app.simulator.costs.costs import ComputeCosts
 from policies.model import Tokens
 
 
-class Chunk(NamedTuple):
+class PrefillChunk(NamedTuple):
     """Tokens of one request that a step prefills, and how many of its tokens come before them."""
 
     tokens: int
@@ -52,7 +52,7 @@ class StepTimes:
         step_s = self._costs.overhead_s + self.linear(batch) + self._costs.context_s * context
         return Leg(step_s, self._costs.context_s * batch)
 
-    def prefill(self, batch: int, context: float, chunks: Sequence[Chunk]) -> float:
+    def prefill(self, batch: int, context: float, chunks: Sequence[PrefillChunk]) -> float:
         """Seconds of a step that prefills the chunks, and decodes the batch if that is what such a step does."""
         if not self.interferes:
             batch, context = 0, 0.0
@@ -76,7 +76,7 @@ class StepTimes:
             return self.decode(1, prompt).step_s, self.decode(1, prompt).seconds(output)
         chunk = self.budget(0)
         starts = range(0, prompt, chunk)
-        first = sum(self.prefill(0, 0.0, [Chunk(min(chunk, prompt - start), start)]) for start in starts)
+        first = sum(self.prefill(0, 0.0, [PrefillChunk(min(chunk, prompt - start), start)]) for start in starts)
         return first, first + self.decode(1, prompt + 1).seconds(output - 1)
 
     def prefill_rate(self, batch: int, context: float) -> float:
@@ -84,14 +84,14 @@ class StepTimes:
         if not self.prefills:
             return math.inf
         chunk = self.budget(batch)
-        return chunk / self.prefill(batch, context, [Chunk(chunk, 0)])
+        return chunk / self.prefill(batch, context, [PrefillChunk(chunk, 0)])
 
     def boundary(self, batch: int, context: float, seconds: float) -> float:
         """Tokens that a replica may prefill until that has taken so many seconds from what decodes there."""
         if not self.prefills:
             return math.inf
         chunk = self.budget(batch)
-        taken = self.prefill(batch, context, [Chunk(chunk, 0)])
+        taken = self.prefill(batch, context, [PrefillChunk(chunk, 0)])
         if batch and self.interferes:
             taken -= self.decode(batch, context).step_s
         return chunk * seconds / taken if taken > 0 else math.inf

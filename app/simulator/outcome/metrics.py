@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from app.simulator.outcome.recorder import Epoch, Recorder
+from app.simulator.outcome.recorder import EpochSample, EventRecorder
 from app.simulator.outcome.statistics import mean, quantile, weighted_mean
 from app.simulator.workload.workload import Job
-from app.simulator.world.observer import Life, Outcome, Transfer
+from app.simulator.world.observer import Life, Transfer, TransferOutcome
 from policies.plan import Path, Reason
 
 Metrics = dict[str, Any]
@@ -46,11 +46,11 @@ class Window:
 class _Span:
     """For how many seconds of the window an epoch's state held."""
 
-    epoch: Epoch
+    epoch: EpochSample
     seconds: float
 
 
-def measure(recorder: Recorder, jobs: Sequence[Job], window: Window) -> Metrics:
+def measure(recorder: EventRecorder, jobs: Sequence[Job], window: Window) -> Metrics:
     """Every metric of one run."""
     spans, seconds = _spans(recorder.epochs, window), window.seconds
     transfers = [transfer for transfer in recorder.transfers if window.has(transfer.ended_s)]
@@ -71,7 +71,7 @@ def measure(recorder: Recorder, jobs: Sequence[Job], window: Window) -> Metrics:
     }
 
 
-def bounds(recorder: Recorder, window: Window) -> Metrics:
+def bounds(recorder: EventRecorder, window: Window) -> Metrics:
     """The lower bound and the repack of a run alone."""
     spans = _spans(recorder.epochs, window)
     return {
@@ -81,7 +81,7 @@ def bounds(recorder: Recorder, window: Window) -> Metrics:
     }
 
 
-def series(recorder: Recorder) -> list[dict[str, Any]]:
+def series(recorder: EventRecorder) -> list[dict[str, Any]]:
     """How a run went, warm-up included: some of its epochs, evenly spaced."""
     every = -(-len(recorder.epochs) // SERIES_POINTS)
     return [
@@ -97,14 +97,14 @@ def series(recorder: Recorder) -> list[dict[str, Any]]:
     ]
 
 
-def _spans(epochs: Sequence[Epoch], window: Window) -> list[_Span]:
+def _spans(epochs: Sequence[EpochSample], window: Window) -> list[_Span]:
     """The epochs whose state held within the window; the last one's holds to the end."""
     starts = [*(epoch.now_s for epoch in epochs), window.horizon_s]
     inside = (max(0.0, end - max(start, window.warmup_s)) for start, end in pairwise(starts))
     return [_Span(epoch, seconds) for epoch, seconds in zip(epochs, inside, strict=True) if seconds > 0]
 
 
-def _mean(spans: Iterable[_Span], value: Callable[[Epoch], float | None]) -> float | None:
+def _mean(spans: Iterable[_Span], value: Callable[[EpochSample], float | None]) -> float | None:
     """The mean over time of a value that some epochs may not have; None if none of them has."""
     found = [(value(span.epoch), span.seconds) for span in spans]
     return weighted_mean([(number, seconds) for number, seconds in found if number is not None])
@@ -130,8 +130,8 @@ def _bounds(spans: Sequence[_Span]) -> Metrics:
     }
 
 
-def _decisions(epochs: Sequence[Epoch], seconds: float) -> Metrics:
-    def rate(count: Callable[[Epoch], int]) -> float:
+def _decisions(epochs: Sequence[EpochSample], seconds: float) -> Metrics:
+    def rate(count: Callable[[EpochSample], int]) -> float:
         return sum(map(count, epochs)) / seconds
 
     reasons: Counter[Reason] = Counter()
@@ -154,7 +154,7 @@ def _transfers(transfers: Sequence[Transfer], seconds: float) -> Metrics:
     by_path = {path: [transfer for transfer in transfers if transfer.path is path] for path in (*Path, None)}
     return {
         "bytes_moved_per_s": sum(transfer.sent for transfer in transfers) / seconds,
-        "moves_by_outcome": {outcome.value: outcomes[outcome] for outcome in Outcome if outcomes[outcome]},
+        "moves_by_outcome": {outcome.value: outcomes[outcome] for outcome in TransferOutcome if outcomes[outcome]},
         "moves_by_path": {path or _IDEAL: _path(members) for path, members in by_path.items() if members},
     }
 

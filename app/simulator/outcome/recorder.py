@@ -15,7 +15,7 @@ from policies.plan import Plan, Reason
 
 
 @dataclass(frozen=True, slots=True)
-class Epoch:
+class EpochSample:
     """One epoch: the cluster as the decisions left it, and how many of each there were.
 
     `bound` is the Martello-Toth lower bound on the GPUs for the requests that are held, `repack` what
@@ -43,11 +43,11 @@ class Epoch:
 
 
 @dataclass(slots=True)
-class Recorder:
+class EventRecorder:
     """An observer that keeps everything. `tick` is called in every epoch with its virtual time in seconds."""
 
     tick: Callable[[float], None]
-    epochs: list[Epoch] = field(default_factory=list)
+    epochs: list[EpochSample] = field(default_factory=list)
     transfers: list[Transfer] = field(default_factory=list)
     preemptions: list[tuple[float, Tokens]] = field(default_factory=list)
     lives: list[Life] = field(default_factory=list)
@@ -70,12 +70,12 @@ class Recorder:
         self.lives.append(life)
 
 
-def _epoch(now: float, cluster: Cluster, plans: Sequence[Plan]) -> Epoch:
+def _epoch(now: float, cluster: Cluster, plans: Sequence[Plan]) -> EpochSample:
     replicas = cluster.replicas.values()
     sizes = [tokens for replica in replicas for tokens in _held(replica)]
     moves = [move for plan in plans for move in plan.moves]
     evictions = [eviction for plan in plans for eviction in plan.evicted]
-    return Epoch(
+    return EpochSample(
         now_s=now,
         gpus=len(replicas),
         starting=sum(replica.state is ReplicaState.STARTING for replica in replicas),

@@ -49,7 +49,7 @@ class Poisson:
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class ArrivalTrace:
     """Requests that arrive as they were recorded, the earliest first."""
 
     rows: tuple[Recorded, ...]
@@ -63,7 +63,7 @@ class Recipe:
     not fit into a replica is refused instead of cut.
     """
 
-    arrivals: Poisson | Trace
+    arrivals: Poisson | ArrivalTrace
     lengths: Lengths | None
     horizon_s: float
     capacity: Tokens
@@ -90,12 +90,12 @@ class Workload:
     capped: int
 
 
-def read_trace(path: Path) -> Trace:
+def read_trace(path: Path) -> ArrivalTrace:
     """A trace file's requests. Raises `BadInput` if it is none."""
     rows = [Recorded(*values) for values in read_table(path).numbers("arrival_s", *LENGTHS)]
     if not rows:
         raise BadInput(f"{path} has no requests.")
-    return Trace(tuple(sorted(rows, key=lambda row: row.at_s)))
+    return ArrivalTrace(tuple(sorted(rows, key=lambda row: row.at_s)))
 
 
 def draw(recipe: Recipe, seed: int) -> Workload:
@@ -127,8 +127,8 @@ def _requests(recipe: Recipe, seed: int) -> Iterator[tuple[float, int, int]]:
         yield at_s, prompt, output
 
 
-def _arrivals(arrivals: Poisson | Trace, seed: int) -> Iterator[Recorded]:
-    if isinstance(arrivals, Trace):
+def _arrivals(arrivals: Poisson | ArrivalTrace, seed: int) -> Iterator[Recorded]:
+    if isinstance(arrivals, ArrivalTrace):
         yield from arrivals.rows
         return
     chance, at_s = Random(f"{seed}-arrivals"), 0.0

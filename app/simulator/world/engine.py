@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from app.simulator.costs.steps import Chunk, Leg, StepTimes
+from app.simulator.costs.steps import Leg, PrefillChunk, StepTimes
 from app.simulator.world.batch import NEARLY, NEVER, Batch
 from app.simulator.world.live import Live, Stage
 from policies.model import ReplicaId, RequestId, Tokens
@@ -44,7 +44,7 @@ class Settled:
     refused: list[RequestId] = field(default_factory=list)
 
 
-class Engine:
+class SimulatedEngine:
     """An engine with room for `capacity` tokens of KV.
 
     `running` are the admitted requests in the order of their admission: of these the last is preempted first.
@@ -108,7 +108,7 @@ class Engine:
         live.at = self.replica
         self._admit(live, todo, now)
 
-    def take_over(self, live: Live, origin: "Engine", now: float) -> None:
+    def take_over(self, live: Live, origin: "SimulatedEngine", now: float) -> None:
         """A request comes from another engine as it is, at once."""
         stage, todo = live.stage, live.todo
         origin.remove(live, now)
@@ -188,7 +188,7 @@ class Engine:
         for live in self._prefills:
             tokens = min(live.todo, left)
             self._chunks.append((live, tokens))
-            chunks.append(Chunk(tokens, max(0, math.ceil(live.held) - live.todo)))
+            chunks.append(PrefillChunk(tokens, max(0, math.ceil(live.held) - live.todo)))
             left -= tokens
             if left <= 0:
                 break

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from app.simulator.costs.costs import LinkCosts, MigrationCosts
-from app.simulator.world.engine import Engine
+from app.simulator.world.engine import SimulatedEngine
 from app.simulator.world.links import Flow, Links
 from app.simulator.world.live import Live, Stage
 from app.simulator.world.loop import Loop, Turn
-from app.simulator.world.observer import Outcome, Transfer
+from app.simulator.world.observer import Transfer, TransferOutcome
 from migration.protocol.rounds import CopyLimits, Progress, final_range, full_blocks, worth_another_round
 from policies.causes import Cause
 from policies.model import Blocks, Bytes, RequestId, Tokens
@@ -32,7 +32,7 @@ LIMITS = CopyLimits()
 class Floor(Protocol):
     """Where moves take place: what they tell the world."""
 
-    def touch(self, engine: Engine) -> None:
+    def touch(self, engine: SimulatedEngine) -> None:
         """The engine has been changed, and is to be settled."""
         ...
 
@@ -52,12 +52,12 @@ class Floor(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Moving:
+class MoveUnderWay:
     """One move under way. `frozen_s` is when its request was stopped for it, None while it decodes on."""
 
     live: Live
-    source: Engine
-    target: Engine
+    source: SimulatedEngine
+    target: SimulatedEngine
     reason: Reason
     path: Path
     predicted_s: float
@@ -84,8 +84,8 @@ class Mover:
     """
 
     def __init__(self, loop: Loop, costs: MigrationCosts, floor: Floor) -> None:
-        self.under_way: dict[RequestId, Moving] = {}
-        self.landed: dict[RequestId, Moving] = {}
+        self.under_way: dict[RequestId, MoveUnderWay] = {}
+        self.landed: dict[RequestId, MoveUnderWay] = {}
         self.links = Links(loop, self._bandwidth)
         self._loop = loop
         self._costs = costs
@@ -98,7 +98,7 @@ class Mover:
             for m in self.under_way.values()
         ]
 
-    def route(self, source: Engine, target: Engine) -> tuple[LinkId, ...]:
+    def route(self, source: SimulatedEngine, target: SimulatedEngine) -> tuple[LinkId, ...]:
         """The links between two replicas."""
         ports = (LinkId(f"out:{source.replica}"), LinkId(f"in:{target.replica}"))
         if source.node == target.node:
@@ -112,16 +112,22 @@ class Mover:
     # --- what begins and ends moves ---------------------------------------------------------------------
 
     def begin(
-        self, live: Live, source: Engine, target: Engine, reason: Reason, path: Path, predicted_s: float = 0.0
+        self,
+        live: Live,
+        source: SimulatedEngine,
+        target: SimulatedEngine,
+        reason: Reason,
+        path: Path,
+        predicted_s: float = 0.0,
     ) -> None:
         """Move a request; if the target has no room for it, it stays."""
         self.land(live)
         tokens = live.tokens(self._loop.now)
-        moving = Moving(live, source, target, reason, path, predicted_s, self._loop.now, Tokens(round(tokens)))
+        moving = MoveUnderWay(live, source, target, reason, path, predicted_s, self._loop.now, Tokens(round(tokens)))
         self.under_way[moving.request] = moving
         self._floor.touch(target)
         if not target.reserve(moving.request, tokens, self._loop.now):
-            self._give_up(moving, Outcome.REFUSED)
+            self._give_up(moving, TransferOutcome.REFUSED)
         elif live.stage is not Stage.DECODE:
             source.remove(live, self._loop.now)
             moving.path = Path.TOKENS
@@ -137,7 +143,7 @@ class Mover:
     def over(self, live: Live) -> None:
         """A request has ended; so has its move."""
         if moving := self.under_way.get(live.id):
-            self._give_up(moving, Outcome.ENDED)
+            self._give_up(moving, TransferOutcome.ENDED)
 
     def preempted(self, live: Live) -> None:
         """A request has lost its KV; if it was moving, it goes on where it was going."""
@@ -149,7 +155,7 @@ class Mover:
 
     def refused(self, request: RequestId) -> None:
         """The target needs the room that it had reserved: the request stays where it decodes."""
-        self._give_up(self.under_way[request], Outcome.REFUSED)
+        self._give_up(self.under_way[request], TransferOutcome.REFUSED)
 
     def land(self, live: Live) -> None:
         """A request that has been moved decodes again, or something else has become of it before it did."""
@@ -157,11 +163,11 @@ class Mover:
             if live.stage is Stage.DECODE:
                 moving.resumed_s = self._loop.now
                 self._tell(moving, True)
-            self._report(moving, Outcome.MOVED)
+            self._report(moving, TransferOutcome.MOVED)
 
     # --- the course of a move -----------------------------------------------------------------------------
 
-    def _copy_round(self, moving: Moving) -> None:
+    def _copy_round(self, moving: MoveUnderWay) -> None:
         """Copy the blocks that have become full, while the request decodes on; else the last ones."""
         full = self._full_blocks(moving)
         if worth_another_round(moving.progress, full, LIMITS):
@@ -169,7 +175,7 @@ class Mover:
         else:
             self._copy_rest(moving)
 
-    def _copy_rest(self, moving: Moving) -> None:
+    def _copy_rest(self, moving: MoveUnderWay) -> None:
         """Stop the request, and copy what is worth it."""
         self._freeze(moving)
         full = self._full_blocks(moving)
@@ -178,7 +184,7 @@ class Mover:
         else:
             self._copy(moving, full, self._hand_over)
 
-    def _copy(self, moving: Moving, upto: Blocks, then: Callable[[Moving], None]) -> None:
+    def _copy(self, moving: MoveUnderWay, upto: Blocks, then: Callable[[MoveUnderWay], None]) -> None:
         size = Bytes((upto - moving.progress.copied) * self._costs.block_tokens * self._costs.kv_bytes)
 
         def copied() -> None:
@@ -190,18 +196,18 @@ class Mover:
 
         moving.flow = self.links.send(self.route(moving.source, moving.target), size, self._latency(moving), copied)
 
-    def _freeze(self, moving: Moving) -> None:
+    def _freeze(self, moving: MoveUnderWay) -> None:
         moving.frozen_s = self._loop.now
         moving.source.freeze(moving.live, self._loop.now)
         moving.target.secure(moving.request)
         self._floor.touch(moving.source)
 
-    def _hand_over(self, moving: Moving) -> None:
+    def _hand_over(self, moving: MoveUnderWay) -> None:
         moving.target.secure(moving.request)
         self._floor.touch(moving.source)
         self._loop.at(self._loop.now + self._costs.handover_s, Turn.LINK, lambda: self._arrive(moving))
 
-    def _arrive(self, moving: Moving) -> None:
+    def _arrive(self, moving: MoveUnderWay) -> None:
         now = self._loop.now
         moving.source.release(moving.request)
         todo = max(1, round(moving.live.held) - moving.progress.copied * self._costs.block_tokens)
@@ -214,20 +220,20 @@ class Mover:
         self._floor.touch(moving.target)
         self._floor.settle()
 
-    def _give_up(self, moving: Moving, outcome: Outcome) -> None:
+    def _give_up(self, moving: MoveUnderWay, outcome: TransferOutcome) -> None:
         del self.under_way[moving.request]
         self._stop_flow(moving)
         moving.target.release(moving.request)
         self._floor.touch(moving.target)
-        self._tell(moving, False, Cause.NO_ROOM if outcome is Outcome.REFUSED else Cause.REQUEST_ENDED)
+        self._tell(moving, False, Cause.NO_ROOM if outcome is TransferOutcome.REFUSED else Cause.REQUEST_ENDED)
         self._report(moving, outcome)
 
-    def _stop_flow(self, moving: Moving) -> None:
+    def _stop_flow(self, moving: MoveUnderWay) -> None:
         if moving.flow is not None:
             moving.sent += self.links.cancel(moving.flow)
             moving.flow = None
 
-    def _tell(self, moving: Moving, moved: bool, cause: Cause | None = None) -> None:
+    def _tell(self, moving: MoveUnderWay, moved: bool, cause: Cause | None = None) -> None:
         ended_s = self._loop.now if moving.left_s is None else moving.left_s
         report = MoveReport(
             moving.request,
@@ -244,7 +250,7 @@ class Mover:
         )
         self._floor.reported(moving.live, report)
 
-    def _report(self, moving: Moving, outcome: Outcome) -> None:
+    def _report(self, moving: MoveUnderWay, outcome: TransferOutcome) -> None:
         now = self._loop.now
         self._floor.transferred(
             Transfer(
@@ -255,7 +261,7 @@ class Mover:
                 ended_s=now if moving.left_s is None else moving.left_s,
                 stall_s=0.0 if moving.frozen_s is None else now - moving.frozen_s,
                 same_node=moving.source.node == moving.target.node,
-                completed=outcome is Outcome.MOVED,
+                completed=outcome is TransferOutcome.MOVED,
                 outcome=outcome,
                 reason=moving.reason,
                 predicted_s=moving.predicted_s,
@@ -263,10 +269,10 @@ class Mover:
             )
         )
 
-    def _full_blocks(self, moving: Moving) -> Blocks:
+    def _full_blocks(self, moving: MoveUnderWay) -> Blocks:
         return full_blocks(int(moving.live.tokens(self._loop.now)), self._costs.block_tokens)
 
-    def _latency(self, moving: Moving) -> float:
+    def _latency(self, moving: MoveUnderWay) -> float:
         return max(self.costs_of(link).latency_s for link in self.route(moving.source, moving.target))
 
     def _bandwidth(self, link: LinkId) -> float:

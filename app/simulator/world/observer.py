@@ -11,7 +11,7 @@ from policies.model import Bytes, Tokens
 from policies.plan import Path, Plan, Reason
 
 
-class Outcome(StrEnum):
+class TransferOutcome(StrEnum):
     """How a migration ended: at its target, or without effect and why."""
 
     MOVED = "moved"
@@ -43,7 +43,7 @@ class Transfer:
     stall_s: float
     same_node: bool
     completed: bool
-    outcome: Outcome = Outcome.MOVED
+    outcome: TransferOutcome = TransferOutcome.MOVED
     reason: Reason = Reason.OVERLOAD
     predicted_s: float = 0.0
     resumed_s: float | None = None

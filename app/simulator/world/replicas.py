@@ -5,7 +5,7 @@ from typing import Protocol
 
 from app.simulator.costs.steps import StepTimes
 from app.simulator.world.batch import NEVER
-from app.simulator.world.engine import Engine, Memory, Settled
+from app.simulator.world.engine import Memory, Settled, SimulatedEngine
 from app.simulator.world.live import Live, Stage
 from app.simulator.world.loop import Loop, Timer, Turn
 from policies.model import ReplicaId, RequestId, Tokens
@@ -39,17 +39,17 @@ class Replicas:
     """All engines. What changes one calls `touch`, and `settle` when everything is changed that changes at once."""
 
     def __init__(self, loop: Loop, times: StepTimes, memory: Memory, witness: Witness) -> None:
-        self.engines: dict[ReplicaId, Engine] = {}
+        self.engines: dict[ReplicaId, SimulatedEngine] = {}
         self._loop = loop
         self._times = times
         self._memory = memory
         self._witness = witness
-        self._touched: dict[Engine, None] = {}
-        self._timers: dict[Engine, Timer] = {}
+        self._touched: dict[SimulatedEngine, None] = {}
+        self._timers: dict[SimulatedEngine, Timer] = {}
 
     def open(self, replica: ReplicaId, node: str, capacity: Tokens) -> None:
         """A new replica."""
-        self.engines[replica] = Engine(replica, node, capacity, self._times, self._memory)
+        self.engines[replica] = SimulatedEngine(replica, node, capacity, self._times, self._memory)
 
     def close(self, replica: ReplicaId) -> None:
         """A replica goes. Raises `ValueError` if anything is on it."""
@@ -74,7 +74,7 @@ class Replicas:
             live.preemptions += 1
             self.touch(self.engines[replica])
 
-    def move(self, live: Live, source: Engine, target: Engine) -> None:
+    def move(self, live: Live, source: SimulatedEngine, target: SimulatedEngine) -> None:
         """A request goes from there to there at once, with all that it has."""
         if live.stage is not Stage.OVER:
             target.take_over(live, source, self._loop.now)
@@ -82,7 +82,7 @@ class Replicas:
             self.touch(source)
             self.touch(target)
 
-    def touch(self, engine: Engine) -> None:
+    def touch(self, engine: SimulatedEngine) -> None:
         """The engine has been changed."""
         self._touched[engine] = None
 
@@ -109,14 +109,14 @@ class Replicas:
         for request in happened.refused:
             self._witness.refused(request)
 
-    def _schedule(self, engine: Engine) -> None:
+    def _schedule(self, engine: SimulatedEngine) -> None:
         if timer := self._timers.pop(engine, None):
             timer.cancel()
         due = engine.due()
         if due < NEVER:
             self._timers[engine] = self._loop.at(due, Turn.ENGINE, partial(self._due, engine))
 
-    def _due(self, engine: Engine) -> None:
+    def _due(self, engine: SimulatedEngine) -> None:
         del self._timers[engine]
         self.touch(engine)
         self.settle()

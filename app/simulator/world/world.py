@@ -12,11 +12,11 @@ from functools import partial
 from app.simulator.costs.costs import Costs, MigrationCosts, PathChoice
 from app.simulator.costs.steps import StepTimes
 from app.simulator.workload.workload import Job
-from app.simulator.world.engine import Engine, Memory
+from app.simulator.world.engine import Memory, SimulatedEngine
 from app.simulator.world.live import Live, Stage
 from app.simulator.world.loop import Loop, Timer, Turn
 from app.simulator.world.moving import Mover
-from app.simulator.world.observer import Observer, Outcome, Transfer
+from app.simulator.world.observer import Observer, Transfer, TransferOutcome
 from app.simulator.world.replicas import Replicas
 from app.simulator.world.reports import Reports
 from app.simulator.world.setup import Setup
@@ -114,7 +114,7 @@ class World:
         if self.mover:
             self.mover.refused(request)
 
-    def touch(self, engine: Engine) -> None:
+    def touch(self, engine: SimulatedEngine) -> None:
         """See `Floor`."""
         self.replicas.touch(engine)
 
@@ -176,7 +176,7 @@ class World:
         if self._costs.migration:
             self._reports.profiles[replica] = _profile(node, self._costs.migration, self._times)
 
-    def _start(self, engine: Engine) -> None:
+    def _start(self, engine: SimulatedEngine) -> None:
         """A replica takes requests from now on; if some wait, that is worth an early epoch."""
         if self.replicas.engines.get(engine.replica) is engine:
             status = Status(engine.replica, ReplicaState.RUNNING, engine.node, engine.capacity)
@@ -237,7 +237,7 @@ class World:
         for move in plan.moves:
             self._move(self.lives[move.request], move)
         for move in plan.deferred:
-            self._note(move, Outcome.DEFERRED)
+            self._note(move, TransferOutcome.DEFERRED)
         for placement in plan.placements:
             live = self.lives[placement.request]
             self._reports.changed[live] = None
@@ -262,7 +262,7 @@ class World:
         if self.mover is None:
             live.at = target.replica
             self.replicas.move(live, source, target)
-            self._note(move, Outcome.MOVED)
+            self._note(move, TransferOutcome.MOVED)
         elif live.stage is Stage.OVER:
             cause = Cause.REQUEST_ENDED
             self._reports.moves.append(MoveReport(live.id, move.source, move.target, False, cause=cause))
@@ -270,10 +270,10 @@ class World:
             path = move.path or Path.TOKENS
             self.mover.begin(live, source, target, move.reason, path, move.predicted_s or 0.0)
 
-    def _note(self, move: Move, outcome: Outcome) -> None:
+    def _note(self, move: Move, outcome: TransferOutcome) -> None:
         """Tell of a move that took no time, or has to wait."""
         now = self.loop.now
-        moved = outcome is Outcome.MOVED
+        moved = outcome is TransferOutcome.MOVED
         kv_s, tokens_s = (math.inf if s is None else s for s in (move.kv_s, move.tokens_s))
         path = None if moved else Path.KV if kv_s <= tokens_s else Path.TOKENS
         source, target = (self.replicas.engines[end].node for end in (move.source, move.target))

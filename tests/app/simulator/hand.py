@@ -1,8 +1,8 @@
 """A simulation by hand: what an observer is told, with numbers that can be checked on paper."""
 
-from app.simulator.outcome.recorder import Recorder
+from app.simulator.outcome.recorder import EventRecorder
 from app.simulator.workload.workload import Job
-from app.simulator.world.observer import Life, Outcome, Transfer
+from app.simulator.world.observer import Life, Transfer, TransferOutcome
 from policies.cluster.cluster import Cluster
 from policies.model import Bytes, ReplicaId, ReplicaState, RequestId, Tokens
 from policies.plan import Eviction, Move, Opening, Path, Plan, Reason
@@ -40,7 +40,9 @@ def opened(count: int) -> tuple[Opening, ...]:
     return tuple(Opening(ReplicaId(f"o{number}"), "node") for number in range(count))
 
 
-def transfer(path: Path, ended_s: float, *, sent: int, took_s: float, outcome: Outcome = Outcome.MOVED) -> Transfer:
+def transfer(
+    path: Path, ended_s: float, *, sent: int, took_s: float, outcome: TransferOutcome = TransferOutcome.MOVED
+) -> Transfer:
     """A migration of 10 tokens that was expected to take a second and stalled its request for half of its time."""
     return Transfer(
         path=path,
@@ -50,7 +52,7 @@ def transfer(path: Path, ended_s: float, *, sent: int, took_s: float, outcome: O
         ended_s=ended_s,
         stall_s=took_s / 2,
         same_node=path is Path.KV,
-        completed=outcome is Outcome.MOVED,
+        completed=outcome is TransferOutcome.MOVED,
         outcome=outcome,
         predicted_s=1.0,
     )
@@ -62,7 +64,7 @@ def life(finished_s: float, *, stalled_s: float = 0.0) -> Life:
     return Life(job, finished_s - 12, finished_s, 0.5, stalled_s, 2.0, 10.0, moves=1, preemptions=0)
 
 
-def play(recorder: Recorder) -> None:
+def play(recorder: EventRecorder) -> None:
     """Ten seconds, of which the first four are for warming up.
 
     | now | replicas          | used | waits | bound | decided                                              |

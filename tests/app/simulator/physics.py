@@ -7,7 +7,7 @@ from app.simulator.costs.costs import IDEAL, ComputeCosts, Costs, LinkCosts, Mig
 from app.simulator.costs.steps import StepTimes
 from app.simulator.workload.workload import Job
 from app.simulator.world.batch import NEVER
-from app.simulator.world.engine import Engine, Memory, Settled
+from app.simulator.world.engine import Memory, Settled, SimulatedEngine
 from app.simulator.world.live import Live
 from app.simulator.world.observer import Life, Transfer
 from app.simulator.world.setup import Setup
@@ -42,12 +42,12 @@ def live(name: str, prompt: int = 100, output: int = 100, order: int = 0) -> Liv
 
 def engine(
     capacity: int = 1000, compute: ComputeCosts | None = None, rate: float = 10.0, memory: Memory = Memory.STRICT
-) -> Engine:
+) -> SimulatedEngine:
     """An idle engine; without `compute` every request decodes `rate` tokens per second."""
-    return Engine(ReplicaId("gpu-0"), "node-0", Tokens(capacity), StepTimes(compute, rate), memory)
+    return SimulatedEngine(ReplicaId("gpu-0"), "node-0", Tokens(capacity), StepTimes(compute, rate), memory)
 
 
-def run(machine: Engine, until: float = NEVER, now: float = 0.0) -> list[tuple[float, Settled]]:
+def run(machine: SimulatedEngine, until: float = NEVER, now: float = 0.0) -> list[tuple[float, Settled]]:
     """Let the engine work from now on; what happened when."""
     happened = [(now, machine.settle(now))]
     while (due := round(machine.due(), 9)) <= until and due < NEVER:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from app.simulator.costs import costs as module
 from app.simulator.costs.costs import (
     IDEAL,
     ComputeCosts,
@@ -20,7 +21,6 @@ from app.simulator.costs.costs import (
     shipped_costs,
     write_costs,
 )
-from app.simulator.costs import costs as module
 from app.simulator.errors import BadInput
 from tests.app.simulator.physics import COMPUTE, MIGRATION
 

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.simulator.world.engine import Engine, Memory
+from app.simulator.world.engine import Memory, SimulatedEngine
 from app.simulator.world.live import Live, Stage
 from tests.app.simulator.physics import COMPUTE, engine, live, run
 
 
-def over(machine: Engine, now: float = 0.0) -> dict[str, float]:
+def over(machine: SimulatedEngine, now: float = 0.0) -> dict[str, float]:
     """When each request ends."""
     return {str(each.id): time for time, happened in run(machine, now=now) for each in happened.over}
 

@@ -8,7 +8,7 @@ import pytest
 
 from app.simulator.costs.costs import IDEAL, Costs
 from app.simulator.costs.measurements import DecodeTime, Measurements, PrefillTime, TransferTime, calibrated, overlay
-from app.simulator.costs.steps import Chunk, StepTimes
+from app.simulator.costs.steps import PrefillChunk, StepTimes
 from app.simulator.errors import BadInput
 from policies.model import Tokens
 from tests.app.simulator.physics import COMPUTE, MIGRATION
@@ -51,7 +51,9 @@ def test_decodes_alone_leave_the_prefills_as_they_were() -> None:
     assert compute
     before, after = StepTimes(COSTS.compute, 1.0), StepTimes(compute, 1.0)
     assert after.decode(8, 0.0).step_s == pytest.approx(0.007)
-    assert after.prefill(0, 0.0, [Chunk(180, 0)]) == pytest.approx(before.prefill(0, 0.0, [Chunk(180, 0)]))
+    assert after.prefill(0, 0.0, [PrefillChunk(180, 0)]) == pytest.approx(
+        before.prefill(0, 0.0, [PrefillChunk(180, 0)])
+    )
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from app.simulator.outcome.metrics import SERIES_POINTS, Window, bounds, measure, series
-from app.simulator.outcome.recorder import Recorder
+from app.simulator.outcome.recorder import EventRecorder
 from app.simulator.workload.workload import Job
-from app.simulator.world.observer import Outcome
+from app.simulator.world.observer import TransferOutcome
 from policies.model import RequestId, Tokens
 from policies.plan import Path
 from tests.app.simulator.hand import cluster, life, play, transfer
@@ -16,18 +16,18 @@ WINDOW = Window(warmup_s=4.0, horizon_s=10.0)
 JOBS = [Job(RequestId(f"r{at_s}"), at_s, Tokens(1), Tokens(1)) for at_s in (0.0, 3.9, 4.0, 9.0)]
 
 
-def recorded() -> Recorder:
-    return Recorder(lambda now: None)
+def recorded() -> EventRecorder:
+    return EventRecorder(lambda now: None)
 
 
 @pytest.fixture
-def recorder() -> Recorder:
+def recorder() -> EventRecorder:
     made = recorded()
     play(made)
     return made
 
 
-def measured(recorder: Recorder) -> dict[str, Any]:
+def measured(recorder: EventRecorder) -> dict[str, Any]:
     return measure(recorder, JOBS, WINDOW)
 
 
@@ -47,7 +47,7 @@ def measured(recorder: Recorder) -> dict[str, Any]:
         ("serving_ratio", (2 * 1 + 4 * 0.75) / 6),
     ],
 )
-def test_means_are_over_time_and_leave_out_the_warm_up(recorder: Recorder, metric: str, value: float) -> None:
+def test_means_are_over_time_and_leave_out_the_warm_up(recorder: EventRecorder, metric: str, value: float) -> None:
     assert measured(recorder)[metric] == pytest.approx(value)
 
 
@@ -63,20 +63,20 @@ def test_means_are_over_time_and_leave_out_the_warm_up(recorder: Recorder, metri
         ("deactivations_per_s", 1),
     ],
 )
-def test_decisions_are_counted_per_second_of_the_window(recorder: Recorder, metric: str, count: int) -> None:
+def test_decisions_are_counted_per_second_of_the_window(recorder: EventRecorder, metric: str, count: int) -> None:
     assert measured(recorder)[metric] == pytest.approx(count / 6)
 
 
-def test_moves_are_told_apart_by_reason(recorder: Recorder) -> None:
+def test_moves_are_told_apart_by_reason(recorder: EventRecorder) -> None:
     assert measured(recorder)["moves_by_reason"] == {"fill": 3, "drain": 1}
 
 
-def test_an_epoch_that_reaches_into_the_window_counts_with_that_part(recorder: Recorder) -> None:
+def test_an_epoch_that_reaches_into_the_window_counts_with_that_part(recorder: EventRecorder) -> None:
     assert measure(recorder, JOBS, Window(3.0, 10.0))["requests_waiting_mean"] == pytest.approx((3 * 1 + 1 * 4) / 7)
     assert measure(recorder, JOBS, Window(3.0, 10.0))["migrations_per_s"] == pytest.approx(4 / 7)
 
 
-def test_requests_are_counted_where_they_arrive_and_end(recorder: Recorder) -> None:
+def test_requests_are_counted_where_they_arrive_and_end(recorder: EventRecorder) -> None:
     for finished_s in (3.9, 4.0, 10.0):
         recorder.finished(finished_s, life(finished_s))
     metrics = measured(recorder)
@@ -84,7 +84,7 @@ def test_requests_are_counted_where_they_arrive_and_end(recorder: Recorder) -> N
     assert metrics["requests_finished_per_s"] == pytest.approx(2 / 6)
 
 
-def test_delays_are_what_a_request_took_longer_than_alone(recorder: Recorder) -> None:
+def test_delays_are_what_a_request_took_longer_than_alone(recorder: EventRecorder) -> None:
     for stalled_s in (0.0, 1.0, 4.0):
         recorder.finished(8.0, life(8.0, stalled_s=stalled_s))
     metrics = measured(recorder)
@@ -93,10 +93,10 @@ def test_delays_are_what_a_request_took_longer_than_alone(recorder: Recorder) ->
     assert metrics["added_completion_s"]["p99"] == 5.0
 
 
-def test_migrations_are_told_apart_by_path(recorder: Recorder) -> None:
+def test_migrations_are_told_apart_by_path(recorder: EventRecorder) -> None:
     recorder.transferred(3.0, transfer(Path.KV, 3.0, sent=5, took_s=1))
     recorder.transferred(5.0, transfer(Path.KV, 5.0, sent=100, took_s=1))
-    recorder.transferred(6.0, transfer(Path.KV, 6.0, sent=80, took_s=3, outcome=Outcome.REFUSED))
+    recorder.transferred(6.0, transfer(Path.KV, 6.0, sent=80, took_s=3, outcome=TransferOutcome.REFUSED))
     recorder.transferred(6.0, transfer(Path.TOKENS, 6.0, sent=6, took_s=2))
     metrics = measured(recorder)
     assert metrics["bytes_moved_per_s"] == pytest.approx(186 / 6)
@@ -107,7 +107,7 @@ def test_migrations_are_told_apart_by_path(recorder: Recorder) -> None:
     assert (kv["actual_to_predicted"]["max"], tokens["actual_to_predicted"]["p50"]) == (1, 2)
 
 
-def test_preemptions_are_counted(recorder: Recorder) -> None:
+def test_preemptions_are_counted(recorder: EventRecorder) -> None:
     for at_s in (1.0, 5.0, 6.0):
         recorder.preempted(at_s, Tokens(30))
     metrics = measured(recorder)
@@ -115,7 +115,7 @@ def test_preemptions_are_counted(recorder: Recorder) -> None:
     assert metrics["tokens_preempted_per_s"] == pytest.approx(60 / 6)
 
 
-def test_what_did_not_happen_has_no_distribution(recorder: Recorder) -> None:
+def test_what_did_not_happen_has_no_distribution(recorder: EventRecorder) -> None:
     metrics = measured(recorder)
     assert (metrics["stall_s"], metrics["moves_by_path"]) == (None, {})
 
@@ -148,7 +148,7 @@ def test_an_empty_cluster_has_no_ratios() -> None:
     ] * 4
 
 
-def test_a_series_is_thinned_and_has_the_warm_up_in_it(recorder: Recorder) -> None:
+def test_a_series_is_thinned_and_has_the_warm_up_in_it(recorder: EventRecorder) -> None:
     assert [(point["at_s"], point["gpus"], point["migrations"]) for point in series(recorder)] == [
         (0.0, 2, 2),
         (4.0, 2, 3),
@@ -160,5 +160,5 @@ def test_a_series_is_thinned_and_has_the_warm_up_in_it(recorder: Recorder) -> No
 
 def test_progress_is_told_in_every_epoch() -> None:
     heard: list[float] = []
-    play(Recorder(heard.append))
+    play(EventRecorder(heard.append))
     assert heard == [0.0, 4.0, 6.0]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from app.simulator.command.options import parser
-from app.simulator.command.order import Order, read_order
+from app.simulator.command.order import SimulationOrder, read_order
 from app.simulator.errors import BadInput
 from app.simulator.workload.workload import Poisson, draw
 from policies.decision.limits import Limits
@@ -16,7 +16,7 @@ POISSON = ("--poisson", "1", "--lengths", "quantiles")
 POLICY = ("--policy", "best_fit")
 
 
-def order(*argv: str) -> Order:
+def order(*argv: str) -> SimulationOrder:
     return read_order(parser().parse_args(argv))
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from app.simulator.command.runs import Run, perform, perform_all
+from app.simulator.command.runs import SimulationRun, perform, perform_all
 from app.simulator.outcome.metrics import Window
 from app.simulator.workload.workload import Job
 from app.simulator.world.setup import Setup
@@ -12,7 +12,7 @@ from policies.model import RequestId, Tokens
 
 JOBS = tuple(Job(RequestId(f"r{n}"), n / 2, Tokens(100 + 37 * n % 300), Tokens(50 + 91 * n % 250)) for n in range(40))
 SETUP = Setup(Tokens(700), horizon_s=30.0)
-RUN = Run("best_fit", 0, JOBS, SETUP, Window(5.0, 30.0))
+RUN = SimulationRun("best_fit", 0, JOBS, SETUP, Window(5.0, 30.0))
 RUNS = [replace(RUN, policy=policy) for policy in (None, "best_fit", "worst_fit", "load_balance:threshold=0.1")]
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.simulator.costs.costs import ComputeCosts
-from app.simulator.costs.steps import Chunk, Leg, StepTimes, interpolate
+from app.simulator.costs.steps import Leg, PrefillChunk, StepTimes, interpolate
 from policies.model import Tokens
 from tests.app.simulator.physics import COMPUTE
 
@@ -43,23 +43,25 @@ def test_decoding_slows_down_with_the_batch_and_with_its_context() -> None:
 def test_decode_switched_off_leaves_prefill_as_it_was() -> None:
     on, off = StepTimes(CONTEXT, 25.0), StepTimes(replace(CONTEXT, decode=False), 25.0)
     assert off.decode(300, 1e5) == Leg(0.04, 0.0)
-    assert off.prefill(0, 0.0, [Chunk(150, 0)]) == on.prefill(0, 0.0, [Chunk(150, 0)])
+    assert off.prefill(0, 0.0, [PrefillChunk(150, 0)]) == on.prefill(0, 0.0, [PrefillChunk(150, 0)])
 
 
 def test_a_prefill_lengthens_the_step_by_what_its_tokens_add() -> None:
     times = StepTimes(CONTEXT, 25.0)
     attention = 1e-7 * 150 * (50 + 75)
-    assert times.prefill(20, 1000.0, [Chunk(150, 50)]) == pytest.approx(0.005 + 0.01 + 0.08 - 0.01 + 0.01 + attention)
+    assert times.prefill(20, 1000.0, [PrefillChunk(150, 50)]) == pytest.approx(
+        0.005 + 0.01 + 0.08 - 0.01 + 0.01 + attention
+    )
 
 
 def test_without_interference_a_prefill_takes_what_it_takes_alone() -> None:
     times = StepTimes(replace(CONTEXT, interference=False), 25.0)
-    assert times.prefill(20, 1000.0, [Chunk(150, 0)]) == times.prefill(0, 0.0, [Chunk(150, 0)])
+    assert times.prefill(20, 1000.0, [PrefillChunk(150, 0)]) == times.prefill(0, 0.0, [PrefillChunk(150, 0)])
 
 
 def test_a_prefill_with_decoding_at_a_set_rate_adds_to_the_set_step() -> None:
     times = StepTimes(replace(COMPUTE, decode=False), 25.0)
-    assert times.prefill(20, 0.0, [Chunk(180, 0)]) == pytest.approx(0.04 + 0.1)
+    assert times.prefill(20, 0.0, [PrefillChunk(180, 0)]) == pytest.approx(0.04 + 0.1)
 
 
 def test_a_request_alone_is_prefilled_in_chunks_and_then_decodes() -> None:

@@ -11,14 +11,14 @@ import pytest
 from app.simulator.errors import BadInput
 from app.simulator.outcome.statistics import mean
 from app.simulator.workload.lengths import Resampled
-from app.simulator.workload.workload import Poisson, Recipe, Recorded, Trace, draw, read_trace
+from app.simulator.workload.workload import ArrivalTrace, Poisson, Recipe, Recorded, draw, read_trace
 from policies.model import Tokens
 
-TRACE = Trace((Recorded(0.0, 10, 20), Recorded(2.5, 30, 40), Recorded(9.0, 50, 60)))
+TRACE = ArrivalTrace((Recorded(0.0, 10, 20), Recorded(2.5, 30, 40), Recorded(9.0, 50, 60)))
 CHATS = Resampled(((5.0, 7.0),))
 
 
-def recipe(arrivals: Poisson | Trace = TRACE, **given: Any) -> Recipe:
+def recipe(arrivals: Poisson | ArrivalTrace = TRACE, **given: Any) -> Recipe:
     options: dict[str, Any] = {"lengths": None, "horizon_s": 100.0, "capacity": Tokens(1000), **given}
     return Recipe(arrivals, **options)
 
@@ -58,16 +58,16 @@ def test_no_length_is_scaled_to_nothing() -> None:
 def test_a_prompt_is_cut_to_half_of_the_capacity_and_the_total_to_all_of_it(
     prompt: int, output: int, kept: tuple[int, int]
 ) -> None:
-    workload = draw(recipe(Trace((Recorded(0.0, prompt, output),)), capacity=Tokens(100)), 0)
+    workload = draw(recipe(ArrivalTrace((Recorded(0.0, prompt, output),)), capacity=Tokens(100)), 0)
     assert (workload.jobs[0].prompt, workload.jobs[0].output) == kept
     assert workload.capped == (kept != (prompt, output))
 
 
 def test_without_the_cap_a_request_may_fill_a_replica_but_not_exceed_it() -> None:
-    fits = recipe(Trace((Recorded(0.0, 90, 10),)), capacity=Tokens(100), cap=False)
+    fits = recipe(ArrivalTrace((Recorded(0.0, 90, 10),)), capacity=Tokens(100), cap=False)
     assert rows(fits) == [(0.0, 90, 10)]
     with pytest.raises(BadInput, match="Request 0 needs 101 tokens, more than the 100 of a replica"):
-        draw(replace(fits, arrivals=Trace((Recorded(0.0, 90, 11),))), 0)
+        draw(replace(fits, arrivals=ArrivalTrace((Recorded(0.0, 90, 11),))), 0)
 
 
 def gaps(times: Iterable[float]) -> list[float]:
@@ -89,7 +89,7 @@ def test_a_seed_decides_everything() -> None:
 def test_rows_of_a_file_are_put_in_order_of_arrival(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text("arrival_s,prompt_tokens,output_tokens\n2.5,30,3\n0,10,1\n")
-    assert read_trace(path) == Trace((Recorded(0.0, 10, 1), Recorded(2.5, 30, 3)))
+    assert read_trace(path) == ArrivalTrace((Recorded(0.0, 10, 1), Recorded(2.5, 30, 3)))
 
 
 def test_a_trace_without_requests_is_refused(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_trace_without_requests_is_refused(tmp_path: Path) -> None:
 
 def test_a_horizon_before_the_first_arrival_is_refused() -> None:
     with pytest.raises(BadInput, match="No request arrives in the first 2 s"):
-        draw(recipe(Trace((Recorded(2.0, 1, 1),)), horizon_s=2.0), 0)
+        draw(recipe(ArrivalTrace((Recorded(2.0, 1, 1),)), horizon_s=2.0), 0)
 
 
 @pytest.mark.parametrize(

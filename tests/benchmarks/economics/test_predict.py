@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.simulator.costs.steps import Chunk, StepTimes
+from app.simulator.costs.steps import PrefillChunk, StepTimes
 from benchmarks.economics.case import Conditions, default_pace
 from benchmarks.economics.predict import compute_costs, costs_of, predict, predictable, setup_of
 from tests.benchmarks.economics.made_up import CONDITIONS, case, looks, migration, run, served
@@ -13,7 +13,7 @@ PACE = default_pace()
 @pytest.mark.parametrize(("decodes", "prefill"), [(1, 0), (16, 0), (64, 0), (0, 700), (10, 1000), (48, 2000)])
 def test_step_times_equal_the_engines(decodes: int, prefill: int) -> None:
     times = StepTimes(compute_costs(PACE, 1000.0), 1.0)
-    found = times.prefill(decodes, 0.0, [Chunk(prefill, 0)]) if prefill else times.decode(decodes, 0.0).step_s
+    found = times.prefill(decodes, 0.0, [PrefillChunk(prefill, 0)]) if prefill else times.decode(decodes, 0.0).step_s
     assert found == pytest.approx(PACE.step_s(decodes, prefill))
 
 

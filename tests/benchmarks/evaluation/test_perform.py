@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from app.simulator.outcome.recorder import Recorder
+from app.simulator.outcome.recorder import EventRecorder
 from app.simulator.workload.workload import Poisson
 from benchmarks.evaluation.case import Case, Span
 from benchmarks.evaluation.perform import OperationCounter, perform
@@ -21,7 +21,7 @@ GROWTH = Changes()
 def test_units_are_counted_per_operation_after_the_first() -> None:
     made = cluster([60], waiting=3)
     first, second, third = (Changes(waiting=(request,)) for request in list(made.waiting.values()))
-    counter = OperationCounter(policy("best_fit"), Recorder(lambda now: None))
+    counter = OperationCounter(policy("best_fit"), EventRecorder(lambda now: None))
     for changes in (first, second, GROWTH, third):
         counter.rebalance(made, changes)
     one, two = Plan(moves=(move(6, 0),)), Plan(moves=(move(7, 1), move(8, 1), move(9, 2)))
