@@ -59,7 +59,7 @@ def _peer_errors(replica: ReplicaId) -> Iterator[None]:
 
 
 AWAY_S = 1.0
-"""How long no request is routed to a replica that was found unreachable: Serve would repeat it without a pause."""
+"""The time for which an unreachable replica gets no request: Serve would repeat the request without a pause."""
 
 
 class TargetRouter(RequestRouter):
