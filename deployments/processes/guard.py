@@ -42,6 +42,9 @@ log = logging.getLogger("ray.serve")
 POLL_S = 0.25
 """How long after the replica the rest of its group may live."""
 
+LOOKS = 20
+"""How often mappings are read after a name has appeared in shared memory: for five seconds."""
+
 ORPHAN_S = 5.0
 """How long a replica may live after its raylet."""
 
@@ -99,7 +102,7 @@ def main() -> None:
     owner, parent = map(ProcessIdentity.parse, sys.argv[1:])
     segments = SharedMemory(owner)
     _watch(owner, parent, segments)
-    segments.note()
+    segments.note(anew=True)
     end_group(owner)
     segments.remove()
 
@@ -127,20 +130,21 @@ class SharedMemory:
     def __init__(self, leader: ProcessIdentity) -> None:
         self._group = leader.pid
         self._seen: set[str] = set()
-        self._fresh = False
+        self._looks = 0
         self._names: set[str] = set()
 
-    def note(self) -> None:
+    def note(self, anew: bool = False) -> None:
         """Remember the names that are mapped now.
 
-        Reading the mappings of a large process is not free, so that is done only after a name has appeared, and once
-        more: the process that made it has mapped it by then.
+        Reading the mappings of a large process is not free. Unless it is to be done `anew`, it is done only after a
+        name has appeared, and for a while from then on: on a busy machine its maker maps it late.
         """
         seen = {path.name for path in _SHARED_MEMORY.glob("*") if _NAMED.fullmatch(path.name)}
-        appeared = bool(seen - self._seen)
-        if appeared or self._fresh:
+        if seen - self._seen:
+            self._looks = LOOKS
+        if self._looks or anew:
             self._names |= {name for name in _mapped(members(self._group)) if _NAMED.fullmatch(name)}
-        self._seen, self._fresh = seen, appeared
+        self._seen, self._looks = seen, max(0, self._looks - 1)
 
     def remove(self) -> None:
         """Remove what still has one of the names."""
