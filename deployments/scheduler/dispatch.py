@@ -34,7 +34,7 @@ class Dispatch:
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
         self._reports: dict[str, MoveReport] = {}
-        self._ended: Recent[str, MoveReport] = Recent(_ENDED)
+        self._ended: Recent[str, MigrationRecord] = Recent(_ENDED)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, moves: Iterable[Move]) -> None:
@@ -75,15 +75,13 @@ class Dispatch:
         """The newest state of a migration, whichever scheduler or operator ordered it."""
         if record.trigger is Reason.LOST:
             return  # The request was submitted anew; nothing was moved.
-        report = reported(record)
-        if report.moved is not None:
-            if self._ended.get(record.id) == report:
-                return
-            self._ended[record.id] = report
-        elif record.id in self._ended:
+        ended = self._ended.get(record.id)
+        if ended is not None and (record.outcome is None or record == ended):
             return
+        if record.outcome is not None:
+            self._ended[record.id] = record
         self._reports.pop(record.id, None)
-        self._reports[record.id] = report
+        self._reports[record.id] = reported(record)
 
     def take_reports(self) -> tuple[MoveReport, ...]:
         """What is new of moves since the last call. One that is under way is reported as often as its source does."""
