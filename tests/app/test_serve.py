@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_make_hands_configuration_and_arguments_on() -> None:
     made = subprocess.run(
-        ["make", "-n", "serve", "CONFIG=other.yaml", "ARGS=--address=auto"],
+        ["make", "--no-print-directory", "-n", "serve", "CONFIG=other.yaml", "ARGS=--address=auto"],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,
