@@ -150,9 +150,6 @@ class EpochScheduler:
             for record in report.records:
                 self._keep(record)
 
-    def _reports(self) -> list[ReplicaReport]:
-        return [self._listing.as_listed(report) for report in self._gatherer.received.values()]
-
     # --- for ingresses and replicas -------------------------------------------------------------------
 
     async def place(self, calls: tuple[PlaceCall, ...]) -> list[Decision]:
@@ -174,7 +171,7 @@ class EpochScheduler:
 
     async def view(self) -> ClusterState:
         """The cluster as it is believed to be, for ingresses to fall back on."""
-        loads = (report.load for report in self._reports())
+        loads = (report.load for report in self._epochs.reports())
         return with_placements(loads, self._memory.pool().placed, self._clock())
 
     async def wanted(self) -> int | None:
@@ -205,7 +202,7 @@ class EpochScheduler:
         return self._state(), self._migrations()
 
     def _state(self) -> dict[str, Any]:
-        replicas = [report.to_json() for report in self._reports()]
+        replicas = [report.to_json() for report in self._epochs.reports()]
         replicas += [
             ReplicaReport(load, (0, 0, 0), 0, 0, 0, self._fence, ()).to_json() | {"pids": []}
             for load in self._listing.others(self._gatherer.received)
@@ -250,7 +247,7 @@ class EpochScheduler:
     async def _find_and_order(self, id: str, reference: str, target: str | None, path: PathRequest) -> MoveAnswer:
         found = [
             (report.load, request)
-            for report in self._reports()
+            for report in self._epochs.reports()
             for request in report.load.requests
             if reference in (request.id, request.label)
         ]

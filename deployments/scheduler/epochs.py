@@ -93,7 +93,7 @@ class Epochs:
         await self._gatherer.gather(urgent=True)
         now = self._clock()
         passed_s, self.last = now - self.last, now
-        reports, others = self._reports(), self._listing.others(self._gatherer.received)
+        reports, others = self.reports(), self._listing.others(self._gatherer.received)
         self._telemetry.epoch([*(report.load for report in reports), *others], passed_s, self._scaler.wanted)
         seen = self._observe(reports, others)
         resting = set(self._memory.pool().breaker.resting(now))
@@ -109,6 +109,11 @@ class Epochs:
         if self._rehearsal is not None:
             self._rehearsal.epoch(seen, now)
 
+    def reports(self) -> list[ReplicaReport]:
+        """The newest report of every replica, in the state in which Serve lists it, ordered by id."""
+        received = self._gatherer.received
+        return [self._listing.as_listed(received[replica]) for replica in sorted(received)]
+
     def place(self, call: PlaceCall, gone: Collection[ReplicaId]) -> Decision:
         """Where a request goes, other than to replicas that are gone; it counts there from now on."""
         entry = PlacedCall(self._clock(), call.arrival, (*call.exclude, *gone), call.label)
@@ -122,10 +127,6 @@ class Epochs:
         return order_by_hand(self._memory.pool(), move, entry.at)
 
     # --- inside ---------------------------------------------------------------------------------------
-
-    def _reports(self) -> list[ReplicaReport]:
-        received = self._gatherer.received
-        return [self._listing.as_listed(received[replica]) for replica in sorted(received)]
 
     def _observe(self, reports: Collection[ReplicaReport], others: Collection[ReplicaLoad]) -> PoolReport:
         roster = self._roster
