@@ -6,8 +6,9 @@ and on SIGTERM that may be before it has ended its replicas. So each replica has
 
 - The replica leads a process group. The engine core, its workers, and whatever they start are members from their first
   instruction, also once their parents are gone: neither vLLM nor torch starts a process elsewhere.
-- The guard is in a session of its own, out of reach of signals to that group. It looks for the replica a few times a
-  second, and when that has ended, sends SIGKILL to all members, be they stopped, in a long call, or just being made.
+- The guard is in a session of its own, out of reach of signals to that group, and no child of the replica: a Ray worker
+  that ends kills its children first. The guard checks the replica a few times a second, and when the replica has ended,
+  sends SIGKILL to all members, be they stopped, in a long call, or just being made.
 - When Ray kills the group, resource tracker and all, named shared memory stays behind. So the guard remembers what the
   members have mapped, and removes it after them.
 - Without its raylet, a replica ends within a moment. One that does not, since it is stopped or stuck, is ended, too; so
@@ -26,6 +27,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import IO
 
 from deployments.processes.ending import GUARD, end_all
 from deployments.processes.table import (
@@ -71,30 +73,50 @@ def start_guard() -> None:
     threading.Thread(target=_replace, args=(command, _start(command)), name="mell-guard", daemon=True).start()
 
 
-def _start(command: list[str]) -> "subprocess.Popen[bytes]":
+def _start(command: list[str]) -> IO[bytes]:
+    """Start a guard; returns a pipe that is at its end when the guard has ended. Raises OSError."""
     environment = os.environ | {"PYTHONPATH": str(_ROOT)}
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, cwd="/", start_new_session=True)
+    starter = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment, cwd="/", start_new_session=True
+    )
+    if (status := starter.wait()) != 0:  # the guard is a child of it
+        raise OSError(f"the process that starts the guard ended with status {status}")
+    assert starter.stdout is not None
+    return starter.stdout
 
 
-def _replace(command: list[str], guard: "subprocess.Popen[bytes]") -> None:
+def _replace(command: list[str], guard: IO[bytes]) -> None:
     """Start another guard whenever one ends: at once, for the replica might be next."""
     while True:
         began = time.monotonic()
-        status = guard.wait()
-        log.warning("the guard of this replica's processes ended (status %d); starting another", status)
+        with guard:
+            guard.read()
+        log.warning("the guard of this replica's processes ended; starting another")
         if time.monotonic() - began < 1.0:
             time.sleep(1.0)
+        guard = _start_at_last(command)
+
+
+def _start_at_last(command: list[str]) -> IO[bytes]:
+    """Start a guard, however often that takes: a machine may be out of memory or processes for a while."""
+    while True:
         try:
-            guard = _start(command)
-        except OSError:
-            log.exception("no guard can be started")
+            return _start(command)
+        except OSError as error:
+            log.warning("no guard can be started: %s", error)
+            time.sleep(1.0)
 
 
 # --- in the guard's process ---------------------------------------------------------------------------
 
 
 def main() -> None:
-    """`python -m deployments.processes.guard OWNER PARENT`: guard a process whose parent is to live as well."""
+    """`python -m deployments.processes.guard OWNER PARENT`: guard a process whose parent is to live as well.
+
+    Exits at once, and leaves the guard to process 1 or to who else adopts orphans.
+    """
+    if os.fork() > 0:
+        return
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # an init system sends these to all at once
     with contextlib.suppress(OSError):

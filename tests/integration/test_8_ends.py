@@ -21,6 +21,7 @@ import httpx
 import pytest
 import yaml
 
+from deployments.processes.ending import GUARD
 from deployments.processes.guard import ORPHAN_S
 from deployments.processes.table import (
     ProcessEntry,
@@ -105,7 +106,10 @@ class Left:
 
     def __init__(self, run: Run) -> None:
         below = run.below()
-        self._processes = {entry.identity for entry in below}
+        guards = (
+            entry for entry in running() if any(f"{GUARD} {e.identity} " in command_line(entry.pid) for e in below)
+        )
+        self._processes = {entry.identity for entry in (*below, *guards)}
         self._groups = {entry.pid for entry in below if entry.pid == entry.group} | {run.process.pid}
         maps = [text for entry in below for text in Path(f"/proc/{entry.pid}/maps").read_text().splitlines()]
         self._memory = {Path(line.split(maxsplit=5)[5]) for line in maps if " /dev/shm/" in line}

@@ -23,6 +23,7 @@ from deployments.processes.table import (
     identity_of,
     is_running,
     members,
+    running,
 )
 
 ROOT = Path(__file__).parents[3]
@@ -40,6 +41,7 @@ class Tree:
         self.raylet = subprocess.Popen([sys.executable, "-c", raylet], cwd=ROOT, stdin=subprocess.PIPE)
         wait_until(lambda: all((folder / name).exists() for name in NAMES), 30.0)
         self.pids = {name: int((folder / name).read_text()) for name in NAMES}
+        self._replica = identity_of(self.pids["replica"])
         self.processes = [entry.identity for entry in descendants(self.raylet.pid)]
         self.memory = Path("/dev/shm") / (folder / "memory").read_text()
 
@@ -49,14 +51,17 @@ class Tree:
 
     def guard(self) -> ProcessIdentity:
         """The guard that runs now."""
-        replica = self.pids["replica"]
-        return next(e.identity for e in descendants(replica) if e.parent == replica and GUARD in command_line(e.pid))
+        (guard,) = self.guards()
+        return guard
+
+    def guards(self) -> list[ProcessIdentity]:
+        return [e.identity for e in running() if f"{GUARD} {self._replica} " in command_line(e.pid)]
 
     def is_gone(self) -> bool:
-        return not any(map(is_running, self.processes)) and not members(self.pids["replica"])
+        return not any(map(is_running, self.processes)) and not members(self.pids["replica"]) and not self.guards()
 
     def clear(self) -> None:
-        for process in (e.identity for e in descendants(self.raylet.pid)):
+        for process in [*(e.identity for e in descendants(self.raylet.pid)), *self.guards()]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):
@@ -115,7 +120,7 @@ def test_a_guard_that_is_killed_is_replaced(tree: Tree) -> None:
     first = tree.guard()
     tree.kill("guard")
     wait_until(lambda: not is_running(first))
-    wait_until(lambda: any(GUARD in command_line(e.pid) for e in descendants(tree.pids["replica"])))
+    wait_until(lambda: len(tree.guards()) == 1)
     tree.kill("replica")
     wait_until(tree.is_gone)
 
@@ -133,6 +138,18 @@ def test_named_shared_memory_is_removed_even_if_the_whole_group_was_killed_by_an
     time.sleep(1.0)  # the guard has looked since the segment was made
     assert tree.memory.exists()
     os.killpg(tree.pids["replica"], signal.SIGKILL)
+    wait_until(tree.is_gone)
+    wait_until(lambda: not tree.memory.exists())
+
+
+def test_named_shared_memory_is_removed_even_if_the_replica_kills_its_children_before_it_ends(tree: Tree) -> None:
+    """Ray's workers do so, on SIGTERM for instance."""
+    time.sleep(1.0)  # the guard has looked since the segment was made
+    replica = tree.pids["replica"]
+    tree.kill("replica", signal.SIGSTOP)  # it has no time to start another guard
+    for child in [e for e in descendants(replica) if e.parent == replica]:
+        os.kill(child.pid, signal.SIGKILL)
+    os.killpg(replica, signal.SIGKILL)
     wait_until(tree.is_gone)
     wait_until(lambda: not tree.memory.exists())
 
