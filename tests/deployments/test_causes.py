@@ -20,7 +20,7 @@ from migration.run.world import MigrationLimits
 from policies.causes import Cause
 from policies.model import RequestId
 from policies.plan import Path
-from tests.deployments.test_scaler import World as ScalerWorld
+from tests.deployments.scheduler.test_scaler import World as ScalerWorld
 from tests.migration.world import Pair, make_pair, spec
 
 R = RequestId("r")

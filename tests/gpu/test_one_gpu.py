@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from migration.kv.layout import CacheLayout
-from tests.migration.caches import LAYOUTS, paged
+from tests.migration.kv.caches import LAYOUTS, paged
 
 # The fixtures and tests of that module, on the device below.
-from tests.migration.test_device_processes import (  # noqa: F401
+from tests.migration.kv.test_device_processes import (  # noqa: F401
     staging,
     test_block_changed_in_staging_arrives_changed,
     test_blocks_go_from_one_worker_to_another,

@@ -17,7 +17,7 @@ from migration.kv.device import DeviceSegment
 from migration.kv.staging import HEADER
 from migration.protocol.messages import SlotRef
 from policies.model import Bytes, ReplicaId
-from tests.migration.kv_process import BLOCK_BYTES, Worker
+from tests.migration.kv.kv_process import BLOCK_BYTES, Worker
 
 pytestmark = pytest.mark.integration
 

@@ -20,7 +20,7 @@ from migration.run.world import MigrationLimits, MigrationWorld
 from migration.transport.shared import SharedSlots
 from policies.model import ReplicaId, RequestId
 from policies.plan import Reason
-from tests.deployments.fake_engine import FakeEngine
+from tests.deployments.engine.fake_engine import FakeEngine
 
 INGRESS = IngressId("ingress")
 LIMITS = MigrationLimits(prepare_s=0.5, copy_s=0.5, final_s=0.5, adopt_s=0.5, copy=CopyLimits())

@@ -38,8 +38,8 @@ from policies.causes import Cause
 from policies.decision.placement import Decision, NoReplica, Place
 from policies.model import ClusterState, ReplicaId, RequestId
 from policies.plan import Reason
-from tests.deployments.fake_engine import FakeEngine
-from tests.deployments.fakes import FakeMembership
+from tests.deployments.engine.fake_engine import FakeEngine
+from tests.deployments.scheduler.fakes import FakeMembership
 from tests.migration import world
 from tests.migration.world import INGRESS, spec
 from tests.virtual_time import now

@@ -12,7 +12,7 @@ from benchmarks.evaluation.perform import OperationCounter, perform
 from policies.cluster.changes import Changes
 from policies.plan import Plan
 from policies.rules.registry import policy
-from tests.app.simulator.hand import cluster, move
+from tests.app.simulator.outcome.hand import cluster, move
 
 CASE = Case("mell", Poisson(0.5), Span(150.0, 30.0), 4000)
 GROWTH = Changes()

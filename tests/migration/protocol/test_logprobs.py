@@ -10,7 +10,7 @@ from migration.protocol.logprobs import TokenLogprobs, pack, unpack
 from migration.protocol.messages import PathRequest
 from migration.protocol.request import Delta, Moved
 from policies.model import RequestId
-from tests.deployments.fake_engine import expected_logprobs
+from tests.deployments.engine.fake_engine import expected_logprobs
 from tests.migration.world import make_pair, spec
 
 R = RequestId("r")

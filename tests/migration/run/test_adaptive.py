@@ -21,7 +21,7 @@ from policies.paths.choice import Choice
 from policies.paths.estimates import Boundaries, Estimates
 from policies.paths.lines import Line
 from policies.plan import Move, Reason
-from tests.deployments.fake_engine import FakeEngine
+from tests.deployments.engine.fake_engine import FakeEngine
 from tests.integration import faults
 from tests.integration.faults import Fault
 from tests.migration.world import Pair, make_pair, spec

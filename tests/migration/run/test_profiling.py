@@ -13,7 +13,7 @@ from migration.run.profiling import GATHERS, LONG, SECONDS, SHORT, measure
 from migration.run.slots import Slots
 from policies.model import Blocks, Bytes
 from policies.paths.beliefs import Profile
-from tests.deployments.fake_engine import FakeEngine
+from tests.deployments.engine.fake_engine import FakeEngine
 
 
 class Timed(FakeEngine):

@@ -7,7 +7,7 @@ import pytest
 
 from migration.protocol.errors import TransferFailed
 from policies.model import RequestId
-from tests.deployments.test_moves import Copying, loading
+from tests.deployments.replica.test_moves import Copying, loading
 from tests.migration.world import make_pair, spec
 
 pytestmark = pytest.mark.virtual_time

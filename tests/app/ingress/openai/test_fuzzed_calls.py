@@ -16,8 +16,8 @@ from app.ingress.openai.description.operations import EVENTS, OPERATIONS, Operat
 from app.ingress.openai.model import Model
 from tests.app.ingress.fakes import Api, Backend, make_service
 from tests.app.ingress.openai.conformance import check
-from tests.deployments.fakes import make_report
-from tests.deployments.test_scheduler import make_scheduler, running
+from tests.deployments.scheduler.fakes import make_report
+from tests.deployments.scheduler.test_scheduler import make_scheduler, running
 
 CONTEXT = 64
 """Short, since a call may ask for all that the context holds."""

@@ -26,7 +26,7 @@ from migration.protocol.messages import PathRequest
 from migration.protocol.reader import ReaderState
 from migration.protocol.request import Delta
 from tests.app.ingress.fakes import MESSAGES, PROMPT, Api, Exchange, body, events, eventually, make_api, make_service
-from tests.deployments.fake_engine import expected_logprobs
+from tests.deployments.engine.fake_engine import expected_logprobs
 from tests.migration.world import spec
 
 # --- as vLLM writes them ------------------------------------------------------------------------------

@@ -21,8 +21,8 @@ from deployments.api.calls import MoveAccepted, MoveRejected
 from migration.protocol.record import Outcome
 from tests.app.ingress.fakes import MESSAGES, Api, make_api
 from tests.app.ingress.openai.conformance import BY_ID, check, fits
-from tests.deployments.fakes import make_report
-from tests.deployments.test_scheduler import make_record, make_scheduler, running
+from tests.deployments.scheduler.fakes import make_report
+from tests.deployments.scheduler.test_scheduler import make_record, make_scheduler, running
 
 KEY = "mell-a-key"
 FOR_BROWSERS = {"/mell/", "/mell/assets/{name}", "/mell/events"}

@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect
 from app.ingress.errors import ApiError
 from app.ingress.telemetry.requests import RequestTelemetry
 from deployments.metrics.exposition import merge
-from tests.deployments.test_exposition import parsed
+from tests.deployments.metrics.test_exposition import parsed
 
 
 @dataclass

@@ -12,8 +12,8 @@ from deployments.api.protocols import MetricsApi
 from deployments.metrics.exposition import Family, expose
 from migration.protocol.errors import PeerLost
 from policies.model import ReplicaId
-from tests.deployments.fakes import FakeMembership
-from tests.deployments.test_exposition import parsed
+from tests.deployments.metrics.test_exposition import parsed
+from tests.deployments.scheduler.fakes import FakeMembership
 
 
 def counted(replica: str) -> tuple[Family, ...]:

@@ -1,0 +1,492 @@
+"""The paced engine in virtual time: the loop's clock jumps to the next timer, so times are exact."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from deployments.engine.paced import PacedEngine
+from deployments.engine.port import EngineDead, InvalidRequest
+from deployments.engine.tokens import expected
+from migration.kv.staging import HEADER, HostSegment
+from migration.protocol.errors import BlocksGone, TransferFailed
+from migration.protocol.messages import PathRequest, SlotRef
+from migration.protocol.record import Outcome
+from migration.protocol.request import Sampling
+from migration.transport.shared import SharedSlots
+from policies.model import Blocks, ReplicaId
+from tests.deployments.engine.fake_engine import FakeEngine, expected_logprobs
+from tests.migration.world import LIMITS, Pair, Replica, spec
+from tests.virtual_time import virtual_loop
+
+PACE = {
+    "num_gpu_blocks_override": 16,
+    "block_size": 4,
+    "max_model_len": 64,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 16,
+    "decode_s": 0.010,
+    "decode_s_per_seq": 0.001,
+    "prefill_tokens_per_s": 1000.0,
+}
+SLOT_BYTES = 16 * 4 * 4
+
+pytestmark = pytest.mark.virtual_time
+
+
+@dataclass
+class Answer:
+    tokens: list[int] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    finish: str | None = None
+
+
+class Desk:
+    """An engine, and its answers."""
+
+    def __init__(self, engine: PacedEngine) -> None:
+        self.engine = engine
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+        self.answers: dict[str, Answer] = {}
+
+    @classmethod
+    async def open(cls, **pace: Any) -> "Desk":
+        return cls(await PacedEngine.start("model", PACE | pace, SLOT_BYTES))
+
+    def ask(self, key: str, prompt: tuple[int, ...], tokens: int, outputs: tuple[int, ...] = ()) -> Answer:
+        self.answers[key] = Answer()
+        self.tasks[key] = asyncio.create_task(self._read(key, prompt, tokens, outputs))
+        return self.answers[key]
+
+    async def done(self, *keys: str) -> None:
+        await asyncio.gather(*(self.tasks[key] for key in keys or self.tasks))
+
+    async def _read(self, key: str, prompt: tuple[int, ...], tokens: int, outputs: tuple[int, ...]) -> None:
+        answer, sampling = self.answers[key], Sampling(tokens, temperature=0.0)
+        async with aclosing(self.engine.generate(key, prompt, outputs, sampling)) as stream:  # type: ignore[type-var]
+            async for generated in stream:
+                answer.tokens += generated.tokens
+                answer.times.append(virtual_loop().time())
+                answer.finish = generated.finish
+
+
+def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
+    return tuple(3 + (seed * 97 + i * 31) % 400 for i in range(length))
+
+
+# --- time ---------------------------------------------------------------------------------------------
+
+
+async def test_step_time_is_the_sum_of_weights_decodes_and_prefill() -> None:
+    desk = await Desk.open()
+    answer = desk.ask("r", prompt(8), 3)
+    await desk.done()
+    assert answer.times == pytest.approx([0.018, 0.018 + 0.011, 0.018 + 0.022])
+
+
+async def test_requests_share_a_step() -> None:
+    desk = await Desk.open()
+    one, two = desk.ask("1", prompt(8), 2), desk.ask("2", prompt(8, 1), 2)
+    await desk.done()
+    assert one.times == two.times == pytest.approx([0.026, 0.026 + 0.012])
+
+
+async def test_long_prefill_takes_several_steps() -> None:
+    desk = await Desk.open()
+    answer = desk.ask("r", prompt(40), 1)
+    await desk.done()
+    assert answer.times == pytest.approx([3 * 0.010 + 0.040])
+
+
+async def test_prefill_slows_the_decodes_of_its_step() -> None:
+    desk = await Desk.open()
+    answer = desk.ask("1", prompt(4), 3)
+    await asyncio.sleep(0.020)
+    desk.ask("2", prompt(10, 1), 1)
+    await desk.done()
+    gaps = [b - a for a, b in zip(answer.times, answer.times[1:], strict=False)]
+    assert gaps == pytest.approx([0.011, 0.021])
+
+
+async def test_late_steps_do_not_add_up() -> None:
+    desk = await Desk.open()
+    virtual_loop().late_s = 0.003
+    answer = desk.ask("r", prompt(1), 60)
+    await desk.done()
+    assert answer.times[-1] - answer.times[0] == pytest.approx(59 * 0.011)
+
+
+async def test_long_delayed_engine_does_not_catch_up() -> None:
+    desk = await Desk.open()
+    answer = desk.ask("r", prompt(1), 20)
+    await asyncio.sleep(0.060)
+    virtual_loop().now_s += 1.0
+    await desk.done()
+    late = [t for t in answer.times if t > 1.0]
+    assert late[-1] - late[1] == pytest.approx((len(late) - 2) * 0.011)
+
+
+async def test_step_has_one_timer_and_an_idle_engine_none() -> None:
+    desk = await Desk.open()
+    for i in range(4):
+        desk.ask(f"{i}", prompt(4, i), 10)
+    before = virtual_loop().timers
+    await desk.done()
+    assert virtual_loop().timers - before == 10
+    await asyncio.sleep(100)
+    assert virtual_loop().timers - before == 11
+
+
+async def test_start_takes_the_startup_time() -> None:
+    await Desk.open(startup_s=30.0)
+    assert virtual_loop().time() == pytest.approx(30.0)
+
+
+# --- memory -------------------------------------------------------------------------------------------
+
+
+async def test_requests_wait_for_blocks_in_order_of_arrival() -> None:
+    desk = await Desk.open()
+    first, second, third = (desk.ask(f"{i}", prompt(n, i), 4) for i, n in enumerate((40, 40, 4)))
+    await asyncio.sleep(0.035)
+    stats = desk.engine.stats()
+    assert (stats.running, stats.waiting, stats.free_blocks) == (1, 2, 6)
+    await desk.done()
+    assert first.times[-1] < second.times[0] <= third.times[0]
+    assert desk.engine.stats().preemptions == 0
+
+
+async def test_number_of_running_requests_is_limited() -> None:
+    desk = await Desk.open(max_num_seqs=2)
+    for i in range(3):
+        desk.ask(f"{i}", prompt(4, i), 5)
+    await asyncio.sleep(0.020)
+    assert (desk.engine.stats().running, desk.engine.stats().waiting) == (2, 1)
+    await desk.done()
+
+
+async def test_youngest_request_is_preempted_and_recomputed_without_free_blocks() -> None:
+    desk = await Desk.open()
+    old, young = desk.ask("old", prompt(28), 20), desk.ask("young", prompt(28, 1), 20)
+    await asyncio.sleep(0.001)
+    waiting = desk.ask("waiting", prompt(20, 2), 1)
+    await desk.done()
+    assert desk.engine.stats().preemptions == 1
+    resumed = next(i for i, t in enumerate(young.times) if t > old.times[-1])
+    assert 0 < resumed < 20
+    assert young.times[resumed] < waiting.times[0]
+    assert tuple(old.tokens) == expected(prompt(28), 20)
+    assert tuple(young.tokens) == expected(prompt(28, 1), 20)
+
+
+async def test_free_blocks_fall_as_requests_grow_and_return_at_the_end() -> None:
+    desk = await Desk.open()
+    desk.ask("r", prompt(8), 6)
+    used = []
+    while not desk.tasks["r"].done():
+        await asyncio.sleep(0.011)
+        used.append(16 - desk.engine.stats().free_blocks)
+    assert sorted(set(used)) == [0, 2, 3, 4]
+    assert used[-1] == 0
+
+
+async def test_aborted_request_frees_its_blocks_at_once() -> None:
+    desk = await Desk.open()
+    desk.ask("long", prompt(40), 20)
+    waiting = desk.ask("waiting", prompt(40, 1), 1)
+    await asyncio.sleep(0.080)
+    desk.tasks["long"].cancel()
+    await asyncio.sleep(0)
+    assert desk.engine.stats().free_blocks == 16
+    await desk.done("waiting")
+    assert waiting.finish == "length"
+
+
+async def test_aborted_request_no_longer_waits() -> None:
+    desk = await Desk.open()
+    desk.ask("long", prompt(40), 20)
+    desk.ask("waiting", prompt(40, 1), 1)
+    await asyncio.sleep(0.080)
+    desk.tasks["waiting"].cancel()
+    await asyncio.sleep(0)
+    assert desk.engine.stats().waiting == 0
+    await desk.done("long")
+
+
+# --- the prefix cache -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first_tokens", [1, 20], ids=["of a request that ended", "of a request that runs"])
+async def test_cached_prefix_is_not_recomputed(first_tokens: int) -> None:
+    desk = await Desk.open()
+    first = desk.ask("1", prompt(16), first_tokens)
+    await asyncio.sleep(0.030)
+    second = desk.ask("2", prompt(16), 1)
+    began = first.times[-1]
+    await desk.done()
+    alone = 0.030 + 0.010 + 0.004  # 12 of 16 tokens are cached; the last block gives the next token
+    beside = began + 0.011 + 0.010 + 0.001 + 0.004  # after the step under way, which takes 0.011
+    assert second.times == pytest.approx([alone if first_tokens == 1 else beside])
+    assert second.tokens == first.tokens[:1]
+
+
+async def test_least_recently_used_blocks_are_evicted_first() -> None:
+    desk = await Desk.open()
+    for key, seed in (("a", 0), ("b", 1), ("c", 2)):
+        desk.ask(key, prompt(24, seed), 1)
+        await desk.done()
+    assert desk.engine.stats().free_blocks == 16
+    took = {}
+    for key, seed in (("c again", 2), ("a again", 0)):
+        began = virtual_loop().time()
+        desk.ask(key, prompt(24, seed), 1)
+        await desk.done()
+        took[key] = virtual_loop().time() - began
+    assert took["c again"] == pytest.approx(0.010 + 0.004)
+    assert took["a again"] == pytest.approx(0.010 + 0.012)  # of the oldest, the first half is left
+
+
+async def test_reset_drops_the_blocks_of_ended_requests() -> None:
+    desk = await Desk.open()
+    took = []
+    for key in ("1", "2"):
+        began = virtual_loop().time()
+        desk.ask(key, prompt(16), 1)
+        await desk.done()
+        took.append(virtual_loop().time() - began)
+        await desk.engine.reset_prefix_cache()
+    assert took[0] == pytest.approx(took[1])
+
+
+async def test_reset_keeps_blocks_in_use() -> None:
+    desk = await Desk.open()
+    desk.ask("runs", prompt(16), 10)
+    await asyncio.sleep(0.030)
+    await desk.engine.reset_prefix_cache()
+    second = desk.ask("same", prompt(16), 1)
+    began = desk.answers["runs"].times[-1]
+    await desk.done()
+    assert second.times == pytest.approx([began + 0.011 + 0.010 + 0.001 + 0.004])
+    for seed in (1, 2, 3):
+        desk.ask(f"{seed}", prompt(32, seed), 1)
+    await desk.done()
+    assert desk.engine.stats().free_blocks == 16
+
+
+# --- blocks that move -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def segment() -> Iterator[HostSegment]:
+    with HostSegment.create(2 * (HEADER + SLOT_BYTES)) as staging:
+        yield staging
+
+
+async def moved(
+    segment: HostSegment, source: Desk, target: Desk, context: tuple[int, ...], last: int, flip: int | None = None
+) -> None:
+    """Copy blocks [0, last) of "r" to another engine, in two chunks; byte `flip` of the second chunk is changed."""
+    for number, (first, until) in enumerate(((0, last // 2), (last // 2, last))):
+        offset = number * (HEADER + SLOT_BYTES)
+        slot, size = await source.engine.gather("r", Blocks(first), Blocks(until), segment.path, offset)
+        assert size == HEADER + (until - first) * 16
+        if flip is not None and number:
+            segment.view(offset + HEADER, SLOT_BYTES)[flip] ^= 1
+        await target.engine.load(context[: until * 4 + 1], Blocks(first), Blocks(until), slot)
+
+
+async def half_done(source: Desk) -> tuple[int, ...]:
+    """A request of 32 tokens with 8 tokens of output, on its way to 20; returns these."""
+    answer = source.ask("r", prompt(32), 20)
+    while len(answer.tokens) < 8:
+        await asyncio.sleep(0.002)
+    return tuple(answer.tokens)
+
+
+async def test_moved_request_continues_without_prefill(segment: HostSegment) -> None:
+    source, target = await Desk.open(), await Desk.open()
+    outputs = await half_done(source)
+    await moved(segment, source, target, prompt(32) + outputs, 9)
+    began = virtual_loop().time()
+    rest = target.ask("r", prompt(32), 20, outputs)
+    await target.done()
+    assert outputs + tuple(rest.tokens) == expected(prompt(32), 20)
+    assert rest.times[0] - began == pytest.approx(0.010 + 0.004)
+    assert await target.engine.blocks_loaded() == 9
+    await source.done()
+
+
+async def test_corrupted_blocks_change_the_output(segment: HostSegment) -> None:
+    source, target = await Desk.open(), await Desk.open()
+    outputs = await half_done(source)
+    await moved(segment, source, target, prompt(32) + outputs, 9, flip=7)
+    rest = target.ask("r", prompt(32), 20, outputs)
+    await target.done()
+    assert len(rest.tokens) == 12
+    assert outputs + tuple(rest.tokens) != expected(prompt(32), 20)
+    await source.done()
+
+
+async def test_content_of_a_corrupted_block_moves_on(segment: HostSegment) -> None:
+    first, second, third = [await Desk.open() for _ in range(3)]
+    outputs = await half_done(first)
+    await moved(segment, first, second, prompt(32) + outputs, 9, flip=7)
+    wrong = second.ask("r", prompt(32), 20, outputs)
+    await asyncio.sleep(0.030)
+    known = outputs + tuple(wrong.tokens)
+    await moved(segment, second, third, prompt(32) + known, 9)
+    rest = third.ask("r", prompt(32), 20, known)
+    await asyncio.gather(first.done(), second.done(), third.done())
+    assert wrong.tokens == [*known[8:], *rest.tokens]
+
+
+async def test_blocks_after_a_gap_are_not_loaded(segment: HostSegment) -> None:
+    source, target = await Desk.open(), await Desk.open()
+    outputs = await half_done(source)
+    slot, _ = await source.engine.gather("r", Blocks(2), Blocks(4), segment.path, 0)
+    await target.engine.load((prompt(32) + outputs)[:17], Blocks(2), Blocks(4), slot)
+    assert await target.engine.blocks_loaded() == 0
+    await source.done()
+
+
+async def test_load_without_room_fails(segment: HostSegment) -> None:
+    source, target = await Desk.open(), await Desk.open()
+    outputs = await half_done(source)
+    target.ask("other", prompt(60, 5), 4)
+    await asyncio.sleep(0.020)
+    with pytest.raises(TransferFailed, match="no room"):
+        await moved(segment, source, target, prompt(32) + outputs, 9)
+    await asyncio.gather(source.done(), target.done())
+
+
+async def test_reused_slot_is_not_read(segment: HostSegment) -> None:
+    source, target = await Desk.open(), await Desk.open()
+    outputs = await half_done(source)
+    slot, _ = await source.engine.gather("r", Blocks(0), Blocks(4), segment.path, 0)
+    await source.engine.gather("r", Blocks(4), Blocks(8), segment.path, 0)
+    with pytest.raises(TransferFailed, match="reused"):
+        await target.engine.load((prompt(32) + outputs)[:17], Blocks(0), Blocks(4), slot)
+    await source.done()
+
+
+async def test_only_computed_blocks_can_be_gathered(segment: HostSegment) -> None:
+    desk = await Desk.open()
+    desk.ask("r", prompt(40), 4)
+    desk.ask("waiting", prompt(40, 1), 1)
+    await asyncio.sleep(0.030)  # the first step computed 16 tokens
+    await desk.engine.gather("r", Blocks(0), Blocks(4), segment.path, 0)
+    with pytest.raises(TransferFailed, match="only 16 tokens"):
+        await desk.engine.gather("r", Blocks(4), Blocks(5), segment.path, 0)
+    with pytest.raises(BlocksGone):
+        await desk.engine.gather("waiting", Blocks(0), Blocks(1), segment.path, 0)
+    with pytest.raises(BlocksGone):
+        await desk.engine.gather("unheard of", Blocks(0), Blocks(1), segment.path, 0)
+    await desk.done()
+
+
+async def test_migration_protocol_moves_a_request_between_paced_engines() -> None:
+    pace = PACE | {"num_gpu_blocks_override": 256, "max_model_len": 1024, "decode_s": 0.001, "decode_s_per_seq": 0.0}
+    cluster: dict[ReplicaId, Replica] = {}
+    for name in ("a", "b"):
+        engine = await PacedEngine.start("model", pace, SLOT_BYTES)
+        replica = Replica(name, cluster, cast(FakeEngine, engine), SharedSlots(), 1.0, LIMITS)
+        cluster[replica.id] = replica
+    pair = Pair(cluster[ReplicaId("a")], cluster[ReplicaId("b")])
+    pair.readers = [asyncio.create_task(pair.read(replica)) for replica in cluster.values()]
+    request = spec(prompt=80, tokens=200)
+    cursor = pair.submit(request)
+    await pair.until(cursor, 10)
+    pair.move(request.id, path=PathRequest.KV)
+    assert await pair.finished(cursor) == expected(request.prompt, 200)
+    record = await pair.settled()
+    assert (record.outcome, record.path) == (Outcome.COMMITTED, "kv")
+    assert 0 < record.blocks == await pair.b.engine.blocks_loaded()
+
+
+async def test_logprobs_equal_those_of_the_fake_engine() -> None:
+    engine, request = await PacedEngine.start("model", PACE, SLOT_BYTES), prompt(8)
+    sampling = Sampling(10, temperature=0.0, logprobs=2)
+    steps = [step async for step in engine.generate("r", request, (), sampling)]
+    assert tuple(packed for step in steps for packed in step.logprobs) == expected_logprobs(request, 10, 2)
+    plain = [step async for step in engine.generate("s", request, (), Sampling(10, temperature=0.0))]
+    assert [step.tokens for step in plain] == [step.tokens for step in steps]
+    assert all(step.logprobs == () for step in plain)
+
+
+# --- ends -----------------------------------------------------------------------------------------------
+
+
+async def test_shutdown_fails_all_requests_and_loads(segment: HostSegment) -> None:
+    desk = await Desk.open()
+    desk.ask("r", prompt(4), 10)
+    loading = asyncio.create_task(_load_nothing(desk.engine, segment))
+    await asyncio.sleep(0.030)
+    await loading
+    loading = asyncio.create_task(_load_nothing(desk.engine, segment))
+    await asyncio.sleep(0)
+    desk.engine.shutdown()
+    for late in (loading, asyncio.create_task(_load_nothing(desk.engine, segment))):
+        with pytest.raises(TransferFailed, match="shut down"):
+            await late
+    with pytest.raises(EngineDead, match="shut down"):
+        await desk.done("r")
+    desk.ask("later", prompt(4), 10)
+    with pytest.raises(EngineDead):
+        await desk.done("later")
+    with pytest.raises(EngineDead):
+        await desk.engine.check_health()
+
+
+async def _load_nothing(engine: PacedEngine, segment: HostSegment) -> None:
+    segment.stamp(0, 7)
+    await engine.load(prompt(5), Blocks(0), Blocks(0), SlotRef(segment.path, 0, 7))
+
+
+async def test_exception_in_a_step_ends_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = await Desk.open()
+    await desk.engine.check_health()
+    monkeypatch.setattr(desk.engine._scheduler, "begin", lambda: 1 / 0)
+    desk.ask("r", prompt(4), 10)
+    with pytest.raises(EngineDead, match="division"):
+        await desk.done()
+    with pytest.raises(EngineDead):
+        await desk.engine.check_health()
+
+
+@pytest.mark.parametrize(
+    ("length", "tokens", "outputs"),
+    [(0, 4, ()), (61, 4, ()), (4, 2, (5, 6))],
+    ids=["no prompt", "beyond the context", "nothing left to do"],
+)
+async def test_invalid_requests_are_refused(length: int, tokens: int, outputs: tuple[int, ...]) -> None:
+    desk = await Desk.open()
+    desk.ask("r", prompt(length), tokens, outputs)
+    with pytest.raises(InvalidRequest):
+        await desk.done()
+    assert desk.engine.stats().waiting == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"enforce_eager": True}, r"engine_kwargs\.enforce_eager: a paced engine has no such argument"),
+        ({"num_gpu_blocks_override": None}, r"engine_kwargs\.num_gpu_blocks_override"),
+        ({"decode_s": 0}, r"engine_kwargs\.decode_s: .*greater than 0"),
+        ({"decode_s": "0.1"}, r"engine_kwargs\.decode_s: .*number"),
+        ({"block_size": 2.5}, r"engine_kwargs\.block_size: .*integer"),
+        ({"max_model_len": 65}, r"do not hold max_model_len, 65 tokens"),
+        ({"max_num_seqs": 17}, r"max_num_batched_tokens \(16\) is below max_num_seqs \(17\)"),
+    ],
+)
+async def test_invalid_arguments_are_named(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        await PacedEngine.start("model", PACE | change, SLOT_BYTES)
+
+
+async def test_number_of_blocks_is_the_only_required_argument() -> None:
+    with pytest.raises(ValueError, match=r"engine_kwargs\.num_gpu_blocks_override is required"):
+        await PacedEngine.start("model", {}, SLOT_BYTES)
+    await PacedEngine.start("model", {"num_gpu_blocks_override": 256}, SLOT_BYTES)

@@ -1,0 +1,132 @@
+"""What the scheduler counts, as it is scraped."""
+
+from dataclasses import replace
+
+import pytest
+
+from deployments.metrics.exposition import merge
+from deployments.metrics.telemetry import Telemetry
+from migration.protocol.record import MigrationRecord, Outcome
+from policies.decision.shadow import DryRun
+from policies.model import Blocks, Bytes, ReplicaId, ReplicaLoad, ReplicaState, RequestId, Tokens
+from policies.plan import Path, Reason
+from tests.deployments.metrics.test_exposition import parsed
+
+RECORD = MigrationRecord(
+    id="m",
+    request_id=RequestId("r"),
+    label="l",
+    source=ReplicaId("a"),
+    target=ReplicaId("b"),
+    path=Path.KV,
+    reason="requested by operator",
+    state="done",
+    trigger=Reason.MANUAL,
+    outcome=Outcome.COMMITTED,
+    bytes=Bytes(1000),
+    pause_s=0.03,
+    predicted_kv_s=0.2,
+)
+
+
+@pytest.fixture
+def telemetry() -> Telemetry:
+    return Telemetry()
+
+
+def values(telemetry: Telemetry) -> dict[str, dict[tuple[str, ...], float]]:
+    return parsed(merge([telemetry.expose("s")]))
+
+
+def load(name: str, state: ReplicaState) -> ReplicaLoad:
+    return ReplicaLoad(ReplicaId(name), state, "n", Tokens(1), 1, Blocks(1), 1)
+
+
+def test_a_committed_migration(telemetry: Telemetry) -> None:
+    telemetry.migrated(RECORD)
+    seen = values(telemetry)
+    assert seen["mell_migrations_total"] == {("committed", "kv", "requested by operator", "s"): 1}
+    assert seen["mell_migration_bytes_total"] == {("s",): 1000}
+    assert seen["mell_migration_pause_seconds_sum"] == {("kv", "s"): 0.03}
+    assert seen["mell_migration_predicted_seconds_sum"] == {("kv", "s"): 0.2}
+
+
+def test_an_aborted_migration_has_no_pause(telemetry: Telemetry) -> None:
+    telemetry.migrated(replace(RECORD, outcome=Outcome.ABORTED))
+    seen = values(telemetry)
+    assert seen["mell_migrations_total"] == {("aborted", "kv", "requested by operator", "s"): 1}
+    assert "mell_migration_pause_seconds_sum" not in seen
+
+
+@pytest.mark.parametrize(
+    ("trigger", "details", "label"),
+    [(Reason.FILL, "; kv failed: slot 7 is gone", "fill"), (Reason.LOST, ": it died", "replica lost")],
+)
+def test_a_reason_is_counted_without_its_details(
+    telemetry: Telemetry, trigger: Reason, details: str, label: str
+) -> None:
+    telemetry.migrated(replace(RECORD, trigger=trigger, reason=trigger + details))
+    assert list(values(telemetry)["mell_migrations_total"]) == [("committed", "kv", label, "s")]
+
+
+def test_replicas_by_state_and_their_time(telemetry: Telemetry) -> None:
+    running, starting = load("a", ReplicaState.RUNNING), load("b", ReplicaState.STARTING)
+    telemetry.epoch([running, running, starting], passed_s=2.0, wanted=4)
+    telemetry.epoch([running], passed_s=1.5, wanted=2)
+    seen = values(telemetry)
+    assert seen["mell_replicas"] == {
+        ("s", "RUNNING"): 1,
+        ("s", "STARTING"): 0,
+        ("s", "DRAINING"): 0,
+        ("s", "STOPPED"): 0,
+    }
+    assert seen["mell_gpu_seconds_total"] == {("s",): 7.5}
+    assert seen["mell_replicas_wanted"] == {("s",): 2}
+
+
+def test_what_a_migration_took(telemetry: Telemetry) -> None:
+    telemetry.resumed(Path.TOKENS, 0.4)
+    assert values(telemetry)["mell_migration_seconds_sum"] == {("tokens", "s"): 0.4}
+
+
+def test_a_freed_replica(telemetry: Telemetry) -> None:
+    telemetry.freed(3.0)
+    assert values(telemetry)["mell_time_to_free_replica_seconds_sum"] == {("s",): 3.0}
+
+
+def test_counters_without_labels_are_there_from_the_start(telemetry: Telemetry) -> None:
+    seen = values(telemetry)
+    assert seen["mell_gpu_seconds_total"] == seen["mell_migration_bytes_total"] == {("s",): 0}
+
+
+# --- a dry run ----------------------------------------------------------------------------------------
+
+DRY_RUN = DryRun(
+    since_s=10.0,
+    replicas_now=4,
+    replicas_needed=3,
+    requests_waiting=1,
+    gpu_seconds_real=40.0,
+    gpu_seconds_needed=32.0,
+    moves=5,
+    moved_tokens=Tokens(600),
+)
+
+
+def test_without_a_dry_run_there_is_nothing_of_one(telemetry: Telemetry) -> None:
+    telemetry.epoch([load("a", ReplicaState.RUNNING)], passed_s=1.0, wanted=1)
+    assert not [name for name in values(telemetry) if "dry_run" in name]
+
+
+def test_a_dry_run_is_told_as_it_stands(telemetry: Telemetry) -> None:
+    telemetry.dry_run(DRY_RUN)
+    telemetry.dry_run(replace(DRY_RUN, replicas_needed=2, gpu_seconds_needed=34.0, moves=6, moved_bytes=Bytes(9600)))
+    seen = {name: samples[("s",)] for name, samples in values(telemetry).items() if "dry_run" in name}
+    assert seen == {
+        "mell_dry_run_replicas_needed": 2,
+        "mell_dry_run_requests_waiting": 1,
+        "mell_dry_run_gpu_seconds_total": 34.0,
+        "mell_dry_run_moves_total": 6,
+        "mell_dry_run_moved_tokens_total": 600,
+        "mell_dry_run_moved_bytes_total": 9600,
+    }

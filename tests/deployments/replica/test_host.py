@@ -1,0 +1,512 @@
+"""The requests on one replica, with an engine that gives a token whenever a test says so."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from deployments.engine.port import EngineDead, Generated, InvalidRequest, Tie
+from deployments.replica.host import RequestHost, Run, queued_keys
+from deployments.replica.outbox import Outboxes
+from migration.protocol.errors import Refused, RequestGone
+from migration.protocol.messages import Fingerprint, PathRequest, Prepare
+from migration.protocol.request import Delta, IngressId, Lost, Moving, Sampling, StreamEvent
+from policies.causes import Cause
+from policies.model import Phase, ReplicaId, RequestId
+from tests.deployments.engine.fake_engine import FakeEngine
+from tests.migration.world import spec
+
+R = RequestId("r")
+HERE = spec().ingress
+
+
+class StepEngine(FakeEngine):
+    """Yields what `step` is given; an exception is raised."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.started: list[tuple[str, tuple[int, ...]]] = []
+        self.ended: list[str] = []
+        self._steps: dict[str, asyncio.Queue[Generated | Exception | None]] = {}
+
+    async def generate(
+        self, key: str, prompt: tuple[int, ...], outputs: tuple[int, ...], sampling: Sampling
+    ) -> AsyncIterator[Generated]:
+        self.started.append((key, outputs))
+        steps = self._steps.setdefault(key, asyncio.Queue())
+        try:
+            while (step := await steps.get()) is not None:
+                if isinstance(step, Exception):
+                    raise step
+                yield step
+        finally:
+            self.ended.append(key)
+
+    async def step(self, *tokens: int, finish: str | None = None, key: str = "r.0") -> None:
+        await self.give(Generated(tokens, finish), key)
+
+    async def give(self, step: Generated | Exception | None, key: str = "r.0") -> None:
+        self._steps.setdefault(key, asyncio.Queue()).put_nowait(step)
+        await settle()
+
+
+async def settle() -> None:
+    """Let everything happen that can."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+@dataclass
+class Desk:
+    """A host, its engine, and what it said: `published` to the ingress, `ended` to the migrations."""
+
+    engine: StepEngine
+    host: RequestHost
+    boxes: Outboxes
+    ended: list[tuple[RequestId, bool]] = field(default_factory=list)
+
+    def published(self, ingress: IngressId = HERE) -> list[StreamEvent]:
+        """What was told since the last call."""
+        box = self.boxes._box(ingress)
+        events, box._events = box._events, []
+        return events
+
+
+def make_desk(room: int = 1_000) -> Desk:
+    engine, boxes = StepEngine(), Outboxes(lambda: 0.0)
+    desk = Desk(engine, RequestHost(engine, boxes, lambda: 0.0, lambda: room), boxes)
+    desk.host.on_end = lambda request, by_client: desk.ended.append((request, by_client))
+    return desk
+
+
+async def running(tokens: int = 2, hop: int = 0, **knobs: int) -> Desk:
+    """A desk whose request r has published that many tokens: 0, 1, ..."""
+    desk = make_desk(**knobs)
+    desk.host.submit(spec(), hop, ())
+    await settle()
+    for token in range(tokens):
+        await desk.engine.step(token, key=f"r.{hop}")
+    desk.published()
+    return desk
+
+
+def prepare(id: str = "new", prompt: int = 40, outputs: tuple[int, ...] = ()) -> Prepare:
+    marks = Fingerprint("fake", "fake-cache", 4, 16, 128)
+    return Prepare("m", spec(id, prompt), 0, 1, ReplicaId("a"), PathRequest.AUTO, marks, outputs)
+
+
+def delta(index: int, *tokens: int, finish: str | None = None, hop: int = 0) -> Delta:
+    return Delta(R, hop, index, tokens, finish)
+
+
+# --- submit -------------------------------------------------------------------------------------------
+
+
+async def test_tokens_are_published_as_they_come() -> None:
+    desk = await running(0)
+    await desk.engine.step(7)
+    await desk.engine.step(8, 9)
+    assert desk.published() == [delta(0, 7), delta(1, 8, 9)]
+
+
+async def test_request_continues_after_the_tokens_it_has() -> None:
+    desk = make_desk()
+    desk.host.submit(spec(), 3, (1, 2))
+    await desk.engine.step(7, key="r.3")
+    assert desk.engine.started == [("r.3", (1, 2))]
+    assert desk.published() == [delta(2, 7, hop=3)]
+
+
+async def test_stopping_replica_takes_no_request() -> None:
+    desk = make_desk()
+    desk.host.stopping = True
+    with pytest.raises(Refused, match="stopping"):
+        desk.host.submit(spec(), 0, ())
+
+
+@pytest.mark.parametrize(("prompt", "fits"), [(1024 - 60, True), (1024 - 59, False)])
+async def test_request_must_fit_the_model(prompt: int, fits: bool) -> None:
+    desk = make_desk()
+    if fits:
+        desk.host.submit(spec(prompt=prompt), 0, ())
+    else:
+        with pytest.raises(Refused, match="exceed the model's context"):
+            desk.host.submit(spec(prompt=prompt), 0, ())
+    assert len(list(desk.host.loads())) == fits
+
+
+@pytest.mark.parametrize("hop", [0, 1], ids=["an older hop", "the same hop"])
+async def test_request_that_runs_here_is_refused_under(hop: int) -> None:
+    desk = await running(hop=1)
+    with pytest.raises(Refused, match="under hop 1"):
+        desk.host.submit(spec(), hop, ())
+
+
+async def test_newer_hop_replaces_the_run() -> None:
+    desk = await running()
+    desk.host.submit(spec(), 2, (0, 1))
+    await settle()
+    assert desk.engine.ended == ["r.0"] and desk.host.snapshot(R).key == "r.2"
+    await desk.engine.step(7, key="r.2")
+    assert desk.published() == [delta(2, 7, hop=2)]
+
+
+# --- ends ---------------------------------------------------------------------------------------------
+
+
+async def test_end_of_the_output_ends_the_run() -> None:
+    desk = await running(2)
+    await desk.engine.step(7, finish="stop")
+    assert desk.published() == [delta(2, 7, finish="stop")]
+    assert desk.ended == [(R, False)] and not list(desk.host.loads())
+
+
+@pytest.mark.parametrize(
+    ("step", "reason"),
+    [
+        (EngineDead("gone"), "the engine died: gone"),
+        (RuntimeError("odd"), "the engine failed: odd"),
+        (None, "the engine ended the request without a reason"),
+    ],
+    ids=["dies", "fails", "just stops"],
+)
+async def test_reader_is_told_when_the_engine(step: Exception | None, reason: str) -> None:
+    desk = await running()
+    await desk.engine.give(step)
+    assert desk.published() == [Lost(R, 0, reason)]
+    assert desk.ended == [(R, False)] and not list(desk.host.loads())
+
+
+async def test_reader_is_told_that_no_engine_would_take_the_request() -> None:
+    desk = await running(0)
+    await desk.engine.give(InvalidRequest("no grammar"))
+    assert desk.published() == [Lost(R, 0, "no grammar", invalid=True)]
+
+
+async def test_abort_is_for_one_hop_only_and_silent() -> None:
+    desk = await running(hop=1)
+    desk.host.abort(R, 0)
+    assert desk.host.snapshot(R).hop == 1
+    desk.host.abort(R, 1)
+    await settle()
+    assert desk.engine.ended == ["r.1"] and desk.published() == [] and desk.ended == []
+
+
+async def test_client_that_leaves_ends_the_request_under_any_hop() -> None:
+    desk = await running(hop=4)
+    desk.host.client_gone(R)
+    desk.host.client_gone(R)
+    await settle()
+    assert desk.engine.ended == ["r.4"] and desk.ended == [(R, True)] and desk.published() == []
+
+
+async def test_dropped_request_ends_without_a_word() -> None:
+    desk = await running()
+    desk.host.drop(R, 0)
+    await settle()
+    assert desk.engine.ended == ["r.0"] and desk.ended == [] and desk.published() == []
+    with pytest.raises(RequestGone):
+        desk.host.drop(R, 0)
+
+
+async def test_ingress_that_is_gone_takes_its_requests_along() -> None:
+    desk = await running()
+    desk.host.submit(replace(spec("other"), ingress=IngressId("elsewhere")), 0, ())
+    desk.host.submit(spec("second"), 0, ())
+    assert desk.host.forget_ingress(HERE) == 2
+    assert [load.id for load in desk.host.loads()] == ["other"]
+    assert desk.ended == [(R, True), ("second", True)]
+    assert desk.host.forget_ingress(HERE) == 0
+
+
+# --- resume -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("index", "again"), [(0, (0, 1, 2)), (2, (2,))])
+async def test_reader_gets_again_what_was_published(index: int, again: tuple[int, ...]) -> None:
+    desk = await running(3)
+    assert desk.host.resume(R, 0, index)
+    assert desk.published() == [delta(index, *again)]
+
+
+async def test_reader_that_misses_nothing_gets_nothing() -> None:
+    desk = await running(3)
+    assert desk.host.resume(R, 0, 3)
+    assert desk.published() == []
+
+
+async def test_end_can_be_asked_for_after_the_run_has_ended() -> None:
+    desk = await running(1)
+    await desk.engine.step(1, finish="length")
+    desk.published()
+    assert desk.host.resume(R, 0, 1) and desk.host.resume(R, 0, 2)
+    assert desk.published() == [delta(1, 1, finish="length"), delta(2, finish="length")]
+
+
+async def test_what_is_withheld_is_not_given_again() -> None:
+    desk = await running(1)
+    desk.host.mute(R, 0)
+    await desk.engine.step(1, finish="length")
+    assert desk.host.resume(R, 0, 0)
+    assert desk.published() == [delta(0, 0)]
+
+
+@pytest.mark.parametrize(("request_id", "hop"), [("r", 1), ("unknown", 0)], ids=["another hop", "an unknown request"])
+async def test_nothing_is_resumed_for(request_id: str, hop: int) -> None:
+    desk = await running()
+    assert not desk.host.resume(RequestId(request_id), hop, 0)
+    assert desk.published() == []
+
+
+@pytest.mark.parametrize("finish", [None, "stop"], ids=["in the middle", "with its end withheld"])
+async def test_request_that_was_handed_over_is_not_resumed_here(finish: str | None) -> None:
+    desk = await running()
+    desk.host.mute(R, 0)
+    await desk.engine.step(2, finish=finish)
+    desk.host.drop(R, 0)
+    assert not desk.host.resume(R, 0, 0)
+
+
+async def test_request_that_was_lost_is_not_resumed() -> None:
+    desk = await running()
+    await desk.engine.give(EngineDead("gone"))
+    assert not desk.host.resume(R, 0, 0)
+
+
+# --- logprobs -----------------------------------------------------------------------------------------
+
+
+async def scoring(resumed: tuple[int, ...] = ()) -> Desk:
+    """A desk whose request r, with those tokens from elsewhere, got 7, 8 and 9, with logprobs b"7", b"8" and b"9"."""
+    desk, request = make_desk(), spec()
+    desk.host.submit(replace(request, sampling=replace(request.sampling, logprobs=0)), 0, resumed)
+    await desk.engine.give(Generated((7,), None, (b"7",)))
+    await desk.engine.give(Generated((8, 9), None, (b"8", b"9")))
+    return desk
+
+
+async def test_logprobs_are_published_with_their_tokens() -> None:
+    desk = await scoring(resumed=(5, 6))
+    assert desk.published() == [
+        replace(delta(2, 7), logprobs=(b"7",)),
+        replace(delta(3, 8, 9), logprobs=(b"8", b"9")),
+    ]
+
+
+async def test_logprobs_are_withheld_with_their_tokens() -> None:
+    desk = await scoring()
+    desk.published()
+    desk.host.mute(R, 0)
+    await desk.engine.give(Generated((10,), None, (b"10",)))
+    assert desk.host.resume(R, 0, 1)
+    assert desk.published() == [replace(delta(1, 8, 9), logprobs=(b"8", b"9"))]
+    desk.host.unmute(R, 0)
+    assert desk.published() == [replace(delta(3, 10), logprobs=(b"10",))]
+
+
+@pytest.mark.parametrize(("index", "again"), [(4, (b"9",)), (2, (b"7", b"8", b"9"))])
+async def test_logprobs_are_given_again_with_their_tokens(index: int, again: tuple[bytes, ...]) -> None:
+    desk = await scoring(resumed=(5, 6))
+    desk.published()
+    assert desk.host.resume(R, 0, index)
+    (told,) = desk.published()
+    assert isinstance(told, Delta) and (told.index, told.logprobs) == (index, again)
+
+
+async def test_tokens_from_elsewhere_cannot_be_given_with_their_logprobs() -> None:
+    """Their reader gets them by submitting anew; without logprobs it gets them here."""
+    desk = await scoring(resumed=(5, 6))
+    desk.published()
+    assert not desk.host.resume(R, 0, 1) and desk.published() == []
+    plain = make_desk()
+    plain.host.submit(spec(), 0, (5, 6))
+    assert plain.host.resume(R, 0, 1) and plain.published() == [delta(1, 6)]
+
+
+# --- the source of a migration ------------------------------------------------------------------------
+
+
+async def test_muted_request_is_frozen_at_what_was_published() -> None:
+    desk = await running(2)
+    frozen = desk.host.mute(R, 0)
+    await desk.engine.step(2)
+    assert desk.published() == []
+    assert desk.host.snapshot(R) == frozen and frozen.outputs == (0, 1)
+
+
+async def test_unmuted_request_publishes_what_was_withheld_once_and_goes_on() -> None:
+    desk = await running(1)
+    desk.host.mute(R, 0)
+    await desk.engine.step(1)
+    await desk.engine.step(2)
+    desk.host.unmute(R, 0)
+    desk.host.unmute(R, 0)
+    await desk.engine.step(3)
+    assert desk.published() == [delta(1, 1, 2), delta(3, 3)]
+
+
+async def test_unmute_with_nothing_withheld_says_nothing() -> None:
+    desk = await running()
+    desk.host.mute(R, 0)
+    desk.host.unmute(R, 0)
+    desk.host.unmute(RequestId("unknown"), 0)
+    assert desk.published() == []
+
+
+async def test_end_that_comes_while_muted_is_told_to_the_migration_and_published_on_unmute() -> None:
+    desk = await running(1)
+    desk.host.mute(R, 0)
+    await desk.engine.step(1, finish="stop")
+    assert desk.ended == [(R, False)] and desk.published() == []
+    desk.host.unmute(R, 0)
+    assert desk.published() == [delta(1, 1, finish="stop")] and not list(desk.host.loads())
+
+
+async def test_every_attempt_to_move_gets_a_hop_of_its_own() -> None:
+    desk = await running(hop=2)
+    assert [desk.host.next_hop(R), desk.host.next_hop(R)] == [3, 4]
+
+
+async def test_announcements_follow_the_tokens_before_them() -> None:
+    desk = await running(0)
+    await desk.engine.step(0)
+    moving = Moving(R, 0, 1, "b")
+    desk.host.announce(moving)
+    assert desk.published() == [delta(0, 0), moving]
+
+
+@pytest.mark.parametrize(
+    ("call", "hop"),
+    [("snapshot", ()), ("snapshot", (0,)), ("next_hop", ()), ("mute", (0,)), ("drop", (0,)), ("why_immovable", ())],
+)
+async def test_request_that_is_not_here_is_gone(call: str, hop: tuple[int, ...]) -> None:
+    with pytest.raises(RequestGone, match="request r is not here"):
+        getattr(make_desk().host, call)(R, *hop)
+
+
+@pytest.mark.parametrize("call", ["snapshot", "mute", "drop"])
+async def test_run_under_another_hop_is_another_run(call: str) -> None:
+    """A migration that slept does nothing to what its reader has submitted here since."""
+    desk = make_desk()
+    desk.host.submit(spec(), 0, ())
+    desk.host.submit(spec(), 7, ())
+    with pytest.raises(RequestGone, match="request r is not here"):
+        getattr(desk.host, call)(R, 0)
+    desk.host.unmute(R, 0)
+    assert desk.host.snapshot(R).hop == 7
+
+
+async def test_what_the_engine_cannot_continue_stays() -> None:
+    desk = await running()
+    assert desk.host.why_immovable(R) is None
+    desk.engine.ties = Tie.SEEDED
+    assert desk.host.why_immovable(R) is Tie.SEEDED
+    assert [load.immovable for load in desk.host.loads()] == [Tie.SEEDED]
+
+
+async def test_what_the_engine_cannot_continue_may_begin_there() -> None:
+    desk = make_desk()
+    desk.engine.ties = Tie.SEEDED
+    desk.host.submit(spec(), 0, ())
+    with pytest.raises(Refused, match=r"exactly \(seeded sampling"):
+        desk.host.submit(spec("other"), 0, (1,))
+
+
+# --- the target of a migration ------------------------------------------------------------------------
+
+
+def refusal(host: RequestHost, message: Prepare) -> tuple[Cause, str]:
+    """Why a request cannot come."""
+    with pytest.raises(Refused) as caught:
+        host.accept(message)
+    return caught.value.cause, str(caught.value)
+
+
+async def test_room_is_that_of_the_engine_less_what_was_promised() -> None:
+    host = make_desk(room=100).host
+    host.accept(prepare(prompt=90, outputs=(1,) * 10))
+    host.reserve("m", 60)
+    assert host.reserved_tokens == 60
+    host.accept(prepare(prompt=40))
+    assert refusal(host, prepare(prompt=41)) == (Cause.NO_ROOM, "no room for 41 tokens")
+    host.release("m")
+    host.release("m")
+    host.accept(prepare(prompt=100))
+    assert host.reserved_tokens == 0
+
+
+async def test_request_that_runs_here_cannot_come() -> None:
+    desk = await running()
+    assert refusal(desk.host, prepare("r")) == (Cause.ALREADY_THERE, "the request runs here already")
+
+
+async def test_nothing_comes_to_a_replica_that_stops() -> None:
+    host = make_desk().host
+    host.stopping = True
+    assert refusal(host, prepare()) == (Cause.STOPPING, "the replica is stopping")
+    with pytest.raises(Refused, match="stopping"):
+        await host.add(spec(), 1, ())
+
+
+# --- loads --------------------------------------------------------------------------------------------
+
+
+async def test_load_says_what_a_request_is_doing() -> None:
+    desk = await running(0)
+    assert [load.phase for load in desk.host.loads()] == [Phase.PREFILL]
+    await desk.engine.step(0)
+    (load,) = desk.host.loads()
+    assert (load.phase, load.tokens, load.hop, load.label) == (Phase.DECODE, 41, 0, "label-r")
+    desk.host.mute(R, 0)
+    assert [load.phase for load in desk.host.loads()] == [Phase.MOVING]
+
+
+@pytest.mark.parametrize(
+    ("waiting", "queued"),
+    [(0, ""), (1, "d"), (2, "cd"), (3, "bcd"), (4, "abcd"), (9, "abcd")],
+)
+def test_the_youngest_are_queued_those_without_a_token_first(waiting: int, queued: str) -> None:
+    """a and b have tokens, c and d, which came later, have none."""
+    runs = [Run(spec(id), 0, [1] if id in "ab" else [], 0.0, 0) for id in "abcd"]
+    assert queued_keys(runs, waiting) == {f"{id}.0" for id in queued}
+
+
+def test_a_run_that_was_continued_decodes_from_its_first_new_token_on() -> None:
+    run = Run(spec(), 1, [1, 2], 0.0, 2, resumed_at=2)
+    assert not run.decodes
+    run.outputs.append(3)
+    assert run.decodes
+
+
+class Clock:
+    """Time that a test sets."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def test_silence_is_measured_while_requests_run() -> None:
+    clock = Clock()
+    engine, boxes = StepEngine(), Outboxes(clock)
+    host = RequestHost(engine, boxes, clock, lambda: 1_000)
+    clock.now = 50.0
+    assert host.silent_s() == 0.0
+    host.submit(spec(), 0, ())
+    await settle()
+    clock.now = 53.0
+    assert host.silent_s() == 3.0
+    await engine.step(0)
+    assert host.silent_s() == 0.0
+
+
+async def test_an_engine_that_is_given_up_loses_every_request_and_takes_none() -> None:
+    desk = await running(2)
+    desk.host.lose_all("it hangs")
+    assert desk.published() == [Lost(R, 0, "it hangs")]
+    assert desk.ended == [(R, False)]
+    assert not list(desk.host.loads())
+    with pytest.raises(Refused, match="stopping"):
+        desk.host.submit(spec("other"), 0, ())

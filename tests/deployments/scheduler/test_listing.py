@@ -1,0 +1,89 @@
+"""What Serve's controller lists, and what follows of it."""
+
+from enum import Enum
+from typing import Any
+
+import pytest
+
+from deployments.scheduler.listing import ServeListing
+from policies.model import ReplicaId, ReplicaState
+from tests.deployments.scheduler.fakes import make_report
+
+
+class Details:
+    """Serve's controller, with one word on each replica."""
+
+    def __init__(self, **states: Any) -> None:
+        self.states = states
+        self.get_serve_instance_details = self
+
+    async def remote(self) -> dict[str, Any]:
+        replicas = [{"replica_id": r, "state": state, "node_id": None} for r, state in self.states.items()]
+        return {"applications": {"app": {"deployments": {"Engine": {"replicas": replicas}}}}}
+
+
+class Word(Enum):
+    """Serve's states are enums in some versions, strings in others."""
+
+    RUNNING = "RUNNING"
+    STARTING = "STARTING"
+
+
+async def listed(monkeypatch: pytest.MonkeyPatch, **states: Any) -> ServeListing:
+    """What Serve's controller has said."""
+    listing = ServeListing("app", 1.0)
+    monkeypatch.setattr("deployments.scheduler.listing.controller", lambda: Details(**states))
+    await listing.refresh()
+    return listing
+
+
+@pytest.mark.parametrize(
+    ("state", "known_as"),
+    [
+        ("STARTING", ReplicaState.STARTING),
+        (Word.STARTING, ReplicaState.STARTING),
+        ("RECOVERING", ReplicaState.STARTING),
+        ("STOPPING", ReplicaState.DRAINING),
+        (Word.RUNNING, ReplicaState.DRAINING),
+        ("PENDING_MIGRATION", ReplicaState.DRAINING),
+    ],
+)
+async def test_what_only_serve_knows_has_no_room(
+    monkeypatch: pytest.MonkeyPatch, state: Any, known_as: ReplicaState
+) -> None:
+    (load,) = (await listed(monkeypatch, x=state)).others(())
+    assert (load.id, load.state, load.node, load.free_tokens) == ("x", known_as, "", 0)
+
+
+@pytest.mark.parametrize(
+    ("state", "known_as"),
+    [
+        ("RUNNING", ReplicaState.RUNNING),
+        ("STOPPING", ReplicaState.DRAINING),
+        ("PENDING_MIGRATION", ReplicaState.DRAINING),
+    ],
+)
+async def test_serve_has_the_last_word_on_who_stays(
+    monkeypatch: pytest.MonkeyPatch, state: str, known_as: ReplicaState
+) -> None:
+    listing = await listed(monkeypatch, a=state, b="RUNNING")
+    reports = [listing.as_listed(make_report(name)) for name in "ab"]
+    assert [report.load.state for report in reports] == [known_as, ReplicaState.RUNNING]
+
+
+async def test_a_stopping_replica_still_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    listing, b = await listed(monkeypatch, a="RUNNING", b="STOPPING"), ReplicaId("b")
+    assert listing.stopping() == (b,) and not listing.others({ReplicaId("a"), b})
+    assert (listing.wanted_by_serve, listing.runs(b), listing.knows(b)) == (1, False, True)
+
+
+async def test_while_the_controller_is_away_its_last_list_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    listing = await listed(monkeypatch, x="STARTING")
+    monkeypatch.setattr("deployments.scheduler.listing.controller", lambda: None)
+    await listing.refresh()
+    assert listing.listed and listing.knows(ReplicaId("x"))
+
+
+async def test_before_the_first_answer_nothing_is_listed() -> None:
+    listing = ServeListing("app", 1.0)
+    assert not listing.listed and listing.wanted_by_serve == 0 and not listing.knows(ReplicaId("x"))

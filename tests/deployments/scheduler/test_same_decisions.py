@@ -1,0 +1,265 @@
+"""The live shell and the simulator decide alike: one history, told to both, gives the same plans.
+
+A simulated world writes down what its replicas would report, what arrives and what is decided. Fake replicas then
+report the same to the live scheduler, through its gatherer, roster and dispatch.
+"""
+
+import asyncio
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.simulator.costs.costs import ComputeCosts, Costs, LinkCosts, MigrationCosts
+from app.simulator.workload.workload import Job
+from app.simulator.world.live import Live
+from app.simulator.world.observer import Observer
+from app.simulator.world.reports import PHASES
+from app.simulator.world.setup import Setup
+from app.simulator.world.world import World, terms_of
+from deployments.api.calls import PlaceCall
+from deployments.api.report import ReplicaReport
+from deployments.config import SchedulerConfig
+from deployments.metrics.telemetry import Telemetry
+from deployments.scheduler.deployment import EpochScheduler
+from deployments.scheduler.recording import Epoch, Recorder
+from migration.protocol.record import MigrationRecord, Outcome
+from migration.run.source import Order
+from policies.cluster.changes import Arrival
+from policies.decision.observation import ENGINE, PoolReport, Status
+from policies.model import Blocks, Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestId, RequestLoad, Tokens
+from policies.paths.beliefs import Profile
+from policies.plan import MoveReport, Path, Plan
+from policies.rules.registry import POLICIES, policy
+from tests.app.simulator.physics import Log
+from tests.counts import scaled
+from tests.deployments.scheduler.fakes import FakeListing, FakeMembership
+from tests.deployments.scheduler.test_scheduler import FakeScaler
+
+CAPACITY, MOST = Tokens(4000), 5
+COSTS = Costs(
+    "some",
+    slots=False,
+    startup_s=4.0,
+    compute=ComputeCosts(linear=((1, 0.02), (2000, 0.4)), chunk_tokens=500),
+    migration=MigrationCosts(LinkCosts(1e5, 0.01), LinkCosts(5e4, 0.02), kv_bytes=100, handover_s=0.05),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What there is to report when an epoch begins."""
+
+    now: float
+    loads: tuple[ReplicaLoad, ...]
+    profiles: dict[ReplicaId, Profile]
+    moves: tuple[MoveReport, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A request, and where it was sent."""
+
+    now: float
+    arrival: Arrival
+    replica: ReplicaId | None
+
+
+class Written(World):
+    """A world that writes down what happens to its scheduler."""
+
+    def __init__(self, spec: str, setup: Setup, observer: Observer) -> None:
+        super().__init__(policy(spec), setup, COSTS, observer)
+        self.script: list[Look | Arrived | tuple[Plan, ...]] = []
+        self._known: dict[ReplicaId, Status] = {}
+        self._profiles: dict[ReplicaId, Profile] = {}
+
+    def _observed(self) -> PoolReport:
+        seen = super()._observed()
+        for replica in seen.lost:
+            del self._known[replica]
+        self._known |= {status.id: status for status in seen.replicas}
+        self._profiles |= seen.profiles
+        loads = tuple(self._load(status) for status in self._known.values())
+        self.script.append(Look(self.loop.now, loads, dict(self._profiles), seen.moves))
+        return seen
+
+    def _decide(self, now: float) -> tuple[Plan, ...]:
+        plans = tuple(super()._decide(now))
+        self.script.append(plans)
+        return plans
+
+    def _place(self, live: Live) -> None:
+        super()._place(live)
+        self.script.append(Arrived(self.loop.now, Arrival(live.id, live.job.prompt), live.at))
+
+    def _load(self, status: Status) -> ReplicaLoad:
+        there = [live for live in self.lives.values() if live.at == status.id]
+        requests = tuple(
+            RequestLoad(q.id, "", Tokens(q.told), PHASES[q.stage], self.loop.now - q.job.arrival_s, q.moves)
+            for q in there
+        )
+        held = sum(q.tokens for q in requests if q.phase is not Phase.WAITING)
+        return ReplicaLoad(
+            status.id, status.state, status.node, CAPACITY, 1, Blocks(CAPACITY - held), 1 << 30, requests
+        )
+
+
+class Told:
+    """Implements `RemoteReplicas[ControlApi]`: replicas report what a script says, and obey."""
+
+    def __init__(self) -> None:
+        self.reports: dict[ReplicaId, ReplicaReport] = {}
+        self.orders: dict[tuple[RequestId, ReplicaId, ReplicaId], Order] = {}
+
+    def at(self, replica: ReplicaId, routed: bool = True) -> "ToldReplica":
+        return ToldReplica(self, replica)
+
+    def forget(self, replica: ReplicaId) -> None:
+        pass
+
+
+class ToldReplica:
+    """Implements `ControlApi`."""
+
+    def __init__(self, told: Told, replica: ReplicaId) -> None:
+        self._told = told
+        self._replica = replica
+
+    async def report(self, fence: int) -> ReplicaReport:
+        return self._told.reports[self._replica]
+
+    async def move(self, order: Order, target: ReplicaId, fence: int) -> MigrationRecord:
+        self._told.orders[order.request, self._replica, target] = order
+        return record(order, MoveReport(order.request, self._replica, target))
+
+    async def drain(self, fence: int) -> None: ...
+
+    async def close(self, fence: int) -> None: ...
+
+    async def reopen(self, fence: int) -> None: ...
+
+
+def record(order: Order, report: MoveReport) -> MigrationRecord:
+    """The record that is reported as that."""
+    outcome = None if report.moved is None else Outcome.COMMITTED if report.moved else Outcome.ABORTED
+    kv = report.path is Path.KV
+    return MigrationRecord(
+        order.id,
+        report.request,
+        "",
+        report.source,
+        report.target,
+        report.path,
+        "",
+        "",
+        order.reason,
+        outcome,
+        cause=report.cause,
+        bytes=report.sent,
+        pause_s=report.took_s,
+        duration_s=report.took_s,
+        tokens=report.tokens,
+        resume_s=report.whole_s,
+        predicted_kv_s=report.predicted_s if kv else None,
+        predicted_tokens_s=None if kv else report.predicted_s,
+    )
+
+
+class Kept(Recorder):
+    """Keeps plans instead of writing them."""
+
+    def __init__(self) -> None:
+        self.plans: list[tuple[Plan, ...]] = []
+
+    def record(self, epoch: Epoch) -> None:
+        self.plans.append(epoch.plans[ENGINE])
+
+
+class LiveScheduler(EpochScheduler):
+    """The live scheduler over fake replicas; its time is the script's."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.now = 0.0
+        self.told, self.members, self.listing, self.kept = Told(), FakeMembership(), FakeListing(()), Kept()
+        self._id = ReplicaId("s")
+        clock = lambda: self.now  # noqa: E731
+        self._wire(config, 1, self.told, self.members, self.listing, FakeScaler(MOST), Telemetry(), clock, clock)
+        self._epochs._recorder = self.kept
+
+    def __del__(self) -> None:
+        pass
+
+    async def play(self, script: list[Look | Arrived | tuple[Plan, ...]]) -> None:
+        """Live through the script; every decision is compared with the script's."""
+        for number, step in enumerate(script):
+            if isinstance(step, Look):
+                await self.look(step)
+            elif isinstance(step, Arrived):
+                self.now = step.now
+                (decision,) = await self.place((PlaceCall(step.arrival, "", ()),))
+                assert getattr(decision, "replica", None) == step.replica, number
+            else:
+                assert self.kept.plans[-1] == step, number
+
+    async def look(self, look: Look) -> None:
+        self.now = look.now
+        running = [load for load in look.loads if load.state is ReplicaState.RUNNING]
+        self.members.running = tuple(load.id for load in running)
+        self.listing.without_room = tuple(load for load in look.loads if load.state is not ReplicaState.RUNNING)
+        self.told.reports = {
+            load.id: ReplicaReport(load, (1, 2, 3), 0, 0, 0, 1, (), look.profiles.get(load.id)) for load in running
+        }
+        for report in look.moves:
+            order = self.told.orders[report.request, report.source, report.target]
+            await self.record(record(order, report))
+        await self._epochs.epoch()
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+
+def jobs(dice: random.Random, seconds: float) -> Iterator[Job]:
+    """Requests that come in waves, some as large as half of a replica."""
+    now, number = 0.0, 0
+    while (now := now + dice.expovariate(dice.choice([0.2, 1.0, 2.0]))) < seconds:
+        prompt = dice.randint(1, dice.choice([200, 1000, 1900]))
+        yield Job(RequestId(f"r{number}"), now, Tokens(prompt), Tokens(dice.randint(1, 1500)))
+        number += 1
+
+
+CONFIGS = [
+    {"slack": 0.5, "cooldown_s": 5.0},
+    {"moves_per_epoch": 1, "cooldown_s": 0.0, "linger_s": 3.0, "foresight_s": 6.0},
+    {"headroom_s": 2.0, "moves_at_once": 2, "slowdown": 0.05},
+]
+
+
+@pytest.mark.virtual_time
+@settings(max_examples=scaled(400))
+@given(st.sampled_from(sorted(POLICIES)), st.sampled_from(CONFIGS), st.integers(0, 1 << 32))
+async def test_one_history_gives_the_same_plans_live_and_simulated(
+    spec: str, chosen: dict[str, float], seed: int
+) -> None:
+    given_ = {"linger_s": 4.0, "foresight_s": 0.0} | chosen
+    config = SchedulerConfig(policy=spec, bounds=(1, MOST), **given_)  # type: ignore[arg-type]
+    limits = config.terms.limits
+    setup = Setup(
+        CAPACITY,
+        horizon_s=60.0,
+        max_gpus=MOST,
+        limits=replace(limits.limits, linger_s=limits.linger_s or 0.0, foresight_s=limits.foresight_s or 0.0),
+        moves_at_once=config.moves_at_once,
+        moves_per_replica=config.terms.moves_per_replica,
+    )
+    costs = replace(COSTS, migration=replace(COSTS.migration, slowdown=config.slowdown))  # type: ignore[type-var]
+    terms = terms_of(setup, costs)
+    assert replace(terms, policy=spec, limits=config.terms.limits) == config.terms
+    log = Log()
+    world = Written(spec, setup, log)
+    world._memory.terms = replace(world._memory.terms, boundaries=config.terms.boundaries)
+    world._memory.estimates._boundaries = config.terms.boundaries
+    world.run(list(jobs(random.Random(seed), 50.0)))
+    await LiveScheduler(config).play(world.script)

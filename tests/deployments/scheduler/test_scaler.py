@@ -1,0 +1,167 @@
+"""How many replicas there are to be, and the steps by which one goes."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from deployments.scheduler import scaler
+from deployments.scheduler.scaler import ServeScaler
+from deployments.serve.scaling import Wanted
+from migration.protocol.errors import PeerLost, Refused
+from policies.causes import Cause
+from policies.model import ReplicaId, ReplicaState
+from tests.deployments.scheduler.fakes import Answers, FakeListing, make_report
+
+A, B = ReplicaId("a"), ReplicaId("b")
+
+
+class World:
+    """A scaler, Serve's key-value store, and a controller that stops the very replica, if it can."""
+
+    def __init__(
+        self, running: str = "ab", known: Wanted | None = None, knows_how: bool = True, **answers: Any
+    ) -> None:
+        self.store, self.knows_how = known, knows_how
+        self.stopped: list[tuple[ReplicaId, int]] = []
+        self.freed: list[float] = []
+        self.while_stopping: Callable[[], None] = lambda: None
+        self.listing, self.replicas = FakeListing(running), Answers(**({"a": None, "b": None} | answers))
+        self.now = 100.0
+        self.scaler = ServeScaler(
+            "mell", self.replicas, self.listing, (1, 4), self.freed.append, lambda: self.now, lambda: self.now
+        )
+
+    def write(self, app: str, generation: str, wanted: Wanted) -> None:
+        self.store = wanted
+
+    async def retire(self, app: str, deployment: str, replica: ReplicaId, count: int) -> bool:
+        if self.knows_how:
+            self.stopped.append((replica, count))
+        self.while_stopping()
+        await asyncio.sleep(0)
+        return self.knows_how
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., World]:
+    def made(*args: Any, **knobs: Any) -> World:
+        world = World(*args, **knobs)
+        monkeypatch.setattr(scaler, "generation", lambda: "g")
+        monkeypatch.setattr(scaler, "read_wanted", lambda app, generation: world.store)
+        monkeypatch.setattr(scaler, "write_wanted", world.write)
+        monkeypatch.setattr(scaler, "retire", world.retire)
+        return world
+
+    return made
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    ("running", "age_s", "wanted"),
+    [("ab", 1.0, 3), ("ab", 61.0, 2), ("", 61.0, 1), ("abcdef", 61.0, 4)],
+    ids=["a fresh number", "a stale one", "none, and nothing runs", "none, and too many run"],
+)
+async def test_where_the_first_number_comes_from(
+    make: Callable[..., World], running: str, age_s: float, wanted: int
+) -> None:
+    assert make(running, Wanted(3, 100.0 - age_s)).scaler.wanted == wanted
+
+
+async def test_before_serve_has_been_asked_nothing_is_settled(make: Callable[..., World]) -> None:
+    world = make("abc")
+    world.listing.listed = False
+    assert world.scaler.wanted == 1
+    world.listing.listed = True
+    assert world.scaler.wanted == 3
+
+
+async def test_opening_is_bounded_and_told_at_once(make: Callable[..., World]) -> None:
+    world = make()
+    world.scaler.open(1)
+    assert (world.scaler.wanted, world.scaler.opening, world.store and world.store.count) == (3, 1, 3)
+    world.listing.starting = 1
+    assert world.scaler.opening == 0
+    world.scaler.open(5)
+    assert world.scaler.wanted == 4
+
+
+async def test_an_empty_replica_promises_to_stay_empty_and_is_stopped(make: Callable[..., World]) -> None:
+    world = make()
+    world.scaler.close([B], 7)
+    world.scaler.close([B], 7)
+    await settle()
+    assert world.replicas.asked == [("b", "close", 7)], "once is enough"
+    assert (world.stopped, world.scaler.wanted) == ([("b", 1)], 1)
+
+
+@pytest.mark.parametrize("fault", [Refused("the replica is not empty", Cause.NOT_EMPTY), PeerLost("dead")])
+async def test_one_that_does_not_promise_stays(make: Callable[..., World], fault: Exception) -> None:
+    world = make(b=fault)
+    world.scaler.close([B], 7)
+    await settle()
+    assert (world.stopped, world.scaler.wanted) == ([], 2)
+
+
+async def test_where_serve_does_not_know_how_the_number_is_lowered_and_the_replica_opens_again(
+    make: Callable[..., World],
+) -> None:
+    world = make(knows_how=False)
+    world.scaler.close([B], 7)
+    await settle()
+    assert world.replicas.asked == [("b", "close", 7), ("b", "reopen", 7)]
+    assert (world.scaler.wanted, world.store and world.store.count) == (1, 1)
+
+
+async def test_what_is_opened_while_another_closes_is_not_forgotten(make: Callable[..., World]) -> None:
+    world = make()
+    world.while_stopping = lambda: world.scaler.open(2)
+    world.scaler.close([B], 7)
+    await settle()
+    assert world.scaler.wanted == 3
+
+
+async def test_the_fewest_are_replaced(make: Callable[..., World]) -> None:
+    world = make("a")
+    world.scaler.close([A], 7)
+    await settle()
+    assert (world.stopped, world.scaler.wanted) == ([("a", 1)], 1)
+
+
+async def test_only_a_drained_replica_that_is_empty_and_that_serve_still_runs_is_closed(
+    make: Callable[..., World],
+) -> None:
+    world = make()
+    drained = make_report("b")
+    drained = replace(drained, load=replace(drained.load, state=ReplicaState.DRAINING))
+    gone = replace(drained, load=replace(drained.load, id=ReplicaId("gone")))
+    world.scaler.close_drained([make_report("a"), drained, gone], 7)
+    await settle()
+    assert world.stopped == [("b", 1)]
+
+
+async def test_a_drain_is_the_replicas_own_to_begin(make: Callable[..., World]) -> None:
+    world = make()
+    await world.scaler.drain(B, 7)
+    assert world.replicas.asked == [("b", "drain", 7)]
+    with pytest.raises(Refused, match="not running"):
+        await world.scaler.drain(ReplicaId("z"), 7)
+
+
+async def test_the_time_to_free_a_replica_is_until_serve_lists_it_no_more(make: Callable[..., World]) -> None:
+    world = make("abc")
+    world.scaler.emptying([A, B, ReplicaId("c")])
+    world.scaler.look_for_gone(filled={A})
+    assert world.freed == []
+    world.listing.running = {"a", "c"}
+    world.scaler.look_for_gone(filled=set())
+    assert len(world.freed) == 1 and world.freed[0] >= 0
+    world.listing.running = {"c"}
+    world.scaler.look_for_gone(filled=set())
+    assert len(world.freed) == 1, "a was filled again, and closed by nobody"

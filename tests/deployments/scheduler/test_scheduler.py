@@ -1,0 +1,571 @@
+"""The scheduler between its epochs: where it places requests, and what it answers to operators."""
+
+import asyncio
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.simulator.command.replay import play
+from deployments.api.calls import MoveAccepted, MoveRejected, PlaceCall
+from deployments.api.report import ReplicaReport
+from deployments.config import SchedulerConfig
+from deployments.metrics.exposition import merge
+from deployments.metrics.telemetry import Telemetry
+from deployments.scheduler.deployment import EpochScheduler
+from deployments.scheduler.epochs import EARLIEST_S
+from deployments.scheduler.recording import Recorder, read_recording
+from deployments.scheduler.records import KEPT
+from migration.protocol.errors import PeerLost, Refused, RequestGone
+from migration.protocol.messages import PathRequest
+from migration.protocol.record import MigrationRecord, Outcome
+from policies.causes import Cause
+from policies.cluster.changes import Arrival
+from policies.decision.deciding import SchedulerMemory
+from policies.decision.limits import Mode
+from policies.decision.observation import ENGINE
+from policies.decision.placement import NoReplica, Place, Queue
+from policies.model import Phase, ReplicaId, ReplicaState, RequestId, RequestLoad, Tokens
+from policies.paths.beliefs import Profile
+from policies.paths.lines import Line
+from policies.plan import Path as MovePath
+from policies.plan import Reason
+from tests.deployments.metrics.test_exposition import parsed
+from tests.deployments.scheduler.fakes import AnsweringReplica, Answers, FakeListing, FakeMembership, given, make_report
+from tests.virtual_time import now
+
+AUTO = PathRequest.AUTO
+
+pytestmark = pytest.mark.virtual_time
+
+
+def make_record(name: str = "m1", outcome: Outcome | None = None, at: float = 0.0) -> MigrationRecord:
+    a, b = ReplicaId("a"), ReplicaId("b")
+    return MigrationRecord(
+        name, RequestId("r"), "label", a, b, MovePath.KV, "drain", "copy", Reason.DRAIN, outcome, started_at=at
+    )
+
+
+def running(name: str, label: str = "") -> RequestLoad:
+    return RequestLoad(RequestId(name), label or name, Tokens(10), Phase.DECODE, 1.0, 0)
+
+
+class Fleet:
+    """Implements `RemoteReplicas[ControlApi]`: replicas that report; their answer to other calls is given by name."""
+
+    def __init__(self, *reports: ReplicaReport, **answers: Any) -> None:
+        self.others = Answers(**answers)
+        self.reports = {report.load.id: report for report in reports}
+        self.fault: Exception | None = None
+        self.times_asked = 0
+        self.silent: set[str] = set()
+
+    @property
+    def asked(self) -> list[tuple[Any, ...]]:
+        """The other calls."""
+        return self.others.asked
+
+    def at(self, replica: ReplicaId, routed: bool = True) -> "ReportingReplica":
+        return ReportingReplica(self, replica)
+
+    def forget(self, replica: ReplicaId) -> None:
+        pass
+
+
+class ReportingReplica(AnsweringReplica):
+    """One of the fleet."""
+
+    def __init__(self, fleet: Fleet, replica: ReplicaId) -> None:
+        super().__init__(fleet.others, replica)
+        self._fleet = fleet
+
+    async def report(self, fence: int) -> ReplicaReport:
+        fleet, replica = self._fleet, self._replica
+        fleet.times_asked += 1
+        await asyncio.sleep(0)
+        report: ReplicaReport = await given(
+            "silent" if replica in fleet.silent else fleet.fault or fleet.reports[replica]
+        )
+        return report
+
+
+class FakeScaler:
+    """Implements `Scaler`: notes what it is to open, close and drain."""
+
+    def __init__(self, max_replicas: int) -> None:
+        self.max_replicas = max_replicas
+        self.wanted = 2
+        self.opened = 0
+        self.closed: list[ReplicaId] = []
+        self.drained: list[ReplicaId] = []
+        self.fault: Exception | None = None
+
+    @property
+    def opening(self) -> int:
+        return 0
+
+    def open(self, count: int) -> None:
+        self.opened += count
+
+    def close(self, replicas: Iterable[ReplicaId], fence: int) -> None:
+        self.closed += replicas
+
+    def stand_by(self) -> None:
+        pass
+
+    def emptying(self, replicas: Collection[ReplicaId]) -> None:
+        pass
+
+    def close_drained(self, reports: Iterable[ReplicaReport], fence: int) -> None:
+        pass
+
+    def look_for_gone(self, filled: Collection[ReplicaId]) -> None:
+        pass
+
+    async def drain(self, replica: ReplicaId, fence: int) -> None:
+        if self.fault:
+            raise self.fault
+        self.drained.append(replica)
+
+
+class Scheduler(EpochScheduler):
+    """The scheduler, with its parts put together by hand: the constructor finds them in a Serve cluster."""
+
+    def __init__(self, fleet: Fleet, config: SchedulerConfig) -> None:
+        self.members = FakeMembership(*fleet.reports)
+        self.scale, self.fleet, self.listing = FakeScaler(4), fleet, FakeListing(fleet.reports)
+        self._id = ReplicaId("s")
+        self._wire(config, 3, fleet, self.members, self.listing, self.scale, Telemetry(), now, now)
+        self._loop = asyncio.create_task(asyncio.sleep(0))
+
+    def __del__(self) -> None:
+        pass
+
+    async def epoch(self) -> None:
+        await self._epochs.epoch()
+
+    async def counted(self, metric: str) -> float:
+        """The sum of a metric over its labels."""
+        return sum(parsed(merge([await self.metrics()])).get(metric, {}).values())
+
+
+async def make_scheduler(
+    *reports: ReplicaReport, epochs: int = 1, mode: Mode = Mode.OFF, spec: str = "best_fit", **answers: Any
+) -> Scheduler:
+    """A scheduler after its first epoch. `answers` are what replicas say to the order to move."""
+    config = SchedulerConfig.model_construct(policy=spec, mode=mode, epoch_s=0.0, linger_s=0.0, foresight_s=0.0)
+    scheduler = Scheduler(Fleet(*(reports or (make_report("a"), make_report("b", 5))), **answers), config)
+    for _ in range(epochs):
+        await asyncio.sleep(1.0)
+        await scheduler.epoch()
+    return scheduler
+
+
+async def place(scheduler: Scheduler, tokens: int, name: str = "x", exclude: str = "") -> Any:
+    call = PlaceCall(Arrival(RequestId(name), Tokens(tokens)), "label", tuple(map(ReplicaId, exclude)))
+    (decision,) = await scheduler.place((call,))
+    return decision
+
+
+# --- placing ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tokens", "exclude", "decision"),
+    [
+        (20, "", Place(ReplicaId("b"))),
+        (21, "", Place(ReplicaId("a"))),
+        (41, "", Queue(ReplicaId("a"))),
+        (20, "b", Place(ReplicaId("a"))),
+        (20, "ab", NoReplica()),
+    ],
+    ids=["fullest that fits", "next one", "none fits", "excluded", "all excluded"],
+)
+async def test_a_request_goes_where_the_policy_says(tokens: int, exclude: str, decision: Any) -> None:
+    assert await place(await make_scheduler(), tokens, exclude=exclude) == decision
+
+
+async def test_requests_that_come_together_are_placed_one_after_the_other() -> None:
+    scheduler = await make_scheduler()
+    calls = tuple(PlaceCall(Arrival(RequestId(name), Tokens(20)), name, ()) for name in "xyz")
+    assert [decision.replica for decision in await scheduler.place(calls)] == ["b", "a", "a"]  # type: ignore[union-attr]
+
+
+async def test_a_replica_that_left_since_its_report_gets_nothing() -> None:
+    scheduler = await make_scheduler()
+    scheduler.members.running = (ReplicaId("a"),)
+    assert await place(scheduler, 20) == Place(ReplicaId("a"))
+
+
+async def test_before_the_first_report_a_request_waits() -> None:
+    scheduler = await make_scheduler(epochs=0)
+    placing = asyncio.create_task(place(scheduler, 20))
+    await asyncio.sleep(0.01)
+    assert not placing.done()
+    await scheduler.epoch()
+    assert await placing == Place(ReplicaId("b"))
+
+
+async def test_the_view_holds_what_was_placed() -> None:
+    scheduler = await make_scheduler()
+    await place(scheduler, 20, "x")
+    assert [(replica.id, request.id) for replica, request in (await scheduler.view()).requests()] == [("b", "x")]
+
+
+# --- operators ----------------------------------------------------------------------------------------
+
+
+async def move(scheduler: Scheduler, reference: str = "r", target: str | None = None) -> Any:
+    return await scheduler.migrate("m1", reference, target, AUTO)
+
+
+def on_a(*requests: RequestLoad) -> tuple[ReplicaReport, ReplicaReport]:
+    return make_report("a", requests=requests), make_report("b")
+
+
+@pytest.mark.parametrize("reference", ["r", "mine"], ids=["by id", "by label"])
+@pytest.mark.parametrize("target", ["b", None], ids=["to b", "anywhere"])
+async def test_a_request_is_ordered_to_move(reference: str, target: str | None) -> None:
+    scheduler = await make_scheduler(*on_a(running("r", "mine")), a=make_record())
+    answer = await move(scheduler, reference, target)
+    ((replica, method, order, to, fence),) = scheduler.fleet.asked
+    assert (replica, method, order.request, to, fence) == ("a", "move", "r", "b", 3)
+    assert answer == MoveAccepted(order.id)
+    assert order.path is PathRequest.TOKENS, "nothing is known of their caches"
+
+
+@pytest.mark.parametrize(
+    ("asked", "bytes_per_s", "path"),
+    [
+        (AUTO, 1e6, PathRequest.KV),
+        (AUTO, 1.0, PathRequest.TOKENS),
+        (PathRequest.KV, 1.0, PathRequest.KV),
+        (PathRequest.TOKENS, 1e6, PathRequest.TOKENS),
+    ],
+)
+async def test_where_nothing_is_asked_the_planner_chooses_the_path(
+    asked: PathRequest, bytes_per_s: float, path: PathRequest
+) -> None:
+    profile = Profile("n", "c", 4.0, Line.of(1e6), bytes_per_s)
+    reports = [replace(report, profile=profile) for report in on_a(running("r"))]
+    scheduler = await make_scheduler(*reports, a=make_record())
+    await scheduler.migrate("m1", "r", "b", asked)
+    ((_, _, order, _, _),) = scheduler.fleet.asked
+    assert order.path is path
+    assert order.predicted_kv_s > 0 and order.predicted_tokens_s > 0
+
+
+async def test_an_order_by_the_last_reports_asks_no_replica_and_one_that_fails_by_them_asks_all() -> None:
+    scheduler = await make_scheduler(*on_a(running("r")), a=make_record())
+    asked = scheduler.fleet.times_asked
+    assert isinstance(await move(scheduler), MoveAccepted) and scheduler.fleet.times_asked == asked
+    scheduler.fleet.reports[ReplicaId("b")] = make_report("b", requests=(running("new"),))
+    scheduler.fleet.others.answers["b"] = make_record("m2")
+    assert isinstance(await scheduler.migrate("m2", "new", "a", AUTO), MoveAccepted)
+    assert scheduler.fleet.times_asked == asked + 2 and scheduler.fleet.asked[-1][0] == "b"
+
+
+async def test_an_order_that_has_begun_is_not_given_again() -> None:
+    """The source's answer to the first one was lost: it says that the request moves already, and reports the move."""
+    source = replace(make_report("a", requests=(running("r"),)), records=(make_record(),))
+    scheduler = await make_scheduler(
+        make_report("a", requests=(running("r"),)), make_report("b"), a=Refused("it moves", Cause.ALREADY_MOVING)
+    )
+    scheduler.fleet.reports[ReplicaId("a")] = source
+    assert await move(scheduler) == MoveAccepted("m1")
+    assert len(scheduler.fleet.asked) == 1
+
+
+@pytest.mark.parametrize("reference", ["x", "", "R"])
+async def test_what_does_not_run_cannot_move(reference: str) -> None:
+    answer = await move(await make_scheduler(*on_a(running("r", "mine"))), reference)
+    assert isinstance(answer, MoveRejected) and answer.status == 404 and repr(reference) in answer.message
+
+
+async def test_of_two_requests_of_one_name_none_moves() -> None:
+    scheduler = await make_scheduler(*on_a(running("r1", "mine"), running("r2", "mine")))
+    answer = await move(scheduler, "mine")
+    assert answer.status == 409 and [c["id"] for c in answer.details["candidates"]] == ["r1", "r2"]
+
+
+async def test_an_unknown_target_is_told_with_those_there_are() -> None:
+    answer = await move(await make_scheduler(*on_a(running("r"))), target="z")
+    assert answer.status == 422 and answer.details == {"replicas": ["a", "b"]}
+
+
+async def test_the_only_replica_has_nowhere_to_move_to() -> None:
+    answer = await move(await make_scheduler(make_report("a", requests=(running("r"),))))
+    assert answer.status == 422 and "no other replica" in answer.message
+
+
+@pytest.mark.parametrize(
+    ("fault", "status"),
+    [(PeerLost("dead"), 503), (Refused("it moves already", Cause.ALREADY_MOVING), 422), (RequestGone("it ended"), 422)],
+    ids=["dead", "refusing", "gone"],
+)
+async def test_a_source_that_will_not_is_told(fault: Exception, status: int) -> None:
+    answer = await move(await make_scheduler(*on_a(running("r")), a=fault))
+    assert (answer.status, answer.message) == (status, str(fault))
+
+
+# --- what is known ------------------------------------------------------------------------------------
+
+
+async def test_the_newest_word_on_a_migration_is_kept() -> None:
+    scheduler = await make_scheduler()
+    for outcome in (None, Outcome.COMMITTED, None):
+        await scheduler.record(make_record(outcome=outcome))
+    (record,) = (await scheduler.migrations())["migrations"]
+    assert record["outcome"] == "committed"
+
+
+async def test_migrations_are_told_newest_first() -> None:
+    scheduler = await make_scheduler(replace(make_report("a"), records=(make_record("m1", at=1),)))
+    await scheduler.record(make_record("m3", at=3))
+    await scheduler.record(make_record("m2", at=2))
+    assert [record["id"] for record in (await scheduler.migrations())["migrations"]] == ["m3", "m2", "m1"]
+
+
+async def test_a_migration_is_counted_once() -> None:
+    scheduler = await make_scheduler()
+    for outcome in (None, Outcome.COMMITTED, Outcome.COMMITTED):
+        await scheduler.record(make_record(outcome=outcome))
+    assert await scheduler.counted("mell_migrations_total") == 1
+
+
+async def test_what_a_migration_took_counts_once_its_target_has_told() -> None:
+    scheduler = await make_scheduler()
+    ended = replace(make_record(outcome=Outcome.COMMITTED), duration_s=1.0, pause_s=0.25)
+    for record in (ended, replace(ended, resume_s=0.5), replace(ended, resume_s=0.5), ended):
+        await scheduler.record(record)
+    assert await scheduler.counted("mell_migrations_total") == 1
+    assert await scheduler.counted("mell_migration_seconds_count") == 1
+    assert await scheduler.counted("mell_migration_seconds_sum") == 1.25
+
+
+async def test_old_migrations_are_forgotten() -> None:
+    scheduler = await make_scheduler()
+    for n in range(KEPT + 10):
+        await scheduler.record(make_record(f"m{n}"))
+    assert len(scheduler._records) == KEPT and "m9" not in scheduler._records
+
+
+async def test_a_migration_that_was_forgotten_and_is_told_again_is_not_counted_again() -> None:
+    scheduler = await make_scheduler()
+    for n in (*range(KEPT + 10), 0):
+        await scheduler.record(make_record(f"m{n}", Outcome.COMMITTED))
+    assert await scheduler.counted("mell_migrations_total") == KEPT + 10
+
+
+async def test_the_state_shows_replicas_that_only_serve_knows() -> None:
+    scheduler = await make_scheduler(make_report("b", requests=(running("r", "mine"),)))
+    scheduler.listing.without_room = (make_report("a").load,)
+    await scheduler.epoch()
+    state = await scheduler.state()
+    assert [(r["id"], r["pids"]) for r in state["replicas"]] == [("a", []), ("b", [1, 2, 3])]
+    assert [r["label"] for r in state["replicas"][1]["requests"]] == ["mine"]
+    assert (state["mode"], state["policy"], state["wanted_replicas"]) == ("off", "best_fit", 2)
+
+
+async def test_a_look_during_an_epoch_takes_no_placement_from_it() -> None:
+    """One silent replica: the epoch's gathering waits for it, while a request is placed and reaches its replica."""
+    scheduler = await make_scheduler(make_report("a", 250), make_report("b", 250))
+    scheduler.fleet.silent = {"b"}
+    epoch = asyncio.create_task(scheduler.epoch())
+    await asyncio.sleep(0.1)
+    assert await place(scheduler, 20, "x", exclude="b") == Place(ReplicaId("a"))
+    scheduler.fleet.reports[ReplicaId("a")] = make_report("a", 245, requests=(running("x"),))
+    await scheduler.state()
+    assert not epoch.done()
+    await epoch
+    for _ in range(2):
+        state = await scheduler.view()
+        assert [(replica.id, request.id) for replica, request in state.requests()] == [("a", "x")]
+        assert state.replicas[0].free_blocks == 245
+        await scheduler.epoch()
+
+
+async def test_looks_share_a_gathering_and_the_pages_ask_nobody() -> None:
+    scheduler = await make_scheduler(make_report("a"))
+    asked = scheduler.fleet.times_asked
+    looks = (scheduler.state(), scheduler.migrations(), scheduler.state(), move(scheduler))
+    await asyncio.gather(*looks)
+    assert scheduler.fleet.times_asked == asked + 1
+    state, migrations = await scheduler.snapshot()
+    assert [replica["id"] for replica in state["replicas"]] == ["a"] and migrations == {"migrations": []}
+    assert scheduler.fleet.times_asked == asked + 1
+
+
+async def test_the_number_of_replicas_is_not_waited_for() -> None:
+    scheduler = await make_scheduler(epochs=0)
+    assert await scheduler.wanted() is None
+    await scheduler.epoch()
+    assert await scheduler.wanted() == 2
+
+
+# --- epochs -------------------------------------------------------------------------------------------
+
+
+def half_empty() -> tuple[ReplicaReport, ReplicaReport]:
+    """One of these can be emptied into the other."""
+    return make_report("a", 253, requests=(running("p"),)), make_report("b", 253, requests=(running("q"),))
+
+
+NO_GROWTH = "pack:headroom_s=0,comfort=0,rest=0"
+
+
+@pytest.mark.parametrize(("mode", "ordered"), [(Mode.ACT, 1), (Mode.OBSERVE, 0), (Mode.OFF, 0)])
+async def test_only_a_scheduler_that_acts_moves_requests(mode: Mode, ordered: int) -> None:
+    scheduler = await make_scheduler(*half_empty(), mode=mode, spec=NO_GROWTH, a=make_record(), b=make_record())
+    await asyncio.sleep(0.01)
+    assert len(scheduler.fleet.asked) == ordered
+
+
+@pytest.mark.parametrize(("mode", "closed"), [(Mode.ACT, ["b"]), (Mode.OBSERVE, []), (Mode.OFF, [])])
+async def test_only_a_scheduler_that_acts_closes_replicas(mode: Mode, closed: list[str]) -> None:
+    empty, used = make_report("b", 256), make_report("a", 250, requests=(running("p"),))
+    assert (await make_scheduler(used, empty, mode=mode)).scale.closed == closed
+
+
+async def test_a_replica_that_is_to_be_gone_is_evacuated_by_one_that_does_not_act() -> None:
+    leaving = make_report("a", 253, requests=(running("p"),))
+    leaving = replace(leaving, load=replace(leaving.load, state=ReplicaState.DRAINING))
+    scheduler = await make_scheduler(leaving, make_report("b", 256), a=make_record())
+    await asyncio.sleep(0.01)
+    ((replica, method, order, to, fence),) = scheduler.fleet.asked
+    assert (replica, method, order.request, order.reason, to, fence) == ("a", "move", "p", "evacuate", "b", 3)
+
+
+async def test_epochs_can_be_recorded_and_give_the_same_plans_again(tmp_path: Path) -> None:
+    scheduler = await make_scheduler(
+        *half_empty(), epochs=0, mode=Mode.ACT, spec=NO_GROWTH, a=make_record("m2"), b=make_record("m3")
+    )
+    terms = scheduler._config.terms
+    scheduler._epochs._recorder = Recorder(tmp_path / "new" / "epochs.jsonl", terms)
+    for n in range(3):
+        await scheduler.epoch()
+        await place(scheduler, 20, f"x{n}")
+        await scheduler.migrate(f"by-hand-{n}", "q", None, AUTO)
+    await scheduler.epoch()
+    scheduler._epochs._recorder.close()
+    read, epochs = read_recording(tmp_path / "new" / "epochs.jsonl")
+    assert read == terms
+    played = list(play(SchedulerMemory(read), epochs))
+    assert [len(epoch.entries) for epoch, _ in played] == [0, 2, 2, 2]
+    assert played[0][0].plans[ENGINE][0].moves
+    assert all(same for _, same in played)
+
+
+# --- the dry run --------------------------------------------------------------------------------------
+
+
+def profiled(report: ReplicaReport) -> ReplicaReport:
+    """The report of a replica that knows of itself that a token takes sixteen bytes."""
+    return replace(report, profile=Profile("n", "c", 16.0, Line.of(1e3), 1e6))
+
+
+async def test_a_scheduler_that_observes_tells_what_acting_would_come_to() -> None:
+    reports = [profiled(report) for report in half_empty()]
+    scheduler = await make_scheduler(*reports, epochs=3, mode=Mode.OBSERVE, spec=NO_GROWTH)
+    told = (await scheduler.state())["dry_run"]
+    assert (told["replicas_now"], told["replicas_needed"], told["requests_waiting"]) == (2, 1, 0)
+    assert (told["moves"], told["moved_tokens"], told["moved_bytes"]) == (1, 12, 12 * 16)
+    assert told["gpu_seconds_saved"] == pytest.approx(told["since_s"])
+    assert told["said"].endswith(": 1 move, 192 B")
+    assert await scheduler.counted("mell_dry_run_moves_total") == 1
+    assert scheduler.fleet.asked == [] == scheduler.scale.closed
+
+
+@pytest.mark.parametrize("mode", [Mode.ACT, Mode.OFF])
+async def test_only_a_scheduler_that_observes_has_a_dry_run(mode: Mode) -> None:
+    scheduler = await make_scheduler(*half_empty(), mode=mode, spec=NO_GROWTH, a=make_record(), b=make_record())
+    await asyncio.sleep(0.01)
+    assert "dry_run" not in await scheduler.state()
+    assert await scheduler.counted("mell_dry_run_replicas_needed") == 0
+
+
+async def test_before_any_replica_runs_there_is_no_dry_run() -> None:
+    scheduler = await make_scheduler(epochs=0, mode=Mode.OBSERVE)
+    assert "dry_run" not in await scheduler.state()
+
+
+async def test_what_a_token_takes_may_be_unknown() -> None:
+    scheduler = await make_scheduler(*half_empty(), mode=Mode.OBSERVE, spec=NO_GROWTH)
+    assert (await scheduler.state())["dry_run"]["moved_bytes"] is None
+
+
+# --- draining -----------------------------------------------------------------------------------------
+
+
+async def test_a_replica_is_drained_at_an_operators_word() -> None:
+    scheduler = await make_scheduler()
+    assert await scheduler.drain("a") == MoveAccepted("a")
+    assert scheduler.scale.drained == ["a"]
+
+
+async def test_what_does_not_run_is_not_drained() -> None:
+    answer = await (await make_scheduler()).drain("z")
+    assert isinstance(answer, MoveRejected) and (answer.status, answer.details) == (404, {"replicas": ["a", "b"]})
+
+
+async def test_the_only_replica_that_there_may_be_is_not_drained() -> None:
+    scheduler = await make_scheduler(make_report("a"))
+    scheduler.scale.max_replicas = 1
+    answer = await scheduler.drain("a")
+    assert isinstance(answer, MoveRejected) and answer.status == 422
+
+
+@pytest.mark.parametrize(("fault", "status"), [(PeerLost("dead"), 503), (Refused("newer", Cause.SUPERSEDED), 422)])
+async def test_a_drain_that_does_not_begin_is_told(fault: Exception, status: int) -> None:
+    scheduler = await make_scheduler()
+    scheduler.scale.fault = fault
+    answer = await scheduler.drain("a")
+    assert isinstance(answer, MoveRejected) and (answer.status, answer.message) == (status, str(fault))
+
+
+# --- the loop -----------------------------------------------------------------------------------------
+
+
+async def test_an_epoch_that_fails_is_followed_by_another() -> None:
+    scheduler = await make_scheduler()
+    scheduler.fleet.fault = RuntimeError("broken")
+    loop = asyncio.create_task(scheduler._run())
+    await asyncio.sleep(0.02)
+    failed_at, scheduler.fleet.fault = scheduler._epochs.last, None
+    async with asyncio.timeout(5):
+        while scheduler._epochs.last == failed_at:
+            await asyncio.sleep(0.01)
+    loop.cancel()
+
+
+async def test_early_epochs_come_early_but_not_at_once() -> None:
+    config = SchedulerConfig(policy="best_fit", mode=Mode.OFF, epoch_s=60.0)
+    scheduler = Scheduler(Fleet(make_report("a")), config)
+    loop = asyncio.create_task(scheduler._run())
+    await scheduler._epochs.known.wait()
+    first = scheduler._epochs.last
+    await scheduler.hurry()
+    async with asyncio.timeout(10):
+        while scheduler._epochs.last == first:
+            await asyncio.sleep(0.01)
+    assert scheduler._epochs.last - first == pytest.approx(EARLIEST_S)
+    loop.cancel()
+
+
+async def test_a_scheduler_that_was_replaced_stops() -> None:
+    scheduler = await make_scheduler()
+    scheduler.fleet.fault = Refused("newer", Cause.SUPERSEDED)
+    async with asyncio.timeout(1):
+        await scheduler._run()
+
+
+async def test_a_scheduler_whose_epochs_stopped_is_unhealthy() -> None:
+    scheduler = await make_scheduler()
+    scheduler._loop = asyncio.create_task(asyncio.Event().wait())  # type: ignore[arg-type]
+    await scheduler.check_health()
+    scheduler._epochs.last -= 1.1
+    with pytest.raises(RuntimeError, match="no epoch"):
+        await scheduler.check_health()
+    scheduler._loop.cancel()

@@ -1,0 +1,196 @@
+"""Best and worst fit against a search through every replica."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.cluster.cluster import Cluster
+from policies.cluster.replica import Replica
+from policies.model import ReplicaId, ReplicaState, RequestId, Tokens
+from policies.plan import Reason
+from tests.policies.cluster.named import named, picture, replica, request
+from tests.policies.settings import unhurried
+
+
+def names(*chosen: Replica | None) -> list[str | None]:
+    return [None if r is None else r.id for r in chosen]
+
+
+def test_best_fit_takes_the_least_room_that_is_enough() -> None:
+    cluster = named("A: p30 | B: q60 | C: r80")
+    assert names(cluster.tightest(40), cluster.tightest(41), cluster.tightest(71)) == ["B", "A", None]
+
+
+def test_worst_fit_takes_the_most_room_if_it_is_enough() -> None:
+    cluster = named("A: p60 | B: q30 | C: r80")
+    assert names(cluster.widest(10), cluster.widest(70), cluster.widest(71)) == ["B", "B", None]
+
+
+def test_of_equals_best_fit_takes_the_oldest_and_worst_fit_the_youngest() -> None:
+    cluster = named("C: p50 | A: q50 | B: r50")
+    assert names(cluster.tightest(50), cluster.widest(50)) == ["C", "B"]
+
+
+def test_roomiest_are_those_with_the_most_room() -> None:
+    cluster = named("A: p60 | B: q30 | C: r80 | D: s30")
+    assert [names(*cluster.roomiest(count)) for count in (0, 3, 9)] == [[], ["D", "B", "A"], ["D", "B", "A", "C"]]
+
+
+def test_what_is_opened_is_found_and_what_is_closed_is_not() -> None:
+    cluster = named("A: p60 | B:")
+    assert names(cluster.widest(10)) == ["B"]
+    cluster.close(replica(cluster, "B"))
+    assert names(cluster.widest(10)) == ["A"]
+    cluster.open()
+    assert names(cluster.widest(10)) == ["gpu-0"]
+
+
+def test_what_changed_before_it_closed_is_not_found() -> None:
+    cluster = named("A: p60 | B: q10")
+    assert names(cluster.widest(10)) == ["B"]
+    cluster.evict(request(cluster, "q"))
+    cluster.close(replica(cluster, "B"))
+    assert names(cluster.widest(10)) == ["A"]
+
+
+def test_what_is_lost_is_not_found() -> None:
+    cluster = named("A: p60 | B: q10")
+    assert names(cluster.widest(10)) == ["B"]
+    cluster.lose(replica(cluster, "B"))
+    assert names(cluster.widest(10)) == ["A"]
+
+
+def test_room_is_found_once_a_move_is_over() -> None:
+    cluster = named("A: p60 | B:", holds=True)
+    cluster.move(request(cluster, "p"), replica(cluster, "B"), Reason.FILL)
+    cluster.settle()
+    assert names(cluster.tightest(50)) == [None]
+    cluster.release(request(cluster, "p"))
+    assert names(cluster.tightest(50)) == ["A"]
+
+
+def test_accept_is_asked() -> None:
+    cluster = named("A: p30 | B: q60")
+    assert names(cluster.tightest(10, lambda r: r.id != "B"), cluster.widest(10, lambda r: r.id != "A")) == ["A", "B"]
+
+
+@pytest.mark.parametrize("accept", [None, lambda replica: True], ids=["by default", "whatever the caller accepts"])
+def test_full_batches_are_passed_over(accept: Callable[[Replica], bool] | None) -> None:
+    cluster = named("A: p60 | B: q10")
+    for name, most in ("A", 1), ("B", 1):
+        replica(cluster, name).max_requests = most
+    assert names(cluster.tightest(10, accept), cluster.widest(10, accept)) == [None, None]
+
+
+@pytest.mark.parametrize("state", [s for s in ReplicaState if s is not ReplicaState.RUNNING])
+def test_only_running_replicas_are_found(state: ReplicaState) -> None:
+    cluster = named("A: p10")
+    cluster.add_replica(ReplicaId("B"), "node", Tokens(100), state)
+    assert names(cluster.tightest(91), cluster.widest(91)) == [None, None]
+
+
+def test_room_for_everyones_growth_is_kept() -> None:
+    cluster = named("A: p30 q20 | B: r70", headroom=5)
+    assert names(cluster.tightest(35), cluster.tightest(36), cluster.tightest(20)) == ["A", None, "B"]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "need"), [(10, 15), (95, 100), (99, 100), (100, 100), (101, 101)], ids=lambda n: str(n)
+)
+def test_need_is_capped_by_an_empty_replica_but_never_below_the_size(tokens: int, need: int) -> None:
+    assert named(headroom=5).need(tokens) == need
+
+
+def test_a_request_larger_than_a_replica_fits_nowhere() -> None:
+    cluster = named("A:", "p101")
+    assert cluster.tightest(101) is None and not cluster.fits(request(cluster, "p"), replica(cluster, "A"))
+
+
+@pytest.mark.parametrize(("tokens", "fits"), [(40, True), (41, False)], ids=["the last token", "one too many"])
+def test_fits(tokens: int, fits: bool) -> None:
+    cluster = named("A: p60", f"s{tokens}")
+    assert cluster.fits(request(cluster, "s"), replica(cluster, "A")) is fits
+
+
+def test_a_full_batch_takes_no_more() -> None:
+    cluster = named("A: p60", "s10")
+    replica(cluster, "A").max_requests = 1
+    assert not cluster.fits(request(cluster, "s"), replica(cluster, "A"))
+
+
+@pytest.mark.parametrize(("shared", "expected"), [(-1, []), (0, []), (1, ["A"])])
+def test_overloaded_is_what_needs_more_than_there_is(shared: int, expected: list[str]) -> None:
+    cluster = named("A: p60 q40 | B: r90")
+    replica(cluster, "A").shared = shared
+    assert names(*cluster.overloaded()) == expected
+
+
+def test_reserve_changes_replicas_old_and_new() -> None:
+    cluster = named("A: p50 q20")
+    assert names(cluster.tightest(30)) == ["A"]
+    cluster.reserve(Tokens(10))
+    opened = cluster.open()
+    assert opened is not None and opened.headroom == 10
+    assert names(cluster.tightest(1)) == ["gpu-0"]
+
+
+# --- any sequence of changes --------------------------------------------------------------------------
+
+
+def search(cluster: Cluster, tokens: int, accept: Callable[[Replica], bool]) -> list[str | None]:
+    """Best and worst fit by looking at every replica."""
+    need = cluster.need(tokens)
+    fitting = [r for r in cluster.replicas.values() if r.accepts and r.room >= need and accept(r)]
+    tightest = min(fitting, key=lambda r: (r.room, r.order), default=None)
+    widest = max(fitting, key=lambda r: (r.room, r.order), default=None)
+    return names(tightest, widest)
+
+
+def change(cluster: Cluster, action: int, one: int, other: int) -> None:
+    """Do one of the things that a policy may do, to a request and a replica chosen by number."""
+    replicas = list(cluster.replicas.values())
+    target = replicas[one % len(replicas)]
+    chosen = list(cluster.requests.values())[other % len(cluster.requests)]
+    running = chosen.replica is not None
+    match action:
+        case 0 if not running:
+            cluster.place(chosen, target)
+        case 1 if running and chosen.movable:
+            cluster.move(chosen, target, Reason.FILL)
+        case 2 if running and chosen.movable:
+            cluster.lift(chosen, Reason.MAKE_ROOM)
+        case 3 if running and chosen.source is None:
+            cluster.evict(chosen)
+        case 4:
+            cluster.undo(max(cluster.mark() - other, cluster._trail.first))
+        case 5:
+            cluster.open()
+        case 6:
+            for replica in replicas[1:]:
+                if not replica.requests and not replica.held:
+                    cluster.close(replica)
+        case 7:
+            cluster.settle()
+        case _:
+            cluster.add_request(RequestId(f"n{cluster._arrivals}"), Tokens(1 + other))
+
+
+@unhurried
+@given(
+    st.booleans(),
+    st.integers(0, 3),
+    st.lists(st.tuples(st.integers(0, 8), st.integers(0, 9), st.integers(0, 9)), max_size=25),
+    st.integers(1, 60),
+)
+def test_index_agrees_with_a_search_after_any_changes(
+    holds: bool, headroom: int, changes: list[tuple[int, int, int]], tokens: int
+) -> None:
+    cluster = named("A: p30 q20 | B: r70 | C: s5 t5 | D: u5", "v10 w20", holds=holds, headroom=headroom)
+    for action, one, other in changes:
+        change(cluster, action, one, other)
+        for accept in (lambda r: True), (lambda r: r.order % 2 == 0):
+            found = names(cluster.tightest(tokens, accept), cluster.widest(tokens, accept))
+            assert found == search(cluster, tokens, accept), picture(cluster)
+        cluster.check_integrity()

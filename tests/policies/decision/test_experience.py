@@ -1,0 +1,54 @@
+"""What is learned from one observation after another."""
+
+import pytest
+
+from policies.decision.experience import FIRST_GUESS_STARTUP_S, FIRST_GUESS_TOKENS_PER_S, Experience
+from policies.decision.limits import Mode, Terms
+from policies.decision.memory import PoolMemory
+from tests.policies.decision.observed import Drawn, Watcher, observed
+
+
+def experience(*seen: Drawn) -> Experience:
+    made = Watcher(PoolMemory(Terms(mode=Mode.OFF)))
+    for drawn in seen:
+        made.observe(drawn)
+    return made.memory.experience
+
+
+def test_before_anything_was_seen_it_guesses() -> None:
+    made = experience()
+    assert (made.decode_rate, made.startup_s, made.lead_s) == (FIRST_GUESS_TOKENS_PER_S, FIRST_GUESS_STARTUP_S, 2.0)
+
+
+def test_growth_is_what_decoding_requests_have_gained() -> None:
+    made = experience(observed("a: p10 q20 r30?"), observed("a: p18 q32 r30?", 2.0))
+    assert made.decode_rate == 5.0
+
+
+def test_growth_follows_slowly() -> None:
+    made = experience(observed("a: p10"), observed("a: p20", 1.0), observed("a: p50", 2.0))
+    assert made.decode_rate == pytest.approx(0.8 * 10 + 0.2 * 30)
+
+
+@pytest.mark.parametrize("second", ["a: q50", "a:", "a: p50?"], ids=["another request", "none", "queued"])
+def test_what_does_not_decode_in_both_says_nothing(second: str) -> None:
+    assert experience(observed("a: p10"), observed(second, 1.0)).decode_rate == FIRST_GUESS_TOKENS_PER_S
+
+
+def test_a_start_lasts_until_the_replica_runs() -> None:
+    made = experience(observed("a*:"), observed("a*:", 5.0), observed("a:", 12.0), observed("a:", 20.0))
+    assert made.startup_s == 12.0
+
+
+def test_of_several_starts_the_median_counts() -> None:
+    made = experience(
+        observed("a*: | b*: | c*:"),
+        observed("a: | b*: | c*:", 10.0),
+        observed("a: | b: | c*:", 11.0),
+        observed("c:", 99.0),
+    )
+    assert made.startup_s == 11.0
+
+
+def test_a_start_that_came_to_nothing_is_none() -> None:
+    assert experience(observed("a*:"), observed("", 1.0), observed("a:", 2.0)).startup_s == FIRST_GUESS_STARTUP_S

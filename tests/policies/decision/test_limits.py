@@ -1,0 +1,118 @@
+"""Bounds around any policy: here one that moves all that it may."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from policies.cluster.changes import Changes
+from policies.cluster.cluster import Cluster
+from policies.cluster.replica import Replica, Request
+from policies.decision.deciding import headroom, lead
+from policies.decision.limits import Limits
+from policies.plan import Reason
+from policies.rules.pack import Pack
+from policies.rules.policy import NONE, Barred, Policy
+from tests.policies.cluster.named import named, request
+from tests.policies.stepping import Events, step
+
+
+@dataclass(frozen=True)
+class Wander:
+    """Moves every request that it may to the next replica; with `back`, then home again."""
+
+    back: bool = False
+    headroom_s: float = 0.0
+
+    def place(self, cluster: Cluster, request: Request, barred: Barred = NONE) -> Replica | None:
+        """See `Policy.place`."""
+        return cluster.tightest(request.tokens)
+
+    def rebalance(self, cluster: Cluster, changes: Changes) -> None:
+        """See `Policy.rebalance`."""
+        running = cluster.running()
+        for wanderer in cluster.requests.values():
+            home = wanderer.replica
+            if home is not None and cluster.may_move(wanderer):
+                cluster.move(wanderer, running[(running.index(home) + 1) % len(running)], Reason.FILL)
+                if self.back:
+                    cluster.move(wanderer, home, Reason.FILL)
+
+
+KEEP = 9
+"""More replicas than any cluster here has: none is closed."""
+
+
+def moved(cluster: Cluster, limits: Limits, policy: Policy = Wander(), now: float = 0.0) -> str:
+    """The requests that an epoch moves."""
+    plan = step(cluster, Events(), policy, limits, now)
+    cluster.check_integrity()
+    return "".join(m.request for m in plan.moves)
+
+
+@pytest.mark.parametrize(("budget", "expected"), [(0, ""), (1, "p"), (2, "pq"), (None, "pqr")])
+def test_budget_bounds_an_epochs_moves(budget: int | None, expected: str) -> None:
+    assert moved(named("A: p10 q10 r10 | B:"), Limits(budget, min_replicas=KEEP)) == expected
+
+
+def test_each_epoch_has_a_budget_of_its_own() -> None:
+    cluster = named("A: p10 q10 r10 | B:")
+    limits = Limits(moves_per_epoch=2, min_replicas=KEEP)
+    assert [moved(cluster, limits) for _ in range(3)] == ["pq", "pq", "pq"]
+
+
+def test_moves_there_and_back_leave_the_budget_to_others() -> None:
+    cluster = named("A: p10 q10 | B:")
+    assert moved(cluster, Limits(1, min_replicas=KEEP), Wander(back=True)) == ""
+    assert cluster.moves_left == 1
+
+
+def test_what_was_moved_stays_until_its_time() -> None:
+    cluster = named("A: p10 | B:")
+    limits = Limits(cooldown_s=5.0, min_replicas=KEEP)
+    times = [10.0, 14.9, 15.0, 19.9, 20.0]
+    assert [moved(cluster, limits, now=now) for now in times] == ["p", "", "p", "", "p"]
+    cluster.wake(now=25.0)
+    assert not cluster.resting
+
+
+def test_without_a_cooldown_nothing_rests() -> None:
+    cluster = named("A: p10 | B:")
+    moved(cluster, Limits(min_replicas=KEEP))
+    assert not cluster.resting and request(cluster, "p").movable
+
+
+def test_only_what_was_moved_rests() -> None:
+    cluster = named("A: p10 q10 | B:", "s10")
+    moved(cluster, Limits(1, cooldown_s=5.0, min_replicas=KEEP))
+    assert sorted(cluster.resting) == ["p"]
+
+
+# --- headroom -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("policy_s", "limits_s", "rate", "tokens"),
+    [
+        pytest.param(4.0, 0.0, 25.0, 100, id="the policy's"),
+        pytest.param(4.0, 8.0, 25.0, 200, id="the limits', if that is more"),
+        pytest.param(8.0, 4.0, 25.0, 200, id="not if it is less"),
+        pytest.param(0.5, 0.0, 25.0, 13, id="rounded up"),
+        pytest.param(0.0, 0.0, 25.0, 0, id="none"),
+    ],
+)
+def test_headroom(policy_s: float, limits_s: float, rate: float, tokens: int) -> None:
+    assert headroom(Pack(headroom_s=policy_s), Limits(headroom_s=limits_s), rate) == tokens
+
+
+@pytest.mark.parametrize(
+    ("policy_s", "limits_s", "lead_s", "tokens"),
+    [
+        pytest.param(4.0, 2.0, 1.0, 125, id="comes on top of the policy's"),
+        pytest.param(2.0, 4.0, 1.0, 125, id="or the limits'"),
+        pytest.param(0.0, 0.0, 0.5, 13, id="or none, rounded up"),
+    ],
+)
+def test_the_time_that_a_decision_takes(policy_s: float, limits_s: float, lead_s: float, tokens: int) -> None:
+    limits = Limits(headroom_s=limits_s, lead_s=lead_s)
+    assert headroom(Pack(headroom_s=policy_s), limits, decode_rate=25.0) == tokens
+    assert lead(limits, decode_rate=25.0) == (25 if lead_s == 1.0 else 13)

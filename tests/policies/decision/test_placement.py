@@ -1,0 +1,193 @@
+"""Where arriving requests go: properties of best fit over any cluster, and its choices in small ones."""
+
+from collections.abc import Collection
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from policies.cluster.changes import Arrival
+from policies.decision.deciding import place
+from policies.decision.limits import Terms
+from policies.decision.memory import PoolMemory
+from policies.decision.placement import Decision, NoReplica, Place, Queue, least_loaded
+from policies.model import (
+    Blocks,
+    ClusterState,
+    Phase,
+    ReplicaId,
+    ReplicaLoad,
+    ReplicaState,
+    RequestId,
+    RequestLoad,
+    Tokens,
+)
+from policies.rules.registry import POLICIES
+from tests.policies.decision.observed import Drawn, Watcher
+
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""A busy machine is no failure."""
+
+
+def replica(
+    id: str = "a", free: int = 10, requests: int = 0, limit: int = 4, state: ReplicaState = ReplicaState.RUNNING
+) -> ReplicaLoad:
+    """A replica of blocks of 16 tokens."""
+    there = tuple(RequestLoad(RequestId(f"{id}{i}"), "", Tokens(1), Phase.DECODE, 0.0, 0) for i in range(requests))
+    return ReplicaLoad(ReplicaId(id), state, "node", Tokens(640), 16, Blocks(free), limit, there)
+
+
+def cluster(*replicas: ReplicaLoad) -> ClusterState:
+    return ClusterState(replicas)
+
+
+def choose(state: ClusterState, coming: Arrival, exclude: Collection[ReplicaId] = (), headroom: int = 0) -> Decision:
+    """What best fit says."""
+    return decide("best_fit", state, coming, exclude, headroom)
+
+
+def decide(
+    policy: str, state: ClusterState, coming: Arrival, exclude: Collection[ReplicaId] = (), headroom: int = 0
+) -> Decision:
+    """What a policy says of a cluster that is as observed."""
+    made = Watcher(PoolMemory(Terms(policy)))
+    made.observe(Drawn(0.0, state.replicas))
+    made.memory.cluster.reserve(Tokens(headroom))
+    return place(made.memory, coming, 0.0, exclude)
+
+
+def fits(load: ReplicaLoad, tokens: int, headroom: int) -> bool:
+    """The rule in other words: the request, and growth for it and all that are there, in free blocks; a free slot."""
+    growth = headroom * (len(load.requests) + 1)
+    alone = not load.requests and load.free_tokens == load.capacity_tokens
+    return len(load.requests) < load.max_requests and (
+        load.free_tokens >= tokens + growth or (alone and load.free_tokens >= tokens)
+    )
+
+
+def arrival(tokens: int = 16) -> Arrival:
+    return Arrival(RequestId("r"), Tokens(tokens))
+
+
+replicas = st.lists(
+    st.builds(
+        replica,
+        id=st.sampled_from("abcdef"),
+        free=st.integers(0, 8),
+        requests=st.integers(0, 3),
+        limit=st.integers(1, 3),
+        state=st.sampled_from(ReplicaState),
+    ),
+    unique_by=lambda r: r.id,
+    max_size=6,
+)
+policies = st.sampled_from(sorted(POLICIES))
+headrooms = st.integers(0, 64)
+arrivals = st.integers(1, 160).map(arrival)
+excludes = st.sets(st.sampled_from("abcdef").map(ReplicaId))
+
+
+@unhurried
+@given(policies, replicas, arrivals, excludes, headrooms)
+def test_place_means_that_it_fits(
+    name: str, loads: list[ReplicaLoad], coming: Arrival, exclude: set[ReplicaId], headroom: int
+) -> None:
+    state = cluster(*loads)
+    allowed = {r.id: r for r in state.running() if r.id not in exclude}
+    match decide(name, state, coming, exclude, headroom):
+        case Place(chosen):
+            assert fits(allowed[chosen], coming.tokens, 0)
+        case Queue(chosen):
+            assert chosen in allowed
+            assert not any(fits(r, coming.tokens, headroom) for r in allowed.values())
+        case NoReplica():
+            assert not allowed
+
+
+@unhurried
+@given(replicas, arrivals, headrooms)
+def test_best_fit_chooses_the_fullest_that_fits(loads: list[ReplicaLoad], coming: Arrival, headroom: int) -> None:
+    state = cluster(*loads)
+    decision = choose(state, coming, headroom=headroom)
+    if isinstance(decision, Place):
+        [chosen] = [r for r in state.replicas if r.id == decision.replica]
+        others = [r for r in state.running() if fits(r, coming.tokens, headroom)]
+        assert all(_room(chosen, headroom) <= _room(r, headroom) for r in others)
+
+
+def _room(load: ReplicaLoad, headroom: int) -> int:
+    return load.free_tokens - headroom * len(load.requests)
+
+
+@unhurried
+@given(policies, replicas, arrivals, st.data())
+def test_order_of_the_replicas_does_not_matter(
+    name: str, loads: list[ReplicaLoad], coming: Arrival, data: st.DataObject
+) -> None:
+    shuffled = data.draw(st.permutations(loads))
+    assert decide(name, cluster(*loads), coming) == decide(name, cluster(*shuffled), coming)
+
+
+def test_fullest_replica_with_room_is_chosen() -> None:
+    state = cluster(replica("a", free=9), replica("b", free=2), replica("c", free=1))
+    assert choose(state, arrival(32)) == Place(ReplicaId("b"))
+
+
+def test_ties_go_to_the_smaller_id() -> None:
+    assert choose(cluster(replica("b"), replica("a")), arrival()) == Place(ReplicaId("a"))
+
+
+@pytest.mark.parametrize(("headroom", "fit"), [(144, True), (145, False)], ids=["just fits", "is a token too much"])
+def test_request_needs_room_to_grow(headroom: int, fit: bool) -> None:
+    decision = choose(cluster(replica(free=10)), arrival(16), headroom=headroom)
+    assert decision == (Place(ReplicaId("a")) if fit else Queue(ReplicaId("a")))
+
+
+def test_replica_with_a_full_batch_has_no_room() -> None:
+    state = cluster(replica("a", free=2, requests=4, limit=4), replica("b", free=9))
+    assert choose(state, arrival()) == Place(ReplicaId("b"))
+
+
+def test_queue_is_where_the_fewest_requests_are() -> None:
+    state = cluster(replica("a", free=1, requests=3), replica("b", free=0, requests=2))
+    assert choose(state, arrival(320)) == Queue(ReplicaId("b"))
+
+
+def test_of_equal_queues_the_one_with_more_room_is_chosen() -> None:
+    state = cluster(replica("a", free=1), replica("b", free=2))
+    assert choose(state, arrival(320)) == Queue(ReplicaId("b"))
+
+
+def test_excluded_replica_is_not_chosen_even_to_queue() -> None:
+    state = cluster(replica("a", free=10), replica("b", free=0))
+    assert choose(state, arrival(), {ReplicaId("a")}) == Queue(ReplicaId("b"))
+    assert choose(state, arrival(), {ReplicaId("a"), ReplicaId("b")}) == NoReplica()
+
+
+@pytest.mark.parametrize("state", [ReplicaState.STARTING, ReplicaState.DRAINING, ReplicaState.STOPPED])
+def test_replica_that_does_not_run_gets_nothing(state: ReplicaState) -> None:
+    assert choose(cluster(replica(state=state)), arrival()) == NoReplica()
+
+
+A, B, C = ReplicaId("a"), ReplicaId("b"), ReplicaId("c")
+
+
+def test_least_loaded_has_the_most_room_as_last_known() -> None:
+    assert least_loaded(cluster(replica("a", free=1), replica("b", free=2)), [A, B], {B: 9}) == B
+
+
+def test_replicas_with_equal_room_are_told_apart_by_what_was_sent() -> None:
+    assert least_loaded(cluster(replica("a"), replica("b")), [A, B], {A: 1}) == B
+
+
+def test_without_any_report_requests_are_spread_by_count() -> None:
+    assert least_loaded(cluster(), [A, B, C], {A: 2, B: 1, C: 1}) == B
+
+
+def test_known_room_comes_before_a_replica_of_which_nothing_is_known() -> None:
+    assert least_loaded(cluster(replica("b", free=1)), [A, B], {B: 5}) == B
+
+
+def test_only_running_replicas_are_chosen() -> None:
+    assert least_loaded(cluster(replica("a", free=99)), [B], {}) == B
+    assert least_loaded(cluster(replica("a")), [], {}) is None

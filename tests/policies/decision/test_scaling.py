@@ -1,0 +1,174 @@
+"""When limits open replicas before they are needed, and when they close those that are not."""
+
+import pytest
+
+from policies.cluster.cluster import Cluster
+from policies.cluster.supply import WINDOW_S, Demand
+from policies.decision.limits import Limits
+from policies.model import ReplicaState, Tokens
+from tests.policies.cluster.named import evict, move, named, picture, place, replica, request, settled
+from tests.policies.stepping import Events, apply
+
+
+def scaled(cluster: Cluster, limits: Limits, now: float = 0.0) -> str:
+    """The cluster after an epoch in which no policy does anything."""
+    limits.begin(cluster, now)
+    limits.open_slack(cluster)
+    cluster.close_idle(now, limits.linger_s)
+    settled(cluster)
+    return picture(cluster)
+
+
+# --- replicas that are idle ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("least", "expected"),
+    [
+        pytest.param(0, "B: p10", id="all that are empty"),
+        pytest.param(2, "A: | B: p10", id="the youngest first"),
+        pytest.param(4, "A: | B: p10 | C: | D:", id="none below the minimum"),
+        pytest.param(9, "A: | B: p10 | C: | D:", id="the minimum opens none"),
+    ],
+)
+def test_idle_replicas_are_closed(least: int, expected: str) -> None:
+    assert scaled(named("A: | B: p10 | C: | D:"), Limits(min_replicas=least)) == expected
+
+
+def test_the_order_in_which_they_are_closed() -> None:
+    cluster, limits = named("A: | B: | C:"), Limits(min_replicas=1)
+    limits.begin(cluster, now=0.0)
+    limits.open_slack(cluster)
+    cluster.close_idle(0.0, limits.linger_s)
+    assert cluster.settle().closed == ("C", "B")
+
+
+def test_a_replica_is_not_idle_while_it_holds_blocks() -> None:
+    cluster = named("A: p10 | B:", holds=True)
+    move(cluster, "p", "B")
+    assert [scaled(cluster, Limits()) for _ in range(2)] == ["A: | B: p10"] * 2
+    cluster.release(request(cluster, "p"))
+    assert scaled(cluster, Limits()) == "B: p10"
+
+
+@pytest.mark.parametrize("state", [ReplicaState.STARTING, ReplicaState.DRAINING])
+def test_replicas_that_do_not_run_are_neither_closed_nor_counted(state: ReplicaState) -> None:
+    cluster = named("A: p10 | B: | C:")
+    replica(cluster, "C").state = state
+    assert scaled(cluster, Limits(min_replicas=2)) == "A: p10 | B: | C:"
+    assert scaled(cluster, Limits(min_replicas=1)) == "A: p10 | C:"
+
+
+def test_an_idle_replica_lingers() -> None:
+    cluster, limits = named("A: p10 | B:"), Limits(linger_s=5.0)
+    stays = [scaled(cluster, limits, now=now) == "A: p10 | B:" for now in (3.0, 7.9, 8.0)]
+    assert stays == [True, True, False]
+
+
+def test_one_that_was_used_lingers_anew() -> None:
+    cluster, limits = named("A: p10 | B:", "s10"), Limits(linger_s=5.0)
+    scaled(cluster, limits, now=0.0)
+    place(cluster, "s", "B")
+    scaled(cluster, limits, now=4.0)
+    evict(cluster, "s")
+    stays = [scaled(cluster, limits, now=now) == "A: p10 | B:" for now in (6.0, 10.9, 11.0)]
+    assert stays == [True, True, False]
+
+
+# --- what is to stay free -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("slack", "expected"),
+    [
+        pytest.param(0.0, "A: p90", id="nothing"),
+        pytest.param(0.1, "A: p90 | gpu-0:", id="the last tokens of a replica do not count"),
+        pytest.param(1.0, "A: p90 | gpu-0:", id="a replica"),
+        pytest.param(1.1, "A: p90 | gpu-0: | gpu-1:", id="a little more"),
+        pytest.param(9.0, "A: p90 | gpu-0: | gpu-1: | gpu-2:", id="more than is to be had"),
+    ],
+)
+@pytest.mark.parametrize("starts_as", [ReplicaState.RUNNING, ReplicaState.STARTING])
+def test_slack_is_kept_free(slack: float, expected: str, starts_as: ReplicaState) -> None:
+    cluster = named("A: p90", supply=3, starts_as=starts_as)
+    assert [scaled(cluster, Limits(slack=slack)) for _ in range(2)] == [expected] * 2
+
+
+def test_what_is_needed_for_the_slack_is_not_closed() -> None:
+    assert scaled(named("A: p40 | B: | C:"), Limits(slack=1.6)) == "A: p40 | B:"
+
+
+def test_what_waits_takes_its_part_of_the_slack() -> None:
+    assert scaled(named("A: p40", "s30"), Limits(slack=0.5)) == "A: p40 | gpu-0:"
+
+
+def test_what_moves_away_leaves_room_for_the_slack() -> None:
+    cluster = named("A: p60 | B: q50", holds=True)
+    move(cluster, "p", "B")
+    assert cluster.spare() == 100
+
+
+@pytest.mark.parametrize(
+    ("state", "spare"),
+    [
+        (ReplicaState.RUNNING, 110),
+        (ReplicaState.STARTING, 110),
+        (ReplicaState.DRAINING, 60),
+        (ReplicaState.STOPPED, 60),
+    ],
+)
+def test_room_is_spare_on_what_is_up_or_will_be(state: ReplicaState, spare: int) -> None:
+    cluster = named("A: p40 | B: q50")
+    replica(cluster, "B").state = state
+    assert cluster.spare() == spare
+
+
+@pytest.mark.parametrize(("size", "spare"), [(70, 50), (71, 40)], ids=["C/8 or more", "less"])
+def test_room_is_spare_in_pieces_of(size: int, spare: int) -> None:
+    assert named(f"A: p40 | B: q{size}", capacity=80).spare() == spare
+
+
+def test_total_is_what_runs_and_what_waits() -> None:
+    cluster = named("A: p40 | B: q50", "s10")
+    replica(cluster, "A").shared = -5
+    assert cluster.total() == 95
+
+
+# --- demand -------------------------------------------------------------------------------------------
+
+
+LONG = WINDOW_S + 1
+"""The last time at which a rise at time 1 is remembered."""
+
+
+def rises(*totals: tuple[float, int]) -> list[int]:
+    """The rise after each observation, within ten seconds."""
+    demand = Demand()
+    seen = []
+    for now, tokens in totals:
+        demand.observe(now, tokens, within_s=10.0)
+        seen.append(demand.rise)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("totals", "expected"),
+    [
+        pytest.param([(0, 50)], [0], id="what was there is no rise"),
+        pytest.param([(0, 50), (5, 70), (6, 60)], [0, 20, 20], id="the largest counts"),
+        pytest.param([(0, 50), (5, 40), (9, 55)], [0, 0, 15], id="from the lowest"),
+        pytest.param([(0, 50), (10, 70), (10.1, 80)], [0, 20, 20], id="within the time"),
+        pytest.param(
+            [(0, 0), (1, 30), (2, 20), (WINDOW_S + 1, 20), (WINDOW_S + 2, 20)], [0, 30, 30, 30, 20], id="lately"
+        ),
+    ],
+)
+def test_rise(totals: list[tuple[float, int]], expected: list[int]) -> None:
+    assert rises(*totals) == expected
+
+
+def test_a_rise_is_kept_free() -> None:
+    cluster, limits = named("A: p10 | B:"), Limits(foresight_s=10.0)
+    assert scaled(cluster, limits, now=0.0) == "A: p10"
+    apply(cluster, Events({request(cluster, "p").id: Tokens(60)}))
+    assert scaled(cluster, limits, now=1.0) == "A: p60 | gpu-0:"
