@@ -19,7 +19,7 @@ MISPRINTS = bullets(
         "**Numbers that do not agree:** utilisation rises by 10 to 43 % in the abstract and by 8 to 28 % in section "
         "VIII; Fig. 13's caption names a V100 where the text has an A100.",
         "What holds instead is tested on random histories: 4/3 L2 and a constant, ten units per operation, and Theorem "
-        "1's properties with the exceptions that occur (`tests/policies/rules/mell/test_theorems.py`; the misprints are "
-        "in `test_paper.py`). The table above has the largest excess over 4/3 L2 in any epoch of any run here.",
+        "1's properties with the exceptions that occur (`tests/policies/rules/mell/test_theorems.py`; the misprints "
+        "are in `test_paper.py`). The table above has the largest excess over 4/3 L2 in any epoch of any run here.",
     )
 )
