@@ -14,7 +14,7 @@ from policies.model import Blocks, Bytes, Tokens
 class Generated:
     """The output of one engine step for one request; `finish` is "stop" or "length" in the last one.
 
-    `logprobs` has one packed entry per token (`migration.protocol.logprobs`) if the request asks for them, else none.
+    `logprobs` has one packed entry per token (`migration.protocol.request`) if the request asks for them, else none.
     """
 
     tokens: tuple[int, ...]

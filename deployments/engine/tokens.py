@@ -9,8 +9,8 @@ import struct
 from collections.abc import Sequence
 
 from migration.kv.staging import HEADER, Segments
-from migration.protocol import logprobs
 from migration.protocol.messages import SlotRef
+from migration.protocol.request import pack_logprobs
 from policies.model import Bytes
 
 TOKEN_BYTES = 4
@@ -53,7 +53,7 @@ class ContextDigest:
         """
         first, best = self.next_token() - _FIRST_TOKEN, -(self._drawn() % 512) / 256
         ids = [_FIRST_TOKEN + (first + i) % (_VOCABULARY - _FIRST_TOKEN) for i in range(top)]
-        return logprobs.pack(best, ids, [best - i / 4 for i in range(top)])
+        return pack_logprobs(best, ids, [best - i / 4 for i in range(top)])
 
     def _drawn(self) -> int:
         return int.from_bytes(self._digest.digest(), "little")

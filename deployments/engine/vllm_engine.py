@@ -24,10 +24,9 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from deployments.engine.counted import CachedCount
 from deployments.engine.port import EngineDead, EngineProcesses, EngineStats, Generated, InvalidRequest, Tie
 from migration.kv.connector import StagedBlocks
-from migration.protocol import logprobs
 from migration.protocol.errors import BlocksGone, TransferFailed
 from migration.protocol.messages import Fingerprint, SlotRef
-from migration.protocol.request import Sampling, Structured
+from migration.protocol.request import Sampling, Structured, pack_logprobs
 from policies.model import Blocks, Bytes, Tokens
 
 _OWNED = ("kv_transfer_config", "worker_extension_cls", "model", "enable_prefix_caching", "max_logprobs")
@@ -285,7 +284,7 @@ def _packed(flat: FlatLogprobs) -> tuple[bytes, ...]:
     """The packed logprobs of one step's tokens; vLLM lists the sampled token first, then the likeliest ones."""
     ids, values = flat.token_ids, flat.logprobs
     return tuple(
-        logprobs.pack(values[start], ids[start + 1 : end], values[start + 1 : end])
+        pack_logprobs(values[start], ids[start + 1 : end], values[start + 1 : end])
         for start, end in zip(flat.start_indices, flat.end_indices, strict=True)
     )
 

@@ -23,7 +23,7 @@ _OVER = sys.maxsize
 class Output:
     """Output tokens [index, index + len(tokens)) of a request, of one engine step or of several that came together.
 
-    `logprobs` has one packed entry per token (`migration.protocol.logprobs`) if the request asks for them, else none.
+    `logprobs` has one packed entry per token (`migration.protocol.request`) if the request asks for them, else none.
     `finish` is OpenAI's finish reason ("stop" or "length") on the last output, which may be without tokens; None on all
     others. Not frozen: one is made for every engine step of every request, and freezing doubles its cost.
     """

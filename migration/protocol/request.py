@@ -4,8 +4,10 @@ Any replica that holds a `RequestSpec` and the output tokens so far can continue
 what makes resending tokens, moving KV and surviving a crash one mechanism.
 """
 
+import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NewType
+from typing import Literal, NamedTuple, NewType
 
 from policies.model import RequestId
 
@@ -76,7 +78,7 @@ class Delta:
     """Output tokens [index, index + len(tokens)) of a request, emitted under `hop`.
 
     `finish` is OpenAI's finish reason on the last delta: "stop" or "length". `logprobs` has one entry per token, packed
-    (see `migration.protocol.logprobs`), if the request asks for them, else none.
+    (see `migration.protocol.request`), if the request asks for them, else none.
     """
 
     request: RequestId
@@ -134,3 +136,28 @@ class Lost:
 
 
 StreamEvent = Delta | Moving | Moved | Doubt | Lost
+
+
+class TokenLogprobs(NamedTuple):
+    """The natural logarithm of a token's probability; `top` are pairs of token id and logprob, the likeliest first.
+
+    It crosses processes with every token, and both ends keep it while a stream may still break: so it travels packed,
+    in 4 + 8 k bytes for k likeliest tokens, where the same in Python objects takes some hundred bytes per pair. Engines
+    compute logprobs in float32 (vLLM: v1/sample/sampler.py, `compute_logprobs`), so nothing is lost.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+def pack_logprobs(logprob: float, top_ids: Sequence[int], top_logprobs: Sequence[float]) -> bytes:
+    """Logprobs of one token, as they travel. Raises struct.error unless the likeliest have a logprob each."""
+    count = len(top_ids)
+    return struct.pack(f"<f{count}i{count}f", logprob, *top_ids, *top_logprobs)
+
+
+def unpack_logprobs(packed: bytes) -> TokenLogprobs:
+    """The inverse of `pack_logprobs`."""
+    count = len(packed) // 8
+    logprob, *pairs = struct.unpack(f"<f{count}i{count}f", packed)
+    return TokenLogprobs(logprob, tuple(zip(pairs[:count], pairs[count:], strict=True)))

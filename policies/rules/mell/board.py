@@ -12,8 +12,7 @@ from policies.cluster.classes import Kind
 from policies.cluster.cluster import Cluster
 from policies.cluster.replica import Replica, Request
 from policies.model import ReplicaId, ReplicaState
-from policies.rules.mell.priority import Weights
-from policies.rules.mell.ranking import Ranking
+from policies.rules.mell.ranking import Ranking, Weights
 from policies.rules.mell.units import Unit, largest_first, tiny_units
 from policies.rules.policy import NONE, Barred
 

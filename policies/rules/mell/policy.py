@@ -8,10 +8,9 @@ from policies.cluster.cluster import Cluster
 from policies.cluster.replica import Replica, Request
 from policies.rules.mell.allocate import allocate, anywhere, named
 from policies.rules.mell.board import Board
-from policies.rules.mell.depart import depart, refill
-from policies.rules.mell.earlier import Earlier
+from policies.rules.mell.depart import Earlier, depart, refill
 from policies.rules.mell.literal import Literal
-from policies.rules.mell.priority import Weights
+from policies.rules.mell.ranking import Weights
 from policies.rules.mell.reading import Reading
 from policies.rules.mell.repaired import Repaired
 from policies.rules.mell.units import single

@@ -7,8 +7,7 @@ from policies.cluster.changes import Crossing
 from policies.cluster.classes import Kind
 from policies.cluster.replica import Replica
 from policies.rules.mell.board import Board
-from policies.rules.mell.hole import Hole
-from policies.rules.mell.units import Unit
+from policies.rules.mell.units import Hole, Unit
 
 
 class Reading(Protocol):

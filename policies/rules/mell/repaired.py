@@ -8,8 +8,7 @@ from policies.cluster.classes import Kind
 from policies.cluster.replica import Replica
 from policies.model import ReplicaState
 from policies.rules.mell.board import Board
-from policies.rules.mell.hole import Hole
-from policies.rules.mell.units import Unit, fewest, single
+from policies.rules.mell.units import Hole, Unit, fewest, single
 
 
 @dataclass(frozen=True, slots=True)

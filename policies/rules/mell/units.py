@@ -1,10 +1,12 @@
 """What the paper moves and places as one: a single request, or a multi-item of grains (section VI-C).
 
 A multi-item is bookkeeping inside one replica: its grains are grouped oldest first whenever somebody asks, so a
-group never has to be kept in step with what arrives, grows and leaves, and re-forming it costs nothing.
+group never has to be kept in step with what arrives, grows and leaves, and re-forming it costs nothing. A unit that
+leaves a replica leaves a hole, which another unit may fill.
 """
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from operator import attrgetter, itemgetter
 from typing import NamedTuple, TypeVar
 
@@ -96,3 +98,15 @@ def _grouped(grains: list[Request], replica: Replica, floor: float) -> list[Unit
 
 
 _TINY = Kind.TINY
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """A request of class `kind` has left the replica, which had that category with it; both are TINY or above.
+
+    A replica that a LARGE request has just activated has a hole of the class LARGE: what could be beside it.
+    """
+
+    replica: Replica
+    kind: Kind
+    category: Kind

@@ -5,9 +5,8 @@ from policies.cluster.classes import Kind
 from policies.cluster.replica import Replica
 from policies.plan import Reason
 from policies.rules.mell.allocate import allocated
-from policies.rules.mell.earlier import Earlier
-from policies.rules.mell.hole import Hole
-from policies.rules.mell.units import Unit, largest_first, single
+from policies.rules.mell.depart import Earlier
+from policies.rules.mell.units import Hole, Unit, largest_first, single
 from policies.rules.mell.work import Work
 
 

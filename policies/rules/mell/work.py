@@ -14,9 +14,8 @@ from policies.cluster.replica import Replica
 from policies.model import ReplicaId, ReplicaState
 from policies.plan import Reason
 from policies.rules.mell.board import Board
-from policies.rules.mell.hole import Hole
 from policies.rules.mell.reading import Reading
-from policies.rules.mell.units import Unit, fewest
+from policies.rules.mell.units import Hole, Unit, fewest
 
 
 @dataclass(slots=True, eq=False)

@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 
 from migration.protocol.cursor import Cursor
-from migration.protocol.logprobs import TokenLogprobs, pack, unpack
 from migration.protocol.messages import PathRequest
-from migration.protocol.request import Delta, Moved
+from migration.protocol.request import Delta, Moved, TokenLogprobs, pack_logprobs, unpack_logprobs
 from policies.model import RequestId
 from tests.deployments.engine.fake_engine import expected_logprobs
 from tests.migration.world import make_pair, spec
@@ -18,8 +17,8 @@ R = RequestId("r")
 
 @pytest.mark.parametrize("top", [(), ((5, -0.5),), ((5, -0.5), (2**31 - 1, -math.inf), (0, -2.25))], ids=len)
 def test_what_is_packed_is_unpacked(top: tuple[tuple[int, float], ...]) -> None:
-    packed = pack(-0.125, [token for token, _ in top], [value for _, value in top])
-    assert unpack(packed) == TokenLogprobs(-0.125, top) and len(packed) == 4 + 8 * len(top)
+    packed = pack_logprobs(-0.125, [token for token, _ in top], [value for _, value in top])
+    assert unpack_logprobs(packed) == TokenLogprobs(-0.125, top) and len(packed) == 4 + 8 * len(top)
 
 
 def scored(index: int, *tokens: int, hop: int = 0) -> Delta:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from migration.protocol.logprobs import unpack
+from migration.protocol.request import unpack_logprobs
 
 _LEAST = -9999.0
 """What stands for minus infinity, which JSON does not know (as in vLLM)."""
@@ -49,7 +49,7 @@ class Scorer:
         """Output tokens from `first` on, one for each of `packed`; to be called for each token once, in order."""
         scored = []
         for index, scores in enumerate(packed, first):
-            logprob, top = unpack(scores)
+            logprob, top = unpack_logprobs(scores)
             # A token that is among the likeliest was told twice.
             likely = {outputs[index]: logprob} | dict(top)
             before = outputs[max(0, index - _LONGEST_CHARACTER) : index]

@@ -21,10 +21,9 @@ from vllm.v1.outputs import LogprobsLists
 from app.ingress.openai.answers.logprobs import Scored, Scorer, chat_logprobs, completion_logprobs
 from app.ingress.openai.model import Model
 from deployments.engine.tokens import expected
-from migration.protocol.logprobs import pack, unpack
 from migration.protocol.messages import PathRequest
 from migration.protocol.reader import ReaderState
-from migration.protocol.request import Delta
+from migration.protocol.request import Delta, pack_logprobs, unpack_logprobs
 from tests.app.ingress.fakes import MESSAGES, PROMPT, Api, Exchange, body, events, eventually, make_api, make_service
 from tests.deployments.engine.fake_engine import expected_logprobs
 from tests.migration.world import spec
@@ -55,7 +54,7 @@ def vllms(pretrained: Any, told: Sequence[Told], top: int, endpoint: str) -> Any
 
 
 def ours(tokenizer: Tokenizer, told: Sequence[Told], top: int, endpoint: str) -> Any:
-    packed = [pack(logprob, [t for t, _ in likely], [v for _, v in likely]) for _, logprob, likely in told]
+    packed = [pack_logprobs(logprob, [t for t, _ in likely], [v for _, v in likely]) for _, logprob, likely in told]
     scored = Scorer(tokenizer).read([token for token, _, _ in told], 0, packed)
     return (chat_logprobs if endpoint == "chat" else completion_logprobs)(scored, top)
 
@@ -87,7 +86,7 @@ def test_characters_of_several_tokens_are_written_as_vllm_writes_them(
     ids = tokenizer.encode("naïve 🙂 tokens, ½ a 語 each", add_special_tokens=False).ids
     told: list[Told] = [(token, -0.5, [(token, -0.5), (300, -1.0)]) for token in ids]
     assert ours(tokenizer, told, 2, endpoint) == vllms(pretrained, told, 2, endpoint)
-    texts = [token.text for token in Scorer(tokenizer).read(ids, 0, [pack(-1.0, [], [])] * len(ids))]
+    texts = [token.text for token in Scorer(tokenizer).read(ids, 0, [pack_logprobs(-1.0, [], [])] * len(ids))]
     assert "".join(texts) == "naïve 🙂 tokens, ½ a 語 each" and "" in texts
 
 
@@ -99,7 +98,7 @@ def test_leading_spaces_are_written_as_vllm_writes_them() -> None:
     told = draw_told(5, 3, seed=1)
     pretrained = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
     assert ours(tokenizer, told, 3, "completions") == vllms(pretrained, told, 3, "completions")
-    the = Scorer(tokenizer).read([1, 2], 0, [pack(-1.0, [], [])] * 2)
+    the = Scorer(tokenizer).read([1, 2], 0, [pack_logprobs(-1.0, [], [])] * 2)
     assert [token.text for token in the] == [" the", "   "]
 
 
@@ -132,7 +131,7 @@ async def test_a_completion_has_its_logprobs(api: Api) -> None:
     logprobs = choice(await api.complete(max_tokens=20, logprobs=3))["logprobs"]
     assert logprobs == completion_logprobs(scored(api.backend.model, 20, 3), 3)
     assert max(len(top) for top in logprobs["top_logprobs"]) == 3
-    assert logprobs["token_logprobs"][0] == unpack(expected_logprobs(tuple(PROMPT), 1, 0)[0]).logprob
+    assert logprobs["token_logprobs"][0] == unpack_logprobs(expected_logprobs(tuple(PROMPT), 1, 0)[0]).logprob
 
 
 async def test_no_likeliest_are_the_token_itself(api: Api) -> None:

@@ -10,7 +10,7 @@ from policies.cluster.cluster import Cluster
 from policies.cluster.replica import Replica, Request
 from policies.plan import Reason
 from policies.rules.mell.board import CATEGORIES, Board
-from policies.rules.mell.priority import Weights
+from policies.rules.mell.ranking import Weights
 from policies.rules.mell.units import single
 from tests.policies.rules.mell.clusters import C, cluster, named
 

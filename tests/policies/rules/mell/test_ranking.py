@@ -6,8 +6,7 @@ import pytest
 
 from policies.cluster.replica import Replica
 from policies.model import ReplicaId
-from policies.rules.mell.priority import Weights
-from policies.rules.mell.ranking import Ranking
+from policies.rules.mell.ranking import Ranking, Weights
 from tests.policies.rules.mell.clusters import C, cluster
 
 
