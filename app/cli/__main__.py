@@ -1,6 +1,206 @@
-"""`python -m app.cli`: the `mell` command."""
+"""`mell`: the command line, its options and its exit status.
 
-from app.cli.main import main
+Exit status: 0 for success; 1 if refused or failed, or for problems found; 2 for wrong usage; 3 without Mell at the URL;
+130 for an interrupted wait.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from app.cli import migrations as migrations_command
+from app.cli import orders, programs
+from app.cli import status as status_command
+from app.cli import timeline as timeline_command
+from app.cli import top as top_command
+from app.cli.doctor.command import diagnose
+from app.cli.endpoint import MellEndpoint
+from app.cli.terminal import Terminal, exit_status
+from app.client.api import check_url
+from app.versions import VERSION
+from migration.protocol.messages import PathRequest
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+app = typer.Typer(
+    name="mell",
+    help="Watch a running Mell, move its requests, and check an installation.",
+    epilog="Exit status: 0 success, 1 refused or failed, 2 wrong usage, 3 no Mell at the URL, 130 interrupted.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _check_url(url: str) -> str:
+    try:
+        check_url(url)
+    except ValueError:
+        raise typer.BadParameter(f"{url!r} is not a URL like {DEFAULT_URL}") from None
+    return url
+
+
+def _check_key(key: str | None) -> str | None:
+    if key is not None and not (key.isascii() and key.isprintable()):
+        raise typer.BadParameter("an admin key consists of printable ASCII characters")
+    return key
+
+
+Url = Annotated[str, typer.Option(envvar="MELL_URL", callback=_check_url, help="URL of the ingress, without /v1.")]
+AdminKey = Annotated[
+    str | None,
+    typer.Option(envvar="MELL_ADMIN_KEY", callback=_check_key, help="The ingress.admin_key, if one is set."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, also for errors.")]
+Wait = Annotated[bool, typer.Option("--wait", help="Wait for the outcome; the exit status reflects it.")]
+Rest = Annotated[list[str] | None, typer.Argument(metavar="...", help="Arguments of the program; see its --help.")]
+_REST = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"mell {VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def status(url: Url = DEFAULT_URL, admin_key: AdminKey = None, as_json: Json = False) -> None:
+    """Show the replicas and their load.
+
+    --json prints the document at /mell/state.
+    """
+    with exit_status(terminal := Terminal(as_json)), MellEndpoint(url, admin_key) as endpoint:
+        status_command.status(endpoint, terminal)
+
+
+@app.command()
+def top(url: Url = DEFAULT_URL, admin_key: AdminKey = None, as_json: Json = False) -> None:
+    """Watch replicas, rates and migrations.
+
+    Refreshed every second until Ctrl-C; --json prints the document at /mell/state, one per line.
+    """
+    with exit_status(terminal := Terminal(as_json), on_interrupt=0), MellEndpoint(url, admin_key) as endpoint:
+        top_command.top(endpoint, terminal)
+
+
+@app.command()
+def migrations(
+    last: Annotated[int, typer.Option(min=0, help="Maximum number of past migrations.")] = 20,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Then show each migration as it ends, until Ctrl-C.")
+    ] = False,
+    url: Url = DEFAULT_URL,
+    admin_key: AdminKey = None,
+    as_json: Json = False,
+) -> None:
+    """List migrations.
+
+    Newest first; with --follow in the order of their ends, and --json prints one record per line.
+    """
+    with exit_status(terminal := Terminal(as_json), on_interrupt=0), MellEndpoint(url, admin_key) as endpoint:
+        (migrations_command.follow if follow else migrations_command.migrations)(endpoint, terminal, last)
+
+
+@app.command()
+def timeline(
+    file: Annotated[Path, typer.Argument(help="Output file; an existing file is overwritten.")] = Path("mell.json"),
+    url: Url = DEFAULT_URL,
+    admin_key: AdminKey = None,
+    as_json: Json = False,
+) -> None:
+    """Write migrations as a timeline.
+
+    In the format of `ray timeline`, for Perfetto or chrome://tracing: one row per source replica.
+    """
+    with exit_status(terminal := Terminal(as_json)), MellEndpoint(url, admin_key) as endpoint:
+        timeline_command.timeline(endpoint, terminal, file)
+
+
+@app.command()
+def move(
+    request: Annotated[str, typer.Argument(help="Id or X-Request-Id of the request.")],
+    target: Annotated[
+        str | None, typer.Argument(help="Id of the target replica; by default the policy's choice.")
+    ] = None,
+    path: Annotated[PathRequest, typer.Option(help="Path of the migration.")] = PathRequest.AUTO,
+    wait: Wait = False,
+    url: Url = DEFAULT_URL,
+    admin_key: AdminKey = None,
+    as_json: Json = False,
+) -> None:
+    """Move a request to another replica."""
+    with exit_status(terminal := Terminal(as_json)), MellEndpoint(url, admin_key) as endpoint:
+        orders.move(endpoint, terminal, request, target, path, wait)
+
+
+@app.command()
+def drain(
+    replica: Annotated[str, typer.Argument(help="Id of the replica.")],
+    wait: Wait = False,
+    url: Url = DEFAULT_URL,
+    admin_key: AdminKey = None,
+    as_json: Json = False,
+) -> None:
+    """Drain a replica, then stop it.
+
+    Its requests move to others while they run.
+    """
+    with exit_status(terminal := Terminal(as_json)), MellEndpoint(url, admin_key) as endpoint:
+        orders.drain(endpoint, terminal, replica, wait)
+
+
+@app.command()
+def doctor(
+    config: Annotated[Path | None, typer.Option(help="A serve_config.yaml to check as well.")] = None,
+    url: Url = DEFAULT_URL,
+    as_json: Json = False,
+) -> None:
+    """Check this installation.
+
+    Shows a remedy for each finding; the exit status is 1 if there are problems.
+    """
+    with exit_status(terminal := Terminal(as_json)), MellEndpoint(url) as endpoint:
+        diagnose(endpoint, terminal, config)
+
+
+@app.command(context_settings=_REST)
+def replay(rest: Rest = None) -> None:
+    """Replay a trace (app.replay)."""
+    programs.execute("app.replay", programs.with_url(rest or ()))
+
+
+@app.command(context_settings=_REST)
+def simulate(rest: Rest = None) -> None:
+    """Simulate a workload (app.simulator)."""
+    programs.execute("app.simulator", rest or ())
+
+
+@app.command(context_settings=_REST)
+def keys(rest: Rest = None) -> None:
+    """Make an API key (app.keys)."""
+    programs.execute("app.keys", rest or ())
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command and exit the process."""
+    # Characters that the terminal cannot show become question marks.
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    app(args=arguments, prog_name="mell")
+
 
 if __name__ == "__main__":
     main()

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import typer
 
-from app.cli.main import app
+from app.cli.__main__ import app
 
 
 def commands() -> set[str]:

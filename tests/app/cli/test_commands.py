@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from app.cli.main import app
+from app.cli.__main__ import app
 from app.ingress.errors import ApiError
 from app.ingress.openai.requests.schema import parse_move
 from app.versions import VERSION

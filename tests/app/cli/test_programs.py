@@ -15,7 +15,7 @@ def python(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[
 
 
 def test_it_starts_without_heavy_packages() -> None:
-    code = f"import json, sys, app.cli.main; print(json.dumps(sorted({HEAVY} & sys.modules.keys())))"
+    code = f"import json, sys, app.cli.__main__; print(json.dumps(sorted({HEAVY} & sys.modules.keys())))"
     assert json.loads(python("-c", code).stdout) == []
 
 
@@ -34,6 +34,6 @@ def test_programs_have_their_own_output_and_status() -> None:
 def test_the_working_directory_is_not_on_the_import_path(tmp_path: Path) -> None:
     (tmp_path / "app").mkdir()
     (tmp_path / "app" / "__init__.py").write_text("raise SystemExit('the wrong one')")
-    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from app.cli.main import main; main()"
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from app.cli.__main__ import main; main()"
     ended = python("-P", "-c", code, "simulate", "--list-policies", folder=tmp_path)
     assert ended.returncode == 0 and "pack" in ended.stdout

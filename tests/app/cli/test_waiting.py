@@ -5,11 +5,10 @@ from contextlib import ExitStack
 
 import pytest
 
-from app.cli.drain import drain
 from app.cli.endpoint import MellEndpoint
 from app.cli.errors import Failed, NotThere
 from app.cli.migrations import follow
-from app.cli.move import move
+from app.cli.orders import drain, move
 from app.cli.terminal import PATIENCE_S
 from app.cli.top import TopScreen, top
 from migration.protocol.record import Outcome
