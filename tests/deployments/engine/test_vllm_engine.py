@@ -1,12 +1,19 @@
 """The arguments of requests to vLLM; their effects are in the integration tests."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.usage.usage_lib import UsageContext
+from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-from deployments.engine.vllm_engine import VllmEngine
+from app.tinymodel import ensure_tiny_model
+from deployments.engine.vllm_engine import USAGE, VllmEngine, engine_args
 from migration.protocol.request import Sampling
 
 
@@ -52,3 +59,45 @@ async def test_a_start_compiles_random_sampling_and_logprobs_for_one_request_and
     engine._engine = vllm = Batches()
     await engine._compile_sampling()
     assert vllm.batches == [[(1.0, 1)], [(1.0, 1)] * 2]
+
+
+MODEL = str(ensure_tiny_model())
+OWN = {
+    "instance_id",
+    "kv_transfer_config",
+    "parallel_config.worker_extension_cls",
+    "scheduler_config.disable_hybrid_kv_cache_manager",
+}
+"""Settings in which Mell's engines differ: a random name, the connector, the worker extension, and the hybrid cache
+manager, which vLLM switches off beside a connector."""
+
+
+def different(one: VllmConfig, other: VllmConfig) -> set[str]:
+    """The settings in which two configurations of an engine differ."""
+    settings, others = flat(one), flat(other)
+    return {name for name in settings | others if settings.get(name) != others.get(name)}
+
+
+def flat(config: VllmConfig) -> dict[str, str]:
+    """All settings as texts, by section and name; a section that is not there counts as a setting."""
+    found: dict[str, Any] = {}
+    for section, value in vars(config).items():
+        if section.endswith("_config") and section not in OWN and hasattr(value, "__dict__"):
+            found |= {f"{section}.{name}": field for name, field in vars(value).items()}
+        else:
+            found[section] = value
+    return {name: re.sub(r" at 0x[0-9a-f]+", "", repr(value)) for name, value in found.items()}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_engine_runs_with_the_configuration_of_vllms_own_server(workers: int) -> None:
+    """Sizes of batches follow from the usage context and the number of workers (on GPUs, from the memory, too)."""
+    parser = make_arg_parser(FlexibleArgumentParser())
+    server = ["--model", MODEL, "--dtype", "float32", "--tensor-parallel-size", str(workers)]
+    stock = AsyncEngineArgs.from_cli_args(parser.parse_args(server))
+    kwargs = {"dtype": "float32", "tensor_parallel_size": workers}
+    expected = stock.create_engine_config(UsageContext.OPENAI_API_SERVER)
+    made = engine_args(MODEL, kwargs).create_engine_config(USAGE)
+    assert different(made, expected) == OWN
+    without = engine_args(MODEL, kwargs).create_engine_config()
+    assert ("scheduler_config.max_num_seqs" in different(without, expected)) == (workers > 1)

@@ -68,6 +68,7 @@ class Tree:
             os.killpg(self.pids["replica"], signal.SIGKILL)
         self.raylet.kill()
         self.raylet.communicate()
+        self.memory.unlink(missing_ok=True)  # a tree that is killed before its guard looks leaves it behind
 
 
 def ignored(pid: int) -> set[int]:
