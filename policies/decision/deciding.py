@@ -89,7 +89,7 @@ def place(
     """Choose a replica for an arrival, never one in `exclude`; the request counts there from then on.
 
     A request that is on a replica already is placed as if it were not. What fits nowhere queues where the fewest
-    requests are; of equals, where the most is free.
+    requests are, those in the engine's queue included; of equals, where the most is free.
     """
     cluster, barred = memory.cluster, frozenset(exclude)
     if arrival.id in cluster.requests:
@@ -126,7 +126,7 @@ def choose(memory: PoolMemory, request: Request, barred: Barred) -> Place | Queu
     if chosen is not None:
         return Place(chosen.id)
     others = (replica for replica in cluster.running() if replica.id not in barred)
-    return Queue(min(others, key=lambda r: (len(r.requests), -r.free, r.id)).id)
+    return Queue(min(others, key=lambda r: (len(r.requests) + r.queued, -r.free, r.id)).id)
 
 
 def order_by_hand(memory: PoolMemory, move: Move, now: float) -> Move:

@@ -171,6 +171,12 @@ def test_what_fits_nowhere_is_spread() -> None:
     assert placed(made, "xy") == [Queue(ReplicaId("a")), Queue(ReplicaId("b"))]
 
 
+def test_what_an_engine_has_queued_counts_where_the_next_one_queues() -> None:
+    made = watcher("best_fit")
+    made.observe(observed("a: p90 v60? w60? | b: q50 r40"))
+    assert placed(made, "xy", 70) == [Queue(ReplicaId("b")), Queue(ReplicaId("a"))]
+
+
 def test_without_a_running_replica_there_is_no_place() -> None:
     made = watcher("best_fit")
     made.observe(observed("a*: | b^:", most=3))
