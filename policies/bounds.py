@@ -1,6 +1,6 @@
-"""How few replicas would do: a lower bound and a full repack, to measure policies against.
+"""Lower bound and full repack: the numbers of replicas to measure policies against.
 
-Both know only sizes. They forget where requests are now, so they say what is possible when moves cost nothing.
+Both use request sizes only and ignore the requests' current replicas, as if moves cost nothing.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -12,12 +12,12 @@ def martello_toth_l2(sizes: Iterable[int], capacity: int) -> int:
     """The lower bound L2 on the number of bins (S. Martello and P. Toth, Discrete Applied Mathematics 28, 1990).
 
     For a threshold 0 <= k <= C/2, sizes above C/2 need a bin each. Of these, J1 are above C - k, so that nothing of
-    size k or more joins them; J2 are the others. What J3, the sizes in [k, C/2], needs beyond the room left in the
-    bins of J2 takes more bins:
+    size k or more joins them; J2 are the others. J3 are the sizes in [k, C/2]; those that exceed the room left in the
+    bins of J2 need more bins:
 
         L(k) = |J1| + |J2| + max(0, ceil((sum J3 - (|J2| C - sum J2)) / C)),  L2 = max over k of L(k)
 
-    L(0) is at least the total divided by C. A larger k only gains when it takes a size w from J2 to J1, and then the
+    L(0) is at least the total divided by C. A larger k raises L only if it shifts a size w from J2 to J1, and the
     smallest such k is best, as it leaves most in J3: so k = C - w + 1 for every w above C/2, and 0, are enough.
 
     O(n log n). Raises `ValueError` for a size that is not in 1..capacity.
@@ -35,7 +35,7 @@ def martello_toth_l2(sizes: Iterable[int], capacity: int) -> int:
 
 
 def best_fit_decreasing(sizes: Iterable[int], capacity: int) -> int:
-    """The bins that a repack needs: the largest size first, each into the fullest bin that has room.
+    """The number of bins after a repack: the largest size first, each into the fullest bin that has room.
 
     O(n log n) comparisons. Raises `ValueError` for a size that is not in 1..capacity.
     """

@@ -1,17 +1,18 @@
-"""Why migrations end without effect, or go by tokens where KV was to be sent: values, for code and for people.
+"""Causes of migrations that end without effect or fall back from KV to tokens, as values for code and for people.
 
-A cause is fixed where the error is raised, travels with the error and ends in the migration's record. Texts beside it
-are for people alone.
+A cause is set where the error is raised, travels with the error and ends in the migration's record. The texts beside
+it are for people alone.
 """
 
 from enum import StrEnum
 
 
 class Cause(StrEnum):
-    """Why a migration did not go as it was ordered.
+    """The cause of a deviation from the ordered migration.
 
-    The first block is the request's own, the second a refusal, the third a failure between the two replicas. The fourth
-    only makes a KV migration one by tokens, as every cause of the third does before the hand-over.
+    The causes of the first block lie in the request, those of the second are refusals, those of the third failures
+    between the two replicas. A cause of the fourth block only turns a KV migration into one by tokens, as every cause
+    of the third does before the hand-over.
     """
 
     REQUEST_ENDED = "request_ended"
@@ -28,7 +29,7 @@ class Cause(StrEnum):
     MIGRATION_GONE = "migration_gone"
     """The target no longer holds the migration: its lease ran out, or it was cancelled there."""
     SUPERSEDED = "superseded"
-    """A newer scheduler is at work than the one that asked."""
+    """The order came from a scheduler that a newer one has replaced."""
     NOT_EMPTY = "not_empty"
     NOT_RUNNING = "not_running"
 
@@ -46,4 +47,4 @@ class Cause(StrEnum):
 PAIR_FAILURES = frozenset(
     {Cause.PEER_LOST, Cause.NO_ANSWER, Cause.TRANSFER_FAILED, Cause.TRANSFER_TIMEOUT, Cause.UNEXPECTED}
 )
-"""Causes that say something of source and target as a pair, and nothing of the request or of the room at the target."""
+"""Failures of source and target as a pair, independent of the request and of the room at the target."""

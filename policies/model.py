@@ -1,4 +1,4 @@
-"""What a policy sees: replicas, the requests on them, and the units in which both are measured.
+"""The vocabulary of policies: replicas, the requests on them, and the units in which both are measured.
 
 Everything here is a value. The live scheduler and a simulator build the same `ClusterState` and call
 the same functions on it, so what is simulated is what is served.
@@ -17,7 +17,7 @@ Bytes = NewType("Bytes", int)
 
 
 class ReplicaState(StrEnum):
-    """Where a replica is in its life; only RUNNING ones take new requests."""
+    """The stages of a replica's life. Only RUNNING replicas take new requests."""
 
     STARTING = "STARTING"
     RUNNING = "RUNNING"
@@ -26,11 +26,11 @@ class ReplicaState(StrEnum):
 
 
 UP = (ReplicaState.STARTING, ReplicaState.RUNNING)
-"""The states of a replica that takes requests, or will."""
+"""The states of a replica that takes requests, now or once it has started."""
 
 
 class Phase(StrEnum):
-    """What a request is doing. WAITING ones are queued and hold no KV blocks; MOVING ones are being handed over."""
+    """The phases of a request. A WAITING request is queued without KV blocks; a MOVING one is being handed over."""
 
     WAITING = "waiting"
     PREFILL = "prefill"
@@ -53,9 +53,9 @@ class RequestLoad:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLoad:
-    """One replica as the engine reports it; `free_blocks` is the engine's own count, the truth about room.
+    """One replica as the engine reports it. `free_blocks` is the engine's own count, the truth about room.
 
-    A request can continue only where `model` is the same.
+    A request can continue only on a replica with the same `model`.
     """
 
     id: ReplicaId
@@ -95,11 +95,13 @@ class ClusterState:
                 yield replica, request
 
     def residents(self) -> dict[RequestId, tuple[ReplicaLoad, RequestLoad]]:
-        """Every request once. One that is on two replicas is on the first: the second may yet let go."""
+        """Every request once, with its replica. Of two replicas with the same request, the one with the lower hop
+        counts: the migration to the other may still fail.
+        """
         first: dict[RequestId, tuple[ReplicaLoad, RequestLoad]] = {}
         for load, request in self.requests():
-            known = first.get(request.id)
-            if known is None or request.hop < known[1].hop:
+            earlier = first.get(request.id)
+            if earlier is None or request.hop < earlier[1].hop:
                 first[request.id] = (load, request)
         return first
 

@@ -1,4 +1,4 @@
-"""What an epoch decides, as a value, and what became of it."""
+"""Plans, the decisions of epochs, and reports on the migrations that they ordered."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -8,16 +8,16 @@ from policies.model import Bytes, ReplicaId, RequestId, Tokens
 
 
 class Path(StrEnum):
-    """How a request's context comes to its new replica."""
+    """The two ways of a request's context to its new replica."""
 
     KV = "kv"
     TOKENS = "tokens"
 
 
 class Reason(StrEnum):
-    """Why a request is moved. Policies give the first six. Of the live scheduler's own, EVACUATE means that the
-    request's replica is about to stop, ADMIT that the request was queued where there was no room for it, MANUAL that an
-    operator ordered the move. LOST is the ingress's: the request continues elsewhere since its replica was lost.
+    """The reason for a move. Policies give the first six. The live scheduler adds EVACUATE (the request's replica is
+    about to stop), ADMIT (the request was queued on a replica without room for it) and MANUAL (an operator's order).
+    The ingress adds LOST: the request continues on another replica after the loss of its own.
     """
 
     OVERLOAD = "overload"
@@ -36,8 +36,8 @@ class Reason(StrEnum):
 class Move:
     """A running request leaves `source` for `target`. Moves of one `unit` belong together (a multi-item).
 
-    `path` is None where a move costs nothing (the idealised model). `kv_s` and `tokens_s` are the seconds that either
-    path was predicted to take until the request has a new token at its target; None without a prediction, or never.
+    `path` is None if moves cost nothing (the idealised model). `kv_s` and `tokens_s` are the predicted seconds of
+    either path until the request has a new token at its target; None without a prediction, or if the path is closed.
     """
 
     request: RequestId
@@ -58,12 +58,13 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class MoveReport:
-    """The newest state of a move that was ordered, by the scheduler, by an operator or by an earlier scheduler.
+    """The newest state of an ordered move, whether this scheduler, an earlier one or an operator ordered it.
 
     `moved` is None while the move is under way, True once nothing of the request is left at its source, False if the
-    request stays there; then `cause` says why. `took_s` is from the order to that moment, `whole_s` from the order to
-    the first new token at the target, None as long as that is not known. `path` is the one that was taken, `sent` what
-    went over the link. A move that `fell_back` to tokens after `copy_s` seconds was to send KV.
+    request stays there, for the reason in `cause`. `took_s` lasts from the order to the end of the move at the source,
+    `whole_s` from the order to the first new token at the target, None before the target has reported that token.
+    `path` is the path taken, `sent` the bytes sent over the link. A move with `fell_back` began by KV and changed to
+    tokens after `copy_s` seconds.
     """
 
     request: RequestId
@@ -101,7 +102,7 @@ class Eviction:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """A replica to start. The id is the plan's own: whoever starts it may give it another."""
+    """A replica to start. The id is the plan's own; the running replica may have another."""
 
     replica: ReplicaId
     node: str
@@ -109,11 +110,11 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One epoch's decision: what moves, what starts where, what waits, and which replicas open and close.
+    """One epoch's decision: moves, placements, evictions, queued requests, and replicas to open and to close.
 
-    Moves and placements are one change: a move may need room that another one frees, unless moves take their time.
-    `deferred` are moves for which neither the links nor the targets' prefill budgets have room in this epoch: they are
-    not made, and decided anew in the next one.
+    Moves and placements are one change: a move may need room that another one frees, unless moves take time.
+    `deferred` are moves for which neither the links nor the targets' prefill budgets have room in this epoch. They are
+    dropped; the next epoch decides anew.
     """
 
     moves: tuple[Move, ...] = ()

@@ -1,4 +1,4 @@
-"""What an epoch has to react to: the differences between two observations that policies care about."""
+"""The input of an epoch: the differences between two observations that matter to policies."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from policies.model import RequestId, Tokens
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request that wants a replica; `tokens` is what it holds now (its prompt, or prompt and output)."""
+    """A request without a replica. `tokens` is its current size: its prompt, or prompt and output."""
 
     id: RequestId
     tokens: Tokens
@@ -17,7 +17,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """A request of that class ended on that replica, which is still there."""
+    """The end of a request of class `kind` on `replica`, which still exists."""
 
     request: RequestId
     kind: Kind
@@ -26,7 +26,7 @@ class Departure:
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """A request on a replica has grown into another class, or shrunk into one; `was` is the one it left."""
+    """The change of a request's size class by growth or shrinkage; `was` is the former class."""
 
     request: Request
     was: Kind
@@ -34,7 +34,7 @@ class Crossing:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What an epoch has to react to, in the order of the events. `waiting` holds earlier arrivals first."""
+    """The changes since the last epoch, in the order of the events; in `waiting` earlier arrivals come first."""
 
     departed: tuple[Departure, ...] = ()
     crossed: tuple[Crossing, ...] = ()

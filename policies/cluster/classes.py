@@ -2,8 +2,7 @@
 
     LARGE  (C/2, C]     MEDIUM  (C/3, C/2]     SMALL  (C/4, C/3]     TINY  (C/8, C/4]     GRAIN  (0, C/8]
 
-A grain is a request below C/8. The paper does not name it: it lets such requests count in groups that are as
-large as a tiny request (multi-items).
+GRAIN is our name for the paper's requests of at most C/8, which it groups into multi-items as large as a TINY request.
 """
 
 from bisect import bisect_left
@@ -35,9 +34,9 @@ class Classes:
         self.ceilings: tuple[float, ...] = (capacity // 8, capacity // 4, capacity // 3, capacity // 2, float("inf"))
 
     def kind(self, tokens: Tokens) -> Kind:
-        """The class of a request that holds `tokens`."""
+        """The class of a request of `tokens` tokens."""
         return _KINDS[bisect_left(self.ceilings, tokens)]
 
     def ceiling(self, kind: Kind) -> float:
-        """The most tokens that a request of that class holds."""
+        """The largest size in a class, in tokens."""
         return self.ceilings[kind]

@@ -1,11 +1,11 @@
-"""The cluster that decisions are made on: where every request is, and what an epoch's decisions make of it.
+"""The cluster as a mutable model: every request's location, and the effects of an epoch's decisions so far.
 
 `policies.decision` brings it up to date with each observation. Policies then change it through `place`, `move`, `lift`,
-`evict` and `open`; `settle` compares the outcome with where the epoch began and returns the difference as a `Plan`. So
-a request that is moved there and back, or twice, costs what the difference costs: nothing, or one move.
+`evict` and `open`; `settle` compares the outcome with the beginning of the epoch and returns the difference as a
+`Plan`. So a request that is moved back and forth costs no move, and a request that is moved twice costs one.
 
-With `holds`, moves take time: what leaves a replica keeps its room there until the move is over. Without it moves are
-instantaneous, as in the paper's model (section VI-A).
+With `holds`, moves take time: a request that leaves a replica occupies its room there until the move is over. Without
+`holds` moves are instantaneous, as in the paper's model (section VI-A).
 """
 
 from collections.abc import Callable, Mapping
@@ -26,16 +26,16 @@ _RUNNING = ReplicaState.RUNNING
 
 @dataclass(slots=True, eq=False)
 class Cluster:
-    """Where every request is. `capacity` is a new replica's in tokens, `max_requests` the most requests that it runs,
-    and `headroom` the growth kept free per request, in tokens.
+    """Replicas, requests and their locations. `capacity` (tokens) and `max_requests` are those of a new replica.
 
-    `slack` is what is to stay free in all, in tokens, and `min_replicas` how many are to stay open at least.
-    `waiting` are the requests without a replica, `held` what requests on the move still hold at their source, and
-    `resting` until when a request may not move.
+    `headroom` is the growth kept free per request, `lead` a request's growth until a decision takes effect, `slack` the
+    room to keep free in the whole cluster, all in tokens. At least `min_replicas` stay open. `waiting` are the requests
+    without a replica, `held` the tokens that requests on the move still hold at their source, and `resting` the times
+    before which requests may not move.
 
-    `starts_as` is RUNNING where new replicas can be used at once, STARTING where they take their time. While
-    `awaits_start`, none is emptied or closed: it would soon be opened again. `moves_left` is how many more requests may
-    change their replica in this epoch.
+    `starts_as` is RUNNING if new replicas can be used at once, STARTING if they take time to start. While
+    `awaits_start`, no replica is emptied or closed, since it would soon be opened again. `moves_left` is the number of
+    requests that may still change their replica in this epoch.
     """
 
     capacity: Tokens
@@ -65,7 +65,7 @@ class Cluster:
     def __post_init__(self) -> None:
         self.classes = Classes(self.capacity)
 
-    # --- what is observed: replicas -------------------------------------------------------------------
+    # --- observations of replicas ---------------------------------------------------------------------
 
     def add_replica(
         self,
@@ -75,7 +75,7 @@ class Cluster:
         state: ReplicaState = ReplicaState.RUNNING,
         max_requests: int | None = None,
     ) -> Replica:
-        """A replica, activated after all that are here. Raises `ValueError` if there is one of that id."""
+        """Add a replica as the most recently activated one. Raises `ValueError` if the id is taken."""
         if replica_id in self.replicas:
             raise ValueError(f"there is a replica {replica_id}")
         self._activations += 1
@@ -95,13 +95,13 @@ class Cluster:
         return replica
 
     def update_replica(self, replica: Replica, state: ReplicaState, capacity: Tokens, max_requests: int) -> None:
-        """The replica is in that state, and takes that much."""
+        """Set the replica's state and limits to the reported ones."""
         if (replica.state, replica.capacity, replica.max_requests) != (state, capacity, max_requests):
             replica.state, replica.capacity, replica.max_requests = state, capacity, max_requests
             self._rooms = None
 
     def lose(self, replica: Replica) -> None:
-        """The replica is gone. What ran there waits; what was on its way there is still at its source."""
+        """Remove a lost replica. Its requests wait again; requests on their way there stay at their source."""
         for request in list(replica.requests.values()):
             self.locate(request, request.source)
         for request_id in [r for r in self.held if self.requests[r].source is replica]:
@@ -111,25 +111,25 @@ class Cluster:
         self._rooms = None
 
     def correct(self, replica: Replica, shared: int) -> None:
-        """The engine's count of its room differs by that from the sum of the requests there; see `Replica.shared`."""
+        """Set the difference between the engine's count of used tokens and the sum over requests: `Replica.shared`."""
         if replica.shared != shared:
             replica.shared = shared
             self._touch(replica)
 
     def enqueue(self, replica: Replica, count: int) -> None:
-        """So many requests are in the queue of the replica's engine, without blocks."""
+        """Set the number of requests in the queue of the replica's engine, without blocks."""
         replica.queued = count
 
     def await_start(self, awaited: bool) -> None:
-        """Whether a replica starts, or is about to."""
+        """Set `awaits_start`: a replica is starting, or about to start."""
         self.awaits_start = awaited
 
-    def since(self, replica: Replica, idle_since: float | None) -> None:
-        """The replica turns out to have been empty for longer than it has been here."""
+    def set_idle_since(self, replica: Replica, idle_since: float | None) -> None:
+        """Set the time since which the replica is empty, where that began before it was added here."""
         replica.idle_since = idle_since
 
     def set_capacity(self, capacity: Tokens) -> None:
-        """A new replica has that capacity; every request gets the size class that it has for such a one."""
+        """Set the capacity of new replicas, and every request's size class for that capacity."""
         if capacity != self.capacity:
             self.capacity = capacity
             self.classes = Classes(capacity)
@@ -137,12 +137,12 @@ class Cluster:
                 request.kind = self.classes.kind(request.tokens)
                 request.ceiling = self.classes.ceiling(request.kind)
 
-    # --- what is observed: requests -------------------------------------------------------------------
+    # --- observations of requests ---------------------------------------------------------------------
 
     def add_request(self, request_id: RequestId, tokens: Tokens, replica: Replica | None = None) -> Request:
-        """A request that arrived after all that are here. It runs on `replica` already; without one it waits.
+        """Add a request as the latest arrival. It runs on `replica` already; without a replica it waits.
 
-        Raises `ValueError` if there is one of that id, or if it holds nothing.
+        Raises `ValueError` if the id is taken, or for less than one token.
         """
         if request_id in self.requests:
             raise ValueError(f"there is a request {request_id}")
@@ -156,7 +156,7 @@ class Cluster:
         return request
 
     def locate(self, request: Request, replica: Replica | None, source: Replica | None = None) -> None:
-        """The request turns out to be on that replica, or to wait; it still holds its blocks at `source`, if any."""
+        """Set the request's observed location (None: it waits), and the `source` at which it still holds blocks."""
         if request.replica is not replica:
             self._leave(request)
             self._enter(request, replica)
@@ -169,28 +169,28 @@ class Cluster:
                 self._touch(source)
 
     def release(self, request: Request) -> None:
-        """The request's move is done: nothing of it is left at its source."""
+        """End the request's move: nothing of it is left at its source."""
         if request.source is not None:
             request.source.held -= self.held.pop(request.id)
             self._touch(request.source)
             request.source = None
 
     def remove_request(self, request: Request) -> None:
-        """The request is over; all that it held is free."""
+        """Remove a request that has ended, and free its room."""
         self.release(request)
         self._leave(request)
         self.resting.pop(request.id, None)
         del self.requests[request.id]
 
     def pin(self, request: Request, pinned: bool = True) -> None:
-        """Whether the request must stay where it is."""
+        """Forbid the request to move, or allow it again."""
         request.pinned = pinned
 
     def resize(self, sizes: Mapping[RequestId, Tokens]) -> list[Crossing]:
-        """Requests hold so many tokens now; returns those on replicas that are in another size class by it.
+        """Set requests' sizes in tokens. Returns the changes of size class of the requests on replicas.
 
-        The one loop over every running request; what it does per request decides how an epoch scales. Raises `KeyError`
-        for a request that is not here.
+        This is the one loop over every running request; its work per request decides how an epoch scales. Raises
+        `KeyError` for an unknown request.
         """
         crossed = []
         requests = self.requests
@@ -217,9 +217,9 @@ class Cluster:
     # --- the bounds of an epoch -----------------------------------------------------------------------
 
     def reserve(self, headroom: Tokens, lead: Tokens = Tokens(0)) -> None:
-        """Keep that many tokens free for the growth of each request, on every replica and on new ones.
+        """Set the tokens kept free for the growth of each request, on every replica and on new ones.
 
-        `lead` is by how much a request grows until a decision takes effect; the headroom is never less.
+        `lead` is a request's growth until a decision takes effect; the headroom is never less.
         """
         self.headroom = max(headroom, lead)
         self.lead = lead
@@ -229,18 +229,18 @@ class Cluster:
         self._rooms = None
 
     def bound(self, moves_left: float, slack: int, min_replicas: int) -> None:
-        """An epoch may make so many moves, and is to leave so many tokens free and so many replicas open."""
+        """Set an epoch's bounds: its number of moves, the slack in tokens and the least number of replicas."""
         self.moves_left = moves_left
         self.slack = slack
         self.min_replicas = min_replicas
 
     def rest(self, request_id: RequestId, until: float) -> None:
-        """The request may not move before that time."""
+        """Forbid the request to move before a time."""
         self.resting[request_id] = until
         self.requests[request_id].resting = True
 
     def wake(self, now: float) -> None:
-        """Requests whose rest is over may move again."""
+        """Allow requests to move again whose rest is over."""
         for request_id in [r for r, until in self.resting.items() if until <= now]:
             del self.resting[request_id]
             self.requests[request_id].resting = False
@@ -248,13 +248,13 @@ class Cluster:
     # --- decisions ------------------------------------------------------------------------------------
 
     def may_move(self, request: Request) -> bool:
-        """Whether the request may be moved, and the epoch's moves are not used up or one more would cost none."""
+        """True if the request is movable, and the epoch has moves left or moving it adds none."""
         if request.pinned or request.resting or request.source is not None:
             return False
         return self.moves_left > 0 or self._trail.trace(request).is_free(request.replica)
 
     def place(self, request: Request, replica: Replica) -> None:
-        """A request that waits or was lifted starts there; where the replica is still starting it waits for that.
+        """Start a waiting or lifted request on a replica. On a replica that is still starting the request waits.
 
         Raises `ValueError` if the request is on a replica.
         """
@@ -263,7 +263,7 @@ class Cluster:
         self._step(request, replica, self._trail.trace(request))
 
     def move(self, request: Request, replica: Replica, reason: Reason, unit: int | None = None) -> None:
-        """A running request goes there. Requests that move as one unit share a number from `unit()`.
+        """Move a running request to a replica. Requests that move as one unit share a number from `unit()`.
 
         Raises `ValueError` if the request may not move, or if the replica is not running.
         """
@@ -272,14 +272,14 @@ class Cluster:
         self._step(request, replica, self._moving(request, reason, unit))
 
     def lift(self, request: Request, reason: Reason, unit: int | None = None) -> None:
-        """A running request leaves its replica and is placed anew within this epoch; if not, it is evicted.
+        """Take a running request off its replica, to place it anew within this epoch; otherwise it is evicted.
 
         Raises `ValueError` if the request may not move.
         """
         self._step(request, None, self._moving(request, reason, unit))
 
     def evict(self, request: Request) -> None:
-        """A running request loses its KV blocks and waits like an arrival. This is no move: it needs no budget.
+        """Take a running request's KV blocks away; it waits like an arrival. No move, so `moves_left` stays.
 
         Raises `ValueError` if an earlier move of the request is still under way.
         """
@@ -289,7 +289,7 @@ class Cluster:
         self._step(request, None, Trace(trace.origin, trace.reason, trace.unit, evicted=True))
 
     def open(self) -> Replica | None:
-        """A new replica, None when there is none to be had."""
+        """Open a new replica; None if the supply has none left."""
         if self.supply.left <= 0:
             return None
         replica_id, node = self.supply.take()
@@ -298,9 +298,9 @@ class Cluster:
         return replica
 
     def close(self, replica: Replica) -> None:
-        """An empty replica goes; what was decided before cannot be undone then.
+        """Close an empty replica. Earlier decisions cannot be undone afterwards.
 
-        Raises `ValueError` if anything is on it.
+        Raises `ValueError` if the replica has requests, or room held for requests on the move.
         """
         if replica.requests or replica.held:
             raise ValueError(f"{replica.id} is not empty")
@@ -316,7 +316,7 @@ class Cluster:
     def close_idle(self, now: float, linger_s: float) -> None:
         """Close replicas that have been empty for `linger_s` seconds, the youngest first, as far as `may_close`.
 
-        None is closed while another one is starting.
+        No replica is closed while another one is starting.
         """
         for replica in reversed(self.running()):
             if replica.requests or replica.held or replica.queued:
@@ -336,27 +336,27 @@ class Cluster:
         return self._trail.first + len(self._trail.steps)
 
     def undo(self, mark: int) -> None:
-        """Take back every place, move, lift and eviction since the mark. Replicas that were opened stay open.
+        """Take back every place, move, lift and eviction since the mark. Newly opened replicas stay open.
 
-        Raises `ValueError` if that is no longer possible.
+        Raises `ValueError` if a replica has been closed since the mark.
         """
         if mark < self._trail.first:
-            raise ValueError("what was decided before a replica was closed cannot be undone")
+            raise ValueError("decisions from before a replica was closed cannot be undone")
         steps = self._trail.steps
         for _ in range(self.mark() - mark):
             self._put(*steps.pop())
 
     def decided(self) -> list[tuple[Request, Trace]]:
-        """The requests that something was decided for since `settle`, with where they began, in that order."""
+        """The requests with a decision since `settle`, in the order of their first decision, and their traces."""
         return list(self._trail.traces.items())
 
     def take_back(self, request: Request) -> None:
-        """The request is where it began the epoch; what was decided before cannot be undone then."""
+        """Put the request back where it began the epoch. Earlier decisions cannot be undone afterwards."""
         self._put(request, self._trail.trace(request).origin, None)
         self._trail.freeze()
 
     def settle(self) -> Plan:
-        """What has been decided since the last call. Requests without a running replica go back to waiting."""
+        """End the epoch: the decisions since the last call as a plan. Requests without a running replica wait again."""
         for request, trace in list(self._trail.traces.items()):
             replica = request.replica
             if replica is not None and replica.state is not _RUNNING and (replica is not trace.origin or trace.evicted):
@@ -375,79 +375,76 @@ class Cluster:
     # --- queries --------------------------------------------------------------------------------------
 
     def need(self, tokens: int) -> int:
-        """The room that a request of that size asks for; beyond its size no more than an empty replica has."""
+        """The room that a request of that size needs: its size and headroom, but no more than an empty replica has."""
         grown = tokens + self.headroom
         return grown if grown <= self.capacity else max(tokens, self.capacity)
 
     def fits(self, request: Request, replica: Replica) -> bool:
-        """Whether the request may go to the replica."""
+        """True if the replica accepts requests and has room for this one."""
         return replica.accepts and replica.room >= self.need(request.tokens)
 
     def tightest(self, tokens: int, accept: Callable[[Replica], object] | None = None) -> Replica | None:
         """Best fit: the replica with the least room in which `tokens` and their growth fit; of equals the oldest.
 
-        Only replicas that take requests and that `accept` agrees to.
+        Considers only replicas that accept requests and for which `accept` is true.
         """
         return self._index().tightest(self.need(tokens), accept)
 
     def widest(self, tokens: int, accept: Callable[[Replica], object] | None = None) -> Replica | None:
         """Worst fit: the replica with the most room, if `tokens` and their growth fit there; of equals the youngest.
 
-        Only replicas that take requests and that `accept` agrees to.
+        Considers only replicas that accept requests and for which `accept` is true.
         """
         return self._index().widest(self.need(tokens), accept)
 
     def roomiest(self, count: int) -> list[Replica]:
-        """Up to `count` running replicas with the most room, that with the most first."""
+        """Up to `count` running replicas with the most room, in descending order of room."""
         return self._index().roomiest(count)
 
     def total(self) -> int:
-        """Tokens that all requests need, those included that wait."""
+        """The demand of all requests in tokens, waiting ones included."""
         return sum(r.load + r.shared for r in self.replicas.values()) + sum(q.tokens for q in self.waiting.values())
 
     def spare(self) -> int:
-        """Tokens that can be placed once every replica is up, every move done and nothing waits any more.
+        """The free tokens after all starts and moves under way, less those for the waiting requests.
 
-        Only room in pieces of C/8 or more counts: what is left over on full replicas is of no use to an arrival.
+        Only replicas with room for C/8 or more count: smaller remainders are of no use to an arrival.
         """
         rooms = (r.room + r.held for r in self.replicas.values() if r.state in UP)
         return sum(room for room in rooms if room * 8 >= self.capacity) - sum(q.tokens for q in self.waiting.values())
 
     def may_close(self, count: int = 1, times: float = 1.0) -> bool:
-        """True if `count` running replicas can close, with their requests elsewhere, and leave enough open and free.
-
-        Enough is free if it is so many `times` the slack.
-        """
+        """True if `count` replicas can close without violating `min_replicas` or the slack, multiplied by `times`."""
         if len(self.running()) - count < self.min_replicas:
             return False
         return not self.slack or self.spare() - count * self.capacity >= times * self.slack
 
     def is_starting(self) -> bool:
-        """True while a replica is starting: one that is emptied or closed now would soon be opened again."""
+        """True while a replica is starting. A replica emptied or closed now would soon be opened again."""
         return self.awaits_start or any(r.state is not _RUNNING for r in self._trail.opened.values())
 
     def overloaded(self) -> list[Replica]:
-        """Replicas whose requests need more than there is, oldest first."""
+        """Replicas whose requests exceed their capacity, oldest first."""
         return [r for r in self.replicas.values() if r.load + r.shared > r.capacity]
 
     def strained(self) -> list[Replica]:
-        """Replicas that will be overloaded when a move that is decided now is done, oldest first."""
+        """Replicas that will be overloaded by the time a move decided now is over, oldest first."""
         return [r for r in self.replicas.values() if r.strain > 0]
 
     def running(self) -> list[Replica]:
-        """Replicas that are up, oldest first."""
+        """RUNNING replicas, oldest first."""
         return [r for r in self.replicas.values() if r.state is _RUNNING]
 
     def up(self) -> int:
-        """How many replicas are up, or will be."""
+        """The number of replicas that are running or starting."""
         return sum(r.state in UP for r in self.replicas.values())
 
     def in_order(self) -> list[Request]:
-        """The requests that wait, oldest first."""
+        """The waiting requests, oldest first."""
         return sorted(self.waiting.values(), key=attrgetter("order"))
 
     def check_integrity(self) -> None:
-        """Raise `AssertionError` unless every request is in exactly one place and every sum is right."""
+        """Raise `AssertionError` unless every request is in exactly one place and every sum is correct."""
         there = [q for r in self.replicas.values() for q in r.requests.values()] + list(self.waiting.values())
         assert sorted(q.id for q in there) == sorted(self.requests), "a request is lost, or in two places"
         assert all(q.replica is None and q.source is None for q in self.waiting.values()), "a waiting request is held"
@@ -502,28 +499,28 @@ class Cluster:
         return Trace(trace.origin, reason, self.unit() if unit is None else unit, trace.evicted)
 
     def _step(self, request: Request, replica: Replica | None, trace: Trace) -> None:
-        """Put the request there, and remember how it was."""
+        """Put the request on a replica, and record its former state as a step."""
         self._trail.steps.append(Step(request, request.replica, self._trail.traces.get(request)))
         self._put(request, replica, trace)
 
     def _put(self, request: Request, replica: Replica | None, trace: Trace | None) -> None:
-        """Change a request's replica and trace, keeping loads, held blocks, budget and index right."""
+        """Change a request's replica and trace, and update loads, held blocks, budget and index with them."""
         traces = self._trail.traces
         was = traces.get(request)
         moved = was is not None and was.is_move(request.replica)
         moves = trace is not None and trace.is_move(replica)
         self._leave(request)
         self._enter(request, replica)
-        known = trace or was
-        if moves != moved and known is not None and known.origin is not None:
-            self._charge(known.origin, request.tokens if moves else -request.tokens)
+        either = trace or was
+        if moves != moved and either is not None and either.origin is not None:
+            self._charge(either.origin, request.tokens if moves else -request.tokens)
         if trace is None:
             del traces[request]
         else:
             traces[request] = trace
 
     def _charge(self, origin: Replica, tokens: int) -> None:
-        """A request comes to move away from the replica where it began; below zero, it does no longer."""
+        """Charge a move of `tokens` away from `origin` to the budget; below zero, give it back."""
         self.moves_left -= 1 if tokens > 0 else -1
         if self.holds:
             origin.held += tokens

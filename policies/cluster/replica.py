@@ -1,6 +1,6 @@
-"""Requests and replicas as a decision sees and changes them.
+"""Requests and replicas, the mutable entries of a `Cluster`.
 
-`Cluster` owns these objects and is the only one that writes to them; policies read.
+`Cluster` owns these objects and is their only writer; policies read them.
 """
 
 from dataclasses import dataclass, field
@@ -11,10 +11,10 @@ from policies.model import ReplicaId, ReplicaState, RequestId, Tokens
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One request. `order` counts arrivals: of two requests the older has the smaller one.
+    """One request. `order` counts arrivals: of two requests the older has the smaller number.
 
-    `replica` is where it lives by the decisions so far, None while it waits. `source` is set while a move that was
-    decided in an earlier epoch is still under way: its blocks are then held there too.
+    `replica` is the request's location by the decisions so far, None while it waits. `source` is set while a move from
+    an earlier epoch is under way: until its end the request holds blocks there, too.
     """
 
     id: RequestId
@@ -29,20 +29,20 @@ class Request:
 
     @property
     def movable(self) -> bool:
-        """Whether a policy may move it now."""
+        """True if a policy may move the request now."""
         return not (self.pinned or self.resting) and self.source is None
 
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """One replica. `order` counts activations: the most recently activated one has the largest.
+    """One replica. `order` counts activations: the most recently activated replica has the largest number.
 
-    `load` is what its requests hold, those included that are on their way here; `held` is what requests that
-    have left by decision still hold here until their moves are done. `shared` corrects the sum of the requests'
-    tokens to what the engine reports: below zero where requests share blocks, above where blocks are used by none.
-    `headroom` is the growth kept free for each of them, `lead` by how much each grows until a decision takes effect.
-    All are in tokens. `queued` counts requests that are in its engine's queue, without blocks. `idle_since` is the
-    time, in seconds, of the epoch that first found it empty.
+    `load` is the sum of its requests' sizes, requests on their way here included. `held` is the sum over requests that
+    are leaving, which occupy their room here until their moves are over. `shared` corrects the sum of the requests'
+    sizes to the engine's count: it is below zero if requests share blocks, above if blocks belong to no request.
+    `headroom` is the growth kept free for each request, `lead` a request's growth until a decision takes effect. All
+    are in tokens. `queued` counts the requests in its engine's queue, without blocks. `idle_since` is the time, in
+    seconds, of the epoch that first found the replica empty.
     """
 
     id: ReplicaId
@@ -62,7 +62,7 @@ class Replica:
 
     @property
     def room(self) -> int:
-        """Tokens that may be placed here; below zero when growth has used some of the reserve."""
+        """Tokens that may be placed here; below zero if growth has used some of the headroom."""
         return self.capacity - self.load - self.held - self.shared - self.headroom * len(self.requests)
 
     @property
@@ -72,19 +72,19 @@ class Replica:
 
     @property
     def overload(self) -> int:
-        """Tokens by which its requests exceed its capacity once all moves away are done; zero or less is well."""
+        """Tokens by which the requests will exceed the capacity once all moves away are over; zero or less is fine."""
         return self.load + self.shared - self.capacity
 
     @property
     def strain(self) -> int:
-        """Tokens by which it will be overloaded when a move that is decided now is done; zero or less is well.
+        """The overload, in tokens, by the time a move decided now is over; zero or less is fine.
 
-        A request that is alone has nowhere better to be, however much it grows.
+        The growth of a single request does not count: no other replica would have more room for it.
         """
         count = len(self.requests)
         return self.overload + (self.lead * count if count > 1 else 0)
 
     @property
     def accepts(self) -> bool:
-        """Whether requests may be placed here or moved here."""
+        """True if requests may be placed on or moved to this replica."""
         return self.state is ReplicaState.RUNNING and len(self.requests) < self.max_requests

@@ -1,10 +1,10 @@
-"""Replicas ordered by the room they have, so that best and worst fit need not look at all of them.
+"""An index of replicas by room, so that best and worst fit need not look at all replicas.
 
-A sorted list, searched by bisection: at 10,000 replicas the insertion's memory move is still cheaper than a tree's
-pointers. Whoever changes a replica says so with `touch`; its place in the list is corrected when somebody looks.
+The index is a sorted list, searched by bisection: at 10,000 replicas an insertion's memory move is still cheaper than
+the pointers of a tree. `touch` marks a changed replica; the next query corrects its position in the list.
 
-The list holds plain numbers, which compare several times faster than tuples: a replica's room above `_BITS` bits, its
-order of activation in them.
+The list holds plain integers, which compare several times faster than tuples: the lowest `_BITS` bits are a replica's
+order of activation, the bits above them its room.
 """
 
 from bisect import bisect_left, insort
@@ -17,37 +17,37 @@ _ORDER = (1 << _BITS) - 1
 
 
 def _key(replica: Replica) -> int:
-    """Where the replica belongs: by its room, of equals by its order of activation."""
+    """The replica's sort key: by room, of equals by order of activation."""
     return (replica.room << _BITS) + replica.order
 
 
 class Rooms:
     """RUNNING replicas by (room, order of activation)."""
 
-    __slots__ = ("_by_order", "_keys", "_known", "_touched")
+    __slots__ = ("_by_order", "_key_of", "_keys", "_touched")
 
     def __init__(self, replicas: Iterable[Replica]) -> None:
-        self._known = {replica: _key(replica) for replica in replicas}
-        self._keys = sorted(self._known.values())
-        self._by_order = {replica.order: replica for replica in self._known}
+        self._key_of = {replica: _key(replica) for replica in replicas}
+        self._keys = sorted(self._key_of.values())
+        self._by_order = {replica.order: replica for replica in self._key_of}
         self._touched: dict[Replica, None] = {}
 
     def add(self, replica: Replica) -> None:
-        """Put a replica in."""
-        self._known[replica] = key = _key(replica)
+        """Add a replica."""
+        self._key_of[replica] = key = _key(replica)
         self._by_order[replica.order] = replica
         insort(self._keys, key)
 
     def remove(self, replica: Replica) -> None:
-        """Take a replica out, if it is in."""
-        key = self._known.pop(replica, None)
+        """Remove a replica, if it is in the index."""
+        key = self._key_of.pop(replica, None)
         if key is not None:
             del self._keys[bisect_left(self._keys, key)], self._by_order[replica.order]
             self._touched.pop(replica, None)
 
     def touch(self, replica: Replica) -> None:
-        """Its room may have changed."""
-        if replica in self._known:
+        """Mark a replica whose room may have changed."""
+        if replica in self._key_of:
             self._touched[replica] = None
 
     def tightest(self, need: int, accept: Callable[[Replica], object] | None = None) -> Replica | None:
@@ -70,23 +70,23 @@ class Rooms:
         return None
 
     def roomiest(self, count: int) -> list[Replica]:
-        """Up to `count` replicas with the most room, that with the most first."""
+        """Up to `count` replicas with the most room, in descending order of room."""
         return [self._by_order[key & _ORDER] for key in self._sorted()[: -count - 1 : -1]]
 
     def check_integrity(self, running: Iterable[Replica]) -> None:
-        """Raise `AssertionError` unless it holds just these replicas, by the room that they have now."""
+        """Raise `AssertionError` unless the index holds exactly these replicas by their current room."""
         found = [(key >> _BITS, key & _ORDER) for key in self._sorted()]
         assert found == sorted((r.room, r.order) for r in running), "the order by room is stale"
 
     def _sorted(self) -> list[int]:
-        """The keys, corrected."""
+        """The keys, after the correction of all touched replicas."""
         if self._touched:
-            keys, known = self._keys, self._known
+            keys, key_of = self._keys, self._key_of
             for replica in self._touched:
-                was, key = known[replica], _key(replica)
+                was, key = key_of[replica], _key(replica)
                 if key != was:
                     del keys[bisect_left(keys, was)]
                     insort(keys, key)
-                    known[replica] = key
+                    key_of[replica] = key
             self._touched.clear()
         return self._keys

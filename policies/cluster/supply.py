@@ -1,4 +1,4 @@
-"""Where new replicas come from, and how fast the demand for them rises."""
+"""The supply of new replicas, and the rises in demand that they have to meet."""
 
 import heapq
 from collections import deque
@@ -6,7 +6,7 @@ from collections import deque
 from policies.model import ReplicaId
 
 WINDOW_S = 600.0
-"""How long a rise is remembered. Longer holds replicas open for bursts of the past, shorter forgets the last one."""
+"""The time for which a rise counts. A longer one keeps replicas open for past bursts, a shorter one forgets them."""
 
 _PREFIX = "gpu-"
 
@@ -26,17 +26,17 @@ class Supply:
 
     @property
     def left(self) -> float:
-        """How many replicas may still be opened."""
+        """The number of replicas that may still be opened."""
         return float("inf") if self._limit is None else self._limit - len(self._taken)
 
     def allow(self, more: float) -> None:
-        """So many more replicas may be opened."""
+        """Allow `more` replicas to be opened."""
         self._limit = len(self._taken) + more
 
     def take(self) -> tuple[ReplicaId, str]:
-        """The name and the node of a new replica. Raises `IndexError` when none is left."""
+        """The name and the node of a new replica. Raises `IndexError` if no slot is left."""
         if self.left <= 0:
-            raise IndexError("every replica that is allowed is open")
+            raise IndexError("the limit of replicas is reached")
         if self._free:
             slot = heapq.heappop(self._free)
         else:
@@ -46,7 +46,7 @@ class Supply:
         return name, f"node-{slot // self._per_node}"
 
     def claim(self, replica: ReplicaId) -> None:
-        """A replica of that name is there: if it is in one of the slots, that is taken."""
+        """Take the slot of a replica that exists already, if its name is that of a slot."""
         number = replica.removeprefix(_PREFIX)
         if replica in self._taken or number == replica or not number.isdigit():
             return
@@ -61,26 +61,26 @@ class Supply:
         self._taken[replica] = slot
 
     def give_back(self, replica: ReplicaId) -> None:
-        """That replica is closed; replicas that came from elsewhere are not kept."""
+        """Free the slot of a closed replica, if it has one."""
         slot = self._taken.pop(replica, None)
         if slot is not None:
             heapq.heappush(self._free, slot)
 
 
 class Demand:
-    """The tokens that all requests hold, over time; times in seconds of any monotonic clock."""
+    """The total size of all requests over time; times are in seconds of any monotonic clock."""
 
     def __init__(self) -> None:
         self._totals: deque[tuple[float, int]] = deque()
         self._rises: deque[tuple[float, int]] = deque()
 
     def observe(self, now: float, tokens: int, within_s: float) -> None:
-        """Demand is `tokens` now; note how much more that is than at any time in the last `within_s` seconds."""
+        """Add the demand at `now`, in tokens, and its rise above the minimum of the last `within_s` seconds."""
         self._totals.append((now, tokens))
         while self._totals[0][0] < now - within_s:
             self._totals.popleft()
         rise = tokens - min(total for _, total in self._totals)
-        # Smaller rises before a larger one will never be the largest again.
+        # A smaller rise before a larger one will never be the largest again.
         while self._rises and self._rises[-1][1] <= rise:
             self._rises.pop()
         self._rises.append((now, rise))
@@ -89,5 +89,5 @@ class Demand:
 
     @property
     def rise(self) -> int:
-        """The largest rise within so many seconds that has been seen lately, in tokens."""
+        """The largest rise within `within_s` seconds during the last `WINDOW_S`, in tokens."""
         return self._rises[0][1] if self._rises else 0

@@ -1,4 +1,4 @@
-"""What has been decided in an epoch so far: enough to take it back, and to say what it comes to."""
+"""The decisions of an epoch so far, with enough state to undo them and to sum them up as a plan."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -9,9 +9,9 @@ from policies.plan import Eviction, Move, Opening, Placement, Plan, Reason
 
 
 class Trace(NamedTuple):
-    """Where a request began the epoch (None: it waited), why it last moved and as part of which unit.
+    """A request's location at the beginning of the epoch (None: it waited), and its last move's reason and unit.
 
-    An evicted one has given up its KV blocks: wherever it goes next, that is a placement.
+    An evicted request has lost its KV blocks: its next location is a placement, not a move.
     """
 
     origin: Replica | None
@@ -20,16 +20,16 @@ class Trace(NamedTuple):
     evicted: bool = False
 
     def is_move(self, replica: Replica | None) -> bool:
-        """Whether it takes a move for the request to be on that replica (None: on none yet, but not where it was)."""
+        """True if the request moves when the epoch ends with it on `replica` (None: lifted, not yet placed)."""
         return self.origin is not None and not self.evicted and replica is not self.origin
 
     def is_free(self, replica: Replica | None) -> bool:
-        """Whether it takes no move, or none but the one that brought it there, to take the request from there."""
+        """True if moving the request off `replica` adds no migration to the plan."""
         return self.origin is None or self.evicted or replica is not self.origin
 
 
 class Step(NamedTuple):
-    """A request, and what its replica and its trace were before something was done to it."""
+    """A request, and its replica and trace before a decision."""
 
     request: Request
     replica: Replica | None
@@ -38,9 +38,9 @@ class Step(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Trail:
-    """The epoch's steps, and what they leave of each request, in the order in which requests were first touched.
+    """The epoch's steps, and the resulting trace of each request, in the order of the requests' first steps.
 
-    `first` is the number of the oldest step that is kept: steps before it cannot be taken back.
+    `first` is the number of the oldest step kept: earlier steps cannot be undone.
     """
 
     traces: dict[Request, Trace] = field(default_factory=dict)
@@ -50,21 +50,21 @@ class Trail:
     first: int = 0
 
     def trace(self, request: Request) -> Trace:
-        """The request's trace; a request that nothing was done to begins where it is."""
+        """The request's trace. A request without a decision begins where it is."""
         return self.traces.get(request) or Trace(request.replica)
 
     def leaving(self, request: Request) -> Replica | None:
-        """The replica that the request leaves by what has been decided so far."""
+        """The replica that the request leaves by the decisions so far, if any."""
         trace = self.trace(request)
         return trace.origin if trace.is_move(request.replica) else None
 
     def freeze(self) -> None:
-        """Whatever was done so far cannot be taken back."""
+        """Make all steps so far final: they cannot be undone."""
         self.first += len(self.steps)
         self.steps.clear()
 
     def take(self, queued: tuple[RequestId, ...]) -> Plan:
-        """The difference between where requests began and where they are, as a plan; a new epoch begins."""
+        """The difference between the requests' first and current locations as a plan; a new epoch begins."""
         moves, placements, evicted = [], [], []
         for request, trace in self.traces.items():
             replica = request.replica

@@ -228,7 +228,7 @@ class PoolMemory:
         most = status.max_requests or cluster.max_requests
         if replica is None:
             replica = cluster.add_replica(status.id, status.node, capacity, status.state, most)
-            cluster.since(replica, self._closed.get(status.id))
+            cluster.set_idle_since(replica, self._closed.get(status.id))
             cluster.supply.claim(status.id)
         else:
             cluster.update_replica(replica, status.state, capacity, most)

@@ -1,5 +1,5 @@
-"""Paths of migrations: which moves send KV, which send tokens, and which wait (the paper's section V).
+"""Paths of migrations: the choice between sending KV, sending tokens and waiting (the paper's section V).
 
 Replicas' profiles and the reports of ended moves come in, from `policies.decision`; predictions and choices go out.
-Everything is a calculation on seconds, bytes and tokens; `policies.decision` alone imports it and keeps its state.
+Everything is a calculation on seconds, bytes and tokens; `policies.decision` alone imports this and keeps its state.
 """

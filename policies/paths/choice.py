@@ -1,18 +1,19 @@
-"""Which moves send KV, which send tokens, and which wait (the paper's adaptive request migration, section V).
+"""The path of each move: KV, tokens, or neither yet (the paper's adaptive request migration, section V).
 
-Sending KV takes room on links, sending tokens takes prefill time on the target. Each link and each replica has a
-*boundary* per epoch: what it can take in without holding memory at the sources for too long, or slowing down what runs
-there too much. So every move goes into one of two bins, or waits for the next epoch.
+Sending KV takes bandwidth on links, sending tokens takes prefill time on the target. Each link and each replica has a
+*boundary* per epoch: the amount that it can take in without holding memory at the sources for too long, or slowing
+down the target's own requests too much. So every move goes into one of two bins, or waits for the next epoch.
 
-The moves of one epoch are given their paths one after the other: the urgent ones first, of equally urgent ones the
-largest first, which packs best (first fit). KV is tried first as long as it takes no more than `PATIENCE` times as
-long, counting what is queued already: the request decodes on while its blocks are copied, whereas a prefill holds it up
-from the beginning and slows down what decodes at its target. Beyond that the path is tried first that is sooner over.
-Where the first has no room, the other one is taken. A bin that is empty takes any one move, however large, by the path
-that is sooner over: else a move beyond the boundary would wait for ever.
+The moves of one epoch get their paths one after the other: urgent ones first, of equally urgent ones the largest
+first, which packs best (first fit). KV comes first as long as it takes at most `PATIENCE` times as long as tokens, both
+with their queues: a request decodes on while its blocks are copied, whereas a prefill interrupts it from the start and
+slows down the decoding at its target. Beyond that factor the faster path comes first. If the first path has no room,
+the move takes the other. An empty bin takes any one move, however large, by the faster path: otherwise a move beyond
+the boundary would wait for ever.
 
-`choose` is one planner for the whole cluster (the paper's global consensus). In `choose_alone` every source decides
-for itself, knowing what was queued when the epoch began but not what the others choose, and may promise what is taken.
+`choose` is one planner for the whole cluster (the paper's global consensus). In `choose_alone` every source plans by
+itself: it sees the queues at the beginning of the epoch but not the other sources' choices, so two sources may book the
+same room.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,9 +26,9 @@ from policies.plan import Path, Reason
 LinkId = NewType("LinkId", str)
 
 PATIENCE = 10.0
-"""How many times as long as the prefill that it saves a transfer may take. All the while it takes memory on two
+"""The longest time of a KV transfer, as a multiple of the prefill that it saves. A transfer holds memory on two
 replicas. In the simulator's cost files a request is prefilled 165 to 352 times as fast as it decodes, so a link within
-this bound keeps up with what it writes in the meantime.
+this bound keeps up with the blocks that the request fills during the transfer.
 """
 
 URGENCY: Mapping[Reason, int] = {
@@ -41,14 +42,14 @@ URGENCY: Mapping[Reason, int] = {
     Reason.BALANCE: 4,
     Reason.DRAIN: 5,
 }
-"""What comes first has the lowest number: a replica out of memory, one that is to be gone, a request without a replica;
-then tidiness.
+"""The lowest number is the most urgent: first replicas out of memory, then replicas about to stop, then requests
+without room, then optimisations.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One direction of a link. `backlog` is what is still to be sent of earlier epochs' transfers."""
+    """One direction of a link. `boundary` and `backlog`, the rest of earlier epochs' transfers, are in bytes."""
 
     bytes_per_s: float
     boundary: float
@@ -58,7 +59,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """What a replica can prefill for arriving requests. `backlog` are the tokens in its queue already."""
+    """A replica's prefill of arriving requests. `boundary` and `backlog`, the tokens queued already, are in tokens."""
 
     tokens_per_s: float
     boundary: float
@@ -68,7 +69,7 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A move that is decided, and what each path would take. Without `links` its KV cannot be sent."""
+    """A decided move and its size by either path, in tokens and in bytes. Without `links` its KV cannot be sent."""
 
     request: RequestId
     source: ReplicaId
@@ -81,7 +82,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A move's path, and how many seconds each path was predicted to take when it was chosen.
+    """A move's path, and the predicted seconds of each path at the time of the choice.
 
     Without a path the move waits for the next epoch.
     """
@@ -93,21 +94,21 @@ class Choice:
 
     @property
     def predicted_s(self) -> float:
-        """The prediction for the path that was chosen; infinite for a move that waits."""
+        """The prediction for the chosen path; infinite for a move that waits."""
         return {Path.KV: self.kv_s, Path.TOKENS: self.tokens_s, None: float("inf")}[self.path]
 
     @property
-    def sooner(self) -> Path:
-        """The path that is predicted to be sooner over."""
+    def faster(self) -> Path:
+        """The path with the shorter prediction."""
         return Path.KV if self.kv_s <= self.tokens_s else Path.TOKENS
 
 
 def choose(
     candidates: Sequence[Candidate], links: Mapping[LinkId, Link], prefills: Mapping[ReplicaId, Prefill]
 ) -> list[Choice]:
-    """A path for every candidate, in the order in which they are given their turns.
+    """A path for every candidate, the most urgent and then the largest candidate first.
 
-    Raises `KeyError` for a candidate whose links or whose target are not among those given.
+    Raises `KeyError` for a candidate with a link or a target that is missing in `links` or `prefills`.
     """
     bins = _Bins(links, prefills)
     return [bins.take(candidate) for candidate in sorted(candidates, key=_turn)]
@@ -116,7 +117,7 @@ def choose(
 def choose_alone(
     candidates: Sequence[Candidate], links: Mapping[LinkId, Link], prefills: Mapping[ReplicaId, Prefill]
 ) -> list[Choice]:
-    """The same without consensus: each source plans as if the links and its targets were its own."""
+    """As `choose`, but without consensus: each source plans as if it had the links and its targets to itself."""
     by_source: dict[ReplicaId, list[Candidate]] = {}
     for candidate in candidates:
         by_source.setdefault(candidate.source, []).append(candidate)
@@ -137,7 +138,7 @@ class _Bins:
         self._tokens = {replica_id: prefill.backlog for replica_id, prefill in prefills.items()}
 
     def take(self, candidate: Candidate) -> Choice:
-        """Give the candidate its path, and its room there."""
+        """Choose the candidate's path and book its room there."""
         kv_s, tokens_s = self._kv_s(candidate), self._tokens_s(candidate)
         room = {Path.KV: self._has_links(candidate), Path.TOKENS: self._has_prefill(candidate)}
         is_within = all(self._is_within(link, candidate.size) for link in candidate.links)
@@ -152,7 +153,7 @@ class _Bins:
         return Choice(candidate.request, path, kv_s, tokens_s)
 
     def _kv_s(self, candidate: Candidate) -> float:
-        """Until the slowest link has sent all that is queued on it and this; for ever if there is no link."""
+        """Seconds until the slowest link has sent its queue and this candidate's KV; infinite without a link."""
         if not candidate.links:
             return float("inf")
         queues = ((self._links[link_id], self._bytes[link_id] + candidate.size) for link_id in candidate.links)
@@ -163,15 +164,15 @@ class _Bins:
         return prefill.latency_s + (self._tokens[candidate.target] + candidate.tokens) / prefill.tokens_per_s
 
     def _has_links(self, candidate: Candidate) -> bool:
-        """Whether its KV can be sent in this epoch."""
+        """True if the candidate's KV can be sent in this epoch."""
         links = candidate.links
         return bool(links) and all(self._bytes[link] <= 0 or self._is_within(link, candidate.size) for link in links)
 
     def _is_within(self, link: LinkId, more: Bytes) -> bool:
-        """Whether the link has no more to send than it should, with this."""
+        """True if the link stays within its boundary with `more` bytes."""
         return self._bytes[link] + more <= self._links[link].boundary
 
     def _has_prefill(self, candidate: Candidate) -> bool:
-        """Whether its tokens can be prefilled in this epoch."""
+        """True if the candidate's tokens can be prefilled in this epoch."""
         queued, boundary = self._tokens[candidate.target], self._prefills[candidate.target].boundary
         return queued <= 0 or queued + candidate.tokens <= boundary

@@ -1,10 +1,9 @@
-"""Which path each move of an epoch is to take, by what is believed of links and replicas; and how good predictions are.
+"""Choice of each move's path from the beliefs about links and replicas, and the accuracy of predictions.
 
 `Estimates.choose` hands the beliefs to `choice.choose`, with the boundaries of the paper's section V: on a link, the
 bytes that pass within `time_limit_s`; on a replica, the tokens whose prefill takes at most the share `slowdown` of an
-epoch from those that decode there. There is one `Estimates` for the whole cluster, so no link and no target is promised
-twice.
-What was ordered before and has not ended counts in full, since how much of it is left is not known.
+epoch from the requests that decode there. There is one `Estimates` for the whole cluster, so no link and no target is
+booked twice. Earlier moves that are still under way count in full, since no report gives their remainder.
 
 All times are in seconds of the observations' clock.
 """
@@ -21,14 +20,14 @@ from policies.paths.choice import Candidate, Choice, Link, LinkId, Prefill, choo
 from policies.plan import Move, MoveReport, Path
 
 _REMEMBERED = 1024
-"""Predictions of each path that are compared with what moves took."""
+"""The number of newest predictions per path that are compared with actual durations."""
 
 
 @dataclass(frozen=True, slots=True)
 class Boundaries:
-    """How much of its links and replicas a cluster spends on moves. An epoch has `epoch_s` seconds.
+    """The shares of links and replicas that moves may use. An epoch has `epoch_s` seconds.
 
-    `only` is a path that every move takes, whatever the boundaries. Without `consensus` every source chooses by itself.
+    `only` is a path that every move takes regardless of boundaries. Without `consensus` every source chooses by itself.
     """
 
     epoch_s: float = 1.0
@@ -40,7 +39,7 @@ class Boundaries:
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """How predictions of one path compared with what it took, over the newest `count` moves.
+    """The accuracy of the predictions for one path, over the newest `count` moves.
 
     `ratio` is the median of predicted / actual, `error` the median of |predicted - actual| / actual.
     """
@@ -51,7 +50,7 @@ class Errors:
 
 
 class Estimates:
-    """See the module."""
+    """The beliefs of one cluster and the path choices that follow from them."""
 
     def __init__(self, boundaries: Boundaries, priors: Priors | None = None) -> None:
         self._boundaries = boundaries
@@ -60,7 +59,7 @@ class Estimates:
         self._predicted: dict[Path, deque[tuple[float, float]]] = {path: deque(maxlen=_REMEMBERED) for path in Path}
 
     def profile(self, replica: ReplicaId, profile: Profile) -> None:
-        """Take what a replica has measured of itself. What its migrations have shown stays."""
+        """Store a replica's own measurements. The evidence from its migrations stays."""
         self._beliefs.profile(replica, profile)
 
     def keep(self, replicas: Collection[ReplicaId]) -> None:
@@ -68,7 +67,7 @@ class Estimates:
         self._beliefs.keep(replicas)
 
     def learn(self, report: MoveReport, now: float) -> None:
-        """Learn from a move that has ended; a request that moved teaches something once it is known when it went on."""
+        """Learn from an ended move; from a successful one only once its first new token has been reported."""
         if report.moved is None or (report.moved and report.whole_s is None):
             return
         chosen, shared = self._shared.pop(report.request, (None, 0.0))
@@ -77,11 +76,11 @@ class Estimates:
             self._predicted[report.path].append((report.predicted_s, report.whole_s))
 
     def forget(self, request: RequestId) -> None:
-        """The request is over."""
+        """Drop the state of a request that has ended."""
         self._shared.pop(request, None)
 
     def errors(self, path: Path) -> Errors | None:
-        """How good the predictions for a path were; None before there were any."""
+        """The accuracy of the predictions for a path; None before there were any."""
         pairs = self._predicted[path]
         if not pairs:
             return None
@@ -91,9 +90,9 @@ class Estimates:
     def choose(
         self, moves: Sequence[Move], busy: Iterable[Move], now: float, without_kv: Set[RequestId] = frozenset()
     ) -> list[Choice]:
-        """A path for every move, in the order of their urgency; `busy` are moves that are under way, with their paths.
+        """A path for every move, the most urgent first. `busy` are the moves under way, with their paths.
 
-        KV is chosen only between replicas whose profiles say that their caches are alike, and not `without_kv`.
+        KV is chosen only between replicas with the same cache in their profiles, and for no request `without_kv`.
         """
         if self._boundaries.only is not None:
             return [Choice(move.request, self._boundaries.only, 0.0, 0.0) for move in moves]
@@ -109,9 +108,9 @@ class Estimates:
         return choices
 
     def decide(self, move: Move, busy: Iterable[Move], now: float) -> Choice:
-        """A path for a move that is not to wait: where there is no room, the one that is sooner over."""
+        """A path for a move that must not wait: the faster one if neither has room."""
         [choice] = self.choose([move], busy, now)
-        return choice if choice.path is not None else replace(choice, path=choice.sooner)
+        return choice if choice.path is not None else replace(choice, path=choice.faster)
 
     def _candidate(self, move: Move, has_kv: bool = True) -> Candidate:
         size = self._beliefs.size(move.source, move.target, move.tokens) if has_kv else None
@@ -128,9 +127,9 @@ class Estimates:
         return Prefill(line.rate, line.rate * seconds, queued, line.latency_s)
 
     def _remember(self, candidates: Mapping[RequestId, Candidate], choices: Sequence[Choice]) -> None:
-        """What has to pass until each move is over, with those that begin at the same time.
+        """Note the amount that passes on each move's path until the move ends, simultaneous moves included.
 
-        Transfers share a link evenly: when one is over, each other has sent as much, or all of its own. A replica
+        Transfers share a link evenly: when one ends, each other has sent as many bytes, or all of its own. A replica
         prefills one request after the other.
         """
         queue = _Queue()
@@ -149,7 +148,7 @@ class Estimates:
                 self._shared[choice.request] = (choice.path, shared)
 
     def to_json(self, now: float) -> dict[str, Any]:
-        """What is believed, on how many observations, and how good predictions were."""
+        """The beliefs, their numbers of observations, and the accuracy of predictions."""
         found = {path: self.errors(path) for path in Path}
         errors = {path.value: asdict(error) if error else None for path, error in found.items()}
         return self._beliefs.to_json(now) | {"errors": errors}
@@ -163,7 +162,7 @@ class _Queue:
         self.tokens: dict[ReplicaId, float] = {}
 
     def add(self, candidate: Candidate, path: Path | None) -> None:
-        """Put a move where its path leads; one that waits leads nowhere."""
+        """Add a move to the queue of its path; a move that waits is in no queue."""
         if path is Path.TOKENS:
             self.tokens[candidate.target] = self.tokens.get(candidate.target, 0.0) + candidate.tokens
         elif path is Path.KV:

@@ -1,23 +1,23 @@
-"""What takes so many seconds per byte or token, learned from what it took: a line, fitted so that outliers do no harm.
+"""Durations as lines over sizes, fitted to observations so that outliers do no harm (the Theil-Sen estimator).
 
-Its slope is the weighted median of the slopes between any two observations, its height that of what is left (Theil and
-Sen): to move it, outliers must outweigh what is in keeping with the rest. Weights fade with every newer observation, so
-that a change is followed, and with age: what nobody has tried for long is believed less and less. The rest of the
-belief is a prior. It counts like an observation of a fixed small weight at size zero, and one more for its slope.
-So a line without evidence is the prior's, and what seemed too slow to be used is tried again some day.
+The slope is the weighted median of the slopes between any two observations, the intercept the weighted median of the
+residuals: outliers shift neither until they outweigh the rest. An observation's weight fades with every newer one, so
+that the line follows a change, and with age, so that old evidence counts less and less. The prior counts like an
+observation of a small constant weight at size zero, and once more for its slope. So a line without evidence is the
+prior, and a link or replica that seemed too slow is tried again once its evidence has faded.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 WINDOW = 16
-"""Observations that are kept; older ones would weigh next to nothing."""
+"""The number of observations kept. Older ones would weigh next to nothing."""
 FADE = 0.85
-"""Weight of an observation for every newer one: about the last six count."""
+"""The factor on an observation's weight for every newer one: about the last six count."""
 PRIOR = 0.1
-"""Weight of a prior, where a fresh observation has one."""
+"""The weight of a prior. A fresh observation has weight 1."""
 FASTEST = 1e-3
-"""A slope is at least this share of its prior's: what small sizes say can be all noise."""
+"""The least slope, as a share of the prior's: slopes between small sizes can be all noise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Line:
 
     @classmethod
     def of(cls, rate: float, latency_s: float = 0.0) -> "Line":
-        """The line of so many units per second."""
+        """The line of a rate in units per second."""
         return cls(latency_s, 1 / rate)
 
     @property
@@ -38,17 +38,17 @@ class Line:
         return 1 / self.per_unit_s
 
     def seconds(self, size: float) -> float:
-        """What that size takes."""
+        """Seconds for that size."""
         return self.latency_s + size * self.per_unit_s
 
     def no_faster(self, rate: float) -> "Line":
-        """This line, with at most so many units per second."""
+        """This line, with at most `rate` units per second."""
         return Line(self.latency_s, max(self.per_unit_s, 1 / rate))
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """A size and what it took, at a time in seconds of any clock."""
+    """A size and its duration in seconds, observed `at` a time in seconds of any clock."""
 
     at: float
     size: float
@@ -56,7 +56,7 @@ class Observed:
 
 
 class Evidence:
-    """What was observed of one link, or of one replica's prefill. Its weight halves in `half_life_s` seconds."""
+    """Observations of one link, or of one replica's prefill. Their weight halves in `half_life_s` seconds."""
 
     def __init__(self, half_life_s: float) -> None:
         self._half_life_s = half_life_s
@@ -64,7 +64,7 @@ class Evidence:
         self._fitted: tuple[Line, float, Line] | None = None
 
     def add(self, observed: Observed) -> None:
-        """Take in what was observed, in any order."""
+        """Add an observation. Observations may come in any order."""
         self._seen = sorted([observed, *self._seen], key=lambda each: -each.at)[:WINDOW]
         self._fitted = None
 
@@ -72,7 +72,7 @@ class Evidence:
         return len(self._seen)
 
     def line(self, prior: Line, now: float) -> Line:
-        """The line that fits best at `now`, where nothing else was known than `prior`."""
+        """The best fit at `now`, given the observations and the prior line."""
         if self._fitted is None or self._fitted[:2] != (prior, now):
             self._fitted = (prior, now, self._fit(prior, now))
         return self._fitted[2]
@@ -97,7 +97,7 @@ class Evidence:
 
 
 def weighted_median(weighted: Iterable[tuple[float, float]]) -> float:
-    """The first value, from below, with which half of the weight is reached; (value, weight) pairs, at least one."""
+    """The lowest value at which half of the weight is reached. Takes (value, weight) pairs, at least one."""
     ordered = sorted(weighted)
     half, reached = sum(weight for _, weight in ordered) / 2, 0.0
     for value, weight in ordered:

@@ -1,4 +1,4 @@
-"""What the baselines share about requests that need a replica: oldest first, and when another replica is opened."""
+"""Admission in the baselines: waiting requests oldest first, and the opening of replicas for them."""
 
 from collections.abc import Callable, Iterable
 from operator import attrgetter
@@ -9,10 +9,10 @@ from policies.model import ReplicaState
 
 
 class Openings:
-    """Opens replicas within one epoch. What fits nowhere waits for a replica that is starting, if there is one with
-    room that nothing else waits for yet; only then another is opened.
+    """Opens replicas within one epoch. A request without room reserves room on a replica that is starting; only if
+    none has unreserved room left, another replica is opened.
 
-    Such a reservation lasts for the epoch: in the next one the request is as free as any to go where room is by then.
+    A reservation lasts for the epoch: in the next one the request may go wherever there is room.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -22,7 +22,7 @@ class Openings:
         }
 
     def replica_for(self, request: Request) -> Replica | None:
-        """A replica opened for the request. None: it waits, for one that starts or because none is left."""
+        """A new replica for the request. None: the request waits for a replica to start, or the supply is exhausted."""
         if self._reserve(request):
             return None
         replica = self._cluster.open()
@@ -43,7 +43,7 @@ class Openings:
 def admit(
     cluster: Cluster, requests: Iterable[Request], choose: Callable[[Request], Replica | None], openings: Openings
 ) -> None:
-    """Place requests that wait, oldest first; what finds no room lets younger ones pass that do."""
+    """Place waiting requests, oldest first. A request without room does not block younger ones that have room."""
     for request in sorted(requests, key=attrgetter("order")):
         replica = choose(request) or openings.replica_for(request)
         if replica is not None:

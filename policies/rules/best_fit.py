@@ -17,7 +17,7 @@ class BestFit:
 
     headroom_s: float = field(default=0.0, metadata=about(HEADROOM, least=0))
     overload: Overload = field(
-        default=Overload.EVICT, metadata=about("What happens when requests outgrow their replica.")
+        default=Overload.EVICT, metadata=about("The reaction to requests that outgrow their replica.")
     )
 
     def place(self, cluster: Cluster, request: Request, barred: Barred = NONE) -> Replica | None:

@@ -6,9 +6,10 @@ from policies.plan import Reason
 
 
 def even_out(cluster: Cluster, least: float, without: Replica | None = None) -> None:
-    """Pair the fullest replica with the emptiest, the next with the next, until they are too much alike.
+    """Pair the fullest replica with the emptiest, the second fullest with the second emptiest, and so on.
 
-    Each pair exchanges one request, if that brings their loads closer together by `least` tokens or more.
+    In each pair one request moves from the full to the empty replica, if the gap between their loads shrinks by
+    `least` tokens or more. The pairs end at the first gap below `least`.
     """
     ranked = sorted((r for r in cluster.running() if r is not without), key=lambda r: (free_when_settled(r), r.order))
     for full, empty in zip(ranked[: len(ranked) // 2], reversed(ranked), strict=False):
@@ -21,11 +22,11 @@ def even_out(cluster: Cluster, least: float, without: Replica | None = None) -> 
 
 
 def free_when_settled(replica: Replica) -> int:
-    """Tokens that are free once all moves away are done."""
+    """Tokens that are free once all moves away are over."""
     return -replica.overload
 
 
 def _levelling(cluster: Cluster, full: Replica, empty: Replica, gap: int) -> Request | None:
-    """The request whose move makes two replicas most alike; the older of equals."""
+    """The request whose move leaves the smallest gap between two replicas; the older of equals."""
     candidates = (q for q in full.requests.values() if cluster.may_move(q) and cluster.fits(q, empty))
     return min(candidates, key=lambda q: (abs(gap - 2 * q.tokens), q.order), default=None)

@@ -1,8 +1,8 @@
 """Load balancing by migration: MELL's baseline "LB" (section VIII-B), after Llumnix (OSDI '24).
 
 Llumnix sends an arrival to the instance with the most room, pairs the most loaded instances with the least loaded
-ones at intervals to even them out, and stops an instance when there is more room on average than it was told to keep.
-Here a replica's load is what its requests hold once all moves are done, without Llumnix's division by batch size.
+ones at intervals to even them out, and stops an instance when the average room exceeds a configured threshold.
+Here a replica's load is the size of its requests once all moves are over, without Llumnix's division by batch size.
 """
 
 from dataclasses import dataclass, field
@@ -21,18 +21,18 @@ from policies.rules.policy import NONE, Barred, outside
 class LoadBalance:
     """Each request goes to the emptiest replica; the fullest replicas pass requests to the emptiest ones.
 
-    An epoch cures overloads, places what waits, moves one request off the replica that is being emptied, and one in
-    each pair of a full and an empty replica. No replica is in two pairs.
+    An epoch cures overloads, places waiting requests, moves one request off the replica that is being emptied, and
+    one in each pair of a full and an empty replica. No replica is in two pairs.
     """
 
     headroom_s: float = field(default=0.0, metadata=about(HEADROOM, least=0))
     threshold: float = field(
         default=0.2,
-        metadata=about("By how much a move must bring two loads closer together, as a share of the capacity.", least=0),
+        metadata=about(
+            "The least reduction of the gap between two loads by a move, as a share of the capacity.", least=0
+        ),
     )
-    drain: bool = field(
-        default=False, metadata=about("Whether the least loaded replica is emptied while there is room to spare.")
-    )
+    drain: bool = field(default=False, metadata=about("Empty the least loaded replica while there is room to spare."))
     spare: float = field(
         default=0.1, metadata=about("The mean free share of replicas above which one is emptied.", least=0, most=1)
     )
@@ -55,9 +55,9 @@ class LoadBalance:
         even_out(cluster, max(self.threshold * cluster.capacity, 1), leaving)
 
     def _leaving(self, cluster: Cluster) -> Replica | None:
-        """The replica to empty: the least loaded one, while all of them together have more room than is to be kept.
+        """The replica to empty: the least loaded one, while the mean free share of all replicas exceeds `spare`.
 
-        It stays the least loaded while it is emptied, so that nobody has to remember which one it is.
+        A replica stays the least loaded while it is emptied, so the choice needs no memory.
         """
         running = cluster.running() if self.drain and not cluster.is_starting() else []
         free = sum(free_when_settled(r) for r in running)
@@ -68,7 +68,7 @@ class LoadBalance:
 
 
 def _emptiest(cluster: Cluster, request: Request, leaving: Replica | None) -> Replica | None:
-    """The emptiest replica that has room; the one that is being emptied only if no other has."""
+    """The emptiest replica with room; the replica that is being emptied only if no other has room."""
     return _elsewhere(cluster, request, leaving) or cluster.widest(request.tokens)
 
 
@@ -77,9 +77,9 @@ def _elsewhere(cluster: Cluster, request: Request, leaving: Replica | None) -> R
 
 
 def _cure(cluster: Cluster, replica: Replica, leaving: Replica | None, openings: Openings) -> None:
-    """Move the smallest request whose leaving cures the overload; where none does alone, the largest, then again.
+    """Move the smallest request whose departure cures the overload; if there is none, the largest, and repeat.
 
-    Where the request would have to wait for a replica to start it stays, and the engine preempts until then.
+    A request that would have to wait for a replica to start stays, and the engine preempts until then.
     """
     while replica.strain > 0:
         movable = sorted(filter(cluster.may_move, replica.requests.values()), key=lambda q: (q.tokens, q.order))
@@ -93,7 +93,7 @@ def _cure(cluster: Cluster, replica: Replica, leaving: Replica | None, openings:
 
 
 def _empty(cluster: Cluster, leaving: Replica) -> None:
-    """Move the largest request that fits elsewhere off the replica; one in an epoch, as a pair of replicas would."""
+    """Move the largest request that fits elsewhere off the replica: one per epoch, like a pair of replicas."""
     for request in sorted(filter(cluster.may_move, leaving.requests.values()), key=lambda q: (-q.tokens, q.order)):
         target = _elsewhere(cluster, request, leaving)
         if target is not None:

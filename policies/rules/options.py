@@ -1,6 +1,6 @@
-"""A policy's options: fields of its dataclass with a default, a meaning and a range, which a user may set by text.
+"""A policy's options: fields of its dataclass with a default, a description and a range, which users set as text.
 
-Fields of other types than numbers, booleans and enums are no options.
+Only fields that are numbers, booleans or enums are options.
 """
 
 import math
@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Protocol, get_type_hints
 
 Value = bool | int | float | Enum
 
-HEADROOM = "Seconds of every request's growth that are kept free where a request is placed."
-"""What `headroom_s` means in every policy."""
+HEADROOM = "Seconds of every request's growth that a placement keeps free on its replica."
+"""The description of `headroom_s` in every policy."""
 
 
 class Configured(Protocol):
@@ -21,13 +21,13 @@ class Configured(Protocol):
 
 
 def about(doc: str, *, least: float | None = None, most: float | None = None) -> dict[str, Any]:
-    """The metadata of a field that is an option: what it means and, for a number, its range, ends included."""
+    """The metadata of a field that is an option: its description and, for a number, its range, ends included."""
     return {"doc": doc, "least": least, "most": most}
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option: what it is called, what it means, and what it may be set to."""
+    """One option: its name, type, default, description and range."""
 
     name: str
     type: type[Value]
@@ -37,7 +37,7 @@ class Option:
     most: float | None = None
 
     def read(self, text: str) -> Value:
-        """The value that the text stands for. Raises `ValueError` with a sentence that says what is allowed."""
+        """Parse a value. Raises `ValueError` for text that is no allowed value; its message lists the allowed ones."""
         try:
             value = _read(self.type, text)
         except (KeyError, ValueError):
@@ -48,7 +48,7 @@ class Option:
 
     @property
     def allowed(self) -> str:
-        """The values it may have, in words."""
+        """The allowed values, as text."""
         if issubclass(self.type, bool):
             return "true or false"
         if issubclass(self.type, Enum):

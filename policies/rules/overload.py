@@ -1,4 +1,4 @@
-"""What a policy that does not migrate does when requests outgrow their replica. The paper leaves it open."""
+"""The reaction of policies without migration to requests that outgrow their replica. The paper leaves it open."""
 
 from enum import StrEnum
 from operator import attrgetter
@@ -10,7 +10,7 @@ from policies.cluster.replica import Replica, Request
 class Overload(StrEnum):
     """EVICT: the youngest requests give up their KV blocks and are prefilled again where there is room.
 
-    STALL: nothing is done; the engine preempts requests, and they wait on their replica, as in vLLM.
+    STALL: the policy does nothing; the engine preempts requests, and they wait on their replica, as in vLLM.
     """
 
     EVICT = "evict"
@@ -18,7 +18,7 @@ class Overload(StrEnum):
 
 
 def relieve(cluster: Cluster, rule: Overload) -> list[Request]:
-    """Evict what the rule demands, and return it."""
+    """Evict the requests that the rule selects, and return them."""
     if rule is Overload.STALL:
         return []
     evicted = [request for replica in cluster.overloaded() for request in victims(replica)]
@@ -28,9 +28,9 @@ def relieve(cluster: Cluster, rule: Overload) -> list[Request]:
 
 
 def victims(replica: Replica) -> list[Request]:
-    """The youngest requests that may leave, as many as cure the overload, and of those only the ones that it takes.
+    """The youngest movable requests that together cure the overload, without those that turn out to be unnecessary.
 
-    The order is vLLM's: the last to come is preempted first. Where even all of them would not do, all are returned.
+    The order is vLLM's: the latest arrival is preempted first. Returns all movable requests if even these are too few.
     """
     over = replica.overload
     chosen: list[Request] = []

@@ -1,4 +1,4 @@
-"""What a policy is: two functions of the cluster, one for a single arrival and one for an epoch."""
+"""The policy protocol: two functions of the cluster, one for a single arrival and one for an epoch."""
 
 from collections.abc import Callable, Set
 from typing import Protocol
@@ -9,34 +9,33 @@ from policies.cluster.replica import Replica, Request
 from policies.model import ReplicaId
 
 Barred = Set[ReplicaId]
-"""Replicas on which a request must not be placed."""
+"""Replicas that are excluded from a placement."""
 
 NONE: Barred = frozenset()
 
 
 def outside(barred: Barred) -> Callable[[Replica], bool] | None:
-    """Accepts all replicas but the barred ones; None where that is all of them."""
+    """A filter that accepts all replicas but the barred ones; None if no replica is barred."""
     return (lambda replica: replica.id not in barred) if barred else None
 
 
 class Policy(Protocol):
-    """Decides where requests live. It keeps no state of its own: the same cluster and changes, the same outcome."""
+    """The rule that assigns requests to replicas. It has no state: equal clusters and changes give equal outcomes."""
 
     @property
     def headroom_s(self) -> float:
-        """Seconds of every request's growth that the policy wants kept free."""
+        """Seconds of every request's growth to keep free."""
         ...
 
     def place(self, cluster: Cluster, request: Request, barred: Barred = NONE) -> Replica | None:
-        """Where an arriving request goes without moving any other; None if it fits on no replica but `barred` ones.
-
-        Changes nothing.
+        """The replica for an arriving request without moving any other; None if it fits on no replica that is not
+        `barred`. Does not change the cluster.
         """
         ...
 
     def rebalance(self, cluster: Cluster, changes: Changes) -> None:
         """React to an epoch's changes by `cluster.place`, `move`, `evict` and `open`.
 
-        Whatever is still waiting afterwards is queued. Emptied replicas are left for the caller to close.
+        Requests that still wait afterwards are queued. The caller closes emptied replicas.
         """
         ...

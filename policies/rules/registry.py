@@ -1,4 +1,4 @@
-"""The policies by name, and how text chooses one and its options: `load_balance:drain=true,spare=0.1`."""
+"""The policies by name, and the parser of policy texts: `load_balance:drain=true,spare=0.1`."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -25,38 +25,38 @@ POLICIES: Mapping[str, ConfigurablePolicy] = {
     "mell_repaired": mell_repaired(),
     "pack": Pack(),
 }
-"""Every policy under its name, with the options that it has if none are given."""
+"""Every policy by name, with its default options."""
 
 
 def policy(spec: str) -> Policy:
-    """The policy that `name` or `name:option=value,option=value` stands for.
+    """Parse `name` or `name:option=value,option=value` into a policy.
 
-    Raises `ValueError` for a name, an option or a value that does not exist; the message says what does.
+    Raises `ValueError` for an unknown name or option or a value out of range; the message lists the allowed ones.
     """
     name, colon, settings = spec.partition(":")
     if name not in POLICIES:
         raise ValueError(f"there is no policy {name!r}, only {', '.join(POLICIES)}")
-    return replace(POLICIES[name], **_given(name, settings.split(",") if colon else []))
+    return replace(POLICIES[name], **_values(name, settings.split(",") if colon else []))
 
 
 def options() -> dict[str, tuple[Option, ...]]:
-    """Every policy's options with their defaults and meanings, for `--help` and the documentation."""
+    """Every policy's options with their defaults and descriptions, for `--help` and the documentation."""
     return {name: options_of(choice) for name, choice in POLICIES.items()}
 
 
-def _given(name: str, settings: list[str]) -> dict[str, Value]:
-    known = {o.name: o for o in options_of(POLICIES[name])}
-    given: dict[str, Value] = {}
+def _values(name: str, settings: list[str]) -> dict[str, Value]:
+    options = {o.name: o for o in options_of(POLICIES[name])}
+    values: dict[str, Value] = {}
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals:
             raise ValueError(f"{name}: {setting!r} is not of the form option=value")
-        if key not in known:
-            raise ValueError(f"{name} has no option {key!r}, only {', '.join(known)}")
-        if key in given:
+        if key not in options:
+            raise ValueError(f"{name} has no option {key!r}, only {', '.join(options)}")
+        if key in values:
             raise ValueError(f"{name}: {key} is given twice")
         try:
-            given[key] = known[key].read(text)
+            values[key] = options[key].read(text)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
-    return given
+    return values

@@ -1,4 +1,4 @@
-"""Allocate (Fig. 10): where a request goes that arrives, or that another operation has lifted."""
+"""Allocate (Fig. 10): the replica for an arrival, or for a request that another operation has lifted."""
 
 from collections.abc import Iterator
 from itertools import chain
@@ -12,9 +12,9 @@ from policies.rules.mell.work import Work
 
 
 def allocate(work: Work, unit: Unit) -> bool:
-    """Put a unit somewhere, and say whether that was possible.
+    """Put a unit on a replica. Returns True if that was possible.
 
-    For what finds no room a replica is started. Until then an arrival waits, and what was lifted goes home.
+    For a unit without room a replica is started. Until then an arrival waits, and a lifted unit goes home.
     """
     placed = allocated(work, unit)
     if not placed:
@@ -26,7 +26,7 @@ def allocate(work: Work, unit: Unit) -> bool:
 
 
 def allocated(work: Work, unit: Unit) -> bool:
-    """Put a unit on a running replica, and say whether there was one for it."""
+    """Put a unit on a running replica. Returns True if there was one for it."""
     board = work.board
     for replica in chain(named(board, unit), work.reading.others(board, unit)):
         if settle_in(work, unit, replica):
@@ -42,9 +42,9 @@ def allocated(work: Work, unit: Unit) -> bool:
 
 
 def settle_in(work: Work, unit: Unit, replica: Replica) -> bool:
-    """Put a unit on a replica, if need be after the TINY units in its way have been allocated elsewhere.
+    """Put a unit on a replica, if necessary after allocating the TINY units in its way elsewhere.
 
-    False, and nothing has changed, if it cannot be had.
+    Returns False, and changes nothing, if that is impossible.
     """
     in_the_way = work.in_the_way(unit, replica)
     if in_the_way is None:
@@ -62,8 +62,8 @@ def settle_in(work: Work, unit: Unit, replica: Replica) -> bool:
 def named(board: Board, unit: Unit) -> Iterator[Replica]:
     """The replicas that Fig. 10 names for a unit, the preferred one first.
 
-    A hole that an earlier operation of this epoch left is as good as the most recently activated replica, and spares
-    the move that would refill it.
+    A hole from an earlier operation of this epoch is as good as the most recently activated replica, and filling it
+    saves the move that would refill it.
     """
     if unit.kind is Kind.LARGE:
         return
@@ -78,6 +78,6 @@ def named(board: Board, unit: Unit) -> Iterator[Replica]:
 
 
 def anywhere(board: Board, unit: Unit) -> Replica | None:
-    """The replica of the highest priority, of whatever category, where the unit fits as things are."""
+    """The replica of the highest priority, of any category, with room for the unit."""
     found = [replica for replica in (board.best(category, unit) for category in CATEGORIES) if replica]
     return max(found, key=lambda replica: (board.weights.workload(replica), -replica.order), default=None)

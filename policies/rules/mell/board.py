@@ -1,7 +1,7 @@
-"""The cluster as the paper's operations ask about it: by category, by priority, by time of activation.
+"""Indexes of the cluster for the paper's operations: by category, by priority, by time of activation.
 
-Built when first asked and then kept right, replica by replica, by whoever changes one and says so with `touch`. So an
-operation costs what it touches, not a look at every replica.
+The first query builds the indexes; later ones update only the replicas that `touch` has marked. So the cost of an
+operation depends on the replicas that it changes, not on the size of the cluster.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -17,16 +17,16 @@ from policies.rules.mell.units import Unit, largest_first, tiny_units
 from policies.rules.policy import NONE, Barred
 
 CATEGORIES = (Kind.TINY, Kind.SMALL, Kind.MEDIUM, Kind.LARGE)
-"""A replica is of the category of its largest request; multi-items are TINY."""
+"""A replica's category is the class of its largest request; multi-items are TINY."""
 
 
 @dataclass(slots=True, eq=False)
 class _Face:
-    """What the indexes say of a replica. `category` is None when nothing is on it.
+    """One replica's entries in the indexes. `category` is None for an empty replica.
 
-    `middles` are its SMALL and MEDIUM requests, for one of the category SMALL or MEDIUM; `single` says that it is a
-    LARGE one without any. `cleared` says that it is ranked by the room without
-    TINY units. `hole` is the class of a request that has left it.
+    `middles` are the SMALL and MEDIUM requests of a SMALL or MEDIUM replica. `single` marks a LARGE replica without
+    such requests, `cleared` a replica that is ranked by its room without TINY units, too. `hole` is the class of a
+    request that has left the replica.
     """
 
     category: Kind | None
@@ -39,7 +39,7 @@ class _Face:
 
 @dataclass(slots=True, eq=False)
 class Board:
-    """RUNNING replicas but the barred ones, indexed. With `clears` room may be made by moving TINY units away."""
+    """The indexed RUNNING replicas, without the barred ones. With `clears`, moving TINY units away may make room."""
 
     cluster: Cluster
     weights: Weights
@@ -61,34 +61,34 @@ class Board:
         self._touched = {r.id: r for r in self.cluster.running() if r.id not in self.barred}
 
     def touch(self, replica: Replica) -> None:
-        """Something on that replica has changed."""
+        """Mark a changed replica."""
         if replica.state is _RUNNING:
             self._touched[replica.id] = replica
             self._units.pop(replica.id, None)
             self.log.append(replica)
 
     def mark_hole(self, replica: Replica, kind: Kind) -> None:
-        """A request of that class has left a replica of that category, and nothing has been moved there for it."""
+        """Note that a request of class `kind` has left the replica, and no move has refilled its place."""
         self._holed[replica.id] = kind
         self.touch(replica)
 
     # --- questions about one replica ------------------------------------------------------------------
 
     def category(self, replica: Replica) -> Kind | None:
-        """The category of a replica, None if it is empty or not running."""
+        """The category of a replica; None if it is empty or not running."""
         self._refresh()
         face = self._faces.get(replica.id)
         return face.category if face else None
 
     def need(self, unit: Unit) -> int:
-        """The room that a unit asks for; beyond its size no more than an empty replica has."""
+        """The room that a unit needs: its size and headroom, but no more than an empty replica has."""
         tokens, cluster = unit.tokens, self.cluster
         return max(tokens, min(tokens + cluster.headroom * len(unit.requests), cluster.capacity))
 
     def fits(self, unit: Unit, replica: Replica) -> bool:
-        """Whether the unit may go there as things are.
+        """True if the replica has room for the unit now.
 
-        Blocks that are still held for what has left count as used, but not for what returns to them.
+        Blocks held for requests that have left count as used, except for a unit that returns to its home.
         """
         count = len(replica.requests)
         if replica.state is not _RUNNING or count + len(unit.requests) > replica.max_requests:
@@ -98,7 +98,7 @@ class Board:
         return self.need(unit) <= replica.room
 
     def tiny_units(self, replica: Replica) -> list[Unit]:
-        """The TINY units of a replica, formed of those requests that may move, the largest first."""
+        """The TINY units among a replica's movable requests, the largest first."""
         units = self._units.get(replica.id)
         if units is None:
             units = tiny_units(replica, self.cluster.classes, self.cluster.may_move)
@@ -113,23 +113,23 @@ class Board:
         return next(fitting, None)
 
     def largest_request(self, donor: Replica, replica: Replica) -> Request | None:
-        """The largest request of one replica that may move and fits on another."""
+        """The largest movable request of one replica that fits on another."""
         room, cluster = replica.room, self.cluster
         fitting = (q for q in donor.requests.values() if q.tokens <= room and cluster.may_move(q))
         fitting = (q for q in fitting if cluster.fits(q, replica))
         return max(fitting, key=lambda request: (request.tokens, -request.order), default=None)
 
     def could_fit(self, unit: Unit, replica: Replica) -> bool:
-        """Whether the unit may go there once TINY units that are in the way have left."""
+        """True if the replica has room for the unit once TINY units in its way have left."""
         seats = len(replica.requests) + len(unit.requests) <= replica.max_requests
         return seats and replica.state is _RUNNING and self.need(unit) <= self._firm_room(replica)
 
     # --- questions about all of them ------------------------------------------------------------------
 
     def best(self, category: Kind, unit: Unit) -> Replica | None:
-        """The replica of the highest priority in a category where the unit fits.
+        """The replica of the highest priority in a category with room for the unit.
 
-        Where moves take time its home comes first: what stays needs no move and frees what is held for it.
+        If moves take time, the unit's home comes first: staying needs no move, and frees the blocks held for the move.
         """
         home = unit.home
         if home and self.cluster.holds and self.category(home) is category and self.fits(unit, home):
@@ -137,13 +137,13 @@ class Board:
         return self._best(self._ranked[category], unit)
 
     def best_hole(self, unit: Unit) -> Replica | None:
-        """The replica of the highest priority that a request of the unit's class has left, and where it fits."""
+        """The replica of the highest priority with a hole of the unit's class and room for the unit."""
         return self._best(self._holes[unit.kind], unit)
 
     def best_cleared(self, category: Kind, unit: Unit) -> Replica | None:
-        """The replica of the highest priority in a category where the unit fits once TINY units have left.
+        """The replica of the highest priority in a category with room for the unit once TINY units have left.
 
-        Of the LARGE ones only those without a SMALL or MEDIUM request: there is no room for another.
+        A LARGE replica with a SMALL or MEDIUM request is no candidate: it has no room for another one.
         """
         home = unit.home
         if home and self.cluster.holds and self.category(home) is category and self.fits(unit, home):
@@ -156,7 +156,7 @@ class Board:
         return self._cleared[category].best(self.need(unit), lambda replica: self.could_fit(unit, replica))
 
     def single(self, replica: Replica) -> bool:
-        """Whether it has a LARGE request but no SMALL or MEDIUM one."""
+        """True if the replica has a LARGE request but no SMALL or MEDIUM one."""
         self._refresh()
         face = self._faces.get(replica.id)
         return face is not None and face.single
@@ -170,7 +170,7 @@ class Board:
         return None
 
     def latest_with_tiny(self, category: Kind, after: Replica) -> Replica | None:
-        """The most recently activated replica of a category that has TINY units, if it is a later one than `after`."""
+        """The most recently activated replica of a category with TINY units, if it is more recent than `after`."""
         for replica in self.by_recency(category):
             if replica.order <= after.order:
                 return None
@@ -184,7 +184,7 @@ class Board:
         return (replica for _, replica in reversed(self._recent[category]))
 
     def idle(self, unit: Unit) -> Replica | None:
-        """A replica on which there is nothing and that takes the unit: its home, or else the oldest."""
+        """An empty replica with room for the unit: its home, or else the oldest."""
         self._refresh()
         home = unit.home
         if home and not home.requests and self.fits(unit, home):
@@ -192,13 +192,13 @@ class Board:
         return next((replica for _, replica in self._idle if self.fits(unit, replica)), None)
 
     def largest_middle(self, replica: Replica) -> Request | None:
-        """The largest SMALL or MEDIUM request on a SMALL or MEDIUM replica that could move to this one."""
+        """The largest SMALL or MEDIUM request on a SMALL or MEDIUM replica that could move to `replica`."""
         for request in self._middles_below(self._firm_room(replica)):
             return request
         return None
 
     def preferred_middle(self, replica: Replica) -> Request | None:
-        """Such a request from the replica that has the highest priority for this one; the largest there."""
+        """As `largest_middle`, but from the donor that has the highest priority for `replica`; the largest there."""
         best: tuple[float, int, int] | None = None
         found = None
         for request in self._middles_below(self._firm_room(replica)):
@@ -215,14 +215,14 @@ class Board:
         return ranking.best(self.need(unit), None if len(unit.requests) == 1 else lambda r: self.fits(unit, r))
 
     def _firm_room(self, replica: Replica) -> int:
-        """The room of a replica without those of its TINY units that may move."""
+        """The room of a replica without its movable TINY units."""
         if not self.clears:
             return replica.room
         tiny = (q for q in replica.requests.values() if q.kind <= _TINY and self.cluster.may_move(q))
         return replica.room + sum(q.tokens + replica.headroom for q in tiny)
 
     def _middles_below(self, room: int) -> Iterator[Request]:
-        """SMALL and MEDIUM requests for which that room is enough and that may move, the largest first."""
+        """Movable SMALL and MEDIUM requests that fit into `room`, the largest first."""
         self._refresh()
         end = bisect_right(self._middles, (room - self.cluster.headroom, _LAST))
         for index in range(end - 1, -1, -1):
@@ -288,4 +288,4 @@ class Board:
 _RUNNING = ReplicaState.RUNNING
 _TINY, _SMALL, _MEDIUM, _LARGE = CATEGORIES
 _LAST = 1
-"""Above every `-order` that an entry has."""
+"""Greater than the `-order` of every entry."""

@@ -1,7 +1,7 @@
-"""Depart (Fig. 10): what becomes of a replica that a request has left, by its end or by growing into another class.
+"""Depart (Fig. 10): refilling replicas that a request has left, by its end or by growing into another class.
 
-A departure only notes the hole. It is refilled after all allocations, with what then still fits: if a request has
-been allocated there meanwhile nothing may be left to move (section VI-C, removing unnecessary movement).
+A departure only notes the hole. Refills come after all allocations and use the room that is then left: a hole that an
+allocation has filled needs no move (section VI-C, removing unnecessary movement).
 """
 
 from operator import attrgetter
@@ -17,14 +17,14 @@ from policies.rules.mell.work import Work
 
 
 class Earlier:
-    """The categories that replicas had before the epoch's departures and growth.
+    """The categories of replicas before the epoch's departures and growth.
 
-    The paper has a request depart with its old class from a replica of its old category. (An independent simulation
-    that took the new ones used 3 to 8 % more replicas.)
+    In the paper a request departs with its old class from a replica of its old category. (An independent simulation
+    with the new class and category used 3 to 8 % more replicas.)
     """
 
     def __init__(self, changes: Changes) -> None:
-        self._known: dict[ReplicaId, Kind] = {}
+        self._categories: dict[ReplicaId, Kind] = {}
         self._gone: dict[ReplicaId, list[Kind]] = {}
         self._was: dict[ReplicaId, dict[RequestId, Kind]] = {}
         for departure in changes.departed:
@@ -34,23 +34,23 @@ class Earlier:
                 self._was.setdefault(crossing.request.replica.id, {})[crossing.request.id] = crossing.was
 
     def category(self, replica: Replica) -> Kind:
-        """The category of a replica; to be asked first while its requests are where they were."""
-        known = self._known.get(replica.id)
-        if known is None:
+        """The earlier category of a replica. The first call, before the replica's requests change, fixes it."""
+        category = self._categories.get(replica.id)
+        if category is None:
             kinds = [request.kind for request in replica.requests.values()]
             was = self._was.get(replica.id)
             if was:
                 kinds = [was.get(request.id, request.kind) for request in replica.requests.values()]
-            known = self._known[replica.id] = max(Kind.TINY, *kinds, *self._gone.get(replica.id, ()))
-        return known
+            category = self._categories[replica.id] = max(Kind.TINY, *kinds, *self._gone.get(replica.id, ()))
+        return category
 
 
 MOST_FILLINGS = 2
-"""How much fills a hole for which Fig. 10 names nothing that fits: a third unit was seen to gain nothing."""
+"""The most units that fill a hole for which Fig. 10 names no fitting one. In simulations a third one gained nothing."""
 
 
 def depart(work: Work, departure: Departure, earlier: Earlier) -> None:
-    """Note what the end of a request leaves to be done; rule 4: what was beside a LARGE one is allocated anew."""
+    """Note the hole that a request leaves. Rule 4: the units beside a LARGE request are allocated anew."""
     replica = departure.replica
     category = earlier.category(replica)
     if departure.kind is Kind.LARGE:
@@ -65,9 +65,9 @@ def depart(work: Work, departure: Departure, earlier: Earlier) -> None:
 
 
 def refill(work: Work, hole: Hole) -> None:
-    """Move something into a hole, by the rule for its class and for the category of its replica.
+    """Move a unit into a hole, by the rule for its class and for the category of its replica.
 
-    A replica that is empty by now is to be closed.
+    The hole of a replica that is empty by now stays, since the caller closes that replica.
     """
     category = work.board.category(hole.replica)
     if category is None:
@@ -92,9 +92,9 @@ def _fill(work: Work, hole: Hole) -> None:
 
 
 def _refill_tiny(work: Work, hole: Hole) -> bool:
-    """Rule 2: for a TINY replica from the latest TINY or MEDIUM one, for another from the latest TINY one.
+    """Rule 2: refill a TINY replica from the latest TINY or MEDIUM one, any other from the latest TINY one.
 
-    Rule 1, nothing for the latest of its category, follows: a TINY replica takes from later ones only.
+    Rule 1, no refill for the latest of its category, follows: a TINY replica takes units only from later ones.
     """
     board, replica = work.board, hole.replica
     if hole.category is not Kind.TINY:
@@ -111,9 +111,9 @@ def _refill_tiny(work: Work, hole: Hole) -> bool:
 
 
 def _refill_middle(work: Work, hole: Hole) -> bool:
-    """Rule 3 for a SMALL or MEDIUM replica: from the latest one of the same class, the largest that fits.
+    """Rule 3 for a SMALL or MEDIUM replica: take the largest fitting request of the latest replica of the same class.
 
-    By rule 1 there is nothing to do when this one is the latest. TINY units that are in the way are allocated anew.
+    By rule 1 the latest replica itself gets no refill. TINY units in the way are allocated anew.
     """
     board, replica = work.board, hole.replica
     donor = board.latest(hole.kind, other_than=replica)
@@ -127,7 +127,7 @@ def _refill_middle(work: Work, hole: Hole) -> bool:
 def _refill_large(work: Work, hole: Hole) -> bool:
     """Rule 3 for a LARGE replica, and rule 3 of Allocate for a new one, whose hole is of the class LARGE.
 
-    What the moved request leaves on its own replica is a hole in turn.
+    The moved request leaves a hole on its own replica in turn.
     """
     board, replica = work.board, hole.replica
     if not board.single(replica):
@@ -142,7 +142,7 @@ def _refill_large(work: Work, hole: Hole) -> bool:
 
 
 def _moved(work: Work, unit: Unit, replica: Replica) -> bool:
-    """Move a unit there and say so, or do nothing."""
+    """Move a unit to the replica. Returns False, and changes nothing, if that is impossible."""
     if not work.can_lift([unit]):
         return False
     mark = work.mark()

@@ -1,4 +1,4 @@
-"""Fig. 10 as it is printed, completed where it says nothing and as little as possible."""
+"""Fig. 10 as printed, with the least additions where it is incomplete."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ class Literal:
     """The reading of the policy `mell`."""
 
     def keeps_place(self, crossing: Crossing, category: Kind) -> bool:
-        """Update, rules 1 and 2: only what becomes LARGE on a MEDIUM replica stays, and what leaves a multi-item.
+        """Update, rules 1 and 2: a request stays that grows to LARGE on a MEDIUM replica, or out of a multi-item.
 
-        What shrinks (a report corrects what was known) stays too.
+        A request that shrinks, because a report corrects its size, stays as well.
         """
         kind = crossing.request.kind
         if kind is Kind.LARGE:
@@ -26,12 +26,12 @@ class Literal:
         return kind <= max(crossing.was, Kind.TINY)
 
     def leaves_alone(self, board: Board, replica: Replica, category: Kind) -> bool:
-        """Depart, rule 1, category by category."""
+        """Depart, rule 1, for each category: the latest replica gets no refill."""
         latest = board.latest(category)
         return latest is None or latest.order <= replica.order
 
     def surplus(self, board: Board, replica: Replica) -> Iterator[list[Unit]]:
-        """Update, rules 2 and 3: everything but the LARGE request. Elsewhere (not in the paper) TINY units first."""
+        """Update, rules 2 and 3: all but the LARGE request. On other replicas (not in the paper) TINY units first."""
         classes, movable = board.cluster.classes, board.cluster.may_move
         largest = max(replica.requests.values(), key=lambda request: (request.tokens, -request.order))
         everything = units(replica, classes, movable)
@@ -44,7 +44,7 @@ class Literal:
                 yield few
 
     def others(self, board: Board, unit: Unit) -> Iterator[Replica]:
-        """None for SMALL, MEDIUM and LARGE; for TINY (rule 1 names no M-replica) whatever takes them."""
+        """None for SMALL, MEDIUM and LARGE; SMALL and TINY replicas for TINY (rule 1 names none of them)."""
         if unit.kind is Kind.TINY:
             for category in (Kind.SMALL, Kind.TINY):
                 replica = board.best(category, unit)
@@ -52,14 +52,14 @@ class Literal:
                     yield replica
 
     def activate(self, board: Board, unit: Unit) -> Replica | None:
-        """A new one: what has been emptied in this epoch is an old one, and "most recently activated" tells them apart.
+        """A new replica: one emptied in this epoch is old, and would be in the way of "most recently activated".
 
-        Where a new one takes its time to start, an empty one comes first.
+        If new replicas take time to start, an empty one comes first.
         """
         if board.cluster.starts_as is ReplicaState.RUNNING:
             return board.cluster.open() or board.idle(unit)
         return board.idle(unit)
 
     def filling(self, board: Board, hole: Hole) -> Unit | None:
-        """Nothing."""
+        """None: the paper fills no other holes."""
         return None

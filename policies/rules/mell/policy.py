@@ -24,38 +24,38 @@ from policies.rules.policy import NONE, Barred
 class Mell:
     """Allocate, Depart and Update of Fig. 10 in one of two readings.
 
-    Called with all the changes of an epoch it batches them; called with each by itself it is Algorithm 1.
+    A call with all the changes of an epoch batches them; one call per change is Algorithm 1.
     """
 
     headroom_s: float = field(default=0.0, metadata=about(HEADROOM, least=0))
     memory_weight: float = field(
-        default=1.0, metadata=about("What a replica's free share adds to its priority.", least=0)
+        default=1.0, metadata=about("The weight of a replica's free share in its priority.", least=0)
     )
     request_weight: float = field(
-        default=0.01, metadata=about("What each request on a replica takes from its priority.", least=0)
+        default=0.01, metadata=about("The reduction of a replica's priority by each of its requests.", least=0)
     )
     same_node_weight: float = field(
-        default=1.0, metadata=about("What being on the same node adds to a replica's priority for a move.", least=0)
+        default=1.0, metadata=about("The bonus for a replica on the same node in its priority for a move.", least=0)
     )
     reading: Reading = field(default_factory=Literal)
 
     @property
     def weights(self) -> Weights:
-        """What a priority is made of."""
+        """The weights in a replica's priority."""
         return Weights(self.memory_weight, self.request_weight, self.same_node_weight)
 
     def place(self, cluster: Cluster, request: Request, barred: Barred = NONE) -> Replica | None:
-        """Where Allocate puts the request if it may not move any other nor activate a replica."""
+        """The replica that Allocate chooses if it may neither move another request nor activate a replica."""
         board = Board(cluster, self.weights, clears=False, barred=barred)
         unit = single(request)
         chosen = next(named(board, unit), None) or next(self.reading.others(board, unit), None)
         return chosen or board.idle(unit) or anywhere(board, unit)
 
     def rebalance(self, cluster: Cluster, changes: Changes) -> None:
-        """Section VI-C: (1) departures and (2) updates, noting what they would move, (3) allocations, (4) the rest.
+        """Section VI-C: (1) departures and (2) updates, both deferring their moves, (3) allocations, (4) refills.
 
-        Where replicas are scarce what was lifted may not all find room again. Then only overloads are seen to, one by
-        one, as far as there is room.
+        With scarce replicas some lifted units may find no room again. Then the call starts over and only cures
+        overloads, one by one, as far as there is room.
         """
         work = Work(Board(cluster, self.weights, clears=not cluster.holds), self.reading)
         mark = work.mark()
@@ -67,13 +67,13 @@ class Mell:
                 relieve_at_once(work, replica)
         for request in changes.waiting:
             allocate(work, single(request))
-        for hole in work.holes:  # grows on the way: a refill leaves a hole elsewhere
+        for hole in work.holes:  # the list grows in the loop: a refill leaves a hole elsewhere
             if not work.is_filled(hole):
                 refill(work, hole)
 
 
 def _lift(work: Work, changes: Changes) -> None:
-    """Steps (1) and (2), and what growth within a class demands."""
+    """Steps (1) and (2), and the overloads by growth within a class."""
     earlier = Earlier(changes)
     for departure in changes.departed:
         depart(work, departure, earlier)
@@ -84,10 +84,10 @@ def _lift(work: Work, changes: Changes) -> None:
 
 
 def mell() -> Mell:
-    """The paper's algorithm, faithfully."""
+    """The paper's algorithm as printed."""
     return Mell()
 
 
 def mell_repaired(headroom_s: float = 4.0) -> Mell:
-    """The same without its waste, and with room kept free for `headroom_s` seconds of growth."""
+    """The paper's algorithm without unnecessary moves and activations, and with `headroom_s` seconds of growth free."""
     return Mell(headroom_s=headroom_s, reading=Repaired())

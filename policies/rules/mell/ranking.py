@@ -1,6 +1,6 @@
-"""The paper's two priorities (section VI-C), and replicas ranked by them, to find the first one with enough room.
+"""The paper's two priorities (section VI-C), and a ranking of replicas that finds the first one with enough room.
 
-A replica has a priority for an arrival, and another one for a move from a given replica.
+A replica has a priority for an arrival, and another one as the partner of a given replica in a move.
 """
 
 from bisect import bisect_left, insort
@@ -12,10 +12,10 @@ from policies.cluster.replica import Replica
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What a priority is made of. The paper leaves the weights to the provider of the service.
+    """The weights in a priority. The paper leaves them to the provider of the service.
 
-    `memory` is for a replica that is all free, `request` is taken off for each request that it has, and `same_node`
-    is added for a replica on the same node.
+    `memory` is the priority of an entirely free replica, `request` the reduction for each of its requests, and
+    `same_node` the bonus for a replica on the same node.
     """
 
     memory: float
@@ -27,33 +27,33 @@ class Weights:
         return self.memory * replica.free / replica.capacity - self.request * len(replica.requests)
 
     def toward(self, replica: Replica, other: Replica) -> float:
-        """The priority of `other` when `replica` looks for a partner of a move: nearer ones come first."""
+        """The priority of `other` as the partner of `replica` in a move: replicas on the same node come first."""
         return self.workload(other) + (self.same_node if other.node == replica.node else 0.0)
 
 
 @dataclass(slots=True)
 class Ranking:
-    """Replicas by score, the older one first where scores are equal.
+    """Replicas by score; of equal scores the older replica comes first.
 
-    `best` looks from the top, where room is most likely. When nothing has the room it has seen them all: `_ceiling`
-    keeps what it learnt, an upper bound of every room here, so that asking in vain again costs nothing.
+    `best` searches from the top, where room is most likely. A search without result has visited all replicas, so it
+    stores the largest room as `_ceiling`, an upper bound that ends the next such search at once.
     """
 
     _entries: list[tuple[float, int, int, Replica]] = field(default_factory=list)
     _ceiling: int = 0
 
     def add(self, replica: Replica, score: float, room: int) -> None:
-        """Put in a replica that is not in."""
+        """Add a replica that is not in the ranking."""
         insort(self._entries, (score, -replica.order, room, replica))
         if room > self._ceiling:
             self._ceiling = room
 
     def remove(self, replica: Replica, score: float) -> None:
-        """Take out a replica that was put in with that score."""
+        """Remove a replica that was added with that score."""
         del self._entries[bisect_left(self._entries, (score, -replica.order))]
 
     def best(self, need: int, accept: Callable[[Replica], bool] | None = None) -> Replica | None:
-        """The replica of the highest score among those with room for `need` tokens that `accept` agrees to."""
+        """The replica of the highest score with room for `need` tokens for which `accept` is true."""
         if need > self._ceiling:
             return None
         most = 0

@@ -1,4 +1,4 @@
-"""What the paper leaves open, as one port: the two policies share everything but an answer to these questions."""
+"""The open points of the paper as a protocol; the two policies differ only in its implementation."""
 
 from collections.abc import Iterator
 from typing import Protocol
@@ -11,28 +11,28 @@ from policies.rules.mell.units import Hole, Unit
 
 
 class Reading(Protocol):
-    """How Fig. 10 is read. Its methods decide; they change nothing, `activate` apart."""
+    """A reading of Fig. 10. Its methods only decide; of them, `activate` alone may change the cluster."""
 
     def keeps_place(self, crossing: Crossing, category: Kind) -> bool:
-        """Whether a request that changed its class stays on its replica, which was of that category."""
+        """True if a request that has changed its class stays on its replica, which was of that category."""
         ...
 
     def leaves_alone(self, board: Board, replica: Replica, category: Kind) -> bool:
-        """Whether a departure from a replica that was of that category causes no move."""
+        """True if a departure from a replica, which was of that category, causes no move."""
         ...
 
     def surplus(self, board: Board, replica: Replica) -> Iterator[list[Unit]]:
-        """Sets of units, none of them empty, that could leave an overloaded replica; the preferred one first."""
+        """Non-empty sets of units that could leave an overloaded replica, the preferred set first."""
         ...
 
     def others(self, board: Board, unit: Unit) -> Iterator[Replica]:
-        """Replicas that Fig. 10 does not name for the unit, to be tried before another one is activated."""
+        """Replicas that Fig. 10 does not name for the unit, to try before activating another one."""
         ...
 
     def activate(self, board: Board, unit: Unit) -> Replica | None:
-        """A running replica with nothing on it, None if there is none. It may be new."""
+        """An empty running replica, perhaps a new one; None if there is none."""
         ...
 
     def filling(self, board: Board, hole: Hole) -> Unit | None:
-        """What may move into a hole for which Fig. 10 names nothing that fits; asked again until it is None."""
+        """A unit for a hole for which Fig. 10 names no fitting one. Called repeatedly until it returns None."""
         ...

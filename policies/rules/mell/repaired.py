@@ -1,4 +1,4 @@
-"""Fig. 10 with its waste taken out: nothing moves unless it must, and nothing is activated unless it must be."""
+"""Fig. 10 without waste: no unnecessary moves, and no unnecessary activations."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,22 +16,22 @@ class Repaired:
     """The reading of the policy `mell_repaired`."""
 
     def keeps_place(self, crossing: Crossing, category: Kind) -> bool:
-        """A request that changes its class stays: if its replica cannot hold it any more, that is an overload."""
+        """Always: a request that has outgrown its replica is handled as an overload."""
         return True
 
     def surplus(self, board: Board, replica: Replica) -> Iterator[list[Unit]]:
-        """The smallest request that cures the overload, or the few largest that do together."""
+        """The smallest request that cures the overload, or a few of the largest that cure it together."""
         movable = ((q.tokens, q) for q in replica.requests.values() if board.cluster.may_move(q))
         few = fewest(movable, replica.overload)
         if few is not None:
             yield [single(request) for request in few]
 
     def leaves_alone(self, board: Board, replica: Replica, category: Kind) -> bool:
-        """Never: what a departure leaves in the latest replica is as good to fill as any."""
+        """Never: a hole on the latest replica is as good to fill as any."""
         return False
 
     def others(self, board: Board, unit: Unit) -> Iterator[Replica]:
-        """Every replica where the unit fits, then those where it does once TINY units have left."""
+        """Replicas with room for the unit, then those with room once TINY units have left."""
         categories = _OTHERS[unit.kind]
         for category in categories:
             replica = board.best(category, unit)
@@ -44,14 +44,14 @@ class Repaired:
                     yield replica
 
     def activate(self, board: Board, unit: Unit) -> Replica | None:
-        """One that is empty, or a new one."""
+        """An empty replica, or a new one."""
         idle = board.idle(unit)
         if idle or board.cluster.starts_as is not ReplicaState.RUNNING:
             return idle
         return board.cluster.open()
 
     def filling(self, board: Board, hole: Hole) -> Unit | None:
-        """A TINY unit of the latest TINY replica, which is the one to be emptied next, or else one of its requests."""
+        """A TINY unit, or else a request, of the latest TINY replica, which is the next one to empty."""
         replica = hole.replica
         donor = board.latest(Kind.TINY, other_than=replica)
         if donor is None or (hole.category is Kind.TINY and donor.order < replica.order):
@@ -67,4 +67,4 @@ _OTHERS = {
     Kind.MEDIUM: (Kind.MEDIUM, Kind.SMALL, Kind.TINY),
     Kind.LARGE: (Kind.MEDIUM, Kind.SMALL, Kind.TINY),
 }
-"""In which categories room is sought that Fig. 10 does not name: beside requests of the same class first."""
+"""The categories, beyond those that Fig. 10 names, in which a class looks for room; its own category comes first."""

@@ -1,8 +1,8 @@
-"""What the paper moves and places as one: a single request, or a multi-item of grains (section VI-C).
+"""Units of placement and migration: a single request, or a multi-item of grains (section VI-C).
 
-A multi-item is bookkeeping inside one replica: its grains are grouped oldest first whenever somebody asks, so a
-group never has to be kept in step with what arrives, grows and leaves, and re-forming it costs nothing. A unit that
-leaves a replica leaves a hole, which another unit may fill.
+A multi-item is bookkeeping inside one replica: every query groups the grains anew, oldest first. So no group has to be
+kept up to date with arrivals, growth and departures. A unit that leaves a replica leaves a hole, which another unit may
+fill.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,9 +18,9 @@ Item = TypeVar("Item")
 
 
 class Unit(NamedTuple):
-    """Requests that go together. `home` is the replica that they are lifted from, None for an arrival.
+    """Requests that are placed and moved together. `home` is the replica that they are on, None for an arrival.
 
-    Of the paper's four classes: a multi-item is TINY, however small.
+    `kind` is one of the paper's four classes: a multi-item is TINY, however small.
     """
 
     kind: Kind
@@ -37,10 +37,10 @@ def single(request: Request) -> Unit:
 def tiny_units(
     replica: Replica, classes: Classes, accept: Callable[[Request], bool] = lambda request: True
 ) -> list[Unit]:
-    """The TINY requests of a replica and its multi-items, of those requests that `accept` lets through.
+    """The TINY requests and the multi-items of a replica, of the requests for which `accept` is true.
 
-    A group is closed as soon as it is above C/8. A grain is at most C/8, so no group is above C/4; only the last
-    one may be left at C/8 or less.
+    A group is complete as soon as it is above C/8. A grain is at most C/8, so no group is above C/4; only the last
+    group may stay at C/8 or less.
     """
     units = []
     grains = []
@@ -55,20 +55,20 @@ def tiny_units(
 
 
 def units(replica: Replica, classes: Classes, accept: Callable[[Request], bool] = lambda request: True) -> list[Unit]:
-    """Everything on a replica that `accept` lets through, as units."""
+    """The units of all requests on a replica for which `accept` is true."""
     larger = [single(q) for q in replica.requests.values() if q.kind > Kind.TINY and accept(q)]
     return larger + tiny_units(replica, classes, accept)
 
 
 def largest_first(unit: Unit) -> tuple[int, int]:
-    """A key by which the largest unit is the greatest, and of equals the oldest."""
+    """A sort key: the largest unit has the greatest key, of equals the oldest."""
     return unit.tokens, -unit.requests[0].order
 
 
 def fewest(sizes: Iterable[tuple[int, Item]], gap: int) -> list[Item] | None:
-    """Few items whose sizes add up to `gap`: the smallest one that is enough, else the largest one and then more.
+    """A few items whose sizes add up to `gap` or more: the smallest sufficient one, else the largest and then more.
 
-    None if all of them together are not enough.
+    None if all items together are not enough.
     """
     left = sorted(sizes, key=itemgetter(0))
     chosen = []
@@ -102,9 +102,9 @@ _TINY = Kind.TINY
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """A request of class `kind` has left the replica, which had that category with it; both are TINY or above.
+    """The room of a request of class `kind` that has left a replica of that category; both are TINY or larger.
 
-    A replica that a LARGE request has just activated has a hole of the class LARGE: what could be beside it.
+    A replica that a LARGE request has just activated has a hole of the class LARGE: the room beside that request.
     """
 
     replica: Replica

@@ -1,4 +1,4 @@
-"""Update (Fig. 10): what follows from growth, into another class or within one."""
+"""Update (Fig. 10): the reaction to growth into another class, or within one."""
 
 from policies.cluster.changes import Crossing
 from policies.cluster.classes import Kind
@@ -11,7 +11,7 @@ from policies.rules.mell.work import Work
 
 
 def update(work: Work, crossing: Crossing, earlier: Earlier) -> None:
-    """A request has changed its class. It departs, with the class and from the category that were, to be allocated."""
+    """Handle a change of class: the request departs with its old class from the old category, to be allocated anew."""
     request, replica = crossing.request, crossing.request.replica
     if replica is None:
         return
@@ -24,9 +24,9 @@ def update(work: Work, crossing: Crossing, earlier: Earlier) -> None:
 
 
 def relieve(work: Work, replica: Replica) -> None:
-    """Growth has made the replica too small: something departs from it, to be allocated.
+    """Handle an overload by growth: units depart from the replica, to be allocated anew.
 
-    That departs from the category that the replica has by now: it is LARGE if a request has become so.
+    They depart from the replica's current category, which is LARGE if a request has grown to LARGE.
     """
     category = max(Kind.TINY, *(request.kind for request in replica.requests.values()))
     for units in work.reading.surplus(work.board, replica):
@@ -38,7 +38,7 @@ def relieve(work: Work, replica: Replica) -> None:
 
 
 def relieve_at_once(work: Work, replica: Replica) -> None:
-    """Cure an overload if all that it displaces finds room now; else leave it for the engine to preempt requests."""
+    """Cure an overload if all displaced units find room now; otherwise leave it to the engine to preempt requests."""
     if replica.overload <= 0:
         return
     units: list[Unit] = []

@@ -1,7 +1,7 @@
-"""One call of `rebalance` under way: the board, and what the operations of the paper's Fig. 10 leave for later.
+"""The state of one call of `rebalance`: the board, and the work that the operations of Fig. 10 have deferred.
 
-Operation batching (section VI-C) is this: departures and updates only note what they would move, as `Hole`s to be
-refilled and units that have been lifted, and allocations come before refills.
+Operation batching (section VI-C): departures and updates only note `Hole`s to refill and lifted units to allocate;
+allocations come before refills.
 """
 
 from collections import Counter
@@ -20,9 +20,9 @@ from policies.rules.mell.units import Hole, Unit, fewest
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """The state of one call. Everything that changes the cluster goes through here, so that the board stays right.
+    """The state of one call. All changes to the cluster go through its methods, so that the board stays up to date.
 
-    `_was` is what a replica held, in tokens and requests, before anything was lifted from it.
+    `_was` has a replica's load in tokens and its number of requests before the first unit was lifted from it.
     """
 
     board: Board
@@ -36,16 +36,16 @@ class Work:
 
     @property
     def cluster(self) -> Cluster:
-        """The cluster that is decided on."""
+        """The cluster under decision."""
         return self.board.cluster
 
     def can_lift(self, units: Sequence[Unit]) -> bool:
-        """Whether all of these may leave their replicas, within what may still be moved in this epoch."""
+        """True if all these units may leave their replicas within the epoch's remaining moves."""
         requests = [request for unit in units for request in unit.requests]
         return len(requests) <= self.cluster.moves_left and all(map(self.cluster.may_move, requests))
 
     def lift(self, unit: Unit, reason: Reason) -> None:
-        """Take a unit off its replica; it must be put somewhere before the call ends."""
+        """Take a unit off its replica. It must be put on a replica before the call ends."""
         home = unit.home
         assert home is not None, "an arrival has no replica to be lifted from"
         self._was.setdefault(home.id, (home.load, len(home.requests)))
@@ -55,18 +55,18 @@ class Work:
         self.board.touch(home)
 
     def lift_later(self, unit: Unit, reason: Reason) -> None:
-        """Take a unit off its replica, to be allocated when all departures and updates are known."""
+        """Take a unit off its replica, to be allocated after all departures and updates."""
         self.lift(unit, reason)
         self.lifted.append(unit)
 
     def put(self, unit: Unit, replica: Replica) -> None:
-        """Place a unit there."""
+        """Put a unit on a replica."""
         for request in unit.requests:
             self.cluster.place(request, replica)
         self.board.touch(replica)
 
     def in_the_way(self, unit: Unit, replica: Replica) -> list[Unit] | None:
-        """The TINY units that must leave the replica before the unit fits there. None if that cannot be had."""
+        """The TINY units that must leave the replica to make room for the unit; None if they cannot."""
         if self.board.fits(unit, replica):
             return []
         if not self.board.could_fit(unit, replica):
@@ -77,22 +77,22 @@ class Work:
         return chosen if chosen is not None and self.can_lift(chosen) else None
 
     def leave_hole(self, hole: Hole) -> None:
-        """Note what is to be refilled when all allocations are done."""
+        """Note a hole, to be refilled after all allocations."""
         self.holes.append(hole)
         if hole.kind is hole.category and hole.kind is not Kind.LARGE:
             self.board.mark_hole(hole.replica, hole.kind)
 
     def fill_hole(self, unit: Unit) -> None:
-        """What has been allocated takes the place of a unit of its class that has left the replica.
+        """Count an allocated unit as the filling of a hole of its class on its replica.
 
-        A LARGE one takes no place; it rather makes one, beside it.
+        A LARGE unit fills no hole; it leaves one, beside itself.
         """
         replica = unit.requests[0].replica
         if replica is not None and unit.kind is not Kind.LARGE:
             self._filled[replica.id, unit.kind] += 1
 
     def is_filled(self, hole: Hole) -> bool:
-        """Whether something has been allocated that takes this hole, which it then has used up."""
+        """True if an allocated unit fills this hole. Each unit fills one hole: the call uses it up."""
         place = hole.replica.id, hole.kind
         filled = self._filled[place] > 0
         self._filled[place] -= filled
@@ -103,23 +103,23 @@ class Work:
         return self.cluster.mark(), len(self.board.log)
 
     def undo(self, mark: tuple[int, int]) -> None:
-        """Take back what was lifted and put since then. Replicas that were activated stay."""
+        """Undo all lifts and placements since the mark. Newly activated replicas stay open."""
         self.cluster.undo(mark[0])
         for replica in self.board.log[mark[1] :]:
             self.board.touch(replica)
 
     def start_over(self, mark: tuple[int, int]) -> None:
-        """Take back everything since then, what was noted for later as well."""
+        """Undo everything since the mark, deferred work included."""
         self.undo(mark)
         self.holes.clear()
         self.lifted.clear()
         self._reserved.clear()
         self._filled.clear()
 
-    # --- when nothing running takes a unit ------------------------------------------------------------
+    # --- units without room on any running replica ----------------------------------------------------
 
     def go_home(self, unit: Unit) -> bool:
-        """Put a unit back where it was lifted, if that makes its replica no fuller than it was."""
+        """Put a unit back on its home, unless that overloads the replica more than before."""
         home = unit.home
         if home is None:
             return False
@@ -132,9 +132,9 @@ class Work:
         return True
 
     def reserve(self, unit: Unit) -> None:
-        """Have a replica started for a unit, unless one is starting that still has room for it.
+        """Reserve room for a unit on a replica that is starting; without such room, have another replica started.
 
-        The reservation is for this epoch. In the next one whatever is still without room asks again.
+        The reservation lasts for this epoch. A unit that has no room in the next epoch reserves again.
         """
         replica = self._starting_for(unit)
         if replica is not None:

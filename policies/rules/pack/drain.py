@@ -6,10 +6,10 @@ from policies.rules.pack.room import Seeker, by_size
 
 
 def drain(seeker: Seeker, most: int, victims: int, times: float) -> None:
-    """Empty replicas while one can be emptied with at most `most` moves, those included that make room elsewhere.
+    """Empty replicas one by one, each with at most `most` moves, moves that make room elsewhere included.
 
-    Of the `victims` least loaded replicas the one is chosen that costs the fewest moves. So many `times` the slack
-    stay free.
+    Each time, the cheapest in moves of the `victims` least loaded replicas is emptied. At least `times` the slack stays
+    free.
     """
     cluster = seeker.cluster
     emptied = sum(not r.requests for r in cluster.running())
@@ -19,7 +19,7 @@ def drain(seeker: Seeker, most: int, victims: int, times: float) -> None:
 
 
 def _cheapest(seeker: Seeker, most: int, victims: int) -> Replica | None:
-    """The replica that is emptied with the fewest moves; found by trying, and taking back."""
+    """The replica that takes the fewest moves to empty; found by trial and undo."""
     cluster = seeker.cluster
     best = None
     for replica in _candidates(seeker, most)[:victims]:
@@ -34,7 +34,9 @@ def _cheapest(seeker: Seeker, most: int, victims: int) -> Replica | None:
 
 
 def _candidates(seeker: Seeker, most: int) -> list[Replica]:
-    """Replicas with few requests, all movable, for which the others have room in total; the least loaded first."""
+    """Replicas with at most `most` requests, all movable, that fit into the total room of the others; the least loaded
+    first.
+    """
     used = [r for r in seeker.cluster.running() if r.requests]
     room = sum(max(0, r.room) for r in used)
     return sorted(
@@ -50,7 +52,9 @@ def _candidates(seeker: Seeker, most: int) -> list[Replica]:
 
 
 def _empty(seeker: Seeker, victim: Replica, most: int) -> bool:
-    """Move all requests away, the largest first. False if it takes more moves; some are then made already."""
+    """Move all requests away, the largest first. False if that takes more than `most` moves, or fails; the caller then
+    undoes the moves made so far.
+    """
     cluster = seeker.cluster
     mark = cluster.mark()
     left = len(victim.requests)

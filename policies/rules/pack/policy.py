@@ -17,46 +17,51 @@ from policies.rules.policy import NONE, Barred, outside
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """Keeps replicas full to the brim of what their requests will need next, and empties those it can.
+    """Packs requests tightly, leaves room for their growth, and empties replicas that take few moves.
 
     1. Overload: the smallest request that cures it moves to the tightest replica with comfortable room; then to one
-       with tight room; then to where an exchange makes room; last to a new replica.
-    2. Arrivals go the same way, the oldest first: where room is short, nobody is to wait for all that come later.
-    3. Drain: replicas are emptied while one can be with few moves, exchanges included.
+       with tight room; then to a replica on which an exchange makes room; last to a new replica.
+    2. Arrivals go the same way, the oldest first, so that scarce room does not keep old requests waiting.
+    3. Drain: replicas are emptied one by one as long as few moves are enough, exchanges included.
 
-    Where room is kept free in all, as real clusters must while new replicas take their time to start, each request
-    goes to the replica in use that has the most of it instead, and replicas are emptied only while there is plenty:
-    as much more than is kept as it takes not to open them again when demand next rises. Otherwise loads are evened out.
+    With a slack, which real clusters need since new replicas take time to start, each request goes to the replica in
+    use with the most room instead. Replicas are then emptied only if the room left exceeds the slack by the factor
+    `plenty`, so that the next rise in demand does not open them again. Otherwise loads are evened out.
 
-    There are no size classes. What makes this cheaper than the paper's policy (section VI) at the same number of
-    replicas: nothing moves to keep a class pure or to refill a hole, only to cure an overload or to free a replica.
+    There are no size classes. At the same number of replicas this policy makes fewer moves than the paper's (section
+    VI): no move keeps a class pure or refills a hole; each one cures an overload or frees a replica.
     """
 
     headroom_s: float = field(default=2.0, metadata=about(HEADROOM, least=0))
     comfort: float = field(
         default=0.9,
-        metadata=about("What comfortable room leaves all requests together for growth, in replicas.", least=0),
+        metadata=about("The growth of all requests together that comfortable room allows for, in replicas.", least=0),
     )
-    drain_moves: int = field(default=8, metadata=about("Most moves that emptying one replica may cost.", least=0))
+    drain_moves: int = field(default=8, metadata=about("The most moves for emptying one replica.", least=0))
     rest: float = field(
         default=5.0,
-        metadata=about("For how many times the lead of a decision comfortable room lasts at least.", least=0),
+        metadata=about("The least time that comfortable room lasts, as a multiple of a decision's lead.", least=0),
     )
     evenness: float = field(
         default=0.2,
-        metadata=about("By how much a move must even out loads, in replicas, where none is to be emptied.", least=0),
+        metadata=about(
+            "The least reduction of the gap between two loads by a move, as a share of the capacity.", least=0
+        ),
     )
     plenty: float = field(
         default=1.5,
-        metadata=about("How many times the room that is kept free must be left when a replica is emptied.", least=1),
+        metadata=about("The room to be left after emptying a replica, as a multiple of the slack.", least=1),
     )
-    victims: int = field(default=12, metadata=about("How many replicas are tried, the least loaded first.", least=1))
+    victims: int = field(
+        default=12, metadata=about("The number of replicas tried for emptying, the least loaded first.", least=1)
+    )
     reach: int = field(
-        default=8, metadata=about("How many replicas, those with the most room, an exchange may involve.", least=0)
+        default=8,
+        metadata=about("The number of replicas, those with the most room, that an exchange may involve.", least=0),
     )
     near: bool = field(
         default=False,
-        metadata=about("Whether a move stays on its node for tight room, too, and not only for comfortable room."),
+        metadata=about("Prefer the same node for moves into tight room, too, and not only into comfortable room."),
     )
 
     def place(self, cluster: Cluster, request: Request, barred: Barred = NONE) -> Replica | None:
@@ -81,9 +86,11 @@ class Pack:
             even_out(cluster, self.evenness * cluster.capacity)
 
     def _seeker(self, cluster: Cluster, barred: Barred = NONE) -> Seeker:
-        """Growth kept free costs replicas in proportion to the number of requests. Rounding up to whole replicas leaves
-        half of one free anyway, so comfort that adds up to about that is cheap in a cluster of any size. Where moves
-        take time, it is also so much that a request which has moved rests for some times as long.
+        """A seeker with the comfort for this cluster.
+
+        Room for growth costs replicas in proportion to the number of requests. Rounding up to whole replicas leaves
+        half of one free anyway, so comfort that adds up to about half a replica is cheap in a cluster of any size. If
+        moves take time, comfort also lasts for `rest` times the lead, so that a moved request rests for a while.
         """
         requests = max(1, len(cluster.requests))
         growth = max(2 * cluster.headroom, self.comfort * cluster.capacity / requests, self.rest * cluster.lead)
@@ -93,11 +100,11 @@ class Pack:
 
 
 def _cure(seeker: Seeker, replica: Replica, openings: Openings) -> None:
-    """Move requests away until the rest fits: the smallest that is enough, or else several that are smaller."""
+    """Move requests away until the rest fits: the smallest one that is enough, else several smaller ones."""
     cluster = seeker.cluster
     while replica.strain > 0 and len(replica.requests) > 1:
         need = replica.strain - replica.lead
-        # The smallest that is enough: where it fits nowhere, no larger one does.
+        # If the smallest sufficient request fits nowhere, no larger one does.
         request = smallest(cluster, replica, need)
         target = None if request is None else seeker.find(request.tokens, replica)
         if target is None and (less := largest_below(cluster, replica, need)) is not None:
@@ -112,13 +119,13 @@ def _cure(seeker: Seeker, replica: Replica, openings: Openings) -> None:
 
 
 def _make_or_open(seeker: Seeker, request: Request, openings: Openings, avoid: Replica | None = None) -> Replica | None:
-    """Room for a request that has none as things are: by an exchange, or else on an empty replica or a new one."""
+    """Room for a request that fits on no replica in use: by an exchange, else on an empty or a new replica."""
     cluster = seeker.cluster
     if not cluster.holds and (made := seeker.make(request.tokens, avoid)) is not None:
         return made
     empty = cluster.tightest(request.tokens, lambda replica: replica is not avoid)
     slow = cluster.holds and cluster.starts_as is ReplicaState.STARTING
-    # Room that moves are making is there long before a new replica is.
+    # Moves make room long before a new replica has started.
     if empty is None and slow and (seeker.promised(request.tokens, avoid) or seeker.prepare(request.tokens, avoid)):
         return None
     return empty or openings.replica_for(request)

@@ -1,9 +1,9 @@
-"""Finding room: where a request fits, and which small exchange makes it fit.
+"""The search for room: replicas on which a request fits, and small exchanges that make it fit.
 
-Requests grow, so a replica that is filled to the last token is overloaded a moment later. Room is therefore judged
-twice: *tight* room leaves every request the growth that the cluster keeps as headroom, *comfortable* room leaves more.
-Comfort saves moves, tightness saves replicas; a replica costs more than a move, so tight room is used before a replica
-is opened, and comfortable room before tight room.
+Requests grow, so a replica that is filled to the last token is overloaded a moment later. So there are two grades of
+room: *tight* room leaves every request the cluster's headroom for growth, *comfortable* room leaves more. Comfort saves
+moves, tightness saves replicas. Comfortable room is used before tight room, and tight room before a replica is opened,
+since a replica costs more than a move.
 """
 
 from dataclasses import dataclass, field
@@ -17,20 +17,19 @@ from policies.rules.policy import NONE, Barred
 
 @dataclass(frozen=True, slots=True)
 class Seeker:
-    """Looks for room in one cluster. `comfort` is by how many tokens comfortable room exceeds tight room.
+    """Looks for room in one cluster. `comfort` is the difference between comfortable and tight room, in tokens.
 
-    An exchange involves only the `reach` replicas with the most room. One that holds more than `crowd` requests is not
-    searched for a swap: among so many, a single move does.
+    An exchange involves only the `reach` replicas with the most room. Replicas with more than `crowd` requests are not
+    searched for swaps: among that many requests a single move is enough.
 
-    With `spread` the replica with the most room is the best: where room is kept free anyway it costs nothing to have a
-    share of it beside every request, and what decodes beside less decodes faster. With `unused` one that holds nothing
-    will do, too: nothing is to be closed, so what is open may as well be used.
+    With `spread` the replica with the most room is the best: with a slack, spreading the free room costs no replica,
+    and smaller batches decode faster. With `unused` empty replicas are candidates, too, since none of them may close.
 
-    With `near` a move stays on its node even if room on another one fits better, unless that is comfortable and the
-    node's is not.
+    With `near` a move prefers its own node even if room on another node fits better, unless only the other node's room
+    is comfortable.
 
-    Where moves take time, the room that one makes is there when it is done. `promises` keeps it until then for the
-    request that it is made for: tokens by replica. What is sought `find`s no `barred` replica.
+    If moves take time, the room that a move makes is there when the move is over. `promises` reserves it until then,
+    in tokens by replica. `find` never returns a `barred` replica.
     """
 
     cluster: Cluster
@@ -46,15 +45,15 @@ class Seeker:
     def find(self, tokens: int, leaves: Replica | None = None) -> Replica | None:
         """The best replica in use with comfortable room for `tokens`; if there is none, with tight room.
 
-        For a request that `leaves` a replica; where moves take time, comfortable room on the same node comes before
-        other comfortable room, and with `near` tight room there before other tight room.
+        For a request that `leaves` a replica, if moves take time, comfortable room on the same node comes before other
+        comfortable room, and with `near` tight room on the same node before other tight room.
         """
         return self._choose(tokens + self.comfort, leaves, near=True) or self._choose(tokens, leaves, near=self.near)
 
     def _choose(
         self, tokens: int, leaves: Replica | None, avoid: Replica | None = None, *, near: bool
     ) -> Replica | None:
-        """The best replica for a request that `leaves` one; with `near`, where moves take time, first of its node."""
+        """The best replica for a request that `leaves` one; with `near`, if moves take time, first on its own node."""
         best = self.cluster.widest if self.spread else self.cluster.tightest
         if near and leaves is not None and self.cluster.holds:
             node = leaves.node
@@ -70,22 +69,22 @@ class Seeker:
         return (self.unused or bool(replica.requests)) and replica.id not in self.barred
 
     def make(self, tokens: int, avoid: Replica | None = None) -> Replica | None:
-        """A replica in which one move, or else one swap of two requests, has made room for `tokens`.
+        """A replica on which one move, or else one swap of two requests, has just made room for `tokens`.
 
-        For moves that are instantaneous: a swap needs room on both sides at once.
+        Only for instantaneous moves: a swap needs room on both sides at once.
         """
         hosts = self._hosts(avoid)
         return self._by_a_move(tokens, hosts, avoid) or self._by_a_swap(tokens, hosts)
 
     def prepare(self, tokens: int, avoid: Replica | None = None) -> bool:
-        """Begin a move that makes room for `tokens` when it is done, and promise that room."""
+        """Begin a move that will make room for `tokens`, and promise that room. False if no move does."""
         host = self._by_a_move(tokens, self._hosts(avoid), avoid)
         if host is not None:
             self._promise(host, tokens)
         return host is not None
 
     def promised(self, tokens: int, avoid: Replica | None = None) -> bool:
-        """Whether moves under way make that room, and none of it is promised to another. It is promised then."""
+        """Promise room that moves under way will make and that is not promised yet. False if there is not enough."""
         for replica in self.cluster.running():
             room = replica.room + replica.held - self.promises.get(replica, 0)
             if replica is not avoid and replica.held and room >= self.cluster.need(tokens):
@@ -100,20 +99,20 @@ class Seeker:
         return [r for r in self.cluster.roomiest(self.reach) if r.accepts and r.requests and r is not avoid]
 
     def _by_a_move(self, tokens: int, hosts: list[Replica], avoid: Replica | None) -> Replica | None:
-        """The smallest request that is in the way leaves, if it fits elsewhere."""
+        """Move the smallest request away whose departure makes the room, if it fits elsewhere. Returns its replica."""
         cluster = self.cluster
         widest = cluster.roomiest(3)
         for host in hosts:
-            # Whoever leaves takes its headroom along.
+            # A request that leaves takes its headroom along.
             lack = cluster.need(tokens) - host.room - cluster.headroom
-            # What is in the way goes nowhere if there is no such room at all: most hosts need not be looked at further.
+            # A cheap test first: on most hosts, no request is both large enough and fits into the widest other room.
             elsewhere = next((r.room for r in widest if r is not host and r is not avoid), 0)
             if cluster.need(lack) > elsewhere:
                 continue
             request = smallest(cluster, host, lack)
             if request is None or cluster.need(request.tokens) > elsewhere:
                 continue
-            # Where the smallest fits nowhere, no larger one does.
+            # If the smallest sufficient request fits nowhere, no larger one does.
             target = self._choose(request.tokens, host, avoid, near=self.near)
             if target is not None:
                 cluster.move(request, target, Reason.MAKE_ROOM)
@@ -121,7 +120,7 @@ class Seeker:
         return None
 
     def _by_a_swap(self, tokens: int, hosts: list[Replica]) -> Replica | None:
-        """Two requests change places, the lightest pair that does; every replica keeps its number of requests."""
+        """Swap the smallest pair of requests that makes the room; every replica keeps its number of requests."""
         cluster = self.cluster
         need = cluster.need(tokens)
         hosts = [r for r in hosts if len(r.requests) <= self.crowd]
@@ -151,9 +150,9 @@ class Seeker:
 
 
 def smallest(cluster: Cluster, replica: Replica, tokens: int) -> Request | None:
-    """The smallest request of at least so many tokens that may move; of equals the oldest.
+    """The smallest movable request of at least `tokens` tokens; of equals the oldest.
 
-    An inner loop of every decision, like `largest_below`: whether a request may move is asked last.
+    An inner loop of every decision, like `largest_below`; so the expensive check, `may_move`, comes last.
     """
     best: Request | None = None
     least: float = inf
@@ -169,7 +168,7 @@ def smallest(cluster: Cluster, replica: Replica, tokens: int) -> Request | None:
 
 
 def largest_below(cluster: Cluster, replica: Replica, tokens: int) -> Request | None:
-    """The largest request of fewer tokens that may move; of equals the youngest."""
+    """The largest movable request of fewer than `tokens` tokens; of equals the youngest."""
     best: Request | None = None
     most: float = -inf
     for request in replica.requests.values():

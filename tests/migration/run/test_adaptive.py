@@ -93,7 +93,7 @@ async def chosen(pair: Pair, estimates: Estimates, name: str) -> Choice:
     """The path of one more move, which is then made and learned from."""
     move = Move(RequestId(name), A, B, Tokens(PROMPT), Reason.DRAIN, 0)
     choice = estimates.decide(move, (), time.time())
-    record = await migrate(pair, name, ONLY[choice.path or choice.sooner], choice)
+    record = await migrate(pair, name, ONLY[choice.path or choice.faster], choice)
     assert record.outcome is Outcome.COMMITTED and record.predicted_kv_s == choice.kv_s
     estimates.learn(reported(record), time.time())
     return choice

@@ -38,7 +38,7 @@ def test_without_a_limit_there_is_always_one_more() -> None:
 
 
 def test_taking_more_than_the_limit_raises() -> None:
-    with pytest.raises(IndexError, match="every replica that is allowed is open"):
+    with pytest.raises(IndexError, match="the limit of replicas is reached"):
         Supply(limit=0).take()
 
 
