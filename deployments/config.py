@@ -174,8 +174,10 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """The names by which deployments find each other, and what they agree on (seconds): how long an ingress may be
-    silent before its requests end, how long an engine may be that has requests before it is given up.
+    """The application's name, by which deployments find each other, and their common time limits in seconds.
+
+    `ingress_lease_s` is the silence of an ingress after which its requests end, `engine_silence_s` the silence of an
+    engine with requests after which it is given up.
     """
 
     app: str

@@ -1,7 +1,7 @@
 """The deployments' remote methods, by caller. Values travel pickled between processes.
 
 A caller holds a port (`RemoteReplicas`, `SchedulerClient`) whose stubs (`api.stubs`) implement these protocols.
-Every call may raise PeerLost when the replica is dead or unreachable, and whatever its method raises.
+Every call raises PeerLost if the replica is dead or unreachable, besides the exceptions of its method.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -20,7 +20,7 @@ from policies.model import ClusterState, ReplicaId, RequestId
 
 
 class MetricsApi(Protocol):
-    """For the ingress that is scraped."""
+    """Any of Mell's processes, for the ingress that is scraped."""
 
     async def metrics(self) -> Sequence[Family]:
         """The process's metrics, rendered."""
@@ -31,31 +31,31 @@ class ServingApi(Protocol):
     """An engine replica, for ingresses."""
 
     def events(self, ingress: IngressId) -> AsyncIterator[Batch]:
-        """All events for an ingress, one batch per engine step, and empty batches as a sign of life."""
+        """All events for an ingress: one batch per engine step, and empty batches as heartbeats."""
         ...
 
     async def submit(self, requests: tuple[Submission, ...]) -> list[Refused | str]:
-        """Run requests; for each, the refusal, or the model that runs it."""
+        """Run requests. Returns for each the refusal, or the model that runs it."""
         ...
 
     async def attach(self, request: RequestId, hop: int, index: int) -> bool:
-        """The reader reads the request here, from output token `index` on; False if it does not run here."""
+        """Stream the request to its reader from output token `index` on; False if it does not run here."""
         ...
 
     async def keep(self, request: RequestId, hop: int, next_hop: int) -> None:
-        """The reader's answer to a `Doubt`: go on."""
+        """Go on with the request: the reader's answer to a `Doubt`. It will not follow the request to `next_hop`."""
         ...
 
     async def release(self, request: RequestId, hop: int | None) -> None:
-        """The reader reads the request under `hop` now, or no more: end what runs here under a lower one."""
+        """End the runs of the request under hops below `hop`, which the reader reads now; None: end all of them."""
         ...
 
 
 class ControlApi(Protocol):
-    """An engine replica, for the scheduler. Every call raises Refused if a scheduler with a higher fence is at work."""
+    """An engine replica, for the scheduler. Every call raises Refused if a scheduler with a higher fence has called."""
 
     async def report(self, fence: int) -> ReplicaReport:
-        """The replica as of now."""
+        """The replica's current state."""
         ...
 
     async def move(self, order: Order, target: ReplicaId, fence: int) -> MigrationRecord:
@@ -63,11 +63,11 @@ class ControlApi(Protocol):
         ...
 
     async def drain(self, fence: int) -> None:
-        """Take nothing new from now on; the requests here are to be moved away."""
+        """Take no new requests from now on; the scheduler moves the present ones away."""
         ...
 
     async def close(self, fence: int) -> None:
-        """Take nothing new, if nothing is here. Raises Refused if something is, or is on its way here."""
+        """Take no new requests, if the replica is empty. Raises Refused if a request is here, or on its way here."""
         ...
 
     async def reopen(self, fence: int) -> None:
@@ -76,7 +76,7 @@ class ControlApi(Protocol):
 
 
 class TargetApi(Protocol):
-    """An engine replica, for replicas whose requests come to it: `migration.protocol.ports.Peer`, call by call."""
+    """An engine replica as the target of migrations: `migration.protocol.ports.Peer`, call by call."""
 
     async def migration_prepare(self, message: Prepare) -> Prepared:
         """See `Peer.prepare`."""
@@ -107,23 +107,23 @@ class PlacingApi(Protocol):
     """The scheduler, for placing requests."""
 
     async def place(self, calls: tuple[PlaceCall, ...]) -> list[Decision]:
-        """Where requests go; each counts there from now on."""
+        """The replicas of new requests. Each request counts on its replica from now on."""
         ...
 
     async def view(self) -> ClusterState:
-        """The cluster as the scheduler believes it to be, for ingresses to fall back on."""
+        """The cluster by the scheduler's newest information, for ingresses to fall back on."""
         ...
 
 
 class NoticeApi(Protocol):
-    """The scheduler, for whoever has news."""
+    """The scheduler, for notices from replicas and ingresses."""
 
     async def record(self, record: MigrationRecord) -> None:
-        """A migration has ended, or an ingress has resubmitted a request."""
+        """Take the record of a migration that has ended, or of a resubmission by an ingress."""
         ...
 
     async def hurry(self) -> None:
-        """A replica is short of room, or about to stop: run the next epoch soon."""
+        """Run the next epoch soon, since a replica is short of room or about to stop."""
         ...
 
 
@@ -131,7 +131,7 @@ class OperatorApi(Protocol):
     """The scheduler, for operators."""
 
     async def wanted(self) -> int | None:
-        """The number of replicas that there are to be; None before the first report."""
+        """The wanted number of replicas; None before the first report."""
         ...
 
     async def state(self) -> dict[str, Any]:
@@ -143,11 +143,11 @@ class OperatorApi(Protocol):
         ...
 
     async def snapshot(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """`/mell/state` and `/mell/migrations` as of the last gathering: no replica is asked."""
+        """`/mell/state` and `/mell/migrations` from the newest reports at hand, without calls to replicas."""
         ...
 
     async def migrate(self, id: str, reference: str, target: str | None, path: PathRequest) -> MoveAnswer:
-        """Move the request with that id or label; the migration gets `id`. The same call again changes nothing."""
+        """Move the request with that id or label; the migration gets `id`. Repeating the call has no effect."""
         ...
 
     async def drain(self, replica: str) -> MoveAnswer:
@@ -166,11 +166,11 @@ class RemoteReplicas(Protocol[Api_co]):
     """The replicas of one deployment."""
 
     def at(self, replica: ReplicaId, routed: bool = True) -> Api_co:
-        """One replica. Not `routed`, calls go past Serve's router, which repeats and logs calls to a dead replica."""
+        """One replica. Calls that are not `routed` bypass Serve's router, which repeats and logs calls to the dead."""
         ...
 
     def forget(self, replica: ReplicaId) -> None:
-        """Drop what is kept for a replica that is gone."""
+        """Drop the state kept for a replica that is gone."""
         ...
 
 
@@ -178,9 +178,9 @@ class SchedulerClient(Protocol[Api_co]):
     """The scheduler, which may be slow, restarting or dead: serving goes on."""
 
     def within(self, timeout_s: float) -> Api_co:
-        """The scheduler. Calls raise TimeoutError after `timeout_s`, and CalleeCancelled if it breaks them off."""
+        """The scheduler. Calls raise TimeoutError after `timeout_s`, and CalleeCancelled if the scheduler ends them."""
         ...
 
-    def tell(self, message: Callable[[Api_co], Awaitable[None]]) -> None:
-        """Make a call without waiting. If it does not arrive, the next report has the same news."""
+    def notify(self, message: Callable[[Api_co], Awaitable[None]]) -> None:
+        """Make a call without waiting. Losing it does no harm: the next report has the same information."""
         ...

@@ -27,7 +27,7 @@ from policies.model import ClusterState, ReplicaId, RequestId
 
 log = logging.getLogger("ray.serve")
 
-_TELL_S = 5.0
+_NOTIFY_S = 5.0
 
 Api = TypeVar("Api")
 P = ParamSpec("P")
@@ -35,7 +35,7 @@ R = TypeVar("R")
 
 
 class ReplicaCalls:
-    """Calls to one replica. A stream without an item for `silence_s` seconds is broken."""
+    """Calls to one replica. A stream without an item for `silence_s` seconds counts as broken."""
 
     def __init__(self, handles: ReplicaHandles, replica: ReplicaId, routed: bool, silence_s: float) -> None:
         self._handles = handles
@@ -46,7 +46,7 @@ class ReplicaCalls:
     async def call(
         self, method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], *args: P.args, **kwargs: P.kwargs
     ) -> R:
-        """Call the replica's method of that name. Raises PeerLost, and what the method raises."""
+        """Call the replica's method of that name. Raises PeerLost, and the method's own exceptions."""
         send = self._handles.call if self._routed else self._handles.call_actor
         answer: R = await send(self._replica, method.__name__, *args, **kwargs)
         return answer
@@ -54,7 +54,7 @@ class ReplicaCalls:
     def stream(
         self, method: Callable[Concatenate[Any, P], AsyncIterator[R]], *args: P.args, **kwargs: P.kwargs
     ) -> AsyncIterator[R]:
-        """Iterate over what the replica's generator of that name gives. Raises PeerLost when the stream breaks."""
+        """Iterate over the replica's generator of that name. Raises PeerLost when the stream breaks."""
         return self._handles.stream(self._replica, method.__name__, *args, silence_s=self._silence_s, **kwargs)
 
 
@@ -143,8 +143,7 @@ class IngressStub:
 class ServeReplicas(Generic[Api]):
     """Implements `RemoteReplicas` for a deployment; `stub` makes a replica's stub.
 
-    A replica without an event for `silence_s` seconds has stopped or is cut off; a living one sends at least empty
-    batches.
+    A replica that sends no event for `silence_s` seconds counts as lost; a living one sends at least empty batches.
     """
 
     def __init__(self, handles: ReplicaHandles, stub: Callable[[ReplicaCalls], Api], silence_s: float = 10.0) -> None:
@@ -167,12 +166,12 @@ def engines(app: str, silence_s: float = 10.0) -> ServeReplicas[EngineStub]:
 
 
 def ingresses(app: str) -> ServeReplicas[IngressStub]:
-    """The ingresses of an application: their router is Serve's own, so calls go to their actors."""
+    """The ingresses of an application. Their router is Serve's own, so calls go to their actors."""
     return ServeReplicas(ReplicaHandles("Ingress", app, routed=False), IngressStub)
 
 
 class SchedulerStub:
-    """Implements `SchedulerApi`; `handle` is the deployment's, `timeout_s` limits every call."""
+    """Implements `SchedulerApi` with a time limit per call. `handle` is the deployment's."""
 
     def __init__(self, handle: DeploymentHandle, timeout_s: float) -> None:
         self._handle = handle
@@ -256,14 +255,14 @@ class ServeSchedulerClient:
         """See `SchedulerClient.within`."""
         return SchedulerStub(self._handle, timeout_s)
 
-    def tell(self, message: Callable[[SchedulerStub], Awaitable[None]]) -> None:
-        """See `SchedulerClient.tell`."""
-        task = asyncio.create_task(self._tell(message))
+    def notify(self, message: Callable[[SchedulerStub], Awaitable[None]]) -> None:
+        """See `SchedulerClient.notify`."""
+        task = asyncio.create_task(self._send(message))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _tell(self, message: Callable[[SchedulerStub], Awaitable[None]]) -> None:
+    async def _send(self, message: Callable[[SchedulerStub], Awaitable[None]]) -> None:
         try:
-            await message(self.within(_TELL_S))
+            await message(self.within(_NOTIFY_S))
         except Exception as error:
             log.debug("a message did not reach the scheduler: %r", error)

@@ -124,18 +124,18 @@ class BatchScheduler:
         size = self._size * TOKEN_BYTES
         last = first + len(held) // size
         sequence.blocks = self.pool.match(self._names(sequence, last))
-        known = len(sequence.blocks)
-        if known < first:
+        present = len(sequence.blocks)
+        if present < first:
             return 0
-        if self.pool.room_beside(sequence.blocks) < last - known:
+        if self.pool.room_beside(sequence.blocks) < last - present:
             return None
         self.pool.claim(sequence.blocks)
-        for index in range(known, last):
+        for index in range(present, last):
             block = self._allocate(sequence)
             block.held += held[(index - first) * size : (index - first + 1) * size]
             self.pool.seal(block, sequence.names[index])
         self._release(sequence)
-        return last - known
+        return last - present
 
     # --- inside ---------------------------------------------------------------------------------------
 

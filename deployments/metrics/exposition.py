@@ -1,7 +1,7 @@
-"""Metrics on their way from the processes that count to the one that is scraped: Prometheus's text format in pieces.
+"""Prometheus's text format in pieces, one per process, merged by the process that is scraped.
 
-Every process renders what is in its own registry, with its name as a label. Putting the pieces of several processes
-together is then joining strings: the format wants all samples of a family under one HELP and TYPE, and no more.
+Every process renders its own registry, with its name as a label. Merging the pieces of several processes is joining
+strings: the format only requires that all samples of a family follow one HELP and TYPE.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ _HEAD_LINES = 2
 class Family:
     """One metric of one process: `head` is its HELP and TYPE, `samples` its sample lines; each line ends in a newline.
 
-    `name` is without the `_total` of a counter.
+    `name` has no `_total`, not even for a counter.
     """
 
     name: str
@@ -39,8 +39,7 @@ class _One:
 def expose(registry: Collector, labels: Mapping[str, str], prefix: str = "") -> tuple[Family, ...]:
     """The metrics whose names begin with `prefix`, with `labels` added to every sample.
 
-    The times at which series were created are left out: Prometheus's text format has no place for them but a gauge
-    per series.
+    The creation times of series are left out: Prometheus's text format would need a gauge for each series.
     """
     return tuple(_render(metric, labels) for metric in registry.collect() if metric.name.startswith(prefix))
 
@@ -56,7 +55,7 @@ def _render(metric: Metric, labels: Mapping[str, str]) -> Family:
 
 
 def merge(processes: Iterable[Sequence[Family]]) -> bytes:
-    """All processes' metrics as one text, by name; what the first says of a metric stands for all."""
+    """The metrics of all processes as one text, sorted by name. HELP and TYPE are those of the first process."""
     heads: dict[str, str] = {}
     samples: dict[str, list[str]] = {}
     for families in processes:

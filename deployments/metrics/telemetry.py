@@ -1,4 +1,4 @@
-"""What the scheduler counts: migrations, replicas, GPU time; when it only observes, what acting would come to."""
+"""The scheduler's metrics: migrations, replicas, GPU time, and in mode `observe` the results of the dry run."""
 
 from collections import Counter as Counts
 from collections.abc import Iterable
@@ -40,28 +40,28 @@ class Telemetry:
         )
         self._took = Histogram(
             "mell_migration_seconds",
-            "What a migration took, from the order to the first token at the target.",
+            "Duration of a migration, from the order to the first token at the target.",
             registry,
             _MOVES_S,
             ("path",),
         )
         self._replicas = Gauge("mell_replicas", "Engine replicas by state.", registry, ("state",))
-        self._wanted = Gauge("mell_replicas_wanted", "Engine replicas there are to be.", registry)
-        self._gpu_seconds = Counter("mell_gpu_seconds", "Seconds times replicas that exist.", registry)
+        self._wanted = Gauge("mell_replicas_wanted", "Wanted number of engine replicas.", registry)
+        self._gpu_seconds = Counter("mell_gpu_seconds", "Time of all existing replicas added up.", registry)
         self._free = Histogram(
             "mell_time_to_free_replica_seconds",
-            "From the decision to empty a replica until it is gone.",
+            "From the decision to empty a replica to its end.",
             registry,
             _FREE_S,
         )
         self._dry_run: _DryRun | None = None
 
     def expose(self, replica: str) -> tuple[Family, ...]:
-        """All of it, as the metrics of that replica of the scheduler."""
+        """All metrics, with `replica`, the scheduler's own id, as a label."""
         return expose(self._registry, {"replica": replica})
 
     def migrated(self, record: MigrationRecord) -> None:
-        """A migration has ended."""
+        """Count a migration that has ended."""
         path, outcome = str(record.path), record.outcome
         self._migrations.inc(1, path, str(record.trigger), str(outcome))
         self._bytes.inc(record.bytes)
@@ -71,11 +71,11 @@ class Telemetry:
             self._predicted.observe(record.predicted_s, path)
 
     def resumed(self, path: Path, took_s: float) -> None:
-        """A migrated request has gone on at its target, so long after the order."""
+        """Observe the first token of a migrated request at its target, `took_s` seconds after the order."""
         self._took.observe(took_s, str(path))
 
     def epoch(self, loads: Iterable[ReplicaLoad], passed_s: float, wanted: int) -> None:
-        """An epoch found those replicas, so many seconds after the last one, where `wanted` are to be."""
+        """Set the numbers of existing and wanted replicas, and add the GPU time of the last `passed_s` seconds."""
         self._wanted.set(wanted)
         states = Counts(load.state for load in loads)
         for state in ReplicaState:
@@ -83,33 +83,37 @@ class Telemetry:
         self._gpu_seconds.inc(passed_s * states.total())
 
     def freed(self, took_s: float) -> None:
-        """A replica is gone that was emptied."""
+        """Observe the end of an emptied replica, `took_s` seconds after the decision to empty it."""
         self._free.observe(took_s)
 
     def dry_run(self, so_far: DryRun) -> None:
-        """The dry run has come to that; without one there are no metrics of it."""
+        """Set the metrics of the dry run. Without a call these metrics do not exist."""
         if self._dry_run is None:
             self._dry_run = _DryRun(self._registry)
-        self._dry_run.tell(so_far)
+        self._dry_run.update(so_far)
 
 
 class _DryRun:
     """The metrics of a dry run."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._needed = Gauge("mell_dry_run_replicas_needed", "Replicas there would be.", registry)
-        self._waiting = Gauge("mell_dry_run_requests_waiting", "Requests that would wait for a place.", registry)
-        self._gpu_seconds = Counter("mell_dry_run_gpu_seconds", "Seconds times replicas there would be.", registry)
-        self._moves = Counter("mell_dry_run_moves", "Moves there would have been.", registry)
+        self._needed = Gauge("mell_dry_run_replicas_needed", "Replicas in the dry run.", registry)
+        self._waiting = Gauge(
+            "mell_dry_run_requests_waiting", "Requests that wait for a replica in the dry run.", registry
+        )
+        self._gpu_seconds = Counter(
+            "mell_dry_run_gpu_seconds", "Time of all replicas in the dry run added up.", registry
+        )
+        self._moves = Counter("mell_dry_run_moves", "Moves in the dry run.", registry)
         self._tokens = Counter("mell_dry_run_moved_tokens", "Tokens of these moves.", registry)
         self._bytes = Counter("mell_dry_run_moved_bytes", "KV bytes of these moves.", registry)
-        self._told: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0)
+        self._counted: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0)
 
-    def tell(self, so_far: DryRun) -> None:
+    def update(self, so_far: DryRun) -> None:
         self._needed.set(so_far.replicas_needed)
         self._waiting.set(so_far.requests_waiting)
         counts = (so_far.gpu_seconds_needed, so_far.moves, so_far.moved_tokens, so_far.moved_bytes or 0)
         counters = (self._gpu_seconds, self._moves, self._tokens, self._bytes)
-        for counter, count, told in zip(counters, counts, self._told, strict=True):
-            counter.inc(count - told)
-        self._told = counts
+        for counter, count, counted in zip(counters, counts, self._counted, strict=True):
+            counter.inc(count - counted)
+        self._counted = counts

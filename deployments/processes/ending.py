@@ -1,4 +1,4 @@
-"""Ends processes for good, and what they would leave behind with them."""
+"""Ends processes by SIGKILL, and leaves those that clean up after them the time to do so."""
 
 import contextlib
 import os
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from deployments.processes.table import ProcessEntry, command_line
 
 CLEANUP_S = 5.0
-"""How long those may take that clean up after others."""
+"""Time limit, in seconds, for processes that clean up after others."""
 
 GUARD = "deployments.processes.guard"
 _CLEANERS = (f"-m {GUARD} ", "multiprocessing.resource_tracker")
@@ -18,9 +18,9 @@ _CLEANERS = (f"-m {GUARD} ", "multiprocessing.resource_tracker")
 def end_all(find: Callable[[], Sequence[ProcessEntry]]) -> None:
     """Send SIGKILL to the processes that `find` returns, until it returns none.
 
-    A process that none has started can only be found the next time, so one empty answer means that there are none.
-    Guards and Python's resource trackers end by themselves once they have removed what the others leave behind: they
-    get the time to.
+    `find` must return all running processes of a tree: new ones can only come from running ones, so the first empty
+    list means that none are left. Guards and Python's resource trackers first remove the files and the shared memory of
+    the others, and then end by themselves: they are killed only after `CLEANUP_S`.
     """
     deadline = time.monotonic() + CLEANUP_S
     while found := find():

@@ -1,13 +1,13 @@
-"""The heap of a process that serves, kept out of the garbage collector's way."""
+"""The heap of a serving process, exempt from garbage collection."""
 
 import gc
 
 
 def freeze_heap() -> None:
-    """Take all that the process has made so far to be there for good: no garbage collection looks at it again.
+    """Exempt all present objects from garbage collection. To be called once the process is ready to serve.
 
-    Modules and what they hold are some hundred thousand objects. A full collection walks through all of them, and
-    meanwhile no stream that passes through the process goes on. To be called once the process is ready to serve.
+    Modules and their contents are some hundred thousand objects. A full collection would visit all of them, and stall
+    all streams through this process meanwhile.
     """
     gc.collect()
     gc.freeze()

@@ -1,18 +1,18 @@
-"""Runs a command, and ends everything below it when it ends or is to end.
+"""Runs a command and, when the command ends or the launcher wants it to, ends everything below it.
 
 The launcher (`app.serve`) starts the keeper in a process group of its own, and the keeper starts `serve run`:
 
-    launcher     in the terminal's or init system's process group; passes signals on
-      keeper     adopts orphans, so all that was ever started below it remains below it
+    launcher     in the terminal's or init system's process group; forwards signals
+      keeper     adopts orphans, so that every process started below it stays below it
         serve run
           raylet, GCS, dashboard, ...
             replicas, controller, ...
               engine cores, workers, guards
 
-Whichever of the three ends first, one remains to end the rest: the keeper sees the end of the other two, and the
-launcher, which adopts orphans as well, that of the keeper. A raylet that ends takes all along, too.
+Whichever of launcher, keeper and command ends first, another one ends the rest: the keeper watches the other two, and
+the launcher, which adopts orphans as well, watches the keeper. The end of the raylet ends everything, too.
 
-A cluster that was there before is no descendant, so nothing of it is ended: there, the command is a client.
+The processes of a standing cluster are no descendants, so they are never ended: there, the command is only a client.
 """
 
 import contextlib
@@ -37,13 +37,13 @@ from deployments.processes.table import (
 
 POLL_S = 0.25
 LOOK_S = 1.0
-"""How often the raylet is looked for, at most."""
+"""The shortest time between two searches for the raylet, in seconds."""
 
 DRAIN_S = 60.0
-"""How long the command may take to end when it is asked to. Serve waits 30 s for streams, and then ends Ray."""
+"""Time limit of the command for draining and ending, in seconds. Serve waits 30 s for streams, and then ends Ray."""
 
 ORPHAN_S = 5.0
-"""How long the command may run after the raylet that it started. It would not notice, and nothing starts another."""
+"""Time limit of the command after the end of its raylet, in seconds. The command itself would wait for ever."""
 
 _SIGNALS = {signal.SIGCHLD, signal.SIGINT, signal.SIGTERM}
 _MODULE = "deployments.processes.keeper"
@@ -54,7 +54,7 @@ _REPLICA = "ray::ServeRepli"
 
 
 class Keeper:
-    """Keeps `command` for `owner`: without the owner, the command has no reason to run."""
+    """Runs `command` as long as `owner`, the launcher, runs."""
 
     def __init__(self, owner: ProcessIdentity, command: Sequence[str], drain_s: float) -> None:
         self._owner = owner
@@ -63,14 +63,14 @@ class Keeper:
         self._began = self._look_at = time.monotonic()
         self._ends_by = float("inf")
         self._ends_on_request = False
-        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # `run` waits for them
-        # Linux hangs up a group that has lost its parent while one of its processes is stopped.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # `run` waits for them by sigtimedwait
+        # Linux sends SIGHUP to a process group that loses its parent while one of its processes is stopped.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         adopt_orphans()
         self._command = subprocess.Popen(command, preexec_fn=_default_signals)
 
     def run(self) -> int:
-        """The command's exit status, once nothing of what it started runs any more; 0 if it was killed on request."""
+        """Wait for the end, and end all descendants. Returns the command's exit status, 0 if killed on request."""
         while self._command.poll() is None and is_running(self._owner) and (now := time.monotonic()) < self._ends_by:
             self._follow_raylet(now)
             received = signal.sigtimedwait(_SIGNALS, POLL_S)
@@ -86,9 +86,9 @@ class Keeper:
         return 0 if status == -signal.SIGKILL and self._ends_on_request else status
 
     def _follow_raylet(self, now: float) -> None:
-        """Find it, once it has been started, and see to it that the command does not outlive it for long.
+        """Find the raylet once it runs, and limit the command's time after the raylet's end.
 
-        On somebody else's cluster there is none to be found, so it is looked for ever less often.
+        On a standing cluster there is no raylet below this process, so the searches become less and less frequent.
         """
         if self._raylet is not None:
             if not is_running(self._raylet):
@@ -99,18 +99,18 @@ class Keeper:
             self._raylet = next(found, None)
 
     def _request_end(self, by: int) -> bool:
-        """Have the command drain and end. False if it has nothing to drain, and may be killed as well."""
+        """Have the command drain and end. False if it has nothing to drain, so that it may be killed at once."""
         self._ends_on_request = True
         self._ends_by = time.monotonic() + self._drain_s
         names = {entry.name for entry in descendants(os.getpid())}
-        # On somebody else's cluster the application stays, but Ctrl-C takes it down, as the command says of itself.
+        # On a standing cluster the application outlives SIGTERM; Ctrl-C takes it down, as `serve run` promises.
         drains = _REPLICA in names if _GCS in names else by == signal.SIGINT
         if drains:
             self._command.send_signal(signal.SIGINT)
         return drains
 
     def _reap(self) -> None:
-        """Ask for the exit status of orphans that have ended, for nobody else will."""
+        """Reap adopted orphans that have ended: nobody else collects their exit status."""
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
                 if ended.si_pid == self._command.pid:
@@ -119,7 +119,7 @@ class Keeper:
 
 
 def end_descendants() -> None:
-    """Kill everything below this process, which adopts orphans; returns when nothing is left."""
+    """Kill all descendants of this process, which adopts orphans. Returns when none is left."""
 
     def left() -> list[ProcessEntry]:
         with contextlib.suppress(ChildProcessError):
@@ -138,9 +138,9 @@ def keep(
 ) -> "subprocess.Popen[bytes]":
     """Start a keeper for this process that runs `command`, with this Python and this project first in its paths.
 
-    SIGTERM has the keeper end all, after at most `drain_s` seconds for the command to end by itself. So has the end of
-    this process, at once. The keeper stays in this process's session: Linux shares processors between sessions first
-    (autogroups), so a client would wait for a busy server in another one.
+    On SIGTERM the keeper gives the command `drain_s` seconds to end, and then ends everything. After the end of this
+    process it ends everything at once. The keeper stays in this process's session: Linux divides processor time between
+    sessions first (autogroups), so a busy server in a session of its own would starve a client.
     """
     keeper = [sys.executable, "-P", "-m", _MODULE, str(identity_of(os.getpid())), str(drain_s), *command]
     first = {"PATH": Path(sys.executable).parent, "PYTHONPATH": _ROOT}  # Ray starts `python` by name in places
@@ -149,12 +149,12 @@ def keep(
 
 
 def exit_status(returncode: int) -> int:
-    """What a shell would make of it: 128 and the number of the signal that ended a process."""
+    """The exit status by a shell's convention: 128 plus the number of the signal that ended the process."""
     return returncode if returncode >= 0 else 128 - returncode
 
 
 def _default_signals() -> None:
-    """For the command, before it runs. A shell starts what runs in the background with SIGINT ignored."""
+    """Restore default signals before the command runs. A shell starts background processes with SIGINT ignored."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)

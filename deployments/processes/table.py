@@ -15,7 +15,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """One process for good: the kernel reuses an id, but not with the same start time."""
+    """A unique identity of a process: the kernel reuses ids, but not with the same start time."""
 
     pid: int
     started: int
@@ -37,9 +37,9 @@ class ProcessEntry:
 
     identity: ProcessIdentity
     name: str
-    """At most 15 characters of the program's name or, if it has set one, of its title."""
+    """The first 15 characters of the program's name, or of the process's title if it has set one."""
     zombie: bool
-    """It has ended, and its parent has not asked for its exit status yet."""
+    """True if the process has ended and its parent has not collected its exit status yet."""
     parent: int
     group: int
 
@@ -64,7 +64,7 @@ def entry_of(pid: int) -> ProcessEntry | None:
 
 
 def identity_of(pid: int) -> ProcessIdentity:
-    """Which process has the id now. Raises ProcessLookupError."""
+    """The identity of the process that has this id now. Raises ProcessLookupError."""
     entry = entry_of(pid)
     if entry is None:
         raise ProcessLookupError(pid)
@@ -72,7 +72,7 @@ def identity_of(pid: int) -> ProcessIdentity:
 
 
 def is_running(process: ProcessIdentity) -> bool:
-    """True while the process has not ended. One that is stopped is running."""
+    """True while the process has not ended. A stopped process counts as running."""
     entry = entry_of(process.pid)
     return entry is not None and entry.identity == process and not entry.zombie
 
@@ -94,7 +94,7 @@ def descendants(pid: int) -> list[ProcessEntry]:
     for entry in running():
         children[entry.parent].append(entry)
     found = list(children[pid])
-    for entry in found:  # grows while it is walked
+    for entry in found:  # the list grows in the loop
         found += children[entry.pid]
     return found
 
@@ -108,7 +108,7 @@ def command_line(pid: int) -> str:
 
 
 def adopt_orphans() -> None:
-    """From now on, what loses its parent below this process becomes its child, and stays its descendant so."""
+    """Make this process the parent of orphans below it, so that they stay its descendants."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 

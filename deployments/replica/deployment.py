@@ -92,7 +92,7 @@ class EngineReplica:
             self._host,
             peer=lambda target: ServePeer(replicas, target),
             lease_s=config.lease_s,
-            on_record=lambda record: self._scheduler.tell(lambda scheduler: scheduler.record(record)),
+            on_record=lambda record: self._scheduler.notify(lambda scheduler: scheduler.record(record)),
         )
 
     def _free_tokens(self) -> int:
@@ -251,7 +251,7 @@ class EngineReplica:
             await asyncio.sleep(_WATCH_PERIOD_S)
             if (now := self._engine.stats().preemptions) != preemptions:
                 preemptions = now
-                self._scheduler.tell(lambda scheduler: scheduler.hurry())
+                self._scheduler.notify(lambda scheduler: scheduler.hurry())
             if self._host.silent_s() > self._silence_s:
                 self._hung = True
                 self._host.lose_all(f"the engine gave no token for {self._silence_s:g} s")

@@ -1,6 +1,6 @@
-"""The requests on one replica: runs them in the engine, publishes their tokens, knows what may move.
+"""The requests on one replica: runs them in the engine and publishes their tokens.
 
-A request is muted while it changes hands: the engine computes on, its tokens are kept but not published.
+A request is muted during its hand-over: the engine keeps computing, and the host keeps the new tokens unpublished.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from policies.model import Phase, RequestId, RequestLoad, Tokens
 log = logging.getLogger(__name__)
 
 _REMEMBERED = 256
-"""Ended requests whose output can still be asked for, should the stream that carried it have broken."""
+"""The number of ended requests whose output is kept, in case the stream that carried it has broken."""
 
 
 @dataclass(slots=True)
@@ -42,11 +42,11 @@ class Run:
     first: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
     first_s: float | None = None
     logprobs: list[bytes] = field(default_factory=list, repr=False)
-    """Of the tokens from `resumed_at` on, if the request asks for them."""
+    """The packed logprobs of the tokens from `resumed_at` on, if the request asks for logprobs."""
 
     @property
     def decodes(self) -> bool:
-        """Whether the engine has given it a token in this run: its context is in KV blocks."""
+        """True if this run has generated a token, so that the context is in KV blocks."""
         return len(self.outputs) > self.resumed_at
 
     @property
@@ -60,7 +60,7 @@ class Run:
         return len(self.spec.prompt) + len(self.outputs)
 
     def delta(self, index: int, finish: str | None) -> Delta:
-        """What was published from output token `index` on."""
+        """The published output from token `index` on."""
         tokens = tuple(self.outputs[index : self.published])
         scores = self.logprobs[index - self.resumed_at : self.published - self.resumed_at] if self.logprobs else ()
         return Delta(self.spec.id, self.hop, index, tokens, finish, tuple(scores))
@@ -69,7 +69,7 @@ class Run:
 class RequestHost:
     """Implements `SourceHost` and `TargetHost` on one engine.
 
-    `on_end` is called when a request ended by itself, was aborted by its reader, or was lost.
+    `on_end` is called when a request ends by itself, is aborted by its reader (True), or is lost.
     """
 
     def __init__(
@@ -88,17 +88,17 @@ class RequestHost:
         self._runs: dict[RequestId, Run] = {}
         self._ended: OrderedDict[RequestId, Run] = OrderedDict()
         self._reserved: dict[str, int] = {}
-        self._heard = clock()
+        self._last_output_s = clock()
         self.stopping = False
 
     # --- for the ingress ------------------------------------------------------------------------------
 
     def submit(self, spec: RequestSpec, hop: int, outputs: tuple[int, ...]) -> None:
-        """Run a request under `hop`, after the output tokens it already has.
+        """Run a request under `hop`, after its output tokens so far.
 
         Raises:
-            Stopping: the replica is.
-            Refused: the request does not fit the model or cannot be continued exactly, or it runs here already.
+            Stopping: the replica is stopping.
+            Refused: the request exceeds the model's context, cannot be continued exactly, or runs here already.
         """
         if self.stopping:
             raise Stopping("the replica is stopping")
@@ -114,35 +114,36 @@ class RequestHost:
             self.on_end(spec.id, True)
         run = Run(spec, hop, list(outputs), self._clock(), len(outputs), resumed_at=len(outputs), last_hop=hop)
         if not self._runs:
-            self._heard = self._clock()
+            self._last_output_s = self._clock()
         self._runs[spec.id] = run
         run.task = asyncio.create_task(self._consume(run))
 
     def abort(self, request: RequestId, hop: int) -> None:
-        """Abort a request if it runs under that very hop; otherwise nothing happens."""
+        """Abort a request if it runs under exactly this hop; otherwise do nothing."""
         run = self._runs.get(request)
         if run is not None and run.hop == hop:
             self._remove(run)
 
     def client_gone(self, request: RequestId, hop: int | None = None) -> None:
-        """Abort a request that runs under a hop below `hop`, or under any: its reader left, or reads it elsewhere."""
+        """Abort a request under a hop below `hop` (None: any hop), since its reader has left or reads elsewhere."""
         run = self._runs.get(request)
         if run is not None and (hop is None or run.hop < hop):
             self._remove(run)
             self.on_end(request, True)
 
     def forget_ingress(self, ingress: IngressId) -> int:
-        """Abort every request of an ingress that is gone; returns how many there were."""
+        """Abort every request of an ingress that is gone. Returns their number."""
         orphans = [run.spec.id for run in self._runs.values() if run.spec.ingress == ingress]
         for request in orphans:
             self.client_gone(request)
         return len(orphans)
 
     def resume(self, request: RequestId, hop: int, index: int) -> bool:
-        """Publish again what was published from output token `index` on.
+        """Publish the output from token `index` on again, as far as it was published.
 
-        False if that run is not known, or ended here without its output's end: nothing will follow. False also if
-        logprobs are asked for of tokens that came from elsewhere: those stayed there. The reader submits anew then.
+        Returns False if there is no such run, or if it has ended here before the end of its output, so that no more
+        tokens would follow. Returns False, too, if the request asks for logprobs and `index` is before this run: they
+        have stayed on the former replica. The reader then submits the request again.
         """
         run = self._runs.get(request) or self._ended.get(request)
         if run is None or run.hop != hop:
@@ -156,7 +157,7 @@ class RequestHost:
         return True
 
     async def first_token(self, request: RequestId, hop: int) -> float | None:
-        """Wait until that run has published its first token; seconds from its start, None if it never did."""
+        """Wait for the first token that the run publishes. Returns the seconds from its start; None without a token."""
         run = self._runs.get(request) or self._ended.get(request)
         if run is None or run.hop != hop:
             return None
@@ -166,7 +167,7 @@ class RequestHost:
     # --- SourceHost -----------------------------------------------------------------------------------
 
     def snapshot(self, request: RequestId, hop: int | None = None) -> Hosted:
-        """See `SourceHost.snapshot`. A muted request is frozen at what was published."""
+        """See `SourceHost.snapshot`. A muted request is frozen at its published output."""
         run = self._live(request, hop)
         outputs = run.outputs[: run.published] if run.muted else run.outputs
         return Hosted(run.spec, run.hop, run.key, tuple(outputs))
@@ -199,7 +200,7 @@ class RequestHost:
         self._remove(self._live(request, hop))
 
     def why_immovable(self, request: RequestId) -> Tie | None:
-        """Why a request must stay, None if it may move. Raises RequestGone."""
+        """The reason why a request must stay; None if it may move. Raises RequestGone."""
         return self._engine.tied(self._live(request).spec.sampling)
 
     # --- TargetHost -----------------------------------------------------------------------------------
@@ -227,11 +228,11 @@ class RequestHost:
         self.submit(spec, hop, outputs)
 
     def silent_s(self) -> float:
-        """For how long the engine has given no token although requests run; 0 when none do."""
-        return self._clock() - self._heard if self._runs else 0.0
+        """Seconds without any token from the engine while requests run; 0 if none run."""
+        return self._clock() - self._last_output_s if self._runs else 0.0
 
     def lose_all(self, reason: str) -> None:
-        """The engine is given up: every reader is told, and no more requests are taken."""
+        """Give the engine up: notify every reader of the loss, and take no more requests."""
         self.stopping = True
         for run in list(self._runs.values()):
             task = run.task
@@ -243,11 +244,11 @@ class RequestHost:
 
     @property
     def reserved_tokens(self) -> Tokens:
-        """Room promised to requests on their way here."""
+        """Room reserved for requests on their way here."""
         return Tokens(sum(self._reserved.values()))
 
     def loads(self) -> Iterator[RequestLoad]:
-        """Every request as policies see it."""
+        """The loads of all requests, for policies."""
         now = self._clock()
         queued = queued_keys(self._runs.values(), self._engine.stats().waiting)
         for run in self._runs.values():
@@ -287,7 +288,7 @@ class RequestHost:
             self._lose(run, f"the engine failed: {error}")
 
     def _take(self, run: Run, step: Generated) -> None:
-        self._heard = self._clock()
+        self._last_output_s = self._clock()
         run.outputs.extend(step.tokens)
         if step.logprobs:
             run.logprobs.extend(step.logprobs)
@@ -298,7 +299,7 @@ class RequestHost:
             self.on_end(run.spec.id, False)
 
     def _publish(self, run: Run) -> None:
-        """Send what has not been sent; with the end of the output, the run ends."""
+        """Publish the new tokens. With the end of the output, the run ends."""
         index, run.published = run.published, len(run.outputs)
         fresh = index < run.published
         if fresh or run.finish:
@@ -331,10 +332,10 @@ class RequestHost:
 
 
 def queued_keys(runs: Iterable[Run], waiting: int) -> set[str]:
-    """The runs that hold no KV blocks, where the engine says that `waiting` do not.
+    """The keys of the runs without KV blocks, given the engine's number of `waiting` requests.
 
-    vLLM admits first come, first served, and preempts the last to come: so these are the youngest runs without a token,
-    and, if there are not enough of those, the youngest with one.
+    vLLM admits requests first come, first served, and preempts the latest. So the waiting runs are the youngest ones
+    without a token and, if these are fewer than `waiting`, the youngest ones with a token.
     """
     if not waiting:
         return set()

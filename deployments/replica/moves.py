@@ -1,4 +1,4 @@
-"""The migrations that a replica takes part in: those it leads, and those that come to it."""
+"""The migrations of one replica, as their source and as their target."""
 
 import asyncio
 import logging
@@ -25,7 +25,7 @@ _REMEMBERED = 256
 
 
 class Moves:
-    """Starts and tracks migrations; what happens to a request reaches its migration through here."""
+    """Starts and tracks migrations, and passes the events of requests on to their migrations."""
 
     def __init__(
         self,
@@ -47,14 +47,14 @@ class Moves:
         self._done: deque[MigrationRecord] = deque(maxlen=_REMEMBERED)
         host.on_end = self._request_ended
 
-    # --- leading --------------------------------------------------------------------------------------
+    # --- as the source --------------------------------------------------------------------------------
 
     def start(self, order: Order, to: ReplicaId) -> MigrationRecord:
-        """Begin to move a request; returns the record as it stands.
+        """Begin to move a request. Returns the migration's record so far.
 
         Raises:
             RequestGone: the request is not here.
-            Refused: it cannot move: it moves already, is bound here, or the target is this replica.
+            Refused: the request moves already or must stay, or the target is this replica.
         """
         if to == self._world.replica:
             raise Refused("the request is on that replica already", Cause.ALREADY_THERE)
@@ -84,13 +84,13 @@ class Moves:
                 self._done[self._done.index(record)] = resumed
 
     def records(self) -> list[MigrationRecord]:
-        """Migrations that this replica leads or led, newest first; `resume_s` comes some time after the outcome."""
+        """Migrations with this replica as the source, newest first. `resume_s` comes some time after the outcome."""
         return [run.record for run in reversed(self._leaving.values())] + list(self._done)
 
-    # --- following ------------------------------------------------------------------------------------
+    # --- as the target --------------------------------------------------------------------------------
 
     def prepare(self, message: Prepare) -> Prepared:
-        """A source asks for room. Raises Refused."""
+        """Reserve room for a migration. Raises Refused."""
         if message.migration in self._coming:
             raise Refused("this migration is under way here already", Cause.ALREADY_MOVING)
         run = TargetRun(
@@ -106,31 +106,31 @@ class Moves:
         return run.prepare()
 
     async def receive(self, message: Chunk) -> None:
-        """Blocks arrive. Raises Refused or TransferFailed."""
-        await self._known(message.migration).receive(message)
+        """Receive blocks. Raises Refused or TransferFailed."""
+        await self._target_run(message.migration).receive(message)
 
     async def adopt(self, message: Adopt) -> None:
-        """The request arrives. Raises Refused."""
-        run = self._known(message.migration)
+        """Take the request over, on probation. Raises Refused."""
+        run = self._target_run(message.migration)
         await run.adopt(message)
         self._adopted[message.migration] = (run.request, run.hop)
         if len(self._adopted) > _REMEMBERED:
             self._adopted.popitem(last=False)
 
     def cancel(self, migration: str) -> None:
-        """The source keeps the request. A migration that is not known here is no error."""
+        """End a migration whose source keeps the request. An unknown migration is no error."""
         if run := self._coming.get(migration):
             run.post(TargetEvent.CANCEL)
 
     async def resumed(self, migration: str) -> float | None:
-        """Seconds from the adoption of its request to its first token, once that is out; None if there is none."""
+        """Wait for the migrated request's first token. Returns the seconds since its adoption; None without a token."""
         adopted = self._adopted.get(migration)
         return await self._host.first_token(*adopted) if adopted is not None else None
 
     def attach(self, request: RequestId, hop: int, index: int) -> bool:
-        """The reader reads the request here under `hop`, from output token `index` on; False if it does not run here.
+        """Stream the request to its reader under `hop` from output token `index` on; False if it does not run here.
 
-        What it attaches to is the replica's own from now on.
+        From now on the replica owns the request.
         """
         for run in list(self._coming.values()):
             if run.request == request and run.hop == hop and not run.attach():
@@ -138,15 +138,15 @@ class Moves:
         return self._host.resume(request, hop, index)
 
     def keep(self, request: RequestId, hop: int, next_hop: int) -> None:
-        """The reader goes on reading here under `hop`: it will not follow the request to `next_hop`."""
+        """Go on with the request under `hop`, since its reader will not follow it to `next_hop`."""
         run = self._leaving.get(request)
         if run is not None and (run.hop, run.next_hop) == (hop, next_hop):
             run.post(SourceEvent.KEPT)
 
     def release(self, request: RequestId, hop: int | None) -> None:
-        """End what runs here of a request under a hop below `hop`, or under any; also in the middle of a migration.
+        """End the runs of a request under hops below `hop`, which its reader reads now, even during a migration.
 
-        The request's reader reads it under `hop` now, or (None) no more.
+        Without a hop, since the reader has left, end all runs.
         """
         for coming in list(self._coming.values()):
             if coming.request == request and (hop is None or coming.hop < hop):
@@ -157,20 +157,20 @@ class Moves:
         else:
             self._host.client_gone(request, hop)
 
-    def _known(self, migration: str) -> TargetRun:
+    def _target_run(self, migration: str) -> TargetRun:
         run = self._coming.get(migration)
         if run is None:
-            raise Refused("the target knows nothing of this migration (its lease ran out?)", Cause.MIGRATION_GONE)
+            raise Refused("the target no longer has this migration (its lease may have run out)", Cause.MIGRATION_GONE)
         return run
 
-    # --- the world ------------------------------------------------------------------------------------
+    # --- events ---------------------------------------------------------------------------------------
 
     def submit(self, spec: RequestSpec, hop: int, outputs: tuple[int, ...]) -> None:
-        """A request from its reader. Raises Refused."""
+        """Run a request from its reader. Raises Refused."""
         self._host.submit(spec, hop, outputs)
 
     def stop(self) -> None:
-        """The replica is stopping: it takes nothing new; what it leads goes on."""
+        """Begin to stop: take no new requests, and end incoming migrations; outgoing ones go on."""
         self._host.stopping = True
         for leaving in self._leaving.values():
             leaving.post(SourceEvent.SOURCE_STOPPING)
@@ -178,18 +178,18 @@ class Moves:
             coming.post(TargetEvent.STOPPING)
 
     def targets(self) -> set[ReplicaId]:
-        """The replicas that requests are moving to."""
+        """The targets of outgoing migrations."""
         return {run.target for run in self._leaving.values()}
 
     def target_lost(self, replica: ReplicaId) -> None:
-        """A replica is gone: migrations to it end."""
+        """End the migrations to a replica that is gone."""
         for run in self._leaving.values():
             if run.target == replica:
                 run.post(SourceEvent.TARGET_LOST)
 
     @property
     def pending(self) -> int:
-        """Migrations that hold something here: led, or under a lease."""
+        """The number of migrations that occupy memory here: outgoing ones, and incoming ones under a lease."""
         return len(self._leaving) + len(self._coming)
 
     def _request_ended(self, request: RequestId, by_client: bool) -> None:
@@ -201,11 +201,11 @@ class Moves:
 
 
 def void(_: object) -> None:
-    """Take a value and return None: for callbacks whose result nobody wants."""
+    """Discard a value: for callbacks that must return None."""
 
 
 def _log_record(record: MigrationRecord) -> None:
-    """One structured line per migration, which the Ray dashboard shows on the replica's page."""
+    """Log one structured line per migration. The Ray dashboard shows it on the replica's page."""
     level = logging.INFO if record.outcome is Outcome.COMMITTED else logging.WARNING
     pause = "" if record.pause_s is None else f", pause {record.pause_s * 1e3:.1f} ms"
     log.log(

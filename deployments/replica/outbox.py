@@ -1,7 +1,7 @@
-"""What a replica has to tell each ingress: one stream per pair, one item per engine step.
+"""The events of a replica for each ingress: one stream per pair, one item per engine step.
 
-A step of the engine gives a token to every running request. Sending each on its own would cost a message per
-token; here everything that is published before the stream is next polled travels as one item.
+A step of the engine yields a token for every running request. Sending each by itself would cost a message per token.
+Instead, all events published before the next poll of the stream travel as one item.
 """
 
 import asyncio
@@ -12,11 +12,11 @@ from migration.protocol.ports import Clock
 from migration.protocol.request import IngressId, StreamEvent
 
 HEARTBEAT_S = 1.0
-"""The longest that a living replica leaves a reader without a word."""
+"""The longest time between two items of a living replica, in seconds."""
 
 
 class Outbox:
-    """Events for one ingress, kept until it reads them."""
+    """Events for one ingress, kept until the ingress reads them."""
 
     def __init__(self, now: float) -> None:
         self._events: list[StreamEvent] = []
@@ -24,7 +24,7 @@ class Outbox:
         self._reader = 0
         self._closed = False
         self.silent_since: float | None = now
-        """Since when nobody reads (clock seconds); None while somebody does."""
+        """The time since which the outbox has no reader (clock seconds); None while it has one."""
 
     def put(self, event: StreamEvent) -> None:
         """Publish an event."""
@@ -32,14 +32,14 @@ class Outbox:
         self._wake.set()
 
     def close(self) -> None:
-        """End the stream once everything is read."""
+        """End the stream after the events so far."""
         self._closed = True
         self._wake.set()
 
     async def read(self, clock: Clock) -> AsyncIterator[Batch]:
-        """All events so far, then those that follow, batch by batch. A new reader ends the one before.
+        """All events so far, then those that follow, batch by batch. A new reader ends the previous one's stream.
 
-        An empty first batch tells the reader that it is connected, an empty later one that the replica is alive.
+        An empty first batch means that the reader is connected; a later empty batch is a heartbeat.
         """
         self._reader += 1
         reader, self.silent_since = self._reader, None
@@ -61,7 +61,7 @@ class Outbox:
                 self.silent_since = clock()
 
     async def _woken(self) -> bool:
-        """Wait for something to tell; False if there is nothing for as long as a reader may be left without a word."""
+        """Wait for an event. False if there is none within `HEARTBEAT_S`."""
         try:
             async with asyncio.timeout(HEARTBEAT_S):
                 await self._wake.wait()
@@ -79,7 +79,7 @@ class Outboxes:
         self._closed = False
 
     def put(self, ingress: IngressId, event: StreamEvent) -> None:
-        """Publish an event to an ingress, whether it reads already or not."""
+        """Publish an event to an ingress, which need not read yet."""
         self._box(ingress).put(event)
 
     async def read(self, ingress: IngressId) -> AsyncIterator[Batch]:
@@ -88,19 +88,19 @@ class Outboxes:
             yield batch
 
     def silent(self, longer_than_s: float) -> tuple[IngressId, ...]:
-        """The ingresses that have not read for that long."""
+        """The ingresses that have not read for more than `longer_than_s` seconds."""
         limit = self._clock() - longer_than_s
         return tuple(
             name for name, box in self._boxes.items() if box.silent_since is not None and box.silent_since < limit
         )
 
     def forget(self, ingress: IngressId) -> None:
-        """Drop an ingress and what it has not read."""
+        """Drop an ingress and its unread events."""
         if box := self._boxes.pop(ingress, None):
             box.close()
 
     def close(self) -> None:
-        """End all streams once they are read."""
+        """End all streams after their events so far."""
         self._closed = True
         for box in self._boxes.values():
             box.close()

@@ -1,4 +1,4 @@
-"""Which transport carries KV blocks, by its name in the configuration, and where the staging slots for it are.
+"""Transports of KV blocks by their names in the configuration, and the memory of their staging slots.
 
 shared       host memory    replicas of one node map each other's slots
 collective   host memory    sent through Ray collective groups over gloo
@@ -17,7 +17,7 @@ from migration.transport.shared import SharedSlots
 
 
 def make_transport(config: MigrationSettings) -> Transport:
-    """The transport of that name; "module:attribute" names a custom factory, which is called with the settings.
+    """The configured transport. "module:attribute" names a custom factory, which is called with the settings.
 
     Raises:
         ImportError: there is no such module.
@@ -46,10 +46,10 @@ def make_transport(config: MigrationSettings) -> Transport:
 
 
 def make_slots(config: MigrationSettings) -> Slots:
-    """A replica's staging slots, where its transport wants them; a factory of your own gets them in host memory.
+    """A replica's staging slots, in the kind of memory that its transport needs; custom transports use host memory.
 
     Raises:
-        RuntimeError: they are to be in GPU memory, and there is none, or not enough.
+        RuntimeError: the slots do not fit into GPU memory, or there is no GPU.
     """
     create = DeviceSegment.create if config.transport in ON_GPU else HostSegment.create
     return Slots(config.slots, config.slot_bytes, create)

@@ -115,7 +115,7 @@ class EpochScheduler:
         )
 
     async def _run(self) -> None:
-        await self._membership.known.wait()
+        await self._membership.listed.wait()
         await self._epochs.run()
 
     def _members_changed(self) -> None:

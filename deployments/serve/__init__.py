@@ -1,5 +1,5 @@
 """Ray Serve: membership, calls to one particular replica, and stopping one particular replica.
 
 All of Mell's use of Serve's private API is here and in `scheduler.listing`. The other rooms of the deployments import
-this one, and it imports none of them. Lists of replicas come from Serve's controller, calls go to replicas.
+this one, and it imports none of them. Lists of replicas come from Serve's controller; calls go to replicas.
 """

@@ -1,7 +1,7 @@
 """Calls that their callee cancels.
 
-Where the callee's task is cancelled, Ray Serve raises `CancelledError` in the caller's (tested with Ray 2.60). Nobody
-cancelled the caller, and nothing that handles errors catches it: unless it is told apart, it ends the caller's task.
+If the callee's task is cancelled, Ray Serve raises `CancelledError` in the caller's task (tested with Ray 2.60). Error
+handlers do not catch this class, so it would end the caller's task, which nobody has cancelled.
 """
 
 import asyncio
@@ -10,16 +10,16 @@ from contextlib import contextmanager
 
 
 class CalleeCancelled(ConnectionError):
-    """The callee broke the call off."""
+    """The callee has cancelled the call."""
 
 
 @contextmanager
 def callee_cancelled() -> Iterator[None]:
-    """Raises CalleeCancelled for a `CancelledError` that is not meant for the task that runs this."""
+    """Raise CalleeCancelled in place of a `CancelledError`, unless the current task itself is being cancelled."""
     try:
         yield
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        raise CalleeCancelled("the callee broke the call off") from error
+        raise CalleeCancelled("the callee cancelled the call") from error

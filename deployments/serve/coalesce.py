@@ -1,6 +1,6 @@
-"""Many small calls as few: what is asked while a call is under way travels together in the next one.
+"""Coalescing of calls: items that arrive while a call is under way travel together in the next one.
 
-An idle caller waits for nobody; under load the calls grow instead of multiplying.
+A single item is sent at once; under load the calls grow larger instead of more numerous.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ Result = TypeVar("Result")
 
 
 class Coalescer(Generic[Item, Result]):
-    """Wraps a call on many items that returns one result, or exception, per item and in their order."""
+    """Wraps a call with many items, which returns one result or exception per item, in the items' order."""
 
     def __init__(self, call: Callable[[tuple[Item, ...]], Awaitable[Sequence[Result | Exception]]]) -> None:
         self._call = call
@@ -20,7 +20,7 @@ class Coalescer(Generic[Item, Result]):
         self._worker: asyncio.Task[None] | None = None
 
     async def __call__(self, item: Item) -> Result:
-        """The item's result. Raises its exception, or that of the call that carried it."""
+        """The item's result. Raises the item's exception, or that of the whole call."""
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self._waiting.append((item, future))
         if self._worker is None or self._worker.done():
@@ -40,7 +40,7 @@ class Coalescer(Generic[Item, Result]):
 
 def _settle(future: "asyncio.Future[Result]", result: Result | Exception) -> None:
     if future.done():
-        return  # Whoever waited has left.
+        return  # the caller was cancelled
     if isinstance(result, Exception):
         future.set_exception(result)
     else:

@@ -1,4 +1,4 @@
-"""Which replicas a deployment has, pushed by Serve's controller.
+"""The list of a deployment's replicas, pushed by Serve's controller.
 
 Uses Serve's long poll, which is internal to Ray (ray.serve.llm relies on it too); tested with Ray 2.60.
 """
@@ -16,13 +16,13 @@ from policies.model import ReplicaId
 
 
 class Membership(Protocol):
-    """The replicas of a deployment that accept calls. `known` is set once there is a first list."""
+    """The replicas of a deployment that accept calls. `listed` is set with the first list."""
 
     running: tuple[ReplicaId, ...]
-    known: asyncio.Event
+    listed: asyncio.Event
 
     def stop(self) -> None:
-        """Stop listening."""
+        """Stop following the list."""
         ...
 
 
@@ -33,7 +33,7 @@ class ServeMembership:
         self, deployment: str, app: str, client: str, on_change: Callable[[Membership], None] | None = None
     ) -> None:
         self.running: tuple[ReplicaId, ...] = ()
-        self.known = asyncio.Event()
+        self.listed = asyncio.Event()
         self._on_change = on_change
         controller = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
         self._client = LongPollClient(
@@ -45,7 +45,7 @@ class ServeMembership:
 
     def _take(self, targets: Any) -> None:
         self.running = tuple(sorted(ReplicaId(r.replica_id.unique_id) for r in targets.running_replicas))
-        self.known.set()
+        self.listed.set()
         if self._on_change is not None:
             self._on_change(self)
 

@@ -1,4 +1,4 @@
-"""Asks Serve's controller to stop one particular replica; Serve's API only takes a number."""
+"""Stops one particular replica through Serve's controller; Serve's API only takes a number of replicas."""
 
 import logging
 from typing import Any
@@ -16,23 +16,23 @@ cloudpickle.register_pickle_by_value(scaling)
 
 
 def controller() -> Any:
-    """Serve's controller. Raises ValueError while there is none."""
+    """The actor of Serve's controller. Raises ValueError while there is none."""
     return ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
 
 
 def generation() -> str:
-    """Names this start of Serve: it changes with `serve shutdown`, not when the controller is restarted."""
+    """An id of this start of Serve. It changes with `serve shutdown`, not with a restart of the controller."""
     return str(controller()._actor_id.hex())
 
 
 async def retire(app: str, deployment: str, replica: ReplicaId, count: int) -> bool:
-    """Stop that very replica and keep `count` others.
+    """Stop exactly this replica and keep `count` others.
 
-    False if the controller does not run it, or does not know how: then nothing has changed, and the caller has to
-    lower the number and evacuate whichever replica Serve stops.
+    Returns False, and changes nothing, if the controller does not run the replica or the call fails. The caller then
+    has to lower the number, and to evacuate the replica that Serve stops.
     """
     try:
         return bool(await controller().__ray_call__.remote(scaling.stop_exactly, app, deployment, replica, count))
     except Exception as error:
-        log.warning("Serve would not stop replica %s by name: %r", replica, error)
+        log.warning("Serve cannot stop replica %s by name: %r", replica, error)
         return False

@@ -1,11 +1,10 @@
-"""Calls to one particular replica: the request router that obeys, and handles that name their target.
+"""Calls to one particular replica: handles that name their target, and a request router that follows them.
 
-The target travels as the handle's session id. The router settles the very request it was asked about: Serve's
-base class may hand a chosen replica to another pending request of the same parent.
+The target travels as the handle's session id. The router itself assigns the replica to the pending request, since
+Serve's base class may give a chosen replica to another pending request of the same parent.
 
-A replica that is stopping has left the routers' lists but goes on serving: calls then go to its actor. That way is
-Serve's own between its processes, and internal to it (tested with Ray 2.60); where it fails, such a replica is
-`Unrouted`.
+A stopping replica has left the routers' lists but still serves: calls then go to its actor, as Serve's own processes
+call each other. That interface is internal to Ray (tested with Ray 2.60); if it fails, the replica is `Unrouted`.
 """
 
 import asyncio
@@ -34,14 +33,15 @@ from policies.model import ReplicaId
 
 
 class Unrouted(PeerLost):
-    """This process's router does not list the replica: it is stopping or gone, or the news of it is under way."""
+    """This process's router does not list the replica: it is stopping or gone, or too new for the router's list."""
 
 
 @contextmanager
 def _peer_errors(replica: ReplicaId) -> Iterator[None]:
-    """Turn Ray's errors about a replica into Mell's, and what its method raised back into the exception itself.
+    """Turn Ray's errors about a replica into Mell's, and unwrap exceptions of the called method.
 
-    Ray wraps that one in an object of both classes, whose text is a traceback and whose `cause` is the exception.
+    Ray wraps such an exception in an object of both classes, whose text is a traceback and whose `cause` is the
+    exception.
     """
     try:
         with callee_cancelled():
@@ -51,7 +51,7 @@ def _peer_errors(replica: ReplicaId) -> Iterator[None]:
     except RayActorError as error:
         raise PeerLost(f"replica {replica} died: {type(error).__name__}") from error
     except CalleeCancelled as error:
-        raise PeerLost(f"replica {replica} broke the call off") from error
+        raise PeerLost(f"replica {replica} cancelled the call") from error
     except RayTaskError as error:
         if not isinstance(error.cause, Exception):
             raise
@@ -59,19 +59,19 @@ def _peer_errors(replica: ReplicaId) -> Iterator[None]:
 
 
 AWAY_S = 1.0
-"""The time for which an unreachable replica gets no request: Serve would repeat the request without a pause."""
+"""Seconds without requests for an unreachable replica. Serve alone would retry without a pause."""
 
 
 class TargetRouter(RequestRouter):
-    """Routes a request to the replica named in its session id; without one, to the less busy of two."""
+    """Routes a request to the replica named in its session id; without a session id, to the less busy of two."""
 
     def initialize_state(self, clock: Clock = time.monotonic) -> None:
-        """Called by Serve once the router is made."""
+        """Called by Serve after the router's construction."""
         self._clock = clock
         self._away: dict[str, float] = {}
 
     def on_replica_actor_unavailable(self, replica_id: ReplicaID) -> None:
-        """Called by Serve when a request could not be sent to a replica that it lists."""
+        """Called by Serve after a failure to send a request to a listed replica."""
         super().on_replica_actor_unavailable(replica_id)
         now = self._clock()
         self._away = {replica: until for replica, until in self._away.items() if until > now}
@@ -80,7 +80,7 @@ class TargetRouter(RequestRouter):
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Choose for `pending_request` and settle it here."""
+        """Choose a replica for `pending_request`, and assign it directly."""
         if pending_request is None or not candidate_replicas:
             return []
         pending_request.routing_context.should_backoff = True
@@ -107,9 +107,9 @@ class TargetRouter(RequestRouter):
 
 
 class ReplicaHandles:
-    """Serve's handles to single replicas of one deployment. Calls raise PeerLost when the replica is unreachable.
+    """Serve's handles to single replicas of one deployment. Calls raise PeerLost if the replica is unreachable.
 
-    Where the deployment's router is not `TargetRouter`, `routed` is false: calls then go to the replica's actor.
+    `routed` must be false unless the deployment's router is `TargetRouter`: calls then go to the replica's actor.
     """
 
     def __init__(self, deployment: str, app: str, routed: bool = True) -> None:
@@ -120,7 +120,7 @@ class ReplicaHandles:
         self._streams: dict[ReplicaId, DeploymentHandle] = {}
 
     async def call(self, replica: ReplicaId, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a method of one replica. What the method raises is raised here."""
+        """Call a method of one replica. Raises the method's own exceptions, too."""
         if not self._routed:
             return await self.call_actor(replica, method, *args, **kwargs)
         handle = self._one.get(replica)
@@ -134,7 +134,7 @@ class ReplicaHandles:
                 return await self.call_actor(replica, method, *args, **kwargs)
 
     async def call_actor(self, replica: ReplicaId, method: str, *args: Any, **kwargs: Any) -> Any:
-        """As `call`, but past Serve's router: it repeats a call to a dead replica, and logs each time."""
+        """As `call`, but without Serve's router, which repeats a call to a dead replica, and logs each time."""
         with _peer_errors(replica):
             return await self._call_actor(replica, method, args, kwargs)
 
@@ -151,7 +151,7 @@ class ReplicaHandles:
     async def stream(
         self, replica: ReplicaId, method: str, *args: Any, silence_s: float, **kwargs: Any
     ) -> AsyncIterator[Any]:
-        """Iterate over a generator method of one replica; one that gives nothing for `silence_s` seconds is lost."""
+        """Iterate over a generator method of one replica. Raises PeerLost after `silence_s` seconds without an item."""
         handle = self._streams.get(replica)
         if handle is None:
             handle = self._handle.options(session_id=replica, stream=True, _by_reference=False)
@@ -166,7 +166,7 @@ class ReplicaHandles:
                     return
                 except TimeoutError:
                     items.cancel()
-                    raise PeerLost(f"replica {replica} said nothing for {silence_s:g} s") from None
+                    raise PeerLost(f"replica {replica} was silent for {silence_s:g} s") from None
                 yield item
 
     def forget(self, replica: ReplicaId) -> None:

@@ -1,10 +1,10 @@
-"""What runs inside Serve's controller: it mirrors the scheduler's number of replicas, and stops just the emptied one.
+"""Mell's code inside Serve's controller: mirrors the scheduler's number of replicas, and stops exactly the emptied one.
 
-The scheduler's number lives in Ray's internal key-value store, under a key of this
-application and this start of Serve: it survives restarts of the scheduler and of the controller, and a configuration
-that is applied again.
+The scheduler's number lives in Ray's internal key-value store, under a key of this application and this start of Serve.
+So it survives restarts of the scheduler and of the controller, and a repeated deployment of the configuration.
 
-Serve ships this module by value to its controller, which may not have the project: it imports nothing of it.
+Serve ships this module by value to its controller, where the project may not be installed. So it imports nothing of the
+project.
 """
 
 import copy
@@ -20,34 +20,34 @@ from ray.serve._private.common import DeploymentID, ReplicaState
 from ray.serve.autoscaling_policy import replica_queue_length_autoscaling_policy
 
 STALE_S = 15.0
-"""A scheduler that has not stood by its number for so long has no say; Serve keeps what it has."""
+"""The age, in seconds, at which the scheduler's number expires. Serve then keeps its current number."""
 
 REQUESTS = "requests"
-"""The name under which replicas tell Serve how many requests they have."""
+"""The name of the metric by which replicas report their numbers of requests to Serve."""
 
 _NAMESPACE = b"mell"
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """`count` replicas are wanted, as of `at` (seconds since the epoch)."""
+    """The wanted number of replicas, as of `at` (seconds since 1970)."""
 
     count: int
     at: float
 
 
 def read_wanted(app: str, generation: str) -> Wanted | None:
-    """The number that was written last; None if none was, or it cannot be read."""
+    """The number written last; None if there is none, or reading fails."""
     try:
         found = _internal_kv_get(_key(app, generation), namespace=_NAMESPACE)
         return None if found is None else Wanted(**json.loads(found))
     except Exception:
-        # A policy that raises stops the scaling of every application.
+        # An exception in one autoscaling policy would stop the scaling of every application.
         return None
 
 
 def write_wanted(app: str, generation: str, wanted: Wanted) -> None:
-    """Replace it."""
+    """Write the wanted number."""
     value = json.dumps({"count": wanted.count, "at": wanted.at}).encode()
     _internal_kv_put(_key(app, generation), value, overwrite=True, namespace=_NAMESPACE)
 
@@ -57,19 +57,21 @@ def _key(app: str, generation: str) -> bytes:
 
 
 def _generation() -> str:
-    """This start of Serve, in the controller's own words: its actor id, which a restart of the controller keeps."""
+    """The id of this start of Serve: the controller's actor id, which a restart of the controller keeps."""
     return ray.get_runtime_context().get_actor_id() or ""
 
 
 class MirrorWanted:
-    """An autoscaling policy, called about ten times a second: never blocks or raises."""
+    """An autoscaling policy that returns the scheduler's number. Serve calls it about ten times a second, so it never
+    blocks, and it never raises.
+    """
 
     def __init__(self, app: str, wall_clock: Callable[[], float] = time.time) -> None:
         self._app = app
         self._wall_clock = wall_clock
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
-        """The scheduler's number, else the current target; Serve applies min_replicas and max_replicas to it."""
+        """The scheduler's number, or the current target without one; Serve applies min_replicas and max_replicas."""
         wanted = read_wanted(self._app, _generation())
         if wanted is None or self._wall_clock() - wanted.at > STALE_S:
             return context.target_num_replicas, {}
@@ -77,13 +79,13 @@ class MirrorWanted:
 
 
 class CountRequests:
-    """Serve's own rule, so many ongoing requests per replica, with the requests that replicas say they have.
+    """Serve's default policy, a number of ongoing requests per replica, with the requests that replicas report.
 
-    Serve would count calls, and an ingress has one per replica however many requests there are.
+    Serve itself would count calls, but an ingress makes one call per replica for any number of requests.
     """
 
     def __call__(self, context: Any) -> tuple[float, dict[str, Any]]:
-        """As Serve's default policy."""
+        """As Serve's default policy, on the reported numbers of requests."""
         counts = (context.aggregated_metrics or {}).get(REQUESTS, {})
         seen = copy.copy(context)
         seen.__dict__["total_num_requests"] = sum(counts.values())
@@ -92,9 +94,9 @@ class CountRequests:
 
 
 def stop_exactly(serve_controller: Any, app: str, deployment: str, replica: str, count: int) -> bool:
-    """Stop that very replica and want `count` others; the two change between two steps of the controller.
+    """Stop exactly this replica and set the wanted number to `count`, atomically between two steps of the controller.
 
-    False, and nothing has changed, if it does not run. The calls are internal to Ray (tested with 2.60).
+    Returns False, and changes nothing, if the replica does not run. The calls are internal to Ray (tested with 2.60).
     """
     manager = serve_controller.deployment_state_manager
     deployment_id = DeploymentID(deployment, app)

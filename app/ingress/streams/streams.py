@@ -200,4 +200,4 @@ class RequestJournal:
             record.reason,
             extra={"migration": record.to_json()},
         )
-        self._scheduler.tell(lambda scheduler: scheduler.record(record))
+        self._scheduler.notify(lambda scheduler: scheduler.record(record))

@@ -240,7 +240,7 @@ class Scheduler:
     def within(self, timeout_s: float) -> "AnsweringScheduler":
         return AnsweringScheduler(self, timeout_s)
 
-    def tell(self, message: Callable[["AnsweringScheduler"], Awaitable[None]]) -> None:
+    def notify(self, message: Callable[["AnsweringScheduler"], Awaitable[None]]) -> None:
         next(message(self.within(0.0)).__await__(), None)
 
     async def answer(self, timeout_s: float) -> None:

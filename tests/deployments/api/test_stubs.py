@@ -136,7 +136,7 @@ async def test_a_call_that_the_scheduler_breaks_off_ends_no_task_of_ours() -> No
 async def test_a_message_is_not_waited_for_and_may_be_lost(fault: Exception | None) -> None:
     client, handle = ServeSchedulerClient("app"), Handle(fault=fault)
     client._cached = cast(Any, handle)
-    client.tell(lambda scheduler: scheduler.hurry())
+    client.notify(lambda scheduler: scheduler.hurry())
     assert handle.calls == []
     await asyncio.sleep(0.1)
     assert handle.calls == [("hurry", ())]

@@ -76,8 +76,8 @@ class FakeMembership:
 
     def __init__(self, *names: str, on_change: Callable[[Membership], None] = lambda _: None) -> None:
         self.running = tuple(map(ReplicaId, names))
-        self.known = asyncio.Event()
-        self.known.set()
+        self.listed = asyncio.Event()
+        self.listed.set()
         self._on_change = on_change
 
     def become(self, *names: str) -> None:

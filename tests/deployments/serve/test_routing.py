@@ -256,5 +256,5 @@ async def test_a_stream_is_read_to_its_end() -> None:
 async def test_a_stream_that_falls_silent_is_lost() -> None:
     stream = replicas([1, 2]).stream(ReplicaId("x"), "method", silence_s=0.02)
     assert [await anext(stream), await anext(stream)] == [1, 2]
-    with pytest.raises(PeerLost, match=r"said nothing for 0\.02 s"):
+    with pytest.raises(PeerLost, match=r"was silent for 0\.02 s"):
         await anext(stream)

@@ -116,7 +116,7 @@ class Answering:
     def within(self, timeout_s: float) -> "CountingProcess":
         return CountingProcess(self.asked, "scheduler")
 
-    def tell(self, message: Callable[[MetricsApi], Awaitable[None]]) -> None:
+    def notify(self, message: Callable[[MetricsApi], Awaitable[None]]) -> None:
         pass
 
 
