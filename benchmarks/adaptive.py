@@ -34,8 +34,8 @@ from benchmarks.admin import Admin
 from benchmarks.beside import Effect, disturb
 from benchmarks.load import spread
 from benchmarks.moved import MoveMode, MoveSample, move_one
-from benchmarks.ports import BLOCK_BYTES, BLOCK_SIZE
 from benchmarks.servers import ENGINE, mell
+from benchmarks.transfer.ports import BLOCK_BYTES, BLOCK_SIZE
 from tests.integration import faults
 from tests.integration.faults import Fault
 

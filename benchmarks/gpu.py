@@ -27,8 +27,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu_ends import CacheShape, NcclReplica, WorkerProcess
 from benchmarks.load import spread
+from benchmarks.transfer.gpu_ends import CacheShape, NcclReplica, WorkerProcess
 from migration.kv.device import DeviceSegment
 from migration.kv.staging import HEADER
 

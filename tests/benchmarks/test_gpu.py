@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu import STAGES, machine, measure
-from benchmarks.gpu_ends import CacheShape
+from benchmarks.transfer.gpu_ends import CacheShape
 from tests.migration import fake_cupy
 
 ROOT = Path(__file__).parents[2]

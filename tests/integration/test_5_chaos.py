@@ -4,12 +4,12 @@ from collections import Counter
 
 from benchmarks.chaos.answers import StreamVerdict
 from benchmarks.chaos.faults import FaultKind, draw_faults
-from benchmarks.chaos.forcing import Forcing, RoundShape, calculated
 from benchmarks.chaos.offers import draw_trace, make_offers
 from benchmarks.chaos.report import is_good, make_document, render
 from benchmarks.chaos.run import ChaosRun
 from benchmarks.chaos.server import connect
 from benchmarks.chaos.watch import ClusterWatch
+from benchmarks.soak.forcing import Forcing, RoundShape, calculated
 from tests.counts import LONG
 from tests.integration.application import Application
 

@@ -9,7 +9,7 @@ import pytest
 from app.client.api import ApiClient
 from benchmarks.chaos.answers import StreamedAnswer, StreamVerdict, judge_among
 from benchmarks.chaos.offers import Offer, text_of
-from benchmarks.chaos.stock import TIE, stock_texts
+from benchmarks.soak.stock import TIE, stock_texts
 
 OFFER = Offer(0.0, "a", (5, 6, 7), 4)
 

@@ -31,10 +31,10 @@ from typing import Any, Self
 import ray
 from tqdm import tqdm
 
-from benchmarks.end import LIMIT_S, SOURCE, TARGET, TransferEnd
 from benchmarks.load import spread
-from benchmarks.ports import BLOCK_BYTES, ProcessSpan, pieces
 from benchmarks.servers import ENV, ROOT
+from benchmarks.transfer.end import LIMIT_S, SOURCE, TARGET, TransferEnd
+from benchmarks.transfer.ports import BLOCK_BYTES, ProcessSpan, pieces
 
 MIB = 1 << 20
 YARDSTICKS = ("memcpy", "tcp")
@@ -57,7 +57,9 @@ class StageTiming:
 
 def main() -> None:
     """Parse the options, measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.transfer", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--mib", type=int, nargs="+", default=[1, 4, 16, 64, 256])
     parser.add_argument("--transport", nargs="+", choices=["shared", "collective"], default=["shared", "collective"])
     parser.add_argument("--repeat", type=int, default=7)

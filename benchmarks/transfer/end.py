@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.ports import (
+from benchmarks.transfer.ports import (
     BLOCK_BYTES,
     BLOCK_SIZE,
     SLOT_BYTES,

@@ -7,7 +7,7 @@ In every round, streams are opened, and until they end random ones move to rando
 several at a time. Then every answer is compared with an undisturbed run's, and the idle cluster's state and the memory
 of its processes are checked. Undisturbed answers of real engines (vLLM on the CPU, the default) come from stock vLLM's
 own server, in whose cache nothing was ever moved; those of paced engines are computed. If two tokens are equally likely
-up to rounding in stock vLLM, either is right (`benchmarks.chaos.stock`), and counted separately.
+up to rounding in stock vLLM, either is right (`benchmarks.soak.stock`), and counted separately.
 
 Every round is one line of the file. Another run with the same file continues it. Exit status: 0 if all moves so far
 were without a fault, 1 if not, 2 if the file has other settings.
@@ -18,8 +18,7 @@ import asyncio
 import contextlib
 import json
 import sys
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -27,19 +26,17 @@ from typing import Any
 from tqdm import tqdm
 
 from app.client.api import ApiClient
-from benchmarks.chaos.forcing import Forcing, RoundShape, calculated
 from benchmarks.chaos.offers import Offer
 from benchmarks.chaos.server import connect
-from benchmarks.chaos.stock import stock_texts
 from benchmarks.chaos.watch import ClusterWatch
-from benchmarks.load import percentile
 from benchmarks.servers import MODEL, bare_vllm, mell, paced
+from benchmarks.soak.forcing import Forcing, RoundShape, calculated
+from benchmarks.soak.report import Line, count_moves, is_good, read_lines, render, rounds_of
+from benchmarks.soak.stock import stock_texts
 
 BARE_PORT, MELL_PORT = 8107, 8106
 PER_ROUND = 400
 """The largest number of moves of a round: the scheduler keeps the records of a thousand."""
-
-Line = dict[str, Any]
 
 
 def main() -> int:
@@ -78,30 +75,6 @@ def _options() -> argparse.Namespace:
     return options
 
 
-def read_lines(path: Path) -> list[Line]:
-    """The lines of a file: the setting, then rounds. An incomplete last line is ignored.
-
-    Raises:
-        ValueError: another line is not JSON.
-    """
-    raw = path.read_text().split("\n") if path.exists() else [""]
-    return [json.loads(line) for line in raw[:-1]]
-
-
-def _rounds(lines: Sequence[Line]) -> Sequence[Line]:
-    return lines[1:]
-
-
-def count_moves(lines: Sequence[Line]) -> int:
-    """The number of accepted moves, with any outcome."""
-    return sum(len(line["moves"]) for line in _rounds(lines))
-
-
-def is_good(lines: Sequence[Line]) -> bool:
-    """True if no round had a fault."""
-    return not any(line["bad"] or line["leaks"] for line in _rounds(lines))
-
-
 @contextlib.contextmanager
 def _servers(options: argparse.Namespace) -> Iterator[None]:
     """Mell, with a policy that never moves requests; for real engines, stock vLLM in addition."""
@@ -117,7 +90,7 @@ def _servers(options: argparse.Namespace) -> Iterator[None]:
 
 async def _soak(options: argparse.Namespace, lines: list[Line]) -> None:
     """Run rounds until all moves have been made, or one had a fault."""
-    start = 1 + max((line["run"] for line in _rounds(lines)), default=0)
+    start = 1 + max((line["run"] for line in rounds_of(lines)), default=0)
     async with connect(f"http://127.0.0.1:{MELL_PORT}") as server:
         watch = ClusterWatch(server)
         await watch.look()
@@ -139,45 +112,6 @@ def _advance(bar: Any) -> None:
 async def _stock(offer: Offer) -> list[str]:
     async with ApiClient(f"http://127.0.0.1:{BARE_PORT}", timeout_s=120.0) as server:
         return await stock_texts(server, MODEL, offer)
-
-
-def render(lines: Sequence[Line]) -> Iterator[str]:
-    """All rounds as text: moves by outcome, pauses, and the memory in the newest run's first, middle and last round."""
-    rounds = _rounds(lines)
-    moves = [move for line in rounds for move in line["moves"]]
-    verdicts = Counter(verdict for line in rounds for verdict in line["verdicts"])
-    yield f"{len(moves)} moves in {len(rounds)} rounds; streams: {_counts(verdicts)}"
-    yield f"rejected orders: {_counts(sum((Counter(line['rejected']) for line in rounds), Counter()))}"
-    for asked, path, outcome in sorted({(m["asked"], m["path"], m["outcome"]) for m in moves}):
-        found = [m for m in moves if (m["asked"], m["path"], m["outcome"]) == (asked, path, outcome)]
-        yield f"  {asked:>6} ordered, by {path:6} {outcome:10}{len(found):7}{_pauses(found)}"
-        yield from (
-            f"{'':12}{count} x {why}" for why, count in Counter(m["error"] for m in found if m["error"]).items()
-        )
-    yield from _memory(rounds)
-    yield from (f"BAD: round {line['number']}: {what}" for line in rounds for what in line["bad"])
-    yield from (f"LEAK: round {line['number']}: {what}" for line in rounds for what in line["leaks"])
-
-
-def _counts(counts: Counter[str]) -> str:
-    return ", ".join(f"{count} x {name}" for name, count in sorted(counts.items())) or "none"
-
-
-def _pauses(moves: Sequence[Line]) -> str:
-    pauses = [1e3 * move["pause_s"] for move in moves if move["pause_s"] is not None]
-    if not pauses:
-        return ""
-    quantiles = ", ".join(f"p{round(100 * q)} {percentile(pauses, q):.1f}" for q in (0.5, 0.9, 0.99))
-    return f"   pause ms {quantiles}, max {max(pauses):.1f}"
-
-
-def _memory(rounds: Sequence[Line]) -> Iterator[str]:
-    """Memory in the first, middle and last round: a leak grows between the last two, while first rounds fill caches."""
-    newest = [line["memory_mb"] for line in rounds if line["run"] == rounds[-1]["run"]]
-    yield f"memory (USS, MB) after rounds of the newest run, of {len(newest)}: first, half-way, last"
-    for name in sorted(newest[-1] if newest else ()):
-        first, middle, last = (newest[i].get(name, 0.0) for i in (0, len(newest) // 2, -1))
-        yield f"  {name:50}{first:9.1f}{middle:9.1f}{last:9.1f}"
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.chaos.forcing import RoundShape, draw_offers
-from benchmarks.soak import count_moves, is_good, read_lines, render
+from benchmarks.soak.forcing import RoundShape, draw_offers
+from benchmarks.soak.report import count_moves, is_good, read_lines, render
 
 SETTING = {"setting": {"engine": "paced", "seed": 0}}
 

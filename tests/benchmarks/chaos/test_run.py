@@ -18,16 +18,17 @@ import pytest
 from app.client.errors import BadAnswer, ErrorAnswer
 from app.client.sse import Event
 from app.replay.trace import TraceRequest
-from benchmarks import soak
 from benchmarks.chaos import run as running
 from benchmarks.chaos.answers import StreamVerdict
 from benchmarks.chaos.faults import FaultKind, PlannedFault
-from benchmarks.chaos.forcing import Forcing, RoundShape, calculated
 from benchmarks.chaos.injector import NOTHING, FaultInjector, InjectedFault, OpenStreams
 from benchmarks.chaos.offers import Offer, make_offers, undisturbed
 from benchmarks.chaos.report import is_good
 from benchmarks.chaos.run import ChaosResult, ChaosRun
 from benchmarks.chaos.watch import ClusterWatch
+from benchmarks.soak import __main__ as soak
+from benchmarks.soak.forcing import Forcing, RoundShape, calculated
+from benchmarks.soak.report import count_moves
 
 OFFERS = make_offers([TraceRequest(i, 0.02 * i, 10 + i, 20) for i in range(4)], "made up")
 LEAVE = PlannedFault(0.1, FaultKind.LEAVE, 0.0)
@@ -271,7 +272,7 @@ async def test_round_compares_answers_with_the_expected_ones() -> None:
 
 
 async def test_move_without_an_outcome_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.chaos.forcing.MOVE_S", 0.3)
+    monkeypatch.setattr("benchmarks.soak.forcing.MOVE_S", 0.3)
     server = MadeUp(stuck_moves=True)
     done = await Forcing(server, ClusterWatch(server), SHAPE, 1, calculated).round(1, 2)
     assert len(done.bad) == 2 and all("has no outcome" in line for line in done.bad)
@@ -286,7 +287,7 @@ def soaked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tup
     file = tmp_path / "soak.jsonl"
 
     def run_it(moves: int, seed: int = 0, slots: int = 0) -> tuple[int, list[str]]:
-        monkeypatch.setattr("benchmarks.chaos.forcing.QUIET_S", 0.1)
+        monkeypatch.setattr("benchmarks.soak.forcing.QUIET_S", 0.1)
         monkeypatch.setattr(soak, "_servers", lambda options: contextlib.nullcontext())
         monkeypatch.setattr(soak, "connect", lambda url: MadeUp(slots=slots, characters=60))
         options = ["--engine", "paced", "--moves", str(moves), "--out", str(file), "--seed", str(seed)]
@@ -304,7 +305,7 @@ def test_soak_continues_its_file(soaked: Callable[..., tuple[int, list[str]]]) -
     assert (first_status, again_status, more_status) == (0, 0, 0)
     assert again == first
     assert more[: len(first)] == first and len(more) > len(first)
-    assert soak.count_moves([json.loads(line) for line in more]) == 5
+    assert count_moves([json.loads(line) for line in more]) == 5
 
 
 def test_soak_stops_at_a_leak(soaked: Callable[..., tuple[int, list[str]]]) -> None:
