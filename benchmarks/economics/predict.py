@@ -11,9 +11,9 @@ from statistics import median
 
 from app.replay.trace import TraceRequest
 from app.simulator.costs.costs import ComputeCosts, Costs, LinkCosts, MigrationCosts
-from app.simulator.outcome.recorder import EventRecorder
+from app.simulator.outcome.recorder import EpochSample, EventRecorder
 from app.simulator.workload.workload import Job
-from app.simulator.world.observer import Life
+from app.simulator.world.observer import Life, TransferOutcome
 from app.simulator.world.setup import Setup
 from app.simulator.world.world import simulate
 from benchmarks.economics.case import SCHEDULERS, LiveCase
@@ -33,10 +33,17 @@ MEMCPY_BYTES_PER_S = 1e9
 """A copy within one machine; with four bytes per token of a paced engine, never a bottleneck."""
 LAG_S = 0.02
 """Longest time by which the client sends a request too late."""
-SERVE_STARTS_S = (0.5, 2.0)
-"""Shortest and longest time that a start takes beside the engine's: Serve's loop, the process, and its first report."""
+SERVE_STARTS_S = (1.7, 3.0)
+"""Shortest and longest time that a start takes beside the engine's: Serve's loop, the process, and its first report.
+
+As seen in recordings of two runs with twelve starts on two busy processors, less half of an epoch."""
+LISTED_S, GONE_S = 0.7, 1.3
+"""Time from the decision to open a replica until Serve lists it, and from that to close one until it no longer does; as
+in these recordings. A run's replicas are counted in Serve's list."""
 ROUND_S, HANDOVER_S = 0.01, 0.02
-"""Time of a round of copying and of a hand-over between two processes of one machine."""
+"""Time of a round of copying, without the target's step, and of a hand-over between two processes of one machine."""
+STEPS_PER_ROUND = 1.5
+"""Steps of the target in a round of copying: what is left of one, on average half of it, and one to load the blocks."""
 TAIL_S = 600.0
 """Time between the last arrival and the simulation's end, for requests to end."""
 
@@ -50,9 +57,9 @@ def costs_of(pace: Pace, runs: Sequence[LiveRun]) -> Costs:
     return Costs(
         name="paced",
         slots=False,
-        startup_s=median(starts) if starts else pace.startup_s,
+        startup_s=LISTED_S + median(starts) if starts else pace.startup_s,
         compute=compute_costs(pace, median(r.prompt + r.output / 2 for r in requests)),
-        migration=migration_costs(moves, pace.block_size),
+        migration=migration_costs(moves, pace),
     )
 
 
@@ -71,16 +78,21 @@ def compute_costs(pace: Pace, context: float) -> ComputeCosts:
     )
 
 
-def migration_costs(moves: Sequence[ObservedMigration], block_size: int) -> MigrationCosts:
-    """The costs of migrations: the pause is the hand-over, the time before it is divided among the copy rounds."""
+def migration_costs(moves: Sequence[ObservedMigration], pace: Pace) -> MigrationCosts:
+    """The costs of migrations: the pause is the hand-over, the time before it is divided among the copy rounds.
+
+    The steps in which the target loads the blocks are the simulated engine's own.
+    """
     pauses = [m.pause_s for m in moves if m.pause_s is not None]
-    rounds = [(m.duration_s - (m.pause_s or 0.0)) / (m.rounds + 1) for m in moves]
+    rounds = [
+        (m.duration_s - (m.pause_s or 0.0) - m.rounds * STEPS_PER_ROUND * pace.decode_s) / (m.rounds + 1) for m in moves
+    ]
     link = LinkCosts(MEMCPY_BYTES_PER_S, max(0.0, median(rounds)) if rounds else 0.0)
     return MigrationCosts(
         intra=link,
         inter=link,
         kv_bytes=TOKEN_BYTES,
-        block_tokens=block_size,
+        block_tokens=pace.block_size,
         handover_s=median(pauses) if pauses else 0.0,
     )
 
@@ -138,16 +150,30 @@ def simulated(case: LiveCase, jobs: Sequence[Job], costs: Costs) -> Figures:
     simulate(jobs, policy(str(SCHEDULERS[case.variant]["policy"])), setup_of(case, costs), costs, recorder)
     begin, end = conditions.warmup_s, conditions.until_s
     done = [served(life) for life in recorder.lives if begin <= life.job.arrival_s < end]
-    ordered = [t for t in recorder.transfers if begin <= t.began_s < end]
+    # A move that is put off was not ordered: no replica hears of it.
+    made = [t for t in recorder.transfers if t.outcome is not TransferOutcome.DEFERRED]
+    ordered = [t for t in made if begin <= t.began_s < end]
     completed = [t for t in ordered if t.completed]
     return {
-        **usage([(epoch.now_s, epoch.gpus) for epoch in recorder.epochs], begin, end),
+        **usage(listed(recorder.epochs), begin, end),
         **delays(done),
         "preemptions": sum(begin <= at_s < end for at_s, _ in recorder.preemptions),
         "migrations": len(completed),
         "migrations_tokens": sum(t.path is Path.TOKENS for t in completed),
         "migrations_void": len(ordered) - len(completed),
     }
+
+
+def listed(epochs: Sequence[EpochSample]) -> list[tuple[float, int]]:
+    """(second, replicas in Serve's list) for every change, and the number at the beginning."""
+    changes = [(epoch.now_s + LISTED_S, epoch.opened) for epoch in epochs if epoch.opened]
+    changes += [(epoch.now_s + GONE_S, -epoch.closed) for epoch in epochs if epoch.closed]
+    count = epochs[0].gpus - epochs[0].opened + epochs[0].closed
+    counts = [(0.0, count)]
+    for at_s, change in sorted(changes):
+        count += change
+        counts.append((at_s, count))
+    return counts
 
 
 def setup_of(case: LiveCase, costs: Costs) -> Setup:

@@ -79,6 +79,11 @@ class Batch:
         """Steps done, from wherever the count began."""
         return self._steps + (self._leg.steps(now - self._since) if self.size and now > self._since else 0.0)
 
+    def rest_s(self, now: float) -> float:
+        """Seconds until the step under way is over, 0 between two steps and without requests."""
+        steps = self.steps(now) + NEARLY
+        return self._leg.seconds(math.ceil(steps) - steps) if self.size and steps % 1 > 2 * NEARLY else 0.0
+
     def look(self, now: float) -> None:
         """Remember the count as `seen`, a little more so that whole tokens count as such."""
         self.seen = self.steps(now) + NEARLY

@@ -84,6 +84,13 @@ class SimulatedEngine:
         """Tokens that are queued to be prefilled."""
         return sum(live.todo for live in self._prefills) + sum(live.todo for live in self.waiting)
 
+    def load_s(self, now: float) -> float:
+        """Seconds in which blocks that have arrived are loaded: they take part in one step, from its beginning."""
+        if not self._times.prefills:
+            return 0.0
+        rest_s = self._step_ends - now if self._in_step else self.batch.rest_s(now)
+        return rest_s + self._times.decode(self.batch.size + 1, self.batch.context(now)).step_s
+
     def due(self) -> float:
         """When there is something to `settle` next if nothing is changed; it has just been settled."""
         if self._in_step:
@@ -107,6 +114,13 @@ class SimulatedEngine:
         self.release(live.id)
         live.at = self.replica
         self._admit(live, todo, now)
+
+    def receive(self, live: Live, todo: int) -> None:
+        """A request arrives of whose KV all is in the prefix cache but `todo` tokens; it queues like any other."""
+        self.release(live.id)
+        live.at = self.replica
+        live.stage, live.todo = Stage.WAITING, todo
+        self.waiting.append(live)
 
     def take_over(self, live: Live, origin: "SimulatedEngine", now: float) -> None:
         """A request comes from another engine as it is, at once."""

@@ -5,9 +5,12 @@
              is left worth copying is copied, it is handed over, and the target prefills the last few tokens
     tokens   the target reserves room; the request is frozen and handed over; the target prefills all of it
 
-A request that holds no KV just now, because it waits or prefills, is handed over without being frozen. Of three things
-that may happen to a request that decodes while it is copied, its end cancels the move, a preemption hands it over at
-once (its blocks are gone), and a target that needs the room after all sends it home.
+Blocks that have been sent are loaded in a step of the target's engine, and the request joins the target's queue.
+
+A request that holds no KV just now, because it waits or prefills, is handed over without being frozen; if its KV was to
+be sent, the move falls back to tokens. Of three things that may happen to a request that decodes while it is copied,
+its end cancels the move, a preemption (its blocks are gone) lets it fall back to tokens at once, and a target that
+needs the room after all sends it home.
 """
 
 from collections.abc import Callable
@@ -18,7 +21,7 @@ from app.simulator.costs.costs import LinkCosts, MigrationCosts
 from app.simulator.world.engine import SimulatedEngine
 from app.simulator.world.links import Flow, Links
 from app.simulator.world.live import Live, Stage
-from app.simulator.world.loop import Loop, Turn
+from app.simulator.world.loop import Loop, Timer, Turn
 from app.simulator.world.observer import Transfer, TransferOutcome
 from migration.protocol.rounds import CopyLimits, Progress, final_range, full_blocks, worth_another_round
 from policies.causes import Cause
@@ -53,7 +56,12 @@ class Floor(Protocol):
 
 @dataclass(slots=True, eq=False)
 class MoveUnderWay:
-    """One move under way. `frozen_s` is when its request was stopped for it, None while it decodes on."""
+    """One move under way.
+
+    `frozen_s` is when its request was stopped for it, None while it decodes on. `detour` is why a move that was to send
+    KV fell back to tokens; `copy_s` are the seconds spent on copying until then. Blocks on their way are a `flow` at
+    first, then a `load`; `copying_s` is when they set out.
+    """
 
     live: Live
     source: SimulatedEngine
@@ -65,6 +73,10 @@ class MoveUnderWay:
     tokens: Tokens
     progress: Progress = field(default_factory=Progress)
     flow: Flow | None = None
+    load: Timer | None = None
+    copying_s: float | None = None
+    copy_s: float = 0.0
+    detour: Cause | None = None
     frozen_s: float | None = None
     left_s: float | None = None
     resumed_s: float | None = None
@@ -129,6 +141,8 @@ class Mover:
         if not target.reserve(moving.request, tokens, self._loop.now):
             self._give_up(moving, TransferOutcome.REFUSED)
         elif live.stage is not Stage.DECODE:
+            if path is Path.KV:
+                moving.detour = Cause.BLOCKS_GONE if live.stage is Stage.WAITING else Cause.TRANSFER_FAILED
             source.remove(live, self._loop.now)
             moving.path = Path.TOKENS
             self._hand_over(moving)
@@ -148,7 +162,8 @@ class Mover:
     def preempted(self, live: Live) -> None:
         """A request has lost its KV; if it was moving, it goes on where it was going."""
         if moving := self.under_way.get(live.id):
-            self._stop_flow(moving)
+            self._stop_copy(moving)
+            moving.path, moving.detour = Path.TOKENS, Cause.BLOCKS_GONE
             moving.frozen_s = self._loop.now
             moving.source.remove(live, self._loop.now)
             self._hand_over(moving)
@@ -187,14 +202,21 @@ class Mover:
     def _copy(self, moving: MoveUnderWay, upto: Blocks, then: Callable[[MoveUnderWay], None]) -> None:
         size = Bytes((upto - moving.progress.copied) * self._costs.block_tokens * self._costs.kv_bytes)
 
-        def copied() -> None:
+        def sent() -> None:
             moving.flow = None
             moving.sent += size
+            now = self._loop.now
+            moving.load = self._loop.at(now + moving.target.load_s(now), Turn.LINK, loaded)
+
+        def loaded() -> None:
+            moving.load = None
+            self._stop_copy(moving)
             moving.progress = moving.progress.add(upto)
             then(moving)
             self._floor.settle()
 
-        moving.flow = self.links.send(self.route(moving.source, moving.target), size, self._latency(moving), copied)
+        moving.copying_s = self._loop.now
+        moving.flow = self.links.send(self.route(moving.source, moving.target), size, self._latency(moving), sent)
 
     def _freeze(self, moving: MoveUnderWay) -> None:
         moving.frozen_s = self._loop.now
@@ -211,7 +233,7 @@ class Mover:
         now = self._loop.now
         moving.source.release(moving.request)
         todo = max(1, round(moving.live.held) - moving.progress.copied * self._costs.block_tokens)
-        moving.target.adopt(moving.live, todo, now)
+        moving.target.receive(moving.live, todo)
         moving.live.moves += 1
         moving.left_s = now
         self.landed[moving.request] = self.under_way.pop(moving.request)
@@ -222,16 +244,22 @@ class Mover:
 
     def _give_up(self, moving: MoveUnderWay, outcome: TransferOutcome) -> None:
         del self.under_way[moving.request]
-        self._stop_flow(moving)
+        self._stop_copy(moving)
         moving.target.release(moving.request)
         self._floor.touch(moving.target)
         self._tell(moving, False, Cause.NO_ROOM if outcome is TransferOutcome.REFUSED else Cause.REQUEST_ENDED)
         self._report(moving, outcome)
 
-    def _stop_flow(self, moving: MoveUnderWay) -> None:
+    def _stop_copy(self, moving: MoveUnderWay) -> None:
         if moving.flow is not None:
             moving.sent += self.links.cancel(moving.flow)
             moving.flow = None
+        if moving.load is not None:
+            moving.load.cancel()
+            moving.load = None
+        if moving.copying_s is not None:
+            moving.copy_s += self._loop.now - moving.copying_s
+            moving.copying_s = None
 
     def _tell(self, moving: MoveUnderWay, moved: bool, cause: Cause | None = None) -> None:
         ended_s = self._loop.now if moving.left_s is None else moving.left_s
@@ -241,11 +269,13 @@ class Mover:
             moving.target.replica,
             moved,
             moving.path,
-            cause,
+            cause or moving.detour,
             took_s=ended_s - moving.began_s,
             whole_s=None if moving.resumed_s is None else moving.resumed_s - moving.began_s,
             tokens=moving.tokens,
             sent=Bytes(moving.sent),
+            copy_s=moving.copy_s,
+            fell_back=moving.detour is not None,
             predicted_s=moving.predicted_s,
         )
         self._floor.reported(moving.live, report)

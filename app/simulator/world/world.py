@@ -37,7 +37,7 @@ from policies.plan import Move, MoveReport, Path, Plan
 from policies.rules.policy import Policy
 
 EARLIEST_S = 0.1
-"""Seconds from one epoch until the next one may be, when one is asked for early."""
+"""Seconds from one epoch until the next one may be, when one is asked for early; as live."""
 
 SHORT, LONG = 128, 1024
 """Tokens of the prompts by which a replica measures its prefill at its start."""
@@ -63,9 +63,9 @@ class World:
         self._reports = Reports(pool, costs.slots)
         self.replicas = Replicas(self.loop, self._times, _memory(costs), self)
         self.mover = Mover(self.loop, costs.migration, self) if costs.migration else None
-        self._epochs = 0
+        self._next_epoch: Timer | None = None
+        self._next_epoch_s = 0.0
         self._last_epoch_s = 0.0
-        self._early: Timer | None = None
 
     @property
     def cluster(self) -> Cluster:
@@ -78,7 +78,7 @@ class World:
         if not self._costs.slots:
             self._decide(0.0)
         self._await(jobs, 0)
-        self._await_epoch()
+        self._await_epoch(self._setup.epoch_s)
         self.loop.run(self._setup.horizon_s)
 
     # --- what engines and moves tell ----------------------------------------------------------------------
@@ -186,25 +186,23 @@ class World:
 
     # --- epochs -------------------------------------------------------------------------------------------
 
-    def _await_epoch(self) -> None:
-        self._epochs += 1
-        self.loop.at(self._epochs * self._setup.epoch_s, Turn.EPOCH, self._regular_epoch)
-
-    def _regular_epoch(self) -> None:
-        self._await_epoch()
-        self._epoch()
+    def _await_epoch(self, time: float) -> None:
+        """Have the next epoch then."""
+        if self._next_epoch is not None:
+            self._next_epoch.cancel()
+        self._next_epoch_s = time
+        self._next_epoch = self.loop.at(time, Turn.EPOCH, self._epoch)
 
     def _ask_early(self) -> None:
-        """Have an epoch before the next regular one, if there is time for it."""
+        """Have the next epoch as soon as may be."""
         time = max(self.loop.now, self._last_epoch_s + EARLIEST_S)
-        if not self._costs.slots and self._early is None and time < self._epochs * self._setup.epoch_s:
-            self._early = self.loop.at(time, Turn.EPOCH, self._epoch)
+        if not self._costs.slots and time < self._next_epoch_s:
+            self._await_epoch(time)
 
     def _epoch(self) -> None:
-        if self._early:
-            self._early.cancel()
-            self._early = None
+        """Decide; the next epoch is `epoch_s` seconds away, whether this one was early or not."""
         self._last_epoch_s = self.loop.now
+        self._await_epoch(self.loop.now + self._setup.epoch_s)
         # A slot is named by its beginning.
         now = self.loop.now - self._setup.epoch_s * self._costs.slots
         plans = self._decide(now)

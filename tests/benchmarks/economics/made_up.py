@@ -24,9 +24,13 @@ def served(at_s: float, **changes: Any) -> ServedRequest:
 
 
 def migration(
-    at_s: float, outcome: str | None = "committed", pause_s: float | None = 0.02, path: str = "kv"
+    at_s: float,
+    outcome: str | None = "committed",
+    pause_s: float | None = 0.02,
+    path: str = "kv",
+    duration_s: float = 0.2,
 ) -> ObservedMigration:
-    return ObservedMigration(at_s, path, outcome, rounds=2, pause_s=pause_s, duration_s=0.11)
+    return ObservedMigration(at_s, path, outcome, rounds=2, pause_s=pause_s, duration_s=duration_s)
 
 
 def looks(*states: dict[str, str] | None, every_s: float = 10.0) -> tuple[Look, ...]:

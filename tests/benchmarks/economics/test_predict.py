@@ -3,8 +3,21 @@
 import pytest
 
 from app.simulator.costs.steps import PrefillChunk, StepTimes
+from app.simulator.outcome.recorder import EpochSample, EventRecorder
+from app.simulator.world.observer import Transfer, TransferOutcome
 from benchmarks.economics.case import Conditions, default_pace
-from benchmarks.economics.predict import compute_costs, costs_of, predict, predictable, setup_of
+from benchmarks.economics.predict import (
+    GONE_S,
+    LISTED_S,
+    compute_costs,
+    costs_of,
+    listed,
+    predict,
+    predictable,
+    setup_of,
+)
+from policies.model import Bytes, Tokens
+from policies.plan import Path
 from tests.benchmarks.economics.made_up import CONDITIONS, case, looks, migration, run, served
 
 PACE = default_pace()
@@ -28,10 +41,40 @@ def test_startups_and_moves_are_calibrated_by_the_runs() -> None:
     moves = [migration(1.0), migration(2.0, "aborted", 9.0), migration(3.0, pause_s=0.0, path="tokens")]
     seen = [run(seen=starting, migrations=moves), run(case(repeat=1))]
     costs = costs_of(PACE, seen)
-    assert costs.startup_s == 20.0
+    assert costs.startup_s == 20.0 + LISTED_S
     assert costs.migration is not None
     assert costs.migration.handover_s == pytest.approx(0.02)
-    assert costs.migration.intra.latency_s == pytest.approx(0.03)  # 0.11 s without the pause, over two rounds and one
+    # 0.18 s without the pause and three steps of 0.05 s, over two rounds and one
+    assert costs.migration.intra.latency_s == pytest.approx(0.01)
+
+
+def test_steps_of_the_target_are_no_costs_of_a_link() -> None:
+    costs = costs_of(PACE, [run(migrations=[migration(1.0, duration_s=0.1)])])
+    assert costs.migration is not None and costs.migration.intra.latency_s == 0.0
+
+
+def test_replicas_are_counted_as_serve_lists_them() -> None:
+    def epoch(now_s: float, gpus: int, opened: int = 0, closed: int = 0) -> EpochSample:
+        return EpochSample(now_s, gpus, 0, 0, 0, 0, 0, 0, 0, opened=opened, closed=closed)
+
+    counts = listed([epoch(1.0, 3, opened=2), epoch(2.0, 3), epoch(3.0, 2, closed=1)])
+    assert counts == [(0.0, 1), (1.0 + LISTED_S, 3), (3.0 + GONE_S, 2)]
+
+
+def test_a_move_that_was_put_off_is_none_without_effect(monkeypatch: pytest.MonkeyPatch) -> None:
+    def put_off(jobs: object, policy: object, setup: object, costs: object, recorder: EventRecorder) -> None:
+        for outcome in (TransferOutcome.DEFERRED, TransferOutcome.REFUSED):
+            recorder.transferred(40.0, transfer(outcome))
+        recorder.epochs.append(EpochSample(0.0, 1, 0, 0, 0, 0, 0, 0, 0))
+
+    monkeypatch.setattr("benchmarks.economics.predict.simulate", put_off)
+    found = predict(run(), costs_of(PACE, [run()]))
+    assert (found["migrations"], found["migrations_void"]) == (0, 1)
+
+
+def transfer(outcome: TransferOutcome) -> Transfer:
+    """A migration at 40 s that came to nothing."""
+    return Transfer(Path.KV, Tokens(10), Bytes(0), 40.0, 40.0, 0.0, True, completed=False, outcome=outcome)
 
 
 def test_startup_without_measurement_is_the_engines_setting() -> None:

@@ -160,6 +160,7 @@ def record(order: Order, report: MoveReport) -> MigrationRecord:
         outcome,
         cause=report.cause,
         bytes=report.sent,
+        copy_s=report.copy_s or 1e-9 * report.fell_back,
         pause_s=report.took_s,
         duration_s=report.took_s,
         tokens=report.tokens,

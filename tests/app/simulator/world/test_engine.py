@@ -257,3 +257,39 @@ def test_every_request_ends_once_with_all_its_tokens_within_memory(sizes: list[t
     assert sorted(each.order for each in ended) == [each.order for each in lives]
     assert all(each.held == each.job.prompt + each.job.output for each in ended)
     assert machine.free(1e6) == pytest.approx(500)
+
+
+# --- what migrations bring --------------------------------------------------------------------------------
+
+
+def test_arriving_blocks_are_loaded_in_the_next_whole_step() -> None:
+    machine = engine(compute=COMPUTE)
+    assert machine.load_s(0.0) == pytest.approx(0.01)
+    machine.add(live("a", prompt=200))
+    machine.settle(0.0)
+    assert machine.load_s(0.03) == pytest.approx(0.08 + 0.01), "the prefill's step ends at 0.11 s"
+    machine.settle(0.11)
+    assert machine.load_s(0.133) == pytest.approx(0.007 + 0.01, abs=1e-6)
+    assert machine.load_s(0.13) == pytest.approx(0.01, abs=1e-6), "between two steps"
+
+
+def test_where_steps_are_not_modelled_loads_take_none() -> None:
+    machine = engine()
+    machine.add(live("a"))
+    machine.settle(0.0)
+    assert machine.load_s(0.05) == 0.0
+
+
+def test_a_request_that_was_moved_joins_the_end_of_the_queue() -> None:
+    machine, moved = engine(compute=COMPUTE), live("moved", prompt=100, output=50)
+    machine.add(live("runs", prompt=500, output=100))
+    machine.add(live("waits", prompt=600, output=10))
+    machine.settle(0.0)
+    assert machine.reserve(moved.id, 100.0, 0.0)
+    machine.secure(moved.id)
+    machine.receive(moved, 5)
+    machine.settle(0.0)
+    assert [each.id for each in machine.waiting] == ["waits", "moved"]
+    assert machine.free(0.0) == 500, "its promise has been kept"
+    happened = [[each.id for each in settled.prefilling] for _, settled in run(machine)]
+    assert ["waits", "moved"] in happened

@@ -5,12 +5,15 @@ from dataclasses import replace
 import pytest
 
 from app.simulator.costs.costs import Costs, LinkCosts, PathChoice
+from app.simulator.workload.workload import Job
+from app.simulator.world.live import Live
 from app.simulator.world.setup import Setup
-from app.simulator.world.world import simulate
+from app.simulator.world.world import World, simulate
+from policies.causes import Cause
 from policies.cluster.cluster import Cluster
 from policies.decision.limits import Limits
 from policies.model import ReplicaId, RequestId, Tokens
-from policies.plan import Reason
+from policies.plan import MoveReport, Path, Reason
 from tests.app.simulator.physics import COMPUTE, MIGRATION, Log, Scripted, job, move, play, world
 
 FLUID = Costs("fluid", slots=False)
@@ -43,6 +46,39 @@ def test_of_a_copied_request_only_the_tail_is_prefilled() -> None:
     # With steps of 10 ms 28 blocks are full at 1 s, and two more when these are copied.
     assert (moved.path, moved.sent) == ("kv", 300)
     assert moved.stall_s == pytest.approx(0.1 + 0.01)
+
+
+def test_copied_blocks_are_loaded_in_a_step_of_the_target() -> None:
+    [moved] = play(
+        [job("a", prompt=190, output=500)], {0: move("a", 1)}, replace(COMPUTES, migration=MIGRATION), up=2
+    ).transfers
+    # 28 blocks take 0.28 s and a step of 10 ms; two more are full by then: 0.02 s and a step.
+    assert moved.ended_s == pytest.approx(1.0 + 0.28 + 0.01 + 0.02 + 0.01 + 0.1)
+
+
+@pytest.mark.parametrize(
+    ("jobs", "epoch", "costs", "cause"),
+    [
+        ([job("b", at=0.9, prompt=900)], 0, replace(COMPUTES, migration=MIGRATION), Cause.TRANSFER_FAILED),
+        ([job(name, prompt=480, output=400) for name in "ab"], 1, MOVES, Cause.BLOCKS_GONE),
+        ([job("a", prompt=520, output=90), job("b", prompt=440, output=90)], 0, MOVES, Cause.BLOCKS_GONE),
+    ],
+    ids=["prefills", "waits", "is preempted while it is copied"],
+)
+def test_a_request_whose_kv_is_not_there_moves_by_tokens(
+    jobs: list[Job], epoch: int, costs: Costs, cause: Cause, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played, log = world(Scripted({epoch: move("b", 1)}), costs, up=2, nodes_of=1)
+    told: list[MoveReport] = []
+
+    def reported(live: Live, report: MoveReport) -> None:
+        told.append(report)
+        World.reported(played, live, report)
+
+    monkeypatch.setattr(played, "reported", reported)
+    played.run(jobs)
+    assert [each.path for each in log.transfers] == ["tokens"]
+    assert {(each.moved, each.path, each.fell_back, each.cause) for each in told} == {(True, Path.TOKENS, True, cause)}
 
 
 def test_without_precopy_the_request_stops_for_the_copy() -> None:

@@ -124,15 +124,16 @@ def test_an_arrival_is_placed_at_once() -> None:
 
 def test_an_arrival_that_fits_nowhere_asks_for_an_epoch_but_not_too_often() -> None:
     jobs = [job(name, at, prompt=900, output=90) for name, at in (("a", 2.3), ("b", 2.31), ("c", 2.35), ("d", 2.36))]
-    log = play(jobs, costs=FLUID, until=3.0)
-    assert log.gpus == [(1.0, 0), (2.0, 0), (2.3, 1), (2.4, 4), (3.0, 4)]
+    log = play(jobs, costs=FLUID, until=3.5)
+    # As live, the next regular epoch is a whole one after the last, early or not.
+    assert log.gpus == [(1.0, 0), (2.0, 0), (2.3, 1), (2.4, 4), (3.4, 4)]
     assert log.lives == {}
 
 
 def test_a_full_replica_preempts_within_the_epoch_and_asks_for_one() -> None:
-    log = play([job("a", at=0.5, prompt=470), job("b", at=0.5, prompt=471)], costs=FLUID, up=1, until=4.0)
+    log = play([job("a", at=0.5, prompt=470), job("b", at=0.5, prompt=471)], costs=FLUID, up=1, until=4.5)
     assert log.preempted_s == [pytest.approx(3.45)]
-    assert [now for now, _ in log.gpus] == [1.0, 2.0, 3.0, pytest.approx(3.45), 4.0]
+    assert [now for now, _ in log.gpus] == pytest.approx([1.0, 2.0, 3.0, 3.45, 4.45])
 
 
 def test_a_replica_that_starts_costs_from_its_opening_and_serves_from_its_start() -> None:
