@@ -1,5 +1,6 @@
-"""The evaluation report: experiments in the simulator, their raw runs on disk, and the page generated from these.
+"""The evaluation report, docs/evaluation.md with its figures: the paper repeated, and Mell's own policy beside it.
 
-A section declares its runs (`case`) and writes its part of the page from their metrics; `store` keeps raw runs and
-carries out missing ones by `perform`, which drives `app.simulator`. The page is docs/evaluation.md, with its figures.
+`runs` declares, carries out and keeps the simulated runs. A section (`sections`) declares the runs that it needs and
+writes its part of the page from their metrics; `page` puts the sections together, and `words`, `plots`, `points` and
+`style` make their text and figures. `python -m benchmarks.evaluation --help` lists the options.
 """

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from app.simulator.command.runs import available_processors
 from app.simulator.errors import BadInput
-from benchmarks.evaluation.case import Case
 from benchmarks.evaluation.page import cases, write
-from benchmarks.evaluation.scale import FAST, FULL
-from benchmarks.evaluation.store import FailedRun, Store, carry_out
+from benchmarks.evaluation.runs.case import Case
+from benchmarks.evaluation.runs.scale import FAST, FULL
+from benchmarks.evaluation.runs.store import FailedRun, Store, carry_out
 from benchmarks.evaluation.style import Pictures
 from policies.rules.registry import policy
 

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
-from benchmarks.evaluation.case import Case
-from benchmarks.evaluation.results import Results
-from benchmarks.evaluation.scale import Scale
+from benchmarks.evaluation.runs.case import Case
+from benchmarks.evaluation.runs.results import Results
+from benchmarks.evaluation.runs.scale import Scale
+from benchmarks.evaluation.section import PageSection, blocks
 from benchmarks.evaluation.sections import (
     batching,
     claims,
@@ -19,7 +20,6 @@ from benchmarks.evaluation.sections import (
     sensitivity,
     setting,
 )
-from benchmarks.evaluation.sections.section import PageSection, blocks
 from benchmarks.evaluation.style import Pictures
 from benchmarks.evaluation.words import prose
 

@@ -2,15 +2,14 @@
 
 from dataclasses import replace
 
-from benchmarks.evaluation.case import Case
-from benchmarks.evaluation.eight import AZURE, HARDWARE, LOADS, PAPERS, WORKLOADS, Workload, name, runs
 from benchmarks.evaluation.plots import bars, grouped
-from benchmarks.evaluation.results import Results
-from benchmarks.evaluation.scale import Scale
-from benchmarks.evaluation.sections.section import PageSection, blocks
+from benchmarks.evaluation.runs.case import Case
+from benchmarks.evaluation.runs.eight import AZURE, HARDWARE, LOADS, PAPERS, WORKLOADS, Workload, name, runs
+from benchmarks.evaluation.runs.results import Results
+from benchmarks.evaluation.runs.scale import Scale
+from benchmarks.evaluation.section import PageSection, blocks
 from benchmarks.evaluation.style import Pictures, drawing, legend
-from benchmarks.evaluation.tables import table
-from benchmarks.evaluation.words import change, prose, span
+from benchmarks.evaluation.words import change, prose, span, table
 
 HEADER = (
     "workload",

@@ -2,16 +2,15 @@
 
 from collections.abc import Iterator, Sequence
 
-from benchmarks.evaluation.case import Case, Physics, seeds
-from benchmarks.evaluation.eight import A100, BASELINES, HIGH, MIDDLE, OURS, PAPERS, RTX4090, STALL, Workload, name
 from benchmarks.evaluation.plots import cloud
 from benchmarks.evaluation.points import Point, beats, front, height
-from benchmarks.evaluation.results import Results
-from benchmarks.evaluation.scale import Scale
-from benchmarks.evaluation.sections.section import PageSection, blocks
+from benchmarks.evaluation.runs.case import Case, Physics, seeds
+from benchmarks.evaluation.runs.eight import A100, BASELINES, HIGH, MIDDLE, OURS, PAPERS, RTX4090, STALL, Workload, name
+from benchmarks.evaluation.runs.results import Results
+from benchmarks.evaluation.runs.scale import Scale
+from benchmarks.evaluation.section import PageSection, blocks
 from benchmarks.evaluation.style import Pictures, drawing, legend
-from benchmarks.evaluation.tables import table
-from benchmarks.evaluation.words import change, listing, prose, seeds_in_words, spread
+from benchmarks.evaluation.words import change, listing, prose, seeds_in_words, spread, table
 
 STALLING = (f"best_fit{STALL}", f"worst_fit{STALL}")
 """Variants in which requests wait on full GPUs while others are empty: they serve less, and are not comparable."""

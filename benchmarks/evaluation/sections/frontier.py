@@ -2,17 +2,16 @@
 
 from collections.abc import Sequence
 
-from benchmarks.evaluation.case import Case
-from benchmarks.evaluation.eight import A100, AZURE, HIGH, LOW, OURS, RTX4090, Workload, name
 from benchmarks.evaluation.plots import cloud, logarithmic
 from benchmarks.evaluation.points import Point, front
-from benchmarks.evaluation.results import Results
-from benchmarks.evaluation.scale import Scale
-from benchmarks.evaluation.sections.section import PageSection, blocks
+from benchmarks.evaluation.runs.case import Case
+from benchmarks.evaluation.runs.eight import A100, AZURE, HIGH, LOW, OURS, RTX4090, Workload, name
+from benchmarks.evaluation.runs.results import Results
+from benchmarks.evaluation.runs.scale import Scale
+from benchmarks.evaluation.section import PageSection, blocks
 from benchmarks.evaluation.style import Pictures, drawing, legend
 from benchmarks.evaluation.style import name as name_of
-from benchmarks.evaluation.tables import table
-from benchmarks.evaluation.words import listing, prose
+from benchmarks.evaluation.words import listing, prose, table
 
 CORE = (
     "best_fit",

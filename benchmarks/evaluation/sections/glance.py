@@ -1,15 +1,13 @@
 """The result at a glance: GPUs over the lower bound, and the moves needed for it."""
 
 from app.simulator.outcome.statistics import Interval
-from benchmarks.evaluation.case import Case
-from benchmarks.evaluation.compare import averaged, over_bound
-from benchmarks.evaluation.eight import POLICIES, WORKLOADS, every, name, runs
-from benchmarks.evaluation.results import Results
-from benchmarks.evaluation.scale import Scale
-from benchmarks.evaluation.sections.section import PageSection, blocks
+from benchmarks.evaluation.runs.case import Case
+from benchmarks.evaluation.runs.eight import POLICIES, WORKLOADS, averaged, every, name, over_bound, runs
+from benchmarks.evaluation.runs.results import Results
+from benchmarks.evaluation.runs.scale import Scale
+from benchmarks.evaluation.section import PageSection, blocks
 from benchmarks.evaluation.style import Pictures
-from benchmarks.evaluation.tables import table
-from benchmarks.evaluation.words import change, counted, prose, share, spread
+from benchmarks.evaluation.words import change, counted, prose, share, spread, table
 
 NEAR = 0.03
 """The project's target for the excess over the bound."""

@@ -2,15 +2,14 @@
 
 from dataclasses import replace
 
-from benchmarks.evaluation.case import Case, Physics
-from benchmarks.evaluation.eight import A100, HIGH, PAPERS, STALL
 from benchmarks.evaluation.plots import bars, grouped
-from benchmarks.evaluation.results import Results
-from benchmarks.evaluation.scale import Scale
-from benchmarks.evaluation.sections.section import PageSection, blocks
+from benchmarks.evaluation.runs.case import Case, Physics
+from benchmarks.evaluation.runs.eight import A100, HIGH, PAPERS, STALL
+from benchmarks.evaluation.runs.results import Results
+from benchmarks.evaluation.runs.scale import Scale
+from benchmarks.evaluation.section import PageSection, blocks
 from benchmarks.evaluation.style import Pictures, drawing, legend, name
-from benchmarks.evaluation.tables import table
-from benchmarks.evaluation.words import change, prose, span
+from benchmarks.evaluation.words import change, prose, span, table
 
 GPUS = (20, 30, 40)
 COSTLY_GPUS = 30

@@ -2,14 +2,13 @@
 
 from dataclasses import dataclass
 
-from benchmarks.evaluation.case import Case
-from benchmarks.evaluation.eight import A100, AZURE, HIGH, LOW, ArrivalPattern, runs
-from benchmarks.evaluation.results import Results
-from benchmarks.evaluation.scale import Scale
-from benchmarks.evaluation.sections.section import PageSection, blocks
+from benchmarks.evaluation.runs.case import Case
+from benchmarks.evaluation.runs.eight import A100, AZURE, HIGH, LOW, ArrivalPattern, runs
+from benchmarks.evaluation.runs.results import Results
+from benchmarks.evaluation.runs.scale import Scale
+from benchmarks.evaluation.section import PageSection, blocks
 from benchmarks.evaluation.style import Pictures
-from benchmarks.evaluation.tables import table
-from benchmarks.evaluation.words import change, prose, share, spread
+from benchmarks.evaluation.words import change, prose, share, spread, table
 
 LOADS = (LOW, HIGH, AZURE)
 

@@ -1,9 +1,9 @@
 """Limits of the simulation."""
 
-from benchmarks.evaluation.case import Case
-from benchmarks.evaluation.results import Results
-from benchmarks.evaluation.scale import Scale
-from benchmarks.evaluation.sections.section import PageSection
+from benchmarks.evaluation.runs.case import Case
+from benchmarks.evaluation.runs.results import Results
+from benchmarks.evaluation.runs.scale import Scale
+from benchmarks.evaluation.section import PageSection
 from benchmarks.evaluation.style import Pictures
 from benchmarks.evaluation.words import bullets
 

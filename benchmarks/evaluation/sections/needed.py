@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 
 from app.simulator.outcome.statistics import Interval
-from benchmarks.evaluation.case import Case
-from benchmarks.evaluation.compare import saving, savings
-from benchmarks.evaluation.eight import (
+from benchmarks.evaluation.plots import Bars, PlottedCurve, bars, curves, grouped, steps_at
+from benchmarks.evaluation.runs.case import Case
+from benchmarks.evaluation.runs.eight import (
     BASELINES,
     HARDWARE,
     HIGH,
@@ -16,14 +16,14 @@ from benchmarks.evaluation.eight import (
     every,
     name,
     runs,
+    saving,
+    savings,
 )
-from benchmarks.evaluation.plots import Bars, PlottedCurve, bars, curves, grouped, steps_at
-from benchmarks.evaluation.results import Results
-from benchmarks.evaluation.scale import Scale
-from benchmarks.evaluation.sections.section import PageSection, blocks
+from benchmarks.evaluation.runs.results import Results
+from benchmarks.evaluation.runs.scale import Scale
+from benchmarks.evaluation.section import PageSection, blocks
 from benchmarks.evaluation.style import BOUND, Pictures, colour, drawing, legend
-from benchmarks.evaluation.tables import table
-from benchmarks.evaluation.words import change, prose, share, span
+from benchmarks.evaluation.words import change, prose, share, span, table
 
 MIGRATING = ("load_balance", "mell", "mell_repaired", "pack")
 Read = Callable[[str, Sequence[Case]], Interval]

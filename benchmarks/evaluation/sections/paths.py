@@ -5,16 +5,15 @@ from dataclasses import dataclass
 from statistics import mean
 
 from app.simulator.costs.costs import PathChoice
-from benchmarks.evaluation.case import Case, Physics, seeds
-from benchmarks.evaluation.eight import A100, MIDDLE, OURS
-from benchmarks.evaluation.perform import MIN_SLOWDOWN_TOKENS
 from benchmarks.evaluation.plots import PlottedCurve, curves
-from benchmarks.evaluation.results import Results
-from benchmarks.evaluation.scale import Scale
-from benchmarks.evaluation.sections.section import PageSection, blocks
+from benchmarks.evaluation.runs.case import Case, Physics, seeds
+from benchmarks.evaluation.runs.eight import A100, MIDDLE, OURS
+from benchmarks.evaluation.runs.perform import MIN_SLOWDOWN_TOKENS
+from benchmarks.evaluation.runs.results import Results
+from benchmarks.evaluation.runs.scale import Scale
+from benchmarks.evaluation.section import PageSection, blocks
 from benchmarks.evaluation.style import NEUTRAL, Pictures, drawing, legend
-from benchmarks.evaluation.tables import table
-from benchmarks.evaluation.words import listing, prose, seeds_in_words, share
+from benchmarks.evaluation.words import listing, prose, seeds_in_words, share, table
 
 GBITS = (1.0, 10.0, 25.0, 100.0)
 """Between machines, in 10**9 bits per second; 10 is the paper's testbed."""

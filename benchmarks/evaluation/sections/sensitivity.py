@@ -6,16 +6,15 @@ from dataclasses import dataclass, replace
 from matplotlib.axes import Axes
 
 from app.simulator.workload.workload import Poisson
-from benchmarks.evaluation.case import Case, Physics, Recording, seeds
-from benchmarks.evaluation.eight import A100, MIDDLE, OURS
 from benchmarks.evaluation.plots import PlottedCurve, curves
-from benchmarks.evaluation.results import Results
-from benchmarks.evaluation.scale import Scale
-from benchmarks.evaluation.sections.section import PageSection, blocks
+from benchmarks.evaluation.runs.case import Case, Physics, Recording, seeds
+from benchmarks.evaluation.runs.eight import A100, MIDDLE, OURS
+from benchmarks.evaluation.runs.results import Results
+from benchmarks.evaluation.runs.scale import Scale
+from benchmarks.evaluation.section import PageSection, blocks
 from benchmarks.evaluation.style import MARKERS, PALE, Pictures, colour, drawing, legend
 from benchmarks.evaluation.style import name as name_of
-from benchmarks.evaluation.tables import table
-from benchmarks.evaluation.words import change, listing, prose, seeds_in_words
+from benchmarks.evaluation.words import change, listing, prose, seeds_in_words, table
 
 RATE = 0.8
 FIXED = ("best_fit", "worst_fit")

@@ -4,15 +4,14 @@ import hashlib
 from collections.abc import Iterator
 
 from app.simulator.costs.costs import Costs, read_costs
-from benchmarks.evaluation.case import Case
-from benchmarks.evaluation.eight import A100, HARDWARE, LOADS, POLICIES, WORKLOADS, Workload, name, runs
-from benchmarks.evaluation.results import Results
-from benchmarks.evaluation.scale import Scale
-from benchmarks.evaluation.sections.section import PageSection, blocks
-from benchmarks.evaluation.sources import fingerprint
+from benchmarks.evaluation.runs.case import Case
+from benchmarks.evaluation.runs.eight import A100, HARDWARE, LOADS, POLICIES, WORKLOADS, Workload, name, runs
+from benchmarks.evaluation.runs.results import Results
+from benchmarks.evaluation.runs.scale import Scale
+from benchmarks.evaluation.runs.sources import fingerprint
+from benchmarks.evaluation.section import PageSection, blocks
 from benchmarks.evaluation.style import Pictures
-from benchmarks.evaluation.tables import table
-from benchmarks.evaluation.words import bullets, listing, prose, share, spread
+from benchmarks.evaluation.words import bullets, listing, prose, share, spread, table
 
 HEADER = ("workload", "seeds", "requests", "cut", "prompt", "output", "L2 mean", "L2 peak", "repack over L2")
 REFERENCE = "worst_fit"

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Mapping
 from random import Random
 from typing import Any
 
-from benchmarks.evaluation.case import Case
-from benchmarks.evaluation.results import Results
+from benchmarks.evaluation.runs.case import Case
+from benchmarks.evaluation.runs.results import Results
 
 Change = Callable[[Case], Mapping[str, Any]]
 

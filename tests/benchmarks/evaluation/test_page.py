@@ -11,11 +11,11 @@ from matplotlib import pyplot
 from matplotlib.figure import Figure
 
 from benchmarks.evaluation.__main__ import main
-from benchmarks.evaluation.case import Case, Span
 from benchmarks.evaluation.page import SECTIONS, cases, write
-from benchmarks.evaluation.scale import FAST, FULL, Scale
+from benchmarks.evaluation.runs.case import Case, Span
+from benchmarks.evaluation.runs.scale import FAST, FULL, Scale
+from benchmarks.evaluation.runs.store import Store, carry_out
 from benchmarks.evaluation.sections import batching, claims, paths, setting
-from benchmarks.evaluation.store import Store, carry_out
 from benchmarks.evaluation.style import Pictures
 from tests.benchmarks.evaluation import made_up
 

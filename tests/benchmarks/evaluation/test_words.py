@@ -3,8 +3,7 @@
 import pytest
 
 from app.simulator.outcome.statistics import Interval
-from benchmarks.evaluation.tables import table, text_table
-from benchmarks.evaluation.words import change, counted, listing, prose, share, span, spread
+from benchmarks.evaluation.words import change, counted, listing, prose, share, span, spread, table, text_table
 
 
 @pytest.mark.parametrize(

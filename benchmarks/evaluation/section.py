@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from benchmarks.evaluation.case import Case
-from benchmarks.evaluation.results import Results
-from benchmarks.evaluation.scale import Scale
+from benchmarks.evaluation.runs.case import Case
+from benchmarks.evaluation.runs.results import Results
+from benchmarks.evaluation.runs.scale import Scale
 from benchmarks.evaluation.style import Pictures
 
 

@@ -12,7 +12,7 @@ from app.simulator.outcome.statistics import mean, quantile
 from app.simulator.workload.workload import Job, Workload, draw
 from app.simulator.world.observer import Life, Transfer
 from app.simulator.world.world import simulate
-from benchmarks.evaluation.case import Case
+from benchmarks.evaluation.runs.case import Case
 from policies.cluster.changes import Changes
 from policies.cluster.cluster import Cluster
 from policies.cluster.replica import Replica, Request

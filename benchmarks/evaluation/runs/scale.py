@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from benchmarks.evaluation.case import Span
+from benchmarks.evaluation.runs.case import Span
 
 
 @dataclass(frozen=True, slots=True)

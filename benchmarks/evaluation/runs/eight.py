@@ -1,11 +1,14 @@
-"""The paper's eight workloads (section VIII-B), two kinds of GPU times four arrival patterns, and the policies."""
+"""The paper's eight workloads (section VIII-B), two kinds of GPU times four arrival patterns, the policies,
+and their comparison on these workloads, with each other and with the lower bound.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from app.simulator.workload.workload import Poisson
-from benchmarks.evaluation.case import Case, Recording, seeds
-from benchmarks.evaluation.scale import Scale
+from benchmarks.evaluation.runs.case import Case, Recording, seeds
+from benchmarks.evaluation.runs.results import Results
+from benchmarks.evaluation.runs.scale import Scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,3 +71,26 @@ def name(workload: Workload) -> str:
 def every(policies: Sequence[str], scale: Scale) -> list[Case]:
     """The runs of all eight workloads under these policies."""
     return [case for workload in WORKLOADS for policy in policies for case in runs(workload, policy, scale)]
+
+
+def saving(
+    results: Results, scale: Scale, workload: Workload, policy: str, other: str, metric: str = "gpus_mean"
+) -> float:
+    """The share by which a metric is lower with `policy` than with `other`; negative if it is higher."""
+    ours, theirs = (results.mean(runs(workload, each, scale), metric) for each in (policy, other))
+    return 1 - ours / theirs
+
+
+def savings(results: Results, scale: Scale, policy: str, other: str, metric: str = "gpus_mean") -> list[float]:
+    """`saving` for each of the eight workloads."""
+    return [saving(results, scale, workload, policy, other, metric) for workload in WORKLOADS]
+
+
+def over_bound(results: Results, scale: Scale, workload: Workload, policy: str) -> float:
+    """The share by which a policy's GPUs exceed the lower bound, on average over time and seeds."""
+    return results.mean(runs(workload, policy, scale), "ratio_to_bound") - 1
+
+
+def averaged(results: Results, scale: Scale, policy: str) -> float:
+    """`over_bound`, averaged over the eight workloads."""
+    return sum(over_bound(results, scale, workload, policy) for workload in WORKLOADS) / len(WORKLOADS)

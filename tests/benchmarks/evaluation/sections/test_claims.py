@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.evaluation.verdicts import Verdict, holds_on, up_to, within
+from benchmarks.evaluation.sections.claims import Verdict, holds_on, up_to, within
 
 
 @pytest.mark.parametrize(

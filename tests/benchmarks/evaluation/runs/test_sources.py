@@ -1,6 +1,6 @@
 """Fingerprints, which make raw runs stale."""
 
-from benchmarks.evaluation.sources import START, bare, fingerprint, reached
+from benchmarks.evaluation.runs.sources import START, bare, fingerprint, reached
 
 
 def test_documentation_does_not_change_the_syntax_tree() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from app.simulator.outcome.metrics import Metrics
 from app.simulator.outcome.statistics import Interval, interval
-from benchmarks.evaluation.case import Case
+from benchmarks.evaluation.runs.case import Case
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ import pytest
 
 from app.simulator.outcome.recorder import EventRecorder
 from app.simulator.workload.workload import Poisson
-from benchmarks.evaluation.case import Case, Span
-from benchmarks.evaluation.perform import OperationCounter, perform
+from benchmarks.evaluation.runs.case import Case, Span
+from benchmarks.evaluation.runs.perform import OperationCounter, perform
 from policies.cluster.changes import Changes
 from policies.plan import Plan
 from policies.rules.registry import policy

@@ -6,9 +6,9 @@ import pytest
 
 from app.simulator.costs.costs import IDEAL, PathChoice, read_costs
 from app.simulator.workload.workload import Poisson, draw
-from benchmarks.evaluation.case import Case, Physics, Recording, Span, expected_requests, seeds
-from benchmarks.evaluation.eight import A100
-from benchmarks.evaluation.scale import FULL
+from benchmarks.evaluation.runs.case import Case, Physics, Recording, Span, expected_requests, seeds
+from benchmarks.evaluation.runs.eight import A100
+from benchmarks.evaluation.runs.scale import FULL
 from benchmarks.evaluation.sections.sensitivity import base, dimensions
 
 SPAN = Span(1000.0, 10.0)

@@ -12,10 +12,10 @@ from pathlib import Path
 from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 
 from app.simulator.costs.costs import SHIPPED
-from benchmarks.evaluation.case import Case, expected_requests
-from benchmarks.evaluation.perform import Raw, perform
-from benchmarks.evaluation.results import Results
-from benchmarks.evaluation.sources import fingerprint
+from benchmarks.evaluation.runs.case import Case, expected_requests
+from benchmarks.evaluation.runs.perform import Raw, perform
+from benchmarks.evaluation.runs.results import Results
+from benchmarks.evaluation.runs.sources import fingerprint
 
 
 class FailedRun(Exception):
