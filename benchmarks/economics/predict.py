@@ -150,7 +150,7 @@ def simulated(case: LiveCase, jobs: Sequence[Job], costs: Costs) -> Figures:
     simulate(jobs, policy(str(SCHEDULERS[case.variant]["policy"])), setup_of(case, costs), costs, recorder)
     begin, end = conditions.warmup_s, conditions.until_s
     done = [served(life) for life in recorder.lives if begin <= life.job.arrival_s < end]
-    # A move that is put off was not ordered: no replica hears of it.
+    # A move that is put off was not ordered: no replica receives it.
     made = [t for t in recorder.transfers if t.outcome is not TransferOutcome.DEFERRED]
     ordered = [t for t in made if begin <= t.began_s < end]
     completed = [t for t in ordered if t.completed]
