@@ -4,6 +4,7 @@
     python -m benchmarks.economics --report FILE     print the tables of a file of runs
     python -m benchmarks.economics --predict FILE    simulate the runs of a file, and compare
     python -m benchmarks.economics --foretell DIR    simulate the runs without carrying them out, --repeat seeds each
+        --against FILE                               and compare their means with the ranges of the runs of a file
 
 Variants: `mell` packs, migrates, opens and closes replicas; `worst_fit` places where there is most room, opens and
 closes, and never migrates; `pack_unmoved` packs arrivals, and never migrates; `serve` leaves the number of replicas to
@@ -26,7 +27,7 @@ from benchmarks.economics.figures import figures
 from benchmarks.economics.measure import arrivals, perform
 from benchmarks.economics.observed import LiveRun, append_run, missing, read_runs
 from benchmarks.economics.predict import calibration, costs_of, foretell, is_predictable, predict, predictable
-from benchmarks.economics.report import RunFigures, compare, render
+from benchmarks.economics.report import RunFigures, compare, judge, render
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
@@ -36,14 +37,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(argv)
     try:
         if given.foretell:
-            print(_foretold(_cases(given, given.foretell), given.foretell, given.baseline))
+            print(_foretold(_cases(given, given.foretell), given.foretell, given.baseline, given.against))
         elif given.predict:
             print(_predicted(read_runs(given.predict)))
         elif given.report:
             print(_tables(read_runs(given.report), given.baseline))
         else:
             cases = _cases(given, given.traces)
-            _measure(cases, given.traces, given.out)
+            _measure(cases, given.traces, given.out, given.record)
             print(_tables([run for run in read_runs(given.out) if run.case in set(cases)], given.baseline))
     except BadInput as error:
         print(error, file=sys.stderr)
@@ -71,6 +72,8 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument("--foretell", type=Path, metavar="DIR", help="folder of the traces: simulate the cases")
     add = parser.add_argument
     add("--out", type=Path, default=Path("economics.jsonl"), help="file of runs (default: %(default)s)")
+    add("--record", type=Path, metavar="DIR", help="folder for recordings of the scheduler's epochs, one file a run")
+    add("--against", type=Path, metavar="FILE", help="runs whose ranges the means of --foretell are compared with")
     add("--variants", nargs="+", choices=SCHEDULERS, default=["mell", "worst_fit", "serve"])
     add(
         "--windows",
@@ -125,7 +128,7 @@ def _cases(given: argparse.Namespace, traces: Path) -> list[LiveCase]:
     return cases
 
 
-def _measure(cases: Sequence[LiveCase], traces: Path, out: Path) -> None:
+def _measure(cases: Sequence[LiveCase], traces: Path, out: Path, record: Path | None) -> None:
     left = missing(cases, read_runs(out))
     with tqdm(total=len(cases), initial=len(cases) - len(left), unit="run", desc="economics") as bar:
 
@@ -134,7 +137,7 @@ def _measure(cases: Sequence[LiveCase], traces: Path, out: Path) -> None:
 
         for case in left:
             bar.set_description(f"{case.variant} on {case.window.name}")
-            append_run(out, perform(case, traces, show))
+            append_run(out, perform(case, traces, show, record))
             bar.update()
 
 
@@ -162,11 +165,15 @@ def _predicted(runs: Sequence[LiveRun]) -> str:
     return "\n\n".join(parts)
 
 
-def _foretold(cases: Sequence[LiveCase], traces: Path, baseline: str) -> str:
+def _foretold(cases: Sequence[LiveCase], traces: Path, baseline: str, against: Path | None) -> str:
     """The tables of simulated runs; the seed is the number of the repetition."""
     known = [case for case in cases if is_predictable(case)]
     results = [RunFigures(case, foretell(case, arrivals(case, traces), case.repeat)) for case in known]
-    return "\n\n".join([cases[0].conditions.name, render(results, baseline)])
+    parts = [cases[0].conditions.name, render(results, baseline)]
+    if against is not None:
+        made = [RunFigures(run.case, figures(run.observed, run.case.conditions)) for run in read_runs(against)]
+        parts.append(judge(made, results))
+    return "\n\n".join(parts)
 
 
 def _by_conditions(runs: Sequence[LiveRun]) -> list[tuple[Conditions, list[LiveRun]]]:

@@ -31,15 +31,20 @@ def arrivals(case: LiveCase, traces: Path) -> tuple[TraceRequest, ...]:
     return fit(due, LengthScaling(window.token_scale, conditions.pace.max_model_len))
 
 
-def perform(case: LiveCase, traces: Path, show: Show) -> LiveRun:
+def perform(case: LiveCase, traces: Path, show: Show, record: Path | None = None) -> LiveRun:
     """Carry out a run; `show` is called once a second with its progress.
+
+    With `record`, a folder, the scheduler's observations and plans are recorded there.
 
     Raises:
         BadInput: the trace does not have the window.
         RuntimeError: the application does not start.
     """
     due = arrivals(case, traces)
-    with mell(PORT, 1, **settings(case)):
+    changed = settings(case)
+    if record is not None:
+        changed["scheduler"]["record"] = str(record.absolute())
+    with mell(PORT, 1, **changed):
         psutil.cpu_percent()  # The next call returns the mean since this one.
         began = time.time()
         measured = asyncio.run(_replay(due, show))

@@ -159,6 +159,7 @@ def simulated(case: LiveCase, jobs: Sequence[Job], costs: Costs) -> Figures:
         **delays(done),
         "preemptions": sum(begin <= at_s < end for at_s, _ in recorder.preemptions),
         "migrations": len(completed),
+        "migrations_kv": sum(t.path is Path.KV for t in completed),
         "migrations_tokens": sum(t.path is Path.TOKENS for t in completed),
         "migrations_void": len(ordered) - len(completed),
     }

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from benchmarks.economics.case import LiveCase
 from benchmarks.economics.figures import ROWS, Figures, Row
@@ -9,6 +10,10 @@ from benchmarks.load import spread
 
 TITLE, CELL = 30, 26
 """Widths of columns."""
+WIDER, CLOSE = 0.15, 0.02
+"""By how much the range of the runs is widened for moves, and what GPU-seconds may differ by."""
+JUDGED = ("gpu_seconds", "migrations", "migrations_kv", "migrations_tokens")
+"""The figures that predictions are judged by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,40 @@ def compare(results: Sequence[RunFigures]) -> str:
             pair = (one.measured, one.predicted)
             groups.setdefault((one.case.variant, one.case.window.name), []).append(pair)
     return "\n\n".join("\n".join(_comparison(*name, pairs)) for name, pairs in groups.items())
+
+
+def judge(made: Sequence[RunFigures], foretold: Sequence[RunFigures]) -> str:
+    """Means of predictions beside the ranges of the runs, by variant, window and conditions.
+
+    A number of moves agrees if it lies in the range widened by `WIDER` at both ends, GPU-seconds if their mean differs
+    from the runs' by at most `CLOSE`.
+    """
+    parts = []
+    for key in dict.fromkeys((one.case.variant, one.case.window, one.case.conditions) for one in foretold):
+        measured, expected = (
+            [each.measured for each in side if (each.case.variant, each.case.window, each.case.conditions) == key]
+            for side in (made, foretold)
+        )
+        if measured:
+            parts.append("\n".join(_judgement(f"{key[0]} on {key[1].name}", measured, expected)))
+    return "\n\n".join(parts) or "There are no runs of these cases to compare with."
+
+
+def _judgement(name: str, measured: Sequence[Figures], expected: Sequence[Figures]) -> Iterator[str]:
+    yield f"{name}: {len(measured)} runs, {len(expected)} seeds. Median [min, max] of the runs, mean of the seeds."
+    yield _line("", ["runs", "seeds", "agreeing range", ""])
+    for row in ROWS:
+        if row.name not in JUDGED:
+            continue
+        runs, seeds = ([each[row.name] or 0.0 for each in side] for side in (measured, expected))
+        low, high = (
+            (fmean(runs) * (1 - CLOSE), fmean(runs) * (1 + CLOSE))
+            if row.name == "gpu_seconds"
+            else (min(runs) * (1 - WIDER), max(runs) * (1 + WIDER))
+        )
+        agrees = "agrees" if low <= fmean(seeds) <= high else "DIFFERS"
+        cells = [_spread(runs, row.digits), f"{fmean(seeds):,.1f}", f"{low:,.1f}, {high:,.1f}", agrees]
+        yield _line(_title(row), cells)
 
 
 def _comparison(variant: str, window: str, pairs: Sequence[tuple[Figures, Figures]]) -> Iterator[str]:

@@ -4,13 +4,14 @@ import csv
 import gzip
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from app.replay.measurements import ReplaySample
 from benchmarks.economics import __main__ as economics
 from benchmarks.economics.case import Conditions, LiveCase, RunWindow
-from benchmarks.economics.measure import arrivals
+from benchmarks.economics.measure import arrivals, perform
 from benchmarks.economics.observed import LiveRun, read_runs
 from tests.benchmarks.economics.made_up import case, looks, run, served
 
@@ -32,7 +33,9 @@ def performed(monkeypatch: pytest.MonkeyPatch) -> list[LiveCase]:
     """The runs carried out so far; the third one fails."""
     done: list[LiveCase] = []
 
-    def perform(case: LiveCase, traces: Path, show: Callable[[ReplaySample], None]) -> LiveRun:
+    def perform(
+        case: LiveCase, traces: Path, show: Callable[[ReplaySample], None], record: Path | None = None
+    ) -> LiveRun:
         if len(done) == 2:
             done.append(case)
             raise RuntimeError("the application did not start")
@@ -97,3 +100,32 @@ def test_arrivals_are_cut_scaled_and_fitted_to_the_context(traces: Path) -> None
     assert [one.row for one in due] == [6, 7, 8, 9]
     long = arrivals(case(window=RunWindow("steady", 1.0, token_scale=90.0), conditions=conditions), traces)
     assert {one.prompt_tokens + one.output_tokens for one in long} == {conditions.pace.max_model_len}
+
+
+def test_predictions_are_compared_with_runs_on_request(
+    traces: Path, performed: list[LiveCase], capsys: pytest.CaptureFixture[str]
+) -> None:
+    measure(traces, "--variants", "mell")
+    capsys.readouterr()
+    options = ["--variants", "mell", "--windows", "steady:0", "--seconds", "100", "--repeat", "2"]
+    assert economics.main(["--foretell", str(traces), "--against", str(traces / "runs"), *options]) == 0
+    out = capsys.readouterr().out
+    assert "1 runs, 2 seeds" in out and "DIFFERS" not in out.split("1 runs, 2 seeds")[1]
+
+
+@pytest.mark.parametrize("record", [None, Path("recordings")])
+def test_the_scheduler_records_on_request(record: Path | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+
+    class Started(Exception):
+        """The application would have been started."""
+
+    def mell(port: int, replicas: int, **settings: Any) -> None:
+        given.update(settings)
+        raise Started
+
+    monkeypatch.setattr("benchmarks.economics.measure.mell", mell)
+    monkeypatch.setattr("benchmarks.economics.measure.arrivals", lambda case, traces: ())
+    with pytest.raises(Started):
+        perform(case(), Path(), lambda now: None, record)
+    assert given["scheduler"].get("record") == (None if record is None else str(record.absolute()))

@@ -1,7 +1,9 @@
 """Tables."""
 
+import pytest
+
 from benchmarks.economics.case import RunWindow
-from benchmarks.economics.report import RunFigures, compare, render
+from benchmarks.economics.report import RunFigures, compare, judge, render
 from tests.benchmarks.economics.made_up import WINDOW, case
 
 OTHER = RunWindow("other", 2.0)
@@ -68,3 +70,33 @@ def test_figures_without_a_prediction_are_not_compared() -> None:
     assert "processors" not in text
     assert "serve" not in text
     assert lines(text, "preemptions")[0] == "preemptions 0 [0, 0] 2 [2, 2] -"
+
+
+def judged(moves: float = 100.0, gpu_s: float = 1000.0) -> list[str]:
+    """The lines about two runs and a prediction of two seeds, one of them a tenth above these means."""
+
+    def made(repeat: int, gpu_seconds: float, migrations: float) -> RunFigures:
+        parts = {"migrations_kv": 0.0, "migrations_tokens": migrations}
+        return RunFigures(case(repeat=repeat), {"gpu_seconds": gpu_seconds, "migrations": migrations, **parts})
+
+    runs = [made(0, 990.0, 90.0), made(1, 1010.0, 110.0)]
+    seeds = [made(number, gpu_s * factor, moves * factor) for number, factor in enumerate((0.9, 1.1))]
+    text = judge(runs, seeds)
+    return [lines(text, title)[0] for title in ("GPU-seconds", "migrations, committed")]
+
+
+@pytest.mark.parametrize(("moves", "agrees"), [(76.0, False), (77.0, True), (126.0, True), (127.0, False)])
+def test_moves_agree_in_the_widened_range(moves: float, agrees: bool) -> None:
+    assert judged(moves=moves)[1] == (
+        f"migrations, committed 100 [90, 110] {moves:.1f} 76.5, 126.5 {'agrees' if agrees else 'DIFFERS'}"
+    )
+
+
+@pytest.mark.parametrize(("gpu_s", "agrees"), [(979.0, False), (980.0, True), (1020.0, True), (1021.0, False)])
+def test_gpu_seconds_agree_within_a_share_of_their_mean(gpu_s: float, agrees: bool) -> None:
+    assert judged(gpu_s=gpu_s)[0].endswith("980.0, 1,020.0 " + ("agrees" if agrees else "DIFFERS"))
+
+
+def test_only_runs_of_the_same_case_are_compared() -> None:
+    text = judge([result("mell", 1.0, window=OTHER)], [result("mell", 1.0)])
+    assert text == "There are no runs of these cases to compare with."
