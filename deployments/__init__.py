@@ -1,1 +1,5 @@
-"""Ray Serve deployments: ingress-facing routing, engine replicas and the scheduler."""
+"""The Ray Serve deployments `Engine` and `Scheduler`, and what they and the ingress share of Serve.
+
+`app` imports this package; it imports `migration` and `policies`. Requests and orders come from ingresses, the list of
+replicas from Serve's controller; tokens go to ingresses, the number of replicas to the controller.
+"""

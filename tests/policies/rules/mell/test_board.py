@@ -1,4 +1,4 @@
-"""The indexes: kept right by `touch`, they answer as if they had been made anew."""
+"""The indexes: kept right by `touch`, they answer as if they had been made anew, also after `Work.undo`."""
 
 import random
 from collections.abc import Iterator
@@ -9,10 +9,13 @@ from policies.cluster.classes import Kind
 from policies.cluster.cluster import Cluster
 from policies.cluster.replica import Replica, Request
 from policies.plan import Reason
+from policies.rules.mell import mell
+from policies.rules.mell.allocate import settle_in
 from policies.rules.mell.board import CATEGORIES, Board
 from policies.rules.mell.ranking import Weights
 from policies.rules.mell.units import single
-from tests.policies.rules.mell.clusters import C, cluster, named
+from policies.rules.mell.work import Work
+from tests.policies.rules.mell.clusters import C, cluster, named, shown
 
 WEIGHTS = Weights(1.0, 0.01, 1.0)
 
@@ -111,3 +114,18 @@ def test_where_moves_take_time_a_request_fits_its_home() -> None:
     (home,) = made.replicas.values()
     assert home.room == 0
     assert board(made).fits(unit, home)
+
+
+def test_what_is_taken_back_leaves_no_trace() -> None:
+    made = cluster("A: L.55 T.2 T.13 | B: m.4 S.3 | C: T.2", "x.35")
+    before = shown(made)
+    work = Work(Board(made, WEIGHTS, clears=True), mell().reading)
+    replica = next(iter(made.replicas.values()))
+    mark = work.mark()
+    work.lift(single(named(made, "m")), Reason.FILL)
+    assert settle_in(work, single(named(made, "x")), replica)
+    assert list(answers(work.board)) == list(answers(board(made)))
+    work.undo(mark)
+    assert shown(made) == before
+    assert list(answers(work.board)) == list(answers(board(made)))
+    assert made.settle().moves == ()
