@@ -1,4 +1,6 @@
-"""Plays a workload through a policy in virtual time. No Ray, no vLLM: the decisions are the live scheduler's own.
+"""The simulator: plays a workload through a policy in virtual time, without Ray and vLLM.
+
+The decisions come from the live scheduler's own decision function.
 
 `python -m app.simulator --help` lists the options. The rooms, pure ones first:
 
@@ -6,5 +8,5 @@
     costs       the time of steps, migrations and starts, from files or measurements
     world       virtual time, engines, links, moves; reports to the decision, and its plans carried out
     outcome     recorded events, metrics, statistics
-    command     options, runs in several processes, the JSON document, the table; the replay of recordings
+    command     options, parallel runs, the JSON document, the table; the replay of recordings
 """

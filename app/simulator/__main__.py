@@ -1,7 +1,6 @@
 """The command line of the simulator: `python -m app.simulator --trace FILE --policy NAME`.
 
-Exit status: 0 when everything was simulated; 1 when a recording's plans are not found again; 2 when what was asked for
-is impossible; 130 when it was interrupted.
+Exit status: 0 on success; 1 if the replay of a recording gives other plans; 2 for bad input; 130 on an interrupt.
 """
 
 import json
@@ -24,7 +23,7 @@ DIFFERENT, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Simulate and report; the exit status."""
+    """Simulate and report. Returns the exit status."""
     given = parser().parse_args(argv)
     if given.list_policies:
         print(render_policies())
@@ -49,10 +48,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def simulate(order: SimulationOrder, quiet: bool) -> Document:
-    """Carry out all runs of an order, with a progress bar over their virtual seconds unless `quiet`."""
+    """Perform all runs of an order, with a progress bar over their virtual seconds unless `quiet`."""
     workloads = [draw(order.recipe, seed) for seed in order.seeds]
     runs = order.runs(workloads)
-    # A single run is not worth starting a process for.
+    # A single run is not worth the start of a process.
     processes = min(order.processes, len(runs) - len(workloads))
     total_s = round(len(runs) * order.setup.horizon_s)
     with tqdm(total=total_s, unit=" virtual s", desc="simulated", disable=quiet) as bar:

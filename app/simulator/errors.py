@@ -1,4 +1,4 @@
-"""Input that cannot be simulated or replayed: the one error that its user can correct."""
+"""The simulator's one error: input that its user has to correct."""
 
 import math
 
@@ -7,13 +7,13 @@ class BadInput(Exception):
     """Input that cannot be used; the message is one sentence with the reason."""
 
 
-def require_positive(what: str, value: float) -> None:
-    """Raises BadInput for zero, negative numbers, infinity and NaN."""
+def require_positive(name: str, value: float) -> None:
+    """Raise BadInput for zero, negative numbers, infinity and NaN."""
     if not 0 < value < math.inf:
-        raise BadInput(f"The {what} must be a number greater than 0, got {value:g}.")
+        raise BadInput(f"The {name} must be a number greater than 0, got {value:g}.")
 
 
-def require_not_negative(what: str, value: float) -> None:
-    """Raises BadInput for negative numbers, infinity and NaN."""
+def require_not_negative(name: str, value: float) -> None:
+    """Raise BadInput for negative numbers, infinity and NaN."""
     if not 0 <= value < math.inf:
-        raise BadInput(f"The {what} must be 0 or more, got {value:g}.")
+        raise BadInput(f"The {name} must be 0 or more, got {value:g}.")

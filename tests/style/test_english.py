@@ -18,7 +18,6 @@ OBSCURE: Mapping[str, str] = {
 """Kinds of phrases, as regular expressions."""
 
 NOT_YET: tuple[str, ...] = (
-    "app/simulator/",
     "deployments/scheduler/dispatch.py",
     "deployments/scheduler/listing.py",
     "deployments/processes/guard.py",

@@ -1,4 +1,4 @@
-"""The JSON document of a simulation: what was asked for, what the workload needs at least, and every run."""
+"""The JSON document of a simulation: the input, the lower bound on the GPUs, and the metrics of every run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -15,7 +15,7 @@ Document = dict[str, Any]
 def document(
     order: SimulationOrder, workloads: Sequence[Workload], bounds: Sequence[Metrics], runs: Sequence[Metrics]
 ) -> Document:
-    """All of it; `summary` is there where there is more than one seed to summarise."""
+    """The whole document; it has a `summary` if there is more than one seed."""
     whole = {
         "workload": _workload(order, workloads),
         "setup": _setup(order),
@@ -26,7 +26,7 @@ def document(
 
 
 def summary(runs: Sequence[Metrics]) -> list[Metrics]:
-    """Per policy, every metric that is one number: its mean over the seeds and the 95 % confidence interval's half."""
+    """Every numeric metric per policy: the mean over the seeds and the half-width of the 95 % confidence interval."""
     by_policy: dict[str, list[Metrics]] = {}
     for run in runs:
         by_policy.setdefault(run["policy"], []).append(run)
@@ -37,13 +37,13 @@ def summary(runs: Sequence[Metrics]) -> list[Metrics]:
 
 
 def _intervals(members: Sequence[Mapping[str, float]]) -> Metrics:
-    """Only what every seed has: a metric may have had nothing to count in one of them."""
+    """The intervals of the metrics that every seed has: a run without the events of a metric lacks that metric."""
     names = [name for name in members[0] if all(name in member for member in members)]
     return {name: asdict(interval([member[name] for member in members])) for name in names}
 
 
 def _flat(run: Metrics) -> dict[str, float]:
-    """The numbers of a run; those of a distribution are called `<metric>.<quantile>`."""
+    """The numbers of a run by metric; those of a distribution are named `<metric>.<quantile>`."""
     numbers: dict[str, float] = {}
     for name, value in run.items():
         if isinstance(value, int | float) and name != "seed":
@@ -54,7 +54,7 @@ def _flat(run: Metrics) -> dict[str, float]:
 
 
 def _bound(bounds: Sequence[Metrics], rate: float) -> Metrics:
-    """Means over the seeds, and each seed's own; in the idealised model, where all requests decode at one rate."""
+    """The bounds as means over the seeds and by seed, in the idealised model, where all requests decode at one rate."""
     names = ("peak", "mean", "repack_mean")
     means = {name: mean([bound[name] for bound in bounds]) for name in names}
     return {**means, "decode_rate": rate, "by_seed": list(bounds)}

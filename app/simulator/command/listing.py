@@ -1,4 +1,4 @@
-"""What policies there are and what may be set on each, as text to print."""
+"""The list of policies and their options, as text to print."""
 
 from collections.abc import Iterator
 from enum import Enum
@@ -8,7 +8,7 @@ from policies.rules.registry import POLICIES, options
 
 
 def render_policies() -> str:
-    """Every policy, what it does and its options."""
+    """Every policy with its description and its options."""
     return "\n".join(line for name in POLICIES for line in _policy(name))
 
 

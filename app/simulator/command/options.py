@@ -1,4 +1,4 @@
-"""The command line of the simulator. What it asks for is checked in `app.simulator.command.order`."""
+"""The command-line options of the simulator. `app.simulator.command.order` checks their values."""
 
 import argparse
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from app.simulator.costs.costs import shipped_costs
 from app.simulator.workload.lengths import SHIPPED
 
-WORKLOAD_HELP = """What arrives when, and how long it is. Prompts are cut to half of the capacity, prompt and output
+WORKLOAD_HELP = """Arrival times and lengths of the requests. Prompts are cut to half of the capacity, prompt and output
 together to the capacity."""
 
 
@@ -16,15 +16,15 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m app.simulator",
         description="Play a workload through placement policies in virtual time.",
     )
-    whole.add_argument("--list-policies", action="store_true", help="say what policies there are, and end")
+    whole.add_argument("--list-policies", action="store_true", help="list the policies and exit")
     whole.add_argument(
         "--recording",
         type=Path,
         metavar="FILE",
-        help="decide the recorded epochs of a live scheduler again, compare the plans, and end",
+        help="decide the recorded epochs of a live scheduler again, compare the plans and exit",
     )
     _add_workload(whole.add_argument_group("workload", WORKLOAD_HELP))
-    _add_policies(whole.add_argument_group("policies", "Bounds on what a policy may do hold for all of them."))
+    _add_policies(whole.add_argument_group("policies", "The limits apply to every policy."))
     _add_cluster(whole.add_argument_group("cluster and time"))
     _add_output(whole.add_argument_group("runs and output"))
     return whole
@@ -33,12 +33,12 @@ def parser() -> argparse.ArgumentParser:
 def _add_workload(group: "argparse._ArgumentGroup") -> None:
     add = group.add_argument
     add("--trace", type=Path, metavar="FILE", help="csv or csv.gz with arrival_s,prompt_tokens,output_tokens")
-    add("--poisson", type=float, metavar="RATE", help="instead of a trace: so many requests per second, at random")
+    add("--poisson", type=float, metavar="RATE", help="instead of a trace: random arrivals, RATE requests per second")
     add(
         "--lengths",
         metavar=f"FILE|{SHIPPED}",
-        help="lengths, in place of the trace's own: a csv with percentile,tail_prompt_tokens,tail_output_tokens to "
-        "draw from, or a trace to take rows from at random; the word stands for a made-up table of chat lengths",
+        help="lengths in place of the trace's own, drawn from a csv with percentile,tail_prompt_tokens,"
+        f"tail_output_tokens or from the rows of a trace; {SHIPPED} is a shipped, invented table of chat lengths",
     )
     add("--length-scale", type=float, default=1.0, metavar="X", help="factor on token counts (default: %(default)g)")
     add(
@@ -55,10 +55,16 @@ def _add_workload(group: "argparse._ArgumentGroup") -> None:
         type=float,
         default=600.0,
         metavar="S",
-        help="seconds at the start that no figure counts (default: %(default)g)",
+        help="seconds at the start that are left out of all metrics (default: %(default)g)",
     )
-    add("--seed", type=int, action="append", metavar="N", help="seed of what is drawn; may be repeated (default: 0)")
-    add("--seeds", type=int, metavar="N", help="so many seeds, from --seed on")
+    add(
+        "--seed",
+        type=int,
+        action="append",
+        metavar="N",
+        help="seed of the random numbers; may be repeated (default: 0)",
+    )
+    add("--seeds", type=int, metavar="N", help="number of seeds, from --seed on")
 
 
 def _add_policies(group: "argparse._ArgumentGroup") -> None:
@@ -70,27 +76,27 @@ def _add_policies(group: "argparse._ArgumentGroup") -> None:
         metavar="NAME",
         help="a policy, with options as in pack:headroom_s=4; may be repeated",
     )
-    add("--moves-per-epoch", type=int, metavar="N", help="most requests that one epoch moves (default: any number)")
+    add("--moves-per-epoch", type=int, metavar="N", help="maximum number of moves in one epoch (default: no limit)")
     add(
         "--cooldown",
         type=float,
         default=0.0,
         metavar="S",
-        help="seconds for which a moved request stays (default: %(default)g)",
+        help="minimum seconds between two moves of a request (default: %(default)g)",
     )
     add(
         "--headroom",
         type=float,
         default=0.0,
         metavar="S",
-        help="least seconds of growth kept free per request (default: %(default)g)",
+        help="minimum seconds of growth kept free per request (default: %(default)g)",
     )
     add(
         "--lead",
         type=float,
         default=0.0,
         metavar="S",
-        help="seconds until a decision takes effect: an overload is cured so much ahead (default: as measured)",
+        help="seconds until a decision takes effect, and by which overloads are cured ahead (default: as measured)",
     )
     add(
         "--linger",
@@ -104,16 +110,16 @@ def _add_policies(group: "argparse._ArgumentGroup") -> None:
         type=float,
         default=0.0,
         metavar="GPUS",
-        help="GPUs' worth of KV cache that stays free in all (default: %(default)g)",
+        help="KV cache of the whole cluster to keep free, as a number of GPUs (default: %(default)g)",
     )
     add(
         "--foresight",
         type=float,
         default=0.0,
         metavar="S",
-        help="keep free by how much demand lately rose within S seconds, a GPU's start-up time (default: do not)",
+        help="keep the largest recent rise in demand over S seconds free, as a rule a GPU's start-up time (default: 0)",
     )
-    add("--unbatched", action="store_true", help="decide each epoch's changes one by one, not all together")
+    add("--unbatched", action="store_true", help="decide an epoch's changes one by one instead of together")
 
 
 def _add_cluster(group: "argparse._ArgumentGroup") -> None:
@@ -130,15 +136,15 @@ def _add_cluster(group: "argparse._ArgumentGroup") -> None:
         type=int,
         default=8,
         metavar="N",
-        help="GPUs that share the fast links of a node (default: %(default)g)",
+        help="GPUs per node; links within a node are fast (default: %(default)g)",
     )
-    add("--max-gpus", type=int, metavar="N", help="no more GPUs than that; requests wait (default: any number)")
+    add("--max-gpus", type=int, metavar="N", help="maximum number of GPUs; beyond it requests wait (default: no limit)")
     add(
         "--decode-rate",
         type=float,
         default=25.0,
         metavar="R",
-        help="tokens per second and request, unless costs say otherwise (default: %(default)g)",
+        help="tokens per second and request, unless the costs have step times (default: %(default)g)",
     )
     add("--epoch", type=float, default=1.0, metavar="S", help="seconds between decisions (default: %(default)g)")
     shipped = ", ".join(shipped_costs())
@@ -146,19 +152,19 @@ def _add_cluster(group: "argparse._ArgumentGroup") -> None:
         "--costs",
         default="ideal",
         metavar="ideal|FILE",
-        help=f"what takes time and links; shipped are {shipped} (default: ideal)",
+        help=f"costs of computing, moving and starting; shipped are {shipped} (default: ideal)",
     )
     add(
         "--calibration",
         type=Path,
         metavar="FILE",
-        help="json with what a live system measured of itself, to correct the costs",
+        help="json with measurements of a live system, to correct the costs",
     )
 
 
 def _add_output(group: "argparse._ArgumentGroup") -> None:
     add = group.add_argument
-    add("--json", type=Path, metavar="FILE", help="where the whole outcome goes (default: it is only printed)")
-    add("--series", action="store_true", help="have the course of every run in the JSON file, too")
-    add("--processes", type=int, metavar="N", help="runs at a time (default: one per processor)")
+    add("--json", type=Path, metavar="FILE", help="file for all metrics (default: only a table is printed)")
+    add("--series", action="store_true", help="write time series of every run to the JSON file, too")
+    add("--processes", type=int, metavar="N", help="number of parallel runs (default: one per processor)")
     add("--quiet", action="store_true", help="show no progress")

@@ -1,4 +1,4 @@
-"""What a command line asks for, as values that have been checked."""
+"""The order for a simulation: the command line as checked values."""
 
 import argparse
 import math
@@ -23,7 +23,7 @@ POISSON_HORIZON_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What the user called the files that were read; None where there was none."""
+    """The names of the input files as the user gave them; None for a file that was not given."""
 
     trace: str | None
     lengths: str | None
@@ -33,7 +33,7 @@ class Names:
 
 @dataclass(frozen=True, slots=True)
 class SimulationOrder:
-    """What is to be simulated, in how many processes, and where the outcome goes."""
+    """The runs to simulate, the number of processes, and the output."""
 
     recipe: Recipe
     policies: tuple[str, ...]
@@ -48,13 +48,13 @@ class SimulationOrder:
 
     @property
     def decode_rate(self) -> float | None:
-        """Tokens per second and request in effect; None where it depends on what else a replica does."""
+        """Tokens per second and request; None if the rate depends on a replica's batch."""
         if self.costs.compute is not None and self.costs.compute.decode:
             return None
         return self.setup.slotted_rate if self.costs.slots else self.setup.decode_rate
 
     def runs(self, workloads: Sequence[Workload]) -> list[SimulationRun]:
-        """The runs without a policy, one per workload; then every policy with every workload."""
+        """One run without a policy per workload, then every policy with every workload."""
         return [
             SimulationRun(name, workload.seed, workload.jobs, self.setup, self.window, self.costs, self.with_series)
             for name in (None, *self.policies)
@@ -63,7 +63,7 @@ class SimulationOrder:
 
 
 def read_order(given: argparse.Namespace) -> SimulationOrder:
-    """What the command line asks for. Raises `BadInput` where that is impossible, before anything is simulated."""
+    """Check a parsed command line. Raises `BadInput` for impossible values, before any simulation."""
     arrivals = _arrivals(given)
     require_positive("epoch", given.epoch)
     require_positive("time scale", given.time_scale)
@@ -120,7 +120,7 @@ def _window(given: argparse.Namespace, horizon_s: float) -> Window:
 
 def _setup(given: argparse.Namespace, horizon_s: float) -> Setup:
     if horizon_s < given.epoch:
-        raise BadInput(f"The horizon of {horizon_s:g} s ends before the first epoch of {given.epoch:g} s does.")
+        raise BadInput(f"The horizon of {horizon_s:g} s ends before the first epoch of {given.epoch:g} s.")
     require_positive("decode rate", given.decode_rate)
     if given.decode_rate * given.epoch < 1:
         raise BadInput(f"At {given.decode_rate:g} tokens/s a request gets no token in an epoch of {given.epoch:g} s.")
@@ -154,7 +154,7 @@ def _setup(given: argparse.Namespace, horizon_s: float) -> Setup:
 
 def _policies(specs: Sequence[str]) -> tuple[str, ...]:
     if not specs:
-        raise BadInput("Give a --policy; --list-policies names them.")
+        raise BadInput("Give a --policy; --list-policies lists them.")
     for spec in specs:
         try:
             policy(spec)
@@ -183,13 +183,13 @@ def _names(given: argparse.Namespace) -> Names:
     return Names(trace, lengths, Path(given.costs).name, calibration)
 
 
-def _at_least_one(what: str, value: int) -> int:
+def _at_least_one(name: str, value: int) -> int:
     if value < 1:
-        raise BadInput(f"The {what} must be 1 or more, got {value}.")
+        raise BadInput(f"The {name} must be 1 or more, got {value}.")
     return value
 
 
 def _require_writable(path: Path | None) -> None:
-    """An hour of simulation must not end in a path that is not there."""
+    """Check the path before the simulation, which may take an hour."""
     if path is not None and (path.is_dir() or not path.parent.is_dir()):
         raise BadInput(f"{path} cannot be written: there is no directory {path.parent}, or it is one itself.")

@@ -1,4 +1,4 @@
-"""Decides the recorded epochs of a live scheduler again: the same observations have to give the same plans."""
+"""Replays the recording of a live scheduler: the same observations must give the same plans."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from policies.decision.deciding import SchedulerMemory, decide, order_by_hand, p
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What came of it. `moves`, `opened` and `closed` count what the recorded plans did; `different` has the numbers of
-    epochs, from 1, whose plans are not the ones that were recorded.
+    """The result of a replay. `moves`, `opened` and `closed` are counts over the recorded plans; `different` are the
+    numbers, from 1, of the epochs whose plans differ from the recorded ones.
     """
 
     policy: str
@@ -24,7 +24,7 @@ class Replay:
 
 
 def replay(path: Path) -> Replay:
-    """Decide every epoch of a recording anew. Raises `BadInput` if it cannot be read."""
+    """Decide every epoch of a recording again. Raises `BadInput` if the recording cannot be read."""
     try:
         terms, epochs = read_recording(path)
         played = list(play(SchedulerMemory(terms), epochs))
@@ -42,7 +42,7 @@ def replay(path: Path) -> Replay:
 
 
 def play(memory: SchedulerMemory, epochs: Iterator[Epoch]) -> Iterator[tuple[Epoch, bool]]:
-    """Every epoch, and whether it is decided as it was recorded."""
+    """Every epoch, and True if its plans are the recorded ones."""
     for epoch in epochs:
         for entry in epoch.entries:
             if isinstance(entry, PlacedCall):
@@ -53,7 +53,7 @@ def play(memory: SchedulerMemory, epochs: Iterator[Epoch]) -> Iterator[tuple[Epo
 
 
 def render_replay(outcome: Replay) -> str:
-    """A few lines for people."""
+    """The result as text to print."""
     same = outcome.epochs - len(outcome.different)
     lines = [
         f"policy {outcome.policy}, {outcome.epochs} epochs: {outcome.moves} moves planned, {outcome.opened} replicas "

@@ -1,7 +1,7 @@
-"""Carrying out runs, in this process or in several, with one account of how far they all are.
+"""Performs runs, in this process or in several, with one progress count for all.
 
-Processes are spawned, not forked: nothing of this one leaks into a result. Each writes the virtual time of its run
-into a cell of its own in shared memory, which is all the progress there is to tell, and looks there whether to stop.
+Processes are spawned, not forked, so that no state of this process affects a result. Each one writes the virtual time
+of its run to its own cell in shared memory, and reads a flag there that ends it.
 """
 
 import os
@@ -30,12 +30,12 @@ POLL_S = 0.2
 
 
 class Stopped(Exception):
-    """The run was told to end before its horizon."""
+    """The run was stopped before its horizon."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationRun:
-    """One workload played through one policy; without a policy, only what the workload asks for is found."""
+    """One workload played through one policy; without a policy, the run only computes the lower bounds."""
 
     policy: str | None
     seed: int
@@ -47,7 +47,7 @@ class SimulationRun:
 
 
 def perform(run: SimulationRun, tick: Tick) -> Metrics:
-    """Carry out one run; `tick` may raise to end it."""
+    """Perform one run. `tick` may raise an exception to end it."""
     recorder = EventRecorder(tick)
     if run.policy is None:
         simulate(run.jobs, Alone(), unlimited(run.setup), IDEAL, recorder)
@@ -58,7 +58,7 @@ def perform(run: SimulationRun, tick: Tick) -> Metrics:
 
 
 def perform_all(runs: Sequence[SimulationRun], processes: int, show: Tick) -> list[Metrics]:
-    """Carry out every run and return their metrics in the same order; `show` is told the virtual time of all."""
+    """Perform all runs. Returns their metrics in the same order. `show` gets the sum of their virtual times."""
     if processes == 1:
         return _in_turn(runs, show)
     context = get_context("spawn")
@@ -66,7 +66,7 @@ def perform_all(runs: Sequence[SimulationRun], processes: int, show: Tick) -> li
     stop = context.RawValue(c_bool, False)
     with ProcessPoolExecutor(min(processes, len(runs)), context, _join, (times, stop)) as pool:
         try:
-            with _children_deaf_to_interrupts():
+            with _interrupts_ignored_by_children():
                 futures = [pool.submit(_perform_here, index, run) for index, run in enumerate(runs)]
             _watch(futures, times, show)
             return [future.result() for future in futures]
@@ -77,7 +77,7 @@ def perform_all(runs: Sequence[SimulationRun], processes: int, show: Tick) -> li
 
 
 def available_processors() -> int:
-    """How many processors this process may use."""
+    """The number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -95,8 +95,8 @@ def _show_after(show: Tick, done_s: float, now: float) -> None:
 
 
 @contextmanager
-def _children_deaf_to_interrupts() -> Iterator[None]:
-    """Processes started meanwhile ignore Ctrl-C, which reaches all of a terminal's: only this one acts on it."""
+def _interrupts_ignored_by_children() -> Iterator[None]:
+    """Have processes started in this context ignore Ctrl-C, which a terminal sends to all: only this one reacts."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -105,7 +105,7 @@ def _children_deaf_to_interrupts() -> Iterator[None]:
 
 
 def _watch(futures: Sequence[Future[Metrics]], times: "Array[c_double]", show: Tick) -> None:
-    """Return when all are done, or raise what one of them raised."""
+    """Return when all runs are done. Raises the exception of the first run that fails."""
     pending = set(futures)
     while pending:
         done, pending = wait(pending, POLL_S, FIRST_EXCEPTION)

@@ -1,4 +1,4 @@
-"""The outcome of a simulation as text to print; pure, made from the JSON document alone."""
+"""The results of a simulation as text to print, from the JSON document alone."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ NOTHING = "-"
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A metric of the summary, how to print it and under which heading."""
+    """A metric of the summary, with its heading and its format."""
 
     heading: str
     metric: str
@@ -33,11 +33,11 @@ COLUMNS = (
     _Column("TTFT+ p99", "added_ttft_s.p99", ",.2f", 9),
     _Column("done+ p99", "added_completion_s.p99", ",.2f", 9),
 )
-"""Delays are in seconds; the last two are what a request takes longer than alone on an idle replica."""
+"""Delays are in seconds. The last two are relative to the same request alone on an idle replica."""
 
 
 def render(outcome: Document) -> str:
-    """A page that says what was simulated, what it needs at least, and how every policy fared."""
+    """A page with the input, the lower bound on the GPUs, and one line per policy."""
     return "\n".join((*_head(outcome), "", *_table(summary(outcome["runs"]))))
 
 
@@ -46,8 +46,8 @@ def _head(outcome: Document) -> Iterator[str]:
     source = workload["trace"] or f"Poisson {workload['rate_per_s']:g}/s"
     lengths = f", lengths from {workload['lengths']}" if workload["lengths"] else ""
     scales = "".join(
-        f", {what} x {workload[name]:g}"
-        for what, name in (("times", "time_scale"), ("lengths", "length_scale"))
+        f", {scaled} x {workload[name]:g}"
+        for scaled, name in (("times", "time_scale"), ("lengths", "length_scale"))
         if workload[name] != 1
     )
     yield f"{source}{lengths}{scales}; {workload['horizon_s']:g} s, the first {workload['warmup_s']:g} s not counted"
@@ -64,7 +64,7 @@ def _head(outcome: Document) -> Iterator[str]:
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """One line per policy; with several seeds another one below it, the half-widths of the 95 % intervals."""
+    """One line per policy; with several seeds a second line has the half-widths of the 95 % intervals."""
     width = max(len(row["policy"]) for row in rows)
     yield " " * width + "".join(f"  {column.heading:>{column.width}}" for column in COLUMNS)
     for row in rows:

@@ -1,8 +1,8 @@
-"""What takes time, room or bandwidth in the simulated world. With `IDEAL` nothing does: the paper's model.
+"""The costs of the simulated world in time, room and bandwidth. With `IDEAL`, the paper's model, all are zero.
 
 A cost file (JSON or YAML, where powers of ten are written 1.0e+9) has the fields of `Costs` under their own names.
-What it leaves out costs nothing; names that do not exist, wrong types and impossible numbers are errors. Every part can
-be switched on alone.
+Missing fields mean no cost; unknown names, wrong types and impossible numbers are errors. Every part can be switched on
+by itself.
 """
 
 import json
@@ -36,7 +36,7 @@ Knots = Annotated[tuple[tuple[Count, Positive], ...], Field(min_length=1), After
 
 
 class PathChoice(StrEnum):
-    """How it is decided what a migration sends."""
+    """The rule for the path of a migration: always KV, always tokens, or the cheaper one."""
 
     KV = "kv"
     TOKENS = "tokens"
@@ -45,31 +45,32 @@ class PathChoice(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ComputeCosts:
-    """What an engine step takes: a decode of every running request, and a chunk of the prefills that are queued.
+    """The time of an engine step, which decodes every running request and prefills a chunk of the queued prompts.
 
-    A step that decodes B requests with T tokens of context in all and prefills p more tokens takes
+    A step that decodes B requests with T tokens of context in total, and prefills p tokens, takes
     overhead + linear(B + p) + context * T + attention * (p times the tokens before each of them).
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     linear: Knots
-    """Pairs (tokens computed in the step, seconds) for all that does not depend on context: weights are read once
-    and multiplied with every token. Straight lines between the pairs, flat before the first; the last slope goes on."""
+    """Pairs (tokens computed in the step, seconds) for the part of the time that is independent of the context: weights
+    are read once and multiplied with every token. Interpolated linearly between the pairs, constant before the first,
+    extrapolated with the last slope."""
     decode: bool = True
-    """Whether decode speed follows the formula; if not, every request decodes at the set-up's rate."""
+    """True: the decode speed follows the formula. False: every request decodes at the set-up's rate."""
     prefill: bool = True
-    """Whether prefill takes time; if not, a request decodes as soon as it has room."""
+    """True: prefill takes time. False: a request decodes as soon as it has room."""
     interference: bool = True
-    """Whether a step that prefills takes longer for the requests that decode in it; if not, they do not notice."""
+    """True: prefills prolong the step of the requests that decode in it. False: those requests keep their pace."""
     overhead_s: NotNegative = 0.0
-    """Seconds that every step takes besides (scheduling, sampling, launching)."""
+    """Constant seconds per step (scheduling, sampling, launching)."""
     context_s: NotNegative = 0.0
     """Seconds per decoding step and token of context: the time to read its KV."""
     attention_s: NotNegative = 0.0
     """Seconds per prefilled token and token before it."""
     chunk_tokens: Count = 2048
-    """Tokens that one step computes at most, decodes included (vLLM's max_num_batched_tokens)."""
+    """The most tokens that one step computes, decodes included (vLLM's max_num_batched_tokens)."""
     watermark: Share = 0.0
     """Share of the KV capacity that must stay free when a waiting request is admitted (vLLM's watermark)."""
 
@@ -83,59 +84,59 @@ class LinkCosts:
     bytes_per_s: Positive
     """Bytes per second and direction."""
     latency_s: NotNegative = 0.0
-    """Seconds until the last byte of a transfer has arrived, beyond what the bandwidth takes."""
+    """Seconds that a transfer takes beyond its bytes over the bandwidth."""
 
 
 @dataclass(frozen=True, slots=True)
 class MigrationCosts:
-    """What moving a request takes. Without it moves are instantaneous, KV and all."""
+    """The costs of migrations."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     intra: LinkCosts
-    """Between two replicas of a node: the port of each replica."""
+    """Links within a node: the port of each replica."""
     inter: LinkCosts
-    """Between nodes: the uplink of each node, shared by its replicas. Their ports are used as well."""
+    """Links between nodes: the uplink of each node, shared by its replicas. A transfer uses the ports, too."""
     kv_bytes: Annotated[int, Field(ge=1)]
     """Bytes of KV per token, over all layers."""
     path: PathChoice = PathChoice.ADAPTIVE
-    """What is sent: always KV, always tokens, or what fits links and prefill budgets (the paper's section V)."""
+    """Always KV, always tokens, or a choice by links and prefill budgets (the paper's section V)."""
     consensus: bool = True
-    """Whether one planner decides for the whole cluster; if not, each source decides alone."""
+    """True: one planner decides for the whole cluster. False: each source decides alone."""
     precopy: bool = True
-    """Whether a request decodes on while its full blocks are copied; if not, it stops until the copy is done."""
+    """True: a request decodes on while its full blocks are copied. False: it stops until the copy is done."""
     block_tokens: Count = 16
     """Tokens per KV block; only full blocks are copied."""
     handover_s: NotNegative = 0.0
-    """Seconds in which neither side works on a request that is handed over."""
+    """Seconds of a hand-over, in which neither side works on the request."""
     time_limit_s: Positive = 10.0
-    """The communication boundary: seconds of transfers that the adaptive choice lets queue on a link."""
+    """The communication boundary: the longest queue of transfers on a link, in seconds, with the adaptive choice."""
     slowdown: Positive = 0.2
-    """The computation boundary: share of a replica's time that the adaptive choice spends on migrated prefills."""
+    """The computation boundary: the share of a replica's time for migrated prefills, with the adaptive choice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Everything that makes the simulated world differ from the paper's idealised one."""
+    """All differences between the simulated world and the paper's idealised one."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
     name: str = "ideal"
-    """What the costs are those of."""
+    """The name of the modelled system."""
     provenance: Mapping[str, str] = field(default_factory=dict)
-    """Where each figure is from: measured, scaled or assumed."""
+    """The origin of each figure: measured, scaled or assumed."""
     slots: bool = True
-    """Whether time is in slots of one epoch, as in the paper: arrivals are told at the end of their slot, a request
-    occupies its last slot in full, and memory may be exceeded until the slot's decision. Otherwise arrivals are placed
-    at once and a replica's memory is exceeded at no time."""
+    """True: time is in slots of one epoch, as in the paper. Arrivals are reported at the end of their slot, a request
+    occupies its last slot in full, and memory may be exceeded until the slot's decision. False: arrivals are placed at
+    once, and a replica's memory is never exceeded."""
     preemption: bool = True
-    """Whether a replica whose requests exceed its memory stops the youngest of them; if not, it keeps serving."""
+    """True: a replica whose requests exceed its memory preempts the youngest. False: it keeps serving all."""
     startup_s: NotNegative = 0.0
     """Seconds from opening a replica until it takes requests."""
     compute: ComputeCosts | None = None
-    """What engine steps take; without it every request decodes at the set-up's rate, and prefill is instantaneous."""
+    """The times of engine steps. None: every request decodes at the set-up's rate, and prefill is instantaneous."""
     migration: MigrationCosts | None = None
-    """What moving a request takes; without it moves are instantaneous."""
+    """The costs of migrations. None: moves are instantaneous."""
 
 
 IDEAL = Costs()
@@ -148,9 +149,9 @@ _COSTS = TypeAdapter(Costs)
 
 
 def read_costs(source: str) -> Costs:
-    """The costs in a file, or in the one of that name that comes with the simulator; `ideal` is `IDEAL`.
+    """The costs in a file, given by its path or by the name of a shipped one; `ideal` is `IDEAL`.
 
-    Raises `BadInput` if there is none, or if it does not hold costs.
+    Raises `BadInput` if there is no such file, or if its content is not valid.
     """
     if source == "ideal":
         return IDEAL
@@ -158,7 +159,7 @@ def read_costs(source: str) -> Costs:
     path = shipped if shipped.is_file() else Path(source)
     try:
         text = path.read_text(encoding="utf-8")
-        # YAML goes through JSON: then the same values are accepted in both.
+        # YAML is converted to JSON, so that both accept the same values.
         return _COSTS.validate_json(text if path.suffix == ".json" else json.dumps(yaml.safe_load(text)))
     except OSError as error:
         names = ", ".join(["ideal", *shipped_costs()])
@@ -178,7 +179,7 @@ def shipped_costs() -> list[str]:
 
 
 def sentence(error: Exception) -> str:
-    """What is wrong with a file, and where in it."""
+    """The mistakes in a file, each with its location."""
     if not isinstance(error, ValidationError):
         return str(error)
     problems = (f"{'.'.join(str(part) for part in e['loc']) or 'file'}: {e['msg']}" for e in error.errors())

@@ -1,4 +1,4 @@
-"""What models and GPUs are, as their makers state it: what costs are scaled by where nothing was measured."""
+"""Data sheets of models and GPUs, by which measured costs are scaled to others."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Model:
 
     @property
     def attention_share(self) -> float:
-        """Arithmetic per token and token before it, as a share of what the parameters take per token."""
+        """Attention's arithmetic per token and token before it, as a share of the parameters' arithmetic per token."""
         return 4 * self.layers * self.hidden / (2 * self.parameters)
 
 
@@ -62,4 +62,4 @@ STATED_LINKS: Mapping[str, LinkCosts] = {
     "25gbe": LinkCosts(3.125e9, 50e-6),
     "100gbe": LinkCosts(12.5e9, 20e-6),
 }
-"""Links as they are sold, where no profile is given: 16 lanes of PCIe 4.0 as copies reach it, and Ethernet."""
+"""Links by their nominal speed, for want of a profile: 16 lanes of PCIe 4.0 as copies reach it, and Ethernet."""

@@ -1,15 +1,16 @@
-"""Corrects costs by what a live system has measured of itself.
+"""Corrects costs by measurements of a live system.
 
-A JSON file; every part may be missing, and corrects nothing then:
+The measurements are in a JSON file. Every part is optional:
 
     {"prefill":   [{"tokens": 512, "seconds": 0.071}, ...],
      "decode":    [{"requests": 8, "context_tokens": 9600, "seconds": 0.031}, ...],
      "links":     [{"scope": "intra", "bytes": 134217728, "seconds": 0.0061}, ...],
      "startup_s": [31.5, 29.8, ...]}
 
-`prefill`: one request of so many tokens on an idle replica, from its admission to its first token. `decode`: one step
-of a replica that decodes so many requests with so many tokens of context in all. `links`: one transfer between two
-replicas of a node (`intra`) or of two nodes (`inter`). `startup_s`: from asking for a replica until it took requests.
+`prefill`: a request of `tokens` tokens on an idle replica, from its admission to its first token. `decode`: one step of
+a replica that decodes `requests` requests with `context_tokens` tokens of context in total. `links`: one transfer
+between two replicas of a node (`intra`) or of two nodes (`inter`). `startup_s`: from the order for a replica until it
+took requests.
 """
 
 import math
@@ -28,7 +29,7 @@ from app.simulator.errors import BadInput
 
 @dataclass(frozen=True, slots=True)
 class PrefillTime:
-    """How long a prompt took."""
+    """The measured time of a prompt."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
@@ -38,7 +39,7 @@ class PrefillTime:
 
 @dataclass(frozen=True, slots=True)
 class DecodeTime:
-    """How long a step took that only decoded."""
+    """The measured time of a step without prefills."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
@@ -49,7 +50,7 @@ class DecodeTime:
 
 @dataclass(frozen=True, slots=True)
 class TransferTime:
-    """How long a transfer took."""
+    """The measured time of a transfer."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
@@ -60,7 +61,7 @@ class TransferTime:
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """What a live system has measured; an empty part is unknown."""
+    """The measurements of a live system; a part without measurements is empty."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
 
@@ -76,7 +77,7 @@ _MEASUREMENTS = TypeAdapter(Measurements)
 def calibrated(costs: Costs, path: Path) -> Costs:
     """The costs, corrected by the measurements in a file.
 
-    Raises `BadInput` if the file cannot be read, does not hold measurements, or measures what `costs` leave out.
+    Raises `BadInput` if the file cannot be read, is not valid, or has measurements for a part that `costs` lack.
     """
     try:
         measured = _MEASUREMENTS.validate_json(path.read_bytes())
@@ -87,20 +88,20 @@ def calibrated(costs: Costs, path: Path) -> Costs:
     try:
         return overlay(costs, measured)
     except ValueError as error:
-        raise BadInput(f"The measurements in {path} are of no use: {error}.") from None
+        raise BadInput(f"The measurements in {path} cannot be used: {error}.") from None
 
 
 def overlay(costs: Costs, measured: Measurements) -> Costs:
-    """The costs, corrected by measurements. Raises `ValueError` if they measure what the costs leave out."""
+    """The costs, corrected by measurements. Raises `ValueError` for measurements of a part that the costs lack."""
     if measured.startup_s:
         costs = replace(costs, startup_s=median(measured.startup_s))
     if measured.prefill or measured.decode:
         if costs.compute is None:
-            raise ValueError("these costs have no step times to be corrected")
+            raise ValueError("these costs have no step times to correct")
         costs = replace(costs, compute=_compute(costs.compute, measured))
     if measured.links:
         if costs.migration is None:
-            raise ValueError("these costs have no links to be corrected")
+            raise ValueError("these costs have no links to correct")
         intra = _link(costs.migration.intra, measured.links, "intra")
         inter = _link(costs.migration.inter, measured.links, "inter")
         costs = replace(costs, migration=replace(costs.migration, intra=intra, inter=inter))
@@ -108,10 +109,10 @@ def overlay(costs: Costs, measured: Measurements) -> Costs:
 
 
 def _compute(costs: ComputeCosts, measured: Measurements) -> ComputeCosts:
-    """Step times through the measured points, and as they were beyond them.
+    """Step times through the measured points, and unchanged outside of their range.
 
-    What context takes is found first, from steps of equally many requests. A prompt of more tokens than one step
-    computes says nothing about a single step.
+    The time per token of context comes first, from steps with equal numbers of requests. Prompts longer than one step
+    are left out, since their time is not that of a single step.
     """
     context_s = _context_s(measured.decode)
     if context_s is None:
@@ -131,19 +132,19 @@ def _compute(costs: ComputeCosts, measured: Measurements) -> ComputeCosts:
     linear |= {tokens: [seconds] for tokens, seconds in costs.linear if most < tokens < fewest}
     knots = rising({tokens: brief(median(seconds)) for tokens, seconds in linear.items()})
     if knots[0][1] <= 0:
-        raise ValueError("steps were measured to take less than their overhead")
+        raise ValueError("the measured steps take less than their overhead")
     return replace(costs, linear=knots, context_s=brief(context_s))
 
 
 def _context_s(steps: Sequence[DecodeTime]) -> float | None:
-    """Seconds per token of context, None if no two steps differ in nothing else."""
+    """Seconds per token of context; None unless two steps with equal numbers of requests differ in context."""
     batches = {step.requests for step in steps}
     slopes = [
         slope([(step.context_tokens, step.seconds) for step in steps if step.requests == batch])
         for batch in sorted(batches)
     ]
-    known = [value for value in slopes if value is not None]
-    return max(0.0, median(known)) if known else None
+    found = [value for value in slopes if value is not None]
+    return max(0.0, median(found)) if found else None
 
 
 def _link(costs: LinkCosts, transfers: Sequence[TransferTime], scope: str) -> LinkCosts:

@@ -1,4 +1,4 @@
-"""Reading measured profiles: the columns that matter, in seconds and bytes."""
+"""Reads measured profiles: the relevant columns, in seconds and bytes."""
 
 import csv
 from collections.abc import Iterator, Mapping
@@ -15,12 +15,12 @@ Row = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Profiles:
-    """A folder of profiles. Every method raises `BadInput` if there is no such profile, or it cannot be read."""
+    """A folder of profiles. Every method raises `BadInput` if the profile is missing or cannot be read."""
 
     folder: Path
 
     def steps(self, model: str, gpu: str, tensor_parallel: int) -> tuple[list[Timing], bool]:
-        """Tokens in a step and its seconds; and whether these are whole steps, or only what knows no context."""
+        """Step times by tokens per step; and True for whole steps, False for steps without attention over context."""
         if (path := self.folder / f"vidur_linear_{gpu}_{model}.csv").exists():
             columns = ("tensor_parallel", "num_tokens", "model_ms")
             rows = [row for row in _rows(path, columns) if int(row["tensor_parallel"]) == tensor_parallel]
@@ -35,7 +35,7 @@ class Profiles:
         return timings, whole
 
     def transfers(self, link: str, within_node: bool) -> list[Timing]:
-        """Bytes and seconds of transfers between two GPUs of one node, or of two."""
+        """Transfer times by bytes, between two GPUs of one node or of two nodes."""
         if (path := self.folder / f"vidur_sendrecv_{link}.csv").exists():
             devices = 2 if within_node else 1
             rows = _rows(path, ("devices_per_node", "bytes", "median_ms"))
@@ -60,7 +60,7 @@ class Profiles:
         return timings
 
     def _whole_steps(self, model: str, gpu: str, tensor_parallel: int) -> Iterator[Timing]:
-        """Decodes of several requests, and prefills of one that are longer than these are many."""
+        """Step times of decodes, with one token per request, and of prefills of a single request."""
         path = self.folder / "splitwise_perf.csv"
         if not path.exists():
             return

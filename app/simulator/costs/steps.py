@@ -1,4 +1,4 @@
-"""How long engine steps take."""
+"""The times of engine steps."""
 
 import math
 from bisect import bisect_left
@@ -10,33 +10,33 @@ from policies.model import Tokens
 
 
 class PrefillChunk(NamedTuple):
-    """Tokens of one request that a step prefills, and how many of its tokens come before them."""
+    """The number of tokens of one request that a step prefills, and the number of tokens before them."""
 
     tokens: int
     before: int
 
 
 class Leg(NamedTuple):
-    """A stretch of steps with the same requests: the first takes `step_s`, each later one `growth_s` longer.
+    """A sequence of steps with the same requests: the first takes `step_s`, each later one `growth_s` longer.
 
-    Steps are counted in fractions, as a fluid: that is exact but for the last part of a step.
+    Steps are counted in fractions, as a fluid: that is exact except within a step.
     """
 
     step_s: float
     growth_s: float
 
     def steps(self, seconds: float) -> float:
-        """How many steps are done in that time."""
-        # The stable solution of seconds = steps * step_s + steps**2 * growth_s / 2.
+        """The number of steps done in that time."""
+        # The numerically stable solution of seconds = steps * step_s + steps**2 * growth_s / 2.
         return 2 * seconds / (self.step_s + math.sqrt(self.step_s * self.step_s + 2 * self.growth_s * seconds))
 
     def seconds(self, steps: float) -> float:
-        """How long that many steps take."""
+        """The time of that number of steps."""
         return steps * (self.step_s + steps * self.growth_s / 2)
 
 
 class StepTimes:
-    """Step times under given costs. `rate` is tokens per second and request where the costs do not say."""
+    """Step times under given costs. `rate`, in tokens per second and request, is for costs without decode times."""
 
     def __init__(self, costs: ComputeCosts | None, rate: float) -> None:
         self._costs = costs or ComputeCosts(((1, 0.0),), decode=False, prefill=False)
@@ -46,14 +46,14 @@ class StepTimes:
         self.interferes = self._costs.prefill and self._costs.interference
 
     def decode(self, batch: int, context: float) -> Leg:
-        """Steps that decode `batch` requests with `context` tokens in all, one more per request and step."""
+        """Steps that decode `batch` requests, whose `context` tokens in total grow by one per request and step."""
         if not self._costs.decode:
             return Leg(self._step_s, 0.0)
         step_s = self._costs.overhead_s + self.linear(batch) + self._costs.context_s * context
         return Leg(step_s, self._costs.context_s * batch)
 
     def prefill(self, batch: int, context: float, chunks: Sequence[PrefillChunk]) -> float:
-        """Seconds of a step that prefills the chunks, and decodes the batch if that is what such a step does."""
+        """Seconds of a step that prefills the chunks and, with interference, decodes the batch."""
         if not self.interferes:
             batch, context = 0, 0.0
         more = self._costs.attention_s * sum(c.tokens * (c.before + c.tokens / 2) for c in chunks)
@@ -87,7 +87,7 @@ class StepTimes:
         return chunk / self.prefill(batch, context, [PrefillChunk(chunk, 0)])
 
     def boundary(self, batch: int, context: float, seconds: float) -> float:
-        """Tokens that a replica may prefill until that has taken so many seconds from what decodes there."""
+        """The tokens whose prefill delays the decoding requests of a replica by `seconds`."""
         if not self.prefills:
             return math.inf
         chunk = self.budget(batch)
@@ -97,14 +97,14 @@ class StepTimes:
         return chunk * seconds / taken if taken > 0 else math.inf
 
     def linear(self, tokens: int) -> float:
-        """Seconds that so many tokens take without attention."""
+        """Seconds of a step of `tokens` tokens without attention."""
         if tokens not in self._linear:
             self._linear[tokens] = interpolate(self._costs.linear, tokens)
         return self._linear[tokens]
 
 
 def interpolate(knots: Sequence[tuple[int, float]], x: float) -> float:
-    """Straight lines between (x, y) pairs, flat before the first; the last line goes on."""
+    """Linear interpolation between (x, y) pairs, constant before the first pair, extrapolated with the last slope."""
     if x <= knots[0][0] or len(knots) == 1:
         return knots[0][1]
     index = min(max(1, bisect_left(knots, (x,))), len(knots) - 1)

@@ -1,6 +1,6 @@
-"""What a workload asks for, whatever the policy: every request on a replica of its own, in the idealised model.
+"""The demand of a workload without any policy: every request on its own replica, in the idealised model.
 
-Nothing waits, stalls or is moved there, so that the sizes of all requests are those the lower bound is about.
+No request waits, stalls or moves, so the sizes over time depend on the workload alone: the input of the lower bound.
 """
 
 from dataclasses import replace
@@ -14,12 +14,12 @@ from policies.rules.policy import NONE, Barred
 
 
 class Alone:
-    """A policy that gives every request a replica of its own. No system would; it is what makes nobody wait."""
+    """A policy that gives every request its own replica, so that no request waits."""
 
     headroom_s = 0.0
 
     def place(self, cluster: Cluster, request: Request, barred: Barred = NONE) -> Replica | None:
-        """Never with others."""
+        """None: requests never share a replica."""
         return None
 
     def rebalance(self, cluster: Cluster, changes: Changes) -> None:
@@ -31,5 +31,5 @@ class Alone:
 
 
 def unlimited(setup: Setup) -> Setup:
-    """The same setup, with as many replicas as are asked for and nothing that holds decisions back."""
+    """The same setup without a maximum number of replicas and without limits on decisions."""
     return replace(setup, max_gpus=None, batched=True, limits=Limits())

@@ -1,7 +1,7 @@
-"""What a simulation amounts to: its metrics by name, as they stand in the JSON document.
+"""The metrics of a simulation by name, as in the JSON document.
 
-Only what happens from the warm-up's end on counts. An epoch's state holds until the next epoch, so means are weighted
-with the time between; rates are per second of virtual time.
+Only events after the warm-up count. An epoch's state holds until the next epoch, so means are weighted with the time
+between epochs; rates are per second of virtual time.
 """
 
 from collections import Counter
@@ -19,10 +19,10 @@ from policies.plan import Path, Reason
 Metrics = dict[str, Any]
 
 _IDEAL = "ideal"
-"""The key for moves without a path: those of the idealised model."""
+"""The key for moves of the idealised model, which have no path."""
 
 SERIES_POINTS = 600
-"""A series is thinned to about as many points as a plot can show."""
+"""The number of points of a series, about as many as a plot can show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +34,17 @@ class Window:
 
     @property
     def seconds(self) -> float:
-        """How long it is."""
+        """The length in seconds."""
         return self.horizon_s - self.warmup_s
 
     def has(self, at_s: float) -> bool:
-        """Whether that moment counts; the horizon itself does, since what ends by it has been simulated."""
+        """True if a time is in the window. The horizon belongs to it, since its events are simulated."""
         return self.warmup_s <= at_s <= self.horizon_s
 
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """For how many seconds of the window an epoch's state held."""
+    """An epoch, and the seconds of the window in which its state held."""
 
     epoch: EpochSample
     seconds: float
@@ -72,7 +72,7 @@ def measure(recorder: EventRecorder, jobs: Sequence[Job], window: Window) -> Met
 
 
 def bounds(recorder: EventRecorder, window: Window) -> Metrics:
-    """The lower bound and the repack of a run alone."""
+    """Only the lower bound and the full repack of a run."""
     spans = _spans(recorder.epochs, window)
     return {
         "peak": max(span.epoch.bound for span in spans),
@@ -82,7 +82,7 @@ def bounds(recorder: EventRecorder, window: Window) -> Metrics:
 
 
 def series(recorder: EventRecorder) -> list[dict[str, Any]]:
-    """How a run went, warm-up included: some of its epochs, evenly spaced."""
+    """The course of a run, warm-up included, as evenly spaced epochs."""
     every = -(-len(recorder.epochs) // SERIES_POINTS)
     return [
         {
@@ -98,14 +98,14 @@ def series(recorder: EventRecorder) -> list[dict[str, Any]]:
 
 
 def _spans(epochs: Sequence[EpochSample], window: Window) -> list[_Span]:
-    """The epochs whose state held within the window; the last one's holds to the end."""
+    """The epochs whose state held within the window; the last epoch's state holds to the end."""
     starts = [*(epoch.now_s for epoch in epochs), window.horizon_s]
     inside = (max(0.0, end - max(start, window.warmup_s)) for start, end in pairwise(starts))
     return [_Span(epoch, seconds) for epoch, seconds in zip(epochs, inside, strict=True) if seconds > 0]
 
 
 def _mean(spans: Iterable[_Span], value: Callable[[EpochSample], float | None]) -> float | None:
-    """The mean over time of a value that some epochs may not have; None if none of them has."""
+    """The mean over time of a value, over the epochs that have it; None if no epoch has it."""
     found = [(value(span.epoch), span.seconds) for span in spans]
     return weighted_mean([(number, seconds) for number, seconds in found if number is not None])
 
@@ -121,7 +121,7 @@ def _gpus(spans: Sequence[_Span]) -> Metrics:
 
 
 def _bounds(spans: Sequence[_Span]) -> Metrics:
-    """Ratios are of an epoch's GPUs to its own bound; epochs without requests have none."""
+    """The bounds, and the ratios of each epoch's GPUs to its bounds; an epoch without requests has no ratio."""
     return {
         "bound_peak": max(span.epoch.bound for span in spans),
         "bound_mean": _mean(spans, lambda epoch: epoch.bound),
@@ -160,7 +160,7 @@ def _transfers(transfers: Sequence[Transfer], seconds: float) -> Metrics:
 
 
 def _path(transfers: Sequence[Transfer]) -> Metrics:
-    """Migrations of one path, those without effect included; `actual_to_predicted` is of durations."""
+    """Metrics of the migrations of one path, failed ones included; `actual_to_predicted` is a ratio of durations."""
     planned = [transfer for transfer in transfers if transfer.completed and transfer.predicted_s > 0]
     return {
         "moves": len(transfers),
@@ -184,7 +184,7 @@ def _requests(spans: Sequence[_Span]) -> Metrics:
 
 
 def _delays(lives: Sequence[Life]) -> Metrics:
-    """Seconds that requests took longer than alone on an idle replica, of those that ended within the window."""
+    """Delays in seconds of the requests that ended within the window, relative to running alone on an idle replica."""
     first = [life.first_token_s - life.job.arrival_s - life.ideal_first_token_s for life in lives]
     whole = [life.finished_s - life.job.arrival_s - life.ideal_s for life in lives]
     return {

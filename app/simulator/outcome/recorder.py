@@ -1,4 +1,4 @@
-"""Writes down what happens in a simulation. What it amounts to is for `app.simulator.outcome.metrics` to say."""
+"""Records the events of a simulation. `app.simulator.outcome.metrics` evaluates them."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -16,11 +16,11 @@ from policies.plan import Plan, Reason
 
 @dataclass(frozen=True, slots=True)
 class EpochSample:
-    """One epoch: the cluster as the decisions left it, and how many of each there were.
+    """One epoch: the cluster after the decisions, and the numbers of decisions by kind.
 
-    `bound` is the Martello-Toth lower bound on the GPUs for the requests that are held, `repack` what
-    best-fit-decreasing needs for them. Held is a request whose KV is in GPU memory; the others wait. `used` and
-    `capacity` are in tokens.
+    `held` counts the requests with KV in GPU memory; the others wait. `bound` is the Martello-Toth lower bound on the
+    GPUs for the held requests, `repack` the number of GPUs for them by best-fit-decreasing. `used` and `capacity` are
+    in tokens.
     """
 
     now_s: float
@@ -44,7 +44,7 @@ class EpochSample:
 
 @dataclass(slots=True)
 class EventRecorder:
-    """An observer that keeps everything. `tick` is called in every epoch with its virtual time in seconds."""
+    """An observer that keeps all events. `tick` is called in every epoch with its virtual time in seconds."""
 
     tick: Callable[[float], None]
     epochs: list[EpochSample] = field(default_factory=list)
@@ -53,20 +53,20 @@ class EventRecorder:
     lives: list[Life] = field(default_factory=list)
 
     def decided(self, now: float, cluster: Cluster, plans: Sequence[Plan]) -> None:
-        """Write down an epoch."""
+        """Record an epoch."""
         self.epochs.append(_epoch(now, cluster, plans))
         self.tick(now)
 
     def transferred(self, now: float, transfer: Transfer) -> None:
-        """Write down a migration."""
+        """Record a migration."""
         self.transfers.append(transfer)
 
     def preempted(self, now: float, tokens: Tokens) -> None:
-        """Write down a preemption."""
+        """Record a preemption."""
         self.preemptions.append((now, tokens))
 
     def finished(self, now: float, life: Life) -> None:
-        """Write down a request's life."""
+        """Record a request's life."""
         self.lives.append(life)
 
 
@@ -97,7 +97,7 @@ def _epoch(now: float, cluster: Cluster, plans: Sequence[Plan]) -> EpochSample:
 
 
 def _held(replica: Replica) -> list[Tokens]:
-    """The sizes of its requests as far as they fit, oldest first: an overloaded replica preempts the youngest."""
+    """The sizes of the requests that fit, oldest first: an overloaded replica preempts the youngest."""
     sizes = [request.tokens for request in replica.requests.values()]
     if sum(sizes) <= replica.capacity:
         return sizes

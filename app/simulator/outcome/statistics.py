@@ -1,4 +1,4 @@
-"""Means, quantiles and confidence intervals, as far as a simulation's report needs them."""
+"""Means, quantiles and confidence intervals for the report of a simulation."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ STUDENT_95 = (
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean and what to add and subtract for a 95 % confidence interval; None where there is but one value."""
+    """A mean and the half-width of its 95 % confidence interval, None for a single value."""
 
     mean: float
     ci95: float | None
@@ -29,13 +29,13 @@ def mean(values: Sequence[float]) -> float:
 
 
 def weighted_mean(weighted: Sequence[tuple[float, float]]) -> float | None:
-    """The mean of values with their weights; None if there are none."""
+    """The mean of (value, weight) pairs; None if the total weight is zero."""
     total = math.fsum(weight for _, weight in weighted)
     return math.fsum(value * weight for value, weight in weighted) / total if total else None
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """The value that a share of all does not exceed, on a straight line between its neighbours."""
+    """The quantile of ordered values at `share` (0 to 1), by linear interpolation."""
     place = share * (len(ordered) - 1)
     below = math.floor(place)
     above = min(below + 1, len(ordered) - 1)
@@ -43,7 +43,7 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """The mean of independent values, and how far the true one may be off (Student's t)."""
+    """The mean of independent values with its 95 % confidence interval (Student's t)."""
     middle = mean(values)
     freedom = len(values) - 1
     if freedom == 0:

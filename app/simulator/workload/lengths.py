@@ -1,10 +1,9 @@
-"""How long requests are: drawn from a table of quantiles, or from the rows of a trace.
+"""The lengths of requests, drawn from a table of quantiles or from the rows of a trace.
 
 A table of quantiles is a CSV file with the columns `percentile,tail_prompt_tokens,tail_output_tokens`. Prompts and
-outputs are drawn independently of each other, by inverse CDF: straight lines between the quantiles, from one token
-at 0 % to the first one, and beyond the last one straight on to 100 % with the slope of the last two. The file thus
-says nothing of its longest requests; where these are cut to a replica's capacity anyway, as in the paper's workload,
-it does not matter.
+outputs are drawn independently of each other, by inverse CDF: linear between the quantiles, from one token at 0 % to
+the first quantile, and from the last quantile to 100 % with the slope of the last two. So the longest requests are an
+extrapolation; that does not matter if they are cut to a replica's capacity, as in the paper's workload.
 """
 
 from bisect import bisect_left
@@ -21,10 +20,10 @@ QUANTILES = ("percentile", "tail_prompt_tokens", "tail_output_tokens")
 LENGTHS = ("prompt_tokens", "output_tokens")
 
 SHIPPED = "quantiles"
-"""The name of the table that comes with the simulator.
+"""The name of the shipped table.
 
-It is made up: two log-normal distributions, with medians of 32 and 200 tokens and sigmas of 1.5 and 1.2, rounded.
-That is the coarse shape of chat conversations, good for a first look; measurements need a measured table.
+The table is invented: two log-normal distributions, with medians of 32 and 200 tokens and sigmas of 1.5 and 1.2,
+rounded. That is the coarse shape of chat conversations, good for a first look; measurements need a measured table.
 """
 SHIPPED_PATH = Path(__file__).parents[1] / "data" / "quantiles.csv"
 
@@ -39,13 +38,13 @@ class Lengths(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """An inverse CDF: `values[i]` is what a share of `shares[i]` of all requests does not exceed."""
+    """An inverse CDF: `values[i]` is the quantile at `shares[i]`."""
 
     shares: tuple[float, ...]
     values: tuple[float, ...]
 
     def at(self, share: float) -> float:
-        """The value that this share of all requests does not exceed; `share` is between 0 and 1."""
+        """The quantile at `share`, between 0 and 1."""
         above = max(1, bisect_left(self.shares, share))
         low, high = self.shares[above - 1], self.shares[above]
         weight = (share - low) / (high - low)
@@ -54,7 +53,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Quantiles:
-    """Prompts and outputs, each from a curve of its own."""
+    """Lengths of prompts and of outputs, each from its own curve."""
 
     prompt: Curve
     output: Curve
@@ -76,7 +75,7 @@ class Resampled:
 
 
 def read_lengths(name: str) -> Lengths:
-    """The distribution of that name: `quantiles`, or a file. Raises `BadInput` if it is neither of both kinds."""
+    """The distribution in a file, or the shipped one by its name. Raises `BadInput` for a file of neither kind."""
     table = read_table(SHIPPED_PATH if name == SHIPPED else Path(name))
     if not table.rows:
         raise BadInput(f"{table.path} has no rows.")

@@ -1,4 +1,4 @@
-"""Reading the numbers of a CSV file, gzipped or not, by the names of its columns."""
+"""Reads the numbers of a CSV file, plain or gzipped, by the names of its columns."""
 
 import csv
 import gzip
@@ -22,11 +22,11 @@ class Table:
     rows: tuple[Mapping[str, str | None], ...]
 
     def has(self, *columns: str) -> bool:
-        """Whether all these columns are there."""
+        """True if the file has all these columns."""
         return all(name in self.columns for name in columns)
 
     def numbers(self, *columns: str) -> list[tuple[float, ...]]:
-        """Those columns of every row. Raises `BadInput` where a column is missing or a value is not 0 or more."""
+        """These columns of every row. Raises `BadInput` for a missing column or a value that is not 0 or more."""
         missing = [name for name in columns if name not in self.columns]
         if missing:
             raise BadInput(f"{self.path} lacks the column(s) {', '.join(missing)}.")
@@ -43,7 +43,7 @@ class Table:
 
 
 def read_table(path: Path) -> Table:
-    """The file as it is. Raises `BadInput` if it cannot be read as CSV."""
+    """Read a CSV file. Raises `BadInput` if that is impossible."""
     try:
         data = path.read_bytes()
         text = (gzip.decompress(data) if data.startswith(GZIP_MAGIC) else data).decode("utf-8-sig")

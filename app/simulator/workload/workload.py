@@ -1,8 +1,8 @@
-"""From what the user asked for to the requests of one run: who arrives when, and how long they are.
+"""Draws the requests of one run, with arrival times and lengths, from the user's recipe.
 
-A prompt is cut to half of a replica's capacity, and prompt and output together to the capacity: every request must
-fit into a replica alone. The paper scales its conversations by ten (section VIII-B) and does not say what becomes of
-those that then exceed a GPU; this is how we read it.
+A prompt is cut to half of a replica's capacity, and prompt and output together to the capacity, since every request
+must fit into a replica alone. The paper scales its conversations by ten (section VIII-B) and leaves open how it treats
+those that then exceed a GPU; the cut is our reading.
 """
 
 from collections.abc import Iterator
@@ -16,12 +16,14 @@ from app.simulator.workload.table import read_table
 from policies.model import RequestId, Tokens
 
 SMALLEST_CAPACITY = 8
-"""Below, the size classes (section VI-C), which go down to an eighth of the capacity, are empty."""
+"""With a smaller capacity some size classes would be empty: they go down to an eighth of it (section VI-C)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """It arrives at `arrival_s` seconds with `prompt` tokens and produces `output` more, which nobody knows before."""
+    """A request to simulate: it arrives at `arrival_s` seconds with `prompt` tokens and generates `output` more. No
+    policy sees `output`.
+    """
 
     id: RequestId
     arrival_s: float
@@ -31,7 +33,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """An arrival at `at_s` seconds, and its lengths in tokens where it has any of its own."""
+    """An arrival at `at_s` seconds, with its lengths in tokens if the trace has them."""
 
     at_s: float
     prompt: float = 0.0
@@ -50,17 +52,17 @@ class Poisson:
 
 @dataclass(frozen=True, slots=True)
 class ArrivalTrace:
-    """Requests that arrive as they were recorded, the earliest first."""
+    """Recorded arrivals, the earliest first."""
 
     rows: tuple[Recorded, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How to make a workload; `lengths` is None where the trace's own are meant.
+    """The parameters of a workload. `lengths` is None for the trace's own lengths.
 
-    `time_scale` is a factor on arrival times, `length_scale` one on token counts. Without `cap` a request that does
-    not fit into a replica is refused instead of cut.
+    `time_scale` is a factor on arrival times, `length_scale` one on token counts. Without `cap`, a request that does
+    not fit into a replica is an error instead of being cut.
     """
 
     arrivals: Poisson | ArrivalTrace
@@ -83,7 +85,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The requests of one run, the earliest first; `capped` of them were cut to what a replica can hold."""
+    """The requests of one run, the earliest first; `capped` of them were cut to the capacity of a replica."""
 
     seed: int
     jobs: tuple[Job, ...]
@@ -91,7 +93,7 @@ class Workload:
 
 
 def read_trace(path: Path) -> ArrivalTrace:
-    """A trace file's requests. Raises `BadInput` if it is none."""
+    """The requests in a trace file. Raises `BadInput` if the file is not a trace."""
     rows = [Recorded(*values) for values in read_table(path).numbers("arrival_s", *LENGTHS)]
     if not rows:
         raise BadInput(f"{path} has no requests.")
@@ -116,7 +118,7 @@ def draw(recipe: Recipe, seed: int) -> Workload:
 
 
 def _requests(recipe: Recipe, seed: int) -> Iterator[tuple[float, int, int]]:
-    """Seconds, tokens of the prompt and of the output of each request, before any is cut."""
+    """The arrival time, prompt tokens and output tokens of each request, before any cut."""
     chance = Random(f"{seed}-lengths")
     for row in _arrivals(recipe.arrivals, seed):
         at_s = row.at_s * recipe.time_scale

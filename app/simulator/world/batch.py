@@ -1,7 +1,7 @@
-"""The requests that decode on one engine, all at the same pace.
+"""The requests that decode on one engine in lockstep.
 
-Every step adds a token to each of them, so the batch counts steps, in fractions, and a request only remembers the count
-at which it began. Nothing is computed token by token: as long as nothing joins or leaves, steps follow a `Leg`.
+Every step adds a token to each request, so the batch counts steps, in fractions, and a request only stores the count at
+which it began. No work is done per token: as long as no request joins or leaves, steps follow a `Leg`.
 """
 
 import heapq
@@ -14,11 +14,11 @@ from app.simulator.world.live import Live, Stage
 
 NEVER = math.inf
 NEARLY = 1e-5
-"""Steps and tokens are sums of fractions, and times are rounded: what differs by less is the same."""
+"""Tolerance for steps and tokens, which are sums of fractions, while times are rounded."""
 
 
 class _End(NamedTuple):
-    """When a request will have produced its last token; `joined` tells apart what is otherwise equal."""
+    """The step count at which a request generates its last token; `joined` breaks ties."""
 
     steps: float
     order: int
@@ -27,9 +27,9 @@ class _End(NamedTuple):
 
 
 class Gaps:
-    """Step times as they come, of which only those are kept that no later one has reached.
+    """A sequence of step times, of which only those are kept that are longer than all later ones.
 
-    So what is kept falls from the oldest to the newest, and the oldest since a mark is the longest since then.
+    The kept times fall from the oldest to the newest, so the oldest one since a mark is the longest since that mark.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Gaps:
         self._count = 0
 
     def add(self, seconds: float) -> None:
-        """The next step took so long."""
+        """Append the time of the next step."""
         while self._seconds and self._seconds[-1] <= seconds:
             self._seconds.pop()
             self._numbers.pop()
@@ -47,7 +47,7 @@ class Gaps:
         self._seconds.append(seconds)
 
     def mark(self) -> int:
-        """A point in the sequence: now."""
+        """The current position in the sequence."""
         return self._count
 
     def longest(self, mark: int) -> float:
@@ -57,14 +57,15 @@ class Gaps:
 
 
 class Batch:
-    """Requests in lockstep. `pace` has to be called whenever requests joined or left.
+    """Requests in lockstep. The caller has to call `pace` after requests have joined or left.
 
-    `step_s` is how long a step took that only decodes, when that was last looked at.
+    `step_s` is the time of a step without prefills at the last call of `pace`; `counted` is the step count at the last
+    call of `count`.
     """
 
     def __init__(self, times: StepTimes) -> None:
         self.size = 0
-        self.seen = 0.0
+        self.counted = 0.0
         self.step_s = times.decode(1, 0.0).step_s
         self._times = times
         self._leg = Leg(1.0, 0.0)
@@ -76,39 +77,39 @@ class Batch:
         self._gaps = Gaps()
 
     def steps(self, now: float) -> float:
-        """Steps done, from wherever the count began."""
+        """The step count, relative to an arbitrary beginning."""
         return self._steps + (self._leg.steps(now - self._since) if self.size and now > self._since else 0.0)
 
     def rest_s(self, now: float) -> float:
-        """Seconds until the step under way is over, 0 between two steps and without requests."""
+        """Seconds until the end of the step under way, 0 between two steps and without requests."""
         steps = self.steps(now) + NEARLY
         return self._leg.seconds(math.ceil(steps) - steps) if self.size and steps % 1 > 2 * NEARLY else 0.0
 
-    def look(self, now: float) -> None:
-        """Remember the count as `seen`, a little more so that whole tokens count as such."""
-        self.seen = self.steps(now) + NEARLY
+    def count(self, now: float) -> None:
+        """Store the step count as `counted`, plus the tolerance, so that rounding errors hide no whole token."""
+        self.counted = self.steps(now) + NEARLY
 
     def context(self, now: float) -> float:
-        """Tokens of all its requests."""
+        """The tokens of all requests in the batch."""
         return self._base + self.size * self.steps(now)
 
     def after(self, steps: float) -> float:
-        """When so many more steps are done than at the last `sync`; now if there are none to do."""
+        """The time at which `steps` more steps are done after the last `sync`; no steps for negative numbers."""
         return self._since + self._leg.seconds(max(0.0, steps))
 
     def next_end(self) -> float:
-        """When the first of its requests has produced its last token, `NEVER` if it is empty."""
+        """The time at which the first request generates its last token; `NEVER` for an empty batch."""
         return self.after(self._ends[0].steps - self._steps) if self.size else NEVER
 
     def sync(self, now: float) -> None:
-        """Count the steps done until now."""
+        """Bring the step count up to date."""
         steps = self.steps(now)
         if steps > self._steps:
             self._gaps.add(self._leg.step_s + self._leg.growth_s * (steps - self._steps))
         self._steps, self._since = steps, max(now, self._since)
 
     def pace(self, leg: Leg | None = None) -> None:
-        """From the last `sync` on, steps go as `leg` says, or as fast as the batch allows."""
+        """From the last `sync` on, steps follow `leg`; without one, the costs of decoding this batch."""
         if leg is not None:
             self._leg = leg
         elif self.size:
@@ -116,7 +117,7 @@ class Batch:
             self.step_s = self._leg.step_s
 
     def join(self, live: Live, now: float) -> None:
-        """A request begins to decode; `sync` has been called."""
+        """Add a request that begins to decode. `sync` must have been called."""
         live.stage, live.batch = Stage.DECODE, self
         live.base = live.held - self._steps
         live.ends = self._steps + live.left
@@ -125,10 +126,10 @@ class Batch:
         heapq.heappush(self._ends, _End(live.ends, live.order, self._joined, live))
         self._base += live.base
         self.size += 1
-        live.produces(now, self._times.decode(self.size, self._base + self.size * self._steps).step_s)
+        live.begin_decoding(now, self._times.decode(self.size, self._base + self.size * self._steps).step_s)
 
     def leave(self, live: Live, now: float) -> None:
-        """A request stops decoding; `sync` has been called."""
+        """Remove a request that stops decoding. `sync` must have been called."""
         live.stage, live.batch = Stage.NOWHERE, None
         live.held = live.base + self._steps
         live.longest_gap_s = max(live.longest_gap_s, self._gaps.longest(live.mark))
@@ -141,15 +142,15 @@ class Batch:
             heapq.heappop(self._ends)
 
     def ended(self) -> Live | None:
-        """A request that had produced its last token at the last `sync`, None if there is none."""
+        """A request that has generated its last token by the last `sync`; None if there is none."""
         return self._ends[0].live if self.size and self._ends[0].steps <= self._steps + NEARLY else None
 
     def _clear(self) -> None:
-        """Nobody refers to the count: it begins anew, without the errors of a long sum."""
+        """Reset the count, to which no request refers any more: that ends the accumulation of rounding errors."""
         self._steps = self._base = 0.0
         self._ends.clear()
         self._gaps = Gaps()
 
     def _holds(self, end: _End) -> bool:
-        """Whether it is the end of a request that still decodes here."""
+        """True if the end is that of a request that still decodes here."""
         return end.live.batch is self and end.live.ends == end.steps

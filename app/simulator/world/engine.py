@@ -1,11 +1,12 @@
-"""One replica's engine: continuous batching, chunked prefill, KV memory and preemption, as vLLM has them.
+"""One replica's engine: continuous batching, chunked prefill, KV memory and preemption, as in vLLM.
 
-    waiting --room--> prefill --all computed--> decode --all produced--> over
+    waiting --room--> prefill --all computed--> decode --all generated--> over
        ^                 |                        |
        +---preempted-----+------------------------+--freeze--> frozen --release--> gone
 
-Between two changes of what runs, decoding follows a closed formula; a step that prefills is an event of its own. Times
-are seconds of virtual time. Whoever changes something says what time it is, and calls `settle` when all is changed.
+As long as the running requests stay the same, decoding follows a closed formula; a step that prefills is a separate
+event. Times are seconds of virtual time. The caller passes the current time to every change, and calls `settle` after
+the last of simultaneous changes.
 """
 
 import math
@@ -20,21 +21,21 @@ from policies.model import ReplicaId, RequestId, Tokens
 
 
 class Memory(StrEnum):
-    """When a replica may hold more than it has room for."""
+    """The rule for exceeding a replica's memory."""
 
     STRICT = "strict"
-    """Never: there is always room for a further step."""
+    """Never exceeded: there is always room for a further step."""
     SLOTS = "slots"
-    """Between decisions."""
+    """May be exceeded between decisions."""
     UNBOUNDED = "unbounded"
-    """Always."""
+    """May always be exceeded."""
 
 
 @dataclass(slots=True)
 class Settled:
-    """What came of bringing an engine up to date: requests in the order in which it happened to them.
+    """The events of one `settle`: the affected requests by kind of event, in the order of the events.
 
-    Room had been promised to those that are `refused`; it is needed now.
+    The requests in `refused` have lost the room that was promised to them.
     """
 
     prefilling: list[Live] = field(default_factory=list)
@@ -47,10 +48,9 @@ class Settled:
 class SimulatedEngine:
     """An engine with room for `capacity` tokens of KV.
 
-    `running` are the admitted requests in the order of their admission: of these the last is preempted first.
-    `reserved` is the room promised to requests on their way here, which is withdrawn before anything is preempted;
-    `handed` is the room of requests that are being handed over, on both sides. `full_s` is when memory will be full
-    if nothing changes.
+    `running` are the admitted requests in the order of their admission; the last one is preempted first. `reserved` is
+    the room promised to requests on their way here, which is withdrawn before any preemption. `handed` is the room of
+    requests during their hand-over, on both sides. `full_s` is the time at which memory will be full without changes.
     """
 
     def __init__(self, replica: ReplicaId, node: str, capacity: Tokens, times: StepTimes, memory: Memory) -> None:
@@ -67,32 +67,32 @@ class SimulatedEngine:
         self._memory = memory
         self._watermark = times.watermark(capacity)
         self._still = 0.0
-        """Tokens of all that takes memory and does not grow: prefills, hand-overs, and promised room."""
+        """The part of the used memory that does not grow, in tokens: prefills, hand-overs, and promised room."""
         self._prefills: deque[Live] = deque()
         self._chunks: list[tuple[Live, int]] = []
         self._step_ends = NEVER
         self._admitted: list[Live] = []
         self._started: list[Live] = []
 
-    # --- what is so -----------------------------------------------------------------------------------
+    # --- queries --------------------------------------------------------------------------------------
 
     def free(self, now: float) -> float:
-        """Tokens of KV that nothing holds or was promised."""
+        """Tokens of KV that are neither used nor promised."""
         return self.capacity - self._still - self.batch.context(now)
 
     def prefilling(self) -> int:
-        """Tokens that are queued to be prefilled."""
+        """Tokens that wait for their prefill."""
         return sum(live.todo for live in self._prefills) + sum(live.todo for live in self.waiting)
 
     def load_s(self, now: float) -> float:
-        """Seconds in which blocks that have arrived are loaded: they take part in one step, from its beginning."""
+        """Seconds to load blocks that have arrived: they wait for the next step, and are loaded in it."""
         if not self._times.prefills:
             return 0.0
         rest_s = self._step_ends - now if self._in_step else self.batch.rest_s(now)
         return rest_s + self._times.decode(self.batch.size + 1, self.batch.context(now)).step_s
 
     def due(self) -> float:
-        """When there is something to `settle` next if nothing is changed; it has just been settled."""
+        """The time of the next `settle` if nothing changes. `settle` must have been called after the last change."""
         if self._in_step:
             return self._step_ends
         times = [self._step_ends, self.batch.next_end()]
@@ -100,16 +100,16 @@ class SimulatedEngine:
             times.append(self.full_s)
         return min(times)
 
-    # --- what is done to it -----------------------------------------------------------------------------
+    # --- changes ----------------------------------------------------------------------------------------
 
     def add(self, live: Live) -> None:
-        """A request without KV is to run here: it waits until there is room, then all of it is prefilled."""
+        """Queue a request without KV: it waits for room, and is then prefilled as a whole."""
         live.queue()
         live.at = self.replica
         self.waiting.append(live)
 
     def adopt(self, live: Live, todo: int, now: float) -> None:
-        """A request arrives with all of its KV but `todo` tokens; it takes the room held for it."""
+        """Take a request with all of its KV except `todo` tokens. It uses the room promised to it."""
         self.batch.sync(now)
         self.release(live.id)
         live.at = self.replica
@@ -123,7 +123,7 @@ class SimulatedEngine:
         self.waiting.append(live)
 
     def take_over(self, live: Live, origin: "SimulatedEngine", now: float) -> None:
-        """A request comes from another engine as it is, at once."""
+        """Move a request from another engine instantaneously, with its KV and its stage."""
         stage, todo = live.stage, live.todo
         origin.remove(live, now)
         if stage is Stage.WAITING:
@@ -132,7 +132,7 @@ class SimulatedEngine:
             self.adopt(live, todo if stage is Stage.PREFILL else 0, now)
 
     def remove(self, live: Live, now: float) -> None:
-        """A request leaves; its memory is free."""
+        """Remove a request and free its memory."""
         if live.stage is Stage.WAITING:
             self.waiting.remove(live)
             live.stage = Stage.NOWHERE
@@ -141,14 +141,14 @@ class SimulatedEngine:
             self._leave(live, now)
 
     def freeze(self, live: Live, now: float) -> None:
-        """A request that decodes stops and leaves; its blocks are held until `release`."""
+        """Stop and remove a decoding request. Its blocks stay in memory until `release`."""
         self.remove(live, now)
         live.stage = Stage.FROZEN
         self.handed[live.id] = live.held
         self._still += live.held
 
     def reserve(self, request: RequestId, tokens: float, now: float) -> bool:
-        """Promise room to a request that is to come; False if there is not so much."""
+        """Promise room to a request on its way here; False if there is not enough."""
         if self._memory is not Memory.UNBOUNDED and self.free(now) < tokens:
             return False
         self.reserved[request] = tokens
@@ -156,18 +156,18 @@ class SimulatedEngine:
         return True
 
     def secure(self, request: RequestId) -> None:
-        """The request is about to arrive: the room promised to it is not withdrawn any more."""
+        """Make the room promised to a request irrevocable, since the request is about to arrive."""
         if request in self.reserved:
             self.handed[request] = self.reserved.pop(request)
 
     def release(self, request: RequestId) -> None:
-        """Nothing is held for that request, and nothing promised to it, any more."""
+        """Free the memory held for a request or promised to it."""
         self._still -= self.handed.pop(request, 0.0) + self.reserved.pop(request, 0.0)
 
     def settle(self, now: float, decided: bool = False) -> Settled:
-        """Bring the engine up to date: what has ended, what is preempted and admitted, what the next step does.
+        """Bring the engine up to date: end, preempt and admit requests, and begin the next step.
 
-        `decided` says that an epoch's decisions have just been carried out.
+        `decided` is true just after the execution of an epoch's decisions.
         """
         happened = Settled()
         self.batch.sync(now)
@@ -192,11 +192,11 @@ class SimulatedEngine:
 
     @property
     def _in_step(self) -> bool:
-        """Whether decoding goes by a step that prefills."""
+        """True while a step with prefills determines the pace of decoding."""
         return self._step_ends < NEVER and self._times.interferes
 
     def _begin_step(self, now: float) -> None:
-        """A step that prefills what is queued, first come first served, as far as the budget goes."""
+        """Begin a step that prefills queued requests, first come first served, within the budget."""
         left = self._times.budget(self.batch.size)
         chunks = []
         for live in self._prefills:
@@ -222,7 +222,7 @@ class SimulatedEngine:
                 self._decode(live, now)
 
     def _admit_waiting(self, now: float) -> None:
-        """Let requests run that wait, in their order, as long as the next one has room."""
+        """Admit waiting requests in their order, as long as there is room for the next one."""
         while self.waiting:
             live = self.waiting[0]
             if self._memory is not Memory.UNBOUNDED and self.free(now) - self._spare() < live.held - NEARLY:
@@ -231,7 +231,7 @@ class SimulatedEngine:
             self._admit(live, live.todo, now)
 
     def _spare(self) -> float:
-        """What must be free besides when a request is admitted: at least a step for all, so that they get on."""
+        """Tokens that must stay free after an admission: at least one step of all requests, so that they can go on."""
         if not self.running and not self._still:
             return 0.0
         step = 1.0 + self.batch.size if self._memory is Memory.STRICT else 0.0
@@ -252,7 +252,7 @@ class SimulatedEngine:
         self._started.append(live)
 
     def _leave(self, live: Live, now: float) -> None:
-        """Take an admitted request out of whatever it is in."""
+        """Remove an admitted request from the batch or from the prefills."""
         del self.running[live.id]
         if live.stage is Stage.DECODE:
             self.batch.leave(live, now)

@@ -1,9 +1,9 @@
-"""Links that transfers share: fairly, and never beyond what they carry.
+"""Links with bandwidth sharing between concurrent transfers.
 
-A transfer uses several links at once: the port of the replica that sends and of the one that receives and, between
-nodes, both nodes' uplinks. Each link divides its bandwidth equally among the transfers that use it, and a transfer goes
-as fast as the smallest of its shares. What it cannot use elsewhere because of that is not given to others, so that
-starting or ending a transfer concerns only those it shares a link with, and the model errs on the slow side.
+A transfer uses several links at once: the ports of the sending and of the receiving replica and, between nodes, both
+nodes' uplinks. Each link divides its bandwidth equally among its transfers, and a transfer's rate is the smallest of
+its shares. The unused part of its other shares is not given to other transfers. So the start or end of a transfer only
+affects transfers with a common link, and the model errs on the slow side.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +15,7 @@ from policies.paths.choice import LinkId
 
 
 class Flow:
-    """A transfer under way: `left` bytes were still to be sent at `since`, and go at `rate` bytes per second."""
+    """A transfer under way, with `left` bytes to send at the time `since`, at `rate` bytes per second."""
 
     __slots__ = ("done", "latency_s", "left", "links", "rate", "since", "size", "timer")
 
@@ -30,13 +30,13 @@ class Flow:
         self.timer: Timer | None = None
 
     def progress(self, now: float) -> None:
-        """Count what has been sent until now."""
+        """Subtract the bytes sent since the last call."""
         self.left = max(0.0, self.left - self.rate * (now - self.since))
         self.since = now
 
 
 class Links:
-    """Every link, created when it is first used. `bandwidth` tells a link's bytes per second."""
+    """All links, each created at its first use. `bandwidth` returns a link's bytes per second."""
 
     def __init__(self, loop: Loop, bandwidth: Callable[[LinkId], float]) -> None:
         self._loop = loop
@@ -49,11 +49,11 @@ class Links:
         flow.since = self._loop.now
         for link in links:
             self._flows.setdefault(link, {})[flow] = None
-        self._share(self._concerned(links))
+        self._share(self._affected(links))
         return flow
 
     def cancel(self, flow: Flow) -> Bytes:
-        """End a transfer, and return how much was sent of it."""
+        """End a transfer. Returns the bytes sent so far."""
         if flow.timer is not None:
             flow.timer.cancel()
         if flow in self._flows[flow.links[0]]:
@@ -62,7 +62,7 @@ class Links:
         return Bytes(round(flow.size - flow.left))
 
     def backlog(self, link: LinkId) -> float:
-        """Bytes that are still to go over the link."""
+        """The bytes left to send over the link."""
         return sum(flow.left - flow.rate * (self._loop.now - flow.since) for flow in self._flows.get(link, ()))
 
     def _sent(self, flow: Flow) -> None:
@@ -73,13 +73,13 @@ class Links:
     def _remove(self, flow: Flow) -> None:
         for link in flow.links:
             del self._flows[link][flow]
-        self._share(self._concerned(flow.links))
+        self._share(self._affected(flow.links))
 
-    def _concerned(self, links: Sequence[LinkId]) -> dict[Flow, None]:
+    def _affected(self, links: Sequence[LinkId]) -> dict[Flow, None]:
         return {flow: None for link in links for flow in self._flows[link]}
 
     def _share(self, flows: Iterable[Flow]) -> None:
-        """Give each of these transfers its share, and ask to be told when it will be through."""
+        """Give each of these transfers its share, and schedule its end."""
         now = self._loop.now
         for flow in flows:
             rate = min(self._bandwidth(link) / len(self._flows[link]) for link in flow.links)

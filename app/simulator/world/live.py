@@ -1,4 +1,4 @@
-"""A request in the simulated world: what it has produced, where it is, and what it went through."""
+"""A request in the simulated world: its progress, its location, and its statistics."""
 
 import math
 from dataclasses import dataclass, field
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 
 class Stage(StrEnum):
-    """What a request is doing."""
+    """The stages of a request."""
 
     NOWHERE = "nowhere"
-    """It waits to be placed, or is between two replicas."""
+    """Waiting for its placement, or between two replicas."""
     WAITING = "waiting"
-    """It waits on its replica for room."""
+    """Waiting on its replica for room."""
     PREFILL = "prefill"
     DECODE = "decode"
     FROZEN = "frozen"
-    """It is being handed over; its blocks are still held."""
+    """Being handed over; its blocks are still held."""
     OVER = "over"
 
 
@@ -31,10 +31,10 @@ class Stage(StrEnum):
 class Live:
     """One request. `order` counts arrivals.
 
-    Its KV grows by a token with every step of its batch: while it decodes it has `base` tokens plus the batch's steps,
-    and is over when these reach `ends`. At any other time it has what `held` says, or needs that much to be resumed.
-    `at` is the replica whose request it is; `standing` is what was reported of it last, `told` the size. `todo` are
-    tokens that a prefill has still to compute. `stopped_s` is when it last stopped decoding, None until it has decoded.
+    The KV of a decoding request grows by a token with every step of its batch: it has `base` tokens plus the batch's
+    step count, and ends when the count reaches `ends`. In any other stage it has `held` tokens, or needs `held` tokens
+    to resume. `at` is its replica. `standing` is the replica, phase and hop in the newest report, `reported` the size.
+    `todo` are the tokens left to prefill. `stopped_s` is the time at which it last stopped decoding, None before.
     """
 
     job: Job
@@ -45,7 +45,7 @@ class Live:
     standing: tuple[ReplicaId | None, Phase, int] | None = None
     batch: "Batch | None" = None
     held: float = 0.0
-    told: int = 0
+    reported: int = 0
     base: float = 0.0
     ends: float = 0.0
     todo: int = 0
@@ -59,37 +59,37 @@ class Live:
 
     def __post_init__(self) -> None:
         self.id = self.job.id
-        self.held = self.told = self.job.prompt
+        self.held = self.reported = self.job.prompt
 
     def tokens(self, now: float) -> float:
-        """Tokens of its KV, or those that it needs to be resumed."""
+        """The tokens of its KV, or those that it needs to resume."""
         return self.held if self.batch is None else self.base + self.batch.steps(now)
 
     @property
     def need(self) -> Tokens:
-        """Whole tokens that it needs to be resumed."""
+        """The whole number of tokens that it needs to resume."""
         return Tokens(math.ceil(self.held - 1e-5))
 
     @property
     def left(self) -> float:
-        """Tokens that it has still to produce, as of `held`."""
+        """The tokens left to generate, as of `held`."""
         return self.job.prompt + self.job.output - self.held
 
     def queue(self) -> None:
-        """It waits on a replica, without KV."""
+        """Begin to wait on a replica, without KV."""
         self.stage, self.todo = Stage.WAITING, self.need
 
-    def produces(self, now: float, step_s: float) -> None:
-        """It decodes from now on, with a first step of `step_s` seconds."""
+    def begin_decoding(self, now: float, step_s: float) -> None:
+        """Begin to decode, with a first step of `step_s` seconds."""
         if self.first_token_s is None:
-            # A prefill ends with a token; without one, the first step brings it.
+            # A prefill ends with a token. Without a prefill the first step generates it.
             self.first_token_s = now if self.held > self.job.prompt else now + step_s
         if self.stopped_s is not None:
             self.stalled_s += now - self.stopped_s
             self.longest_gap_s = max(self.longest_gap_s, now - self.stopped_s)
 
     def life(self, now: float, alone: tuple[float, float]) -> Life:
-        """What it went through, now that it is over. `alone` are its seconds to first and last token if alone."""
+        """The statistics of the ended request. `alone`: seconds to its first and last token on an idle replica."""
         first_token_s = now if self.first_token_s is None else min(self.first_token_s, now)
         return Life(
             self.job,

@@ -1,4 +1,4 @@
-"""Virtual time: what is due happens in order, and nothing else passes the time."""
+"""Virtual time: an event loop that runs actions in order and advances time from one to the next."""
 
 import heapq
 from collections.abc import Callable
@@ -9,7 +9,7 @@ Action = Callable[[], None]
 
 
 class Turn(IntEnum):
-    """Which of several actions at one time comes first: what the engines did, before what is decided about it."""
+    """The order of actions at the same time: events of engines come before the decisions that react to them."""
 
     ENGINE = 0
     LINK = 1
@@ -20,36 +20,36 @@ class Turn(IntEnum):
 
 @dataclass(slots=True)
 class Timer:
-    """An action that is due at some time, unless it is cancelled."""
+    """A scheduled action, unless it is cancelled."""
 
     action: Action | None
 
     def cancel(self) -> None:
-        """It will not happen."""
+        """Cancel the action."""
         self.action = None
 
 
 class Loop:
-    """Actions by (time, turn, order of being asked for): the same actions always happen in the same order.
+    """Actions by (time, turn, order of scheduling), so that the order is deterministic.
 
-    `now` is in seconds from the start. Times are rounded to nanoseconds, so that what falls on the end of an epoch
-    by calculation does so in floating point.
+    `now` is in seconds from the start. Times are rounded to nanoseconds, so that floating-point errors do not shift
+    actions across the end of an epoch.
     """
 
     def __init__(self) -> None:
         self.now = 0.0
         self._heap: list[tuple[float, Turn, int, Timer]] = []
-        self._asked = 0
+        self._scheduled = 0
 
     def at(self, time: float, turn: Turn, action: Action) -> Timer:
-        """Let `action` happen at `time`, or now if that is past."""
+        """Schedule `action` for `time`, or for now if that has passed."""
         timer = Timer(action)
-        self._asked += 1
-        heapq.heappush(self._heap, (max(round(time, 9), self.now), turn, self._asked, timer))
+        self._scheduled += 1
+        heapq.heappush(self._heap, (max(round(time, 9), self.now), turn, self._scheduled, timer))
         return timer
 
     def run(self, until: float) -> None:
-        """Let everything happen that is due by then."""
+        """Run all actions up to and including a time."""
         while self._heap and self._heap[0][0] <= until:
             self.now, _, _, timer = heapq.heappop(self._heap)
             if timer.action is not None:

@@ -1,16 +1,15 @@
-"""Moves that take their time: what they send, when the request stops, and when nothing of it is left at its source.
+"""Moves that take time, step by step.
 
-    KV       the target reserves room; full blocks are copied while the request decodes on, then those filled in the
-             meantime, as long as that pays (`migration.protocol.rounds`, the live rules); the request is frozen, what
-             is left worth copying is copied, it is handed over, and the target prefills the last few tokens
+    KV       the target reserves room; full blocks are copied while the request decodes on, then the blocks filled in
+             the meantime, as long as that pays (`migration.protocol.rounds`, the live rules); the request is frozen,
+             the last blocks worth copying are copied, it is handed over, and the target prefills the last few tokens
     tokens   the target reserves room; the request is frozen and handed over; the target prefills all of it
 
-Blocks that have been sent are loaded in a step of the target's engine, and the request joins the target's queue.
+The target loads the copied blocks in a step of its engine, and the request joins the target's queue.
 
-A request that holds no KV just now, because it waits or prefills, is handed over without being frozen; if its KV was to
-be sent, the move falls back to tokens. Of three things that may happen to a request that decodes while it is copied,
-its end cancels the move, a preemption (its blocks are gone) lets it fall back to tokens at once, and a target that
-needs the room after all sends it home.
+A request without KV, because it waits or prefills, is handed over without a freeze; a move by KV then falls back to
+tokens. During the copy of a decoding request, its end cancels the move, its preemption (its blocks are gone) makes the
+move fall back to tokens at once, and a target that needs the reserved room cancels the move.
 """
 
 from collections.abc import Callable
@@ -32,25 +31,23 @@ from policies.plan import MoveReport, Path, Reason
 LIMITS = CopyLimits()
 
 
-class Floor(Protocol):
-    """Where moves take place: what they tell the world."""
+class MoveObserver(Protocol):
+    """The world's reactions to moves."""
 
     def touch(self, engine: SimulatedEngine) -> None:
-        """The engine has been changed, and is to be settled."""
+        """Mark a changed engine, to be settled."""
         ...
 
     def settle(self) -> None:
-        """All is changed that changes at once."""
+        """Settle the changed engines, after the last of simultaneous changes."""
         ...
 
     def reported(self, live: Live, report: MoveReport) -> None:
-        """The replicas report a move: that nothing of the request is left at its source, or that it came to nothing,
-        and of a request that has moved, once more, when it decodes again.
-        """
+        """Take a replica's report on a move: on its end at the source, and later on the first token at the target."""
         ...
 
     def transferred(self, transfer: Transfer) -> None:
-        """A move is over."""
+        """Take the outcome of a move."""
         ...
 
 
@@ -58,9 +55,9 @@ class Floor(Protocol):
 class MoveUnderWay:
     """One move under way.
 
-    `frozen_s` is when its request was stopped for it, None while it decodes on. `detour` is why a move that was to send
-    KV fell back to tokens; `copy_s` are the seconds spent on copying until then. Blocks on their way are a `flow` at
-    first, then a `load`; `copying_s` is when they set out.
+    `frozen_s` is the time at which its request was frozen, None while the request decodes. `detour` is the cause of a
+    fallback from KV to tokens, `copy_s` the seconds of copying until then. Blocks on their way are a `flow` first, then
+    a `load`; `copying_s` is the time at which their copy began.
     """
 
     live: Live
@@ -89,22 +86,22 @@ class MoveUnderWay:
 
 
 class Mover:
-    """Carries out moves.
+    """Executes moves.
 
-    `under_way` are those whose source still holds the request, `landed` those whose request does not decode yet at
+    `under_way` are the moves whose source still holds the request, `landed` those whose request does not decode yet at
     its target.
     """
 
-    def __init__(self, loop: Loop, costs: MigrationCosts, floor: Floor) -> None:
+    def __init__(self, loop: Loop, costs: MigrationCosts, observer: MoveObserver) -> None:
         self.under_way: dict[RequestId, MoveUnderWay] = {}
         self.landed: dict[RequestId, MoveUnderWay] = {}
         self.links = Links(loop, self._bandwidth)
         self._loop = loop
         self._costs = costs
-        self._floor = floor
+        self._observer = observer
 
     def reports(self) -> list[MoveReport]:
-        """What sources report of the moves under way."""
+        """The sources' reports on the moves under way."""
         return [
             MoveReport(m.request, m.source.replica, m.target.replica, path=m.path, tokens=m.tokens)
             for m in self.under_way.values()
@@ -118,10 +115,10 @@ class Mover:
         return (*ports, LinkId(f"up:{source.node}"), LinkId(f"down:{target.node}"))
 
     def costs_of(self, link: LinkId) -> LinkCosts:
-        """What the link can do: a replica's port, or a node's uplink."""
+        """The bandwidth and latency of a link, a replica's port or a node's uplink."""
         return self._costs.intra if link.startswith(("out:", "in:")) else self._costs.inter
 
-    # --- what begins and ends moves ---------------------------------------------------------------------
+    # --- beginnings and ends of moves -------------------------------------------------------------------
 
     def begin(
         self,
@@ -132,12 +129,12 @@ class Mover:
         path: Path,
         predicted_s: float = 0.0,
     ) -> None:
-        """Move a request; if the target has no room for it, it stays."""
+        """Begin to move a request. If the target has no room for it, the request stays."""
         self.land(live)
         tokens = live.tokens(self._loop.now)
         moving = MoveUnderWay(live, source, target, reason, path, predicted_s, self._loop.now, Tokens(round(tokens)))
         self.under_way[moving.request] = moving
-        self._floor.touch(target)
+        self._observer.touch(target)
         if not target.reserve(moving.request, tokens, self._loop.now):
             self._give_up(moving, TransferOutcome.REFUSED)
         elif live.stage is not Stage.DECODE:
@@ -155,12 +152,12 @@ class Mover:
             self._copy_rest(moving)
 
     def over(self, live: Live) -> None:
-        """A request has ended; so has its move."""
+        """End the move of a request that has ended."""
         if moving := self.under_way.get(live.id):
             self._give_up(moving, TransferOutcome.ENDED)
 
     def preempted(self, live: Live) -> None:
-        """A request has lost its KV; if it was moving, it goes on where it was going."""
+        """Hand a request that has lost its KV over to the target, if it was moving."""
         if moving := self.under_way.get(live.id):
             self._stop_copy(moving)
             moving.path, moving.detour = Path.TOKENS, Cause.BLOCKS_GONE
@@ -169,21 +166,21 @@ class Mover:
             self._hand_over(moving)
 
     def refused(self, request: RequestId) -> None:
-        """The target needs the room that it had reserved: the request stays where it decodes."""
+        """Cancel a move, since the target needs the reserved room. The request stays at its source."""
         self._give_up(self.under_way[request], TransferOutcome.REFUSED)
 
     def land(self, live: Live) -> None:
-        """A request that has been moved decodes again, or something else has become of it before it did."""
+        """Complete the move of a request that decodes again at its target, or that ends or moves before that."""
         if moving := self.landed.pop(live.id, None):
             if live.stage is Stage.DECODE:
                 moving.resumed_s = self._loop.now
-                self._tell(moving, True)
-            self._report(moving, TransferOutcome.MOVED)
+                self._report(moving, True)
+            self._finish(moving, TransferOutcome.MOVED)
 
     # --- the course of a move -----------------------------------------------------------------------------
 
     def _copy_round(self, moving: MoveUnderWay) -> None:
-        """Copy the blocks that have become full, while the request decodes on; else the last ones."""
+        """Copy the newly full blocks while the request decodes on, or, if that no longer pays, the last blocks."""
         full = self._full_blocks(moving)
         if worth_another_round(moving.progress, full, LIMITS):
             self._copy(moving, full, self._copy_round)
@@ -191,7 +188,7 @@ class Mover:
             self._copy_rest(moving)
 
     def _copy_rest(self, moving: MoveUnderWay) -> None:
-        """Stop the request, and copy what is worth it."""
+        """Freeze the request, and copy the remaining blocks if they are worth it."""
         self._freeze(moving)
         full = self._full_blocks(moving)
         if final_range(moving.progress, full, LIMITS) is None:
@@ -213,7 +210,7 @@ class Mover:
             self._stop_copy(moving)
             moving.progress = moving.progress.add(upto)
             then(moving)
-            self._floor.settle()
+            self._observer.settle()
 
         moving.copying_s = self._loop.now
         moving.flow = self.links.send(self.route(moving.source, moving.target), size, self._latency(moving), sent)
@@ -222,11 +219,11 @@ class Mover:
         moving.frozen_s = self._loop.now
         moving.source.freeze(moving.live, self._loop.now)
         moving.target.secure(moving.request)
-        self._floor.touch(moving.source)
+        self._observer.touch(moving.source)
 
     def _hand_over(self, moving: MoveUnderWay) -> None:
         moving.target.secure(moving.request)
-        self._floor.touch(moving.source)
+        self._observer.touch(moving.source)
         self._loop.at(self._loop.now + self._costs.handover_s, Turn.LINK, lambda: self._arrive(moving))
 
     def _arrive(self, moving: MoveUnderWay) -> None:
@@ -237,18 +234,18 @@ class Mover:
         moving.live.moves += 1
         moving.left_s = now
         self.landed[moving.request] = self.under_way.pop(moving.request)
-        self._tell(moving, True)
-        self._floor.touch(moving.source)
-        self._floor.touch(moving.target)
-        self._floor.settle()
+        self._report(moving, True)
+        self._observer.touch(moving.source)
+        self._observer.touch(moving.target)
+        self._observer.settle()
 
     def _give_up(self, moving: MoveUnderWay, outcome: TransferOutcome) -> None:
         del self.under_way[moving.request]
         self._stop_copy(moving)
         moving.target.release(moving.request)
-        self._floor.touch(moving.target)
-        self._tell(moving, False, Cause.NO_ROOM if outcome is TransferOutcome.REFUSED else Cause.REQUEST_ENDED)
-        self._report(moving, outcome)
+        self._observer.touch(moving.target)
+        self._report(moving, False, Cause.NO_ROOM if outcome is TransferOutcome.REFUSED else Cause.REQUEST_ENDED)
+        self._finish(moving, outcome)
 
     def _stop_copy(self, moving: MoveUnderWay) -> None:
         if moving.flow is not None:
@@ -261,7 +258,7 @@ class Mover:
             moving.copy_s += self._loop.now - moving.copying_s
             moving.copying_s = None
 
-    def _tell(self, moving: MoveUnderWay, moved: bool, cause: Cause | None = None) -> None:
+    def _report(self, moving: MoveUnderWay, moved: bool, cause: Cause | None = None) -> None:
         ended_s = self._loop.now if moving.left_s is None else moving.left_s
         report = MoveReport(
             moving.request,
@@ -278,11 +275,11 @@ class Mover:
             fell_back=moving.detour is not None,
             predicted_s=moving.predicted_s,
         )
-        self._floor.reported(moving.live, report)
+        self._observer.reported(moving.live, report)
 
-    def _report(self, moving: MoveUnderWay, outcome: TransferOutcome) -> None:
+    def _finish(self, moving: MoveUnderWay, outcome: TransferOutcome) -> None:
         now = self._loop.now
-        self._floor.transferred(
+        self._observer.transferred(
             Transfer(
                 moving.path,
                 moving.tokens,

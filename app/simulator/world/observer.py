@@ -1,4 +1,4 @@
-"""What a simulation tells whoever measures it. Points in time are seconds of virtual time."""
+"""The events of a simulation for its measurement. Points in time are seconds of virtual time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,27 +12,26 @@ from policies.plan import Path, Plan, Reason
 
 
 class TransferOutcome(StrEnum):
-    """How a migration ended: at its target, or without effect and why."""
+    """The outcome of a migration: at the target, or the reason for its failure."""
 
     MOVED = "moved"
     ENDED = "ended"
-    """The request was over before its migration was."""
+    """The request ended before its migration."""
     REFUSED = "refused"
-    """The target had no room for it, or none any more."""
+    """The target had no room for the request, or needed the reserved room."""
     DEFERRED = "deferred"
-    """It never began: neither the links nor the target's prefill budget had room for it in this epoch."""
+    """The migration never began: neither the links nor the target's prefill budget had room in this epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A migration that is over, at its target or (not `completed`) without effect as `outcome` says.
+    """A migration that has ended: at its target, or (not `completed`) without effect, for the reason in `outcome`.
 
-    `path` is None for a move of the idealised model, which costs nothing.
-    `tokens` is what the request held when it began, `sent` what went over links. `began_s` and `ended_s` are points
-    in time: the decision, and the moment from which nothing of the request is left at its source; `resumed_s` is when
-    the request decoded again, None if it never did because of this migration. `stall_s` is for how long it produced no
-    token because of it. `predicted_s` is how long the planner expected it to take from the decision until the request
-    decodes at its target (0 where nothing was planned).
+    `path` is None for a move of the idealised model, which costs nothing. `tokens` is the request's size at the
+    beginning, `sent` the bytes sent over links. `began_s` is the time of the decision, `ended_s` the time from which
+    nothing of the request is left at its source, `resumed_s` the time at which the request decoded again, None without
+    such a time. `stall_s` is the time without tokens due to the migration. `predicted_s` is the planner's estimate from
+    the decision until the request decodes at its target (0 without an estimate).
     """
 
     path: Path | None
@@ -51,13 +50,12 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """A request that is over.
+    """The statistics of a request that has ended.
 
-    `first_token_s` and `finished_s` are points in time. `longest_gap_s` is the longest time between two of its
-    tokens, `stalled_s` how long in all it produced nothing after its first token because of moves, preemptions and
-    evictions. `ideal_first_token_s` and `ideal_s` are durations: to its first token and to its last one, from its
-    arrival, had it been alone on an idle replica. `moves` are those that were completed; `preemptions` counts how
-    often its KV was dropped, by an overloaded replica or by an eviction.
+    `first_token_s` and `finished_s` are points in time. `longest_gap_s` is the longest time between two of its tokens,
+    `stalled_s` the total time after its first token without tokens, due to moves, preemptions and evictions.
+    `ideal_first_token_s` and `ideal_s` are the durations from arrival to first and last token on an idle replica.
+    `moves` counts completed migrations, `preemptions` the losses of its KV by an overloaded replica or an eviction.
     """
 
     job: Job
@@ -75,22 +73,22 @@ class Observer(Protocol):
     """Called in the order of virtual time."""
 
     def decided(self, now: float, cluster: Cluster, plans: Sequence[Plan]) -> None:
-        """An epoch has been decided and carried out as far as it can be at once.
+        """Observe an epoch, after its decision and the execution of its instantaneous parts.
 
-        With slots (the idealised model) `now` is the beginning of the slot, every `epoch_s` seconds from 0. Without,
-        epochs may come early, so what holds at `now` is to be weighed with the time until the next call. Replicas
-        that are starting are in the cluster too. Moves that were put off are not in the plans.
+        With slots (the idealised model) `now` is the beginning of the slot, every `epoch_s` seconds from 0. Without
+        slots epochs may come early, so the state at `now` has to be weighted with the time until the next call. The
+        cluster includes starting replicas.
         """
         ...
 
     def transferred(self, now: float, transfer: Transfer) -> None:
-        """A migration is over."""
+        """Observe the end of a migration."""
         ...
 
     def preempted(self, now: float, tokens: Tokens) -> None:
-        """An overloaded replica dropped the KV of a request, which will be prefilled again."""
+        """Observe a preemption: an overloaded replica drops a request's KV, `tokens` tokens to prefill again."""
         ...
 
     def finished(self, now: float, life: Life) -> None:
-        """A request is over."""
+        """Observe the end of a request."""
         ...

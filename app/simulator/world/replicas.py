@@ -1,4 +1,4 @@
-"""The replicas' engines, as they serve: what is put on them, and what comes of it."""
+"""The engines of all replicas: changes to them, and the events that follow."""
 
 from functools import partial
 from typing import Protocol
@@ -11,48 +11,48 @@ from app.simulator.world.loop import Loop, Timer, Turn
 from policies.model import ReplicaId, RequestId, Tokens
 
 
-class Witness(Protocol):
-    """Who is told what happens on engines."""
+class EngineObserver(Protocol):
+    """The world's reactions to the events of engines."""
 
     def prefilling(self, live: Live) -> None:
-        """An engine has begun to prefill a request."""
+        """An engine has begun to prefill the request."""
         ...
 
     def decoding(self, live: Live) -> None:
-        """A request has begun to decode, or begun again."""
+        """The request has begun to decode, for the first time or again."""
         ...
 
     def over(self, live: Live) -> None:
-        """A request has produced its last token."""
+        """The request has generated its last token."""
         ...
 
     def preempted(self, live: Live) -> None:
-        """An engine has dropped a request's KV; the request waits there."""
+        """An engine has dropped the request's KV; the request waits there."""
         ...
 
     def refused(self, request: RequestId) -> None:
-        """The room that was promised to a request on its way is needed for others."""
+        """An engine has withdrawn the room promised to the request on its way there."""
         ...
 
 
 class Replicas:
-    """All engines. What changes one calls `touch`, and `settle` when everything is changed that changes at once."""
+    """All engines. The caller marks each changed engine by `touch`, and calls `settle` after simultaneous changes."""
 
-    def __init__(self, loop: Loop, times: StepTimes, memory: Memory, witness: Witness) -> None:
+    def __init__(self, loop: Loop, times: StepTimes, memory: Memory, observer: EngineObserver) -> None:
         self.engines: dict[ReplicaId, SimulatedEngine] = {}
         self._loop = loop
         self._times = times
         self._memory = memory
-        self._witness = witness
+        self._observer = observer
         self._touched: dict[SimulatedEngine, None] = {}
         self._timers: dict[SimulatedEngine, Timer] = {}
 
     def open(self, replica: ReplicaId, node: str, capacity: Tokens) -> None:
-        """A new replica."""
+        """Add a replica."""
         self.engines[replica] = SimulatedEngine(replica, node, capacity, self._times, self._memory)
 
     def close(self, replica: ReplicaId) -> None:
-        """A replica goes. Raises `ValueError` if anything is on it."""
+        """Remove a replica. Raises `ValueError` if it is not empty."""
         engine = self.engines.pop(replica)
         if engine.running or engine.waiting or engine.reserved or engine.handed:
             raise ValueError(f"{replica} is closed but not empty")
@@ -61,13 +61,13 @@ class Replicas:
             timer.cancel()
 
     def place(self, live: Live, replica: ReplicaId) -> None:
-        """A request without KV is to run there."""
+        """Queue a request without KV on a replica."""
         if live.stage is Stage.NOWHERE:
             self.engines[replica].add(live)
             self.touch(self.engines[replica])
 
     def evict(self, live: Live, replica: ReplicaId) -> None:
-        """A request loses its KV, and its place there."""
+        """Remove a request and its KV from a replica."""
         if live.stage is not Stage.OVER:
             self.engines[replica].remove(live, self._loop.now)
             live.at = None
@@ -75,7 +75,7 @@ class Replicas:
             self.touch(self.engines[replica])
 
     def move(self, live: Live, source: SimulatedEngine, target: SimulatedEngine) -> None:
-        """A request goes from there to there at once, with all that it has."""
+        """Move a request with its KV instantaneously."""
         if live.stage is not Stage.OVER:
             target.take_over(live, source, self._loop.now)
             live.moves += 1
@@ -83,31 +83,31 @@ class Replicas:
             self.touch(target)
 
     def touch(self, engine: SimulatedEngine) -> None:
-        """The engine has been changed."""
+        """Mark a changed engine, to be settled."""
         self._touched[engine] = None
 
     def settle(self, decided: bool = False) -> None:
-        """Bring up to date what has been changed and, when decisions have been carried out, what is full."""
+        """Settle all changed engines and, after decisions (`decided`), all full ones."""
         if decided:
             full = [engine for engine in self.engines.values() if engine.full_s <= self._loop.now]
             self._touched.update(dict.fromkeys(full))
         while self._touched:
             engine = next(iter(self._touched))
             del self._touched[engine]
-            self._tell(engine.settle(self._loop.now, decided))
+            self._notify(engine.settle(self._loop.now, decided))
             self._schedule(engine)
 
-    def _tell(self, happened: Settled) -> None:
+    def _notify(self, happened: Settled) -> None:
         for live in happened.prefilling:
-            self._witness.prefilling(live)
+            self._observer.prefilling(live)
         for live in happened.decoding:
-            self._witness.decoding(live)
+            self._observer.decoding(live)
         for live in happened.over:
-            self._witness.over(live)
+            self._observer.over(live)
         for live in happened.preempted:
-            self._witness.preempted(live)
+            self._observer.preempted(live)
         for request in happened.refused:
-            self._witness.refused(request)
+            self._observer.refused(request)
 
     def _schedule(self, engine: SimulatedEngine) -> None:
         if timer := self._timers.pop(engine, None):

@@ -1,7 +1,7 @@
-"""What the simulated replicas report: the observations that the scheduler decides on.
+"""The reports of the simulated replicas: the observations that decisions are based on.
 
-Replicas would report every request's phase. In the idealised model, where a request that was placed on a replica is
-served there, they report none, and a request for one epoch more after its end.
+In the idealised model, where every placed request runs, replicas report no phases, and they report a request for one
+more epoch after its end.
 """
 
 from collections.abc import Iterable
@@ -22,14 +22,14 @@ PHASES = {
     Stage.FROZEN: Phase.MOVING,
     Stage.OVER: Phase.DECODE,
 }
-"""A request on a replica that is nowhere has left its engine's queue, to be handed over."""
+"""The reported phases. A request that has a replica and is NOWHERE has left its engine's queue for a hand-over."""
 
 
 @dataclass(slots=True)
 class Reports:
-    """Collects what is new between two observations. With `slots`, the model is the idealised one.
+    """Collects the changes between two observations. With `slots`, the model is the idealised one.
 
-    `changed` are requests of which something else is new than their size, `over` those that have ended.
+    `changed` are the requests with changes other than growth, `over` those that have ended.
     """
 
     pool: Pool
@@ -42,19 +42,19 @@ class Reports:
     moves: list[MoveReport] = field(default_factory=list)
     _lingering: list[Live] = field(default_factory=list)
 
-    def take(self, known: dict[RequestId, Live], batches: Iterable[Batch], now: float) -> PoolReport:
-        """All of it, with the sizes of the `known` requests, from which those are taken that are over.
+    def take(self, lives: dict[RequestId, Live], batches: Iterable[Batch], now: float) -> PoolReport:
+        """The changes so far and the sizes of all requests, `lives`, in the order of their arrival.
 
-        `known` are in the order of their arrival.
+        Removes the requests that have departed from `lives`, and begins to collect anew.
         """
         if self.slots:
             departed, self._lingering = self._lingering, self.over
         else:
             departed = self.over
         for live in departed:
-            del known[live.id]
+            del lives[live.id]
             self.changed.pop(live, None)
-        sizes = _grown(known.values(), batches, now)
+        sizes = _grown(lives.values(), batches, now)
         residents = self._residents(now)
         if not self.slots:
             for resident in residents:
@@ -74,7 +74,7 @@ class Reports:
         return report
 
     def _residents(self, now: float) -> tuple[Resident, ...]:
-        """The requests of which something is new, the oldest first."""
+        """The requests with a change to report, the oldest first."""
         residents = []
         for live in sorted(self.changed, key=lambda live: live.order):
             phase = Phase.DECODE if self.slots else PHASES[live.stage]
@@ -85,18 +85,18 @@ class Reports:
         return tuple(residents)
 
     def _resident(self, live: Live, phase: Phase, now: float) -> Resident:
-        load = RequestLoad(live.id, "", Tokens(live.told), phase, now - live.job.arrival_s, live.moves)
+        load = RequestLoad(live.id, "", Tokens(live.reported), phase, now - live.job.arrival_s, live.moves)
         return Resident(live.at, load)
 
 
-def _grown(known: Iterable[Live], batches: Iterable[Batch], now: float) -> dict[RequestId, Tokens]:
-    """Every request that holds another number of tokens than was reported last; the one loop over all of them."""
+def _grown(lives: Iterable[Live], batches: Iterable[Batch], now: float) -> dict[RequestId, Tokens]:
+    """The sizes that have changed since the last report. This is the one loop over all requests."""
     for batch in batches:
-        batch.look(now)
+        batch.count(now)
     sizes: dict[RequestId, Tokens] = {}
-    for live in known:
+    for live in lives:
         batch_of = live.batch
-        tokens = int(live.held + NEARLY) if batch_of is None else int(live.base + batch_of.seen)
-        if tokens != live.told:
-            sizes[live.id] = live.told = Tokens(tokens)
+        tokens = int(live.held + NEARLY) if batch_of is None else int(live.base + batch_of.counted)
+        if tokens != live.reported:
+            sizes[live.id] = live.reported = Tokens(tokens)
     return sizes

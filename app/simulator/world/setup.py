@@ -1,4 +1,4 @@
-"""What a simulation is of: the cluster, the clockwork and the limits. Costs are `app.simulator.costs.costs`."""
+"""The set-up of a simulation: cluster, epochs and limits. Costs are in `app.simulator.costs.costs`."""
 
 from dataclasses import dataclass, field
 
@@ -8,12 +8,12 @@ from policies.model import Tokens
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """A cluster of replicas of `capacity` tokens of KV cache, `gpus_per_node` to a node, at most `max_gpus` in all.
+    """A cluster of replicas with `capacity` tokens of KV cache each, `gpus_per_node` per node, at most `max_gpus`.
 
-    `decode_rate` is tokens per second and request (where the costs do not say otherwise), `epoch_s` the seconds
-    between epochs, `horizon_s` the seconds after which nothing arrives and the simulation ends. With `batched` an
-    epoch decides all its changes together; without, one by one (the paper's Algorithm 1). At most `moves_at_once` moves
-    are under way, `moves_per_replica` of them from or to one replica (None: any number).
+    `decode_rate` is in tokens per second and request, and applies if the costs have no decode times. `epoch_s` are the
+    seconds between epochs, `horizon_s` the seconds until the end of the simulation. With `batched` an epoch decides all
+    its changes together, otherwise one by one (the paper's Algorithm 1). At most `moves_at_once` moves are under way,
+    and at most `moves_per_replica` from or to one replica (None: no limit).
     """
 
     capacity: Tokens
@@ -29,5 +29,5 @@ class Setup:
 
     @property
     def slotted_rate(self) -> float:
-        """Tokens per second and request where time is in slots of an epoch: each slot has a whole number of tokens."""
+        """Tokens per second and request with slots of one epoch: each slot has a whole number of tokens."""
         return max(1, round(self.decode_rate * self.epoch_s)) / self.epoch_s

@@ -1,8 +1,8 @@
-"""The simulated world: what really happens to requests between decisions, and what decisions do to them.
+"""The simulated world: requests between decisions, and the execution of decisions.
 
-There is one world. Costs say what takes time in it; without any it is the paper's idealised model, where time is in
-slots (section VI-A). It decides nothing: its replicas report to `policies.decision`, as live ones do, and it carries
-out the plans.
+The costs determine the durations in this world; without costs it is the paper's idealised model, where time is in slots
+(section VI-A). The world decides nothing: its replicas report to `policies.decision`, as live ones do, and it executes
+the plans.
 """
 
 import math
@@ -37,19 +37,19 @@ from policies.plan import Move, MoveReport, Path, Plan
 from policies.rules.policy import Policy
 
 EARLIEST_S = 0.1
-"""Seconds from one epoch until the next one may be, when one is asked for early; as live."""
+"""Minimum seconds between an epoch and an early next one, as in the live scheduler."""
 
 SHORT, LONG = 128, 1024
-"""Tokens of the prompts by which a replica measures its prefill at its start."""
+"""Tokens of the two prompts by which a replica measures its prefill at its start."""
 
 
 def simulate(jobs: Sequence[Job], policy: Policy, setup: Setup, costs: Costs, observer: Observer) -> None:
-    """Play `jobs`, sorted by arrival, through `policy` until the horizon; `observer` is told what happens."""
+    """Play `jobs`, sorted by arrival, through `policy` until the horizon; `observer` gets the events."""
     World(policy, setup, costs, observer).run(jobs)
 
 
 class World:
-    """One simulation. `lives` are the requests that the scheduler knows of, in the order of their arrival."""
+    """One simulation. `lives` are the requests in the scheduler's memory, in the order of their arrival."""
 
     def __init__(self, policy: Policy, setup: Setup, costs: Costs, observer: Observer) -> None:
         self.lives: dict[RequestId, Live] = {}
@@ -69,11 +69,11 @@ class World:
 
     @property
     def cluster(self) -> Cluster:
-        """The cluster as the scheduler sees it."""
+        """The scheduler's model of the cluster."""
         return self._memory.cluster
 
     def run(self, jobs: Sequence[Job]) -> None:
-        """Let `jobs` arrive, and an epoch be decided every `epoch_s` seconds, until the horizon."""
+        """Run the arrivals of `jobs`, and an epoch every `epoch_s` seconds, until the horizon."""
         self._open_first()
         if not self._costs.slots:
             self._decide(0.0)
@@ -81,20 +81,20 @@ class World:
         self._await_epoch(self._setup.epoch_s)
         self.loop.run(self._setup.horizon_s)
 
-    # --- what engines and moves tell ----------------------------------------------------------------------
+    # --- events of engines and moves ----------------------------------------------------------------------
 
     def prefilling(self, live: Live) -> None:
-        """See `Witness`."""
+        """See `EngineObserver`."""
         self._change(live)
 
     def decoding(self, live: Live) -> None:
-        """See `Witness`."""
+        """See `EngineObserver`."""
         self._change(live)
         if self.mover:
             self.mover.land(live)
 
     def over(self, live: Live) -> None:
-        """See `Witness`."""
+        """See `EngineObserver`."""
         if self.mover:
             self.mover.over(live)
         self._reports.over.append(live)
@@ -102,7 +102,7 @@ class World:
         self._observer.finished(self.loop.now, live.life(self.loop.now, alone))
 
     def preempted(self, live: Live) -> None:
-        """See `Witness`."""
+        """See `EngineObserver`."""
         self._change(live)
         self._observer.preempted(self.loop.now, live.need)
         if self.mover:
@@ -110,30 +110,30 @@ class World:
         self._ask_early()
 
     def refused(self, request: RequestId) -> None:
-        """See `Witness`."""
+        """See `EngineObserver`."""
         if self.mover:
             self.mover.refused(request)
 
     def touch(self, engine: SimulatedEngine) -> None:
-        """See `Floor`."""
+        """See `MoveObserver`."""
         self.replicas.touch(engine)
 
     def settle(self) -> None:
-        """See `Floor`."""
+        """See `MoveObserver`."""
         self.replicas.settle()
 
     def reported(self, live: Live, report: MoveReport) -> None:
-        """See `Floor`."""
+        """See `MoveObserver`."""
         self._reports.moves.append(report)
         if live.stage is not Stage.OVER:
             self._reports.changed[live] = None
 
     def transferred(self, transfer: Transfer) -> None:
-        """See `Floor`."""
+        """See `MoveObserver`."""
         self._observer.transferred(self.loop.now, transfer)
 
     def _change(self, live: Live) -> None:
-        """Something of a request is new that the idealised model does not know."""
+        """Note a change of a request's phase, which the idealised model does not report."""
         if not self._costs.slots:
             self._reports.changed[live] = None
 
@@ -152,7 +152,7 @@ class World:
         self._await(jobs, index + 1)
 
     def _place(self, live: Live) -> None:
-        """Have an arrival placed at once; if it does not fit, an epoch has to find room for it."""
+        """Place an arrival at once. If it does not fit, an early epoch has to find room for it."""
         placing = place(self._memory, Arrival(live.id, live.job.prompt), self.loop.now)
         if not isinstance(placing, Place):
             self._ask_early()
@@ -163,7 +163,7 @@ class World:
     # --- replicas -----------------------------------------------------------------------------------------
 
     def _open_first(self) -> None:
-        """The replicas that are always up are up from the start."""
+        """Open the minimum number of replicas, already running."""
         supply = Supply(self._setup.gpus_per_node, self._setup.max_gpus)
         for _ in range(self._setup.limits.min_replicas):
             if supply.left > 0:
@@ -177,7 +177,7 @@ class World:
             self._reports.profiles[replica] = _profile(node, self._costs.migration, self._times)
 
     def _start(self, engine: SimulatedEngine) -> None:
-        """A replica takes requests from now on; if some wait, that is worth an early epoch."""
+        """Report a replica as running. If requests wait, an early epoch follows."""
         if self.replicas.engines.get(engine.replica) is engine:
             status = Status(engine.replica, ReplicaState.RUNNING, engine.node, engine.capacity)
             self._reports.statuses[engine.replica] = status
@@ -187,23 +187,23 @@ class World:
     # --- epochs -------------------------------------------------------------------------------------------
 
     def _await_epoch(self, time: float) -> None:
-        """Have the next epoch then."""
+        """Schedule the next epoch for a time, in place of the one scheduled before."""
         if self._next_epoch is not None:
             self._next_epoch.cancel()
         self._next_epoch_s = time
         self._next_epoch = self.loop.at(time, Turn.EPOCH, self._epoch)
 
     def _ask_early(self) -> None:
-        """Have the next epoch as soon as may be."""
+        """Have the next epoch as early as possible."""
         time = max(self.loop.now, self._last_epoch_s + EARLIEST_S)
         if not self._costs.slots and time < self._next_epoch_s:
             self._await_epoch(time)
 
     def _epoch(self) -> None:
-        """Decide; the next epoch is `epoch_s` seconds away, whether this one was early or not."""
+        """Decide, and schedule the next epoch `epoch_s` seconds later, even if this one was early."""
         self._last_epoch_s = self.loop.now
         self._await_epoch(self.loop.now + self._setup.epoch_s)
-        # A slot is named by its beginning.
+        # The time of a slot is its beginning.
         now = self.loop.now - self._setup.epoch_s * self._costs.slots
         plans = self._decide(now)
         self.replicas.settle(decided=True)
@@ -254,7 +254,7 @@ class World:
         self.replicas.evict(live, source)
 
     def _move(self, live: Live, move: Move) -> None:
-        """Begin a move, or do it at once; of a request that has just ended, nothing is left to move."""
+        """Begin a move, or execute it at once. The move of a request that has just ended fails."""
         self._reports.changed[live] = None
         source, target = self.replicas.engines[move.source], self.replicas.engines[move.target]
         if self.mover is None:
@@ -269,7 +269,7 @@ class World:
             self.mover.begin(live, source, target, move.reason, path, move.predicted_s or 0.0)
 
     def _note(self, move: Move, outcome: TransferOutcome) -> None:
-        """Tell of a move that took no time, or has to wait."""
+        """Pass the outcome of an instantaneous or deferred move on to the observer."""
         now = self.loop.now
         moved = outcome is TransferOutcome.MOVED
         kv_s, tokens_s = (math.inf if s is None else s for s in (move.kv_s, move.tokens_s))
@@ -293,7 +293,7 @@ class World:
 
 
 def terms_of(setup: Setup, costs: Costs) -> Terms:
-    """What decisions are bound by in that world."""
+    """The limits of decisions in the simulated world."""
     limits, migration = setup.limits, costs.migration
     measures_lead = (migration is not None or not costs.slots) and not limits.lead_s
     boundaries = Boundaries(setup.epoch_s)
@@ -318,14 +318,14 @@ def terms_of(setup: Setup, costs: Costs) -> Terms:
 
 
 def _profile(node: str, costs: MigrationCosts, times: StepTimes) -> Profile:
-    """What a replica measures of itself at its start."""
+    """The profile that a replica measures at its start."""
     short_s, long_s = (times.alone(Tokens(prompt), Tokens(1))[0] for prompt in (SHORT, LONG))
     per_token_s = max((long_s - short_s) / (LONG - SHORT), 1e-12)
     return Profile(node, "simulated", costs.kv_bytes, Line(max(0.0, short_s - SHORT * per_token_s), per_token_s))
 
 
 def _rate(setup: Setup, costs: Costs) -> float:
-    """Tokens per second and request where the costs do not say; in slots, a whole number of tokens per slot."""
+    """Tokens per second and request for costs without decode times; with slots, a whole number of tokens per slot."""
     if costs.slots:
         return max(1, round(setup.decode_rate * setup.epoch_s)) / setup.epoch_s
     return setup.decode_rate

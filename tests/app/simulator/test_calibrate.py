@@ -114,8 +114,8 @@ def test_whole_steps_need_nothing_added(profiles: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"--model": "gpt"}, "Nothing is known of a model gpt"),
-        ({"--gpu": "b200"}, "Nothing is known of a GPU b200"),
+        ({"--model": "gpt"}, "There is no model gpt"),
+        ({"--gpu": "b200"}, "There is no GPU b200"),
         ({"--gpu": "h200"}, "There is no profile of Llama-2-7b-hf on h200"),
         ({"--tensor-parallel": "8"}, "with tensor parallel 8"),
         ({"--tensor-parallel": "2"}, "too few step times"),

@@ -89,7 +89,7 @@ def test_a_workload_that_cannot_be_made_is_refused(argv: str, complaint: str) ->
         ("--length-scale 0", "length scale must be a number greater than 0, got 0"),
         ("--time-scale inf", "time scale must be a number greater than 0, got inf"),
         ("--horizon 0", "horizon must be a number greater than 0, got 0"),
-        ("--horizon 0.5", "The horizon of 0.5 s ends before the first epoch of 1 s does"),
+        ("--horizon 0.5", "The horizon of 0.5 s ends before the first epoch of 1 s"),
         ("--warmup 45", "A warm-up of 45 s leaves nothing to measure of 45 s"),
         ("--warmup -1", "warm-up must be 0 or more, got -1"),
         ("--epoch 0", "epoch must be a number greater than 0, got 0"),
@@ -116,7 +116,7 @@ def test_options_that_are_impossible_are_refused(argv: str, complaint: str) -> N
 
 
 def test_without_a_policy_nothing_is_simulated() -> None:
-    with pytest.raises(BadInput, match="Give a --policy; --list-policies names them"):
+    with pytest.raises(BadInput, match="Give a --policy; --list-policies lists them"):
         order(*TRACE)
 
 

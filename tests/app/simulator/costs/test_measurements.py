@@ -95,7 +95,7 @@ def test_a_file_of_measurements(tmp_path: Path) -> None:
         ({"startup": [1]}, "startup: Unexpected"),
         ({"links": [{"scope": "outer", "bytes": 1, "seconds": 1.0}]}, "links.0.scope"),
         ({"decode": [{"requests": 0, "context_tokens": 1, "seconds": 1.0}]}, "decode.0.requests"),
-        ({"prefill": [{"tokens": 5000, "seconds": 1.0}]}, "of no use"),
+        ({"prefill": [{"tokens": 5000, "seconds": 1.0}]}, "cannot be used"),
     ],
 )
 def test_a_wrong_file_is_refused(tmp_path: Path, content: object, complaint: str) -> None:
