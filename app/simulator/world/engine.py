@@ -109,14 +109,14 @@ class SimulatedEngine:
         self.waiting.append(live)
 
     def adopt(self, live: Live, todo: int, now: float) -> None:
-        """Take a request with all of its KV except `todo` tokens. It uses the room promised to it."""
+        """Admit a request with all of its KV except `todo` tokens at once. It uses the room promised to it."""
         self.batch.sync(now)
         self.release(live.id)
         live.at = self.replica
         self._admit(live, todo, now)
 
     def receive(self, live: Live, todo: int) -> None:
-        """A request arrives of whose KV all is in the prefix cache but `todo` tokens; it queues like any other."""
+        """Queue a request whose KV is in the prefix cache, except for `todo` tokens."""
         self.release(live.id)
         live.at = self.replica
         live.stage, live.todo = Stage.WAITING, todo

@@ -99,7 +99,7 @@ class Written(World):
     def _load(self, status: Status) -> ReplicaLoad:
         there = [live for live in self.lives.values() if live.at == status.id]
         requests = tuple(
-            RequestLoad(q.id, "", Tokens(q.told), PHASES[q.stage], self.loop.now - q.job.arrival_s, q.moves)
+            RequestLoad(q.id, "", Tokens(q.reported), PHASES[q.stage], self.loop.now - q.job.arrival_s, q.moves)
             for q in there
         )
         held = sum(q.tokens for q in requests if q.phase is not Phase.WAITING)
