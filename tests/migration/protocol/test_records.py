@@ -7,7 +7,7 @@ import pytest
 
 from migration.protocol.errors import PeerLost
 from migration.protocol.messages import PathRequest
-from migration.protocol.record import MigrationRecord, Outcome
+from migration.protocol.record import MigrationRecord, Outcome, Recent
 from migration.protocol.request import IngressId, RequestSpec, Sampling
 from migration.run.source import Order
 from migration.run.world import MigrationLimits
@@ -174,3 +174,12 @@ async def test_a_muted_run_has_its_first_token_when_it_is_published() -> None:
     assert not waiting.done()
     pair.a.host.unmute(R, 0)
     assert await waiting is not None
+
+
+def test_what_came_first_is_forgotten_first() -> None:
+    recent: Recent[str, int] = Recent(2)
+    recent["a"] = 1
+    recent["b"] = 2
+    recent["a"] = 3
+    recent["c"] = 4
+    assert dict(recent) == {"b": 2, "c": 4}

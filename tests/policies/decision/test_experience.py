@@ -2,7 +2,7 @@
 
 import pytest
 
-from policies.decision.experience import FIRST_GUESS_STARTUP_S, FIRST_GUESS_TOKENS_PER_S, Experience
+from policies.decision.experience import FIRST_GUESS_STARTUP_S, FIRST_GUESS_TOKENS_PER_S, REMEMBERED, Experience, Lead
 from policies.decision.limits import Mode, Terms
 from policies.decision.memory import PoolMemory
 from tests.policies.decision.observed import Drawn, Watcher, observed
@@ -52,3 +52,21 @@ def test_of_several_starts_the_median_counts() -> None:
 
 def test_a_start_that_came_to_nothing_is_none() -> None:
     assert experience(observed("a*:"), observed("", 1.0), observed("a:", 2.0)).startup_s == FIRST_GUESS_STARTUP_S
+
+
+def test_before_any_move_the_lead_is_two_epochs() -> None:
+    assert Lead(2.0).seconds == 4.0
+
+
+def test_nine_of_ten_moves_are_within_the_lead() -> None:
+    lead = Lead(1.0)
+    for took in (5, 1, 2, 3, 4, 6, 7, 8, 9, 100):
+        lead.observe(took)
+    assert lead.seconds == 2.0 + 9
+
+
+def test_old_moves_are_forgotten() -> None:
+    lead = Lead(1.0)
+    for took in [50.0] * REMEMBERED + [0.5] * REMEMBERED:
+        lead.observe(took)
+    assert lead.seconds == 2.5
