@@ -55,7 +55,7 @@ test-long: setup ## All tests, with the full counts of random cases (up to ten t
 	MELL_TEST_LONG=1 pytest tests $(ARGS)
 
 # TRACES is the folder of traces and lengths; FAST=1 takes fewer seeds and shorter runs, and leaves docs/ alone.
-figures: setup ## Make docs/evaluation.md and its figures anew (TRACES=DIR, FAST=1: quick look in .figures/fast)
+figures: setup ## Renew the tables and figures of docs/evaluation.md (TRACES=DIR, FAST=1: quick look in .figures/fast)
 	@test -n "$(TRACES)" || { echo "make figures: give TRACES=DIR, the folder that holds the traces" >&2; exit 2; }
 	python -m benchmarks.evaluation --traces "$(TRACES)" $(if $(FAST),--fast) $(ARGS)
 

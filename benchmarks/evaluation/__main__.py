@@ -1,4 +1,4 @@
-"""Regenerates the evaluation page and its figures: `python -m benchmarks.evaluation --traces DIR`."""
+"""Renews the tables and figures of the evaluation page: `python -m benchmarks.evaluation --traces DIR`."""
 
 import argparse
 import sys
@@ -21,7 +21,7 @@ IMPOSSIBLE, FAILED, INTERRUPTED = 2, 1, 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Carry out the missing runs and write the page; the exit status."""
+    """Carry out the missing runs and renew the page; the exit status."""
     given = _parser().parse_args(argv)
     scale = FAST if given.fast else FULL
     folder = KEPT / "fast" if given.fast else ROOT / "docs"
@@ -36,9 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("Interrupted; the runs that have ended are kept.", file=sys.stderr)
         return INTERRUPTED
-    page = folder / "evaluation.md"
+    kept, page = ROOT / "docs" / "evaluation.md", folder / "evaluation.md"
     page.parent.mkdir(parents=True, exist_ok=True)
-    page.write_text(write(results, scale, Pictures(folder / "evaluation", "evaluation")))
+    page.write_text(write(kept.read_text(), results, scale, Pictures(folder / "evaluation", "evaluation")))
     print(f"{page}: from {len(wanted)} runs that took {sum(results.cpu_s.values()):,.0f} s of processor time")
     return 0
 

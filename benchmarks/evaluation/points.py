@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 
 @dataclass(frozen=True, slots=True)
 class Point:
@@ -27,9 +25,3 @@ def front(points: Sequence[Point]) -> list[Point]:
 def beats(one: Point, other: Point) -> bool:
     """True if `one` is better on an axis and no worse on the other."""
     return one.x <= other.x and one.y <= other.y and (one.x, one.y) != (other.x, other.y)
-
-
-def height(line: Sequence[Point], x: float) -> float | None:
-    """The height at `x` of the line through the points, linear between neighbours; None outside of their range."""
-    xs, ys = zip(*sorted((each.x, each.y) for each in line), strict=True)
-    return float(np.interp(x, xs, ys)) if xs[0] <= x <= xs[-1] else None

@@ -1,6 +1,6 @@
 """Sections of the page."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from benchmarks.evaluation.runs.case import Case
@@ -11,13 +11,7 @@ from benchmarks.evaluation.style import Pictures
 
 @dataclass(frozen=True, slots=True)
 class PageSection:
-    """A section of the page: the runs it needs, and its text, which depends on these runs only."""
+    """A section of the page: the runs it needs, and its tables and figures by name, which depend on these runs only."""
 
-    title: str
     cases: Callable[[Scale], list[Case]]
-    write: Callable[[Results, Scale, Pictures], str]
-
-
-def blocks(*parts: str) -> str:
-    """Paragraphs, tables and figures, separated by empty lines; empty parts are left out."""
-    return "\n\n".join(part for part in parts if part)
+    parts: Callable[[Results, Scale, Pictures], Mapping[str, str]]

@@ -1,25 +1,8 @@
-"""Text of the page: numbers and comparisons in sentences, lists, and Markdown tables."""
+"""Numbers and comparisons as text, and Markdown tables."""
 
-import textwrap
 from collections.abc import Iterable, Sequence
 
 from app.simulator.outcome.statistics import Interval
-
-WIDTH = 120
-
-
-def prose(*sentences: str) -> str:
-    """A paragraph, wrapped."""
-    words = " ".join(sentences).split()
-    return textwrap.fill(" ".join(words), WIDTH, break_long_words=False, break_on_hyphens=False)
-
-
-def bullets(items: Sequence[str]) -> str:
-    """A list, wrapped."""
-    return "\n".join(
-        textwrap.fill(item, WIDTH, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)
-        for item in items
-    )
 
 
 def share(value: float, digits: int = 1) -> str:
@@ -42,24 +25,6 @@ def spread(found: Interval, digits: int = 2, factor: float = 1.0) -> str:
     """A mean, with its 95 % confidence interval if there is one."""
     middle = f"{_no_minus_zero(found.mean * factor, digits):,.{digits}f}"
     return middle if found.ci95 is None else f"{middle} ± {found.ci95 * factor:.{digits}f}"
-
-
-def listing(items: Sequence[str]) -> str:
-    """`a, b and c`; `none` if there are no items."""
-    if not items:
-        return "none"
-    *first, last = items
-    return f"{', '.join(first)} and {last}" if first else last
-
-
-def counted(number: int, of: int) -> str:
-    """`3 of 8`, `all 8` or `none`."""
-    return {0: "none", of: f"all {of}"}.get(number, f"{number} of {of}")
-
-
-def seeds_in_words(number: int) -> str:
-    """`one seed`, `2 seeds`."""
-    return "one seed" if number == 1 else f"{number} seeds"
 
 
 def _no_minus_zero(value: float, digits: int) -> float:

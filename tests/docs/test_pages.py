@@ -12,7 +12,7 @@ README = ROOT / "README.md"
 DOCS = ROOT / "docs"
 README_LINES = 170
 GLOSSARY_TERMS = 40
-GENERATED = {DOCS / name for name in ("api.md", "configuration.md", "evaluation.md")}
+GENERATED = {DOCS / name for name in ("api.md", "configuration.md")}
 
 _TERM = re.compile(r"^\| \*\*(.+?)\*\*", re.MULTILINE)
 _NUMBER = re.compile(r"\d[\d,]*\.\d+")

@@ -7,9 +7,9 @@ from benchmarks.evaluation.runs.case import Case
 from benchmarks.evaluation.runs.eight import AZURE, HARDWARE, LOADS, PAPERS, WORKLOADS, Workload, name, runs
 from benchmarks.evaluation.runs.results import Results
 from benchmarks.evaluation.runs.scale import Scale
-from benchmarks.evaluation.section import PageSection, blocks
+from benchmarks.evaluation.section import PageSection
 from benchmarks.evaluation.style import Pictures, drawing, legend
-from benchmarks.evaluation.words import change, prose, span, table
+from benchmarks.evaluation.words import change, table
 
 HEADER = (
     "workload",
@@ -35,21 +35,11 @@ def _cases(scale: Scale) -> list[Case]:
     return [case for workload in WORKLOADS for policy in PAPERS for case in pair(workload, policy, scale)]
 
 
-def _write(results: Results, scale: Scale, pictures: Pictures) -> str:
-    found = {policy: [fewer(results, workload, policy, scale) for workload in WORKLOADS] for policy in PAPERS}
-    return blocks(
-        prose(
-            "Migrations when every operation is decided and carried out alone (Algorithm 1), against all operations of",
-            "an epoch together (section VI-C); the first seed, Azure for",
-            f"{scale.unbatched_azure.horizon_s:,.0f} s. What was moved there and back within an epoch is counted when",
-            "one by one, and nets to nothing when batched.",
-            *(f"`{policy}` saves {span(found[policy])} of its migrations." for policy in PAPERS),
-            "(The paper: up to 30 % with Poisson arrivals, up to 25 % with Azure's. Negative numbers are more.)",
-        ),
-        _figure(results, scale, pictures),
-        "Migrations per second:",
-        table(HEADER, [_row(results, workload, scale) for workload in WORKLOADS]),
-    )
+def _parts(results: Results, scale: Scale, pictures: Pictures) -> dict[str, str]:
+    return {
+        "fig13": _figure(results, scale, pictures),
+        "batching": table(HEADER, [_row(results, workload, scale) for workload in WORKLOADS]),
+    }
 
 
 def _figure(results: Results, scale: Scale, pictures: Pictures) -> str:
@@ -78,4 +68,4 @@ def _row(results: Results, workload: Workload, scale: Scale) -> list[str]:
     return row
 
 
-SECTION = PageSection("Operation batching (Fig. 13)", _cases, _write)
+SECTION = PageSection(_cases, _parts)

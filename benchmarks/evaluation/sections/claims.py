@@ -1,4 +1,4 @@
-"""The paper's claims one by one: our number beside each, the verdict by rules, and misprints in its proofs."""
+"""The paper's claims one by one: our number beside each, and the verdict by rules."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,43 +21,14 @@ from benchmarks.evaluation.runs.eight import (
 from benchmarks.evaluation.runs.perform import PROMISED_MOVES
 from benchmarks.evaluation.runs.results import Results
 from benchmarks.evaluation.runs.scale import Scale
-from benchmarks.evaluation.section import PageSection, blocks
+from benchmarks.evaluation.section import PageSection
 from benchmarks.evaluation.sections import batching, held
 from benchmarks.evaluation.style import Pictures
-from benchmarks.evaluation.words import bullets, change, prose, share, span, text_table
-
-MISPRINTS = bullets(
-    (
-        "**Lemma 2.2 is printed the wrong way round.** It says OPT(I) <= 3/4 W(I). One large request alone, of weight "
-        "1, refutes that: OPT = 1. What Table I argues for, and what Theorem 2 needs, is W(I) <= 4/3 OPT(I).",
-        "**Table I is not complete.** It gives a large request that shares a GPU with a medium or small one the weight "
-        "5/6. But whether a large request is *single* (weight 1) or *combined* (5/6) is decided by the algorithm's "
-        "allocation, and the table is about the optimum's, where a single one may well share: L and M then weigh "
-        "1 + 1/2 = 3/2, L and S 1 + 1/3 = 4/3, and 3/2 exceeds 4/3. Take requests of 0.51, 0.60 and 0.36 of a GPU: the "
-        "algorithm may put 0.36 beside 0.51 and leave 0.60 single, an optimum puts it beside 0.60. So Lemma 2.2 does "
-        "not follow from the table, and the proof of 4/3 has a gap: it shows 3/2. That does not make 4/3 wrong. (M, M "
-        "and S on one GPU are missing, too; with 4/3 they do no harm.)",
-        "**Lemma 2.1's sum.** C/2 * 1/3 + C/2 * 5/6 is 7/12 C and not C; meant is C/2 * 1/3 + C * 5/6 = C.",
-        "**Theorem 1** is argued for Allocate and Depart of single requests. Growth inside a class, which can overload "
-        "any GPU, is covered for L only; and Update departs a request that already has its new size.",
-        "**Numbers that do not agree:** utilisation rises by 10 to 43 % in the abstract and by 8 to 28 % in section "
-        "VIII; Fig. 13's caption names a V100 where the text has an A100.",
-        "What holds instead is tested on random histories: 4/3 L2 and a constant, ten units per operation, and Theorem "
-        "1's properties with the exceptions that occur (`tests/policies/rules/mell/test_theorems.py`; the misprints "
-        "are in `test_paper.py`). The table above has the largest excess over 4/3 L2 in any epoch of any run here.",
-    )
-)
-
+from benchmarks.evaluation.words import change, share, span, text_table
 
 NEARLY = 0.8
 PARTLY = 0.4
 """The shares of the promised value from which on a claim "up to" reproduces, and reproduces partly."""
-
-RULES = (
-    f'A claim about every workload reproduces if it holds on all, partly if on some. A claim "up to" reproduces if our '
-    f"best is at least {NEARLY:.0%} of the promise, partly from {PARTLY:.0%} on. A limit reproduces if nothing exceeds "
-    "it."
-)
 
 
 class Verdict(StrEnum):
@@ -197,20 +168,6 @@ def competitive(results: Results, scale: Scale, policy: str) -> Finding:
     return Finding(number, within(most, CONSTANT))
 
 
-NOTES = (
-    "Numbers of GPUs and utilisation are means over time, and differences are relative.",
-    "The paper does not say what BF and WF do when memory runs out. Here they evict, which costs nothing in the "
-    "idealised model: BF repacks without migration. In sections 3 and 8 evictions cost time, or requests stall.",
-    "LB moves requests only to even out loads; MELL refills a hole after every departure and re-allocates at every "
-    "change of class.",
-    "Operations are decided one by one here, and a multi-item counts as one migration. The first operation of an epoch "
-    "is left out: it also cures all overloads by growth within a class, which the paper counts under no operation.",
-    "Batching is measured by the change in the number of migrations: a negative number is fewer.",
-    "Requests held are compared with the better of BF and WF that stall (section 3).",
-    "Runs can refute the competitive ratio, not prove it, and the paper's proof has a gap: see below.",
-)
-"""Definitions behind the table, independent of measurements."""
-
 CLAIMS: Sequence[Claim] = (
     Claim("9 to 31 % fewer GPUs than existing systems", "abstract", fewer_gpus),
     Claim("10 to 43 % higher GPU utilisation", "abstract", better_used),
@@ -234,33 +191,16 @@ def _cases(scale: Scale) -> list[Case]:
     ]
 
 
-def _write(results: Results, scale: Scale, pictures: Pictures) -> str:
-    found = [[claim.find(results, scale, policy) for policy in PAPERS] for claim in CLAIMS]
+def _parts(results: Results, scale: Scale, pictures: Pictures) -> dict[str, str]:
     rows = [
-        [claim.text, claim.where, *(f"**{finding.verdict}**: {finding.number}" for finding in findings)]
-        for claim, findings in zip(CLAIMS, found, strict=True)
+        [claim.text, claim.where, *(_verdict(claim.find(results, scale, policy)) for policy in PAPERS)]
+        for claim in CLAIMS
     ]
-    return blocks(
-        prose(
-            RULES, f"Numbers are of the idealised model, as the paper's own. Of {len(CLAIMS)} claims", _counts(found)
-        ),
-        text_table(("claim", "where", *(f"`{policy}`" for policy in PAPERS)), rows),
-        bullets(NOTES),
-        "### Misprints and gaps in the paper",
-        MISPRINTS,
-    )
+    return {"claims": text_table(("claim", "where", *(f"`{policy}`" for policy in PAPERS)), rows)}
 
 
-def _counts(found: Sequence[Sequence[Finding]]) -> str:
-    def count(number: int, verdict: Verdict) -> int:
-        return sum(findings[number].verdict == verdict for findings in found)
-
-    parts = [
-        f"`{policy}` reproduces {count(n, Verdict.REPRODUCES)}, {count(n, Verdict.PARTLY)} partly, and "
-        f"{count(n, Verdict.NOT)} not"
-        for n, policy in enumerate(PAPERS)
-    ]
-    return "; ".join(parts) + "."
+def _verdict(finding: Finding) -> str:
+    return f"**{finding.verdict}**: {finding.number}"
 
 
-SECTION = PageSection("Claim by claim", _cases, _write)
+SECTION = PageSection(_cases, _parts)

@@ -1,16 +1,16 @@
 """Every policy under real costs: GPU-seconds against delay."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from benchmarks.evaluation.plots import cloud
-from benchmarks.evaluation.points import Point, beats, front, height
+from benchmarks.evaluation.points import Point, front
 from benchmarks.evaluation.runs.case import Case, Physics, seeds
 from benchmarks.evaluation.runs.eight import A100, BASELINES, HIGH, MIDDLE, OURS, PAPERS, RTX4090, STALL, Workload, name
 from benchmarks.evaluation.runs.results import Results
 from benchmarks.evaluation.runs.scale import Scale
-from benchmarks.evaluation.section import PageSection, blocks
+from benchmarks.evaluation.section import PageSection
 from benchmarks.evaluation.style import Pictures, drawing, legend
-from benchmarks.evaluation.words import change, listing, prose, seeds_in_words, spread, table
+from benchmarks.evaluation.words import spread, table
 
 STALLING = (f"best_fit{STALL}", f"worst_fit{STALL}")
 """Variants in which requests wait on full GPUs while others are empty: they serve less, and are not comparable."""
@@ -54,22 +54,12 @@ def _compared(slacks: Sequence[float]) -> list[tuple[str, float]]:
     return [(policy, slack) for policy in SERVING for slack in slacks] + [(policy, slacks[0]) for policy in STALLING]
 
 
-def _write(results: Results, scale: Scale, pictures: Pictures) -> str:
+def _parts(results: Results, scale: Scale, pictures: Pictures) -> dict[str, str]:
     found = {workload: _outcomes(results, workload, scale) for workload in WORKLOADS}
-    return blocks(
-        prose(
-            f"Real costs, {scale.costly.horizon_s:,.0f} s of which {scale.costly.warmup_s:,.0f} s are not counted,",
-            f"{seeds_in_words(scale.costly_seeds)}. Delays are what a request takes longer than alone on an idle GPU:",
-            "*done+* until its last token, *TTFT+* until its first; *stall* is time without tokens after the first one",
-            "because of moves, preemptions and evictions. *Slack* is how many GPUs' worth of room stays free; an empty",
-            "GPU is kept for as long as one takes to start. Both are the same for all policies. Starting GPUs count as",
-            "GPUs. The figure has every slack, tables two; what stalls (`overload=stall`) is in the tables only: its",
-            "requests wait on full GPUs, so it serves less.",
-        ),
-        *(prose(*_sentences(workload, outcomes)) for workload, outcomes in found.items()),
-        _figure(found, pictures),
-        *(part for workload in WORKLOADS for part in (f"{name(workload)}:", _table(results, workload, scale))),
-    )
+    return {
+        "costs-figure": _figure(found, pictures),
+        **{f"costs-{number}": _table(results, workload, scale) for number, workload in enumerate(WORKLOADS, 1)},
+    }
 
 
 def _outcomes(results: Results, workload: Workload, scale: Scale) -> list[Point]:
@@ -79,29 +69,6 @@ def _outcomes(results: Results, workload: Workload, scale: Scale) -> list[Point]
         return Point(policy, results.mean(cases, DELAY), results.mean(cases, "gpu_seconds") / 1000, label)
 
     return [outcome(policy, slack) for policy in SERVING for slack in SLACKS]
-
-
-def _sentences(workload: Workload, outcomes: Sequence[Point]) -> Iterator[str]:
-    mine = [each for each in outcomes if each.policy == OURS]
-    others = [each for each in outcomes if each.policy != OURS]
-    beaten = [_named(each) for each in others if any(beats(one, each) for one in mine)]
-    better = [_named(each) for each in others if any(beats(each, one) for one in mine)]
-    yield f"{name(workload)}: `{OURS}` with some slack needs fewer GPU-seconds and adds no more delay at p99 than"
-    yield f"{listing(beaten or ['no other'])}; with some slack it is beaten in this way by {listing(better)}."
-    yield f"GPU-seconds at the same delay, beside a line through the points of `{OURS}`:"
-    yield f"{listing(list(_beside(mine, others)))}."
-
-
-def _beside(line: Sequence[Point], others: Sequence[Point]) -> Iterator[str]:
-    """For each policy by how much its points are above the line, least and most; those beside its ends left out."""
-    for policy in dict.fromkeys(each.policy for each in others):
-        points = [each for each in others if each.policy == policy]
-        over = [each.y / at - 1 for each in points if (at := height(line, each.x)) is not None]
-        yield f"`{policy}` {change(min(over))} to {change(max(over))}" if over else f"`{policy}` has no such delay"
-
-
-def _named(point: Point) -> str:
-    return f"`{point.policy}` ({point.label})"
 
 
 def _figure(found: dict[Workload, list[Point]], pictures: Pictures) -> str:
@@ -141,4 +108,4 @@ def _row(results: Results, policy: str, slack: float, cases: Sequence[Case]) -> 
     ]
 
 
-SECTION = PageSection("GPU-seconds and delay under real costs", _cases, _write)
+SECTION = PageSection(_cases, _parts)

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from benchmarks.evaluation.plots import cloud, logarithmic
 from benchmarks.evaluation.points import Point, front
 from benchmarks.evaluation.runs.case import Case
-from benchmarks.evaluation.runs.eight import A100, AZURE, HIGH, LOW, OURS, RTX4090, Workload, name
+from benchmarks.evaluation.runs.eight import A100, AZURE, HIGH, LOW, RTX4090, Workload, name
 from benchmarks.evaluation.runs.results import Results
 from benchmarks.evaluation.runs.scale import Scale
-from benchmarks.evaluation.section import PageSection, blocks
+from benchmarks.evaluation.section import PageSection
 from benchmarks.evaluation.style import Pictures, drawing, legend
 from benchmarks.evaluation.style import name as name_of
-from benchmarks.evaluation.words import listing, prose, table
+from benchmarks.evaluation.words import table
 
 CORE = (
     "best_fit",
@@ -74,42 +74,12 @@ def _tunings(results: Results, workload: Workload, policies: Sequence[str], scal
     return [tuning(policy) for policy in policies]
 
 
-def _write(results: Results, scale: Scale, pictures: Pictures) -> str:
+def _parts(results: Results, scale: Scale, pictures: Pictures) -> dict[str, str]:
     tuned = [(workload, _tunings(results, workload, policies, scale)) for workload, policies in WORKLOADS]
-    return blocks(
-        prose(
-            "Every point is a policy with some options, in the idealised model, one seed,",
-            f"{scale.tuned.horizon_s:,.0f} s (Azure {scale.tuned_azure.horizon_s:,.0f} s). *Moved* counts migrations",
-            "and evictions alike. The grey line joins what no other point beats on both axes. Variants that let",
-            "requests wait instead (`overload=stall`) have no place here: they serve less.",
-        ),
-        prose(*_sentences(tuned)),
-        _figure(tuned, pictures),
-        "The points on the line, and for every other policy its nearest to it:",
-        *(part for workload, tunings in tuned for part in (f"{name(workload)}:", _table(tunings))),
-    )
-
-
-def _sentences(tuned: Sequence[tuple[Workload, list[Point]]]) -> list[str]:
-    sentences = []
-    for workload, tunings in tuned:
-        best = front(tunings)
-        owners = list(dict.fromkeys(name_of(each.policy) for each in best))
-        counts = [f"{sum(name_of(t.policy) == owner for t in best)} of `{owner}`" for owner in owners]
-        sentences.append(f"{name(workload)}: on the line are {listing(counts)}; {_alone(best)}.")
-    return sentences
-
-
-def _alone(best: Sequence[Point]) -> str:
-    """The sentence on the part of the front near the bound that consists of our policy only."""
-    others = [each for each in best if name_of(each.policy) != OURS]
-    ours = [each for each in best if name_of(each.policy) == OURS]
-    if not others:
-        return f"there is nothing but `{OURS}`"
-    nearest = min(others, key=lambda each: each.y)
-    if ours and min(each.y for each in ours) < nearest.y:
-        return f"nearer to the bound than {nearest.y:+.1f} % there is nothing but `{OURS}`"
-    return f"nearest to the bound is `{nearest.policy}`"
+    return {
+        "frontier": _figure(tuned, pictures),
+        **{f"frontier-{number}": _table(tunings) for number, (_, tunings) in enumerate(tuned, 1)},
+    }
 
 
 def _figure(tuned: Sequence[tuple[Workload, list[Point]]], pictures: Pictures) -> str:
@@ -144,4 +114,4 @@ def _nearest(own: Sequence[Point], best: Sequence[Point]) -> Point:
     return min(own, key=behind)
 
 
-SECTION = PageSection("GPUs against migrations", _cases, _write)
+SECTION = PageSection(_cases, _parts)

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 from benchmarks.evaluation.plots import bars, grouped
 from benchmarks.evaluation.runs.case import Case, Physics
-from benchmarks.evaluation.runs.eight import A100, HIGH, PAPERS, STALL
+from benchmarks.evaluation.runs.eight import A100, HIGH, STALL
 from benchmarks.evaluation.runs.results import Results
 from benchmarks.evaluation.runs.scale import Scale
-from benchmarks.evaluation.section import PageSection, blocks
+from benchmarks.evaluation.section import PageSection
 from benchmarks.evaluation.style import Pictures, drawing, legend, name
-from benchmarks.evaluation.words import change, prose, span, table
+from benchmarks.evaluation.words import change, table
 
 GPUS = (20, 30, 40)
 COSTLY_GPUS = 30
@@ -49,35 +49,12 @@ def _cases(scale: Scale) -> list[Case]:
     ]
 
 
-def _write(results: Results, scale: Scale, pictures: Pictures) -> str:
-    return blocks(
-        prose(
-            f"{A100.name}, {HIGH.name}, {scale.held.horizon_s:,.0f} s, one seed; more arrives than so few GPUs can",
-            "hold, so requests queue. *Held* is the mean number of requests whose KV is in GPU memory, the *serving",
-            "ratio* its share of all that are there (the paper's). Without migration means here that a request stays",
-            "where it was placed and the engine preempts the youngest when memory runs out (`overload=stall`).",
-            "`best_fit` and `worst_fit` as they are evict instead and place the evicted anew: in the idealised model,",
-            "where prefill is free, that is migration by another name.",
-        ),
-        prose(*_sentences(results, scale)),
-        _figure(results, scale, pictures),
-        *(
-            part
-            for gpus in GPUS
-            for part in (f"{gpus} GPUs, idealised:", _table(results, [ideal(p, gpus, scale) for p in EVERYONE]))
-        ),
-        f"{COSTLY_GPUS} GPUs, real costs:",
-        _table(results, [costly(policy, scale) for policy in EVERYONE]),
-    )
-
-
-def _sentences(results: Results, scale: Scale) -> list[str]:
-    found = [f"`{policy}` {span(gains(results, scale, policy), 0)}" for policy in (*PAPERS, "pack")]
-    real = [f"`{policy}` {change(gain(results, costly(policy, scale)), 0)}" for policy in (*PAPERS, "pack")]
-    return [
-        f"More requests held than the better of the two without migration: {', '.join(found)} (the paper: 23 to 60 %).",
-        f"Under real costs, with {COSTLY_GPUS} GPUs: {', '.join(real)}.",
-    ]
+def _parts(results: Results, scale: Scale, pictures: Pictures) -> dict[str, str]:
+    return {
+        "fig06": _figure(results, scale, pictures),
+        **{f"held-{gpus}": _table(results, [ideal(p, gpus, scale) for p in EVERYONE]) for gpus in GPUS},
+        "held-costly": _table(results, [costly(policy, scale) for policy in EVERYONE]),
+    }
 
 
 def _figure(results: Results, scale: Scale, pictures: Pictures) -> str:
@@ -115,4 +92,4 @@ def _row(results: Results, case: Case) -> list[str]:
     ]
 
 
-SECTION = PageSection("A fixed number of GPUs (Fig. 6)", _cases, _write)
+SECTION = PageSection(_cases, _parts)

@@ -6,7 +6,6 @@ from app.simulator.outcome.statistics import Interval
 from benchmarks.evaluation.plots import Bars, PlottedCurve, bars, curves, grouped, steps_at
 from benchmarks.evaluation.runs.case import Case
 from benchmarks.evaluation.runs.eight import (
-    BASELINES,
     HARDWARE,
     HIGH,
     LOADS,
@@ -17,13 +16,12 @@ from benchmarks.evaluation.runs.eight import (
     name,
     runs,
     saving,
-    savings,
 )
 from benchmarks.evaluation.runs.results import Results
 from benchmarks.evaluation.runs.scale import Scale
-from benchmarks.evaluation.section import PageSection, blocks
+from benchmarks.evaluation.section import PageSection
 from benchmarks.evaluation.style import BOUND, Pictures, colour, drawing, legend
-from benchmarks.evaluation.words import change, prose, share, span, table
+from benchmarks.evaluation.words import change, share, table
 
 MIGRATING = ("load_balance", "mell", "mell_repaired", "pack")
 Read = Callable[[str, Sequence[Case]], Interval]
@@ -34,30 +32,17 @@ def _cases(scale: Scale) -> list[Case]:
     return every(POLICIES, scale)
 
 
-def _write(results: Results, scale: Scale, pictures: Pictures) -> str:
-    return blocks(
-        "### GPUs needed (Fig. 11)",
-        prose(
-            "The paper minimises the peak (its equation 3) and does not say whether its figure shows peak or mean;",
-            "bars are means here, with 95 % confidence intervals, and the black lines are the L2 bound.",
-            f"`mell` needs {span(savings(results, scale, 'mell', 'load_balance'))} fewer GPUs than `load_balance`, and",
-            f"{span(savings(results, scale, 'mell', 'worst_fit'))} fewer than `worst_fit`.",
-        ),
-        _needed(results, scale, pictures),
-        "Mean GPUs, and how many more than with `mell` (the number above each bar in the paper's figure):",
-        table(("policy", *map(name, WORKLOADS)), _means(results, scale)),
-        "Peak GPUs, the mean over seeds:",
-        table(("policy", *map(name, WORKLOADS)), _peaks(results, scale)),
-        "### Migration frequency (Fig. 12)",
-        prose(*_frequency(results, scale)),
-        _moves(results, scale, pictures),
-        "### GPU utilisation (Fig. 14)",
-        prose(*_use(results, scale)),
-        _utilisation(results, scale, pictures),
-        table(("policy", *map(name, WORKLOADS)), _used(results, scale)),
-        "### GPUs over time (Fig. 15)",
-        _course(results, scale, pictures),
-    )
+def _parts(results: Results, scale: Scale, pictures: Pictures) -> dict[str, str]:
+    header = ("policy", *map(name, WORKLOADS))
+    return {
+        "fig11": _needed(results, scale, pictures),
+        "gpus-mean": table(header, _means(results, scale)),
+        "gpus-peak": table(header, _peaks(results, scale)),
+        "fig12": _moves(results, scale, pictures),
+        "fig14": _utilisation(results, scale, pictures),
+        "utilisation": table(header, _used(results, scale)),
+        "fig15": _course(results, scale, pictures),
+    }
 
 
 # --- Fig. 11 --------------------------------------------------------------------------------------------------------
@@ -96,16 +81,6 @@ def _peaks(results: Results, scale: Scale) -> list[list[str]]:
 # --- Fig. 12 --------------------------------------------------------------------------------------------------------
 
 
-def _frequency(results: Results, scale: Scale) -> list[str]:
-    ratios = [1 - each for each in savings(results, scale, "mell", "load_balance", "migrations_per_s")]
-    packs = [1 - each for each in savings(results, scale, "pack", "mell", "migrations_per_s")]
-    return [
-        "`best_fit` and `worst_fit` do not migrate; what they evict is in the table of section 2.",
-        f"`mell` moves {min(ratios):.1f} to {max(ratios):.1f} times as many requests as `load_balance`,",
-        f"`pack` {min(packs):.2f} to {max(packs):.2f} times as many as `mell`.",
-    ]
-
-
 def _moves(results: Results, scale: Scale, pictures: Pictures) -> str:
     def read(policy: str, cases: Sequence[Case]) -> Interval:
         return results.over(cases, "migrations_per_s")
@@ -115,17 +90,6 @@ def _moves(results: Results, scale: Scale, pictures: Pictures) -> str:
 
 
 # --- Fig. 14 --------------------------------------------------------------------------------------------------------
-
-
-def _use(results: Results, scale: Scale) -> list[str]:
-    def lowest(policy: str) -> float:
-        return min(results.mean(runs(workload, policy, scale), "utilisation") for workload in WORKLOADS)
-
-    baselines = min(lowest(policy) for policy in BASELINES)
-    return [
-        f"The lowest of the eight is {share(lowest('mell'))} for `mell`, {share(lowest('mell_repaired'))} for",
-        f"`mell_repaired`, {share(lowest('pack'))} for `pack`, and {share(baselines)} among the baselines.",
-    ]
 
 
 def _utilisation(results: Results, scale: Scale, pictures: Pictures) -> str:
@@ -211,4 +175,4 @@ def _bars(policy: str, found: Sequence[Interval]) -> Bars:
     return bars(policy, [each.mean for each in found], [each.ci95 or 0.0 for each in found])
 
 
-SECTION = PageSection("GPUs, migrations and utilisation", _cases, _write)
+SECTION = PageSection(_cases, _parts)

@@ -8,12 +8,11 @@ from app.simulator.costs.costs import PathChoice
 from benchmarks.evaluation.plots import PlottedCurve, curves
 from benchmarks.evaluation.runs.case import Case, Physics, seeds
 from benchmarks.evaluation.runs.eight import A100, MIDDLE, OURS
-from benchmarks.evaluation.runs.perform import MIN_SLOWDOWN_TOKENS
 from benchmarks.evaluation.runs.results import Results
 from benchmarks.evaluation.runs.scale import Scale
-from benchmarks.evaluation.section import PageSection, blocks
+from benchmarks.evaluation.section import PageSection
 from benchmarks.evaluation.style import NEUTRAL, Pictures, drawing, legend
-from benchmarks.evaluation.words import listing, prose, seeds_in_words, share, table
+from benchmarks.evaluation.words import share, table
 
 GBITS = (1.0, 10.0, 25.0, 100.0)
 """Between machines, in 10**9 bits per second; 10 is the paper's testbed."""
@@ -63,39 +62,9 @@ def _cases(scale: Scale) -> list[Case]:
     return [case for gbits in GBITS for way in WAYS for case in runs(way, gbits, scale)]
 
 
-def _write(results: Results, scale: Scale, pictures: Pictures) -> str:
-    return blocks(
-        prose(
-            f"{A100.name}, {MIDDLE.name}, `{OURS}`, real costs, {scale.costly.horizon_s:,.0f} s, means over",
-            f"{seeds_in_words(scale.costly_seeds)}; machines of 8 GPUs share one uplink each, whose speed varies.",
-            "*Alone*: each source decides by itself; *consensus*: one planner sees all moves of the epoch (the paper's",
-            "global consensus). The *pause* is how long a moved",
-            "request produces nothing; *slowdown* is how many times longer decoding took than alone on an idle GPU, of",
-            f"requests of {MIN_SLOWDOWN_TOKENS} or more tokens that never moved and were never preempted: what",
-            "batching costs is in it everywhere, what the prefills of others cost comes on top. *Put off* are moves",
-            "for which neither links nor prefill budgets had room.",
-        ),
-        prose(*_sentences(results, scale)),
-        _figure(results, scale, pictures),
-        table(HEADER, [_row(results, runs(way, gbits, scale), way, gbits) for gbits in GBITS for way in WAYS]),
-    )
-
-
-def _sentences(results: Results, scale: Scale) -> list[str]:
-    def best(metric: str, gbits: float) -> str:
-        return min(WAYS, key=lambda way: results.mean(runs(way, gbits, scale), metric)).name
-
-    def pauses(gbits: float) -> str:
-        return ", ".join(f"{way.name} {results.mean(runs(way, gbits, scale), 'pause_s.p99'):.2f} s" for way in WAYS)
-
-    return [
-        f"p99 pause at 10 Gb/s: {pauses(10.0)}; at 100 Gb/s: {pauses(100.0)}.",
-        "The shortest p99 pause has "
-        + listing([f"{best('pause_s.p99', gbits)} at {gbits:g} Gb/s" for gbits in GBITS])
-        + "; the least p99 slowdown of neighbours has "
-        + listing([f"{best('slowdown.p99', gbits)} at {gbits:g} Gb/s" for gbits in GBITS])
-        + ".",
-    ]
+def _parts(results: Results, scale: Scale, pictures: Pictures) -> dict[str, str]:
+    rows = [_row(results, runs(way, gbits, scale), way, gbits) for gbits in GBITS for way in WAYS]
+    return {"paths-figure": _figure(results, scale, pictures), "paths": table(HEADER, rows)}
 
 
 def _figure(results: Results, scale: Scale, pictures: Pictures) -> str:
@@ -157,4 +126,4 @@ def _put_off(results: Results, case: Case) -> float:
     return outcomes.get("deferred", 0) / (sum(outcomes.values()) or 1)
 
 
-SECTION = PageSection("What a migration sends (section V)", _cases, _write)
+SECTION = PageSection(_cases, _parts)

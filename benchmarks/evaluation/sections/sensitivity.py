@@ -11,10 +11,10 @@ from benchmarks.evaluation.runs.case import Case, Physics, Recording, seeds
 from benchmarks.evaluation.runs.eight import A100, MIDDLE, OURS
 from benchmarks.evaluation.runs.results import Results
 from benchmarks.evaluation.runs.scale import Scale
-from benchmarks.evaluation.section import PageSection, blocks
+from benchmarks.evaluation.section import PageSection
 from benchmarks.evaluation.style import MARKERS, PALE, Pictures, colour, drawing, legend
 from benchmarks.evaluation.style import name as name_of
-from benchmarks.evaluation.words import change, listing, prose, seeds_in_words, table
+from benchmarks.evaluation.words import change, table
 
 RATE = 0.8
 FIXED = ("best_fit", "worst_fit")
@@ -144,34 +144,13 @@ def compared(results: Results, variant: Variant, scale: Scale) -> Comparison:
     return Comparison(variant.label, against, saved, delay, value(against, DELAY))
 
 
-def _write(results: Results, scale: Scale, pictures: Pictures) -> str:
+def _parts(results: Results, scale: Scale, pictures: Pictures) -> dict[str, str]:
     varied = dimensions(scale)
-    return blocks(
-        prose(
-            f"{A100.name}, real costs, {scale.varied.horizon_s:,.0f} s, means over",
-            f"{seeds_in_words(scale.costly_seeds)}; one thing at a time differs from Poisson arrivals at {RATE:g}/s",
-            "and the cost file. Traces (Azure's conversation and code, Mooncake, and an artificial burst) give arrival",
-            f"times only, scaled to the same mean rate. Migration *pays* here if `{OURS}` takes fewer GPU-seconds than",
-            "the cheaper of those of `best_fit` and `worst_fit` that serve as fast: whose p99 of added completion is",
-            f"no higher (up to {change(TOLERANCE - 1, 0)} counts as equal). Where neither does, the faster is taken.",
-        ),
-        prose(*_sentences(results, varied, scale)),
-        _figure(results, varied, scale, pictures),
-        table(
-            ("varied", "", *(f"`{policy}`" for policy in EVERYONE), "against", "saved", "delay ratio", "pays"),
-            _rows(results, varied, scale),
-        ),
-        "Cells: thousands of GPU-seconds, and p99 of added completion time in seconds.",
-    )
-
-
-def _sentences(results: Results, varied: Sequence[Dimension], scale: Scale) -> Iterator[str]:
-    for dimension in varied:
-        comparisons = [compared(results, variant, scale) for variant in dimension.variants]
-        yes = [each.label for each in comparisons if each.pays]
-        no = [each.label for each in comparisons if not each.pays]
-        where = "pays throughout" if not no else f"pays at {listing(yes)}, not at {listing(no)}"
-        yield f"{dimension.name.capitalize()}: migration {where if yes else 'pays nowhere'}."
+    header = ("varied", "", *(f"`{policy}`" for policy in EVERYONE), "against", "saved", "delay ratio", "pays")
+    return {
+        "sensitivity-figure": _figure(results, varied, scale, pictures),
+        "sensitivity": table(header, _rows(results, varied, scale)),
+    }
 
 
 def _figure(results: Results, varied: Sequence[Dimension], scale: Scale, pictures: Pictures) -> str:
@@ -237,4 +216,4 @@ def _cell(results: Results, cases: Sequence[Case]) -> str:
     return f"{results.mean(cases, 'gpu_seconds') / 1000:.1f}, {results.mean(cases, DELAY):.0f}"
 
 
-SECTION = PageSection("Sensitivity: where migration pays", _cases, _write)
+SECTION = PageSection(_cases, _parts)

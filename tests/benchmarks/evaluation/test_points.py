@@ -1,6 +1,6 @@
 """The Pareto front of outcomes."""
 
-from benchmarks.evaluation.points import Point, front, height
+from benchmarks.evaluation.points import Point, front
 
 CHEAP, MIDDLE, FAST = Point("cheap", 9.0, 1.0), Point("middle", 5.0, 5.0), Point("fast", 1.0, 9.0)
 
@@ -17,13 +17,3 @@ def test_equal_points_do_not_beat_each_other() -> None:
 
 def test_point_that_is_equal_on_one_axis_and_better_on_the_other_beats() -> None:
     assert front([MIDDLE, Point("slower", 5.5, 5.0)]) == [MIDDLE]
-
-
-def test_height_is_linear_between_points() -> None:
-    line = [CHEAP, FAST, MIDDLE]
-    assert [height(line, x) for x in (1.0, 3.0, 6.0, 9.0)] == [9.0, 7.0, 4.0, 1.0]
-    assert height(line, 0.5) is height(line, 9.5) is None
-
-
-def test_line_may_have_two_points_at_one_x() -> None:
-    assert height([FAST, Point("same delay", 1.0, 7.0), CHEAP], 1.0) in (7.0, 9.0)

@@ -3,7 +3,7 @@
 import pytest
 
 from app.simulator.outcome.statistics import Interval
-from benchmarks.evaluation.words import change, counted, listing, prose, share, span, spread, table, text_table
+from benchmarks.evaluation.words import change, share, span, spread, table, text_table
 
 
 @pytest.mark.parametrize(
@@ -16,20 +16,10 @@ from benchmarks.evaluation.words import change, counted, listing, prose, share, 
         (span([0.2, -0.0001, 0.1]), "0.0 to 20.0 %"),
         (spread(Interval(1234.5, None), 1), "1,234.5"),
         (spread(Interval(0.05, 0.001), 1, factor=100), "5.0 ± 0.1"),
-        (listing([]), "none"),
-        (listing(["a"]), "a"),
-        (listing(["a", "b", "c"]), "a, b and c"),
-        (counted(0, of=8), "none"),
-        (counted(3, of=8), "3 of 8"),
-        (counted(8, of=8), "all 8"),
     ],
 )
 def test_numbers_as_text(text: str, expected: str) -> None:
     assert text == expected
-
-
-def test_prose_is_one_paragraph_of_short_lines() -> None:
-    assert prose("a " * 100, "b").splitlines() == [("a " * 60).strip(), ("a " * 40) + "b"]
 
 
 def test_table_aligns_numbers_to_the_right() -> None:
