@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from tests.app.replay.fake_endpoint import NEW_MIGRATION, FakeEndpoint, serving
 from tests.app.replay.make_small_trace import PATH
 
 Replayed = Callable[..., dict[str, Any]]
+MATPLOTLIB = ("matplotlib", "matplotlib.figure")
 
 FAST = ("--minutes", "1", "--time-scale", "0.002", "--token-scale", "0.01")
 
@@ -26,8 +28,10 @@ def arguments(folder: Path, url: str, *more: str) -> list[str]:
 
 
 @pytest.fixture
-def replayed(tmp_path: Path) -> Replayed:
-    """Replays against an endpoint; the report."""
+def replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Replayed:
+    """Replays against an endpoint, as if Matplotlib were not installed: drawing takes far longer. Returns the report."""
+    for name in MATPLOTLIB:
+        monkeypatch.setitem(sys.modules, name, None)
 
     def replay(endpoint: FakeEndpoint, *more: str, status: int = 0) -> dict[str, Any]:
         with serving(endpoint) as url:
@@ -38,14 +42,27 @@ def replayed(tmp_path: Path) -> Replayed:
     return replay
 
 
-def test_every_request_of_the_window_is_answered_in_full(replayed: Replayed, tmp_path: Path) -> None:
+def test_every_request_of_the_window_is_answered_in_full(replayed: Replayed) -> None:
     report = replayed(FakeEndpoint())
     summary = report["summary"]
     assert (summary["requests"], summary["ok"], report["errors"]) == (40, 40, [])
     assert summary["output_tokens"] == report["trace"]["output_tokens"] > 40
     assert summary["tokens_per_chunk"] == 1.0
+
+
+def test_the_report_is_drawn(tmp_path: Path) -> None:
+    with serving(FakeEndpoint()) as url:
+        assert main(arguments(tmp_path, url)) == 0
     assert (tmp_path / "replay.png").read_bytes().startswith(b"\x89PNG")
     assert "40 of 40" in (tmp_path / "replay.html").read_text()
+
+
+def test_without_matplotlib_the_report_is_written_and_nothing_drawn(
+    replayed: Replayed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert replayed(FakeEndpoint())["summary"]["ok"] == 40
+    assert "were not written: matplotlib is not installed" in capsys.readouterr().err
+    assert not list(tmp_path.glob("*.png")) + list(tmp_path.glob("*.html"))
 
 
 def test_requests_are_labelled_and_ask_for_their_length(replayed: Replayed) -> None:

@@ -19,6 +19,8 @@ from tests.app.ingress.openai.conformance import check
 from tests.deployments.scheduler.fakes import make_report
 from tests.deployments.scheduler.test_scheduler import make_scheduler, running
 
+pytestmark = pytest.mark.virtual_time
+
 CONTEXT = 64
 """Short, since a call may ask for all that the context holds."""
 NAMES = (

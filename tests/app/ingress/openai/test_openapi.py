@@ -151,6 +151,7 @@ async def test_an_answer_is_what_is_described(api: Api, name: str, asked: Any, s
     check(BY_ID[name], response)
 
 
+@pytest.mark.virtual_time
 async def test_the_state_is_what_is_described() -> None:
     scheduler = await make_scheduler(make_report("b", requests=(running("r", "mine"),)))
     scheduler.listing.without_room = (make_report("a").load,)
@@ -161,6 +162,7 @@ async def test_the_state_is_what_is_described() -> None:
     fits(described.State, {"as_of": 0.0, "mode": "off", "replicas": []})
 
 
+@pytest.mark.virtual_time
 async def test_migrations_are_what_is_described() -> None:
     scheduler = await make_scheduler(make_report("b"))
     await scheduler.record(make_record("m1"))
