@@ -26,6 +26,7 @@ from app.ingress.streams.streams import Streams
 from app.ingress.telemetry.requests import RequestTelemetry
 from app.ingress.telemetry.scrape import MetricsCollector
 from app.ingress.telemetry.tracing import NO_TRACER, KeepHttpScope, Tracer
+from app.settings import IngressSettings
 from app.versions import VERSION, installed_version
 from deployments.api.calls import MoveAnswer, MoveRejected
 from deployments.api.protocols import MetricsApi
@@ -57,10 +58,7 @@ class IngressBackend:
 
     def __init__(self, config: IngressConfig, topology: Topology) -> None:
         self.id = IngressId(own_id())
-        self.max_body_bytes = config.max_body_bytes
-        self.max_prompt_tokens = config.max_prompt_tokens
-        self.request_timeout_s = config.request_timeout_s
-        self.admin_key = config.admin_key
+        self.settings: IngressSettings = config
         self._key_file = KeyFile(config.api_keys_file) if config.api_keys_file is not None else None
         self.gate = Gate(self._key_file.read() if self._key_file is not None else config.api_keys, config.max_requests)
         self.model = _load_model(config)

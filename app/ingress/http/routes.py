@@ -33,6 +33,7 @@ from app.ingress.streams.conversation import opened
 from app.ingress.streams.streams import Streams
 from app.ingress.telemetry.requests import CLIENT_CLOSED_STATUS, RequestObserver, RequestTelemetry
 from app.ingress.telemetry.scrape import CONTENT_TYPE
+from app.settings import IngressSettings
 from deployments.api.calls import MoveAccepted, MoveAnswer
 from migration.protocol.messages import PathRequest
 from migration.protocol.request import IngressId
@@ -55,10 +56,7 @@ class Backend(Protocol):
     streams: Streams
     gate: Gate
     telemetry: RequestTelemetry
-    max_body_bytes: int
-    max_prompt_tokens: int | None
-    request_timeout_s: float | None
-    admin_key: str | None
+    settings: IngressSettings
 
     def health(self) -> str | None:
         """The reason why no request can be served now, None if requests can be served."""
@@ -151,7 +149,9 @@ class Routes:
         def limited(
             name: str, answer: Callable[[Request, Admission, RequestObserver], Awaitable[ASGIApp]]
         ) -> ClientCall:
-            return ClientCall(backend.gate, backend.request_timeout_s, partial(backend.telemetry.begin, name), answer)
+            return ClientCall(
+                backend.gate, backend.settings.request_timeout_s, partial(backend.telemetry.begin, name), answer
+            )
 
         routes = [
             Route("/v1/completions", limited("completions", self.completions), methods=["POST"]),
@@ -202,14 +202,14 @@ class Routes:
         return CompletionResponse(request, plan, backend, endpoint.shape, admission, observer)
 
     def _check_prompt(self, request: Generation, tokens: int) -> None:
-        limit = self._backend.max_prompt_tokens
+        limit = self._backend.settings.max_prompt_tokens
         if limit is not None and tokens > limit:
             field = request.prompt_field
             message = f"{field}: the prompt has {tokens} tokens, and the limit is {limit}"
             raise ApiError(400, message, param=field, code="context_length_exceeded")
 
     async def _read(self, http: Request, parse: Callable[[bytes], Body]) -> Body:
-        return parse(await read_body(http, self._backend.max_body_bytes))
+        return parse(await read_body(http, self._backend.settings.max_body_bytes))
 
     async def tokenize(self, http: Request, admission: Admission, observer: RequestObserver) -> Response:
         """POST /tokenize."""
@@ -289,7 +289,7 @@ class Routes:
 
     def _check_admin(self, http: Request) -> None:
         """Raise ApiError unless the caller has the admin key or, without one, calls from loopback."""
-        key = self._backend.admin_key
+        key = self._backend.settings.admin_key
         if key is None:
             if not _is_loopback(http):
                 raise ApiError(403, "without an admin key, /mell is open on loopback only: set ingress.admin_key")

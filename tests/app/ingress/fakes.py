@@ -21,6 +21,7 @@ from app.ingress.streams.conversation import Conversation
 from app.ingress.streams.placing import Placer
 from app.ingress.streams.streams import Streams
 from app.ingress.telemetry.requests import RequestTelemetry
+from app.settings import IngressSettings
 from deployments.api.calls import Batch, MoveAccepted, MoveAnswer, MoveRejected, PlaceCall, Submission
 from deployments.engine.port import Generated, Tie
 from deployments.replica.moves import Moves
@@ -383,20 +384,26 @@ class Backend:
         gate: Gate | None = None,
         max_prompt_tokens: int | None = None,
         request_timeout_s: float | None = None,
+        admin_key: str | None = None,
     ) -> None:
         self.id: IngressId = INGRESS
         self.model = model
         self.streams = service.streams
         self.service = service
-        self.max_body_bytes = max_body_bytes
         self.gate = gate or Gate()
         self.telemetry = RequestTelemetry(model.id)
-        self.max_prompt_tokens = max_prompt_tokens
-        self.request_timeout_s = request_timeout_s
-        self.admin_key: str | None = None
+        self.settings = IngressSettings.model_construct(
+            max_body_bytes=max_body_bytes,
+            max_prompt_tokens=max_prompt_tokens,
+            request_timeout_s=request_timeout_s,
+            admin_key=admin_key,
+        )
         self.unhealthy: str | None = None
         self.answer: MoveAnswer | None = None
         self.asked: list[tuple[str, str | None, PathRequest]] = []
+
+    def require(self, admin_key: str) -> None:
+        self.settings = self.settings.model_copy(update={"admin_key": admin_key})
 
     def health(self) -> str | None:
         return self.unhealthy

@@ -205,9 +205,8 @@ class SyntheticBackend(Backend):
     """Implements the routes' backend over a cluster, and counts the calls for its snapshot."""
 
     def __init__(self, cluster: SyntheticCluster, admin_key: str | None = None, live: bool = False) -> None:
-        super().__init__(make_service(), Model("tiny", None, 1, 1024, created=1))
+        super().__init__(make_service(), Model("tiny", None, 1, 1024, created=1), admin_key=admin_key)
         self.cluster = cluster
-        self.admin_key = admin_key
         self.live = live
         self.looks = 0
 

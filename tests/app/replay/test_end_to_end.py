@@ -29,7 +29,7 @@ def arguments(folder: Path, url: str, *more: str) -> list[str]:
 
 @pytest.fixture
 def replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Replayed:
-    """Replays against an endpoint, as if Matplotlib were not installed: drawing takes far longer. Returns the report."""
+    """Replays against an endpoint, and returns the report. Draws nothing, as that takes longest: without Matplotlib."""
     for name in MATPLOTLIB:
         monkeypatch.setitem(sys.modules, name, None)
 

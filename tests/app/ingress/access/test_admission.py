@@ -92,7 +92,7 @@ def test_every_route_is_for_clients_operators_or_probes(api: Api) -> None:
 
 async def test_api_keys_and_the_admin_key_are_distinct(model: Model) -> None:
     api = limited(model)
-    api.backend.admin_key = "the-admin-key"
+    api.backend.require("the-admin-key")
     admin = {"Authorization": "Bearer the-admin-key"}
     assert (await api.get("/mell/state", headers=admin)).status_code == 200
     assert refusal(await api.get("/mell/state", headers=ALICE)) == (401, "invalid_api_key", None)

@@ -125,7 +125,7 @@ LARGE: dict[str, tuple[str, bytes]] = {
 
 @pytest.mark.parametrize(("path", "content"), LARGE.values(), ids=LARGE)
 async def test_a_hundred_thousand_errors_give_one_message(api: Api, path: str, content: bytes) -> None:
-    assert len(content) < api.backend.max_body_bytes
+    assert len(content) < api.backend.settings.max_body_bytes
     response = await post(api, content, path)
     refusal(response)
     assert len(response.content) < 10_000 and untouched(api)

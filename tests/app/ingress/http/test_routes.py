@@ -365,7 +365,7 @@ async def test_without_an_admin_key_other_addresses_have_no_access(
     ["", "Bearer", "Bearer wrong-key", "Bearer secret-key ", "secret-key", "Basic secret-key", "Bearer \u00e9"],
 )
 async def test_with_an_admin_key_it_is_required(api: Api, method: str, path: str, given: str) -> None:
-    api.backend.admin_key = "secret-key!"
+    api.backend.require("secret-key!")
     headers = {"Authorization": given.encode("latin-1")} if given else {}
     response = await api.send(method, path, headers=headers)
     assert response.status_code == 401 and response.json()["error"]["code"] == "invalid_api_key"
@@ -373,7 +373,7 @@ async def test_with_an_admin_key_it_is_required(api: Api, method: str, path: str
 
 
 async def test_the_admin_key_gives_access_from_anywhere(api: Api) -> None:
-    api.backend.admin_key = "secret-key!"
+    api.backend.require("secret-key!")
     api.address = ("10.0.0.1", 1)
     response = await api.get("/mell/state", headers={"Authorization": "Bearer secret-key!"})
     assert response.status_code == 200

@@ -63,7 +63,8 @@ def test_the_document_is_of_openapi_3_1() -> None:
 
 async def test_it_is_served_to_anybody(model: Model) -> None:
     api = make_api(model, gate=Gate([ApiKey("alice", digest(KEY))]))
-    api.backend.admin_key, api.address = "secret-key!", ("10.0.0.1", 1)
+    api.backend.require("secret-key!")
+    api.address = ("10.0.0.1", 1)
     response = await api.get("/openapi.json")
     assert response.status_code == 200 and response.json() == document()
 
@@ -186,7 +187,7 @@ def test_what_is_not_described_does_not_fit() -> None:
 @named(*(operation.id for operation in OPERATIONS if operation.access is not Access.ANYBODY))
 async def test_who_lacks_the_key_is_refused_as_described(model: Model, operation: Operation) -> None:
     api = make_api(model, gate=Gate([ApiKey("alice", digest(KEY))]))
-    api.backend.admin_key = "secret-key!"
+    api.backend.require("secret-key!")
     response = await call(api, operation)
     assert response.status_code == 401
     check(operation, response)
