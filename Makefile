@@ -8,6 +8,12 @@ PYTHON ?= python3
 CONFIG ?= serve_config.yaml
 ARGS ?=
 
+# Tests that start neither Ray nor vLLM run side by side, in at most four processes: each imports Ray.
+UNIT := not integration and not gpu
+WORKERS := --numprocesses=logical --maxprocesses=4 --dist=worksteal
+# pytest ends with 5 if there is nothing to run: ARGS may choose from one part of the tests only.
+MAY_BE_EMPTY = $(if $(ARGS),|| [[ $$? == 5 ]])
+
 BIN := $(CURDIR)/.venv/bin
 
 # What every command below runs with. Nothing this project starts reports home.
@@ -46,13 +52,14 @@ imports: setup
 	lint-imports --no-logo
 
 unit: setup ## Unit tests only
-	pytest tests -m "not integration and not gpu and not slow" $(ARGS)
+	pytest tests -m "$(UNIT) and not slow" $(WORKERS) $(ARGS)
 
 test: setup ## All tests, integration included
-	pytest tests $(ARGS)
+	pytest tests -m "$(UNIT)" $(WORKERS) $(ARGS) $(MAY_BE_EMPTY)
+	pytest tests -m "integration or gpu" $(ARGS) $(MAY_BE_EMPTY)
 
-test-long: setup ## All tests, with the full counts of random cases (up to ten times as many)
-	MELL_TEST_LONG=1 pytest tests $(ARGS)
+test-long: export MELL_TEST_LONG := 1
+test-long: test ## All tests, with the full counts of random cases (up to ten times as many)
 
 # TRACES is the folder of traces and lengths; FAST=1 takes fewer seeds and shorter runs, and leaves docs/ alone.
 figures: setup ## Renew the tables and figures of docs/evaluation.md (TRACES=DIR, FAST=1: quick look in .figures/fast)
