@@ -44,7 +44,7 @@ def test_every_operation_has_a_section(operation: Operation) -> None:
         "| `stop` | text (not empty) or list of text (not empty) or `null` | `null` |",
     ],
 )
-def test_rows_tell_type_bounds_and_default(row: str) -> None:
+def test_rows_have_type_bounds_and_default(row: str) -> None:
     assert row in page()
 
 
@@ -68,5 +68,5 @@ def test_every_code_is_explained() -> None:
     assert {status for status, _ in CODES.values()} <= STATUSES.keys()
 
 
-def test_whatever_cannot_be_moved_is_told() -> None:
+def test_everything_immovable_is_listed() -> None:
     assert set(Tie) == TIED.keys() and all(tie in page() for tie in Tie)

@@ -56,7 +56,7 @@ def check_yaml(held: Any) -> None:
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
-def test_a_block_is_what_it_says(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_is_valid_for_its_page(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
     # The files that are named are on the reader's machine.
     monkeypatch.setattr("app.settings.KeyFile.read", lambda file: ())
     match block.language:

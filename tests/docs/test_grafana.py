@@ -64,7 +64,7 @@ def labels_of(target: dict[str, str]) -> set[str]:
     return {label.strip() for group in groups for label in group.split(",")} | {*filters, *shown}
 
 
-def test_it_is_what_its_generator_makes() -> None:
+def test_it_equals_the_output_of_its_generator() -> None:
     assert PAGE.read_text() == page(), "run: python -m docs.make"
 
 
@@ -100,7 +100,7 @@ def test_every_label_is_one_of_each_metric_beside_it() -> None:
     assert {label for target in TARGETS for label in labels_of(target)} >= {"le", "path", "outcome", "state"}
 
 
-async def test_what_is_missing_is_told_under_the_name_and_label_that_are_shown() -> None:
+async def test_missing_metrics_are_reported_by_name_and_label() -> None:
     assert b'mell_metrics_unreachable{deployment="' not in await scrape([], "i")
     assert b"# TYPE mell_metrics_unreachable gauge" in await scrape([], "i")
 

@@ -75,7 +75,7 @@ class Application:
 
 
 class Client:
-    """What tests do over HTTP; orders and what is sent by `http` come back as responses, errors too."""
+    """The HTTP client of tests. Orders and calls by `http` return responses, also for errors."""
 
     def __init__(self, api: ApiClient) -> None:
         self._api = api

@@ -56,7 +56,7 @@ class Case:
 
     @property
     def choices(self) -> int:
-        """How many choices its answer has."""
+        """The number of choices in its answer."""
         prompt = self.body.get("prompt", "")
         prompts = 1 if isinstance(prompt, str) or isinstance(prompt[0], int) else len(prompt)
         return prompts * (self.body.get("n") or 1)
@@ -79,8 +79,8 @@ def _case(number: int, draw: random.Random) -> Case:
     # its turn.
     others = [_TRAITS[number % len(_TRAITS)], *draw.sample(_TRAITS, draw.choice([0, 0, 1, 2]))]
     traits = [_structured] if draw.random() < 0.2 else others
-    told = [_scored, _streamed, _echoed] if body["temperature"] == 0 else [_scored, _streamed, _echoed, _several]
-    for trait in [*traits, *draw.sample(told, draw.choice([0, 1, 1, 2, 3]))]:
+    output = [_scored, _streamed, _echoed] if body["temperature"] == 0 else [_scored, _streamed, _echoed, _several]
+    for trait in [*traits, *draw.sample(output, draw.choice([0, 1, 1, 2, 3]))]:
         body |= trait(path, draw)
     return Case(number, path, body)
 
@@ -101,7 +101,7 @@ def _text(draw: random.Random) -> str:
 
 
 def _tokens(draw: random.Random) -> list[int]:
-    """Any tokens, the last one a word: a prompt that ends within a character is in `ODD`."""
+    """Any tokens, the last one a whole word: a prompt that ends within a character is in `ODD`."""
     return [draw.randrange(3, VOCABULARY) for _ in range(draw.choice([0, 4, 30, 31, 32, 70]))] + [draw.choice(WHOLE)]
 
 
@@ -323,4 +323,4 @@ ODD: dict[str, tuple[str, Body]] = {
     "an unknown member of a chat": (CHATS, {"messages": [_USER], "made_up": 1}),
     "another model for a chat": (CHATS, {"messages": [_USER], "model": "other"}),
 }
-"""What is wrong, or leniently taken: the changes to a short greedy request. `ABSENT` leaves a parameter out."""
+"""Changes to a short greedy request that make it invalid or unusual. `ABSENT` leaves a parameter out."""

@@ -28,13 +28,13 @@ VARIABLE = "MELL_TEST_FAULTS"
 
 
 class Fault(StrEnum):
-    """What the receiving end does."""
+    """The receiving end's fault."""
 
     SILENT = "silent"
     FAIL = "fail"
     CORRUPT = "corrupt"
     SLOW = "slow"
-    """All comes in through one link of so many bytes per second, one chunk after the other."""
+    """All chunks come through one link of limited bandwidth (bytes per second), one after the other."""
 
 
 def write(
@@ -105,7 +105,7 @@ class FaultyTransport:
         if fault == Fault.SILENT:
             await asyncio.Event().wait()
         if fault == Fault.FAIL:
-            raise TransferFailed("a test said so")
+            raise TransferFailed("a test wants it so")
         where = await self._real.receive(channel, staged, size, slot)
         if fault == Fault.SLOW:
             async with self._link:

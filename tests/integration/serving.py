@@ -1,4 +1,4 @@
-"""What tests do to the application's Serve from inside its Ray cluster.
+"""Actions of tests on the application's Serve from inside its Ray cluster.
 
 Each function runs in a process of its own: Ray ends whoever has joined a cluster when that cluster ends, and the tests
 outlive it.
@@ -32,9 +32,9 @@ async def redeploy_engines(application: Application) -> None:
     await _joined(_deploy, config)
 
 
-async def _joined(done: Callable[[Any], None], told: Any) -> None:
+async def _joined(done: Callable[[Any], None], argument: Any) -> None:
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), ray.init, ("auto",)) as pool:
-        await asyncio.get_running_loop().run_in_executor(pool, done, told)
+        await asyncio.get_running_loop().run_in_executor(pool, done, argument)
 
 
 def _stop_replica(replica: str) -> None:

@@ -40,15 +40,15 @@ async def moved(
 
 
 async def loaded(client: Client, target: str, before: dict[str, int], blocks: int) -> None:
-    """Wait for the target to report that it has loaded exactly so many blocks more: a busy one reports late."""
+    """Wait for the target to report that it has loaded exactly `blocks` more blocks: a busy replica reports late."""
     more: list[int] = []
 
-    async def told() -> bool:
+    async def reported() -> bool:
         more[:] = [r["kv_blocks_loaded"] - before[r["id"]] for r in await client.running() if r["id"] == target]
         return more == [blocks]
 
     try:
-        await eventually(told)
+        await eventually(reported)
     except TimeoutError:
         pytest.fail(f"{more} blocks were loaded where {blocks} were moved")
 
@@ -113,7 +113,7 @@ async def test_sixty_moves_change_nothing(application: Application) -> None:
 
 
 @pytest.mark.parametrize("over", ["collective", "shared"])
-async def test_moved_blocks_are_what_the_target_reads(application: Application, over: str) -> None:
+async def test_target_reads_the_moved_blocks(application: Application, over: str) -> None:
     faults.write(application.faults, over)
     tokens = prompt(800, f"cold/{over}")
     async with application.client() as client:
@@ -144,7 +144,9 @@ async def test_corrupted_blocks_change_the_output(application: Application, over
 
 @pytest.mark.parametrize("over", ["collective", "shared"])
 @pytest.mark.parametrize("fault", [Fault.SILENT, Fault.FAIL])
-async def test_failing_transfer_becomes_a_move_by_tokens(application: Application, fault: Fault, over: str) -> None:
+async def test_move_with_a_failing_transfer_falls_back_to_tokens(
+    application: Application, fault: Fault, over: str
+) -> None:
     tokens = prompt(500, f"{fault}/{over}")
     async with application.client() as client:
         want = await reference(client, tokens, 600)
@@ -204,7 +206,7 @@ STATEFUL: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("sampling", STATEFUL.values(), ids=STATEFUL)
-async def test_what_depends_on_earlier_output_is_the_same_when_moved(
+async def test_sampling_that_depends_on_earlier_output_is_the_same_after_a_move(
     application: Application, sampling: dict[str, Any]
 ) -> None:
     tokens = prompt(400, sorted(sampling))
@@ -227,7 +229,7 @@ async def test_a_seeded_prompt_in_many_pieces_does_not_end_its_engine(applicatio
     assert drawn[0] == drawn[1] != drawn[2]
 
 
-async def test_unknown_and_ambiguous(application: Application) -> None:
+async def test_unknown_and_ambiguous_references_are_refused(application: Application) -> None:
     async with application.client() as client:
         assert (await client.move("nobody")).status_code == 404
         answers = [Answer(), Answer()]

@@ -22,7 +22,7 @@ async def test_models_version_and_health(application: Application) -> None:
         assert (await client.http.get("/live")).status_code == 200
 
 
-async def test_request_id_comes_back_once(application: Application) -> None:
+async def test_request_id_is_returned_once(application: Application) -> None:
     async with application.client() as client:
         body, headers = request(prompt(5, "id"), 2), {"X-Request-Id": "mine"}
         response = await client.http.post("/v1/completions", json=body, headers=headers)
@@ -72,7 +72,7 @@ async def test_bad_input_is_refused_in_openais_shape(application: Application, b
 # --- chats, and sampling under a move -----------------------------------------------------------------
 
 
-async def test_a_chat_is_streamed_as_it_is_told_whole(application: Application) -> None:
+async def test_a_streamed_chat_equals_the_whole_answer(application: Application) -> None:
     async with application.client() as client:
         body = {"messages": CHAT, "max_tokens": 20, "temperature": 0, "ignore_eos": True}
         whole = (await client.http.post("/v1/chat/completions", json=body)).json()
@@ -95,20 +95,20 @@ async def test_a_chat_is_streamed_as_it_is_told_whole(application: Application) 
 async def under_way(client: Client, label: str, output: int) -> None:
     """Wait until a replica reports the request with that many tokens of output, prompts being short."""
 
-    async def told() -> bool:
+    async def reported() -> bool:
         requests = [r for replica in await client.running() for r in replica["requests"]]
         return any(r["label"] == label and r["tokens"] > output + 60 for r in requests)
 
-    await eventually(told)
+    await eventually(reported)
 
 
 async def answer(client: Client, path: str, body: dict[str, Any], label: str) -> Any:
-    """What is said, why it ended and after how many tokens."""
+    """The text of an answer, its finish reason and its number of tokens."""
     response = await client.http.post(path, json=body, headers={"X-Request-Id": label})
     assert response.status_code == 200, response.text
     choice = response.json()["choices"][0]
-    said = choice["text"] if "text" in choice else choice["message"]["content"]
-    return said, choice["finish_reason"], response.json()["usage"]["completion_tokens"]
+    text = choice["text"] if "text" in choice else choice["message"]["content"]
+    return text, choice["finish_reason"], response.json()["usage"]["completion_tokens"]
 
 
 LONG = 600
@@ -128,7 +128,7 @@ MOVABLE: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize(("path", "body"), MOVABLE.values(), ids=MOVABLE)
 @pytest.mark.parametrize("by", ["kv", "tokens"])
-async def test_what_moves_is_answered_as_if_it_had_not(
+async def test_a_moved_request_has_the_answer_of_an_unmoved_one(
     application: Application, path: str, body: dict[str, Any], by: str
 ) -> None:
     async with application.client() as client:

@@ -42,12 +42,12 @@ async def under_way(client: Client, label: str, count: int) -> list[str]:
     """The ids of a request's choices, once replicas report that each has some output."""
     ids: list[str] = []
 
-    async def told() -> bool:
+    async def reported() -> bool:
         requests = [r for replica in await client.running() for r in replica["requests"] if r["label"] == label]
         ids[:] = sorted(r["id"] for r in requests if r["tokens"] > 80)
         return len(ids) == count
 
-    await eventually(told)
+    await eventually(reported)
     return ids
 
 
@@ -94,8 +94,8 @@ async def test_a_moved_answer_has_the_logprobs_of_an_unmoved_one(
         asking = asyncio.create_task(answer(client, path, body, label))
         (request_id,) = await under_way(client, label, 1)
         await moved(client, request_id, by)
-        (told,) = await asking
-        compare(told, unmoved)
+        (moved_choice,) = await asking
+        compare(moved_choice, unmoved)
         assert min(flat(unmoved)[1]) < -0.1, "a model that is always sure would prove nothing"
         await client.idle()
 

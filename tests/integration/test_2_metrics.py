@@ -19,7 +19,7 @@ def replicas(samples: Iterable[Metric]) -> set[str]:
     return {sample.labels["replica"] for family in samples for sample in family.samples}
 
 
-async def test_metrics_tell_what_has_happened(application: Application) -> None:
+async def test_metrics_count_requests_and_migrations(application: Application) -> None:
     async with application.client() as client:
         before = await client.metrics()
         _, records = await moved(client, "metered", prompt(300, "metered"), OUTPUT, [20], ["kv"])

@@ -26,7 +26,7 @@ STEADY: Any = {"temperature": 0, "extra_body": {"ignore_eos": True}}
 
 
 class Move(BaseModel):
-    """What a model that writes noise can be made to say."""
+    """A schema that even a model of noise can be made to follow."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -73,18 +73,18 @@ def test_models(client: OpenAI) -> None:
 
 
 def test_a_completion(client: OpenAI) -> None:
-    told = client.completions.create(model=MODEL, prompt=prompt(9, "openai"), max_tokens=12, logprobs=2, **STEADY)
-    (choice,) = told.choices
-    assert told.object == "text_completion" and choice.finish_reason == "length"
-    assert told.usage is not None and told.usage.total_tokens == 9 + 12
+    answer = client.completions.create(model=MODEL, prompt=prompt(9, "openai"), max_tokens=12, logprobs=2, **STEADY)
+    (choice,) = answer.choices
+    assert answer.object == "text_completion" and choice.finish_reason == "length"
+    assert answer.usage is not None and answer.usage.total_tokens == 9 + 12
     assert choice.logprobs is not None and len(choice.logprobs.token_logprobs or []) == 12
     assert choice.text and len(choice.logprobs.top_logprobs or []) == len(choice.logprobs.tokens or []) == 12
 
 
 def test_choices_of_several_prompts(client: OpenAI) -> None:
-    told = client.completions.create(model=MODEL, prompt=["Blocks", "Tokens"], n=2, seed=5, max_tokens=8, echo=True)
-    assert [choice.index for choice in told.choices] == [0, 1, 2, 3]
-    assert [choice.text[:6] for choice in told.choices] == ["Blocks", "Blocks", "Tokens", "Tokens"]
+    answer = client.completions.create(model=MODEL, prompt=["Blocks", "Tokens"], n=2, seed=5, max_tokens=8, echo=True)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    assert [choice.text[:6] for choice in answer.choices] == ["Blocks", "Blocks", "Tokens", "Tokens"]
 
 
 def test_a_chat_is_streamed_with_its_usage(client: OpenAI) -> None:
@@ -99,10 +99,10 @@ def test_a_chat_is_streamed_with_its_usage(client: OpenAI) -> None:
 
 
 def test_logprobs_of_a_chat(client: OpenAI) -> None:
-    told = client.chat.completions.create(
+    answer = client.chat.completions.create(
         model=MODEL, messages=CHAT, max_tokens=6, logprobs=True, top_logprobs=3, **STEADY
     )
-    scored = told.choices[0].logprobs
+    scored = answer.choices[0].logprobs
     assert scored is not None and scored.content is not None and len(scored.content) == 6
     for token in scored.content:
         assert token.bytes == list(token.token.encode())
@@ -111,14 +111,14 @@ def test_logprobs_of_a_chat(client: OpenAI) -> None:
 
 def test_a_chat_that_follows_a_schema(client: OpenAI) -> None:
     wanted: Any = {"type": "json_schema", "json_schema": {"name": "move", "schema": Move.model_json_schema()}}
-    told = client.chat.completions.create(model=MODEL, messages=CHAT, seed=1, max_tokens=200, response_format=wanted)
-    assert told.choices[0].finish_reason == "stop"
-    Move.model_validate_json(told.choices[0].message.content or "")
+    answer = client.chat.completions.create(model=MODEL, messages=CHAT, seed=1, max_tokens=200, response_format=wanted)
+    assert answer.choices[0].finish_reason == "stop"
+    Move.model_validate_json(answer.choices[0].message.content or "")
 
 
-def test_a_chat_becomes_an_object(client: OpenAI) -> None:
-    told = client.chat.completions.parse(model=MODEL, messages=CHAT, seed=1, max_tokens=200, response_format=Move)
-    assert isinstance(told.choices[0].message.parsed, Move)
+def test_a_chat_is_parsed_into_an_object(client: OpenAI) -> None:
+    answer = client.chat.completions.parse(model=MODEL, messages=CHAT, seed=1, max_tokens=200, response_format=Move)
+    assert isinstance(answer.choices[0].message.parsed, Move)
 
 
 async def test_streams_of_a_concurrent_client(concurrent: AsyncOpenAI) -> None:
@@ -136,8 +136,8 @@ async def test_streams_of_a_concurrent_client(concurrent: AsyncOpenAI) -> None:
 async def test_the_stream_helper_of_chats(concurrent: AsyncOpenAI) -> None:
     asked: Any = {"model": MODEL, "messages": CHAT, "seed": 1, "max_tokens": 200, "response_format": Move}
     async with concurrent.chat.completions.stream(**asked) as stream:
-        told = await stream.get_final_completion()
-    assert isinstance(told.choices[0].message.parsed, Move)
+        answer = await stream.get_final_completion()
+    assert isinstance(answer.choices[0].message.parsed, Move)
 
 
 @pytest.mark.parametrize(
@@ -160,10 +160,10 @@ def test_errors_are_the_clients_exceptions(
     assert isinstance(caught.value.body, dict) and caught.value.body["message"]
 
 
-def test_the_clients_request_id_comes_back(client: OpenAI) -> None:
+def test_the_clients_request_id_is_returned(client: OpenAI) -> None:
     asked: Any = {"model": MODEL, "prompt": "Blocks", "max_tokens": 1, "extra_headers": {"X-Request-Id": "mine"}}
-    told = client.completions.create(**asked)
-    assert told._request_id == "mine" and told.id.startswith("cmpl-")
+    answer = client.completions.create(**asked)
+    assert answer._request_id == "mine" and answer.id.startswith("cmpl-")
 
 
 @pytest.mark.parametrize(
@@ -171,8 +171,8 @@ def test_the_clients_request_id_comes_back(client: OpenAI) -> None:
     [Gate(max_requests=1), Gate([ApiKey("alice", digest("alice-key"), KeyLimits(concurrent_requests=1))])],
     ids=["503, saturated", "429, a limit of the key"],
 )
-async def test_the_client_comes_back_when_it_is_told_to(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The routes over fake engines: what takes the place of the request has left when the client has waited."""
+async def test_the_client_retries_after_the_time_in_retry_after(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The routes over fake engines: the other request ends while the client waits."""
     model = Model(
         MODEL, AutoTokenizer.from_pretrained(ensure_tiny_model()).backend_tokenizer, VOCAB_SIZE, MAX_CONTEXT, 1
     )
@@ -186,6 +186,6 @@ async def test_the_client_comes_back_when_it_is_told_to(gate: Gate, monkeypatch:
     monkeypatch.setattr(anyio, "sleep", sleep)
     http = DefaultAsyncHttpxClient(transport=httpx2.ASGITransport(make_api(model, gate=gate).app), trust_env=False)
     async with AsyncOpenAI(base_url="http://mell/v1", api_key="alice-key", http_client=http, max_retries=1) as client:
-        told = await client.completions.create(model=MODEL, prompt="Blocks", max_tokens=2)
-    assert told.usage is not None and told.usage.completion_tokens == 2
-    assert waits == [1.0], "the client waits for what Retry-After says"
+        answer = await client.completions.create(model=MODEL, prompt="Blocks", max_tokens=2)
+    assert answer.usage is not None and answer.usage.completion_tokens == 2
+    assert waits == [1.0], "the client waits for the time in Retry-After"

@@ -45,22 +45,22 @@ def body(choice: Any, **extra: Any) -> dict[str, Any]:
     }
 
 
-def calls(told: list[Any]) -> list[tuple[str, str]]:
-    return [(call["function"]["name"], call["function"]["arguments"]) for call in told]
+def calls(tool_calls: list[Any]) -> list[tuple[str, str]]:
+    return [(call["function"]["name"], call["function"]["arguments"]) for call in tool_calls]
 
 
 async def whole(client: Client, choice: Any) -> tuple[list[tuple[str, str]], str]:
     """Calls and finish reason of an answer."""
     response = await client.http.post(CHATS, json=body(choice))
     assert response.status_code == 200, response.text
-    (told,) = response.json()["choices"]
-    assert told["message"]["content"] is None
-    return calls(told["message"]["tool_calls"]), told["finish_reason"]
+    (given,) = response.json()["choices"]
+    assert given["message"]["content"] is None
+    return calls(given["message"]["tool_calls"]), given["finish_reason"]
 
 
 async def streamed(client: Client, choice: Any, label: str) -> tuple[list[tuple[str, str]], str]:
-    """The same, of an answer that is told as it comes."""
-    told: dict[int, Any] = {}
+    """As `whole`, of a streamed answer."""
+    parts: dict[int, Any] = {}
     reason = ""
     headers = {"X-Request-Id": label}
     async with client.http.stream("POST", CHATS, json=body(choice, stream=True), headers=headers) as response:
@@ -69,12 +69,12 @@ async def streamed(client: Client, choice: Any, label: str) -> tuple[list[tuple[
                 continue
             (one,) = json.loads(line[6:])["choices"]
             for part in one["delta"].get("tool_calls", ()):
-                if part["index"] in told:
-                    told[part["index"]]["function"]["arguments"] += part["function"]["arguments"]
+                if part["index"] in parts:
+                    parts[part["index"]]["function"]["arguments"] += part["function"]["arguments"]
                 else:
-                    told[part["index"]] = part
+                    parts[part["index"]] = part
             reason = one["finish_reason"] or reason
-    return calls([told[index] for index in sorted(told)]), reason
+    return calls([parts[index] for index in sorted(parts)]), reason
 
 
 async def move(client: Client, label: str, by: str) -> None:
@@ -100,14 +100,14 @@ async def test_demanded_calls_follow_their_schema_and_move(
     application: Application, choice: Any, names: set[str], reason: str, by: str
 ) -> None:
     async with application.client() as client:
-        told, finish = await whole(client, choice)
+        wanted, finish = await whole(client, choice)
         label = f"calls-{by}-{reason}"
         asking = asyncio.create_task(streamed(client, choice, label))
         await move(client, label, by)
-        assert await asking == (told, finish)
+        assert await asking == (wanted, finish)
         await client.idle()
-    assert told and finish == reason
-    for name, arguments in told:
+    assert wanted and finish == reason
+    for name, arguments in wanted:
         read = json.loads(arguments)
         assert name in names and set(read) == {"replica", "why"}
         assert read["replica"] in ("a", "b", "c") and re.fullmatch(WHY, read["why"])

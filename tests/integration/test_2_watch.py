@@ -1,4 +1,4 @@
-"""What operators look at and order on a running application: the page's events, the `mell` command, the documents."""
+"""The tools of operators on a running application: the page's events, the `mell` command, the documents."""
 
 import asyncio
 import json
@@ -34,8 +34,8 @@ async def snapshot(application: Application) -> dict[str, Any]:
         assert response.headers["content-type"].startswith("text/event-stream")
         lines = [line async for line in aiter_until(response, "data: ")]
     assert lines[0] == "event: snapshot"
-    told: dict[str, Any] = json.loads(lines[-1].removeprefix("data: "))
-    return told
+    newest: dict[str, Any] = json.loads(lines[-1].removeprefix("data: "))
+    return newest
 
 
 async def aiter_until(response: httpx.Response, start: str) -> Any:
@@ -50,7 +50,7 @@ async def other_than(client: Client, home: str) -> str:
     return next(str(r["id"]) for r in await client.running() if r["id"] != home)
 
 
-async def test_the_page_shows_what_the_state_tells(application: Application) -> None:
+async def test_the_page_shows_the_state(application: Application) -> None:
     async with application.client() as client:
         answer = Answer()
         running = asyncio.create_task(client.stream(answer, prompt(200, "page"), 2000, "watched"))

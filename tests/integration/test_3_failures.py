@@ -1,4 +1,4 @@
-"""What dies, and what its clients see: a pause, not an end. These come last: engines take time to be replaced."""
+"""Deaths of processes, which cost clients a pause but no stream. These tests come late: new engines take time."""
 
 import asyncio
 import os
@@ -47,7 +47,7 @@ async def replaced(client: Client, lost: str) -> None:
     await eventually(two, within_s=180)
 
 
-async def test_scheduler_may_die_while_streams_go_on(application: Application) -> None:
+async def test_streams_survive_the_death_of_the_scheduler(application: Application) -> None:
     async with application.client() as client:
         want = await undisturbed(client, "scheduler")
         answers, tasks = await under_way(client, "scheduler")
@@ -73,7 +73,7 @@ async def test_scheduler_may_die_while_streams_go_on(application: Application) -
         assert answer.finish == "length"
 
 
-async def test_target_that_dies_in_the_middle_costs_nothing(application: Application) -> None:
+async def test_death_of_the_target_during_a_move_costs_nothing(application: Application) -> None:
     async with application.client() as client:
         want = await undisturbed(client, "target")
         answers, tasks = await under_way(client, "target")
@@ -94,7 +94,7 @@ async def test_target_that_dies_in_the_middle_costs_nothing(application: Applica
 
 
 @pytest.mark.parametrize("victim", ["replica", "engine core", "worker", "engine core that stands still"])
-async def test_streams_survive_what_runs_them(application: Application, victim: str) -> None:
+async def test_streams_survive_the_death_of_each_process(application: Application, victim: str) -> None:
     async with application.client() as client:
         want = await undisturbed(client, victim)
         answers, tasks = await under_way(client, victim)
@@ -107,14 +107,14 @@ async def test_streams_survive_what_runs_them(application: Application, victim: 
         assert [a.text for a in answers] == want
         assert (await whole)[0] == want[0]
 
-        async def told() -> bool:
+        async def reported() -> bool:
             found = await client.migrations()
             return any(
                 m["source"] == doomed["id"] and m["path"] == "tokens" and m["reason"].startswith("replica lost")
                 for m in found
             )
 
-        await eventually(told)
+        await eventually(reported)
         await replaced(client, doomed["id"])
         await client.idle()
 

@@ -28,7 +28,7 @@ def tokenizer() -> Tokenizer:
 
 
 def undisturbed(prompt: list[int], count: int) -> str:
-    """What a paced engine answers whom nothing happens to."""
+    """The answer of a paced engine in an undisturbed run."""
     text = TextStream(tokenizer(), tuple(prompt), ())
     return text.feed(expected(tuple(prompt), count)).text + text.flush()
 
@@ -41,7 +41,7 @@ class Streams:
         self._read: list[tuple[list[int], int, Answer, asyncio.Task[None]]] = []
 
     async def start(self, count: int, tokens: int, length: int = 100, name: str = "s") -> None:
-        """Begin so many, and wait until each has had a token."""
+        """Begin `count` streams, and wait until each has a token."""
         for _ in range(count):
             label = f"{name}-{len(self._read)}"
             answer, tokens_in = Answer(), prompt(length, label)
@@ -51,7 +51,7 @@ class Streams:
             await answer.until(1)
 
     async def go_on(self, tokens: int) -> None:
-        """Wait until each has had so many more."""
+        """Wait until each stream has `tokens` more tokens."""
         for _, _, answer, _ in self._read:
             await answer.until(answer.tokens + tokens)
 
@@ -64,7 +64,7 @@ class Streams:
         self._read.clear()
 
     async def check(self) -> None:
-        """What they have had so far is what an undisturbed run gives."""
+        """Assert that all tokens so far are those of an undisturbed run."""
         for tokens_in, count, answer, _ in self._read:
             assert answer.error is None
             assert undisturbed(tokens_in, count).startswith(answer.text)
@@ -137,8 +137,8 @@ async def test_load_opens_replicas_and_its_end_closes_them(paced: Application) -
         await streams.end()
         left = await until(client, lambda now: len(now) == 1)
         assert set(left) <= set(grown)
-        told = (await client.state())["wanted_replicas"]
-        assert told == 1
+        wanted = (await client.state())["wanted_replicas"]
+        assert wanted == 1
 
 
 async def test_requests_are_packed_and_just_the_emptied_replica_stops(paced: Application) -> None:
@@ -174,7 +174,7 @@ async def test_a_replica_is_drained_although_its_requests_run_for_long(paced: Ap
 
 
 async def test_a_replica_that_serve_stops_is_evacuated(paced: Application) -> None:
-    """What a downscale of Serve's own, a node that is drained and a redeploy come to: it is stopped with work on it."""
+    """A downscale by Serve itself, a drained node and a redeployment have the same effect: a busy replica stops."""
     async with begun(paced) as (client, streams):
         victim = max((await two(client, streams)).items(), key=lambda item: item[1])[0]
         await stop_replica(victim)
@@ -190,7 +190,7 @@ async def test_a_replica_that_serve_stops_is_evacuated(paced: Application) -> No
         assert not any(reason.startswith("replica lost") for reason in reasons)
 
 
-async def test_new_engines_take_over_what_runs_on_the_old_ones(paced: Application) -> None:
+async def test_new_engines_take_over_the_requests_of_the_old_ones(paced: Application) -> None:
     """A rolling redeploy of the engines alone: ingress and scheduler stay."""
     async with begun(paced) as (client, streams):
         await streams.start(2, LONG)
@@ -203,8 +203,8 @@ async def test_new_engines_take_over_what_runs_on_the_old_ones(paced: Applicatio
         await eventually(gone, 40)
         await streams.check()
         assert sum((await replicas(client)).values()) == 2
-        told = {m["reason"]: m["outcome"] for m in await client.migrations() if m["source"] == old}
-        assert told.get("evacuate") == "committed"
+        outcomes = {m["reason"]: m["outcome"] for m in await client.migrations() if m["source"] == old}
+        assert outcomes.get("evacuate") == "committed"
 
 
 async def test_the_number_of_replicas_survives_the_scheduler(paced: Application) -> None:

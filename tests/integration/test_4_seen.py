@@ -1,4 +1,4 @@
-"""What is seen of a running application under traffic: Prometheus scrapes it, a browser has the page open."""
+"""Observability of a running application under traffic: Prometheus scrapes it, a browser has the page open."""
 
 import asyncio
 import json
@@ -98,9 +98,7 @@ async def scraping(application: Application, folder: Path) -> AsyncIterator[Prom
 
 
 @pytest.mark.skipif(PROMETHEUS is None, reason="Prometheus is not installed (apt-get install prometheus)")
-async def test_prometheus_has_every_metric_and_counts_what_the_replay_counted(
-    paced: Application, tmp_path: Path
-) -> None:
+async def test_prometheus_has_every_metric_and_the_counts_of_the_replay(paced: Application, tmp_path: Path) -> None:
     counted = {
         "requests": 'sum(mell_requests_total{endpoint="completions",outcome="length"})',
         "prompts": "sum(mell_request_prompt_tokens_total)",
@@ -170,7 +168,7 @@ async def homes(client: Client) -> tuple[set[str], dict[str, tuple[str, int]]]:
 
 
 @needs_chromium
-async def test_the_page_shows_what_the_state_tells_under_traffic(paced: Application, tmp_path: Path) -> None:
+async def test_the_page_shows_the_state_under_traffic(paced: Application, tmp_path: Path) -> None:
     async with paced.client() as client, watching(paced) as page:
         replaying = asyncio.create_task(replay(paced, tmp_path))
         compared = 0

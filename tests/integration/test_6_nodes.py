@@ -30,7 +30,7 @@ CONTEXT = 2500
 """Prompt tokens that take much longer to compute anew than to move."""
 
 APART = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
-"""What gives a node processes of its own: the others cannot map its memory."""
+"""The command that gives a node its own namespaces, so that other nodes cannot map its memory."""
 
 
 class Nodes:
@@ -74,7 +74,7 @@ class Nodes:
     def drain(self, address: str) -> None:
         """Have Ray tell everybody that the node is to be gone, as before a preemption."""
         node = ["--address", self.address, "--node-id", self._nodes[address].node_id]
-        reason = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "a test said so"]
+        reason = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "a test wants it so"]
         subprocess.run(["ray", "drain-node", *node, *reason], check=True, capture_output=True)
 
     def kill(self, address: str) -> None:
@@ -86,7 +86,7 @@ class Nodes:
             self._cluster.remove_node(self._nodes.pop(address), allow_graceful=False)
 
     def keep(self, count: int) -> None:
-        """Have so many, which Serve may use."""
+        """Have `count` nodes, all usable by Serve."""
         while len(self._nodes) > count:
             self.kill(next(iter(self._nodes)))
         while len(self._nodes) < count:
@@ -222,7 +222,7 @@ async def test_the_scheduler_evens_out_two_nodes_by_kv(nodes: Nodes, spread: App
         await streams.end()
 
 
-async def test_a_node_that_is_to_be_gone_is_evacuated(nodes: Nodes, spread: Application) -> None:
+async def test_a_draining_node_is_evacuated(nodes: Nodes, spread: Application) -> None:
     async with two(nodes, spread) as (client, streams, both):
         await streams.start(4, 800, CONTEXT, "drain")
         now = await where(client)
@@ -255,8 +255,8 @@ async def test_a_node_that_dies_costs_a_pause(nodes: Nodes, spread: Application)
         lost = [q["label"] for q in now[both[0]]["requests"]]
         await asyncio.to_thread(nodes.kill, nodes.ids[now[both[0]]["node"]])
         await streams.end()
-        told = {m["label"]: m["reason"] for m in await client.migrations() if m["source"] == both[0]}
-        assert all(told[label].startswith("replica lost") for label in lost)
+        reasons = {m["label"]: m["reason"] for m in await client.migrations() if m["source"] == both[0]}
+        assert all(reasons[label].startswith("replica lost") for label in lost)
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """Mell beside vLLM's own OpenAI server: the same requests, the same answers, and no others when the requests move.
 
-MELL_CORPUS_SEED draws other requests, MELL_CORPUS_SIZE so many; MELL_CORPUS_CASE asks only the one of that number.
+MELL_CORPUS_SEED and MELL_CORPUS_SIZE draw other requests; MELL_CORPUS_CASE sends only the request of that number.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from tests.counts import LONG
 from tests.integration.application import Application, Client
 from tests.integration.conftest import Stage
 from tests.integration.corpus import CHATS, COMPLETIONS, ODD, Case, corpus
-from tests.integration.told import Told, ask, differences
+from tests.integration.server_answers import ServerAnswer, ask, differences
 
 SEED = int(os.environ.get("MELL_CORPUS_SEED", "20240607"))
 CASES = corpus(SEED, int(os.environ.get("MELL_CORPUS_SIZE", "400" if LONG else "150")))
@@ -29,7 +29,7 @@ ONLY = os.environ.get("MELL_CORPUS_CASE")
 ASKED = CASES if ONLY is None else [CASES[int(ONLY)]]
 AT_ONCE = 8
 NOISE, MOVED_NOISE = 1e-3, 1e-4
-"""How far logprobs may be apart: sums are added up in another order in another batch, or after a move."""
+"""Tolerance for logprobs: in another batch, or after a move, sums are added up in another order."""
 
 LEFT_OUT = {
     "service_tier": "OpenAI's own; vLLM has null",
@@ -59,7 +59,7 @@ ADDED = {"choices[].logprobs.refusal": "OpenAI's, which vLLM leaves out"}
 """Members of Mell's answers that vLLM's do not have."""
 
 ENDS = {"committed", "too late"}
-"""How a move may end: it was made, or the answer was over before."""
+"""The outcomes of a move: committed, or too late since the answer was over."""
 
 OVER = {"the request ended by itself", "the client left"}
 """Errors of such migrations. The ingress leaves a choice that a stop string ends."""
@@ -95,8 +95,8 @@ UNLIKE = {
 
 
 @pytest.fixture(scope="module")
-def bare(stage: Stage) -> dict[int, Told]:
-    """What vLLM's server tells, by case. It is gone when Mell starts: each engine takes gigabytes."""
+def bare(stage: Stage) -> dict[int, ServerAnswer]:
+    """The answers of vLLM's server, by case. It has ended before Mell starts: each engine takes gigabytes."""
     stage.clear()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -105,12 +105,12 @@ def bare(stage: Stage) -> dict[int, Told]:
         return asyncio.run(answers(f"http://127.0.0.1:{port}", ASKED))
 
 
-async def answers(url: str, cases: Iterable[Case]) -> dict[int, Told]:
-    """What a server tells, by case, a few at a time."""
+async def answers(url: str, cases: Iterable[Case]) -> dict[int, ServerAnswer]:
+    """The answers of a server, by case, to a few requests at a time."""
     gate = asyncio.Semaphore(AT_ONCE)
     async with httpx.AsyncClient(base_url=url, timeout=120, trust_env=False) as http:
 
-        async def one(case: Case) -> tuple[int, Told]:
+        async def one(case: Case) -> tuple[int, ServerAnswer]:
             async with gate:
                 return case.number, await ask(http, case, f"case-{case.number}")
 
@@ -124,14 +124,14 @@ def test_the_corpus_has_every_parameter() -> None:
         assert asked >= kind.model_fields.keys() - tools - {"suffix"}, kind
 
 
-def test_answers_are_vllms(bare: dict[int, Told], application: Application) -> None:
-    told = asyncio.run(answers(application.url, ASKED))
-    failed = [text for case in ASKED for text in compared(case, bare[case.number], told[case.number])]
+def test_answers_are_vllms(bare: dict[int, ServerAnswer], application: Application) -> None:
+    given = asyncio.run(answers(application.url, ASKED))
+    failed = [text for case in ASKED for text in compared(case, bare[case.number], given[case.number])]
     assert not failed, report(failed)
 
 
-def compared(case: Case, bare: Told, mell: Told) -> list[str]:
-    """What is wrong with Mell's answer to a request, given vLLM's."""
+def compared(case: Case, bare: ServerAnswer, mell: ServerAnswer) -> list[str]:
+    """The faults of Mell's answer to a request, by comparison with vLLM's."""
     if case.odd in UNLIKE:
         # A difference that is no more must not stay in the list.
         statuses = (bare.status, mell.status)
@@ -156,30 +156,30 @@ UNNAMED = {"a schema that is none", "a regex that is none", "a grammar that is n
 
 async def test_refusals_name_the_parameter(application: Application) -> None:
     odd = [case for case in ASKED if case.odd and case.odd not in UNNAMED]
-    for number, told in (await answers(application.url, odd)).items():
-        if told.error is not None:
-            named = re.split(r"[.\[]", told.error["param"] or "")[0]
-            assert named in ODD[CASES[number].odd][1], line(CASES[number], str(told.error))
+    for number, answer in (await answers(application.url, odd)).items():
+        if answer.error is not None:
+            named = re.split(r"[.\[]", answer.error["param"] or "")[0]
+            assert named in ODD[CASES[number].odd][1], line(CASES[number], str(answer.error))
 
 
 # --- moved --------------------------------------------------------------------------------------------
 
 
 class Journey:
-    """A streamed request that is moved while it is told."""
+    """A request that is moved while its answer streams."""
 
     def __init__(self, client: Client, case: Case) -> None:
         body = {**case.body, "stream": True, "stream_options": {"include_usage": True}}
         self._client, self._case = client, replace(case, body=body)
-        self._told = Told(0, "")
+        self._answer = ServerAnswer(0, "")
         self._news = asyncio.Event()
 
-    async def unmoved(self) -> Told:
-        """The answer when nothing is moved. It comes first: whatever it leaves in caches was not moved."""
+    async def unmoved(self) -> ServerAnswer:
+        """The answer without moves. It comes first, so that no moved blocks are in the caches."""
         return await ask(self._client.http, self._case, f"unmoved-{self._case.number}")
 
-    async def moved(self, moves: list[tuple[int, int, str]], outcomes: Counter[str]) -> Told:
-        """The answer when choices are moved that have come so far: (steps, choice, path), one after the other."""
+    async def moved(self, moves: list[tuple[int, int, str]], outcomes: Counter[str]) -> ServerAnswer:
+        """The answer with moves, one after the other: (steps, choice, path) moves a choice after that many steps."""
         asking = asyncio.create_task(self._ask())
         for steps, choice, path in moves:
             while not asking.done() and not self._has(choice, steps):
@@ -188,36 +188,36 @@ class Journey:
             outcomes[await self._move(choice, path)] += 1
         return await asking
 
-    async def _ask(self) -> Told:
+    async def _ask(self) -> ServerAnswer:
         try:
             return await ask(self._client.http, self._case, self._label, self._watch)
         finally:
             self._news.set()
 
-    async def _watch(self, told: Told) -> None:
-        self._told = told
+    async def _watch(self, answer: ServerAnswer) -> None:
+        self._answer = answer
         self._news.set()
 
     def _has(self, choice: int, steps: int) -> bool:
-        return choice in self._told.choices and self._told.choices[choice].steps >= steps
+        return choice in self._answer.choices and self._answer.choices[choice].steps >= steps
 
     @property
     def _label(self) -> str:
         return f"moved-{self._case.number}"
 
     async def _move(self, choice: int, path: str) -> str:
-        """Move a choice; how that ended."""
-        reference = f"{self._told.id}-{choice}" if self._case.choices > 1 else self._label
-        answer = await self._client.move(reference, path=path)
-        if answer.status_code == 202:
-            record = await self._client.outcome(answer.json()["id"])
+        """Move a choice. Returns the outcome."""
+        reference = f"{self._answer.id}-{choice}" if self._case.choices > 1 else self._label
+        reply = await self._client.move(reference, path=path)
+        if reply.status_code == 202:
+            record = await self._client.outcome(reply.json()["id"])
             return "too late" if record["error"] in OVER else str(record["outcome"])
-        message = str(answer.json()["error"]["message"])
-        return "too late" if answer.status_code == 404 or message.endswith("is not here") else message
+        message = str(reply.json()["error"]["message"])
+        return "too late" if reply.status_code == 404 or message.endswith("is not here") else message
 
 
-def drawn(case: Case, unmoved: Told) -> list[tuple[int, int, str]]:
-    """Where to move, 1 to 3 times: anywhere in what the unmoved answer has, the last steps excepted."""
+def drawn(case: Case, unmoved: ServerAnswer) -> list[tuple[int, int, str]]:
+    """1 to 3 moves at random steps of the unmoved answer, except the last steps."""
     draw = random.Random(f"{SEED}/{case.number}/moves")
     points = []
     for _ in range(draw.choice([1, 2, 3])):

@@ -102,7 +102,7 @@ class Run:
 
 
 class Left:
-    """What is left of a run since this was made: processes, also those in the same process groups, and memory."""
+    """The leftovers of a run since this was made: processes, also those in the same process groups, and memory."""
 
     def __init__(self, run: Run) -> None:
         below = run.below()

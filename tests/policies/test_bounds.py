@@ -70,7 +70,7 @@ def by_definition(sizes: list[int], capacity: int) -> int:
 
 @unhurried
 @given(packings)
-def test_the_lower_bound_is_what_its_definition_says(packing: tuple[list[int], int]) -> None:
+def test_the_lower_bound_equals_its_definition(packing: tuple[list[int], int]) -> None:
     sizes, capacity = packing
     assert martello_toth_l2(sizes, capacity) == by_definition(sizes, capacity)
 

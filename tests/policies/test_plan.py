@@ -81,11 +81,11 @@ BAD = [
 
 
 @pytest.mark.parametrize(("plan", "sentence"), BAD, ids=[f"{n} {text}" for n, (_, text) in enumerate(BAD)])
-def test_it_says_that(plan: Plan, sentence: str) -> None:
+def test_a_violation_is_found(plan: Plan, sentence: str) -> None:
     assert violations(plan, BEFORE) == [sentence]
 
 
-def test_what_must_stay_must_not_be_moved_but_may_be_evicted() -> None:
+def test_an_immovable_request_must_not_be_moved_but_may_be_evicted() -> None:
     before = replace(BEFORE, pinned=frozenset([Q]))
     assert violations(Plan((move(Q, A, B),), queued=(S,)), before) == ["q must stay but is moved"]
     assert violations(Plan(evicted=(evict(Q, A),), queued=(Q, S)), before) == []
@@ -109,7 +109,7 @@ def test_new_replicas_have_the_capacity_of_new_replicas() -> None:
 
 
 @pytest.mark.parametrize("held", [True, False], ids=["held", "shared"])
-def test_what_else_holds_room_counts(held: bool) -> None:
+def test_other_used_room_counts(held: bool) -> None:
     host = replace(BEFORE.hosts[B], held=51) if held else replace(BEFORE.hosts[B], shared=51)
     before = replace(BEFORE, hosts={B: host})
     assert violations(Plan(placements=(Placement(S, B),)), before) == ["B would hold 141 of 100 tokens"]

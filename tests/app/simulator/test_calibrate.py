@@ -83,7 +83,7 @@ def test_links_of_another_kind_of_profile_and_stated_ones(profiles: Path) -> Non
     assert moves.inter == STATED_LINKS["10gbe"]
 
 
-def test_what_is_not_measured_follows_from_the_model_and_the_gpu(profiles: Path) -> None:
+def test_costs_without_a_profile_follow_from_the_model_and_the_gpu(profiles: Path) -> None:
     costs = fitted(profiles)
     assert migration(costs).kv_bytes == 2 * 32 * 4096 * 2
     assert compute(costs).context_s == pytest.approx(524288 / (GPUS[GPU].bytes_per_s * READS), rel=1e-3)

@@ -74,7 +74,7 @@ def test_no_policy_does_better_than_the_bound(simulated: Simulated) -> None:
         assert run["ratio_to_bound"] >= run["ratio_to_repack"] >= 1
 
 
-def test_a_series_is_written_when_asked_for(simulated: Simulated) -> None:
+def test_a_series_is_written_by_option(simulated: Simulated) -> None:
     (run,) = simulated("--policy", "best_fit", "--series")["runs"]
     assert [point["at_s"] for point in run["series"]] == list(range(45))
 
@@ -97,7 +97,7 @@ def test_costs_and_their_calibration_are_read_from_files(simulated: Simulated, t
     assert 1 < run["added_ttft_s"]["max"] < 10  # with 60 s to start nothing would be served within the horizon
 
 
-def test_a_table_says_how_every_policy_fared(simulated: Simulated, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_has_the_metrics_of_every_policy(simulated: Simulated, capsys: pytest.CaptureFixture[str]) -> None:
     outcome = simulated(*TWO, "--seeds", "2", "--lengths", "quantiles")
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "small_trace.csv.gz, lengths from quantiles; 45 s, the first 10 s not counted"

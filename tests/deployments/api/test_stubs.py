@@ -80,7 +80,7 @@ async def test_events_are_streamed_and_silence_ends_them() -> None:
     assert inspect.isasyncgenfunction(EngineReplica.events)
 
 
-async def test_what_is_kept_for_a_replica_can_be_dropped() -> None:
+async def test_the_state_kept_for_a_replica_can_be_dropped() -> None:
     handles = Handles()
     served(handles).forget(R)
     assert handles.calls == [("forget", R)]

@@ -27,7 +27,7 @@ def parsed(text: bytes) -> dict[str, dict[tuple[str, ...], float]]:
     return values
 
 
-def test_every_sample_says_whose_it_is() -> None:
+def test_every_sample_names_its_process() -> None:
     values = parsed(merge([counted("a", 2), counted("b", 3)]))
     assert values["mell_things_total"] == {("a",): 2, ("b",): 3}
     assert values["mell_state"] == {("a", '"odd"\n'): 2, ("b", '"odd"\n'): 3}
@@ -57,7 +57,7 @@ def test_a_family_has_one_head_and_its_samples_stand_together() -> None:
     ]
 
 
-def test_what_has_not_been_counted_yet_is_zero_and_not_missing() -> None:
+def test_a_counter_without_events_is_zero_and_not_missing() -> None:
     assert parsed(merge([counted("a", 0)]))["mell_things_total"] == {("a",): 0}
 
 

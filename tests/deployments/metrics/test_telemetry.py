@@ -84,7 +84,7 @@ def test_replicas_by_state_and_their_time(telemetry: Telemetry) -> None:
     assert seen["mell_replicas_wanted"] == {("s",): 2}
 
 
-def test_what_a_migration_took(telemetry: Telemetry) -> None:
+def test_duration_of_a_migration(telemetry: Telemetry) -> None:
     telemetry.resumed(Path.TOKENS, 0.4)
     assert values(telemetry)["mell_migration_seconds_sum"] == {("tokens", "s"): 0.4}
 
@@ -118,7 +118,7 @@ def test_without_a_dry_run_there_is_nothing_of_one(telemetry: Telemetry) -> None
     assert not [name for name in values(telemetry) if "dry_run" in name]
 
 
-def test_a_dry_run_is_told_as_it_stands(telemetry: Telemetry) -> None:
+def test_a_dry_run_is_exposed_as_it_stands(telemetry: Telemetry) -> None:
     telemetry.dry_run(DRY_RUN)
     telemetry.dry_run(replace(DRY_RUN, replicas_needed=2, gpu_seconds_needed=34.0, moves=6, moved_bytes=Bytes(9600)))
     seen = {name: samples[("s",)] for name, samples in values(telemetry).items() if "dry_run" in name}

@@ -91,7 +91,7 @@ def tree(tmp_path: Path) -> Iterator[Tree]:
 
 
 @pytest.mark.parametrize("order", [o[: o.index("replica") + 1] for o in itertools.permutations(NAMES)], ids="-".join)
-def test_all_end_with_the_replica_whoever_ended_before(tree: Tree, order: tuple[str, ...]) -> None:
+def test_all_end_with_the_replica_in_any_order(tree: Tree, order: tuple[str, ...]) -> None:
     for name in order:
         tree.kill(name)
     wait_until(tree.is_gone)
@@ -126,7 +126,7 @@ def test_a_guard_that_is_killed_is_replaced(tree: Tree) -> None:
     wait_until(tree.is_gone)
 
 
-def test_guard_ignores_what_an_init_system_sends_to_all(tree: Tree) -> None:
+def test_guard_ignores_the_signals_of_an_init_system(tree: Tree) -> None:
     guard = tree.guard()
     wait_until(lambda: ignored(guard.pid) >= {signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

@@ -5,7 +5,7 @@ import gc
 from deployments.processes.heap import freeze_heap
 
 
-def test_what_is_there_is_frozen_and_what_comes_is_collected() -> None:
+def test_present_objects_are_frozen_and_later_ones_collected() -> None:
     there = [[]]  # type: ignore[var-annotated]
     try:
         freeze_heap()

@@ -159,7 +159,7 @@ def test_before_the_first_replica_there_is_nothing_to_drain(tmp_path: Path, laun
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
-def test_on_a_cluster_of_others_the_command_ends_without_a_word(
+def test_on_a_standing_cluster_the_command_ends_silently(
     tmp_path: Path, launches: contextlib.ExitStack, number: signal.Signals
 ) -> None:
     """The command takes the application down when it is interrupted: it must not notice."""

@@ -171,14 +171,14 @@ async def test_end_of_the_output_ends_the_run() -> None:
     ],
     ids=["dies", "fails", "just stops"],
 )
-async def test_reader_is_told_when_the_engine(step: Exception | None, reason: str) -> None:
+async def test_reader_learns_of_a_loss_when_the_engine(step: Exception | None, reason: str) -> None:
     desk = await running()
     await desk.engine.give(step)
     assert desk.published() == [Lost(R, 0, reason)]
     assert desk.ended == [(R, False)] and not list(desk.host.loads())
 
 
-async def test_reader_is_told_that_no_engine_would_take_the_request() -> None:
+async def test_reader_learns_that_no_engine_would_take_the_request() -> None:
     desk = await running(0)
     await desk.engine.give(InvalidRequest("no grammar"))
     assert desk.published() == [Lost(R, 0, "no grammar", invalid=True)]
@@ -201,7 +201,7 @@ async def test_client_that_leaves_ends_the_request_under_any_hop() -> None:
     assert desk.engine.ended == ["r.4"] and desk.ended == [(R, True)] and desk.published() == []
 
 
-async def test_dropped_request_ends_without_a_word() -> None:
+async def test_dropped_request_ends_without_an_event() -> None:
     desk = await running()
     desk.host.drop(R, 0)
     await settle()
@@ -224,7 +224,7 @@ async def test_ingress_that_is_gone_takes_its_requests_along() -> None:
 
 
 @pytest.mark.parametrize(("index", "again"), [(0, (0, 1, 2)), (2, (2,))])
-async def test_reader_gets_again_what_was_published(index: int, again: tuple[int, ...]) -> None:
+async def test_reader_gets_the_published_output_again(index: int, again: tuple[int, ...]) -> None:
     desk = await running(3)
     assert desk.host.resume(R, 0, index)
     assert desk.published() == [delta(index, *again)]
@@ -244,7 +244,7 @@ async def test_end_can_be_asked_for_after_the_run_has_ended() -> None:
     assert desk.published() == [delta(1, 1, finish="length"), delta(2, finish="length")]
 
 
-async def test_what_is_withheld_is_not_given_again() -> None:
+async def test_withheld_output_is_not_published_again() -> None:
     desk = await running(1)
     desk.host.mute(R, 0)
     await desk.engine.step(1, finish="length")
@@ -327,7 +327,7 @@ async def test_tokens_from_elsewhere_cannot_be_given_with_their_logprobs() -> No
 # --- the source of a migration ------------------------------------------------------------------------
 
 
-async def test_muted_request_is_frozen_at_what_was_published() -> None:
+async def test_muted_request_is_frozen_at_its_published_output() -> None:
     desk = await running(2)
     frozen = desk.host.mute(R, 0)
     await desk.engine.step(2)
@@ -335,7 +335,7 @@ async def test_muted_request_is_frozen_at_what_was_published() -> None:
     assert desk.host.snapshot(R) == frozen and frozen.outputs == (0, 1)
 
 
-async def test_unmuted_request_publishes_what_was_withheld_once_and_goes_on() -> None:
+async def test_unmuted_request_publishes_the_withheld_output_once_and_goes_on() -> None:
     desk = await running(1)
     desk.host.mute(R, 0)
     await desk.engine.step(1)
@@ -346,7 +346,7 @@ async def test_unmuted_request_publishes_what_was_withheld_once_and_goes_on() ->
     assert desk.published() == [delta(1, 1, 2), delta(3, 3)]
 
 
-async def test_unmute_with_nothing_withheld_says_nothing() -> None:
+async def test_unmute_without_withheld_output_publishes_nothing() -> None:
     desk = await running()
     desk.host.mute(R, 0)
     desk.host.unmute(R, 0)
@@ -354,7 +354,7 @@ async def test_unmute_with_nothing_withheld_says_nothing() -> None:
     assert desk.published() == []
 
 
-async def test_end_that_comes_while_muted_is_told_to_the_migration_and_published_on_unmute() -> None:
+async def test_end_while_muted_reaches_the_migration_and_is_published_on_unmute() -> None:
     desk = await running(1)
     desk.host.mute(R, 0)
     await desk.engine.step(1, finish="stop")
@@ -397,7 +397,7 @@ async def test_run_under_another_hop_is_another_run(call: str) -> None:
     assert desk.host.snapshot(R).hop == 7
 
 
-async def test_what_the_engine_cannot_continue_stays() -> None:
+async def test_request_that_the_engine_cannot_continue_stays() -> None:
     desk = await running()
     assert desk.host.why_immovable(R) is None
     desk.engine.ties = Tie.SEEDED
@@ -405,7 +405,7 @@ async def test_what_the_engine_cannot_continue_stays() -> None:
     assert [load.immovable for load in desk.host.loads()] == [Tie.SEEDED]
 
 
-async def test_what_the_engine_cannot_continue_may_begin_there() -> None:
+async def test_request_that_the_engine_cannot_continue_may_begin_there() -> None:
     desk = make_desk()
     desk.engine.ties = Tie.SEEDED
     desk.host.submit(spec(), 0, ())
@@ -423,7 +423,7 @@ def refusal(host: RequestHost, message: Prepare) -> tuple[Cause, str]:
     return caught.value.cause, str(caught.value)
 
 
-async def test_room_is_that_of_the_engine_less_what_was_promised() -> None:
+async def test_room_is_that_of_the_engine_less_promised_room() -> None:
     host = make_desk(room=100).host
     host.accept(prepare(prompt=90, outputs=(1,) * 10))
     host.reserve("m", 60)
@@ -452,7 +452,7 @@ async def test_nothing_comes_to_a_replica_that_stops() -> None:
 # --- loads --------------------------------------------------------------------------------------------
 
 
-async def test_load_says_what_a_request_is_doing() -> None:
+async def test_load_has_the_phase_of_a_request() -> None:
     desk = await running(0)
     assert [load.phase for load in desk.host.loads()] == [Phase.PREFILL]
     await desk.engine.step(0)

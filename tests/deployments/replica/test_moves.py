@@ -216,7 +216,7 @@ async def test_reader_of_another_hop_confirms_nothing(pair: Pair) -> None:
     assert moves.pending == 1
 
 
-async def test_cancelled_migration_aborts_what_it_adopted(pair: Pair) -> None:
+async def test_cancelled_migration_aborts_the_adopted_request(pair: Pair) -> None:
     moves = await adopted(pair)
     moves.cancel("m")
     await asyncio.sleep(0)
@@ -252,7 +252,7 @@ async def test_adopted_request_continues_after_all_tokens(pair: Pair) -> None:
     assert (snapshot.hop, snapshot.outputs[:3]) == (1, (1, 2, 3))
 
 
-async def test_stopping_replica_ends_what_has_not_arrived_and_keeps_what_has(pair: Pair) -> None:
+async def test_stopping_replica_ends_incoming_migrations_and_keeps_arrived_requests(pair: Pair) -> None:
     moves = await adopted(pair)
     moves.prepare(prepare(pair, "later", spec("other")))
     moves.stop()

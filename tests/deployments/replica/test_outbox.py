@@ -39,14 +39,14 @@ async def rest(stream: AsyncIterator[Batch]) -> list[Batch]:
         return [batch async for batch in stream]
 
 
-async def test_what_was_published_before_the_reader_came_is_one_batch() -> None:
+async def test_events_before_the_reader_came_are_one_batch() -> None:
     boxes = Outboxes(Clock())
     boxes.put(HERE, event(0))
     boxes.put(HERE, event(1))
     assert await anext(await connect(boxes)) == (event(0), event(1))
 
 
-async def test_reader_is_woken_by_what_is_published_later() -> None:
+async def test_reader_is_woken_by_a_later_event() -> None:
     boxes = Outboxes(Clock())
     stream = await connect(boxes)
     batch = asyncio.ensure_future(anext(stream))
@@ -56,7 +56,7 @@ async def test_reader_is_woken_by_what_is_published_later() -> None:
     assert await batch == (event(0),)
 
 
-async def test_a_reader_to_whom_there_is_nothing_to_tell_hears_that_the_replica_lives(
+async def test_a_reader_without_events_gets_heartbeats(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("deployments.replica.outbox.HEARTBEAT_S", 0.01)
@@ -118,7 +118,7 @@ async def test_stream_opened_after_the_close_ends_at_once() -> None:
     assert await rest(boxes.read(HERE)) == [()]
 
 
-async def test_forgotten_ingress_has_its_stream_ended_and_loses_what_it_did_not_read() -> None:
+async def test_forgotten_ingress_has_its_stream_ended_and_loses_unread_events() -> None:
     boxes = Outboxes(Clock())
     stream = await connect(boxes, THERE)
     boxes.put(HERE, event(0))

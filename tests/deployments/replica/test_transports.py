@@ -64,7 +64,7 @@ def test_a_factory_of_ones_own_is_given_the_configuration() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "mpi", "Shared", "tests.deployments"])
-def test_an_unknown_name_says_what_there_is(name: str) -> None:
+def test_an_unknown_name_is_an_error_that_lists_the_transports(name: str) -> None:
     with pytest.raises(ValueError, match=r"shared.*collective.*module:factory"):
         make_transport(MigrationSettings(transport=name))
 

@@ -30,7 +30,7 @@ async def test_one_item_is_one_call() -> None:
     assert doubling.calls == [(4,)]
 
 
-async def test_what_comes_during_a_call_shares_the_next() -> None:
+async def test_items_that_come_during_a_call_share_the_next() -> None:
     doubling = Doubling()
     doubling.gate.clear()
     double: Coalescer[int, int] = Coalescer(doubling)
@@ -64,7 +64,7 @@ async def test_a_call_that_fails_fails_its_items_and_no_others() -> None:
     assert await echo(2) == 2
 
 
-async def test_who_no_longer_waits_disturbs_nobody() -> None:
+async def test_a_cancelled_caller_disturbs_no_other() -> None:
     doubling = Doubling()
     doubling.gate.clear()
     double: Coalescer[int, int] = Coalescer(doubling)

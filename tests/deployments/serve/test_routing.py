@@ -114,7 +114,7 @@ async def test_a_replica_of_unknown_length_counts_as_free() -> None:
     assert {await choice("", "ab", a=1) for _ in range(20)} == {"b"}
 
 
-async def test_one_replica_serves_what_names_none() -> None:
+async def test_one_replica_serves_a_call_without_a_target() -> None:
     assert await choice("", "a") == "a"
 
 
@@ -146,13 +146,13 @@ async def test_without_a_request_nothing_is_chosen() -> None:
     ],
     ids=["not routable", "dead", "unavailable", "refused", "another error"],
 )
-def test_errors_about_a_replica_are_told_in_our_words(raised: Exception, told: type[Exception]) -> None:
+def test_errors_about_a_replica_become_our_own(raised: Exception, told: type[Exception]) -> None:
     with pytest.raises(told) as caught, _peer_errors(ReplicaId("a")):
         raise raised
     assert type(caught.value) is told
 
 
-def test_what_a_method_raised_is_raised_as_it_was() -> None:
+def test_exceptions_of_a_method_are_raised_unchanged() -> None:
     """Ray's own object of both classes has a traceback for its text, and another `cause`."""
     refused = Refused("no room", Cause.NO_ROOM)
     wrapped = RayTaskError("method", "Traceback ...", refused, "proc", 1, "127.0.0.1").as_instanceof_cause()

@@ -60,7 +60,7 @@ def test_without_a_fresh_number_the_target_stays(app: str, generation: str, age_
 
 
 @pytest.mark.parametrize("garbage", [b"", b"{}", b"5", b'{"count": 1}'])
-def test_what_cannot_be_read_is_no_number(store: dict[bytes, bytes], garbage: bytes) -> None:
+def test_an_unreadable_value_is_no_number(store: dict[bytes, bytes], garbage: bytes) -> None:
     write_wanted("mell", "g", Wanted(5, NOW))
     store.update(dict.fromkeys(store, garbage))
     assert read_wanted("mell", "g") is None
@@ -122,7 +122,9 @@ def test_of_a_replica_that_is_gone_nothing_changes() -> None:
 
 
 @pytest.mark.parametrize(("counts", "running", "wanted"), [((8, 8), 2, 4), ((2, 0), 2, 0.5), ((), 1, 0)])
-def test_serves_own_rule_counts_what_replicas_say(counts: tuple[int, ...], running: int, wanted: float) -> None:
+def test_serves_own_rule_counts_the_requests_that_replicas_report(
+    counts: tuple[int, ...], running: int, wanted: float
+) -> None:
     context = AutoscalingContext(
         deployment_id=DeploymentID("Engine", "mell"),
         deployment_name="Engine",

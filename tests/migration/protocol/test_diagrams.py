@@ -35,7 +35,7 @@ def test_page_shows_the_tables_as_they_are() -> None:
     )
 
 
-def test_diagram_shows_commands_and_leaves_out_what_does_nothing() -> None:
+def test_diagram_shows_commands_and_omits_events_without_effect() -> None:
     lines = diagram(target.TABLE, "T").splitlines()
     assert lines[:4] == ["---", "title: T", "---", "stateDiagram-v2"]
     assert "    new --> reserved: prepare_fits / reserve" in lines

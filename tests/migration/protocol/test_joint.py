@@ -48,14 +48,14 @@ def test_reader_accepts_tokens_of_no_replica_while_another_one_owns_the_request(
             assert others not in joint.claims, joint
 
 
-def test_whoever_owns_the_request_got_it_from_its_reader() -> None:
+def test_every_owner_was_made_by_the_reader() -> None:
     for joint in joints():
         if "target" in joint.claims:
             asked = joint.hop > 0 or joint.reader is ReaderState.FINDING or joint.reader in reader.FINAL
             assert asked and joint.settled == 0, joint
 
 
-def test_source_that_lets_go_has_been_told_that_the_target_runs_the_request() -> None:
+def test_source_lets_go_only_once_it_knows_that_the_target_runs_the_request() -> None:
     for joint in joints():
         if joint.source is SourceState.COMMITTED and joint.target is not TargetState.CLOSED:
             assert joint.target in (TargetState.PROVISIONAL, TargetState.OWNED)
@@ -73,7 +73,7 @@ def test_source_is_silent_only_while_it_hands_over() -> None:
 # --- what is outdated, ends ---------------------------------------------------------------------------
 
 
-def test_claim_of_an_older_term_ends_with_its_next_word() -> None:
+def test_claim_of_an_older_term_ends_with_its_next_event() -> None:
     outdated = 0
     for joint in joints():
         over = joint.reader in reader.FINAL
@@ -91,7 +91,7 @@ def test_never_no_owner_unless_a_lease_ran_out_or_the_client_left() -> None:
     assert {j.closed_by for j in lost} == {TargetEvent.LEASE_EXPIRED, TargetEvent.CLIENT_GONE}
 
 
-def test_reader_reads_on_from_nobody_who_has_not_answered() -> None:
+def test_reader_reads_on_only_from_a_replica_that_has_answered() -> None:
     """Else it would wait for ever for a target whose lease ran out."""
     for joint in joints():
         if joint.hop == 1 and joint.reader in (ReaderState.READING, ReaderState.MOVING) and not joint.asking:

@@ -16,7 +16,7 @@ R = RequestId("r")
 
 
 @pytest.mark.parametrize("top", [(), ((5, -0.5),), ((5, -0.5), (2**31 - 1, -math.inf), (0, -2.25))], ids=len)
-def test_what_is_packed_is_unpacked(top: tuple[tuple[int, float], ...]) -> None:
+def test_packing_is_reversible(top: tuple[tuple[int, float], ...]) -> None:
     packed = pack_logprobs(-0.125, [token for token, _ in top], [value for _, value in top])
     assert unpack_logprobs(packed) == TokenLogprobs(-0.125, top) and len(packed) == 4 + 8 * len(top)
 
@@ -46,7 +46,7 @@ def test_logprobs_that_came_early_wait_for_their_hop() -> None:
     assert names(cursor) == cursor.tokens == [10, 11]
 
 
-def test_logprobs_that_the_reader_took_are_not_told_again() -> None:
+def test_logprobs_that_the_reader_has_are_not_delivered_again() -> None:
     cursor = Cursor()
     cursor.feed(scored(0, 10, 11))
     cursor.logprobs.popleft()

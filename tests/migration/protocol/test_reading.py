@@ -69,7 +69,7 @@ def test_tokens_may_overtake_the_answer_to_the_submission() -> None:
     ],
     ids=["moving", "moved", "lost"],
 )
-def test_other_words_wait_for_the_answer_to_the_submission(
+def test_other_events_wait_for_the_answer_to_the_submission(
     word: StreamEvent, state: ReaderState, action: Action | None
 ) -> None:
     made = Reader()
@@ -80,7 +80,7 @@ def test_other_words_wait_for_the_answer_to_the_submission(
     assert made.state is state and (action is None or action in actions)
 
 
-def test_what_went_missing_during_the_submission_is_asked_for_afterwards() -> None:
+def test_events_lost_during_the_submission_are_requested_afterwards() -> None:
     made = Reader()
     made.begin()
     made.submitting(A)
@@ -221,12 +221,12 @@ def test_finished_output_releases_all_but_the_host() -> None:
     assert made.leave() == []
 
 
-def test_what_no_engine_takes_is_given_up() -> None:
+def test_a_request_that_no_engine_takes_is_given_up() -> None:
     made = reading()
     assert made.take(Lost(R, 0, "not a grammar", invalid=True), A) == [ReleaseRequest(A, None), GiveUp("not a grammar")]
 
 
-def test_what_no_replica_takes_is_given_up() -> None:
+def test_a_request_that_no_replica_takes_is_given_up() -> None:
     made = Reader()
     made.begin()
     assert made.not_placed() == [GiveUp(None)]
@@ -274,7 +274,7 @@ def call(made: Reader, name: str) -> list[Action]:
 
 
 @given(st.lists(st.one_of(st.tuples(WORDS, st.sampled_from([A, B, C])), CALLS), max_size=30))
-def test_output_follows_without_gap_or_repetition_whatever_is_said(
+def test_output_has_no_gap_or_repetition_for_any_events(
     happened: Sequence[tuple[StreamEvent, ReplicaId] | str],
 ) -> None:
     made = Reader()

@@ -87,7 +87,7 @@ async def test_the_source_is_done_with_a_request_before_it_resumes() -> None:
 
 
 @pytest.mark.parametrize("fault", ["silent", PeerLost("dead")], ids=["silent", "dead"])
-async def test_a_target_that_does_not_tell_leaves_the_record_without(fault: Exception | str) -> None:
+async def test_without_the_targets_report_the_record_has_no_resumption(fault: Exception | str) -> None:
     pair = make_pair(limits=MigrationLimits(resume_s=0.05))
     pair.b.faults["resumed"] = fault
     record = await moved(pair)
@@ -105,14 +105,14 @@ async def test_a_request_that_ends_before_it_resumes_leaves_the_record_without()
     assert (await pair.settled()).resume_s is None
 
 
-async def test_a_stopping_source_tells_as_well() -> None:
+async def test_a_stopping_source_records_as_well() -> None:
     pair = make_pair()
     await moving(pair)
     pair.a.moves.stop()
     assert (await pair.settled()).resume_s is not None
 
 
-async def test_what_never_froze_has_no_tokens() -> None:
+async def test_a_migration_without_a_freeze_has_no_tokens() -> None:
     pair = make_pair()
     pair.b.room = 10
     record = await moved(pair)
@@ -120,7 +120,7 @@ async def test_what_never_froze_has_no_tokens() -> None:
     assert (record.tokens, record.copy_s, record.resume_s) == (None, 0.0, None)
 
 
-async def test_a_hand_over_that_failed_tells_what_was_frozen_and_did_not_resume() -> None:
+async def test_a_failed_hand_over_has_frozen_tokens_and_no_resumption() -> None:
     pair = make_pair()
     pair.b.faults["adopt"] = PeerLost("dead")
     record = await moved(pair)
@@ -128,7 +128,7 @@ async def test_a_hand_over_that_failed_tells_what_was_frozen_and_did_not_resume(
     assert record.resume_s is None and record.whole_s is None
 
 
-async def test_what_was_predicted_is_in_the_record_from_its_beginning() -> None:
+async def test_predictions_are_in_the_record_from_its_beginning() -> None:
     pair = make_pair()
     await pair.until(pair.submit(spec(tokens=600)), 10)
     order = Order("m", R, TOKENS, Reason.DRAIN, predicted_kv_s=2.5, predicted_tokens_s=1.5)
@@ -139,7 +139,7 @@ async def test_what_was_predicted_is_in_the_record_from_its_beginning() -> None:
     assert record.predicted_s == 1.5
 
 
-async def test_nobody_need_have_predicted_anything() -> None:
+async def test_predictions_are_optional() -> None:
     record = await moved(make_pair())
     assert (record.predicted_kv_s, record.predicted_tokens_s, record.predicted_s) == (None, None, None)
 
@@ -156,7 +156,7 @@ async def test_only_adopted_migrations_resume() -> None:
 
 
 @pytest.mark.parametrize(("request_id", "hop"), [("r", 1), ("unknown", 0)])
-async def test_a_run_that_is_not_known_has_no_first_token(request_id: str, hop: int) -> None:
+async def test_an_unknown_run_has_no_first_token(request_id: str, hop: int) -> None:
     pair = make_pair()
     await pair.until(pair.submit(spec()), 1)
     assert await pair.a.host.first_token(RequestId(request_id), hop) is None
@@ -176,7 +176,7 @@ async def test_a_muted_run_has_its_first_token_when_it_is_published() -> None:
     assert await waiting is not None
 
 
-def test_what_came_first_is_forgotten_first() -> None:
+def test_the_oldest_entry_is_evicted_first() -> None:
     recent: Recent[str, int] = Recent(2)
     recent["a"] = 1
     recent["b"] = 2

@@ -193,7 +193,7 @@ def test_nothing_is_thawed_after_it_was_handed_over() -> None:
     assert not any(Do.UNMUTE in step.told for step in source_steps() if Do.ANNOUNCE_MOVED in step.told)
 
 
-def test_source_lets_go_once_and_only_by_the_word_of_target_or_reader() -> None:
+def test_source_lets_go_once_and_only_by_decision_of_target_or_reader() -> None:
     for step in source_steps():
         assert step.told.count(Do.DROP_REQUEST) == (1 if step.following is Source.COMMITTED else 0)
         assert Do.DROP_REQUEST not in step.commands or step.event in (Asked.ADOPTED, Asked.FOLLOWED)
@@ -204,7 +204,7 @@ def test_source_is_frozen_when_it_lets_go() -> None:
     assert all(Do.MUTE in step.told for step in source_steps() if Do.DROP_REQUEST in step.told)
 
 
-def test_source_that_sent_the_request_thaws_only_when_it_has_ended_or_by_the_word_of_target_or_reader() -> None:
+def test_source_that_sent_the_request_thaws_only_at_its_end_or_by_decision_of_target_or_reader() -> None:
     """No time-out and no loss is such a word."""
     thawed = [step for step in source_steps() if Do.UNMUTE in step.commands]
     sent = {step.event for step in thawed if step.state in (Source.HANDOVER, Source.DOUBT)}
@@ -219,7 +219,7 @@ def test_source_without_an_answer_asks_its_reader(event: Asked) -> None:
 
 @pytest.mark.parametrize("event", [Asked.KEPT, Asked.FOLLOWED])
 @pytest.mark.parametrize("state", sorted(set(Source) - {Source.HANDOVER, Source.DOUBT}))
-def test_readers_word_means_nothing_to_a_source_that_has_not_sent_the_request(state: Source, event: Asked) -> None:
+def test_readers_decision_means_nothing_to_a_source_that_has_not_sent_the_request(state: Source, event: Asked) -> None:
     assert source.TABLE[state][event] == (state, ())
 
 
@@ -229,7 +229,7 @@ def test_target_is_cancelled_whenever_it_may_hold_something_in_vain() -> None:
         assert step.told.count(Do.CANCEL_TARGET) == (1 if asked and ended else 0)
 
 
-def test_reader_is_told_of_a_move_only_once_the_target_agreed() -> None:
+def test_move_is_announced_to_the_reader_only_once_the_target_agreed() -> None:
     for step in source_steps():
         assert step.told.count(Do.ANNOUNCE_MOVING) <= 1
         assert Do.ANNOUNCE_MOVING not in step.commands or step.event in (Asked.ACCEPTED_KV, Asked.ACCEPTED_TOKENS)
@@ -295,7 +295,7 @@ def test_loading_is_stopped_before_the_request_runs_or_the_migration_ends() -> N
             assert Act.ADD_REQUEST not in step.commands or step.commands[0] is Act.STOP_LOADING
 
 
-def test_target_aborts_only_what_it_added() -> None:
+def test_target_aborts_only_a_request_that_it_added() -> None:
     assert all(Act.ADD_REQUEST in step.told for step in target_steps() if Act.ABORT_REQUEST in step.told)
 
 
@@ -312,12 +312,12 @@ def test_target_hears_of_the_end_in_every_state(state: Target, event: Heard) -> 
 
 
 @pytest.mark.parametrize("event", [Heard.ATTACHED, Heard.FINISHED, Heard.CLIENT_GONE, Heard.STOPPING])
-def test_owner_may_be_told_anything_but_cancel(event: Heard) -> None:
+def test_owner_may_get_any_event_but_cancel(event: Heard) -> None:
     assert event in target.TABLE[Target.OWNED]
 
 
 @pytest.mark.parametrize("state", [Target.RESERVED, Target.LOADING])
-def test_request_may_arrive_whatever_became_of_its_blocks(state: Target) -> None:
+def test_request_may_arrive_with_or_without_its_blocks(state: Target) -> None:
     assert target.TABLE[state][Heard.ADOPT][0] is Target.ADOPTING
 
 
@@ -345,12 +345,12 @@ def test_added_request_of_a_closed_migration_is_aborted() -> None:
             assert Act.ABORT_REQUEST in step.commands
 
 
-def test_target_owns_only_what_its_reader_has_attached_to() -> None:
+def test_target_owns_only_requests_with_an_attached_reader() -> None:
     into = [step for step in target_steps() if step.following is Target.OWNED and step.state is not Target.OWNED]
     assert {(step.state, step.event) for step in into} == {(Target.PROVISIONAL, Heard.ATTACHED)}
 
 
-def test_target_never_aborts_what_it_owns() -> None:
+def test_target_never_aborts_a_request_that_it_owns() -> None:
     assert all(entry == (Target.OWNED, ()) for entry in target.TABLE[Target.OWNED].values())
     assert Heard.CANCEL not in target.TABLE[Target.OWNED]
 
@@ -376,7 +376,7 @@ READS = [ReaderState.READING, ReaderState.MOVING, ReaderState.FINDING]
 
 
 @pytest.mark.parametrize("state", READS)
-def test_reader_that_reads_takes_every_word(state: ReaderState) -> None:
+def test_reader_that_reads_takes_every_event(state: ReaderState) -> None:
     assert reader.TABLE[state].keys() >= WORDS
 
 
@@ -387,7 +387,7 @@ def test_reader_ends_for_good(state: ReaderState) -> None:
 
 
 @pytest.mark.parametrize("state", sorted(set(ReaderState) - {ReaderState.NEW}))
-def test_who_says_what_is_outdated_is_told_to_end(state: ReaderState) -> None:
+def test_sender_of_outdated_events_gets_the_order_to_end(state: ReaderState) -> None:
     assert reader.TABLE[state][ReaderEvent.OUTDATED] == (state, (ReaderCommand.RELEASE_SPEAKER,))
 
 

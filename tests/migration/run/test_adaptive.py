@@ -114,7 +114,7 @@ async def test_the_choice_comes_to_the_path_that_is_faster(
     assert [choice.path for choice in choices[2:]] == [best] * 2
 
 
-async def test_a_link_that_becomes_slow_is_left(switches: Path) -> None:
+async def test_a_slow_link_is_avoided(switches: Path) -> None:
     pair = make(0.0015)
     estimates = make_estimates(pair)
     before = [await chosen(pair, estimates, f"before{n}") for n in range(3)]
@@ -126,7 +126,7 @@ async def test_a_link_that_becomes_slow_is_left(switches: Path) -> None:
 # --- the throttle itself ---------------------------------------------------------------------------------
 
 
-async def test_copying_takes_as_long_as_the_link_says(switches: Path) -> None:
+async def test_copying_takes_the_time_of_the_link(switches: Path) -> None:
     faults.write(switches, "shared", Fault.SLOW, 10_000.0)
     record = await migrate(make(), "r", PathRequest.KV)
     assert record.outcome is Outcome.COMMITTED and record.path == "kv"

@@ -202,7 +202,7 @@ async def test_second_move_of_the_same_request_is_refused() -> None:
     assert await pair.finished(cursor) == expected(request.prompt, 60)
 
 
-async def test_what_the_engine_cannot_continue_stays() -> None:
+async def test_request_that_the_engine_cannot_continue_stays() -> None:
     pair, request = make_pair(), spec()
     pair.a.engine.ties = Tie.SEEDED
     pair.submit(request)
@@ -222,7 +222,7 @@ async def test_unconfirmed_request_ends_with_its_lease() -> None:
     assert cursor.finish is None
 
 
-async def test_the_readers_word_outlasts_the_lease() -> None:
+async def test_the_readers_decision_outlasts_the_lease() -> None:
     pair, request = make_pair(lease_s=0.1), spec(tokens=400)
     cursor = pair.submit(request)
     await pair.until(cursor, 5)
@@ -231,7 +231,7 @@ async def test_the_readers_word_outlasts_the_lease() -> None:
 
 
 @pytest.mark.parametrize("words", [1, 3])
-async def test_source_that_gets_no_answer_goes_on_by_its_readers_word(words: int) -> None:
+async def test_source_without_an_answer_goes_on_by_its_readers_decision(words: int) -> None:
     """Nobody answers its first questions: it stays silent, and asks again."""
     limits = MigrationLimits(adopt_s=0.05, doubt_s=0.05)
     pair, request = make_pair(limits=limits), spec(tokens=200)

@@ -29,12 +29,12 @@ def times(clock: Clock) -> Times:
     return Times(clock, lambda: 1000.0)
 
 
-def test_nothing_is_known_before_it_happens(times: Times, clock: Clock) -> None:
+def test_times_are_none_before_their_events(times: Times, clock: Clock) -> None:
     clock.now = 3.0
     assert (times.started_at, times.duration_s, times.pause_s, times.resume_s) == (1000.0, 3.0, None, None)
 
 
-def test_durations_are_between_what_they_say(times: Times, clock: Clock) -> None:
+def test_durations_are_between_the_documented_events(times: Times, clock: Clock) -> None:
     notes: list[Note] = [Times.freeze, Times.hand_over, Times.release, Times.end]
     for at, note in zip((1.0, 4.0, 9.0, 10.0), notes, strict=True):
         clock.now = at
@@ -45,7 +45,7 @@ def test_durations_are_between_what_they_say(times: Times, clock: Clock) -> None
 
 
 @pytest.mark.parametrize("first", [0.0, 1.0], ids=["when the clock shows zero", "later"])
-def test_what_happens_again_does_not_count(times: Times, clock: Clock, first: float) -> None:
+def test_a_repeated_event_does_not_count(times: Times, clock: Clock, first: float) -> None:
     for at in (first, 5.0):
         clock.now = at
         for note in (Times.freeze, Times.hand_over, Times.release, Times.end):
@@ -54,7 +54,7 @@ def test_what_happens_again_does_not_count(times: Times, clock: Clock, first: fl
     assert (times.duration_s, times.pause_s, times.resume_s) == (first, 0.0, 0.5)
 
 
-def test_what_was_never_frozen_neither_paused_nor_resumed(times: Times) -> None:
+def test_without_a_freeze_there_is_neither_pause_nor_resumption(times: Times) -> None:
     times.hand_over()
     times.release()
     times.resumed(1.0)

@@ -44,7 +44,7 @@ def test_arrivals_wait_behind_those_that_wait() -> None:
     assert waiting(applied(cluster, Events(arrived=arrived))) == "szy"
 
 
-def test_a_departure_says_its_class_and_where_it_was() -> None:
+def test_a_departure_has_its_class_and_its_replica() -> None:
     cluster = named("A: p30 q60")
     (departure,) = applied(cluster, Events(departed=[Q])).departed
     assert (departure.request, departure.kind, departure.replica.id) == (Q, Kind.LARGE, "A")
@@ -85,7 +85,7 @@ def test_it_crosses_once() -> None:
     assert not applied(cluster, Events(sizes=sizes(p=33))).crossed
 
 
-def test_what_shrank_crosses_when_it_grows_again() -> None:
+def test_a_shrunken_request_crosses_when_it_grows_again() -> None:
     cluster = named("A: p60")
     kinds = [applied(cluster, Events(sizes=sizes(p=tokens))).crossed[0].was for tokens in (20, 60)]
     assert kinds == [Kind.LARGE, Kind.TINY]
@@ -116,7 +116,7 @@ def test_a_started_replica_takes_requests() -> None:
     assert cluster.tightest(10) is opened
 
 
-def test_what_ran_on_a_lost_replica_waits_in_its_old_order() -> None:
+def test_requests_of_a_lost_replica_wait_in_their_old_order() -> None:
     cluster = named("A: p30 q10 | B: r20", "s10")
     assert waiting(applied(cluster, Events(lost=[A], arrived=[Arrival(RequestId("t"), Tokens(1))]))) == "pqst"
     assert picture(cluster) == "B: r20"
@@ -130,7 +130,7 @@ def test_a_lost_replica_may_be_opened_again() -> None:
     assert cluster.open() is not None
 
 
-def test_nothing_is_said_of_what_departed_from_or_crossed_on_a_lost_replica() -> None:
+def test_departures_and_crossings_on_a_lost_replica_are_left_out() -> None:
     cluster = named("A: p20 q30")
     changes = applied(cluster, Events(departed=[Q], sizes=sizes(p=60), lost=[A]))
     assert not changes.departed and not changes.crossed
@@ -166,7 +166,7 @@ def test_without_holds_the_room_is_free_at_once() -> None:
     assert request(cluster, "p").movable and replica(cluster, "A").room == 100
 
 
-def test_what_grows_on_the_move_grows_at_both_ends() -> None:
+def test_a_request_on_the_move_grows_at_both_ends() -> None:
     cluster = moving()
     applied(cluster, Events(sizes=sizes(p=33)))
     assert held(cluster) == {"A": 33} and replica(cluster, "B").load == 53
@@ -174,7 +174,7 @@ def test_what_grows_on_the_move_grows_at_both_ends() -> None:
     assert held(cluster) == {} and replica(cluster, "B").load == 54
 
 
-def test_what_stayed_lives_where_it_was() -> None:
+def test_a_request_that_stayed_is_where_it_was() -> None:
     cluster = moving()
     applied(cluster, Events(stayed=[P], sizes=sizes(p=33)))
     assert held(cluster) == {} and picture(cluster) == "A: p33 q10 | B: r20"
@@ -206,7 +206,7 @@ def test_when_both_are_lost_it_waits(lost: list[ReplicaId]) -> None:
 
 
 @pytest.mark.parametrize(("end", "lost"), [("moved", B), ("stayed", A)], ids=["the target", "the source"])
-def test_when_it_has_arrived_on_what_is_lost_it_waits(end: str, lost: ReplicaId) -> None:
+def test_a_request_that_arrived_on_a_lost_replica_waits(end: str, lost: ReplicaId) -> None:
     events = Events(moved=[P], lost=[lost]) if end == "moved" else Events(stayed=[P], lost=[lost])
     assert "p" in waiting(applied(moving(), events))
 
@@ -247,7 +247,7 @@ X, Y = ReplicaId("X"), RequestId("x")
     ],
     ids=["grew", "departed", "twice", "grew afterwards", "moved", "stayed", "started", "lost", "lost twice"],
 )
-def test_what_is_not_there_raises(events: Events) -> None:
+def test_unknown_ids_raise(events: Events) -> None:
     with pytest.raises(KeyError):
         apply(named("A: p30"), events)
 

@@ -51,14 +51,14 @@ def test_a_placement() -> None:
     assert settled(cluster) == Plan(placements=(Placement(S, A),), queued=(RequestId("t"),))
 
 
-def test_what_is_placed_and_then_moved_is_placed_there() -> None:
+def test_a_request_placed_and_then_moved_is_placed_on_the_target() -> None:
     cluster = named("A: | B:", "s10")
     place(cluster, "s", "A")
     move(cluster, "s", "B")
     assert settled(cluster) == Plan(placements=(Placement(S, B),))
 
 
-def test_what_is_placed_and_then_evicted_waits() -> None:
+def test_a_request_placed_and_then_evicted_waits() -> None:
     cluster = named("A:", "s10")
     place(cluster, "s", "A")
     evict(cluster, "s")
@@ -106,7 +106,7 @@ def test_evicted_after_it_left_is_evicted_from_where_it_was(leave: Callable[[Clu
     assert replica(cluster, "A").free == 100
 
 
-def test_what_was_evicted_stays_evicted_when_it_is_moved_on() -> None:
+def test_an_evicted_request_stays_evicted_when_it_is_moved_on() -> None:
     cluster = named("A: p30 | B: | C:")
     evict(cluster, "p")
     place(cluster, "p", "B")

@@ -32,7 +32,7 @@ def use_up(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("hinder", [pin, rest, send, use_up])
 @pytest.mark.parametrize("leave", [lift, lambda cluster, name: move(cluster, name, "B")], ids=["lift", "move"])
-def test_what_must_stay_stays(hinder: Callable[[Cluster], None], leave: Callable[[Cluster, str], None]) -> None:
+def test_a_pinned_request_stays(hinder: Callable[[Cluster], None], leave: Callable[[Cluster, str], None]) -> None:
     cluster = named("A: p30 | B: | C:", holds=True)
     hinder(cluster)
     before = picture(cluster)
@@ -43,14 +43,14 @@ def test_what_must_stay_stays(hinder: Callable[[Cluster], None], leave: Callable
 
 
 @pytest.mark.parametrize("hinder", [pin, rest, use_up])
-def test_what_must_not_move_may_be_evicted(hinder: Callable[[Cluster], None]) -> None:
+def test_a_request_that_must_not_move_may_be_evicted(hinder: Callable[[Cluster], None]) -> None:
     cluster = named("A: p30")
     hinder(cluster)
     evict(cluster, "p")
     assert settled(cluster).evicted == (Eviction(P, A, Tokens(30)),)
 
 
-def test_what_is_on_the_move_is_not_evicted() -> None:
+def test_a_request_on_the_move_is_not_evicted() -> None:
     cluster = named("A: p30 | C:", holds=True)
     send(cluster)
     with pytest.raises(ValueError, match="p is on its way from A"):
@@ -58,7 +58,7 @@ def test_what_is_on_the_move_is_not_evicted() -> None:
     assert settled(cluster) == Plan()
 
 
-def test_what_runs_is_not_placed() -> None:
+def test_a_running_request_is_not_placed() -> None:
     cluster = named("A: p30 | B:")
     with pytest.raises(ValueError, match="p is on A"):
         place(cluster, "p", "B")
@@ -80,7 +80,7 @@ def test_moving_on_or_back_costs_no_more() -> None:
 
 
 @pytest.mark.parametrize("waited", [True, False], ids=["it waited", "it was evicted"])
-def test_what_is_placed_anew_moves_without_budget(waited: bool) -> None:
+def test_a_placed_request_moves_without_budget(waited: bool) -> None:
     cluster = named("A: p30 | B:", "s10")
     cluster.moves_left = 0
     if not waited:

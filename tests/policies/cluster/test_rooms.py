@@ -38,7 +38,7 @@ def test_roomiest_are_those_with_the_most_room() -> None:
     assert [names(*cluster.roomiest(count)) for count in (0, 3, 9)] == [[], ["D", "B", "A"], ["D", "B", "A", "C"]]
 
 
-def test_what_is_opened_is_found_and_what_is_closed_is_not() -> None:
+def test_opened_replicas_are_found_and_closed_ones_are_not() -> None:
     cluster = named("A: p60 | B:")
     assert names(cluster.widest(10)) == ["B"]
     cluster.close(replica(cluster, "B"))
@@ -47,7 +47,7 @@ def test_what_is_opened_is_found_and_what_is_closed_is_not() -> None:
     assert names(cluster.widest(10)) == ["gpu-0"]
 
 
-def test_what_changed_before_it_closed_is_not_found() -> None:
+def test_a_replica_that_changed_before_it_closed_is_not_found() -> None:
     cluster = named("A: p60 | B: q10")
     assert names(cluster.widest(10)) == ["B"]
     cluster.evict(request(cluster, "q"))
@@ -55,7 +55,7 @@ def test_what_changed_before_it_closed_is_not_found() -> None:
     assert names(cluster.widest(10)) == ["A"]
 
 
-def test_what_is_lost_is_not_found() -> None:
+def test_a_lost_replica_is_not_found() -> None:
     cluster = named("A: p60 | B: q10")
     assert names(cluster.widest(10)) == ["B"]
     cluster.lose(replica(cluster, "B"))
@@ -121,7 +121,7 @@ def test_a_full_batch_takes_no_more() -> None:
 
 
 @pytest.mark.parametrize(("shared", "expected"), [(-1, []), (0, []), (1, ["A"])])
-def test_overloaded_is_what_needs_more_than_there_is(shared: int, expected: list[str]) -> None:
+def test_overloaded_replicas_exceed_their_capacity(shared: int, expected: list[str]) -> None:
     cluster = named("A: p60 q40 | B: r90")
     replica(cluster, "A").shared = shared
     assert names(*cluster.overloaded()) == expected

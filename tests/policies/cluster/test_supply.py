@@ -23,7 +23,7 @@ def test_lowest_free_slot_is_taken_first() -> None:
     assert taken(supply, 3) == ["gpu-0", "gpu-2", "gpu-4"]
 
 
-def test_limit_counts_what_is_out() -> None:
+def test_limit_counts_taken_slots() -> None:
     supply = Supply(limit=2)
     taken(supply, 2)
     assert supply.left == 0

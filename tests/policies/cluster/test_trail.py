@@ -59,9 +59,7 @@ def test_undo_restores_everything(holds: bool, budget: int, kept: list[Action], 
 
 @unhurried
 @given(st.booleans(), st.sampled_from([0, 1, 2, 9]), actions)
-def test_moves_never_exceed_the_budget_and_use_just_what_the_plan_says(
-    holds: bool, budget: int, done: list[Action]
-) -> None:
+def test_moves_never_exceed_the_budget_and_use_that_of_the_plan(holds: bool, budget: int, done: list[Action]) -> None:
     cluster = named("A: p30 q20 | B: r40 | C:", "s10 t5", holds=holds)
     cluster.moves_left = budget
     for action in done:
@@ -88,7 +86,7 @@ def test_undo_restores_reason_and_unit() -> None:
     assert [(m.target, m.reason, m.unit) for m in cluster.settle().moves] == [("B", Reason.FILL, 1)]
 
 
-def test_what_undo_took_back_may_be_done_again() -> None:
+def test_undone_steps_may_be_repeated() -> None:
     cluster = named("A: p30 | B: | C:")
     mark = cluster.mark()
     for _ in range(2):

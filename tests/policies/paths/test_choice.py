@@ -61,11 +61,11 @@ def test_kv_is_sent_unless_that_takes_many_times_as_long(times: float, path: str
 
 
 @pytest.mark.parametrize(("tokens_per_s", "path"), [(99.0, "kv"), (101.0, "tokens")], ids=["slower", "faster"])
-def test_what_is_beyond_the_boundary_takes_the_path_that_is_sooner_over(tokens_per_s: float, path: str) -> None:
+def test_a_move_beyond_the_boundary_takes_the_faster_path(tokens_per_s: float, path: str) -> None:
     assert chosen(move("a"), wire=link(boundary=999.0), target=prefill(tokens_per_s)) == {"a": path}
 
 
-def test_the_other_path_takes_what_the_better_one_has_no_room_for() -> None:
+def test_a_move_without_room_on_the_better_path_takes_the_other() -> None:
     candidates = [move(name) for name in "abcde"]
     assert chosen(*candidates, target=prefill(20.0)) == {
         "a": "kv",
@@ -80,7 +80,7 @@ def test_a_queue_makes_its_path_longer() -> None:
     assert chosen(move("a"), move("b"), target=prefill(900.0)) == {"a": "kv", "b": "tokens"}
 
 
-def test_what_is_urgent_goes_first_and_what_is_large_before_what_is_small() -> None:
+def test_urgent_moves_go_first_and_large_ones_before_small_ones() -> None:
     moves = [
         move("drain", 150, Reason.DRAIN),
         move("small", 20),
@@ -95,7 +95,7 @@ def test_what_is_urgent_goes_first_and_what_is_large_before_what_is_small() -> N
     ]
 
 
-def test_what_waits_is_the_least_urgent() -> None:
+def test_the_least_urgent_moves_wait() -> None:
     moves = [move("drain", 150, Reason.DRAIN), move("one", 150), move("two", 150)]
     assert chosen(*moves) == {"one": "kv", "two": "tokens", "drain": "wait"}
 
@@ -112,7 +112,7 @@ def test_a_move_beyond_every_boundary_goes_where_nothing_else_is() -> None:
     assert chosen(move("huge", 10_000), wire=link(backlog=1), target=prefill(backlog=1)) == {"huge": "wait"}
 
 
-def test_what_earlier_epochs_left_in_the_queues_counts() -> None:
+def test_backlogs_of_earlier_epochs_count() -> None:
     assert chosen(move("a"), wire=link(backlog=1001), target=prefill(backlog=101)) == {"a": "wait"}
     assert chosen(move("a"), wire=link(backlog=1000), target=prefill(backlog=101)) == {"a": "kv"}
 

@@ -104,7 +104,7 @@ def test_a_link_is_no_faster_than_its_ends_stage_blocks() -> None:
     assert predicted(make(b=profile(staging=1e9))).kv_s == pytest.approx(1.1)
 
 
-def test_a_link_that_was_used_tells_of_others_of_its_kind_only() -> None:
+def test_evidence_of_a_link_counts_for_others_of_its_kind_only() -> None:
     estimates = make(c=profile("two"), d=profile("two"))
     before = predicted(estimates, source="b", target="c").kv_s
     estimates.learn(record(whole_s=5.0), 0.0)
@@ -156,7 +156,7 @@ def test_a_profile_that_comes_anew_leaves_the_evidence() -> None:
     ],
     ids=["without effect", "kv, nothing reported", "tokens, nothing reported", "never frozen", "under way"],
 )
-def test_what_did_not_move_or_was_not_reported_teaches_nothing(useless: MoveReport) -> None:
+def test_failed_and_unreported_moves_are_no_evidence(useless: MoveReport) -> None:
     estimates, before = make(), make().to_json(0.0)
     estimates.learn(useless, 0.0)
     assert estimates.to_json(0.0) == before
@@ -176,7 +176,7 @@ def test_a_copy_that_failed_at_once_makes_the_link_slower_too() -> None:
     assert predicted(estimates).kv_s == pytest.approx(1.1 * PATIENCE)
 
 
-def test_a_link_that_is_well_known_is_not_doubted_for_one_copy_that_failed() -> None:
+def test_one_failed_copy_does_not_outweigh_much_evidence() -> None:
     estimates = make()
     for tokens in (500, 1000, 2000, 1000, 500, 1000):
         estimates.learn(record(Path.KV, tokens, 0.1 + tokens / 1000), 0.0)
@@ -184,7 +184,7 @@ def test_a_link_that_is_well_known_is_not_doubted_for_one_copy_that_failed() -> 
     assert predicted(estimates).kv_s == pytest.approx(1.1)
 
 
-def test_what_is_gone_is_forgotten() -> None:
+def test_replicas_that_are_gone_are_forgotten() -> None:
     estimates = make()
     estimates.learn(record(whole_s=5.0), 0.0)
     estimates.learn(record(Path.TOKENS, whole_s=5.0), 0.0)
@@ -251,7 +251,7 @@ def test_a_move_that_cannot_wait_takes_the_sooner_path_though_there_is_no_room()
     assert estimates.decide(move(), busy, 0.0).path is Path.TOKENS
 
 
-def test_what_was_ordered_before_counts_where_it_goes() -> None:
+def test_earlier_orders_count_on_their_links_and_targets() -> None:
     estimates = make(b=profile(rate=1001.0))
     queued = {
         "kv": predicted(estimates).kv_s + 1.0,
@@ -348,7 +348,7 @@ def test_moves_that_share_a_link_or_a_target_do_not_make_it_look_slower(path: Pa
 
 
 @pytest.mark.parametrize(("chosen", "ordered"), [(Path.KV, Path.TOKENS), (Path.TOKENS, Path.KV)])
-def test_a_move_that_went_another_way_than_was_chosen_is_taken_for_what_it_was(chosen: Path, ordered: Path) -> None:
+def test_a_move_by_another_path_than_chosen_counts_for_the_path_taken(chosen: Path, ordered: Path) -> None:
     """Bytes of a copy that was not made are no tokens that were prefilled."""
     estimates = make(replace(PRIORS, within_node=Line.of(1e9 if chosen is Path.KV else 1e4, 0.1)))
     assert predicted(estimates).path is chosen
@@ -369,7 +369,7 @@ def test_copies_that_are_given_up_again_and_again_are_not_ordered_again_and_agai
 # --- how good it was -------------------------------------------------------------------------------------
 
 
-def test_errors_compare_what_was_predicted_for_the_path_that_was_taken() -> None:
+def test_errors_are_of_the_predictions_for_the_path_taken() -> None:
     estimates = make()
     for kv_s in (1.0, 2.0, 4.0):
         estimates.learn(record(whole_s=2.0, predicted=kv_s), 0.0)
@@ -385,7 +385,7 @@ def test_moves_without_prediction_or_by_another_path_than_intended_count_for_no_
     assert estimates.errors(Path.KV) is None and estimates.errors(Path.TOKENS) is None
 
 
-def test_what_is_believed_can_be_shown() -> None:
+def test_beliefs_have_a_json_form() -> None:
     estimates = make()
     estimates.learn(record(whole_s=2.0, predicted=2.0), 0.0)
     shown = json.loads(json.dumps(estimates.to_json(0.0)))

@@ -63,7 +63,7 @@ def test_a_change_is_followed_within_eight_observations(before: Line, after: Lin
     assert alike(evidence(*points).line(PRIOR, 0.0), after)
 
 
-def test_what_is_old_is_believed_less_until_the_prior_holds_again() -> None:
+def test_old_evidence_fades_until_the_prior_holds_again() -> None:
     truth = Line.of(1e6, 0.5)
     found = evidence(*on(truth, 16))
     assert alike(found.line(PRIOR, HALF_LIFE_S), truth)
@@ -85,7 +85,7 @@ def test_a_clock_that_is_ahead_makes_nothing_newer_than_new() -> None:
     assert alike(found.line(PRIOR, now), truth)
 
 
-def test_what_is_added_is_seen_at_once() -> None:
+def test_added_evidence_counts_at_once() -> None:
     found = evidence((1e6, 5.0))
     before = found.line(PRIOR, 0.0)
     found.add(Observed(0.0, 4e6, 50.0))

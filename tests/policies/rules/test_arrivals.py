@@ -58,12 +58,12 @@ def test_a_request_runs_on_the_replica_it_waited_for(policy: Policy) -> None:
 
 
 @baselines
-def test_what_no_replica_is_left_for_waits(policy: Policy) -> None:
+def test_a_request_waits_if_no_replica_is_left(policy: Policy) -> None:
     assert after(policy, drawn("80 | 70", limit=1), 100, 50, 30) == "80 | 70 30 | 100 ; 50"
 
 
 @pytest.mark.parametrize("policy", [BestFit(), WorstFit()], ids=lambda p: type(p).__name__)
-def test_what_is_evicted_waits_for_a_replica_that_starts(policy: Policy) -> None:
+def test_an_evicted_request_waits_for_a_replica_that_starts(policy: Policy) -> None:
     cluster = drawn("80 25 | 90")
     cluster.starts_as = ReplicaState.STARTING
     assert after(policy, cluster, 30) == "80 | 90 |  ; 25 30"

@@ -94,7 +94,7 @@ def test_the_same_history_gives_the_same_plans(policy: Policy, history: list[Epo
 
 @unhurried
 @given(st.sampled_from([*evicting, *stalling]), st.lists(st.integers(1, CAPACITY), min_size=2, max_size=20))
-def test_no_replica_is_opened_for_what_another_has_room_for(policy: Policy, sizes: list[int]) -> None:
+def test_no_replica_is_opened_while_another_has_room(policy: Policy, sizes: list[int]) -> None:
     cluster = Cluster(Tokens(CAPACITY))
     list(play(cluster, policy, [(0, [], sizes)]))
     loads = sorted(replica.load for replica in cluster.replicas.values())

@@ -51,7 +51,7 @@ def test_text_selects_a_policy(spec: str, expected: Policy) -> None:
         ("load_balance:spare=1.1", "load_balance: spare must be a number of at least 0 and at most 1, not '1.1'"),
     ],
 )
-def test_what_is_wrong_is_said(spec: str, message: str) -> None:
+def test_errors_name_the_mistake(spec: str, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}$"):
         policy(spec)
 
@@ -80,7 +80,7 @@ def test_numbers_are_bounded(option: Option, text: str, allowed: str) -> None:
 
 
 @every_option
-def test_every_option_says_what_it_means(name: str, option: Option) -> None:
+def test_every_option_has_a_description(name: str, option: Option) -> None:
     assert option.doc.endswith("."), f"{name}: {option.name} has no sentence"
 
 

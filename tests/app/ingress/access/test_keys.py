@@ -65,7 +65,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("text", "message"), BAD.values(), ids=BAD)
-def test_the_error_for_an_invalid_list_says_what_to_write_without_its_content(text: str, message: str) -> None:
+def test_the_error_for_an_invalid_list_gives_the_form_without_its_content(text: str, message: str) -> None:
     with pytest.raises(KeyListError, match=f"^keys.yaml.*{message}") as error:
         parse_keys(text, "keys.yaml")
     assert SECRET not in str(error.value)

@@ -70,7 +70,7 @@ async def test_a_whole_answer_lost_with_a_stream_is_asked_for_again() -> None:
 
 
 @pytest.mark.parametrize("lost", [Moving, Moved])
-async def test_a_word_of_a_move_lost_with_a_stream_costs_nothing(lost: type) -> None:
+async def test_an_event_of_a_move_lost_with_a_stream_costs_nothing(lost: type) -> None:
     service, request = make_service("abc", order="acb"), spec(tokens=LONG)
     async with service.streams.open(request) as conversation:
         await service.reading(conversation, 20)

@@ -26,7 +26,7 @@ async def test_a_request_survives_its_replica(after: int) -> None:
     await service.idle()
 
 
-async def test_a_death_is_told_as_a_migration_by_tokens() -> None:
+async def test_a_death_is_recorded_as_a_migration_by_tokens() -> None:
     service, request = make_service(), spec()
     async with service.streams.open(request) as conversation:
         await service.reading(conversation, 10)
@@ -83,7 +83,7 @@ async def test_no_replacement_comes_in_time() -> None:
 
 
 @pytest.mark.parametrize("move", [KV, TOKENS])
-async def test_a_replica_dies_between_its_last_word_and_its_confirmation(move: PathRequest) -> None:
+async def test_a_replica_dies_between_its_last_event_and_its_confirmation(move: PathRequest) -> None:
     """Only the reader can tell the target that it owns the request."""
     service, request = make_service(), spec(tokens=LONG)
     async with service.streams.open(request) as conversation:
@@ -169,7 +169,7 @@ async def test_the_source_dies_after_a_move_was_given_up() -> None:
     await service.idle()
 
 
-async def test_what_the_engine_loses_goes_on_elsewhere() -> None:
+async def test_a_request_that_the_engine_loses_goes_on_elsewhere() -> None:
     service, request = make_service(), spec()
     async with service.streams.open(request) as conversation:
         await service.reading(conversation, 10)
@@ -191,7 +191,7 @@ async def test_an_answer_is_not_continued_by_another_version_of_the_model() -> N
     await service.idle()
 
 
-async def test_what_every_replica_loses_is_given_up() -> None:
+async def test_a_request_that_every_replica_loses_is_given_up() -> None:
     service, request = make_service(), spec()
     for replica in service.replicas.values():
         replica.engine.dead = True

@@ -82,7 +82,7 @@ async def test_a_request_does_not_wait_for_ever_for_replicas_that_are_stopping()
     assert failed.value.status == 503
 
 
-async def test_what_every_replica_refuses_is_refused_at_once() -> None:
+async def test_a_request_that_every_replica_refuses_is_refused_at_once() -> None:
     service = make_service(no_replica_timeout_s=60)
     async with asyncio.timeout(2):
         with pytest.raises(ApiError, match="exceed the model's context") as failed:

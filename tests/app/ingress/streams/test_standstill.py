@@ -78,7 +78,7 @@ async def test_source_out_of_reach_in_the_hand_over_lets_go_when_it_hears_of_its
     await service.idle()
 
 
-async def test_source_that_hears_too_late_lets_go_of_what_was_submitted_elsewhere() -> None:
+async def test_late_source_lets_go_of_a_request_submitted_elsewhere() -> None:
     """The target's lease runs out before the reader gives the source up."""
     service, request = make_service("abc", order="acb"), spec(tokens=900)
     service.replica("b").faults["adopted"] = "silent"
@@ -99,7 +99,7 @@ async def test_source_that_hears_too_late_lets_go_of_what_was_submitted_elsewher
     await service.idle()
 
 
-async def test_source_in_doubt_goes_on_by_its_readers_word() -> None:
+async def test_source_in_doubt_goes_on_by_its_readers_decision() -> None:
     service, request = make_service(), spec(tokens=900)
     service.replica("b").faults["adopted"] = service.replica("b").faults["cancel"] = "silent"
     async with service.streams.open(request) as conversation, one_owner(service, request.id):
@@ -123,7 +123,7 @@ async def test_kept_source_that_dies_is_not_looked_for_at_the_target_it_gave_up(
     await service.idle()
 
 
-async def test_replica_that_is_heard_of_again_is_told_to_end_what_it_goes_on_with() -> None:
+async def test_replica_that_returns_gets_the_order_to_end_outdated_runs() -> None:
     service, request = make_service(step_s=0.01), spec(tokens=LONG)
     async with service.streams.open(request) as conversation, one_owner(service, request.id):
         await service.reading(conversation, 10)

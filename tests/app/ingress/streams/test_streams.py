@@ -84,7 +84,7 @@ async def test_a_move_that_fails_is_not_noticed() -> None:
 # --- sampling -----------------------------------------------------------------------------------------
 
 
-async def test_what_no_engine_can_continue_exactly_stays_and_ends_with_its_replica() -> None:
+async def test_a_request_that_no_engine_can_continue_exactly_ends_with_its_replica() -> None:
     service, request = make_service(), spec(tokens=LONG)
     service.tie()
     async with service.streams.open(request) as conversation:
@@ -98,7 +98,7 @@ async def test_what_no_engine_can_continue_exactly_stays_and_ends_with_its_repli
     await service.idle()
 
 
-async def test_what_has_not_begun_begins_elsewhere_however_it_is_sampled() -> None:
+async def test_a_request_without_output_begins_elsewhere_with_any_sampling() -> None:
     service, request = make_service(step_s=0.05), spec(tokens=3)
     service.tie()
     async with service.streams.open(request) as conversation:
@@ -106,7 +106,7 @@ async def test_what_has_not_begun_begins_elsewhere_however_it_is_sampled() -> No
         assert await output(conversation) == whole(request)
 
 
-async def test_what_no_engine_takes_is_the_clients_error_and_not_tried_again() -> None:
+async def test_a_request_that_no_engine_takes_is_the_clients_error_and_not_retried() -> None:
     service, request = make_service(), spec()
 
     async def refuse(*args: object) -> AsyncIterator[Generated]:
@@ -124,7 +124,7 @@ async def test_what_no_engine_takes_is_the_clients_error_and_not_tried_again() -
 
 @pytest.mark.parametrize("harm", ["move", "kill"])
 @pytest.mark.parametrize("min_tokens", [0, 40])
-async def test_what_ends_an_answer_ends_it_wherever_it_is(harm: str, min_tokens: int) -> None:
+async def test_a_stop_ends_an_answer_on_any_replica(harm: str, min_tokens: int) -> None:
     """The tokens from before count: towards the least there must be, and the most there may be."""
     service, request = make_service(), spec(tokens=LONG)
     drawn = whole(request)
@@ -183,7 +183,7 @@ async def test_a_client_that_leaves_while_its_request_is_resubmitted_leaves_noth
     await service.idle()
 
 
-async def test_what_nobody_reads_is_ended_where_it_runs() -> None:
+async def test_a_request_without_a_reader_is_ended_on_its_replica() -> None:
     """The ingress restarted under the same name, or its word did not arrive."""
     service, request = make_service(step_s=SLOW_S), spec("stray", tokens=900)
     service.replica("b").moves.submit(request, 0, ())
@@ -191,7 +191,7 @@ async def test_what_nobody_reads_is_ended_where_it_runs() -> None:
     await service.idle()
 
 
-async def test_events_of_the_unknown_that_need_no_answer_get_none() -> None:
+async def test_events_of_unknown_requests_get_no_unnecessary_answer() -> None:
     service = make_service()
     for event in (Delta(RequestId("x"), 0, 0, (1,), "length"), Moved(RequestId("x"), 0, 1, 5, "b")):
         service.replica("a").outboxes.put(INGRESS, event)

@@ -152,7 +152,7 @@ async def test_a_trace_has_no_text(traced: Traced) -> None:
     assert "Where do blocks" not in written and answer["choices"][0]["text"] not in written
 
 
-async def test_a_trace_says_whose_it_is(traced: Traced) -> None:
+async def test_a_trace_names_its_service_instance(traced: Traced) -> None:
     await traced.api.complete(max_tokens=1)
     assert dict(traced.root.resource.attributes).items() >= {"service.name": "mell", "service.instance.id": "i"}.items()
 
@@ -183,14 +183,14 @@ async def test_requests_at_one_time_are_traces_of_their_own(traced: Traced) -> N
     assert traced.tracer._trackers == {}
 
 
-async def test_what_generates_nothing_is_a_trace_without_replicas(traced: Traced) -> None:
+async def test_a_request_without_generation_is_a_trace_without_replicas(traced: Traced) -> None:
     await traced.api.post("/tokenize", json={"prompt": "Hi"})
     assert traced.replicas == []
     assert traced.root.name == "POST /tokenize"
     assert at(traced.root, "http.response.status_code", "mell.outcome", "gen_ai.request.model") == (200, "ok", None)
 
 
-async def test_what_is_no_clients_request_is_no_trace(traced: Traced) -> None:
+async def test_health_and_admin_calls_are_no_traces(traced: Traced) -> None:
     await traced.api.get("/health")
     await traced.api.get("/mell/state")
     assert traced.ended == ()

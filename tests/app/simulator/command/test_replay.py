@@ -47,7 +47,7 @@ def test_the_same_observations_give_the_same_plans(tmp_path: Path, capsys: pytes
     assert "2 of 2 plans are the recorded ones" in capsys.readouterr().out
 
 
-def test_a_plan_that_is_not_found_again_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_different_plan_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = recording(tmp_path / "epochs.jsonl", tampered=True)
     assert replay(path).different == (1, 2)
     assert main(["--recording", str(path)]) == DIFFERENT
@@ -55,7 +55,7 @@ def test_a_plan_that_is_not_found_again_is_told(tmp_path: Path, capsys: pytest.C
 
 
 @pytest.mark.parametrize("damage", ["gone", "empty", "cut"])
-def test_a_damaged_recording_is_told(tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_recording_is_an_error(tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]) -> None:
     path = recording(tmp_path / "epochs.jsonl")
     whole = path.read_bytes()
     path.unlink() if damage == "gone" else path.write_bytes(b"" if damage == "empty" else whole[:-20])

@@ -37,12 +37,12 @@ def test_the_bound_is_that_of_the_workload_whatever_the_cluster_is_limited_to() 
     assert perform(limited, ignore) == perform(RUNS[0], ignore)
 
 
-def test_a_series_comes_only_when_asked_for() -> None:
+def test_a_series_is_optional() -> None:
     assert "series" not in perform(RUN, ignore)
     assert len(perform(replace(RUN, with_series=True), ignore)["series"]) == 30
 
 
-def test_parallel_runs_give_what_serial_ones_give() -> None:
+def test_parallel_runs_give_the_metrics_of_serial_ones() -> None:
     shown: list[float] = []
     assert perform_all(RUNS, 2, shown.append) == perform_all(RUNS, 1, ignore)
     assert shown == sorted(shown)
@@ -56,7 +56,7 @@ def test_progress_of_serial_runs_adds_up() -> None:
     assert (shown[0], shown[-1]) == (0.0, 60.0)
 
 
-def test_a_run_that_fails_ends_the_others_and_is_heard_of() -> None:
+def test_a_run_that_fails_ends_the_others_and_raises() -> None:
     endless = replace(RUN, setup=replace(SETUP, horizon_s=1e9), window=Window(0.0, 1e9))
     with pytest.raises(ValueError, match="there is no policy 'none'"):
         perform_all([endless, replace(RUN, policy="none")], 2, ignore)

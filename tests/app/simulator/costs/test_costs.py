@@ -38,7 +38,7 @@ def test_ideal_is_a_name_and_costs_nothing() -> None:
 
 
 @pytest.mark.parametrize("name", shipped_costs())
-def test_what_comes_with_the_simulator_says_where_each_figure_is_from(name: str) -> None:
+def test_shipped_costs_have_a_provenance_for_each_figure(name: str) -> None:
     costs = read_costs(name)
     assert (costs.name, costs.slots, costs.startup_s) == (name, False, 30.0)
     assert costs.compute and costs.migration
@@ -49,13 +49,13 @@ def test_the_shipped_costs_are_those_of_the_papers_testbed_and_of_a_fast_one() -
     assert shipped_costs() == ["a100-40g-13b-pcie", "h100-8b-nvlink", "rtx4090-7b-pcie"]
 
 
-def test_a_file_holds_what_was_written_to_it(tmp_path: Path) -> None:
+def test_a_written_file_reads_as_the_same_costs(tmp_path: Path) -> None:
     costs = Costs("mine", {"a": "measured"}, False, False, 3.0, COMPUTE, MIGRATION)
     write_costs(costs, tmp_path / "costs.json")
     assert read_costs(str(tmp_path / "costs.json")) == costs
 
 
-def test_yaml_says_the_same_as_json(tmp_path: Path) -> None:
+def test_yaml_reads_as_json_does(tmp_path: Path) -> None:
     text = """
     name: mine
     slots: false

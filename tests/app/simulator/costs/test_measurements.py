@@ -33,7 +33,7 @@ def test_links_are_corrected_where_they_were_measured() -> None:
     assert (migration.inter.bytes_per_s, migration.inter.latency_s) == pytest.approx((5e6, 0.001), rel=0.01)
 
 
-def test_step_times_agree_with_what_was_measured() -> None:
+def test_step_times_agree_with_measurements() -> None:
     decode = tuple(DecodeTime(b, t, 0.005 + 0.001 * b + 1e-6 * t) for b in (1, 4, 16) for t in (1000, 5000, 9000))
     prefill = tuple(PrefillTime(n, 0.03 + 0.002 * n) for n in (50, 150, 5000))
     compute = overlay(COSTS, Measurements(prefill, decode)).compute
@@ -63,7 +63,7 @@ def test_decodes_alone_leave_the_prefills_as_they_were() -> None:
         (Measurements(links=(TransferTime("intra", 1, 1.0),)), "no links"),
     ],
 )
-def test_what_the_costs_leave_out_cannot_be_corrected(measured: Measurements, complaint: str) -> None:
+def test_a_part_that_the_costs_lack_cannot_be_corrected(measured: Measurements, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         overlay(IDEAL, measured)
 
@@ -76,7 +76,7 @@ def test_what_the_costs_leave_out_cannot_be_corrected(measured: Measurements, co
         (Measurements(links=(TransferTime("intra", 1000, 1.0),)), "no transfer of more than 65536 bytes"),
     ],
 )
-def test_measurements_that_say_nothing_are_refused(measured: Measurements, complaint: str) -> None:
+def test_useless_measurements_are_refused(measured: Measurements, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         overlay(COSTS, measured)
 

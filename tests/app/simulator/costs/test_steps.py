@@ -21,7 +21,7 @@ def test_seconds_of_steps_is_the_inverse_of_steps_in_seconds(step_s: float, grow
     assert leg.steps(leg.seconds(steps)) == pytest.approx(steps, rel=1e-9, abs=1e-9)
 
 
-def test_growing_steps_take_what_their_sum_takes_but_for_half_a_step() -> None:
+def test_growing_steps_take_the_sum_of_their_times_within_half_a_step() -> None:
     leg = Leg(0.01, 0.001)
     one_by_one = sum(leg.step_s + k * leg.growth_s for k in range(100))
     assert leg.seconds(100) == pytest.approx(one_by_one + 100 * leg.growth_s / 2)
@@ -46,7 +46,7 @@ def test_decode_switched_off_leaves_prefill_as_it_was() -> None:
     assert off.prefill(0, 0.0, [PrefillChunk(150, 0)]) == on.prefill(0, 0.0, [PrefillChunk(150, 0)])
 
 
-def test_a_prefill_lengthens_the_step_by_what_its_tokens_add() -> None:
+def test_a_prefill_lengthens_the_step_by_the_time_of_its_tokens() -> None:
     times = StepTimes(CONTEXT, 25.0)
     attention = 1e-7 * 150 * (50 + 75)
     assert times.prefill(20, 1000.0, [PrefillChunk(150, 50)]) == pytest.approx(
@@ -54,7 +54,7 @@ def test_a_prefill_lengthens_the_step_by_what_its_tokens_add() -> None:
     )
 
 
-def test_without_interference_a_prefill_takes_what_it_takes_alone() -> None:
+def test_without_interference_a_prefill_takes_as_long_as_alone() -> None:
     times = StepTimes(replace(CONTEXT, interference=False), 25.0)
     assert times.prefill(20, 1000.0, [PrefillChunk(150, 0)]) == times.prefill(0, 0.0, [PrefillChunk(150, 0)])
 
@@ -86,7 +86,7 @@ def test_the_prefill_rate_is_that_of_full_steps(compute: ComputeCosts, batch: in
 @pytest.mark.parametrize(
     ("batch", "tokens"), [(0, 200 * 0.2 / 0.11), (50, 150 * 0.2 / 0.1)], ids=["idle", "beside a batch"]
 )
-def test_the_boundary_is_what_takes_a_given_time_from_those_that_decode(batch: int, tokens: float) -> None:
+def test_the_boundary_delays_decoding_requests_by_the_given_time(batch: int, tokens: float) -> None:
     assert StepTimes(COMPUTE, 25.0).boundary(batch, 0.0, 0.2) == pytest.approx(tokens)
 
 

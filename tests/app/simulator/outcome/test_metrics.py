@@ -67,7 +67,7 @@ def test_decisions_are_counted_per_second_of_the_window(recorder: EventRecorder,
     assert measured(recorder)[metric] == pytest.approx(count / 6)
 
 
-def test_moves_are_told_apart_by_reason(recorder: EventRecorder) -> None:
+def test_moves_are_counted_by_reason(recorder: EventRecorder) -> None:
     assert measured(recorder)["moves_by_reason"] == {"fill": 3, "drain": 1}
 
 
@@ -84,7 +84,7 @@ def test_requests_are_counted_where_they_arrive_and_end(recorder: EventRecorder)
     assert metrics["requests_finished_per_s"] == pytest.approx(2 / 6)
 
 
-def test_delays_are_what_a_request_took_longer_than_alone(recorder: EventRecorder) -> None:
+def test_delays_are_relative_to_running_alone(recorder: EventRecorder) -> None:
     for stalled_s in (0.0, 1.0, 4.0):
         recorder.finished(8.0, life(8.0, stalled_s=stalled_s))
     metrics = measured(recorder)
@@ -93,7 +93,7 @@ def test_delays_are_what_a_request_took_longer_than_alone(recorder: EventRecorde
     assert metrics["added_completion_s"]["p99"] == 5.0
 
 
-def test_migrations_are_told_apart_by_path(recorder: EventRecorder) -> None:
+def test_migrations_are_counted_by_path(recorder: EventRecorder) -> None:
     recorder.transferred(3.0, transfer(Path.KV, 3.0, sent=5, took_s=1))
     recorder.transferred(5.0, transfer(Path.KV, 5.0, sent=100, took_s=1))
     recorder.transferred(6.0, transfer(Path.KV, 6.0, sent=80, took_s=3, outcome=TransferOutcome.REFUSED))
@@ -115,7 +115,7 @@ def test_preemptions_are_counted(recorder: EventRecorder) -> None:
     assert metrics["tokens_preempted_per_s"] == pytest.approx(60 / 6)
 
 
-def test_what_did_not_happen_has_no_distribution(recorder: EventRecorder) -> None:
+def test_a_metric_without_events_has_no_distribution(recorder: EventRecorder) -> None:
     metrics = measured(recorder)
     assert (metrics["stall_s"], metrics["moves_by_path"]) == (None, {})
 
@@ -129,7 +129,7 @@ def test_the_repack_is_reported_beside_the_bound() -> None:
     assert bounds(recorder, Window(0.0, 1.0)) == {"peak": 2, "mean": 2, "repack_mean": 3}
 
 
-def test_what_an_overloaded_replica_cannot_hold_waits() -> None:
+def test_requests_that_an_overloaded_replica_cannot_hold_wait() -> None:
     recorder = recorded()
     # 30 and 40 are held; 60 does not fit, and what is younger than it does not go first.
     recorder.decided(0.0, cluster([30, 40, 60, 10], [20], waiting=1), [])
@@ -158,7 +158,7 @@ def test_a_series_is_thinned_and_has_the_warm_up_in_it(recorder: EventRecorder) 
     assert len(series(recorder)) == SERIES_POINTS
 
 
-def test_progress_is_told_in_every_epoch() -> None:
+def test_progress_is_reported_in_every_epoch() -> None:
     heard: list[float] = []
     play(EventRecorder(heard.append))
     assert heard == [0.0, 4.0, 6.0]

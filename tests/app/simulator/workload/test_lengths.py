@@ -53,7 +53,7 @@ def test_the_shipped_curves_never_fall(name: str) -> None:
     assert values[0] >= 1
 
 
-def test_the_shipped_table_has_the_medians_it_is_said_to_have() -> None:
+def test_the_shipped_table_has_the_documented_medians() -> None:
     chance, lengths = Random(1), read_lengths(SHIPPED)
     drawn = [lengths.draw(chance) for _ in range(10_000)]
     medians = [sorted(values)[5_000] for values in zip(*drawn, strict=True)]

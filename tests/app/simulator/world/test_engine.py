@@ -134,7 +134,7 @@ def test_preemption_costs_only_the_wait_where_prefill_is_for_nothing() -> None:
     assert young.stalled_s == young.longest_gap_s == 3.0
 
 
-def test_nobody_is_admitted_before_those_who_waited_longer() -> None:
+def test_requests_are_admitted_in_the_order_of_their_arrival() -> None:
     machine = engine(capacity=100)
     for name, prompt in ("running", 60), ("large", 50), ("small", 10):
         machine.add(live(name, prompt=prompt, output=10))

@@ -65,7 +65,7 @@ def test_a_transfer_that_begins_later_slows_the_first_one_from_then_on() -> None
     assert wire.done == {"first": 1.5, "second": 2.0}
 
 
-def test_a_cancelled_transfer_never_arrives_and_says_how_much_was_sent() -> None:
+def test_a_cancelled_transfer_never_arrives_and_returns_the_bytes_sent() -> None:
     wire, sent = Wire(), list[int]()
     wire.send("cancelled", "a", 100)
     wire.send("other", "a", 100)
@@ -82,7 +82,7 @@ def test_a_transfer_cancelled_within_its_latency_was_sent_in_full() -> None:
     assert (sent, wire.done) == ([100], {})
 
 
-def test_the_backlog_of_a_link_is_what_is_still_to_go_over_it() -> None:
+def test_the_backlog_of_a_link_is_the_bytes_left_to_send() -> None:
     wire, seen = Wire(), list[float]()
     wire.send("x", "a up", 100)
     wire.send("y", "a", 100)

@@ -22,7 +22,7 @@ def test_a_cancelled_action_does_not_happen() -> None:
     assert seen == []
 
 
-def test_what_is_due_after_the_end_does_not_happen() -> None:
+def test_actions_after_the_end_do_not_run() -> None:
     loop, seen = Loop(), list[float]()
     for time in (1.0, 2.0, 2.5):
         loop.at(time, Turn.ENGINE, lambda: seen.append(loop.now))

@@ -139,7 +139,7 @@ def test_the_slower_the_link_the_longer_the_move(nodes_of: int, precopy: bool) -
 
 
 @pytest.mark.parametrize(("costs", "gpus"), [(MOVES, 3), (FLUID, 2)], ids=["moving takes time", "moves are instant"])
-def test_what_the_source_still_holds_prevents_a_placement(costs: Costs, gpus: int) -> None:
+def test_blocks_held_at_the_source_prevent_a_placement(costs: Costs, gpus: int) -> None:
     jobs = [job("a", prompt=500, output=300), job("b", at=2.0, prompt=600, output=100)]
     assert max(count for _, count in play(jobs, {0: move("a", 1)}, costs, up=2, nodes_of=1).gpus) == gpus
 
@@ -200,7 +200,7 @@ HEAVY = replace(MIGRATION, path=PathChoice.ADAPTIVE, kv_bytes=10**9)
 """KV that takes any link longer than the prefill, and more than a link is given in an epoch."""
 
 
-def test_what_fits_neither_links_nor_prefill_budgets_waits() -> None:
+def test_a_move_that_fits_neither_links_nor_prefill_budgets_waits() -> None:
     adaptive = Costs("adaptive", slots=False, compute=replace(COMPUTE, decode=False), migration=HEAVY)
     jobs = [job(name, prompt=prompt, output=500) for name, prompt in (("a", 200), ("b", 199), ("c", 198))]
     log = play(jobs, {0: all_at_once}, adaptive, up=2, nodes_of=1, capacity=2000, until=3.0)
@@ -225,7 +225,7 @@ def test_without_consensus_sources_promise_the_same_prefill_budget() -> None:
     assert chosen(consensus=False) == ["tokens", "tokens"]
 
 
-def test_the_next_move_is_predicted_by_what_the_last_one_took() -> None:
+def test_the_next_move_is_predicted_by_the_duration_of_the_last() -> None:
     """The first one is believed to go over a link as fast as any; the second one knows better."""
     adaptive = replace(COMPUTES, migration=replace(MIGRATION, path=PathChoice.ADAPTIVE))
     jobs = [job(name, prompt=200, output=900) for name in "ab"]
@@ -237,7 +237,7 @@ def test_the_next_move_is_predicted_by_what_the_last_one_took() -> None:
 
 
 @pytest.mark.parametrize(("at_once", "per_replica", "moves"), [(2, None, 2), (None, 1, 1), (None, None, 3)])
-def test_only_so_many_moves_are_under_way(at_once: int | None, per_replica: int | None, moves: int) -> None:
+def test_the_number_of_moves_under_way_is_limited(at_once: int | None, per_replica: int | None, moves: int) -> None:
     setup = Setup(
         Tokens(3000),
         10.0,

@@ -84,7 +84,7 @@ PAIR = [job("a", prompt=450, output=100), job("b", prompt=450, output=100)]
 """Two requests that are together too large for a replica of 1,000 tokens after five slots of ten tokens."""
 
 
-def test_in_slots_an_overload_that_the_decision_cures_preempts_nobody() -> None:
+def test_in_slots_an_overload_that_the_decision_cures_causes_no_preemption() -> None:
     log = play(PAIR, {6: move("b", 1)}, up=2, until=30.0)
     assert log.preempted_s == []
     assert [(each.path, each.began_s, each.ended_s, each.stall_s) for each in log.transfers] == [(None, 7, 7, 0)]

@@ -102,7 +102,7 @@ def test_a_replica_that_starts_is_asked_for_when_nothing_else_takes_the_request(
     assert after(mell(), made, arrived="z.3") == "A: x.6 S.3 | gpu-0*: ; y.6 z.3", "both fit on the one that starts"
 
 
-def test_there_is_room_for_so_much_on_a_replica_that_starts() -> None:
+def test_room_on_a_starting_replica_is_reserved() -> None:
     made = cluster(starts_as=ReplicaState.STARTING)
     assert after(mell(), made, arrived="x.6 y.4 z.1") == "gpu-0*: | gpu-1*: ; x.6 y.4 z.1"
 

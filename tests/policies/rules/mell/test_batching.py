@@ -46,7 +46,7 @@ def test_departures_of_one_epoch_see_the_category_that_was() -> None:
     assert after(mell(), cluster(before), departed="x y") == then, "y left a SMALL replica, not a TINY one"
 
 
-def test_what_is_lifted_and_comes_back_has_not_moved() -> None:
+def test_a_unit_that_is_lifted_and_comes_back_has_not_moved() -> None:
     made = cluster("A: x.55 T.2 T.2 | B: L.9")
     plan = plan_after(mell(), made, grown="x.605")
     assert shown(made) == "A: x.605 T.2 | B: L.9 | gpu-0: T.2"

@@ -116,7 +116,7 @@ def test_where_moves_take_time_a_request_fits_its_home() -> None:
     assert board(made).fits(unit, home)
 
 
-def test_what_is_taken_back_leaves_no_trace() -> None:
+def test_undone_changes_leave_no_trace() -> None:
     made = cluster("A: L.55 T.2 T.13 | B: m.4 S.3 | C: T.2", "x.35")
     before = shown(made)
     work = Work(Board(made, WEIGHTS, clears=True), mell().reading)

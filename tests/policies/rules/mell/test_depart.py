@@ -100,7 +100,7 @@ def test_rule_3_beside_a_large_request(before: str, then: str) -> None:
         pytest.param("A: x.6 S.3 | B: L.9", "B: L.9 | gpu-0: S.3", id="or activates a new one"),
     ],
 )
-def test_rule_4_what_was_beside_a_large_request_is_allocated_anew(before: str, then: str) -> None:
+def test_rule_4_units_beside_a_large_request_are_allocated_anew(before: str, then: str) -> None:
     assert after(mell(), cluster(before), departed="x") == then
 
 

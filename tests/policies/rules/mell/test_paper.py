@@ -35,7 +35,7 @@ def heaviest(packing: str) -> Fraction:
     return max(sum((weights[kind] for kind in packing), Fraction()) for weights in (SINGLE, COMBINED))
 
 
-def test_table_1_lists_what_cannot_be_enlarged() -> None:
+def test_table_1_lists_combinations_that_cannot_be_enlarged() -> None:
     largest = {p for p in packings() if not any(set(p) < set(q) or (p != q and p in q) for q in packings())}
     assert largest <= set(TABLE) | {"MMS"}
     assert "MMS" in packings(), "two requests above C/3 and one above C/4 add up to more than 11/12 of C: they may fit"

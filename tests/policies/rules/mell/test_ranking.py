@@ -24,7 +24,7 @@ def test_best_is_the_highest_score_with_room() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_best_is_what_a_search_of_all_finds(seed: int) -> None:
+def test_best_equals_an_exhaustive_search(seed: int) -> None:
     rng = random.Random(seed)
     ranking = Ranking()
     entries: dict[int, tuple[float, int, Replica]] = {}

@@ -54,7 +54,7 @@ def test_an_emptied_replica_is_used_before_one_is_opened() -> None:
     assert (shown(made), plan.moves) == ("Z: | A: S.3 | B: L.9", ()), "its own before any other"
 
 
-def test_tiny_units_fill_what_a_new_large_replica_has_left() -> None:
+def test_tiny_units_fill_the_room_of_a_new_large_replica() -> None:
     before = "A: L.9 | B: T.2 T.2 T.2 T.2 | C: T.25 T.2 T.2 T.15"
     then = "A: L.9 | B: T.2 T.2 T.2 T.2 | C: T.2 T.15 | gpu-0: x.55 T.25 T.2"
     assert after(mell_repaired(), cluster(before), arrived="x.55") == then

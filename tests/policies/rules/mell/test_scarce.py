@@ -65,7 +65,7 @@ def test_one_overload_is_cured_even_if_another_cannot_be(policy: Mell) -> None:
     assert plan.evicted == ()
 
 
-def test_what_cannot_find_room_goes_home_and_the_rest_goes_on() -> None:
+def test_units_without_room_go_home_and_the_rest_goes_on() -> None:
     made = cluster("A: x.6 M.4 | B: L.7 | C: L.75 y.2 | D: T.25 T.25 T.15 | E: L.9", more=0)
     plan = plan_after(mell(), made, departed="y", grown="x.62")
     assert shown(made) == "A: x.62 M.4 | B: L.7 | C: L.75 T.25 | D: T.25 T.15 | E: L.9"
@@ -85,7 +85,7 @@ def test_where_a_home_is_lost_all_go_back_and_overloads_are_cured_one_by_one() -
 @pytest.mark.parametrize(
     ("arrived", "opened"), [pytest.param("", 1, id="alone"), pytest.param("w.6", 2, id="with an arrival")]
 )
-def test_what_then_has_no_room_waits_for_a_replica_to_start(arrived: str, opened: int) -> None:
+def test_a_unit_without_room_waits_for_a_replica_to_start(arrived: str, opened: int) -> None:
     made = cluster("A: L.52 x.45 | B: z.505 y.49 | E: L.9", starts_as=ReplicaState.STARTING)
     plan = plan_after(mell(), made, departed="z", grown="x.75", arrived=arrived)
     assert (len(plan.opened), plan.moves, plan.evicted) == (opened, (), ())
@@ -104,7 +104,7 @@ def test_where_moves_take_time_room_cannot_be_made() -> None:
 
 
 @both
-def test_where_moves_take_time_what_remains_of_a_large_replica_stays(policy: Mell) -> None:
+def test_where_moves_take_time_the_rest_of_a_large_replica_stays(policy: Mell) -> None:
     made = cluster("A: x.6 M.4 | B: | C: L.9", holds=True, starts_as=ReplicaState.STARTING)
     plan = plan_after(policy, made, departed="x", limits=Limits(min_replicas=3))
     assert (shown(made), plan.moves) == ("A: M.4 | B: | C: L.9", ())

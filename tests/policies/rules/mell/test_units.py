@@ -53,7 +53,7 @@ def test_multi_items_go_by_age_and_not_by_when_a_request_came_to_the_replica() -
     assert [[q.id for q in unit.requests] for unit in tiny_units(replica, made.classes)] == [["a", "b"], ["c"]]
 
 
-def test_units_are_formed_of_what_may_move() -> None:
+def test_units_are_formed_of_movable_requests() -> None:
     made = cluster("A: a.1 b.1 c.1 d.2 e.4")
     named(made, "b").pinned = True
     (replica,) = made.replicas.values()

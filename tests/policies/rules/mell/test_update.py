@@ -53,7 +53,7 @@ def test_a_request_departs_with_its_old_class_from_the_old_category(before: str,
         ),
     ],
 )
-def test_rule_2_a_request_becomes_large(before: str, grown: str, then: str) -> None:
+def test_rule_2_a_request_grows_to_large(before: str, grown: str, then: str) -> None:
     assert after(mell(), cluster(before), grown=grown) == then
 
 
@@ -102,5 +102,5 @@ def test_growth_within_a_class(before: str, grown: str, then: str) -> None:
     assert after(mell(), cluster(before), grown=grown) == then
 
 
-def test_what_shrinks_stays() -> None:
+def test_a_request_that_shrinks_stays() -> None:
     assert plan_after(mell(), cluster("A: x.34 M.4 | B: L.6"), grown="x.3").moves == ()

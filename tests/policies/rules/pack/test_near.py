@@ -82,7 +82,9 @@ def rooms(cluster: Cluster, source: Replica, tokens: int, near: bool) -> list[Re
 
 
 @given(rows, st.integers(1, 60), st.integers(0, 40) | st.integers(60, 90), st.booleans())
-def test_what_is_found(rows: list[tuple[str, list[int]]], tokens: int, comfort: int, spread: bool) -> None:
+def test_room_is_found_first_on_the_same_node(
+    rows: list[tuple[str, list[int]]], tokens: int, comfort: int, spread: bool
+) -> None:
     """Room is found if and only if there is some; on another node only if its own has none of the kind."""
     cluster = made(rows)
     source = cluster.running()[0]

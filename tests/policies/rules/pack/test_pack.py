@@ -117,7 +117,7 @@ def test_headroom_is_left_when_a_replica_is_emptied() -> None:
     assert decided("60 | 30", headroom=6)[1] == "60 | 30"
 
 
-def test_what_must_stay_open_is_not_emptied_but_evened_out() -> None:
+def test_replicas_that_must_stay_open_are_not_emptied_but_evened_out() -> None:
     plan, outcome = decided("20 20 20 20 | 20", limits=Limits(min_replicas=2))
     assert outcome == "20 20 20 | 20 20"
     assert [m.reason for m in plan.moves] == [Reason.BALANCE]
@@ -157,7 +157,7 @@ def test_a_budget_of_moves_is_kept() -> None:
     assert decided("60 50 | 30 15 | 20", limits=Limits(moves_per_epoch=1))[0].moves[1:] == ()
 
 
-def test_what_may_not_move_keeps_its_replica_from_being_emptied() -> None:
+def test_an_immovable_request_keeps_its_replica_from_being_emptied() -> None:
     cluster = drawn("60 | 30")
     cluster.requests[RequestId("b0")].pinned = True
     step(cluster, Events(), PACK)

@@ -1,4 +1,4 @@
-"""What a server tells, whole or streamed, in one form; and how two such answers differ."""
+"""Answers of a server, whole or streamed, in one form; and the differences between two of them."""
 
 import json
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -12,7 +12,7 @@ from tests.integration.corpus import Case
 
 @dataclass(frozen=True)
 class Token:
-    """A token with its logprob, its offset or its bytes, and the likeliest with theirs."""
+    """A token with its logprob, its offset or its bytes, and the likeliest tokens with their logprobs."""
 
     text: str
     logprob: float
@@ -22,7 +22,7 @@ class Token:
 
 @dataclass
 class Choice:
-    """One choice so far; `steps` counts the objects in which it came."""
+    """One choice so far; `steps` counts the JSON objects that it came in."""
 
     text: str = ""
     finish: str | None = None
@@ -31,7 +31,7 @@ class Choice:
 
 
 @dataclass
-class Told:
+class ServerAnswer:
     """An answer so far. `members` are the paths of its JSON members, `[]` for each item of a list."""
 
     status: int
@@ -44,7 +44,7 @@ class Told:
     members: set[str] = field(default_factory=set)
 
     def take(self, body: dict[str, Any]) -> None:
-        """Take a whole answer, or a chunk of one."""
+        """Add a whole answer, or a chunk of one."""
         self.members |= set(_members(body))
         self.error = body.get("error") or self.error
         self.id = body.get("id", self.id)
@@ -53,39 +53,39 @@ class Told:
             self._take(self.choices.setdefault(choice["index"], Choice()), choice)
 
     def _take(self, so_far: Choice, choice: dict[str, Any]) -> None:
-        said = choice["text"] if "text" in choice else (choice.get("message") or choice["delta"]).get("content")
-        so_far.text += said or ""
+        text = choice["text"] if "text" in choice else (choice.get("message") or choice["delta"]).get("content")
+        so_far.text += text or ""
         so_far.steps += 1
         so_far.finish = choice["finish_reason"] or so_far.finish
         so_far.tokens += _tokens(choice.get("logprobs") or {})
 
 
 _LEAST = -9999.0
-"""What stands for minus infinity: which of the tokens that cannot be are told is chance."""
+"""The servers' value for minus infinity. Which of the impossible tokens they list is chance."""
 
-Watch = Callable[[Told], Awaitable[None]]
+Watch = Callable[[ServerAnswer], Awaitable[None]]
 
 
-async def ask(http: httpx.AsyncClient, case: Case, label: str, watch: Watch | None = None) -> Told:
+async def ask(http: httpx.AsyncClient, case: Case, label: str, watch: Watch | None = None) -> ServerAnswer:
     """Send a request; `watch` is awaited after each object of the answer."""
     headers = {"X-Request-Id": label}
     async with http.stream("POST", case.path, json=case.body, headers=headers) as response:
-        told = Told(response.status_code, response.headers["content-type"].partition(";")[0])
-        if told.media != "text/event-stream":
-            told.take(json.loads(await response.aread()))
-            return told
+        answer = ServerAnswer(response.status_code, response.headers["content-type"].partition(";")[0])
+        if answer.media != "text/event-stream":
+            answer.take(json.loads(await response.aread()))
+            return answer
         async for line in response.aiter_lines():
             if line == "data: [DONE]":
-                told.done = True
+                answer.done = True
             elif line:
-                told.take(json.loads(line.removeprefix("data: ")))
+                answer.take(json.loads(line.removeprefix("data: ")))
                 if watch is not None:
-                    await watch(told)
-    return told
+                    await watch(answer)
+    return answer
 
 
-def differences(one: Told, other: Told, noise: float) -> list[str]:
-    """How two answers to the same request differ in what they say. `noise` is how far logprobs may be apart."""
+def differences(one: ServerAnswer, other: ServerAnswer, noise: float) -> list[str]:
+    """The differences between two answers to the same request. `noise` is the tolerance for logprobs."""
     heads = [(t.status, t.media, t.done, t.error is not None) for t in (one, other)]
     if heads[0] != heads[1]:
         return [f"{heads[0]} != {heads[1]} ({one.error or other.error})"]
@@ -117,7 +117,7 @@ def _apart(one: Choice, other: Choice, noise: float) -> Iterator[str]:
 
 
 def _alike(one: Token, other: Token, noise: float) -> bool:
-    """Who is likeliest may differ where two are as likely."""
+    """True if two tokens agree. Of equally likely tokens, either server may list another one."""
     mine, theirs = dict(one.likeliest), dict(other.likeliest)
     shared = mine.keys() & theirs.keys()
     return (
