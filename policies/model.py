@@ -1,10 +1,8 @@
 """The vocabulary of policies: replicas, the requests on them, and the units in which both are measured.
 
-Everything here is a value. The live scheduler and a simulator build the same `ClusterState` and call
-the same functions on it, so what is simulated is what is served.
+Everything here is a value. The live scheduler and the simulator report the same values to the same decision.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NewType
@@ -77,34 +75,3 @@ class ReplicaLoad:
     def used_tokens(self) -> Tokens:
         """Tokens in blocks that are not free."""
         return Tokens(max(0, self.capacity_tokens - self.free_tokens))
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterState:
-    """Every replica, ordered by id so that equal states give equal decisions."""
-
-    replicas: tuple[ReplicaLoad, ...]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "replicas", tuple(sorted(self.replicas, key=lambda r: r.id)))
-
-    def requests(self) -> Iterator[tuple[ReplicaLoad, RequestLoad]]:
-        """Every request with the replica it is on."""
-        for replica in self.replicas:
-            for request in replica.requests:
-                yield replica, request
-
-    def residents(self) -> dict[RequestId, tuple[ReplicaLoad, RequestLoad]]:
-        """Every request once, with its replica. Of two replicas with the same request, the one with the lower hop
-        counts: the migration to the other may still fail.
-        """
-        first: dict[RequestId, tuple[ReplicaLoad, RequestLoad]] = {}
-        for load, request in self.requests():
-            earlier = first.get(request.id)
-            if earlier is None or request.hop < earlier[1].hop:
-                first[request.id] = (load, request)
-        return first
-
-    def running(self) -> tuple[ReplicaLoad, ...]:
-        """The replicas that accept requests."""
-        return tuple(r for r in self.replicas if r.state is ReplicaState.RUNNING)

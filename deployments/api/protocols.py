@@ -16,7 +16,7 @@ from migration.protocol.record import MigrationRecord
 from migration.protocol.request import IngressId
 from migration.run.source import Order
 from policies.decision.placement import Decision
-from policies.model import ClusterState, ReplicaId, RequestId
+from policies.model import ReplicaId, RequestId, Tokens
 
 
 class MetricsApi(Protocol):
@@ -54,8 +54,8 @@ class ServingApi(Protocol):
 class ControlApi(Protocol):
     """An engine replica, for the scheduler. Every call raises Refused if a scheduler with a higher fence has called."""
 
-    async def report(self, fence: int) -> ReplicaReport:
-        """The replica's current state."""
+    async def report(self, fence: int, version: int | None) -> ReplicaReport:
+        """The replica's changes since `version`; a snapshot if that is not its last answer's version, or None."""
         ...
 
     async def move(self, order: Order, target: ReplicaId, fence: int) -> MigrationRecord:
@@ -110,8 +110,8 @@ class PlacingApi(Protocol):
         """The replicas of new requests. Each request counts on its replica from now on."""
         ...
 
-    async def view(self) -> ClusterState:
-        """The cluster by the scheduler's newest information, for ingresses to fall back on."""
+    async def view(self) -> dict[ReplicaId, Tokens]:
+        """Free tokens by replica, for ingresses that have to place without the scheduler."""
         ...
 
 

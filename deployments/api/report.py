@@ -1,54 +1,60 @@
-"""What a replica reports to the scheduler."""
+"""A replica's answer to the scheduler's `report(fence, version)`, and its view for operators."""
 
 from dataclasses import dataclass
 from typing import Any
 
 from migration.protocol.record import MigrationRecord
+from policies.decision.reports import Report
 from policies.model import ReplicaLoad
-from policies.paths.beliefs import Profile
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """A replica's figures for operators: process ids (replica, engine core, workers) and counters since its start."""
+
+    pids: tuple[int, ...] = ()
+    preemptions: int = 0
+    blocks_loaded: int = 0
+    slots_in_use: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaReport:
-    """A replica's load, and what inspection shows beside it. `records` are its migrations, newest first.
+    """A replica's answer: `report` is the decision's part of it, `gauges` the operators'.
 
-    `profile` is what it measured of itself at its start.
+    `records` are the migrations that the replica leads, and those ended ones whose records have changed since the
+    asked version (all that the replica remembers, if `report` is a snapshot); newest first.
     """
 
-    load: ReplicaLoad
-    pids: tuple[int, int, int]
-    preemptions: int
-    blocks_loaded: int
-    slots_in_use: int
-    fence: int
-    records: tuple[MigrationRecord, ...]
-    profile: Profile | None = None
+    report: Report
+    gauges: Gauges = Gauges()
+    records: tuple[MigrationRecord, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        """The replica as `/mell/state` shows it."""
-        load = self.load
-        return {
-            "id": load.id,
-            "state": load.state,
-            "node": load.node,
-            "pids": list(self.pids),
-            "capacity_tokens": load.capacity_tokens,
-            "free_blocks": load.free_blocks,
-            "used_tokens": load.used_tokens,
-            "preemptions": self.preemptions,
-            "kv_blocks_loaded": self.blocks_loaded,
-            "staging_slots_in_use": self.slots_in_use,
-            "requests": [
-                {
-                    "id": r.id,
-                    "label": r.label,
-                    "tokens": r.tokens,
-                    "phase": r.phase,
-                    "age_s": r.age_s,
-                    "movable": r.immovable is None,
-                    "immovable_reason": r.immovable,
-                    "hop": r.hop,
-                }
-                for r in load.requests
-            ],
-        }
+
+def replica_json(load: ReplicaLoad, gauges: Gauges = Gauges()) -> dict[str, Any]:
+    """A replica as `/mell/state` shows it."""
+    return {
+        "id": load.id,
+        "state": load.state,
+        "node": load.node,
+        "pids": list(gauges.pids),
+        "capacity_tokens": load.capacity_tokens,
+        "free_blocks": load.free_blocks,
+        "used_tokens": load.used_tokens,
+        "preemptions": gauges.preemptions,
+        "kv_blocks_loaded": gauges.blocks_loaded,
+        "staging_slots_in_use": gauges.slots_in_use,
+        "requests": [
+            {
+                "id": r.id,
+                "label": r.label,
+                "tokens": r.tokens,
+                "phase": r.phase,
+                "age_s": r.age_s,
+                "movable": r.immovable is None,
+                "immovable_reason": r.immovable,
+                "hop": r.hop,
+            }
+            for r in load.requests
+        ],
+    }

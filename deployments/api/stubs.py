@@ -23,7 +23,7 @@ from migration.protocol.record import MigrationRecord
 from migration.protocol.request import IngressId
 from migration.run.source import Order
 from policies.decision.placement import Decision
-from policies.model import ClusterState, ReplicaId, RequestId
+from policies.model import ReplicaId, RequestId, Tokens
 
 log = logging.getLogger("ray.serve")
 
@@ -88,9 +88,9 @@ class EngineStub:
         """See `ServingApi.release`."""
         await self._calls.call(EngineApi.release, request, hop)
 
-    async def report(self, fence: int) -> ReplicaReport:
+    async def report(self, fence: int, version: int | None) -> ReplicaReport:
         """See `ControlApi.report`."""
-        return await self._calls.call(EngineApi.report, fence)
+        return await self._calls.call(EngineApi.report, fence, version)
 
     async def move(self, order: Order, target: ReplicaId, fence: int) -> MigrationRecord:
         """See `ControlApi.move`."""
@@ -196,7 +196,7 @@ class SchedulerStub:
         """See `PlacingApi.place`."""
         return await self._call(SchedulerApi.place, calls)
 
-    async def view(self) -> ClusterState:
+    async def view(self) -> dict[ReplicaId, Tokens]:
         """See `PlacingApi.view`."""
         return await self._call(SchedulerApi.view)
 

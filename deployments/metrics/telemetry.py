@@ -9,7 +9,7 @@ from deployments.metrics.exposition import Family, expose
 from deployments.metrics.instruments import Counter, Gauge, Histogram
 from migration.protocol.record import MigrationRecord, Outcome
 from policies.decision.shadow import DryRun
-from policies.model import ReplicaLoad, ReplicaState
+from policies.model import ReplicaState
 from policies.plan import Path
 
 _PAUSES_S = [0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5]
@@ -74,13 +74,13 @@ class Telemetry:
         """Observe the first token of a migrated request at its target, `took_s` seconds after the order."""
         self._took.observe(took_s, str(path))
 
-    def epoch(self, loads: Iterable[ReplicaLoad], passed_s: float, wanted: int) -> None:
-        """Set the numbers of existing and wanted replicas, and add the GPU time of the last `passed_s` seconds."""
+    def epoch(self, states: Iterable[ReplicaState], passed_s: float, wanted: int) -> None:
+        """Count an epoch's replicas by their `states`, `passed_s` seconds after the last epoch, and the wanted ones."""
         self._wanted.set(wanted)
-        states = Counts(load.state for load in loads)
+        counts = Counts(states)
         for state in ReplicaState:
-            self._replicas.set(states[state], str(state))
-        self._gpu_seconds.inc(passed_s * states.total())
+            self._replicas.set(counts[state], str(state))
+        self._gpu_seconds.inc(passed_s * counts.total())
 
     def freed(self, took_s: float) -> None:
         """Observe the end of an emptied replica, `took_s` seconds after the decision to empty it."""

@@ -12,7 +12,7 @@ from prometheus_client import REGISTRY
 
 from deployments.api.calls import Batch, Submission
 from deployments.api.protocols import EngineApi
-from deployments.api.report import ReplicaReport
+from deployments.api.report import Gauges, ReplicaReport
 from deployments.api.stubs import ServeSchedulerClient, engines
 from deployments.config import EngineConfig, MigrationSettings, Topology
 from deployments.engine.port import Engine, EngineDead
@@ -23,6 +23,7 @@ from deployments.replica.host import RequestHost
 from deployments.replica.moves import Moves
 from deployments.replica.outbox import Outboxes
 from deployments.replica.peer import ServePeer
+from deployments.replica.reporting import ReplicaReporter
 from deployments.replica.transports import make_slots, make_transport
 from deployments.serve.membership import Membership, ServeMembership
 from deployments.serve.routing import own_id, own_node
@@ -62,7 +63,8 @@ class EngineReplica:
         self._outboxes = Outboxes(time.monotonic)
         self._host = RequestHost(self._engine, self._outboxes, time.monotonic, self._free_tokens)
         self._slots = make_slots(migration)
-        self._profile = await measure(self._engine, self._slots, self._node, time.perf_counter)
+        profile = await measure(self._engine, self._slots, self._node, time.perf_counter)
+        self._reporter = ReplicaReporter(profile)
         self._transport = make_transport(migration)
         self._scheduler = ServeSchedulerClient(topology.app)
         self._moves = self._make_moves(migration, topology)
@@ -158,20 +160,19 @@ class EngineReplica:
 
     # --- for the scheduler ----------------------------------------------------------------------------
 
-    async def report(self, fence: int) -> ReplicaReport:
+    async def report(self, fence: int, version: int | None) -> ReplicaReport:
         """See `ControlApi.report`."""
+        blocks_loaded = await self._engine.blocks_loaded()
+        # Nothing is awaited from here on: the answer describes one moment, and has one version.
         self._check_fence(fence)
         processes = self._engine.processes
-        return ReplicaReport(
-            load=self._load(),
+        gauges = Gauges(
             pids=(os.getpid(), processes.core, processes.worker),
             preemptions=self._engine.stats().preemptions,
-            blocks_loaded=await self._engine.blocks_loaded(),
+            blocks_loaded=blocks_loaded,
             slots_in_use=self._slots.in_use,
-            fence=self._fence,
-            records=tuple(self._moves.records()),
-            profile=self._profile,
         )
+        return self._reporter.report(self._load(), gauges, self._moves.records(), version, time.monotonic())
 
     async def move(self, order: Order, target: ReplicaId, fence: int) -> MigrationRecord:
         """See `ControlApi.move`."""

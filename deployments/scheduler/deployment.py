@@ -7,14 +7,15 @@ requests run on where they are, and ingresses place new ones by themselves.
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable
+from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
 from deployments.api.calls import MoveAccepted, MoveAnswer, MoveRejected, PlaceCall
 from deployments.api.protocols import ControlApi, RemoteReplicas, SchedulerApi
-from deployments.api.report import ReplicaReport
+from deployments.api.report import replica_json
 from deployments.api.stubs import engines
 from deployments.config import SchedulerConfig, Topology
 from deployments.metrics.exposition import Family
@@ -40,9 +41,10 @@ from migration.run.source import Order
 from policies.cluster.changes import Arrival
 from policies.decision.deciding import SchedulerMemory, where
 from policies.decision.limits import Mode
-from policies.decision.placement import Decision, Place, Queue, with_placements
+from policies.decision.placement import Decision, Place, Queue, free_tokens
+from policies.decision.reports import Roster, load_of
 from policies.decision.shadow import Shadow
-from policies.model import ClusterState, ReplicaId, ReplicaLoad, RequestLoad
+from policies.model import ReplicaId, ReplicaState, RequestLoad, Tokens
 from policies.plan import Move, Reason
 
 log = logging.getLogger("ray.serve")
@@ -91,7 +93,10 @@ class EpochScheduler:
         self._membership = membership
         self._listing = listing
         reporters = EngineReporters(replicas, membership, listing, fence)
-        self._gatherer = Gatherer(reporters, clock, config.report_timeout_s, self._gathered)
+        self._roster = Roster()
+        self._gatherer = Gatherer(
+            reporters, self._roster, clock, config.report_timeout_s, self._keep_all, self._gathered
+        )
         self._as_of = 0.0
         self._scaler = scaler
         self._telemetry = telemetry
@@ -105,6 +110,7 @@ class EpochScheduler:
             fence,
             listing,
             self._gatherer,
+            self._roster,
             self._memory,
             self._dispatch,
             scaler,
@@ -143,12 +149,8 @@ class EpochScheduler:
 
     # --- reports --------------------------------------------------------------------------------------
 
-    def _gathered(self, received: Mapping[ReplicaId, ReplicaReport]) -> None:
-        """Take what a gathering brought of migrations; what it brought of requests is for the next epoch."""
+    def _gathered(self) -> None:
         self._as_of = self._wall_clock()
-        for report in received.values():
-            for record in report.records:
-                self._keep(record)
 
     # --- for ingresses and replicas -------------------------------------------------------------------
 
@@ -167,12 +169,12 @@ class EpochScheduler:
     def _gone(self) -> tuple[ReplicaId, ...]:
         """Replicas that left since the last epoch."""
         running = frozenset(self._membership.running)
-        return tuple(r for r in self._gatherer.received if r not in running)
+        return tuple(r for r in self._roster.statuses if r not in running)
 
-    async def view(self) -> ClusterState:
-        """The cluster as it is believed to be, for ingresses to fall back on."""
-        loads = (report.load for report in self._epochs.reports())
-        return with_placements(loads, self._memory.pool().placed, self._clock())
+    async def view(self) -> dict[ReplicaId, Tokens]:
+        """See `PlacingApi.view`."""
+        roster = self._roster
+        return free_tokens(roster.statuses.values(), self._memory.pool().placed, roster.holds, self._clock())
 
     async def wanted(self) -> int | None:
         """The number of replicas that there are to be; None before the first report."""
@@ -202,11 +204,11 @@ class EpochScheduler:
         return self._state(), self._migrations()
 
     def _state(self) -> dict[str, Any]:
-        replicas = [report.to_json() for report in self._epochs.reports()]
-        replicas += [
-            ReplicaReport(load, (0, 0, 0), 0, 0, 0, self._fence, ()).to_json() | {"pids": []}
-            for load in self._listing.others(self._gatherer.received)
-        ]
+        roster, leaving = self._roster, frozenset(self._listing.leaving())
+        loads = [roster.load(replica) for replica in roster.statuses]
+        loads = [replace(load, state=ReplicaState.DRAINING) if load.id in leaving else load for load in loads]
+        replicas = [replica_json(load, self._gatherer.gauges[load.id]) for load in loads]
+        replicas += [replica_json(load_of(status)) for status in self._listing.others(roster.statuses)]
         dry_run = self._rehearsal.to_json() if self._rehearsal else None
         memory, now = self._memory.pool(), self._clock()
         state = {
@@ -245,30 +247,25 @@ class EpochScheduler:
         return MoveAccepted(id) if id in self._records else None
 
     async def _find_and_order(self, id: str, reference: str, target: str | None, path: PathRequest) -> MoveAnswer:
-        found = [
-            (report.load, request)
-            for report in self._epochs.reports()
-            for request in report.load.requests
-            if reference in (request.id, request.label)
-        ]
+        found = self._roster.find(reference)
         if not found:
             return MoveRejected(404, f"no running request has the id or label {reference!r}")
         if len({request.id for _, request in found}) > 1:
-            candidates = [{"id": r.id, "label": r.label, "replica": load.id} for load, r in found]
+            candidates = [{"id": r.id, "label": r.label, "replica": replica} for replica, r in found]
             return MoveRejected(409, f"{len(found)} requests are called {reference!r}", {"candidates": candidates})
-        load, request = min(found, key=lambda pair: pair[1].hop)
-        return await self._order(id, load, request, target, path)
+        source, request = min(found, key=lambda pair: pair[1].hop)
+        return await self._order(id, source, request, target, path)
 
     async def _order(
-        self, id: str, load: ReplicaLoad, request: RequestLoad, target: str | None, path: PathRequest
+        self, id: str, source: ReplicaId, request: RequestLoad, target: str | None, path: PathRequest
     ) -> MoveAnswer:
-        to = ReplicaId(target) if target else self._choose(load, request)
+        to = ReplicaId(target) if target else self._choose(source, request)
         if to is None:
             return MoveRejected(422, "no other replica is running")
-        if to not in self._gatherer.received:
+        if to not in self._roster.statuses:
             return MoveRejected(422, f"no replica {to!r} is running", self._running_replicas())
         asked = None if path is PathRequest.AUTO else path.first
-        move = self._epochs.order(Move(request.id, load.id, to, request.tokens, Reason.MANUAL, 0, asked))
+        move = self._epochs.order(Move(request.id, source, to, request.tokens, Reason.MANUAL, 0, asked))
         path = ONLY[move.path] if path is PathRequest.AUTO and move.path is not None else path
         order = Order(id, request.id, path, move.reason, move.kv_s, move.tokens_s)
         try:
@@ -281,16 +278,16 @@ class EpochScheduler:
         return MoveAccepted(order.id)
 
     def _running_replicas(self) -> dict[str, Any]:
-        return {"replicas": sorted(self._gatherer.received)}
+        return {"replicas": sorted(self._roster.statuses)}
 
-    def _choose(self, load: ReplicaLoad, request: RequestLoad) -> ReplicaId | None:
+    def _choose(self, source: ReplicaId, request: RequestLoad) -> ReplicaId | None:
         arrival = Arrival(request.id, request.tokens)
-        decision = where(self._memory.pool(), arrival, (load.id, *self._gone()))
+        decision = where(self._memory.pool(), arrival, (source, *self._gone()))
         return decision.replica if isinstance(decision, Place | Queue) else None
 
     async def drain(self, replica: str) -> MoveAnswer:
         """Empty a replica and stop it; its requests move to others while they run."""
-        if replica not in self._gatherer.received:
+        if replica not in self._roster.statuses:
             return MoveRejected(404, f"no replica {replica!r} is running", self._running_replicas())
         if len(self._membership.running) < 2 and self._scaler.max_replicas < 2:
             return MoveRejected(422, "it is the only replica that there may be")
@@ -304,6 +301,10 @@ class EpochScheduler:
         return MoveAccepted(replica)
 
     # --- inside ---------------------------------------------------------------------------------------
+
+    def _keep_all(self, records: Iterable[MigrationRecord]) -> None:
+        for record in records:
+            self._keep(record)
 
     def _keep(self, record: MigrationRecord) -> None:
         """Pass on what is new of a migration."""

@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from deployments.api.protocols import ControlApi, RemoteReplicas
-from deployments.api.report import ReplicaReport
+from deployments.api.report import Gauges, ReplicaReport
 from deployments.scheduler.listing import Listing
 from deployments.serve.membership import Membership
 from migration.protocol.errors import PeerLost, Refused
 from migration.protocol.ports import Clock
+from migration.protocol.record import MigrationRecord
+from policies.decision.reports import Roster
 from policies.model import ReplicaId
 
 log = logging.getLogger("ray.serve")
@@ -38,8 +40,8 @@ class Reporters(Protocol):
         """Those that serve, also while they stop."""
         ...
 
-    async def report(self, replica: ReplicaId, routed: bool) -> ReplicaReport:
-        """Ask one replica, by way of Serve's router or past it.
+    async def report(self, replica: ReplicaId, version: int | None, routed: bool) -> ReplicaReport:
+        """Ask one replica for its changes since `version`, by way of Serve's router or past it.
 
         Raises:
             PeerLost: it is dead or not there.
@@ -63,40 +65,47 @@ class EngineReporters:
         """See `Reporters.serving`: those that Serve's router lists, and those that Serve is stopping."""
         return (*self._membership.running, *self._listing.stopping())
 
-    async def report(self, replica: ReplicaId, routed: bool) -> ReplicaReport:
+    async def report(self, replica: ReplicaId, version: int | None, routed: bool) -> ReplicaReport:
         """See `Reporters.report`."""
-        return await self._replicas.at(replica, routed).report(self._fence)
+        return await self._replicas.at(replica, routed).report(self._fence, version)
 
 
 class Gatherer:
-    """See the module. `on_gathered` is called after each gathering, with the newest report of every replica."""
+    """Keeps the newest report of every replica: its requests in `roster`, which it alone writes to, and its gauges.
+
+    `on_records` is called with the migrations in each report, and `on_gathered` after each gathering.
+    """
 
     def __init__(
         self,
         reporters: Reporters,
+        roster: Roster,
         clock: Clock,
         timeout_s: float,
-        on_gathered: Callable[[Mapping[ReplicaId, ReplicaReport]], None],
+        on_records: Callable[[Iterable[MigrationRecord]], None],
+        on_gathered: Callable[[], None],
     ) -> None:
         self._reporters = reporters
+        self._roster = roster
         self._clock = clock
         self._timeout_s = timeout_s
+        self._on_records = on_records
         self._on_gathered = on_gathered
         self._began = clock() - SPACING_S
         self._gathering: asyncio.Task[None] | None = None
         self._urgent = asyncio.Event()
-        self._received: dict[ReplicaId, ReplicaReport] = {}
+        self._gauges: dict[ReplicaId, Gauges] = {}
         self._heard: dict[ReplicaId, float] = {}
         self._failing: set[ReplicaId] = set()
         self._probes: dict[ReplicaId, asyncio.Task[None]] = {}
 
     @property
-    def received(self) -> Mapping[ReplicaId, ReplicaReport]:
-        """The newest report of every replica that serves, also of those that have just answered.
+    def gauges(self) -> Mapping[ReplicaId, Gauges]:
+        """The gauges of every replica in the roster.
 
-        A silent replica keeps its last one for `SILENCE_S` seconds; one that answers with an error has none.
+        A silent replica stays there for `SILENCE_S` seconds; one that answers with an error leaves at once.
         """
-        return self._received
+        return self._gauges
 
     async def gather(self, urgent: bool = False) -> None:
         """Wait for the gathering under way or, if none is, for the next; an urgent one begins at once.
@@ -142,8 +151,8 @@ class Gatherer:
                 raise fault
         limit = self._clock() - SILENCE_S
         for replica in [replica for replica, heard in self._heard.items() if heard < limit]:
-            self._received.pop(replica, None)
-        self._on_gathered(self._received)
+            self._forget(replica)
+        self._on_gathered()
 
     async def _turn(self) -> None:
         """Wait until the next gathering may begin."""
@@ -159,14 +168,19 @@ class Gatherer:
         for replica in self._probes.keys() - asked:
             self._probes.pop(replica).cancel()
         self._failing &= asked
-        for known in (self._received, self._heard):
-            for replica in known.keys() - asked:
-                del known[replica]
+        for replica in self._gauges.keys() - asked:
+            self._forget(replica)
+
+    def _forget(self, replica: ReplicaId) -> None:
+        self._roster.forget(replica)
+        self._gauges.pop(replica, None)
+        self._heard.pop(replica, None)
 
     async def _ask(self, replica: ReplicaId) -> None:
         """Take one replica's report. Raises Refused."""
         try:
-            report = await self._request(replica, routed=True)
+            report = await self._request(replica, self._roster.version(replica), routed=True)
+            self._take(replica, report)
         except (TimeoutError, PeerLost) as error:
             log.warning("replica %s does not report: %r", replica, error)
             self._probes[replica] = asyncio.create_task(self._probe(replica))
@@ -176,16 +190,14 @@ class Gatherer:
             if replica not in self._failing:
                 log.warning("replica %s fails to report: %r", replica, error)
             self._failing.add(replica)
-            self._received.pop(replica, None)
-        else:
-            self._take(replica, report)
+            self._forget(replica)
 
     async def _probe(self, replica: ReplicaId) -> None:
-        """Ask a silent replica until it answers. What else it raises, the next gathering will find."""
+        """Ask a silent replica for a snapshot until it answers. Other errors are left to the next gathering."""
         while True:
             await asyncio.sleep(PROBE_S)
             try:
-                report = await self._request(replica, routed=False)
+                report = await self._request(replica, None, routed=False)
             except (TimeoutError, PeerLost):
                 continue
             except Exception as error:
@@ -196,14 +208,17 @@ class Gatherer:
             del self._probes[replica]
             return
 
-    async def _request(self, replica: ReplicaId, routed: bool) -> ReplicaReport:
+    async def _request(self, replica: ReplicaId, version: int | None, routed: bool) -> ReplicaReport:
         """Ask one replica. Raises TimeoutError, PeerLost, and whatever its `report` raises."""
         async with asyncio.timeout(self._timeout_s):
-            return await self._reporters.report(replica, routed)
+            return await self._reporters.report(replica, version, routed)
 
     def _take(self, replica: ReplicaId, report: ReplicaReport) -> None:
+        """Merge a report. Raises `ValueError` for changes since a version that the roster does not have."""
+        self._roster.take(report.report)
         if replica in self._failing:
             self._failing.discard(replica)
             log.info("replica %s reports again", replica)
-        self._received[replica] = report
+        self._gauges[replica] = report.gauges
         self._heard[replica] = self._clock()
+        self._on_records(report.records)

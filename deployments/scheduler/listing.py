@@ -3,12 +3,11 @@
 import asyncio
 import logging
 from collections.abc import Collection
-from dataclasses import replace
 from typing import Any, Protocol
 
-from deployments.api.report import ReplicaReport
 from deployments.serve.retirement import controller
-from policies.model import Blocks, ReplicaId, ReplicaLoad, ReplicaState, Tokens
+from policies.decision.observation import Status
+from policies.model import Blocks, ReplicaId, ReplicaState, Tokens
 
 log = logging.getLogger("ray.serve")
 
@@ -47,12 +46,12 @@ class Listing(Protocol):
         """The replicas that Serve is stopping; they still serve."""
         ...
 
-    def as_listed(self, report: ReplicaReport) -> ReplicaReport:
-        """The report, as DRAINING if Serve is about to stop its replica, whatever the replica itself says."""
+    def leaving(self) -> tuple[ReplicaId, ...]:
+        """The replicas that Serve is stopping or is about to stop, whatever they report themselves."""
         ...
 
-    def others(self, reported: Collection[ReplicaId]) -> tuple[ReplicaLoad, ...]:
-        """Loads without room for listed replicas that are not among `reported`: STARTING ones, and silent ones."""
+    def others(self, reported: Collection[ReplicaId]) -> tuple[Status, ...]:
+        """Statuses without room of listed replicas that are not among `reported`: STARTING ones, and silent ones."""
         ...
 
 
@@ -100,31 +99,17 @@ class ServeListing:
         """See `Listing.stopping`."""
         return tuple(replica for replica, (state, _) in self._listed.items() if state == "STOPPING")
 
-    def as_listed(self, report: ReplicaReport) -> ReplicaReport:
-        """See `Listing.as_listed`."""
-        if self._state(report.load.id) not in _LEAVING:
-            return report
-        return replace(report, load=replace(report.load, state=ReplicaState.DRAINING))
+    def leaving(self) -> tuple[ReplicaId, ...]:
+        """See `Listing.leaving`."""
+        return tuple(replica for replica, (state, _) in self._listed.items() if state in _LEAVING)
 
-    def others(self, reported: Collection[ReplicaId]) -> tuple[ReplicaLoad, ...]:
+    def others(self, reported: Collection[ReplicaId]) -> tuple[Status, ...]:
         """See `Listing.others`."""
         return tuple(
-            _without_room(replica, _STATES.get(state, ReplicaState.DRAINING), node)
+            Status(replica, _STATES.get(state, ReplicaState.DRAINING), node, Tokens(0), 1, Blocks(0), 0)
             for replica, (state, node) in self._listed.items()
             if replica not in reported
         )
 
     def _state(self, replica: ReplicaId) -> str:
         return self._listed.get(replica, ("", ""))[0]
-
-
-def _without_room(replica: ReplicaId, state: ReplicaState, node: str) -> ReplicaLoad:
-    return ReplicaLoad(
-        id=replica,
-        state=state,
-        node=node,
-        capacity_tokens=Tokens(0),
-        block_size=1,
-        free_blocks=Blocks(0),
-        max_requests=0,
-    )

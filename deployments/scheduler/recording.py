@@ -16,25 +16,30 @@ from policies.plan import Move, Plan
 
 @dataclass(frozen=True, slots=True)
 class PlacedCall:
-    """A request that was placed at that time, on none of `exclude`."""
+    """A request that was placed at that time, on none of `exclude`; `slices`: see `Epoch`."""
 
     at: float
     arrival: Arrival
     exclude: tuple[ReplicaId, ...] = ()
     label: str = ""
+    slices: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
-    """A move that an operator ordered at that time."""
+    """A move that an operator ordered at that time; `slices`: see `Epoch`."""
 
     at: float
     move: Move
+    slices: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """One epoch: the `entries` since the one before, in their order, what was `seen`, and the plans for every pool."""
+    """One epoch: the `entries` since the last decision, in their order, the observation, and the plans by pool.
+
+    An entry with `slices` came while this epoch was being decided, after that number of slices of the decision.
+    """
 
     entries: tuple[PlacedCall | Ordered, ...]
     seen: Observation

@@ -13,14 +13,13 @@ from functools import partial
 from typing import Protocol
 
 from deployments.api.protocols import ControlApi, RemoteReplicas
-from deployments.api.report import ReplicaReport
 from deployments.scheduler.listing import Listing
 from deployments.serve.retirement import generation, retire
 from deployments.serve.scaling import Wanted, read_wanted, write_wanted
 from migration.protocol.errors import MigrationError, Refused
 from migration.protocol.ports import Clock
 from policies.causes import Cause
-from policies.model import ReplicaId, ReplicaState
+from policies.model import ReplicaId
 
 log = logging.getLogger("ray.serve")
 
@@ -59,8 +58,8 @@ class Scaler(Protocol):
         """Close those replicas if they really are empty."""
         ...
 
-    def close_drained(self, reports: Iterable[ReplicaReport], fence: int) -> None:
-        """Close those that an operator drains, and that are empty by now."""
+    def close_drained(self, empty: Iterable[ReplicaId], fence: int) -> None:
+        """Close, of the `empty` replicas that drain, those that an operator drains and Serve still runs."""
         ...
 
     def look_for_gone(self, filled: Collection[ReplicaId]) -> None:
@@ -144,12 +143,9 @@ class ServeScaler:
         if not task.cancelled() and (error := task.exception()):
             log.warning("closing replica %s failed: %r", replica, error)
 
-    def close_drained(self, reports: Iterable[ReplicaReport], fence: int) -> None:
+    def close_drained(self, empty: Iterable[ReplicaId], fence: int) -> None:
         """See `Scaler.close_drained`."""
-        for report in reports:
-            load = report.load
-            if load.state is ReplicaState.DRAINING and not load.requests and self._listing.runs(load.id):
-                self.close([load.id], fence)
+        self.close([replica for replica in empty if self._listing.runs(replica)], fence)
 
     async def _close(self, replica: ReplicaId, fence: int) -> None:
         try:

@@ -15,7 +15,7 @@ later observation, and that is how the memory learns of it.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil, isfinite
 
@@ -24,7 +24,7 @@ from policies.cluster.cluster import Cluster
 from policies.cluster.replica import Replica, Request
 from policies.cluster.trail import Trace
 from policies.decision.limits import Limits, Mode, Terms
-from policies.decision.memory import PoolMemory
+from policies.decision.memory import PoolMemory, finish
 from policies.decision.observation import ENGINE, Observation, PoolId, PoolReport
 from policies.decision.placement import Decision, NoReplica, Place, Placed, Queue
 from policies.model import Phase, ReplicaId, ReplicaState, Tokens
@@ -55,17 +55,30 @@ class SchedulerMemory:
 
 
 def decide(memory: SchedulerMemory, observation: Observation) -> Plans:
-    """What is to be done. The memory is changed to what is known then; equal histories give equal plans."""
-    return {
-        seen.pool.deployment: decide_pool(memory.pool(seen.pool.deployment), seen, observation.now)
-        for seen in observation.pools
-    }
+    """The plans of an epoch. Updates the memory; equal histories give equal plans."""
+    return finish(decide_in_slices(memory, observation))
+
+
+def decide_in_slices(memory: SchedulerMemory, observation: Observation) -> Generator[None, None, Plans]:
+    """As `decide`, pausing every few milliseconds. During a pause `place` and `order_by_hand` may be called.
+
+    A history says after how many slices each of these calls came: then equal histories give equal plans here, too.
+    """
+    plans = {}
+    for seen in observation.pools:
+        pool = seen.pool.deployment
+        plans[pool] = yield from _decide_pool(memory.pool(pool), seen, observation.now)
+    return plans
 
 
 def decide_pool(memory: PoolMemory, seen: PoolReport, now: float) -> tuple[Plan, ...]:
-    """What is to be done about one pool."""
+    """The plans of an epoch for one pool."""
+    return finish(_decide_pool(memory, seen, now))
+
+
+def _decide_pool(memory: PoolMemory, seen: PoolReport, now: float) -> Generator[None, None, tuple[Plan, ...]]:
     terms, cluster = memory.terms, memory.cluster
-    changes = memory.observe(seen, now)
+    changes = yield from memory.observe_in_slices(seen, now)
     limits = _limits(memory, seen)
     rate = memory.experience.decode_rate
     cluster.reserve(headroom(memory.rule, limits, rate), lead(limits, rate))
@@ -92,10 +105,10 @@ def place(
     requests are, those in the engine's queue included; of equals, where the most is free.
     """
     cluster, barred = memory.cluster, frozenset(exclude)
-    if arrival.id in cluster.requests:
-        cluster.remove_request(cluster.requests[arrival.id])
     if all(replica.id in barred for replica in cluster.running()):
         return NoReplica()
+    if arrival.id in cluster.requests:
+        cluster.remove_request(cluster.requests[arrival.id])
     request = cluster.add_request(arrival.id, arrival.tokens)
     placing = choose(memory, request, barred)
     replica = cluster.replicas[placing.replica]

@@ -12,10 +12,11 @@ The cluster in it is kept from epoch to epoch; an observation costs what it chan
 So where a decision put a request is forgotten with the next observation, unless that says that it came to it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from operator import itemgetter
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from policies.causes import PAIR_FAILURES
 from policies.cluster.changes import Changes, Crossing, Departure
@@ -32,6 +33,11 @@ from policies.paths.estimates import Estimates
 from policies.plan import Move, MoveReport, Plan, Reason
 from policies.rules.policy import Policy
 from policies.rules.registry import policy
+
+SLICE = 2048
+"""The number of requests that are taken from an observation between two pauses: 2 to 4 ms of work."""
+
+T = TypeVar("T")
 
 SILENT_S = 30.0
 """How long a move counts as under way of which nothing more is reported; its source has its own, shorter limits."""
@@ -95,17 +101,29 @@ class PoolMemory:
         self._closed: dict[ReplicaId, float | None] = {}
 
     def observe(self, seen: PoolReport, now: float) -> Changes:
-        """Make of the cluster what was observed; returns what a policy has to react to."""
+        """Bring the cluster up to date with an observation; returns the changes that a policy reacts to."""
+        return finish(self.observe_in_slices(seen, now))
+
+    def observe_in_slices(self, seen: PoolReport, now: float) -> Generator[None, None, Changes]:
+        """As `observe`, pausing where arrivals may be placed: every request is in one place, and every sum is right."""
         cluster = self.cluster
         if seen.pool.capacity:
             cluster.set_capacity(seen.pool.capacity)
         for report in seen.moves:
             self._take_move(report, now)
         self._expire(now)
+        crossed: list[Crossing] = []
+        departed: list[tuple[int, Departure]] = []
+        grown = 0
+        for sizes in _parts(seen.sizes.items()):
+            grown += self._take_sizes(dict(sizes), crossed)
+            yield
+        for gone in _parts(seen.gone):
+            departed += self._take_gone(gone)
+            yield
+        self._measure_growth(seen.requests, grown, now)
         doomed = self._take_replicas(seen, now)
-        departed = self._take_gone(seen.gone, doomed)
-        crossed = self._take_sizes(seen, now)
-        self._take_requests(seen.requests)
+        self._take_requests(seen.requests, crossed)
         self._relocate(doomed)
         for replica in doomed.values():
             cluster.lose(replica)
@@ -116,8 +134,15 @@ class PoolMemory:
         for report in seen.moves:
             if report.by_hand and report.moved and report.request in cluster.requests:
                 cluster.rest(report.request, now + self.terms.limits.by_hand_s)
-        there = (crossing for crossing in crossed if self._is_there(crossing.request))
-        return Changes(tuple(departed), tuple(there), tuple(cluster.in_order()))
+        yield
+        crossed.sort(key=lambda crossing: crossing.request.order)
+        return Changes(
+            tuple(
+                departure for _, departure in sorted(departed, key=itemgetter(0)) if departure.replica.id not in doomed
+            ),
+            tuple(crossing for crossing in crossed if self._is_there(crossing.request)),
+            tuple(cluster.in_order()),
+        )
 
     def ordered(self, plan: Plan, touched: Iterable[Request], now: float) -> None:
         """That has been decided; whatever of it an observation does not confirm did not happen."""
@@ -247,10 +272,9 @@ class PoolMemory:
 
     # --- requests -------------------------------------------------------------------------------------
 
-    def _take_gone(self, gone: Iterable[RequestId], doomed: Mapping[ReplicaId, Replica]) -> list[Departure]:
-        """Forget requests that are over; those that were on a replica have departed, the oldest first."""
+    def _take_gone(self, gone: Iterable[RequestId]) -> Iterator[tuple[int, Departure]]:
+        """Forget requests that have ended; yields departures from replicas with the order of the requests' arrival."""
         cluster = self.cluster
-        departed = []
         for request_id in gone:
             resident = self._residents.pop(request_id, None)
             if resident is not None and resident.load.phase is Phase.DECODE:
@@ -264,32 +288,34 @@ class PoolMemory:
             request = cluster.requests.get(request_id)
             if request is None:
                 continue
-            if request.replica is not None and request.replica.id not in doomed:
-                departed.append((request.order, Departure(request_id, request.kind, request.replica)))
+            if request.replica is not None:
+                yield request.order, Departure(request_id, request.kind, request.replica)
             cluster.remove_request(request)
-        return [departure for _, departure in sorted(departed, key=itemgetter(0))]
 
-    def _take_sizes(self, seen: PoolReport, now: float) -> list[Crossing]:
-        """Resize requests, and measure by how much those have grown that were and are decoding."""
+    def _take_sizes(self, sizes: dict[RequestId, Tokens], crossed: list[Crossing]) -> int:
+        """Resize requests, appending to `crossed`; returns the tokens by which those on replicas have grown."""
         cluster = self.cluster
-        sizes = seen.sizes
         if self._absent:
             self._absent.update((q, sizes[q]) for q in self._absent if q in sizes)
             sizes = {q: tokens for q, tokens in sizes.items() if q not in self._absent}
         before = sum(replica.load for replica in cluster.replicas.values())
-        crossed = cluster.resize(sizes)
+        crossed += cluster.resize(sizes)
+        return sum(replica.load for replica in cluster.replicas.values()) - before
+
+    def _measure_growth(self, changed: Iterable[Resident], grown: int, now: float) -> None:
+        """Requests that were and are decoding have grown by `grown` tokens in all: none of the `changed` ones."""
         if self.learns:
-            grown = sum(replica.load for replica in cluster.replicas.values()) - before
-            known = (self._residents.get(resident.load.id) for resident in seen.requests)
-            changed = sum(resident is not None and resident.load.phase is Phase.DECODE for resident in known)
-            self.experience.grew(grown, self._decoding - changed, now)
-        others = ((cluster.requests.get(resident.load.id), resident.load.tokens) for resident in seen.requests)
+            known = (self._residents.get(resident.load.id) for resident in changed)
+            others = sum(resident is not None and resident.load.phase is Phase.DECODE for resident in known)
+            self.experience.grew(grown, self._decoding - others, now)
+
+    def _take_requests(self, residents: Sequence[Resident], crossed: list[Crossing]) -> None:
+        """Take requests that are new or have changed; those in another size class are appended to `crossed`."""
+        cluster = self.cluster
+        others = ((cluster.requests.get(resident.load.id), resident.load.tokens) for resident in residents)
         resized = {q.id: Tokens(max(1, tokens)) for q, tokens in others if q is not None and q.tokens != tokens}
         if resized:
             crossed += cluster.resize(resized)
-        return sorted(crossed, key=lambda crossing: crossing.request.order)
-
-    def _take_requests(self, residents: Iterable[Resident]) -> None:
         for resident in residents:
             request_id = resident.load.id
             was = self._residents.get(request_id)
@@ -408,3 +434,20 @@ class PoolMemory:
                 used = max(0, status.capacity - status.free_blocks * status.block_size)
                 unexplained = used - (replica.load + replica.held - unsure)
                 cluster.correct(replica, unexplained - min(max(unexplained, 0), unsure))
+
+
+def finish(slices: Generator[None, None, T]) -> T:
+    """The result of work in slices, done without a pause."""
+    while True:
+        try:
+            next(slices)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+
+def _parts(items: Iterable[T]) -> Iterator[list[T]]:
+    """The items in parts of `SLICE`."""
+    iterator = iter(items)
+    while part := list(islice(iterator, SLICE)):
+        yield part

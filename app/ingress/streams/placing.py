@@ -12,7 +12,7 @@ from deployments.serve.membership import Membership
 from migration.protocol.request import RequestSpec
 from policies.cluster.changes import Arrival
 from policies.decision.placement import Decision, Place, Queue, least_loaded
-from policies.model import ClusterState, ReplicaId, RequestId, Tokens
+from policies.model import ReplicaId, RequestId, Tokens
 
 log = logging.getLogger("ray.serve")
 
@@ -29,7 +29,7 @@ class Placer:
         self._scheduler = scheduler
         self._membership = membership
         self._place_timeout_s = place_timeout_s
-        self._view = ClusterState(())
+        self._view: dict[ReplicaId, Tokens] = {}
         self._sent: dict[RequestId, ReplicaId] = {}
         self._decide: Coalescer[PlaceCall, Decision] = Coalescer(self._decide_all)
 
@@ -45,7 +45,7 @@ class Placer:
         self._sent.pop(request, None)
 
     async def refresh(self) -> None:
-        """Fetch the scheduler's view of the cluster; without an answer the old one stays."""
+        """Fetch the scheduler's view of free tokens; without an answer the old one stays."""
         with contextlib.suppress(Exception):
             self._view = await self._scheduler.within(self._place_timeout_s).view()
 

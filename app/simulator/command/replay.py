@@ -6,7 +6,8 @@ from pathlib import Path
 
 from app.simulator.errors import BadInput
 from deployments.scheduler.recording import Epoch, PlacedCall, read_recording
-from policies.decision.deciding import SchedulerMemory, decide, order_by_hand, place
+from policies.decision.deciding import SchedulerMemory, decide_in_slices, order_by_hand, place
+from policies.decision.memory import finish
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +45,16 @@ def replay(path: Path) -> Replay:
 def play(memory: SchedulerMemory, epochs: Iterator[Epoch]) -> Iterator[tuple[Epoch, bool]]:
     """Every epoch, and True if its plans are the recorded ones."""
     for epoch in epochs:
+        slices, done = decide_in_slices(memory, epoch.seen), 0
         for entry in epoch.entries:
+            while done < entry.slices:
+                next(slices)
+                done += 1
             if isinstance(entry, PlacedCall):
                 place(memory.pool(), entry.arrival, entry.at, entry.exclude, entry.label)
             else:
                 order_by_hand(memory.pool(), entry.move, entry.at)
-        yield epoch, decide(memory, epoch.seen) == dict(epoch.plans)
+        yield epoch, finish(slices) == dict(epoch.plans)
 
 
 def render_replay(outcome: Replay) -> str:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from deployments.api.report import ReplicaReport
+from deployments.api.report import Gauges, replica_json
 from migration.protocol.record import MigrationRecord, Outcome
 from policies.model import Blocks, Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestId, RequestLoad, Tokens
 from policies.plan import Path, Reason
@@ -26,7 +26,7 @@ def replica(
     used = sum(-(-r.tokens // 32) for r in requests if r.phase is not Phase.WAITING) if used is None else used
     free = Blocks(capacity // 32 - used)
     load = ReplicaLoad(ReplicaId(id), state, "4f0b45ba" + 48 * "0", Tokens(capacity), 32, free, 64, requests)
-    return ReplicaReport(load, (1, 2, 3), 0, 0, 0, 1, ()).to_json()
+    return replica_json(load, Gauges((1, 2, 3)))
 
 
 def state(*replicas: dict[str, Any], **changed: Any) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from migration.run.world import MigrationLimits
 from migration.transport.shared import SharedSlots
 from policies.causes import Cause
 from policies.decision.placement import Decision, NoReplica, Place
-from policies.model import ClusterState, ReplicaId, RequestId
+from policies.model import ReplicaId, RequestId, Tokens
 from policies.plan import Reason
 from tests.deployments.engine.fake_engine import FakeEngine
 from tests.deployments.scheduler.fakes import FakeMembership
@@ -266,9 +266,9 @@ class AnsweringScheduler:
         self._scheduler = scheduler
         self._timeout_s = timeout_s
 
-    async def view(self) -> ClusterState:
+    async def view(self) -> dict[ReplicaId, Tokens]:
         await self._scheduler.answer(self._timeout_s)
-        return ClusterState(())
+        return {}
 
     async def place(self, calls: tuple[PlaceCall, ...]) -> list[Decision]:
         await self._scheduler.answer(self._timeout_s)

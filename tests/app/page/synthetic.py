@@ -10,7 +10,7 @@ from typing import Any
 
 from app.ingress.openai.model import Model
 from deployments.api.calls import MoveAccepted, MoveAnswer, MoveRejected
-from deployments.api.report import ReplicaReport
+from deployments.api.report import Gauges, replica_json
 from migration.protocol.messages import PathRequest
 from migration.protocol.record import MigrationRecord, Outcome
 from policies.model import Blocks, Bytes, Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestId, RequestLoad, Tokens
@@ -179,10 +179,10 @@ class SyntheticCluster:
             "policy": "pack",
             "fence": 1,
             "wanted_replicas": len(self.running()),
-            "replicas": [self._report(name).to_json() for name in sorted(self.states)],
+            "replicas": [self._replica(name) for name in sorted(self.states)],
         } | ({"dry_run": self.dry_run} if self.dry_run else {})
 
-    def _report(self, name: str) -> ReplicaReport:
+    def _replica(self, name: str) -> dict[str, Any]:
         free = max(0, CAPACITY - self.used(name))
         requests = tuple(
             RequestLoad(r.id, r.label, Tokens(r.tokens), r.phase, self.now - r.born, r.hop, r.immovable)
@@ -198,7 +198,7 @@ class SyntheticCluster:
             256,
             requests,
         )
-        return ReplicaReport(load, (1, 2, 3), 0, 0, 0, 1, ())
+        return replica_json(load, Gauges((1, 2, 3)))
 
 
 class SyntheticBackend(Backend):

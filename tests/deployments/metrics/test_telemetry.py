@@ -8,7 +8,7 @@ from deployments.metrics.exposition import merge
 from deployments.metrics.telemetry import Telemetry
 from migration.protocol.record import MigrationRecord, Outcome
 from policies.decision.shadow import DryRun
-from policies.model import Blocks, Bytes, ReplicaId, ReplicaLoad, ReplicaState, RequestId, Tokens
+from policies.model import Bytes, ReplicaId, ReplicaState, RequestId, Tokens
 from policies.plan import Path, Reason
 from tests.deployments.metrics.test_exposition import parsed
 
@@ -36,10 +36,6 @@ def telemetry() -> Telemetry:
 
 def values(telemetry: Telemetry) -> dict[str, dict[tuple[str, ...], float]]:
     return parsed(merge([telemetry.expose("s")]))
-
-
-def load(name: str, state: ReplicaState) -> ReplicaLoad:
-    return ReplicaLoad(ReplicaId(name), state, "n", Tokens(1), 1, Blocks(1), 1)
 
 
 def test_a_committed_migration(telemetry: Telemetry) -> None:
@@ -70,7 +66,7 @@ def test_a_reason_is_counted_without_its_details(
 
 
 def test_replicas_by_state_and_their_time(telemetry: Telemetry) -> None:
-    running, starting = load("a", ReplicaState.RUNNING), load("b", ReplicaState.STARTING)
+    running, starting = ReplicaState.RUNNING, ReplicaState.STARTING
     telemetry.epoch([running, running, starting], passed_s=2.0, wanted=4)
     telemetry.epoch([running], passed_s=1.5, wanted=2)
     seen = values(telemetry)
@@ -114,7 +110,7 @@ DRY_RUN = DryRun(
 
 
 def test_without_a_dry_run_there_is_nothing_of_one(telemetry: Telemetry) -> None:
-    telemetry.epoch([load("a", ReplicaState.RUNNING)], passed_s=1.0, wanted=1)
+    telemetry.epoch([ReplicaState.RUNNING], passed_s=1.0, wanted=1)
     assert not [name for name in values(telemetry) if "dry_run" in name]
 
 

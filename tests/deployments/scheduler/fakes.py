@@ -2,20 +2,46 @@
 
 import asyncio
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Any
 
-from deployments.api.report import ReplicaReport
+from deployments.api.report import Gauges, ReplicaReport
+from deployments.replica.reporting import ReplicaReporter
 from deployments.serve.membership import Membership
 from migration.protocol.record import MigrationRecord
 from migration.run.source import Order
+from policies.decision.observation import Status
 from policies.model import Blocks, ReplicaId, ReplicaLoad, ReplicaState, RequestLoad, Tokens
+from policies.paths.beliefs import Profile
 
 
-def make_report(name: str, free: int = 10, requests: tuple[RequestLoad, ...] = ()) -> ReplicaReport:
+@dataclass(frozen=True, slots=True)
+class Present:
+    """A replica's present state, which its reporter reports."""
+
+    load: ReplicaLoad
+    records: tuple[MigrationRecord, ...] = ()
+    profile: Profile | None = None
+    preemptions: int = 0
+
+
+def make_report(name: str, free: int = 10, requests: tuple[RequestLoad, ...] = ()) -> Present:
     load = ReplicaLoad(
         ReplicaId(name), ReplicaState.RUNNING, "node", Tokens(1024), 4, Blocks(free), 64, requests=requests
     )
-    return ReplicaReport(load, (1, 2, 3), 0, 0, 0, 1, ())
+    return Present(load)
+
+
+class Reporting:
+    """The reporters of replicas, as their deployments have them."""
+
+    def __init__(self) -> None:
+        self._reporters: dict[ReplicaId, ReplicaReporter] = {}
+
+    def report(self, present: Present, version: int | None, at: float = 0.0) -> ReplicaReport:
+        reporter = self._reporters.setdefault(present.load.id, ReplicaReporter(present.profile))
+        gauges = Gauges((1, 2, 3), present.preemptions)
+        return reporter.report(present.load, gauges, present.records, version, at)
 
 
 class Answers:
@@ -44,8 +70,8 @@ class AnsweringReplica:
         self._answers = answers
         self._replica = replica
 
-    async def report(self, fence: int) -> ReplicaReport:
-        report: ReplicaReport = await self._answers.answer(self._replica, "report", fence)
+    async def report(self, fence: int, version: int | None) -> ReplicaReport:
+        report: ReplicaReport = await self._answers.answer(self._replica, "report", fence, version)
         return report
 
     async def move(self, order: Order, target: ReplicaId, fence: int) -> MigrationRecord:
@@ -94,7 +120,7 @@ class FakeListing:
     def __init__(self, running: Collection[str], starting: int = 0) -> None:
         self.running, self.starting = set(running), starting
         self.listed = True
-        self.without_room: tuple[ReplicaLoad, ...] = ()
+        self.without_room: tuple[Status, ...] = ()
 
     async def refresh(self) -> None:
         pass
@@ -112,8 +138,8 @@ class FakeListing:
     def stopping(self) -> tuple[ReplicaId, ...]:
         return ()
 
-    def as_listed(self, report: ReplicaReport) -> ReplicaReport:
-        return report
+    def leaving(self) -> tuple[ReplicaId, ...]:
+        return ()
 
-    def others(self, reported: Collection[ReplicaId]) -> tuple[ReplicaLoad, ...]:
-        return tuple(load for load in self.without_room if load.id not in reported)
+    def others(self, reported: Collection[ReplicaId]) -> tuple[Status, ...]:
+        return tuple(status for status in self.without_room if status.id not in reported)

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 from deployments.api.report import ReplicaReport
 from deployments.scheduler.gatherer import PROBE_S, SILENCE_S, SPACING_S, EngineReporters, Gatherer
 from migration.protocol.errors import PeerLost, Refused
+from migration.protocol.record import MigrationRecord
 from policies.causes import Cause
 from policies.cluster.changes import Arrival
 from policies.decision.deciding import place
 from policies.decision.limits import Mode, Terms
 from policies.decision.memory import PoolMemory
 from policies.decision.observation import Pool
-from policies.decision.placement import with_placements
-from policies.decision.reports import Report, Roster, status_of
-from policies.model import Phase, ReplicaId, RequestId, RequestLoad, Tokens
-from tests.deployments.scheduler.fakes import Answers, FakeListing, FakeMembership, make_report
+from policies.decision.reports import Roster
+from policies.model import Phase, ReplicaId, ReplicaLoad, RequestId, RequestLoad, Tokens
+from tests.deployments.scheduler.fakes import Answers, FakeListing, FakeMembership, Reporting, make_report
 from tests.virtual_time import VirtualLoop, now
 
 pytestmark = pytest.mark.virtual_time
@@ -39,13 +39,14 @@ class Engines:
 
     def __init__(self, **answers: Any) -> None:
         self.answers = {ReplicaId(name): answer for name, answer in answers.items()}
+        self.reporting = Reporting()
         self.takes_s = 0.01
         self.asked: list[tuple[str, bool, float]] = []
 
     def serving(self) -> Iterable[ReplicaId]:
         return tuple(self.answers)
 
-    async def report(self, replica: ReplicaId, routed: bool) -> ReplicaReport:
+    async def report(self, replica: ReplicaId, version: int | None, routed: bool) -> ReplicaReport:
         self.asked.append((replica, routed, now()))
         await asyncio.sleep(self.takes_s)
         answer = self.answers[replica]
@@ -53,8 +54,7 @@ class Engines:
             await asyncio.Event().wait()
         if isinstance(answer, Exception):
             raise answer
-        report: ReplicaReport = answer
-        return report
+        return self.reporting.report(answer, version, now())
 
     def times(self) -> list[float]:
         """When gatherings began."""
@@ -66,14 +66,17 @@ class Gatherings:
 
     def __init__(self, **answers: Any) -> None:
         self.engines = Engines(**answers)
-        self.gathered: list[dict[ReplicaId, ReplicaReport]] = []
-        self.gatherer = Gatherer(self.engines, now, TIMEOUT_S, self._gathered)
+        self.gathered: list[dict[ReplicaId, ReplicaLoad]] = []
+        self.records: list[MigrationRecord] = []
+        self.roster = Roster()
+        self.gatherer = Gatherer(self.engines, self.roster, now, TIMEOUT_S, self.records.extend, self._gathered)
 
-    def _gathered(self, received: Mapping[ReplicaId, ReplicaReport]) -> None:
-        self.gathered.append(dict(received))
+    def _gathered(self) -> None:
+        assert set(self.gatherer.gauges) == set(self.roster.statuses)
+        self.gathered.append({replica: self.roster.load(replica) for replica in self.roster.statuses})
 
-    async def gather(self) -> dict[ReplicaId, ReplicaReport]:
-        """What an epoch sees."""
+    async def gather(self) -> dict[ReplicaId, ReplicaLoad]:
+        """The loads after a gathering."""
         await self.gatherer.gather(urgent=True)
         return self.gathered[-1]
 
@@ -86,12 +89,13 @@ async def test_every_replica_is_asked_at_once() -> None:
 
 
 async def test_replicas_that_run_and_those_that_stop_are_asked_with_the_fence() -> None:
-    replicas, listing = Answers(a=make_report("a")), FakeListing("ab")
+    report = Reporting().report(make_report("a"), None)
+    replicas, listing = Answers(a=report), FakeListing("ab")
     listing.stopping = lambda: (B,)  # type: ignore[method-assign]
     reporters = EngineReporters(replicas, FakeMembership("a"), listing, 7)
     assert tuple(reporters.serving()) == (A, B)
-    assert await reporters.report(A, routed=True) == make_report("a")
-    assert replicas.asked == [("a", "report", 7)]
+    assert await reporters.report(A, 3, routed=True) == report
+    assert replicas.asked == [("a", "report", 7, 3)]
 
 
 # --- single flight ------------------------------------------------------------------------------------
@@ -138,7 +142,7 @@ async def test_one_who_leaves_takes_the_gathering_from_nobody() -> None:
 async def test_who_is_in_a_hurry_has_what_has_arrived() -> None:
     world = Gatherings(a=make_report("a"), b="silent")
     await world.gatherer.gather_within(0.3)
-    assert now() == pytest.approx(0.3) and set(world.gatherer.received) == {"a"} and not world.gathered
+    assert now() == pytest.approx(0.3) and set(world.roster.statuses) == {"a"} and not world.gathered
 
 
 # --- replicas that do not answer ----------------------------------------------------------------------
@@ -150,9 +154,9 @@ async def test_a_replica_that_does_not_report_keeps_its_last_for_a_while(fault: 
     world = Gatherings(a=a, b=b)
     await world.gather()
     world.engines.answers = {A: fault, B: newer}
-    assert await world.gather() == {"a": a, "b": newer}
+    assert await world.gather() == {"a": a.load, "b": newer.load}
     await asyncio.sleep(SILENCE_S)
-    assert await world.gather() == {"b": newer}
+    assert await world.gather() == {"b": newer.load}
     world.gatherer.close()
 
 
@@ -174,8 +178,8 @@ async def test_a_silent_replica_is_probed_past_the_router_until_it_reports_again
     assert probes == [("b", False)] * 2
     world.engines.answers[B] = b
     await asyncio.sleep(PROBE_S)
-    assert world.gatherer.received[B] == b
-    assert await world.gather() == {"a": make_report("a"), "b": b}
+    assert world.roster.load(B) == b.load
+    assert await world.gather() == {"a": make_report("a").load, "b": b.load}
     assert [routed for replica, routed, _ in world.engines.asked if replica == "b"][-1]
 
 
@@ -243,7 +247,8 @@ class Town:
         self.silent = silent
         self.memory = PoolMemory(Terms(mode=Mode.OFF, placement_ttl_s=TTL_S))
         self.roster = Roster()
-        self.gatherer = Gatherer(self, now, TIMEOUT_S, self._gathered)
+        self.reporting = Reporting()
+        self.gatherer = Gatherer(self, self.roster, now, TIMEOUT_S, lambda _: None, self._gathered)
         self.placed: set[RequestId] = set()
         self.numbers = itertools.count(1)
         self.newest: dict[ReplicaId, int] = {}
@@ -251,19 +256,20 @@ class Town:
     def serving(self) -> Iterable[ReplicaId]:
         return (A, B)
 
-    async def report(self, replica: ReplicaId, routed: bool) -> ReplicaReport:
+    async def report(self, replica: ReplicaId, version: int | None, routed: bool) -> ReplicaReport:
         await asyncio.sleep(next(self.delays))
         if replica == B and self.silent[0] <= now() < self.silent[1]:
             await asyncio.Event().wait()
         requests = (RequestLoad(r, r, Tokens(8), Phase.DECODE, 1.0, 0) for r in self.running[replica])
-        report = replace(make_report(replica, free=1000, requests=tuple(requests)), preemptions=next(self.numbers))
+        present = replace(make_report(replica, free=1000, requests=tuple(requests)), preemptions=next(self.numbers))
+        report = self.reporting.report(present, version)
         await asyncio.sleep(next(self.delays))
         return report
 
-    def _gathered(self, received: Mapping[ReplicaId, ReplicaReport]) -> None:
-        for replica, report in received.items():
-            assert report.preemptions >= self.newest.get(replica, 0), "an older report has replaced a newer one"
-            self.newest[replica] = report.preemptions
+    def _gathered(self) -> None:
+        for replica, gauges in self.gatherer.gauges.items():
+            assert gauges.preemptions >= self.newest.get(replica, 0), "an older report has replaced a newer one"
+            self.newest[replica] = gauges.preemptions
         self.check()
 
     async def place(self, request: RequestId, at_s: float, replica: ReplicaId, way_s: float) -> None:
@@ -285,18 +291,17 @@ class Town:
         """What the scheduler does."""
         while True:
             await self.gatherer.gather(urgent=True)
-            for replica in sorted(self.gatherer.received):
-                load = self.gatherer.received[replica].load
-                self.roster.take(Report(0, status_of(load), None, load.requests))
             self.memory.observe(self.roster.observe(Pool()), now())
             self.check()
             await asyncio.sleep(1.0)
 
     def check(self) -> None:
         """Every request counts, and counts once."""
-        loads = [report.load for report in self.gatherer.received.values()]
-        seen = [request.id for _, request in with_placements(loads, self.memory.placed, now()).requests()]
-        assert sorted(seen) == sorted(self.placed)
+        seen = {request.id for replica in self.roster.statuses for request in self.roster.load(replica).requests}
+        coming = [
+            q for q, placed in self.memory.placed.items() if not self.roster.holds(q) and placed.expires_at > now()
+        ]
+        assert sorted([*seen, *coming]) == sorted(self.placed)
         assert sorted(self.memory.cluster.requests) == sorted(self.placed)
 
 

@@ -7,7 +7,6 @@ import pytest
 
 from deployments.scheduler.listing import ServeListing
 from policies.model import ReplicaId, ReplicaState
-from tests.deployments.scheduler.fakes import make_report
 
 
 class Details:
@@ -51,24 +50,15 @@ async def listed(monkeypatch: pytest.MonkeyPatch, **states: Any) -> ServeListing
 async def test_what_only_serve_knows_has_no_room(
     monkeypatch: pytest.MonkeyPatch, state: Any, known_as: ReplicaState
 ) -> None:
-    (load,) = (await listed(monkeypatch, x=state)).others(())
-    assert (load.id, load.state, load.node, load.free_tokens) == ("x", known_as, "", 0)
+    (status,) = (await listed(monkeypatch, x=state)).others(())
+    assert (status.id, status.state, status.node, status.free_blocks) == ("x", known_as, "", 0)
 
 
-@pytest.mark.parametrize(
-    ("state", "known_as"),
-    [
-        ("RUNNING", ReplicaState.RUNNING),
-        ("STOPPING", ReplicaState.DRAINING),
-        ("PENDING_MIGRATION", ReplicaState.DRAINING),
-    ],
-)
-async def test_serve_has_the_last_word_on_who_stays(
-    monkeypatch: pytest.MonkeyPatch, state: str, known_as: ReplicaState
+@pytest.mark.parametrize(("state", "leaving"), [("RUNNING", ()), ("STOPPING", ("a",)), ("PENDING_MIGRATION", ("a",))])
+async def test_replicas_that_serve_stops_or_is_about_to_stop_are_leaving(
+    monkeypatch: pytest.MonkeyPatch, state: str, leaving: tuple[str, ...]
 ) -> None:
-    listing = await listed(monkeypatch, a=state, b="RUNNING")
-    reports = [listing.as_listed(make_report(name)) for name in "ab"]
-    assert [report.load.state for report in reports] == [known_as, ReplicaState.RUNNING]
+    assert (await listed(monkeypatch, a=state, b="RUNNING")).leaving() == leaving
 
 
 async def test_a_stopping_replica_still_serves(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,13 +30,14 @@ from migration.protocol.record import MigrationRecord, Outcome
 from migration.run.source import Order
 from policies.cluster.changes import Arrival
 from policies.decision.observation import ENGINE, PoolReport, Status
+from policies.decision.reports import status_of
 from policies.model import Blocks, Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestId, RequestLoad, Tokens
 from policies.paths.beliefs import Profile
 from policies.plan import MoveReport, Path, Plan
 from policies.rules.registry import POLICIES, policy
 from tests.app.simulator.physics import Log
 from tests.counts import scaled
-from tests.deployments.scheduler.fakes import FakeListing, FakeMembership
+from tests.deployments.scheduler.fakes import FakeListing, FakeMembership, Present, Reporting
 from tests.deployments.scheduler.test_scheduler import FakeScaler
 
 CAPACITY, MOST = Tokens(4000), 5
@@ -112,7 +113,8 @@ class Told:
     """Implements `RemoteReplicas[ControlApi]`: replicas report what a script says, and obey."""
 
     def __init__(self) -> None:
-        self.reports: dict[ReplicaId, ReplicaReport] = {}
+        self.present: dict[ReplicaId, Present] = {}
+        self.reporting = Reporting()
         self.orders: dict[tuple[RequestId, ReplicaId, ReplicaId], Order] = {}
 
     def at(self, replica: ReplicaId, routed: bool = True) -> "ToldReplica":
@@ -129,8 +131,8 @@ class ToldReplica:
         self._told = told
         self._replica = replica
 
-    async def report(self, fence: int) -> ReplicaReport:
-        return self._told.reports[self._replica]
+    async def report(self, fence: int, version: int | None) -> ReplicaReport:
+        return self._told.reporting.report(self._told.present[self._replica], version)
 
     async def move(self, order: Order, target: ReplicaId, fence: int) -> MigrationRecord:
         self._told.orders[order.request, self._replica, target] = order
@@ -210,10 +212,10 @@ class LiveScheduler(EpochScheduler):
         self.now = look.now
         running = [load for load in look.loads if load.state is ReplicaState.RUNNING]
         self.members.running = tuple(load.id for load in running)
-        self.listing.without_room = tuple(load for load in look.loads if load.state is not ReplicaState.RUNNING)
-        self.told.reports = {
-            load.id: ReplicaReport(load, (1, 2, 3), 0, 0, 0, 1, (), look.profiles.get(load.id)) for load in running
-        }
+        self.listing.without_room = tuple(
+            status_of(load) for load in look.loads if load.state is not ReplicaState.RUNNING
+        )
+        self.told.present = {load.id: Present(load, (), look.profiles.get(load.id)) for load in running}
         for report in look.moves:
             order = self.told.orders[report.request, report.source, report.target]
             await self.record(record(order, report))

@@ -10,10 +10,10 @@ from policies.cluster.changes import Arrival
 from policies.decision.deciding import place
 from policies.decision.limits import Terms
 from policies.decision.memory import PoolMemory
-from policies.decision.placement import Decision, NoReplica, Place, Queue, least_loaded
+from policies.decision.placement import Decision, NoReplica, Place, Placed, Queue, free_tokens, least_loaded
+from policies.decision.reports import status_of
 from policies.model import (
     Blocks,
-    ClusterState,
     Phase,
     ReplicaId,
     ReplicaLoad,
@@ -37,21 +37,33 @@ def replica(
     return ReplicaLoad(ReplicaId(id), state, "node", Tokens(640), 16, Blocks(free), limit, there)
 
 
-def cluster(*replicas: ReplicaLoad) -> ClusterState:
-    return ClusterState(replicas)
+Cluster = tuple[ReplicaLoad, ...]
 
 
-def choose(state: ClusterState, coming: Arrival, exclude: Collection[ReplicaId] = (), headroom: int = 0) -> Decision:
+def cluster(*replicas: ReplicaLoad) -> Cluster:
+    return tuple(sorted(replicas, key=lambda r: r.id))
+
+
+def running(state: Cluster) -> Cluster:
+    return tuple(r for r in state if r.state is ReplicaState.RUNNING)
+
+
+def free(*replicas: ReplicaLoad) -> dict[ReplicaId, Tokens]:
+    """What ingresses are sent of those replicas."""
+    return free_tokens(map(status_of, replicas), {}, lambda _: False, 0.0)
+
+
+def choose(state: Cluster, coming: Arrival, exclude: Collection[ReplicaId] = (), headroom: int = 0) -> Decision:
     """What best fit says."""
     return decide("best_fit", state, coming, exclude, headroom)
 
 
 def decide(
-    policy: str, state: ClusterState, coming: Arrival, exclude: Collection[ReplicaId] = (), headroom: int = 0
+    policy: str, state: Cluster, coming: Arrival, exclude: Collection[ReplicaId] = (), headroom: int = 0
 ) -> Decision:
     """What a policy says of a cluster that is as observed."""
     made = Watcher(PoolMemory(Terms(policy)))
-    made.observe(Drawn(0.0, state.replicas))
+    made.observe(Drawn(0.0, state))
     made.memory.cluster.reserve(Tokens(headroom))
     return place(made.memory, coming, 0.0, exclude)
 
@@ -93,7 +105,7 @@ def test_place_means_that_it_fits(
     name: str, loads: list[ReplicaLoad], coming: Arrival, exclude: set[ReplicaId], headroom: int
 ) -> None:
     state = cluster(*loads)
-    allowed = {r.id: r for r in state.running() if r.id not in exclude}
+    allowed = {r.id: r for r in running(state) if r.id not in exclude}
     match decide(name, state, coming, exclude, headroom):
         case Place(chosen):
             assert fits(allowed[chosen], coming.tokens, 0)
@@ -110,8 +122,8 @@ def test_best_fit_chooses_the_fullest_that_fits(loads: list[ReplicaLoad], coming
     state = cluster(*loads)
     decision = choose(state, coming, headroom=headroom)
     if isinstance(decision, Place):
-        [chosen] = [r for r in state.replicas if r.id == decision.replica]
-        others = [r for r in state.running() if fits(r, coming.tokens, headroom)]
+        [chosen] = [r for r in state if r.id == decision.replica]
+        others = [r for r in running(state) if fits(r, coming.tokens, headroom)]
         assert all(_room(chosen, headroom) <= _room(r, headroom) for r in others)
 
 
@@ -173,21 +185,31 @@ A, B, C = ReplicaId("a"), ReplicaId("b"), ReplicaId("c")
 
 
 def test_least_loaded_has_the_most_room_as_last_known() -> None:
-    assert least_loaded(cluster(replica("a", free=1), replica("b", free=2)), [A, B], {B: 9}) == B
+    assert least_loaded(free(replica("a", free=1), replica("b", free=2)), [A, B], {B: 9}) == B
 
 
 def test_replicas_with_equal_room_are_told_apart_by_what_was_sent() -> None:
-    assert least_loaded(cluster(replica("a"), replica("b")), [A, B], {A: 1}) == B
+    assert least_loaded(free(replica("a"), replica("b")), [A, B], {A: 1}) == B
 
 
 def test_without_any_report_requests_are_spread_by_count() -> None:
-    assert least_loaded(cluster(), [A, B, C], {A: 2, B: 1, C: 1}) == B
+    assert least_loaded(free(), [A, B, C], {A: 2, B: 1, C: 1}) == B
 
 
 def test_known_room_comes_before_a_replica_of_which_nothing_is_known() -> None:
-    assert least_loaded(cluster(replica("b", free=1)), [A, B], {B: 5}) == B
+    assert least_loaded(free(replica("b", free=1)), [A, B], {B: 5}) == B
 
 
 def test_only_running_replicas_are_chosen() -> None:
-    assert least_loaded(cluster(replica("a", free=99)), [B], {}) == B
-    assert least_loaded(cluster(replica("a")), [], {}) is None
+    assert least_loaded(free(replica("a", free=99)), [B], {}) == B
+    assert least_loaded(free(replica("a")), [], {}) is None
+
+
+def test_requests_on_their_way_to_a_replica_take_of_its_free_tokens() -> None:
+    placed = {
+        RequestId(name): Placed("", A, Tokens(50), 0.0, expires_at)
+        for name, expires_at in (("coming", 3.0), ("expired", 2.0), ("there", 3.0))
+    }
+    statuses = [status_of(replica("a", free=10)), status_of(replica("b", free=1))]
+    assert free_tokens(statuses, placed, {"there"}.__contains__, 2.0) == {"a": 110, "b": 16}
+    assert free_tokens([status_of(replica("a", free=2))], placed, {"there"}.__contains__, 2.0) == {"a": 0}

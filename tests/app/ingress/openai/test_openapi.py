@@ -19,6 +19,7 @@ from app.ingress.openai.description.operations import OPERATIONS, Access, Operat
 from app.ingress.openai.model import Model
 from deployments.api.calls import MoveAccepted, MoveRejected
 from migration.protocol.record import Outcome
+from policies.decision.reports import status_of
 from tests.app.ingress.fakes import MESSAGES, Api, make_api
 from tests.app.ingress.openai.conformance import BY_ID, check, fits
 from tests.deployments.scheduler.fakes import make_report
@@ -155,7 +156,7 @@ async def test_an_answer_is_what_is_described(api: Api, name: str, asked: Any, s
 @pytest.mark.virtual_time
 async def test_the_state_is_what_is_described() -> None:
     scheduler = await make_scheduler(make_report("b", requests=(running("r", "mine"),)))
-    scheduler.listing.without_room = (make_report("a").load,)
+    scheduler.listing.without_room = (status_of(make_report("a").load),)
     await scheduler.epoch()
     state = await scheduler.state()
     assert [replica["requests"] for replica in state["replicas"]][1]
