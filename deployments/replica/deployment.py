@@ -64,7 +64,7 @@ class EngineReplica:
         self._host = RequestHost(self._engine, self._outboxes, time.monotonic, self._free_tokens)
         self._slots = make_slots(migration)
         profile = await measure(self._engine, self._slots, self._node, time.perf_counter)
-        self._reporter = ReplicaReporter(profile)
+        self._reporter = ReplicaReporter(profile, first=time.time_ns())
         self._transport = make_transport(migration)
         self._scheduler = ServeSchedulerClient(topology.app)
         self._moves = self._make_moves(migration, topology)

@@ -10,10 +10,13 @@ from policies.paths.beliefs import Profile
 
 
 class ReplicaReporter:
-    """Answers with the changes since the scheduler's version. Keeps the state of the last answer, received or not."""
+    """Answers with the changes since the scheduler's version. Keeps the state of the last answer, received or not.
 
-    def __init__(self, profile: Profile | None = None) -> None:
-        self._reporter = Reporter(profile)
+    Versions rise from `first`; a replica that restarts under its old id must begin above its old versions.
+    """
+
+    def __init__(self, profile: Profile | None = None, first: int = 0) -> None:
+        self._reporter = Reporter(profile, first)
         self._ended: dict[str, MigrationRecord] = {}
 
     def report(

@@ -96,11 +96,14 @@ class _Held:
 
 
 class Reporter:
-    """The replica's side. `profile` is part of every snapshot."""
+    """The replica's side. `profile` is part of every snapshot.
 
-    def __init__(self, profile: Profile | None = None) -> None:
+    Versions rise from `first`; a replica that restarts under its old id must begin above its old versions.
+    """
+
+    def __init__(self, profile: Profile | None = None, first: int = 0) -> None:
         self._profile = profile
-        self._version = 0
+        self._version = first
         self._held = _Held()
 
     def report(self, load: ReplicaLoad, version: int | None, at: float = 0.0) -> Report:

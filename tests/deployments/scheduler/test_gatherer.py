@@ -42,19 +42,25 @@ class Engines:
         self.reporting = Reporting()
         self.takes_s = 0.01
         self.asked: list[tuple[str, bool, float]] = []
+        self.versions: list[int | None] = []
+        self.lost: set[ReplicaId] = set()
 
     def serving(self) -> Iterable[ReplicaId]:
         return tuple(self.answers)
 
     async def report(self, replica: ReplicaId, version: int | None, routed: bool) -> ReplicaReport:
         self.asked.append((replica, routed, now()))
+        self.versions.append(version)
         await asyncio.sleep(self.takes_s)
         answer = self.answers[replica]
         if answer == "silent":
             await asyncio.Event().wait()
         if isinstance(answer, Exception):
             raise answer
-        return self.reporting.report(answer, version, now())
+        report = self.reporting.report(answer, version, now())
+        if replica in self.lost:
+            await asyncio.Event().wait()
+        return report
 
     def times(self) -> list[float]:
         """When gatherings began."""
@@ -211,6 +217,59 @@ async def test_a_newer_scheduler_ends_this_one() -> None:
     for _ in range(2):
         with pytest.raises(Refused, match="newer"):
             await world.gather()
+
+
+# --- versions -----------------------------------------------------------------------------------------
+
+
+def busy(tokens: int) -> tuple[RequestLoad, ...]:
+    return (RequestLoad(RequestId("r"), "r", Tokens(tokens), Phase.DECODE, 0.0, 0),)
+
+
+async def test_replicas_are_asked_for_changes_since_their_last_report() -> None:
+    world = Gatherings(a=make_report("a", requests=busy(1)))
+    for tokens in (2, 3):
+        await world.gather()
+        world.engines.answers[A] = make_report("a", requests=busy(tokens))
+    assert world.engines.versions == [None, 1]
+    assert [q.tokens for q in (await world.gather())[A].requests] == [3]
+    assert world.engines.versions == [None, 1, 2]
+
+
+async def test_after_a_lost_answer_a_replica_sends_a_snapshot() -> None:
+    world = Gatherings(a=make_report("a", requests=busy(1)), b=make_report("b"))
+    await world.gather()
+    world.engines.lost = {A}
+    world.engines.answers[A] = make_report("a")
+    assert [q.id for q in (await world.gather())[A].requests] == ["r"], "the last report that arrived"
+    world.engines.lost = set()
+    await asyncio.sleep(2 * PROBE_S)
+    assert world.roster.load(A).requests == ()
+    world.engines.answers[A] = make_report("a", requests=busy(2))
+    assert [q.tokens for q in (await world.gather())[A].requests] == [2]
+    assert [
+        version
+        for version, replica in zip(world.engines.versions, world.engines.asked, strict=True)
+        if replica[0] == "a"
+    ] == [None, 1, None, 3]
+
+
+async def test_after_a_lost_answer_of_another_scheduler_a_replica_sends_a_snapshot() -> None:
+    world = Gatherings(a=make_report("a", requests=busy(1)))
+    await world.gather()
+    world.engines.reporting.report(make_report("a"), None)
+    assert [q.id for q in (await world.gather())[A].requests] == ["r"]
+
+
+async def test_changes_since_a_version_that_was_forgotten_are_refused_and_a_snapshot_follows() -> None:
+    world = Gatherings(a=make_report("a", requests=busy(1)))
+    await world.gather()
+    gathering = asyncio.create_task(world.gather())
+    await asyncio.sleep(0)
+    await asyncio.sleep(world.engines.takes_s / 2)
+    world.roster.forget(A)
+    assert await gathering == {}
+    assert [q.id for q in (await world.gather())[A].requests] == ["r"]
 
 
 # --- the log ------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from migration.protocol.messages import PathRequest
 from migration.protocol.record import MigrationRecord, Outcome
 from policies.causes import Cause
 from policies.cluster.changes import Arrival
+from policies.decision import memory
 from policies.decision.deciding import SchedulerMemory
 from policies.decision.limits import Mode
 from policies.decision.observation import ENGINE
@@ -465,6 +466,27 @@ async def test_epochs_can_be_recorded_and_give_the_same_plans_again(tmp_path: Pa
     assert [len(epoch.entries) for epoch, _ in played] == [0, 2, 2, 2]
     assert played[0][0].plans[ENGINE][0].moves
     assert all(same for _, same in played)
+
+
+async def test_requests_are_placed_while_an_epoch_is_decided_and_recorded_where_they_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "SLICE", 1)
+    requests = [running(f"r{number}") for number in range(8)]
+    scheduler = await make_scheduler(make_report("a", 236, tuple(requests)), make_report("b", 256))
+    grown = tuple(replace(request, tokens=Tokens(12)) for request in requests)
+    scheduler.fleet.reports[ReplicaId("a")] = make_report("a", 232, grown)
+    recorder = scheduler._epochs._recorder = Recorder(tmp_path / "epochs.jsonl", scheduler._config.terms)
+    epoch = asyncio.create_task(scheduler.epoch())
+    while not scheduler._epochs._slices:
+        await asyncio.sleep(0)
+    assert isinstance(await place(scheduler, 20), Place) and not epoch.done()
+    await epoch
+    recorder.close()
+    _, epochs = read_recording(tmp_path / "epochs.jsonl")
+    ((entry,),) = [epoch.entries for epoch in epochs]
+    assert 0 < entry.slices < 8
+    assert scheduler._memory.pool().cluster.requests[RequestId("x")].replica is not None
 
 
 # --- the dry run --------------------------------------------------------------------------------------

@@ -1,6 +1,8 @@
 """Snapshots and changes of replicas come to the same observations, and so to the same memory and plans."""
 
+import itertools
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -11,7 +13,9 @@ from policies.decision.limits import LiveLimits, Terms
 from policies.decision.memory import PoolMemory
 from policies.decision.observation import Pool, PoolReport
 from policies.decision.reports import Report, Reporter, Roster, status_of
-from policies.model import Phase, ReplicaId, ReplicaLoad, RequestId
+from policies.model import Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestId, Tokens
+from policies.paths.beliefs import Profile
+from policies.paths.lines import Line
 from policies.rules.registry import POLICIES
 from tests.policies.decision.observed import Drawn, observed
 
@@ -51,6 +55,7 @@ class Wire:
         self.roster = Roster()
         self.changes = changes
         self.dice = dice
+        self.starts = itertools.count(0, 100)
         self.reporters: dict[ReplicaId, Reporter] = {}
 
     def observe(self, drawn: Drawn) -> PoolReport:
@@ -65,9 +70,17 @@ class Wire:
             return Report(0, status_of(load), None, load.requests)
         if self.dice.random() < 0.1:
             self.reporters.pop(load.id, None)
-        report = self.reporters.setdefault(load.id, Reporter()).report(load, self.roster.version(load.id))
+        reporter = self.reporters.setdefault(load.id, Reporter(first=next(self.starts)))
+        if self.dice.random() < 0.2:
+            self.ask_in_vain(reporter, load)
+        report = reporter.report(load, self.roster.version(load.id))
         assert report.since is None or report.since == self.roster.version(load.id)
         return report
+
+    def ask_in_vain(self, reporter: Reporter, load: ReplicaLoad) -> None:
+        """The replica answers, to an earlier request of the scheduler's or of another one's; the answer is lost."""
+        fewer = replace(load, requests=load.requests[1:])
+        reporter.report(fewer, self.dice.choice([None, self.roster.version(load.id)]))
 
 
 @given(st.sampled_from(sorted(POLICIES)), histories(), st.integers(0, 1 << 32))
@@ -93,9 +106,14 @@ def test_what_was_observed_adds_up_to_what_is_there(history: list[Drawn], seed: 
             del there[gone]
         there |= {resident.load.id: (resident.replica, resident.load.tokens) for resident in seen.requests}
         there |= {name: (there[name][0], tokens) for name, tokens in seen.sizes.items()}
+        assert [sizes_of(wire.roster.load(load.id)) for load in drawn.loads] == [sizes_of(load) for load in drawn.loads]
         places = {(load.id, request.id): request.tokens for load in drawn.loads for request in load.requests}
         assert set(there) == {name for _, name in places}
         assert all(places.get((replica or ReplicaId(""), name)) == tokens for name, (replica, tokens) in there.items())
+
+
+def sizes_of(load: ReplicaLoad) -> tuple[ReplicaLoad, dict[RequestId, int]]:
+    return replace(load, requests=()), {request.id: request.tokens for request in load.requests}
 
 
 def one(drawing: str) -> ReplicaLoad:
@@ -124,3 +142,42 @@ def test_changes_since_another_version_are_refused() -> None:
     roster.take(first)
     roster.take(second)
     assert roster.version(ReplicaId("a")) == second.version
+
+
+def test_a_snapshot_has_the_profile_which_is_observed_once() -> None:
+    profile = Profile("n", "c", 4.0, Line.of(1e6), 1e6)
+    roster, reporter, a = Roster(), Reporter(profile), ReplicaId("a")
+    first = reporter.report(one("a: p10"), None)
+    assert first.profile is profile
+    roster.take(first)
+    assert roster.observe(Pool()).profiles == {a: profile}
+    second = reporter.report(one("a: p11"), roster.version(a))
+    assert second.profile is None
+    roster.take(reporter.report(one("a: p12"), None))
+    assert roster.observe(Pool()).profiles == {}
+    roster.forget(a)
+    assert roster.version(a) is None
+    roster.take(reporter.report(one("a: p12"), None))
+    assert roster.observe(Pool()).profiles == {a: profile}
+
+
+def test_ages_go_on_between_full_reports_of_a_request() -> None:
+    roster, reporter, a = Roster(), Reporter(), ReplicaId("a")
+    young = one("a: p10")
+    roster.take(reporter.report(young, None, at=100.0))
+    older = replace(young, requests=(replace(young.requests[0], tokens=Tokens(12), age_s=2.5),))
+    report = reporter.report(older, roster.version(a), at=102.5)
+    assert report.requests == () and report.sizes == {"p": 12}
+    roster.take(report)
+    assert roster.load(a) == older
+    assert [(replica, q.tokens) for replica, q in roster.find("p")] == [("a", 12)] and roster.find("q") == []
+
+
+def test_replicas_that_serve_stops_drain_whatever_they_report_and_others_have_no_room() -> None:
+    roster, reporter = Roster(), Reporter()
+    roster.take(reporter.report(one("a: p10"), None))
+    unreported = replace(status_of(one("b:")), capacity=Tokens(0))
+    (a, b) = roster.observe(Pool(), unreported=[unreported], leaving=[ReplicaId("a"), ReplicaId("z")]).replicas
+    assert (a.state, b) == (ReplicaState.DRAINING, unreported)
+    assert roster.statuses.keys() == {"a"} and roster.observed == {"a": a, "b": b}
+    assert [s.state for s in roster.observe(Pool()).replicas] == [ReplicaState.RUNNING]

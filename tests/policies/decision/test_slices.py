@@ -1,0 +1,79 @@
+"""Arrivals that are placed while an epoch is decided: nothing is lost, and the same history gives the same plans."""
+
+import random
+from collections.abc import Generator, Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.cluster.changes import Arrival
+from policies.decision import memory as memories
+from policies.decision.deciding import Plans, SchedulerMemory, decide_in_slices, place
+from policies.decision.limits import LiveLimits, Terms
+from policies.decision.memory import finish
+from policies.decision.observation import Observation
+from policies.decision.placement import Decision, Place, Queue
+from policies.model import RequestId, Tokens
+from policies.rules.registry import POLICIES
+from tests.policies.decision.observed import Drawn, Watcher
+from tests.policies.decision.test_reports import histories
+
+
+@pytest.fixture(autouse=True, scope="module")
+def short_slices() -> Iterator[None]:
+    """Slices of two requests."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(memories, "SLICE", 2)
+    yield
+    patch.undo()
+
+
+class Deciding:
+    """A memory whose epochs are decided in slices, with arrivals at the pauses that `at_pauses` chooses."""
+
+    def __init__(self, name: str) -> None:
+        self.memory = SchedulerMemory(Terms(name, LiveLimits(linger_s=0.0, foresight_s=0.0)))
+        self.watcher = Watcher(self.memory.pool())
+        self.pauses = 0
+
+    def slices(self, drawn: Drawn) -> Generator[None, None, Plans]:
+        """The decision on that cluster."""
+        return decide_in_slices(self.memory, Observation(drawn.now, (self.watcher.report(drawn),)))
+
+    def place(self, number: int, tokens: int) -> Decision:
+        """Place a new request."""
+        pool = self.memory.pool()
+        decision = place(pool, Arrival(RequestId(f"new{number}"), Tokens(tokens)), float(number))
+        pool.cluster.check_integrity()
+        if isinstance(decision, Place | Queue):
+            assert pool.cluster.requests[RequestId(f"new{number}")].replica is not None
+        return decision
+
+
+@given(st.sampled_from(sorted(POLICIES)), histories(), st.integers(0, 1 << 32))
+def test_at_every_pause_arrivals_can_be_placed_and_a_replay_with_the_same_pauses_decides_alike(
+    name: str, history: list[Drawn], seed: int
+) -> None:
+    dice, numbers = random.Random(seed), iter(range(1000))
+    live, again = Deciding(name), Deciding(name)
+    for drawn in history:
+        slices, done, entries = live.slices(drawn), 0, []
+        while True:
+            for number in [next(numbers) for _ in range(dice.choice([0, 0, 1, 2]))]:
+                tokens = dice.randrange(1, 60)
+                entries.append((done, number, tokens, live.place(number, tokens)))
+            try:
+                next(slices)
+            except StopIteration as end:
+                plans = end.value
+                break
+            done += 1
+        live.memory.pool().cluster.check_integrity()
+        replayed, passed = again.slices(drawn), 0
+        for at, number, tokens, decision in entries:
+            while passed < at:
+                next(replayed)
+                passed += 1
+            assert again.place(number, tokens) == decision
+        assert finish(replayed) == plans
