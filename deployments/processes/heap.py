@@ -1,6 +1,10 @@
 """The heap of a serving process, exempt from garbage collection."""
 
+import asyncio
 import gc
+
+THAW_S = 3600.0
+"""The period of full collections in a process that keeps its heap frozen."""
 
 
 def freeze_heap() -> None:
@@ -11,3 +15,16 @@ def freeze_heap() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+async def keep_heap_frozen(period_s: float) -> None:
+    """Freeze the heap every `period_s` seconds, so that each collection looks at the objects of one period.
+
+    For a process whose state is large and always changing: with 15,000 requests a full collection takes 25 to 60 ms.
+    Frozen objects are freed by their reference counts, but those in cycles only every `THAW_S` seconds.
+    """
+    while True:
+        for _ in range(max(1, round(THAW_S / period_s))):
+            await asyncio.sleep(period_s)
+            freeze_heap()
+        gc.unfreeze()

@@ -21,7 +21,7 @@ from deployments.config import SchedulerConfig, Topology
 from deployments.metrics.exposition import Family
 from deployments.metrics.telemetry import Telemetry
 from deployments.processes.guard import start_guard
-from deployments.processes.heap import freeze_heap
+from deployments.processes.heap import keep_heap_frozen
 from deployments.scheduler.dispatch import Dispatch
 from deployments.scheduler.epochs import Epochs
 from deployments.scheduler.fencing import next_fence
@@ -69,7 +69,7 @@ class EpochScheduler:
         fence = next_fence(topology.app)
         self._wire(config, fence, replicas, membership, listing, scaler, telemetry, clock, wall_clock)
         self._loop = asyncio.create_task(self._run())
-        freeze_heap()
+        self._freezing = asyncio.create_task(keep_heap_frozen(config.epoch_s))
         log.info("scheduler started with fence %d, mode %s, policy %s", self._fence, config.mode, config.policy)
 
     def _wire(
@@ -136,6 +136,7 @@ class EpochScheduler:
 
     def __del__(self) -> None:
         self._loop.cancel()
+        self._freezing.cancel()
         self._gatherer.close()
         self._membership.stop()
         if self._recorder is not None:

@@ -97,15 +97,17 @@ class Epochs:
         states = (status.state for status in self._roster.observed.values())
         self._telemetry.epoch(states, passed_s, self._scaler.wanted)
         resting = set(self._memory.pool().breaker.resting(now))
+        await asyncio.sleep(0)
         plans = await self._decide(Observation(now, (seen,)))
+        self._record(Observation(now, (seen,)), plans)
         for pair in set(self._memory.pool().breaker.resting(now)) - resting:
             log.warning("moves from %s to %s keep failing: none for a while", *pair)
         if self._roster.statuses:
             self.known.set()
         for plan in plans[ENGINE]:
             self._act(plan)
+        await asyncio.sleep(0)
         self._scale(plans[ENGINE])
-        self._record(Observation(now, (seen,)), plans)
         if self._rehearsal is not None:
             self._rehearsal.epoch(seen, now)
 

@@ -8,7 +8,7 @@ until it answers again.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from deployments.api.protocols import ControlApi, RemoteReplicas
@@ -25,6 +25,9 @@ log = logging.getLogger("ray.serve")
 
 SPACING_S = 0.2
 """The shortest time from the beginning of a gathering to that of the next, however many callers want a fresh one."""
+
+AT_ONCE = 16
+"""Requests for reports that are sent before the event loop has another turn: one takes Ray up to 0.3 ms."""
 
 SILENCE_S = 5.0
 """For how long the last report of a silent replica counts; afterwards nothing is sent there."""
@@ -143,16 +146,25 @@ class Gatherer:
         self._began = self._clock()
         asked = tuple(dict.fromkeys(self._reporters.serving()))
         self._forget_others(asked)
-        answers = await asyncio.gather(
-            *(self._ask(replica) for replica in asked if replica not in self._probes), return_exceptions=True
-        )
-        for fault in answers:
+        for fault in await self._ask_all([replica for replica in asked if replica not in self._probes]):
             if isinstance(fault, BaseException):
                 raise fault
         limit = self._clock() - SILENCE_S
         for replica in [replica for replica, heard in self._heard.items() if heard < limit]:
             self._forget(replica)
         self._on_gathered()
+
+    async def _ask_all(self, replicas: Sequence[ReplicaId]) -> list[BaseException | None]:
+        """Take the reports of all replicas; returns what `_ask` raised for each."""
+        asks: list[asyncio.Task[None]] = []
+        try:
+            for first in range(0, len(replicas), AT_ONCE):
+                asks += [asyncio.create_task(self._ask(replica)) for replica in replicas[first : first + AT_ONCE]]
+                await asyncio.sleep(0)
+            return await asyncio.gather(*asks, return_exceptions=True)
+        finally:
+            for ask in asks:
+                ask.cancel()
 
     async def _turn(self) -> None:
         """Wait until the next gathering may begin."""

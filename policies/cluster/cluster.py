@@ -8,7 +8,7 @@ With `holds`, moves take time: a request that leaves a replica occupies its room
 `holds` moves are instantaneous, as in the paper's model (section VI-A).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
 
@@ -186,19 +186,25 @@ class Cluster:
         """Forbid the request to move, or allow it again."""
         request.pinned = pinned
 
-    def resize(self, sizes: Mapping[RequestId, Tokens]) -> list[Crossing]:
-        """Set requests' sizes in tokens. Returns the changes of size class of the requests on replicas.
+    def resize(self, sizes: Iterable[tuple[RequestId, Tokens]], crossed: list[Crossing]) -> int:
+        """Set requests' sizes; returns the tokens by which those on replicas have grown in all.
 
-        This is the one loop over every running request; its work per request decides how an epoch scales. Raises
-        `KeyError` for an unknown request.
+        Requests on replicas that are in another size class by it are appended to `crossed`. The one loop over every
+        running request: its work per request decides how an epoch scales. Raises `KeyError` for an unknown request.
         """
-        crossed = []
         requests = self.requests
-        for request_id, tokens in sizes.items():
+        # Sizes come replica by replica, so mostly a replica's load is written once.
+        replica: Replica | None = None
+        total = grown = 0
+        for request_id, tokens in sizes:
             request = requests[request_id]
             was = request.tokens
-            if request.replica is not None:
-                request.replica.load += tokens - was
+            if request.replica is not replica:
+                if replica is not None:
+                    replica.load += grown
+                    total += grown
+                replica, grown = request.replica, 0
+            grown += tokens - was
             request.tokens = tokens
             if tokens > request.ceiling or tokens < was:
                 kind = self.classes.kind(tokens)
@@ -206,13 +212,16 @@ class Cluster:
                     crossed.append(Crossing(request, request.kind))
                 request.kind = kind
                 request.ceiling = self.classes.ceiling(kind)
+        if replica is not None:
+            replica.load += grown
+            total += grown
         for request_id, held in self.held.items():  # requests on the move grow at their source
             request = requests[request_id]
             assert request.source is not None
             request.source.held += request.tokens - held
             self.held[request_id] = request.tokens
         self._rooms = None
-        return crossed
+        return total
 
     # --- the bounds of an epoch -----------------------------------------------------------------------
 
@@ -396,6 +405,14 @@ class Cluster:
         Considers only replicas that accept requests and for which `accept` is true.
         """
         return self._index().widest(self.need(tokens), accept)
+
+    def best_on_node(
+        self, node: str, tokens: int, accept: Callable[[Replica], object], widest: bool = False
+    ) -> Replica | None:
+        """The best fit among the replicas of one node, or with `widest` the worst fit; of equals as everywhere."""
+        need = self.need(tokens)
+        fitting = (r for r in self._index().on_node(node) if r.accepts and r.room >= need and accept(r))
+        return (max if widest else min)(fitting, key=lambda r: (r.room, r.order), default=None)
 
     def roomiest(self, count: int) -> list[Replica]:
         """Up to `count` running replicas with the most room, in descending order of room."""

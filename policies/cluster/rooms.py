@@ -8,7 +8,7 @@ order of activation, the bits above them its room.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from policies.cluster.replica import Replica
 
@@ -24,18 +24,20 @@ def _key(replica: Replica) -> int:
 class Rooms:
     """RUNNING replicas by (room, order of activation)."""
 
-    __slots__ = ("_by_order", "_key_of", "_keys", "_touched")
+    __slots__ = ("_by_order", "_keys", "_known", "_nodes", "_touched")
 
     def __init__(self, replicas: Iterable[Replica]) -> None:
         self._key_of = {replica: _key(replica) for replica in replicas}
         self._keys = sorted(self._key_of.values())
         self._by_order = {replica.order: replica for replica in self._key_of}
         self._touched: dict[Replica, None] = {}
+        self._nodes: dict[str, list[Replica]] | None = None
 
     def add(self, replica: Replica) -> None:
         """Add a replica."""
         self._key_of[replica] = key = _key(replica)
         self._by_order[replica.order] = replica
+        self._nodes = None
         insort(self._keys, key)
 
     def remove(self, replica: Replica) -> None:
@@ -44,6 +46,7 @@ class Rooms:
         if key is not None:
             del self._keys[bisect_left(self._keys, key)], self._by_order[replica.order]
             self._touched.pop(replica, None)
+            self._nodes = None
 
     def touch(self, replica: Replica) -> None:
         """Mark a replica whose room may have changed."""
@@ -68,6 +71,14 @@ class Rooms:
             if replica.accepts and (accept is None or accept(replica)):
                 return replica
         return None
+
+    def on_node(self, node: str) -> Sequence[Replica]:
+        """The replicas on a node, in no particular order."""
+        if self._nodes is None:
+            self._nodes = {}
+            for replica in self._known:
+                self._nodes.setdefault(replica.node, []).append(replica)
+        return self._nodes.get(node, ())
 
     def roomiest(self, count: int) -> list[Replica]:
         """Up to `count` replicas with the most room, in descending order of room."""

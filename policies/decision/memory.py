@@ -115,20 +115,23 @@ class PoolMemory:
         crossed: list[Crossing] = []
         departed: list[tuple[int, Departure]] = []
         grown = 0
-        for sizes in _parts(seen.sizes.items()):
-            grown += self._take_sizes(dict(sizes), crossed)
+        sizes = self._sizes(seen.sizes)
+        for _ in range(0, len(seen.sizes), SLICE):
+            grown += cluster.resize(islice(sizes, SLICE), crossed)
             yield
-        for gone in _parts(seen.gone):
-            departed += self._take_gone(gone)
+        for first in range(0, len(seen.gone), SLICE):
+            departed += self._take_gone(seen.gone[first : first + SLICE])
             yield
         self._measure_growth(seen.requests, grown, now)
-        doomed = self._take_replicas(seen, now)
         self._take_requests(seen.requests, crossed)
+        yield
+        doomed = self._take_replicas(seen, now)
         self._relocate(doomed)
         for replica in doomed.values():
             cluster.lose(replica)
         self._expect(seen)
         self._admit_at_home()
+        yield
         self._correct()
         cluster.await_start(seen.opening > 0 or self.experience.awaits_start(now))
         for report in seen.moves:
@@ -292,15 +295,12 @@ class PoolMemory:
                 yield request.order, Departure(request_id, request.kind, request.replica)
             cluster.remove_request(request)
 
-    def _take_sizes(self, sizes: dict[RequestId, Tokens], crossed: list[Crossing]) -> int:
-        """Resize requests, appending to `crossed`; returns the tokens by which those on replicas have grown."""
-        cluster = self.cluster
-        if self._absent:
-            self._absent.update((q, sizes[q]) for q in self._absent if q in sizes)
-            sizes = {q: tokens for q, tokens in sizes.items() if q not in self._absent}
-        before = sum(replica.load for replica in cluster.replicas.values())
-        crossed += cluster.resize(sizes)
-        return sum(replica.load for replica in cluster.replicas.values()) - before
+    def _sizes(self, sizes: Mapping[RequestId, Tokens]) -> Iterator[tuple[RequestId, Tokens]]:
+        """The sizes of requests in the cluster; those of requests on replicas that are to be gone are kept."""
+        if not self._absent:
+            return iter(sizes.items())
+        self._absent.update((q, sizes[q]) for q in self._absent if q in sizes)
+        return ((q, tokens) for q, tokens in sizes.items() if q not in self._absent)
 
     def _measure_growth(self, changed: Iterable[Resident], grown: int, now: float) -> None:
         """Requests that were and are decoding have grown by `grown` tokens in all: none of the `changed` ones."""
@@ -313,9 +313,9 @@ class PoolMemory:
         """Take requests that are new or have changed; those in another size class are appended to `crossed`."""
         cluster = self.cluster
         others = ((cluster.requests.get(resident.load.id), resident.load.tokens) for resident in residents)
-        resized = {q.id: Tokens(max(1, tokens)) for q, tokens in others if q is not None and q.tokens != tokens}
+        resized = [(q.id, Tokens(max(1, tokens))) for q, tokens in others if q is not None and q.tokens != tokens]
         if resized:
-            crossed += cluster.resize(resized)
+            cluster.resize(resized, crossed)
         for resident in residents:
             request_id = resident.load.id
             was = self._residents.get(request_id)
@@ -444,10 +444,3 @@ def finish(slices: Generator[None, None, T]) -> T:
         except StopIteration as end:
             result: T = end.value
             return result
-
-
-def _parts(items: Iterable[T]) -> Iterator[list[T]]:
-    """The items in parts of `SLICE`."""
-    iterator = iter(items)
-    while part := list(islice(iterator, SLICE)):
-        yield part

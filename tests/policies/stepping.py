@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from policies.cluster.changes import Arrival, Changes, Departure
+from policies.cluster.changes import Arrival, Changes, Crossing, Departure
 from policies.cluster.cluster import Cluster
 from policies.decision.deciding import one_by_one
 from policies.decision.limits import Limits
@@ -50,7 +50,8 @@ def apply(cluster: Cluster, events: Events) -> Changes:
         if request.replica is not None:
             departed.append(Departure(request_id, request.kind, request.replica))
         cluster.remove_request(request)
-    crossed = cluster.resize(events.sizes)
+    crossed: list[Crossing] = []
+    cluster.resize(events.sizes.items(), crossed)
     for arrival in events.arrived:
         cluster.add_request(arrival.id, arrival.tokens)
     return Changes(tuple(departed), tuple(crossed), tuple(cluster.in_order()))

@@ -43,8 +43,8 @@ def _candidates(seeker: Seeker, most: int) -> list[Replica]:
         (
             r
             for r in used
-            if r.load <= room - max(0, r.room)
-            and len(r.requests) <= most
+            if len(r.requests) <= most
+            and r.load <= room - max(0, r.room)
             and all(seeker.cluster.may_move(q) for q in r.requests.values())
         ),
         key=lambda r: (r.load, r.order),

@@ -53,17 +53,17 @@ class Seeker:
     def _choose(
         self, tokens: int, leaves: Replica | None, avoid: Replica | None = None, *, near: bool
     ) -> Replica | None:
-        """The best replica for a request that `leaves` one; with `near`, if moves take time, first on its own node."""
-        best = self.cluster.widest if self.spread else self.cluster.tightest
+        """The best replica for a request that `leaves` one; with `near`, where moves take time, first of its node."""
+
+        def accept(replica: Replica) -> bool:
+            return self._accepts(replica) and replica is not leaves and replica is not avoid
+
         if near and leaves is not None and self.cluster.holds:
-            node = leaves.node
-            found = best(
-                tokens,
-                lambda r: self._accepts(r) and r.node == node and r is not leaves and r is not avoid,
-            )
+            found = self.cluster.best_on_node(leaves.node, tokens, accept, widest=self.spread)
             if found is not None:
                 return found
-        return best(tokens, lambda r: self._accepts(r) and r is not leaves and r is not avoid)
+        best = self.cluster.widest if self.spread else self.cluster.tightest
+        return best(tokens, accept)
 
     def _accepts(self, replica: Replica) -> bool:
         return (self.unused or bool(replica.requests)) and replica.id not in self.barred

@@ -1,8 +1,12 @@
 """What a process has made before it serves is not looked at by garbage collections."""
 
+import asyncio
 import gc
+import weakref
 
-from deployments.processes.heap import freeze_heap
+import pytest
+
+from deployments.processes.heap import THAW_S, freeze_heap, keep_heap_frozen
 
 
 def test_present_objects_are_frozen_and_later_ones_collected() -> None:
@@ -15,3 +19,27 @@ def test_present_objects_are_frozen_and_later_ones_collected() -> None:
         gc.unfreeze()
     assert id(come) in collected
     assert id(there) not in collected
+
+
+class Cycle:
+    """Refers to itself."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.mark.virtual_time
+async def test_a_heap_that_is_kept_frozen_is_collected_as_a_whole_now_and_then() -> None:
+    cycle = Cycle()
+    seen = weakref.ref(cycle)
+    freezing = asyncio.create_task(keep_heap_frozen(THAW_S / 4))
+    try:
+        await asyncio.sleep(THAW_S / 4 + 1.0)
+        del cycle
+        await asyncio.sleep(THAW_S / 4)
+        assert seen() is not None, "frozen"
+        await asyncio.sleep(THAW_S)
+        assert seen() is None
+    finally:
+        freezing.cancel()
+        gc.unfreeze()
