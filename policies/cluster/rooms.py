@@ -24,7 +24,7 @@ def _key(replica: Replica) -> int:
 class Rooms:
     """RUNNING replicas by (room, order of activation)."""
 
-    __slots__ = ("_by_order", "_keys", "_known", "_nodes", "_touched")
+    __slots__ = ("_by_order", "_key_of", "_keys", "_nodes", "_touched")
 
     def __init__(self, replicas: Iterable[Replica]) -> None:
         self._key_of = {replica: _key(replica) for replica in replicas}
@@ -76,7 +76,7 @@ class Rooms:
         """The replicas on a node, in no particular order."""
         if self._nodes is None:
             self._nodes = {}
-            for replica in self._known:
+            for replica in self._key_of:
                 self._nodes.setdefault(replica.node, []).append(replica)
         return self._nodes.get(node, ())
 

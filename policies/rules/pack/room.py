@@ -53,7 +53,7 @@ class Seeker:
     def _choose(
         self, tokens: int, leaves: Replica | None, avoid: Replica | None = None, *, near: bool
     ) -> Replica | None:
-        """The best replica for a request that `leaves` one; with `near`, where moves take time, first of its node."""
+        """The best replica for a request that `leaves` one; with `near`, if moves take time, first on its own node."""
 
         def accept(replica: Replica) -> bool:
             return self._accepts(replica) and replica is not leaves and replica is not avoid
