@@ -8,8 +8,8 @@
 The target loads the copied blocks in a step of its engine, and the request joins the target's queue.
 
 A request without KV, because it waits or prefills, is handed over without a freeze; a move by KV then falls back to
-tokens. During the copy of a decoding request, its end cancels the move, its preemption (its blocks are gone) makes the
-move fall back to tokens at once, and a target that needs the reserved room cancels the move.
+tokens. During the copy of a decoding request, its end cancels the move. Its preemption (its blocks are gone) and a
+target that needs the reserved room make the move fall back to tokens at once.
 """
 
 from collections.abc import Callable
@@ -159,15 +159,13 @@ class Mover:
     def preempted(self, live: Live) -> None:
         """Hand a request that has lost its KV over to the target, if it was moving."""
         if moving := self.under_way.get(live.id):
-            self._stop_copy(moving)
-            moving.path, moving.detour = Path.TOKENS, Cause.BLOCKS_GONE
-            moving.frozen_s = self._loop.now
-            moving.source.remove(live, self._loop.now)
-            self._hand_over(moving)
+            self._fall_back(moving, Cause.BLOCKS_GONE)
 
     def refused(self, request: RequestId) -> None:
-        """Cancel a move, since the target needs the reserved room. The request stays at its source."""
-        self._give_up(self.under_way[request], TransferOutcome.REFUSED)
+        """Move without KV, since the target needs the reserved room: no block can be loaded, and the request queues."""
+        moving = self.under_way[request]
+        self._fall_back(moving, Cause.TRANSFER_FAILED)
+        moving.progress = Progress()
 
     def land(self, live: Live) -> None:
         """Complete the move of a request that decodes again at its target, or that ends or moves before that."""
@@ -195,6 +193,17 @@ class Mover:
             self._hand_over(moving)
         else:
             self._copy(moving, full, self._hand_over)
+
+    def _fall_back(self, moving: MoveUnderWay, cause: Cause) -> None:
+        """Stop the request, and hand it over without the blocks that are not copied yet."""
+        self._stop_copy(moving)
+        moving.path, moving.detour = Path.TOKENS, cause
+        if moving.live.stage is Stage.DECODE:
+            self._freeze(moving)
+        else:
+            moving.frozen_s = self._loop.now
+            moving.source.remove(moving.live, self._loop.now)
+        self._hand_over(moving)
 
     def _copy(self, moving: MoveUnderWay, upto: Blocks, then: Callable[[MoveUnderWay], None]) -> None:
         size = Bytes((upto - moving.progress.copied) * self._costs.block_tokens * self._costs.kv_bytes)

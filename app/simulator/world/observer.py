@@ -18,7 +18,7 @@ class TransferOutcome(StrEnum):
     ENDED = "ended"
     """The request ended before its migration."""
     REFUSED = "refused"
-    """The target had no room for the request, or needed the reserved room."""
+    """The target had no room for the request."""
     DEFERRED = "deferred"
     """The migration never began: neither the links nor the target's prefill budget had room in this epoch."""
 

@@ -168,14 +168,17 @@ def test_a_request_that_is_preempted_while_it_is_copied_is_handed_over_at_once()
     assert (log.lives["b"].preemptions, log.lives["b"].moves) == (1, 1)
 
 
-def test_a_target_that_fills_up_sends_a_request_home_which_does_not_notice() -> None:
+def test_a_request_whose_target_fills_up_during_the_copy_queues_there() -> None:
+    """As live: a block that does not fit there makes the copy fail, and a request by tokens is always taken."""
     jobs = [job("a", prompt=400, output=300), job("d", prompt=200), job("c", prompt=450, output=300)]
     played, log = world(Scripted({0: move("a", 1)}), replace(MOVES, migration=SLOW), up=2, nodes_of=1, until=60.0)
     played.run(jobs)
-    [moved] = log.transfers
-    assert (moved.outcome, moved.ended_s, moved.stall_s) == ("refused", 14.0, 0.0)
-    assert {str(name): (life.stalled_s, life.moves) for name, life in log.lives.items()} == {
-        "a": (0.0, 0),
+    there, back = log.transfers
+    assert (there.path, there.completed, there.ended_s, there.resumed_s) == ("tokens", True, 14.1, None)
+    # The next epoch finds it in the queue, and room where it came from.
+    assert (back.reason, back.began_s, back.resumed_s) == (Reason.ADMIT, 15.0, 15.1)
+    assert {str(name): (round(life.stalled_s, 6), life.moves) for name, life in log.lives.items()} == {
+        "a": (1.1, 2),
         "c": (0.0, 0),
         "d": (0.0, 0),
     }
