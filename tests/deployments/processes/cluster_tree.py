@@ -3,7 +3,8 @@
     python -m tests.deployments.processes.cluster_tree FOLDER CLUSTER DRAIN_S
 
 With CLUSTER `own` it starts a GCS and a raylet with a replica in a session of its own; with `empty` the same without a
-replica; with `other` nothing, for the cluster was there before. On SIGINT it drains, writes `drained` and ends.
+replica; with `other` nothing, for the cluster was there before. On SIGINT it writes `draining`, drains for DRAIN_S or
+until there is a file `empty`, writes `drained` and ends.
 """
 
 import os
@@ -27,7 +28,10 @@ def main() -> None:
         _note(folder, "command")
         time.sleep(1000)
     except KeyboardInterrupt:
-        time.sleep(drain_s)
+        _note(folder, "draining")
+        drained_at = time.monotonic() + drain_s
+        while time.monotonic() < drained_at and not (folder / "empty").exists():
+            time.sleep(0.02)
         (folder / "drained").touch()
 
 

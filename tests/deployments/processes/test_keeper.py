@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from deployments.processes.keeper import LOOK_S
 from deployments.processes.table import ProcessIdentity, descendants, is_running
 from tests.deployments.processes.test_guard import ROOT, wait_until
 
@@ -25,6 +26,7 @@ class Launch:
         self, folder: Path, cluster: str = "own", drain_s: float = 0.0, within_s: float = 60.0, ignored: bool = False
     ) -> None:
         self._folder = folder
+        began = time.monotonic()
         stand_in = [sys.executable, "-m", "tests.deployments.processes.cluster_tree", str(folder), cluster]
         self.launcher = subprocess.Popen(
             [sys.executable, "-c", LAUNCH, str(within_s), *stand_in, str(drain_s)],
@@ -35,6 +37,7 @@ class Launch:
         replica = {"ServeReplica"} if cluster == "own" else set()
         rest = set() if cluster == "other" else {"gcs_server", "raylet", "engine"}
         wait_until(lambda: all((folder / name).exists() for name in {"command"} | rest | replica), 30.0)
+        self.took_s = time.monotonic() - began
         found = descendants(self.launcher.pid)
         self.keeper = found[0].pid
         self.processes: list[ProcessIdentity] = [entry.identity for entry in found]
@@ -43,6 +46,11 @@ class Launch:
     @property
     def drained(self) -> bool:
         return (self._folder / "drained").exists()
+
+    def drain(self) -> None:
+        """Send SIGTERM to the launcher, and wait until the command drains."""
+        self.send("launcher", signal.SIGTERM)
+        wait_until((self._folder / "draining").exists)
 
     def send(self, to: str, number: signal.Signals) -> None:
         ids = {"launcher": self.launcher.pid, "keeper": self.keeper}
@@ -112,7 +120,7 @@ def test_a_stopped_command_ends_all_the_same(launch: Launch) -> None:
 
 
 def test_all_ends_with_the_raylet(launch: Launch) -> None:
-    time.sleep(1.5)  # the keeper has looked for it
+    time.sleep(2 * LOOK_S + launch.took_s)  # the keeper, which looks ever less often, has found it
     launch.send("raylet", signal.SIGKILL)
     time.sleep(1.0)
     assert is_running(launch.processes[0])  # the command may be about to end, and to say why
@@ -121,11 +129,12 @@ def test_all_ends_with_the_raylet(launch: Launch) -> None:
 
 
 def test_draining_takes_its_time(tmp_path: Path, launches: contextlib.ExitStack) -> None:
-    launch = Launch(tmp_path, drain_s=1.0)
+    launch = Launch(tmp_path, drain_s=1000.0)
     launches.callback(launch.clear)
-    launch.send("launcher", signal.SIGTERM)
+    launch.drain()
     time.sleep(0.7)
     assert all(map(is_running, launch.processes))
+    (tmp_path / "empty").touch()
     assert launch.launcher.wait(15) == 0
     assert launch.drained
 
@@ -133,8 +142,7 @@ def test_draining_takes_its_time(tmp_path: Path, launches: contextlib.ExitStack)
 def test_a_second_signal_ends_it_at_once(tmp_path: Path, launches: contextlib.ExitStack) -> None:
     launch = Launch(tmp_path, drain_s=1000.0)
     launches.callback(launch.clear)
-    launch.send("launcher", signal.SIGTERM)
-    time.sleep(0.5)
+    launch.drain()
     launch.send("launcher", signal.SIGTERM)
     assert launch.launcher.wait(15) == 0
     assert not launch.drained

@@ -349,6 +349,7 @@ async def test_calls_that_move_are_what_they_would_have_been(model: Model, harm:
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
 )
 
 
