@@ -1,4 +1,4 @@
-"""One request's output, as far as it has come, for whoever makes an answer of it."""
+"""One request's output so far, from which the routes make an answer."""
 
 import asyncio
 from collections import deque

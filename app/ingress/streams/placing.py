@@ -1,4 +1,4 @@
-"""Where a request is sent: the scheduler's word, or the ingress's own choice while the scheduler is away."""
+"""The choice of a replica for a request: by the scheduler, or by the ingress itself without the scheduler."""
 
 import contextlib
 import logging
@@ -18,7 +18,7 @@ log = logging.getLogger("ray.serve")
 
 
 class Placer:
-    """Asks the scheduler; keeps its last view of the cluster to do without it."""
+    """Asks the scheduler, and keeps the scheduler's newest view of the cluster to choose from during an outage."""
 
     def __init__(
         self,
@@ -31,10 +31,11 @@ class Placer:
         self._place_timeout_s = place_timeout_s
         self._view: dict[ReplicaId, Tokens] = {}
         self._sent: dict[RequestId, ReplicaId] = {}
+        self._scheduler_down = False
         self._decide: Coalescer[PlaceCall, Decision] = Coalescer(self._decide_all)
 
     async def place(self, spec: RequestSpec, outputs: int, exclude: set[ReplicaId]) -> ReplicaId | None:
-        """A replica for the request that is not in `exclude`; None when there is none just now."""
+        """A replica for the request that is not in `exclude`; None if there is none at the moment."""
         replica = await self._ask(spec, outputs, exclude) or self._choose(exclude)
         if replica is not None:
             self._sent[spec.id] = replica
@@ -54,8 +55,13 @@ class Placer:
         try:
             decision = await self._decide(PlaceCall(arrival, spec.label, tuple(sorted(exclude))))
         except Exception as error:
-            log.warning("the scheduler did not place %s (%r): choosing without it", spec.id, error)
+            if not self._scheduler_down:  # one line per outage, not one per request
+                log.warning("the scheduler does not place requests (%r): this ingress chooses replicas itself", error)
+            self._scheduler_down = True
             return None
+        if self._scheduler_down:
+            log.info("the scheduler places requests again")
+        self._scheduler_down = False
         match decision:
             case Place(replica) | Queue(replica):
                 return replica

@@ -117,7 +117,8 @@ class Streams:
                 reason = str(error)
                 self._give_up(replica, reason)
             except Exception as error:
-                log.exception("reading replica %s failed", replica)
+                if broken_since is None:  # one traceback per outage, not one per attempt
+                    log.exception("reading replica %s failed", replica)
                 reason = repr(error)
             broken_since = broken_since or self._clock()
             listed = replica in self._calls.running

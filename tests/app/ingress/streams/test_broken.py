@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from app.ingress.streams.streams import RECONNECT_S
 from migration.protocol.errors import PeerLost
 from migration.protocol.request import Delta, Moved, Moving
 from tests.app.ingress.fakes import Service, eventually, make_service, output
@@ -21,6 +22,19 @@ async def test_a_broken_stream_is_opened_again_without_loss_or_duplicate(after: 
         service.wires.cut("a", ConnectionError("broken"))
         assert await output(conversation) == whole(request)
     assert service.scheduler.records == []
+    await service.idle()
+
+
+async def test_the_log_has_one_traceback_while_a_stream_cannot_be_opened(caplog: pytest.LogCaptureFixture) -> None:
+    service, request = make_service(), spec(tokens=LONG)
+    async with service.streams.open(request) as conversation:
+        await service.reading(conversation, 1)
+        service.wires.lose = lambda batch: True
+        service.wires.cut("a", ConnectionError("broken"))
+        await asyncio.sleep(5 * RECONNECT_S)
+        service.wires.lose = lambda batch: False
+        assert await output(conversation) == whole(request)
+    assert [record.getMessage() for record in caplog.records] == ["reading replica a failed"]
     await service.idle()
 
 

@@ -1,6 +1,7 @@
 """Where requests go: past replicas that refuse or are dead, after a wait, and without a scheduler."""
 
 import asyncio
+import logging
 
 import pytest
 
@@ -102,6 +103,19 @@ async def test_requests_are_placed_without_the_scheduler(fault: Exception | str)
     for o in opened:
         await o.__aexit__(None, None, None)
     await service.idle()
+
+
+async def test_the_log_has_one_line_per_outage_of_the_scheduler(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "ray.serve")
+    service = make_service()
+    for number, fault in enumerate(
+        [None, RuntimeError("dead"), RuntimeError("dead"), None, RuntimeError("dead"), None]
+    ):
+        service.scheduler.fault = fault
+        await served(service, spec(f"r{number}"))
+    logged = [record.getMessage() for record in caplog.records if "scheduler" in record.getMessage()]
+    outage = "the scheduler does not place requests (RuntimeError('dead')): this ingress chooses replicas itself"
+    assert logged == [outage, "the scheduler places requests again"] * 2
 
 
 async def test_a_death_is_survived_without_the_scheduler() -> None:
