@@ -1,19 +1,20 @@
-"""Ends a replica's process group with the replica's process, however and whenever that ends.
+"""Ends a replica's process group with the replica's process, whatever way that process ends.
 
-vLLM's engine core does not notice the death of the process that started it, and a worker only while it runs Python.
-Ray ends them with a replica, unless the raylet is gone first: it is killed with the command that started the cluster,
-and on SIGTERM that may be before it has ended its replicas. So each replica has a guard of its own:
+vLLM's engine core does not notice the death of its parent process, and a worker does so only while it runs Python. Ray
+ends both with a replica, unless the raylet is gone first: the raylet is killed with the command that started the
+cluster, and on SIGTERM that may be before it has ended its replicas. So each replica has a guard:
 
-- The replica leads a process group. The engine core, its workers, and whatever they start are members from their first
-  instruction, also once their parents are gone: neither vLLM nor torch starts a process elsewhere.
-- The guard is in a session of its own, out of reach of signals to that group, and no child of the replica: a Ray worker
-  that ends kills its children first. The guard checks the replica a few times a second, and when the replica has ended,
-  sends SIGKILL to all members, be they stopped, in a long call, or just being made.
-- When Ray kills the group, resource tracker and all, named shared memory stays behind. So the guard remembers what the
-  members have mapped, and removes it after them.
-- Without its raylet, a replica ends within a moment. One that does not, since it is stopped or stuck, is ended, too; so
-  is each where orphans are not handed to process 1, for that is how Ray's processes notice.
-- A guard that is killed is replaced by the replica.
+- The replica leads a process group. The engine core, its workers and all their descendants are members from their first
+  instruction, even after the death of their parents: neither vLLM nor torch starts a process outside of the group.
+- The guard has its own session, so that signals to the group do not reach it, and it is no child of the replica, since
+  a Ray worker that ends kills its children first. The guard checks the replica a few times a second. After the
+  replica's end it sends SIGKILL to all members, which also ends stopped, busy and just forked processes.
+- If Ray kills the whole group, resource tracker included, named shared memory is left. So the guard notes the names
+  that the members have mapped, and removes that memory after their end.
+- Without its raylet, a replica ends by itself almost at once. The guard ends a replica that does not, since it is
+  stopped or stuck. It also does so on systems where orphans are not adopted by process 1, since Ray's processes
+  recognise the death of the raylet by that.
+- The replica replaces a guard that is killed.
 """
 
 import contextlib
@@ -42,26 +43,26 @@ from deployments.processes.table import (
 log = logging.getLogger("ray.serve")
 
 POLL_S = 0.25
-"""How long after the replica the rest of its group may live."""
+"""Seconds between two checks of the replica."""
 
 LOOKS = 20
-"""How often mappings are read after a name has appeared in shared memory: for five seconds."""
+"""The number of times that mappings are read after a new name in shared memory: for five seconds."""
 
 ORPHAN_S = 5.0
-"""How long a replica may live after its raylet."""
+"""Seconds after which a replica without its raylet is ended."""
 
 _ROOT = Path(__file__).parents[2]
 _SHARED_MEMORY = Path("/dev/shm")
 _MAPPING = re.compile(rf" {_SHARED_MEMORY}/([^/\s]+)$", re.MULTILINE)
 _NAMED = re.compile(r"(psm_|sem\.mp-).+")
-"""What Python's multiprocessing names its shared memory and semaphores. Nothing else is removed: an engine has mappings
-of other owners' memory as well."""
+"""Names of shared memory and semaphores of Python's multiprocessing. Only these are removed, since an engine also maps
+memory of other owners."""
 
 
 def start_guard() -> None:
-    """Start the guard of this process, and keep one running as long as this process does.
+    """Start the guard of this process, and replace it whenever it ends.
 
-    To be called before the first child is started: this process becomes the leader of its process group, if it is not.
+    Must be called before the first child starts: this process becomes the leader of its process group, if it is not.
 
     Raises:
         OSError: no process can be started.
@@ -74,19 +75,19 @@ def start_guard() -> None:
 
 
 def _start(command: list[str]) -> IO[bytes]:
-    """Start a guard; returns a pipe that is at its end when the guard has ended. Raises OSError."""
+    """Start a guard. Returns a pipe that reaches its end with the end of the guard. Raises OSError."""
     environment = os.environ | {"PYTHONPATH": str(_ROOT)}
     starter = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment, cwd="/", start_new_session=True
     )
-    if (status := starter.wait()) != 0:  # the guard is a child of it
+    if (status := starter.wait()) != 0:  # the starter has forked the guard
         raise OSError(f"the process that starts the guard ended with status {status}")
     assert starter.stdout is not None
     return starter.stdout
 
 
 def _replace(command: list[str], guard: IO[bytes]) -> None:
-    """Start another guard whenever one ends: at once, for the replica might be next."""
+    """Start another guard whenever one ends, at once, since the replica may end next."""
     while True:
         began = time.monotonic()
         with guard:
@@ -98,12 +99,15 @@ def _replace(command: list[str], guard: IO[bytes]) -> None:
 
 
 def _start_at_last(command: list[str]) -> IO[bytes]:
-    """Start a guard, however often that takes: a machine may be out of memory or processes for a while."""
+    """Start a guard, with retries, since a machine may be out of memory or processes for a while."""
+    failing = False
     while True:
         try:
             return _start(command)
         except OSError as error:
-            log.warning("no guard can be started: %s", error)
+            if not failing:
+                log.warning("no guard can be started, retrying: %s", error)
+            failing = True
             time.sleep(1.0)
 
 
@@ -111,16 +115,17 @@ def _start_at_last(command: list[str]) -> IO[bytes]:
 
 
 def main() -> None:
-    """`python -m deployments.processes.guard OWNER PARENT`: guard a process whose parent is to live as well.
+    """`python -m deployments.processes.guard OWNER PARENT`: guard a process, and end it soon after its parent.
 
-    Exits at once, and leaves the guard to process 1 or to who else adopts orphans.
+    Forks the guard and exits at once, so that process 1, or another process that adopts orphans, adopts the guard.
     """
     if os.fork() > 0:
         return
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # an init system sends these to all at once
     with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("0")  # Ray's processes are the first to go, their guards are not
+        # Ray has its processes killed first when memory runs out; a guard must survive them.
+        Path("/proc/self/oom_score_adj").write_text("0")
     owner, parent = map(ProcessIdentity.parse, sys.argv[1:])
     segments = SharedMemory(owner)
     _watch(owner, parent, segments)
@@ -130,7 +135,7 @@ def main() -> None:
 
 
 def _watch(owner: ProcessIdentity, parent: ProcessIdentity, segments: "SharedMemory") -> None:
-    """Returns when the owner has ended, or has outlived its parent for too long."""
+    """Return when the owner has ended, or has outlived its parent by ORPHAN_S."""
     deadline = float("inf")
     while is_running(owner) and time.monotonic() < deadline:
         if deadline == float("inf") and not is_running(parent):
@@ -140,9 +145,9 @@ def _watch(owner: ProcessIdentity, parent: ProcessIdentity, segments: "SharedMem
 
 
 def end_group(leader: ProcessIdentity) -> None:
-    """Kill the process group that the process led or leads; returns when no member runs any more."""
+    """Kill the process group of its present or former leader. Returns when no member runs any more."""
     found = entry_of(leader.pid)
-    if found is None or found.identity == leader:  # else the id was given away, and the group has no members
+    if found is None or found.identity == leader:  # otherwise the id is reused, so the group has no members
         end_all(lambda: members(leader.pid))
 
 
@@ -156,10 +161,10 @@ class SharedMemory:
         self._names: set[str] = set()
 
     def note(self, anew: bool = False) -> None:
-        """Remember the names that are mapped now.
+        """Add the currently mapped names.
 
-        Reading the mappings of a large process is not free. Unless it is to be done `anew`, it is done only after a
-        name has appeared, and for a while from then on: on a busy machine its maker maps it late.
+        Reading the mappings of a large process costs time. So they are read only for a while after a new name has
+        appeared, since its owner may map it late on a busy machine; with `anew` they are always read.
         """
         seen = {path.name for path in _SHARED_MEMORY.glob("*") if _NAMED.fullmatch(path.name)}
         if seen - self._seen:
@@ -169,15 +174,15 @@ class SharedMemory:
         self._seen, self._looks = seen, max(0, self._looks - 1)
 
     def remove(self) -> None:
-        """Remove what still has one of the names."""
+        """Remove all shared memory and semaphores with the noted names."""
         for name in self._names:
             (_SHARED_MEMORY / name).unlink(missing_ok=True)
 
 
 def _mapped(processes: Iterable[ProcessEntry]) -> Iterator[str]:
-    """Names in shared memory that the processes have mapped."""
+    """The names of the shared memory that the processes have mapped."""
     for process in processes:
-        with contextlib.suppress(OSError):  # it has ended, or it is another user's
+        with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
             yield from _MAPPING.findall(Path(f"/proc/{process.pid}/maps").read_text(errors="replace"))
 
 

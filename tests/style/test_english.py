@@ -20,7 +20,6 @@ OBSCURE: Mapping[str, str] = {
 NOT_YET: tuple[str, ...] = (
     "deployments/scheduler/dispatch.py",
     "deployments/scheduler/listing.py",
-    "deployments/processes/guard.py",
     "deployments/scheduler/records.py",
     "deployments/scheduler/rehearsal.py",
     "deployments/replica/deployment.py",

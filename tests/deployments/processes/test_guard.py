@@ -1,6 +1,7 @@
 """None of an engine's processes outlives its replica, whatever ends in which order."""
 
 import contextlib
+import io
 import itertools
 import os
 import re
@@ -10,9 +11,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 
+from deployments.processes import guard
 from deployments.processes.ending import GUARD
 from deployments.processes.guard import ORPHAN_S, end_group
 from deployments.processes.table import (
@@ -124,6 +127,24 @@ def test_a_guard_that_is_killed_is_replaced(tree: Tree) -> None:
     wait_until(lambda: len(tree.guards()) == 1)
     tree.kill("replica")
     wait_until(tree.is_gone)
+
+
+def test_the_log_has_one_line_while_no_guard_can_be_started(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    started = io.BytesIO()
+    attempts = iter([OSError("no memory"), OSError("no memory"), started])
+
+    def start(command: list[str]) -> IO[bytes]:
+        result = next(attempts)
+        if isinstance(result, OSError):
+            raise result
+        return result
+
+    monkeypatch.setattr(guard, "_start", start)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    assert guard._start_at_last([]) is started
+    assert [record.getMessage() for record in caplog.records] == ["no guard can be started, retrying: no memory"]
 
 
 def test_guard_ignores_the_signals_of_an_init_system(tree: Tree) -> None:
