@@ -133,13 +133,12 @@ def test_the_log_has_one_line_while_no_guard_can_be_started(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     started = io.BytesIO()
-    attempts = iter([OSError("no memory"), OSError("no memory"), started])
+    failures = iter([OSError("no memory"), OSError("no memory")])
 
     def start(command: list[str]) -> IO[bytes]:
-        result = next(attempts)
-        if isinstance(result, OSError):
-            raise result
-        return result
+        if error := next(failures, None):
+            raise error
+        return started
 
     monkeypatch.setattr(guard, "_start", start)
     monkeypatch.setattr(time, "sleep", lambda seconds: None)

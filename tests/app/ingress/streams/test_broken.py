@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from app.ingress.streams.streams import RECONNECT_S
+from app.ingress.streams.replica_calls import RECONNECT_S
 from migration.protocol.errors import PeerLost
 from migration.protocol.request import Delta, Moved, Moving
 from tests.app.ingress.fakes import Service, eventually, make_service, output
