@@ -227,13 +227,12 @@ class LivePath:
         self._ordered: list[MigrationRecord] = []
         self._arrived: list[Arrival] = []
         config = SchedulerConfig(policy=spec, bounds=(1, count), linger_s=1e9, foresight_s=0.0)
-        dispatch, listing, telemetry = Dispatch(self), SteadyListing(count), Telemetry()
-        records = Records(telemetry)
+        listing, telemetry = SteadyListing(count), Telemetry()
+        dispatch = Dispatch(self, Records(telemetry))
 
         def keep(fresh: Iterable[MigrationRecord]) -> None:
             for record in fresh:
-                if records.keep(record):
-                    dispatch.heard(record)
+                dispatch.take(record)
 
         clock = lambda: self.now  # noqa: E731
         self._epochs = Epochs(

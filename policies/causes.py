@@ -32,6 +32,8 @@ class Cause(StrEnum):
     """The order came from a scheduler that a newer one has replaced."""
     NOT_EMPTY = "not_empty"
     NOT_RUNNING = "not_running"
+    NOT_BEGUN = "not_begun"
+    """The order did not reach its source, or raised an exception there that is no MigrationError."""
 
     PEER_LOST = "peer_lost"
     NO_ANSWER = "no_answer"

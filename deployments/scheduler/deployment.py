@@ -95,14 +95,14 @@ class EpochScheduler:
         reporters = EngineReporters(replicas, membership, listing, fence)
         self._roster = Roster()
         self._gatherer = Gatherer(
-            reporters, self._roster, clock, config.report_timeout_s, self._keep_all, self._gathered
+            reporters, self._roster, clock, config.report_timeout_s, self._take_records, self._gathered
         )
         self._as_of = 0.0
         self._scaler = scaler
         self._telemetry = telemetry
         self._memory = SchedulerMemory(config.terms)
-        self._dispatch = Dispatch(self)
         self._records = Records(telemetry)
+        self._dispatch = Dispatch(self, self._records)
         self._recorder = _recorder(config, fence)
         self._rehearsal = _rehearsal(config, self._memory, telemetry)
         self._epochs = Epochs(
@@ -150,6 +150,10 @@ class EpochScheduler:
 
     # --- reports --------------------------------------------------------------------------------------
 
+    def _take_records(self, records: Iterable[MigrationRecord]) -> None:
+        for record in records:
+            self._dispatch.take(record)
+
     def _gathered(self) -> None:
         self._as_of = self._wall_clock()
 
@@ -187,7 +191,7 @@ class EpochScheduler:
 
     async def record(self, record: MigrationRecord) -> None:
         """A migration ended, or an ingress resubmitted a request."""
-        self._keep(record)
+        self._dispatch.take(record)
 
     async def hurry(self) -> None:
         """A replica is short of room, or is to be gone: have the next epoch soon."""
@@ -270,12 +274,11 @@ class EpochScheduler:
         path = ONLY[move.path] if path is PathRequest.AUTO and move.path is not None else path
         order = Order(id, request.id, path, move.reason, move.kv_s, move.tokens_s)
         try:
-            record = await self._dispatch.order(order, move)
+            await self._dispatch.order(order, move)
         except PeerLost as error:
             return MoveRejected(503, str(error))
         except MigrationError as error:
             return MoveRejected(422, str(error))
-        self._keep(record)
         return MoveAccepted(order.id)
 
     def _running_replicas(self) -> dict[str, Any]:
@@ -300,17 +303,6 @@ class EpochScheduler:
             return MoveRejected(422, str(error))
         self._epochs.hurry()
         return MoveAccepted(replica)
-
-    # --- inside ---------------------------------------------------------------------------------------
-
-    def _keep_all(self, records: Iterable[MigrationRecord]) -> None:
-        for record in records:
-            self._keep(record)
-
-    def _keep(self, record: MigrationRecord) -> None:
-        """Pass on what is new of a migration."""
-        if self._records.keep(record):
-            self._dispatch.heard(record)
 
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Has replicas carry out moves, and reports what becomes of them to the next decision."""
+"""Orders moves from their sources, and reports the progress of all moves to the next decision."""
 
 import asyncio
 import logging
@@ -6,9 +6,10 @@ import uuid
 from collections.abc import Iterable
 from typing import Protocol
 
+from deployments.scheduler.records import Records
 from migration.protocol.errors import MigrationError
 from migration.protocol.messages import ONLY, PathRequest
-from migration.protocol.record import MigrationRecord, Outcome, Recent
+from migration.protocol.record import MigrationRecord, Outcome
 from migration.run.source import Order
 from policies.causes import Cause
 from policies.model import ReplicaId
@@ -16,25 +17,25 @@ from policies.plan import Move, MoveReport, Path, Reason
 
 log = logging.getLogger("ray.serve")
 
-_ENDED = 1 << 16
-"""Migrations whose end has been reported: replicas repeat their records for as long as they live."""
-
 
 class Sources(Protocol):
-    """How replicas are reached."""
+    """The replicas that moves start from."""
 
     async def move(self, source: ReplicaId, order: Order, target: ReplicaId) -> MigrationRecord:
-        """Have `source` begin to move a request. Raises MigrationError."""
+        """Begin to move a request from `source`. Raises MigrationError."""
         ...
 
 
 class Dispatch:
-    """Collects a report for every move that is under way or has ended; one that did not begin has ended, too."""
+    """Collects a report for every move that is under way or has ended; a move that did not begin has ended, too.
 
-    def __init__(self, sources: Sources) -> None:
+    `records` keeps the moves' records; only its news becomes reports.
+    """
+
+    def __init__(self, sources: Sources, records: Records) -> None:
         self._sources = sources
+        self._records = records
         self._reports: dict[str, MoveReport] = {}
-        self._ended: Recent[str, MigrationRecord] = Recent(_ENDED)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, moves: Iterable[Move]) -> None:
@@ -53,11 +54,16 @@ class Dispatch:
             log.info("move of %s from %s to %s did not begin: %s", move.request, move.source, move.target, error)
 
     async def order(self, order: Order, move: Move) -> MigrationRecord:
-        """Order one move, and wait until it has begun. Raises MigrationError if it does not."""
+        """Order one move, and wait until it has begun. Raises MigrationError if it does not.
+
+        Then the target has not been asked yet, so nothing is reported against the pair.
+        """
         try:
             record = await self._sources.move(move.source, order, move.target)
         except BaseException as error:
-            cause = error.cause if isinstance(error, MigrationError) else Cause.UNEXPECTED
+            cause = error.cause if isinstance(error, MigrationError) else Cause.NOT_BEGUN
+            if cause is Cause.PEER_LOST:  # the source is unreachable for the scheduler
+                cause = Cause.NOT_BEGUN
             self._reports[order.id] = MoveReport(
                 move.request,
                 move.source,
@@ -68,29 +74,24 @@ class Dispatch:
                 by_hand=move.reason is Reason.MANUAL,
             )
             raise
-        self.heard(record)
+        self.take(record)
         return record
 
-    def heard(self, record: MigrationRecord) -> None:
-        """The newest state of a migration, whichever scheduler or operator ordered it."""
-        if record.trigger is Reason.LOST:
-            return  # The request was submitted anew; nothing was moved.
-        ended = self._ended.get(record.id)
-        if ended is not None and (record.outcome is None or record == ended):
-            return
-        if record.outcome is not None:
-            self._ended[record.id] = record
+    def take(self, record: MigrationRecord) -> None:
+        """Take the record of a migration, ordered by any scheduler or operator."""
+        if not self._records.keep(record) or record.trigger is Reason.LOST:
+            return  # A LOST request was submitted anew; nothing was moved.
         self._reports.pop(record.id, None)
-        self._reports[record.id] = reported(record)
+        self._reports[record.id] = report_of(record)
 
     def take_reports(self) -> tuple[MoveReport, ...]:
-        """What is new of moves since the last call. One that is under way is reported as often as its source does."""
+        """The reports since the last call. A move under way is reported as often as its source does."""
         reports, self._reports = tuple(self._reports.values()), {}
         return reports
 
 
-def reported(record: MigrationRecord) -> MoveReport:
-    """What a record says of its move."""
+def report_of(record: MigrationRecord) -> MoveReport:
+    """The report of a move from its record."""
     return MoveReport(
         record.request_id,
         record.source,
@@ -110,5 +111,5 @@ def reported(record: MigrationRecord) -> MoveReport:
 
 
 def new_id() -> str:
-    """A migration's id."""
+    """A new migration's id."""
     return uuid.uuid4().hex[:16]

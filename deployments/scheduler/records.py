@@ -1,21 +1,20 @@
-"""What is known of migrations: what `/mell/migrations` shows, and what is counted of them."""
+"""The newest records of migrations: for `/mell/migrations`, for metrics, and for the decision."""
 
 from deployments.metrics.telemetry import Telemetry
 from migration.protocol.record import MigrationRecord, Recent
 
 KEPT = 1000
 _ENDED = 1 << 16
-"""Migrations that are known to have ended: replicas tell of the same ones again and again, for as long as they live."""
+"""Ended migrations whose records are compared with later reports: replicas repeat records after lost answers."""
 
 
 class Records:
-    """The newest word on each of the newest migrations. Each is counted once, when it has ended."""
+    """Keeps the newest records, and separates news from repetitions. Each migration is counted once, at its end."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
         self._kept: Recent[str, MigrationRecord] = Recent(KEPT)
-        self._ended: Recent[str, bool] = Recent(_ENDED)
-        """Whether it has been counted how long it took."""
+        self._ended: Recent[str, MigrationRecord] = Recent(_ENDED)
 
     def __contains__(self, id: object) -> bool:
         return id in self._kept
@@ -24,23 +23,29 @@ class Records:
         return len(self._kept)
 
     def newest_first(self) -> list[MigrationRecord]:
-        """All that are kept."""
+        """All kept records."""
         return sorted(self._kept.values(), key=lambda record: -record.started_at)
 
     def keep(self, record: MigrationRecord) -> bool:
-        """Take a word on a migration; False if it is old: without an outcome, of one that has ended."""
-        if record.outcome is None and record.id in self._ended:
+        """Keep a record. False if it has no news: it is the newest already, or older than that.
+
+        A record of a migration under way is always news: it means that the migration goes on.
+        """
+        ended = self._ended.get(record.id)
+        if ended is not None and not _follows(record, ended):
             return False
         self._kept[record.id] = record
         if record.outcome is not None:
-            self._count(record)
+            if ended is None:
+                self._telemetry.migrated(record)
+            if record.whole_s is not None and (ended is None or ended.whole_s is None):
+                self._telemetry.resumed(record.path, record.whole_s)
+            self._ended[record.id] = record
         return True
 
-    def _count(self, record: MigrationRecord) -> None:
-        """Count an ended migration once, and once what it took: its target tells that later."""
-        timed = self._ended.get(record.id)
-        if timed is None:
-            self._telemetry.migrated(record)
-        if not timed and record.whole_s is not None:
-            self._telemetry.resumed(record.path, record.whole_s)
-        self._ended[record.id] = bool(timed) or record.whole_s is not None
+
+def _follows(record: MigrationRecord, ended: MigrationRecord) -> bool:
+    """True if the record is newer than that of the ended migration: the first token at the target comes last."""
+    if record.outcome is None or record == ended:
+        return False
+    return ended.whole_s is None or record.whole_s is not None

@@ -10,7 +10,7 @@ import pytest
 
 from deployments.config import MigrationSettings
 from deployments.engine.port import Generated
-from deployments.scheduler.dispatch import reported
+from deployments.scheduler.dispatch import report_of
 from migration.protocol.messages import ONLY, PathRequest
 from migration.protocol.record import MigrationRecord, Outcome
 from migration.protocol.request import Sampling
@@ -95,7 +95,7 @@ async def chosen(pair: Pair, estimates: Estimates, name: str) -> Choice:
     choice = estimates.decide(move, (), time.time())
     record = await migrate(pair, name, ONLY[choice.path or choice.faster], choice)
     assert record.outcome is Outcome.COMMITTED and record.predicted_kv_s == choice.kv_s
-    estimates.learn(reported(record), time.time())
+    estimates.learn(report_of(record), time.time())
     return choice
 
 
