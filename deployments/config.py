@@ -152,7 +152,7 @@ class SchedulerConfig(SchedulerSettings):
             LiveLimits(limits, self.linger_s, self.foresight_s, self.manual_cooldown_s),
             self.epoch_s,
             self.mode,
-            Boundaries(self.epoch_s, self.link_time_s, self.slowdown),
+            Boundaries(self.link_time_s, self.slowdown),
             self.moves_at_once,
             # Replicas report requests as soon as these are submitted, so two epochs suffice.
             placement_ttl_s=max(1.0, 2 * self.epoch_s),

@@ -80,7 +80,7 @@ class PoolMemory:
         self.learns = experience is None
         self.experience = experience or Experience(terms.epoch_s, terms.decode_rate)
         self.breaker = Breaker()
-        self.estimates = Estimates(terms.boundaries)
+        self.estimates = Estimates(terms.boundaries, terms.epoch_s)
         self.cluster = Cluster(
             Tokens(1),
             Supply(terms.per_node),

@@ -25,12 +25,11 @@ _REMEMBERED = 1024
 
 @dataclass(frozen=True, slots=True)
 class Boundaries:
-    """The shares of links and replicas that moves may use. An epoch has `epoch_s` seconds.
+    """The shares of links and replicas that moves may use: seconds of transfers per link, and a share of each epoch.
 
     `only` is a path that every move takes regardless of boundaries. Without `consensus` every source chooses by itself.
     """
 
-    epoch_s: float = 1.0
     time_limit_s: float = 10.0
     slowdown: float = 0.2
     only: Path | None = None
@@ -50,10 +49,11 @@ class Errors:
 
 
 class Estimates:
-    """The beliefs of one cluster and the path choices that follow from them."""
+    """The beliefs of one cluster and the path choices that follow from them. An epoch has `epoch_s` seconds."""
 
-    def __init__(self, boundaries: Boundaries, priors: Priors | None = None) -> None:
+    def __init__(self, boundaries: Boundaries, epoch_s: float, priors: Priors | None = None) -> None:
         self._boundaries = boundaries
+        self._epoch_s = epoch_s
         self._beliefs = Beliefs(priors or Priors())
         self._shared: dict[RequestId, tuple[Path, float]] = {}
         self._predicted: dict[Path, deque[tuple[float, float]]] = {path: deque(maxlen=_REMEMBERED) for path in Path}
@@ -123,7 +123,7 @@ class Estimates:
 
     def _prefill(self, target: ReplicaId, queued: float, now: float) -> Prefill:
         line = self._beliefs.prefill(target, now)
-        seconds = self._boundaries.slowdown * self._boundaries.epoch_s
+        seconds = self._boundaries.slowdown * self._epoch_s
         return Prefill(line.rate, line.rate * seconds, queued, line.latency_s)
 
     def _remember(self, candidates: Mapping[RequestId, Candidate], choices: Sequence[Choice]) -> None:

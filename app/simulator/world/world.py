@@ -296,10 +296,10 @@ def terms_of(setup: Setup, costs: Costs) -> Terms:
     """The limits of decisions in the simulated world."""
     limits, migration = setup.limits, costs.migration
     measures_lead = (migration is not None or not costs.slots) and not limits.lead_s
-    boundaries = Boundaries(setup.epoch_s)
+    boundaries = Boundaries()
     if migration is not None:
         only = None if migration.path is PathChoice.ADAPTIVE else Path(migration.path.value)
-        boundaries = Boundaries(setup.epoch_s, migration.time_limit_s, migration.slowdown, only, migration.consensus)
+        boundaries = Boundaries(migration.time_limit_s, migration.slowdown, only, migration.consensus)
     rate = _rate(setup, costs) if costs.compute is None or not costs.compute.decode else None
     return Terms(
         limits=LiveLimits(limits, limits.linger_s, limits.foresight_s, lead_s=None if measures_lead else limits.lead_s),

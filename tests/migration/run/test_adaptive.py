@@ -71,7 +71,7 @@ def make(token_s: float = 0.0) -> Pair:
 
 def make_estimates(pair: Pair) -> Estimates:
     """Estimates that hope for the best."""
-    estimates = Estimates(Boundaries(), HOPEFUL)
+    estimates = Estimates(Boundaries(), 1.0, HOPEFUL)
     for replica in (pair.a, pair.b):
         marks = replica.engine.fingerprint
         estimates.profile(replica.id, Profile("node", marks.cache, marks.block_bytes / marks.block_size, Line.of(1e6)))

@@ -29,7 +29,7 @@ def profile(
 
 def make(priors: Priors = PRIORS, boundaries: Boundaries | None = None, **others: Profile) -> Estimates:
     """Estimates of replicas a to d on one node; `others` replace or add some. Boundaries are out of the way."""
-    estimates = Estimates(boundaries or Boundaries(time_limit_s=1e6, slowdown=1e6), priors)
+    estimates = Estimates(boundaries or Boundaries(time_limit_s=1e6, slowdown=1e6), 1.0, priors)
     for name, found in ({name: profile() for name in "abcd"} | others).items():
         estimates.profile(ReplicaId(name), found)
     return estimates
@@ -241,7 +241,7 @@ def test_kv_goes_only_between_caches_that_are_alike(unlike: Profile) -> None:
 
 
 def test_between_replicas_without_a_profile_only_tokens_go() -> None:
-    assert path_of(Estimates(Boundaries(), PRIORS)) is Path.TOKENS
+    assert path_of(Estimates(Boundaries(), 1.0, PRIORS)) is Path.TOKENS
 
 
 def test_a_move_that_cannot_wait_takes_the_sooner_path_though_there_is_no_room() -> None:
@@ -297,7 +297,7 @@ def test_no_link_and_no_target_is_promised_more_than_its_boundary_but_to_a_singl
     for target in {each.target for each in wanted}:
         new = [m.tokens for m in wanted if m.target == target and path[m.request] is Path.TOKENS]
         old = [o.tokens for o in busy if o.target == target and o.path is Path.TOKENS]
-        fits = sum(new + old) <= 1000.0 * limits.slowdown * limits.epoch_s * (1 + 1e-9)
+        fits = sum(new + old) <= 1000.0 * limits.slowdown * (1 + 1e-9)
         assert not new or fits or (len(new) == 1 and not old)
 
 
