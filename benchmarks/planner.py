@@ -33,6 +33,7 @@ from deployments.replica.reporting import ReplicaReporter
 from deployments.scheduler.dispatch import Dispatch
 from deployments.scheduler.epochs import Epochs
 from deployments.scheduler.gatherer import Gatherer
+from deployments.scheduler.pool import LivePool
 from deployments.scheduler.records import Records
 from migration.protocol.record import MigrationRecord, Outcome
 from migration.run.source import Order
@@ -40,7 +41,7 @@ from policies.cluster.changes import Arrival
 from policies.decision.deciding import SchedulerMemory, decide_pool, place
 from policies.decision.limits import Limits, LiveLimits, Terms
 from policies.decision.memory import PoolMemory
-from policies.decision.observation import Pool, Status
+from policies.decision.observation import ENGINE, Pool, Status
 from policies.decision.placement import Place, Queue
 from policies.decision.reports import Roster
 from policies.model import Blocks, Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestId, RequestLoad, Tokens
@@ -227,7 +228,7 @@ class LivePath:
         self._ordered: list[MigrationRecord] = []
         self._arrived: list[Arrival] = []
         config = SchedulerConfig(policy=spec, bounds=(1, count), linger_s=1e9, foresight_s=0.0)
-        listing, telemetry = SteadyListing(count), Telemetry()
+        telemetry = Telemetry()
         dispatch = Dispatch(self, Records(telemetry))
 
         def keep(fresh: Iterable[MigrationRecord]) -> None:
@@ -235,18 +236,9 @@ class LivePath:
                 dispatch.take(record)
 
         clock = lambda: self.now  # noqa: E731
-        self._epochs = Epochs(
-            config,
-            1,
-            listing,
-            Gatherer(self, self.roster, clock, config.report_timeout_s, keep, lambda: None),
-            self.roster,
-            SchedulerMemory(config.terms),
-            dispatch,
-            SteadyScaler(count),
-            telemetry,
-            clock,
-        )
+        gatherer = Gatherer(self, self.roster, clock, config.report_timeout_s, keep, lambda: None)
+        pool = LivePool(ENGINE, 1, 1, SteadyListing(count), gatherer, self.roster, dispatch, SteadyScaler(count))
+        self._epochs = Epochs(config, (pool,), SchedulerMemory(config.terms), telemetry, clock)
 
     def serving(self) -> Iterable[ReplicaId]:
         """See `Reporters.serving`."""

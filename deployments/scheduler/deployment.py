@@ -27,6 +27,7 @@ from deployments.scheduler.epochs import Epochs
 from deployments.scheduler.fencing import next_fence
 from deployments.scheduler.gatherer import EngineReporters, Gatherer
 from deployments.scheduler.listing import Listing, ServeListing
+from deployments.scheduler.pool import LivePool
 from deployments.scheduler.recording import Recorder
 from deployments.scheduler.records import Records
 from deployments.scheduler.rehearsal import Rehearsal
@@ -41,6 +42,7 @@ from migration.run.source import Order
 from policies.cluster.changes import Arrival
 from policies.decision.deciding import SchedulerMemory, where
 from policies.decision.limits import Mode
+from policies.decision.observation import ENGINE
 from policies.decision.placement import Decision, Place, Queue, free_tokens
 from policies.decision.reports import Roster, load_of
 from policies.decision.shadow import Shadow
@@ -105,20 +107,8 @@ class EpochScheduler:
         self._dispatch = Dispatch(self, self._records)
         self._recorder = _recorder(config, fence)
         self._rehearsal = _rehearsal(config, self._memory, telemetry)
-        self._epochs = Epochs(
-            config,
-            fence,
-            listing,
-            self._gatherer,
-            self._roster,
-            self._memory,
-            self._dispatch,
-            scaler,
-            telemetry,
-            clock,
-            self._recorder,
-            self._rehearsal,
-        )
+        pool = LivePool(ENGINE, config.bounds[0], fence, listing, self._gatherer, self._roster, self._dispatch, scaler)
+        self._epochs = Epochs(config, (pool,), self._memory, telemetry, clock, self._recorder, self._rehearsal)
 
     async def _run(self) -> None:
         await self._membership.listed.wait()

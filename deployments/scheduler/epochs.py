@@ -2,26 +2,23 @@
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from deployments.api.calls import PlaceCall
 from deployments.config import SchedulerConfig
 from deployments.metrics.telemetry import Telemetry
-from deployments.scheduler.dispatch import Dispatch
-from deployments.scheduler.gatherer import Gatherer
-from deployments.scheduler.listing import Listing
+from deployments.scheduler.pool import LivePool
 from deployments.scheduler.recording import Epoch, Ordered, PlacedCall, Recorder
 from deployments.scheduler.rehearsal import Rehearsal
-from deployments.scheduler.scaler import Scaler
 from migration.protocol.errors import Refused
 from migration.protocol.ports import Clock
+from policies.decision.breaker import Pair
 from policies.decision.deciding import Plans, SchedulerMemory, decide_in_slices, order_by_hand, place
 from policies.decision.limits import Mode
-from policies.decision.observation import ENGINE, Observation, Pool, PoolReport
+from policies.decision.observation import ENGINE, Observation
 from policies.decision.placement import Decision
-from policies.decision.reports import Roster
-from policies.model import ReplicaId, ReplicaState, Tokens
-from policies.plan import Move, Plan, Reason
+from policies.model import ReplicaId
+from policies.plan import Move
 
 log = logging.getLogger("ray.serve")
 
@@ -30,31 +27,24 @@ EARLIEST_S = 0.1
 
 
 class Epochs:
-    """Runs epochs; between them, and between the slices of one, places arrivals and takes operators' moves."""
+    """Runs epochs of all pools; between them, and between the slices of one, takes arrivals and operators' moves.
+
+    Arrivals and operators address the pool `ENGINE`.
+    """
 
     def __init__(
         self,
         config: SchedulerConfig,
-        fence: int,
-        listing: Listing,
-        gatherer: Gatherer,
-        roster: Roster,
+        pools: Sequence[LivePool],
         memory: SchedulerMemory,
-        dispatch: Dispatch,
-        scaler: Scaler,
         telemetry: Telemetry,
         clock: Clock,
         recorder: Recorder | None = None,
         rehearsal: Rehearsal | None = None,
     ) -> None:
         self._config = config
-        self._fence = fence
-        self._listing = listing
-        self._gatherer = gatherer
-        self._roster = roster
+        self._pools = pools
         self._memory = memory
-        self._dispatch = dispatch
-        self._scaler = scaler
         self._telemetry = telemetry
         self._clock = clock
         self._recorder = recorder
@@ -88,28 +78,25 @@ class Epochs:
                 continue
 
     async def epoch(self) -> None:
-        """Run one epoch. Raises `Refused` if a newer scheduler is at work."""
-        await self._listing.refresh()
-        await self._gatherer.gather(urgent=True)
+        """Run one epoch of all pools. Raises `Refused` if a newer scheduler is at work."""
+        await asyncio.gather(*(pool.gather() for pool in self._pools))
         now = self._clock()
         passed_s, self.last = now - self.last, now
-        seen = self._observe()
-        states = (status.state for status in self._roster.observed.values())
-        self._telemetry.epoch(states, passed_s, self._scaler.wanted)
-        resting = set(self._memory.pool().breaker.resting(now))
+        seen = Observation(now, tuple(pool.observe() for pool in self._pools))
+        states = (state for pool in self._pools for state in pool.states())
+        self._telemetry.epoch(states, passed_s, sum(pool.scaler.wanted for pool in self._pools))
+        resting = self._resting(now)
         await asyncio.sleep(0)
-        plans = await self._decide(Observation(now, (seen,)))
-        self._record(Observation(now, (seen,)), plans)
-        for pair in set(self._memory.pool().breaker.resting(now)) - resting:
+        plans = await self._decide(seen)
+        self._record(seen, plans)
+        for pair in self._resting(now) - resting:
             log.warning("moves from %s to %s keep failing: none for a while", *pair)
-        if self._roster.statuses:
+        if any(pool.roster.statuses for pool in self._pools):
             self.known.set()
-        for plan in plans[ENGINE]:
-            self._act(plan)
-        await asyncio.sleep(0)
-        self._scale(plans[ENGINE])
+        await self._carry_out(plans)
         if self._rehearsal is not None:
-            self._rehearsal.epoch(seen, now)
+            (report,) = (report for report in seen.pools if report.pool.deployment == ENGINE)
+            self._rehearsal.epoch(report, now)
 
     def place(self, call: PlaceCall, gone: Collection[ReplicaId]) -> Decision:
         """Choose a replica for a request, none in `gone`; the request counts there from now on."""
@@ -124,13 +111,6 @@ class Epochs:
         return order_by_hand(self._memory.pool(), move, entry.at)
 
     # --- inside ---------------------------------------------------------------------------------------
-
-    def _observe(self) -> PoolReport:
-        roster, scaler = self._roster, self._scaler
-        model = next((status.model for status in roster.statuses.values() if status.model), "")
-        pool = Pool(ENGINE, model, "serve", Tokens(0), self._config.bounds[0], scaler.max_replicas, scaler.wanted)
-        others = self._listing.others(roster.statuses)
-        return roster.observe(pool, self._dispatch.take_reports(), scaler.opening, others, self._listing.leaving())
 
     async def _decide(self, seen: Observation) -> Plans:
         """Decide in slices, with arrivals placed in between: none waits for the whole epoch."""
@@ -147,30 +127,17 @@ class Epochs:
         finally:
             self._slices = 0
 
-    def _act(self, plan: Plan) -> None:
-        self._dispatch.begin(plan.moves)
-        if self._config.mode is Mode.ACT:
-            self._scaler.open(len(plan.opened))
-            self._scaler.close(plan.closed, self._fence)
-            self._scaler.stand_by()
+    async def _carry_out(self, plans: Plans) -> None:
+        for pool in self._pools:
+            for plan in plans[pool.deployment]:
+                pool.carry_out(plan, scales=self._config.mode is Mode.ACT)
+            await asyncio.sleep(0)
+            under_way = self._memory.pool(pool.deployment).under_way.values()
+            pool.watch_closing(plans[pool.deployment], {underway.move.source for underway in under_way})
 
-    def _scale(self, plans: Collection[Plan]) -> None:
-        """Have the scaler close drained replicas, and note which replicas are being emptied and which are gone."""
-        empty, filled = set(), set()
-        for replica, status in self._roster.observed.items():
-            if replica not in self._roster.statuses:
-                continue
-            is_empty = self._roster.is_empty(replica)
-            if status.state is ReplicaState.DRAINING and is_empty:
-                empty.add(replica)
-            elif status.state is ReplicaState.RUNNING and not is_empty:
-                filled.add(replica)
-        self._scaler.close_drained(sorted(empty), self._fence)
-        moves = [move for plan in plans for move in plan.moves]
-        emptying = {move.source for move in moves if move.reason in (Reason.DRAIN, Reason.EVACUATE)}
-        self._scaler.emptying(emptying)
-        leaving = emptying | {underway.move.source for underway in self._memory.pool().under_way.values()}
-        self._scaler.look_for_gone(filled - leaving)
+    def _resting(self, now: float) -> set[Pair]:
+        """The pairs, of all pools, between which the breaker allows no moves."""
+        return {pair for pool in self._pools for pair in self._memory.pool(pool.deployment).breaker.resting(now)}
 
     def _note(self, entry: PlacedCall | Ordered) -> None:
         if self._recorder is not None:

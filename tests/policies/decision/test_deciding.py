@@ -31,10 +31,10 @@ def watcher(
     limits: Limits | None = None,
     linger_s: float = 5.0,
     by_hand_s: float = 60.0,
-    epoch_s: float = 0.0,
+    lead_s: float = 0.0,
     mode: Mode = Mode.ACT,
 ) -> Watcher:
-    terms = Terms(spec, LiveLimits(limits or Limits(), linger_s, 0.0, by_hand_s), epoch_s, mode)
+    terms = Terms(spec, LiveLimits(limits or Limits(), linger_s, 0.0, by_hand_s, lead_s), mode=mode)
     return Watcher(PoolMemory(terms))
 
 
@@ -75,9 +75,9 @@ def test_what_is_missing_to_the_fewest_is_opened() -> None:
 
 def test_what_will_be_short_of_room_before_the_next_decision_moves_away() -> None:
     """Each request grows by six tokens until then; an engine never reports more than it has."""
-    decided = decide(watcher(epoch_s=0.1), observed("a: p60 q30 | b: s40"))
+    decided = decide(watcher(lead_s=0.2), observed("a: p60 q30 | b: s40"))
     assert orders(decided.moves) == ["q:a>b overload"]
-    assert not decide(watcher(epoch_s=0.1), observed("a: p60 q28 | b: s40")).moves
+    assert not decide(watcher(lead_s=0.2), observed("a: p60 q28 | b: s40")).moves
 
 
 def test_what_fits_nowhere_opens_one_replica_and_only_one() -> None:
@@ -329,6 +329,56 @@ def test_two_pools_have_nothing_in_common() -> None:
     assert (len(together[PoolId("full")][0].opened), together[PoolId("idle")][0].closed) == (1, ("d",))
     placing = place(memory.pool(PoolId("full")), Arrival(RequestId("x"), Tokens(50)), 0.1)
     assert placing in (Queue(ReplicaId("a")), Queue(ReplicaId("b"))), "the other pool's room is not its room"
+
+
+class TwoPools:
+    """Two pools in one observation, each with a memory of its own that decides on it alone."""
+
+    def __init__(self, terms: Terms, first: str, second: str) -> None:
+        self.ids = (PoolId("first"), PoolId("second"))
+        self.memory = SchedulerMemory(terms)
+        self.alone = [SchedulerMemory(terms) for _ in self.ids]
+        self.watchers = [Watcher(self.memory.pool(pool)) for pool in self.ids]
+        self.drawings = (first, second)
+
+    def decide(self, now: float, *bounds: tuple[int, int]) -> list[Plan]:
+        """The plans of both pools, which have those bounds: what each decides alone."""
+        seen = []
+        for pool, watched, drawing, (least, most) in zip(self.ids, self.watchers, self.drawings, bounds, strict=True):
+            report = watched.report(observed(drawing, now, most=most))
+            seen.append(replace(report, pool=replace(report.pool, deployment=pool, min_replicas=least)))
+        plans = decide_all(self.memory, Observation(now, tuple(seen)))
+        for memory, report in zip(self.alone, seen, strict=True):
+            pool = report.pool.deployment
+            assert decide_all(memory, Observation(now, (report,))) == {pool: plans[pool]}
+        return [plans[pool][0] for pool in self.ids]
+
+
+def test_no_request_moves_from_one_pool_to_another() -> None:
+    """An overloaded replica and one that could be emptied have room only in the other pool."""
+    two = TwoPools(
+        Terms(NO_GROWTH, LiveLimits(Limits(), 5.0, 0.0, lead_s=0.0)), "a: p60 q45 | b: r90", "c: p40 q20 | d: r15"
+    )
+    first, second = two.decide(0.0, (2, 2), (1, 2))
+    assert not first.moves, "b has no room"
+    assert orders(second.moves) == ["r:d>c drain"], "requests of one id in two pools are two requests"
+    assert not two.memory.pool(two.ids[0]).under_way and len(two.memory.pool(two.ids[1]).under_way) == 1
+
+
+@pytest.mark.parametrize(("drawing", "opened"), [("a: p90 | b: q90", 1), ("a: p10 | b:", 0)], ids=["full", "free"])
+def test_each_pool_keeps_its_own_slack(drawing: str, opened: int) -> None:
+    two = TwoPools(Terms(NO_GROWTH, LiveLimits(Limits(slack=1.0), 99.0, 0.0, lead_s=0.0)), "c: | d: | e:", drawing)
+    first, second = two.decide(0.0, (1, 9), (1, 3))
+    assert (len(first.opened), len(second.opened)) == (0, opened)
+
+
+def test_each_pool_has_its_own_minimum_and_maximum() -> None:
+    two = TwoPools(Terms(NO_GROWTH, LiveLimits(Limits(), 0.0, 0.0, lead_s=0.0)), "a: | b: | c:", "d: | e: | f:")
+    first, second = two.decide(0.0, (3, 3), (1, 3))
+    assert (len(first.closed), len(second.closed)) == (0, 2)
+    few = TwoPools(Terms(NO_GROWTH, LiveLimits(Limits(), 0.0, 0.0, lead_s=0.0)), "a:", "b:")
+    first, second = few.decide(0.0, (3, 3), (1, 3))
+    assert (len(first.opened), len(second.opened)) == (2, 0)
 
 
 # --- everything -------------------------------------------------------------------------------------------

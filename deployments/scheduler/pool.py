@@ -1,0 +1,79 @@
+"""One pool of the live scheduler: where its observations come from, and where its plans go."""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from deployments.scheduler.dispatch import Dispatch
+from deployments.scheduler.gatherer import Gatherer
+from deployments.scheduler.listing import Listing
+from deployments.scheduler.scaler import Scaler
+from policies.decision.observation import Pool, PoolId, PoolReport
+from policies.decision.reports import Roster
+from policies.model import ReplicaId, ReplicaState, Tokens
+from policies.plan import Plan, Reason
+
+
+@dataclass(frozen=True, slots=True)
+class LivePool:
+    """The replicas of one deployment, of which there are at least `min_replicas`. `fence` is the scheduler's."""
+
+    deployment: PoolId
+    min_replicas: int
+    fence: int
+    listing: Listing
+    gatherer: Gatherer
+    roster: Roster
+    dispatch: Dispatch
+    scaler: Scaler
+
+    async def gather(self) -> None:
+        """Gather Serve's list and all reports. Raises `Refused` if a newer scheduler is at work."""
+        await self.listing.refresh()
+        await self.gatherer.gather(urgent=True)
+
+    def observe(self) -> PoolReport:
+        """The changes since the last call."""
+        roster, scaler = self.roster, self.scaler
+        model = next((status.model for status in roster.statuses.values() if status.model), "")
+        pool = Pool(
+            self.deployment,
+            model,
+            min_replicas=self.min_replicas,
+            max_replicas=scaler.max_replicas,
+            wanted=scaler.wanted,
+            capacity=Tokens(0),
+        )
+        others = self.listing.others(roster.statuses)
+        return roster.observe(pool, self.dispatch.take_reports(), scaler.opening, others, self.listing.leaving())
+
+    def states(self) -> Iterable[ReplicaState]:
+        """The states of the pool's replicas, as of the last observation."""
+        return (status.state for status in self.roster.observed.values())
+
+    def carry_out(self, plan: Plan, scales: bool) -> None:
+        """Order the plan's moves and, if the pool `scales`, its openings and closings."""
+        self.dispatch.begin(plan.moves)
+        if scales:
+            self.scaler.open(len(plan.opened))
+            self.scaler.close(plan.closed, self.fence)
+            self.scaler.stand_by()
+
+    def watch_closing(self, plans: Collection[Plan], sources: Collection[ReplicaId]) -> None:
+        """Have the scaler close drained replicas, and measure the time to free those that are being emptied.
+
+        `sources` are the replicas that moves under way leave.
+        """
+        empty, filled = [], set()
+        for replica, status in self.roster.observed.items():
+            if replica not in self.roster.statuses:
+                continue
+            is_empty = self.roster.is_empty(replica)
+            if status.state is ReplicaState.DRAINING and is_empty:
+                empty.append(replica)
+            elif status.state is ReplicaState.RUNNING and not is_empty:
+                filled.add(replica)
+        self.scaler.close_drained(sorted(empty), self.fence)
+        moves = [move for plan in plans for move in plan.moves]
+        emptying = {move.source for move in moves if move.reason in (Reason.DRAIN, Reason.EVACUATE)}
+        self.scaler.emptying(emptying)
+        self.scaler.look_for_gone(filled - emptying - set(sources))
