@@ -3,7 +3,7 @@
 import os
 
 LONG = os.environ.get("MELL_TEST_LONG", "") == "1"
-"""Whether the full counts are asked for."""
+"""True if the full counts are requested."""
 
 
 def scaled(full: int) -> int:

@@ -169,7 +169,7 @@ def _section(operation: Operation) -> list[str]:
 
 
 def _answers(operation: Operation) -> str:
-    """What comes back."""
+    """The responses."""
     answer = operation.answer
     kinds = f"`{answer.media_type}`" if answer.model is None else _link(answer.model)
     if answer.chunk is not None:

@@ -1,4 +1,4 @@
-"""The settings: the shipped configuration is valid, and errors say what to write."""
+"""The settings: the shipped configuration is valid, and errors give the form to write."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the deployments derive from their settings, on whichever machine they are."""
+"""The values that deployments derive from their settings, on any machine."""
 
 from dataclasses import replace
 

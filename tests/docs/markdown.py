@@ -1,4 +1,4 @@
-"""What the pages hold: fenced blocks, commands within a sentence, links, and headings."""
+"""The contents of pages: fenced blocks, commands within a sentence, links, and headings."""
 
 import re
 from collections.abc import Iterator
@@ -61,7 +61,7 @@ def sentences(page: Path) -> list[str]:
 
 
 def anchors(page: Path) -> set[str]:
-    """What a link may point to within a page: GitHub's names for its headings."""
+    """The targets of links within a page: GitHub's names for its headings."""
     seen: dict[str, int] = {}
     names = set()
     for heading in _HEADING.findall(_prose(page)):

@@ -1,4 +1,4 @@
-"""The commands of a shell block, and what can be said of one without running it."""
+"""The commands of a shell block, and checks of one without running it."""
 
 import argparse
 import re
@@ -22,7 +22,7 @@ _NUMBERS = {"N": "1", "S": "1"}
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What curl would send."""
+    """The request of a curl command."""
 
     method: str
     url: str
@@ -37,7 +37,7 @@ def commands(block: str) -> list[list[str]]:
 
 
 def request(curl: Sequence[str]) -> Request:
-    """What a curl command sends. Raises SystemExit for options that are not known here."""
+    """The request of a curl command. Raises SystemExit for options that are unknown here."""
     parser = argparse.ArgumentParser(prog="curl")
     parser.add_argument("url")
     parser.add_argument("-X", dest="method")
@@ -74,7 +74,7 @@ def accepts(module: str, options: Sequence[str], monkeypatch: pytest.MonkeyPatch
 
 
 def _parses(module: str) -> bool:
-    """Whether the module, or one of its package, uses argparse."""
+    """True if the module, or one of its package, uses argparse."""
     spec = find_spec(module)
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError(module)

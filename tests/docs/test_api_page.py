@@ -1,4 +1,4 @@
-"""docs/api.md says what the OpenAPI document says."""
+"""docs/api.md has the contents of the OpenAPI document."""
 
 import ast
 from pathlib import Path
@@ -56,7 +56,7 @@ def test_every_link_within_the_page_leads_somewhere() -> None:
 
 
 def literals(path: Path, keyword: str) -> set[str]:
-    """What is written for a keyword argument, wherever something is called in the file."""
+    """The expressions for a keyword argument in all calls of the file."""
     calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
     given = [k.value for call in calls for k in call.keywords if k.arg == keyword]
     return {value.value for value in given if isinstance(value, ast.Constant) and isinstance(value.value, str)}

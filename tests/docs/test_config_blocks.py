@@ -47,7 +47,7 @@ def check_yaml(held: Any) -> None:
             else:
                 assert application["import_path"].startswith("ray.serve.llm:")
     elif held.keys() <= Settings.model_fields.keys():
-        # A part says nothing of what else it takes: each section is checked by itself.
+        # A part of a configuration need not be complete: each section is checked by itself.
         for name, section in held.items():
             kind: Any = Settings.model_fields[name].annotation
             TypeAdapter(kind).validate_python(section)

@@ -107,10 +107,10 @@ async def test_missing_metrics_are_reported_by_name_and_label() -> None:
 
 def test_all_that_mell_exports_of_a_dry_run_and_of_migrations_is_shown() -> None:
     shown = {name for expression in EXPRESSIONS for name in metrics_of(expression)}
-    told = {
+    wanted = {
         re.sub(r"_(bucket|sum|count)$", "", name) for name in exported() if "dry_run" in name or "migration" in name
     }
-    assert told <= {re.sub(r"_(bucket|sum|count)$", "", name) for name in shown}
+    assert wanted <= {re.sub(r"_(bucket|sum|count)$", "", name) for name in shown}
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (Debian's package prometheus) is not installed")

@@ -1,4 +1,4 @@
-"""Every command in the documentation is one that works, as far as that can be said without a cluster."""
+"""Every command in the documentation is valid, as far as that can be checked without a cluster."""
 
 import json
 import re

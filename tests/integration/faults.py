@@ -99,7 +99,7 @@ class FaultyTransport:
         await self._real.send(channel, slot, size)
 
     async def receive(self, channel: str, staged: SlotRef, size: Bytes, slot: Slot | None) -> SlotRef:
-        """Passed on, unless the fault says otherwise."""
+        """Passed on, unless the fault prevents it."""
         switches = _switches()
         fault = switches["fault"]
         if fault == Fault.SILENT:

@@ -174,7 +174,7 @@ async def test_the_page_shows_the_state_under_traffic(paced: Application, tmp_pa
         compared = 0
         while not replaying.done():
             before = await homes(client)
-            await asyncio.sleep(2)  # what stays for so long is to be on the page, too
+            await asyncio.sleep(2)  # a difference that stays this long must be on the page, too
             shown = await page.shown()
             after = await homes(client)
             assert before[0] & after[0] <= shown[0]

@@ -1,4 +1,4 @@
-"""Several nodes: requests move between them, leave one that is to be gone, and outlive one that dies.
+"""Several nodes: requests move between them, leave a node that drains, and outlive a node that dies.
 
 The nodes are raylets of this machine with addresses of their own; each has room for one paced engine. Ingress and
 scheduler stay on the head.
@@ -72,7 +72,7 @@ class Nodes:
         return f"127.0.1.{self._added}"
 
     def drain(self, address: str) -> None:
-        """Have Ray tell everybody that the node is to be gone, as before a preemption."""
+        """Have Ray announce the end of the node, as before a preemption."""
         node = ["--address", self.address, "--node-id", self._nodes[address].node_id]
         reason = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "a test wants it so"]
         subprocess.run(["ray", "drain-node", *node, *reason], check=True, capture_output=True)

@@ -151,7 +151,7 @@ def line(case: Case, text: str) -> str:
 
 
 UNNAMED = {"a schema that is none", "a regex that is none", "a grammar that is none"}
-"""Odd requests that the engine refuses, in its own words: which parameter it means, it does not say."""
+"""Odd requests that the engine itself refuses. Its errors do not name the parameter."""
 
 
 async def test_refusals_name_the_parameter(application: Application) -> None:

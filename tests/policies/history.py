@@ -29,7 +29,7 @@ MOVED, STAYED, UNDER_WAY = range(3)
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What stays the same through a history. One epoch takes a second."""
+    """The constants of a history. One epoch takes a second."""
 
     holds: bool = False
     starts_as: ReplicaState = ReplicaState.RUNNING
@@ -42,12 +42,12 @@ IDEAL = Setting()
 """The paper's model: moves and new replicas take no time, and there is no limit to either."""
 
 COSTLY = Setting(holds=True, supply=6, headroom=2, limits=Limits(moves_per_epoch=3, cooldown_s=2.0))
-"""Moves take time, and of moves and replicas there are only so many."""
+"""Moves take time, and the numbers of moves and replicas are limited."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """What happens before one epoch. Numbers stand for requests and replicas, counted around.
+    """The events before one epoch. Numbers stand for requests and replicas, counted around.
 
     `grows` are the tokens by which running requests grow, `fates` how moves under way are going.
     """
@@ -79,7 +79,7 @@ class World:
         self._moved_at: dict[RequestId, float] = {}
 
     def happen(self, tick: Tick) -> Events:
-        """What the tick comes to in this cluster; a second later it is."""
+        """The events of a tick in this cluster. A second passes before them."""
         requests, replicas = self.cluster.requests, list(self.cluster.replicas.values())
         fates = list(zip(self.cluster.held, cycle(tick.fates), strict=False))
         departed = list(dict.fromkeys(list(requests)[i % len(requests)] for i in tick.departs if requests))
@@ -110,7 +110,7 @@ class World:
         return was, decide(self.cluster, changes, self.policy, self.setting.limits, self.now)
 
     def wrong(self, before: Before, plan: Plan) -> list[str]:
-        """What must not be after an epoch."""
+        """The invariants that a cluster violates after an epoch."""
         self.cluster.check_integrity()
         wrong = violations(plan, before) + self._beyond_limits(before, plan)
         if carried_out(plan, before) != places(self.cluster):
@@ -146,11 +146,11 @@ class World:
         return wrong
 
     def _is_short(self) -> bool:
-        """Whether a replica that can be used at once is not to be had."""
+        """True if there is no replica that can be used at once."""
         return self.cluster.supply.left <= 0 or self.setting.starts_as is not ReplicaState.RUNNING
 
     def _may_overload(self, name: ReplicaId) -> bool:
-        """Whether there is an excuse for an overload."""
+        """True if there is an excuse for an overload."""
         stalls = getattr(self.policy, "overload", None) == "stall"
         there = self.cluster.replicas[name].requests.values()
         limited = self.setting.limits.moves_per_epoch is not None

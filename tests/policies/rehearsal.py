@@ -29,7 +29,7 @@ class Host:
 class Before:
     """The cluster that a plan was made for: every replica, the requests that wait, and those that must stay.
 
-    `capacity` is a new replica's. With `holds`, moved requests keep their room at the source; `ready` says whether
+    `capacity` is a new replica's. With `holds`, moved requests keep their room at the source; `ready` is true if
     new replicas take requests at once.
     """
 
@@ -42,7 +42,7 @@ class Before:
 
 
 def before(cluster: Cluster) -> Before:
-    """The cluster as it is, for `violations` of a plan that is to be made for it."""
+    """The cluster as it is, for `violations` of a plan for it."""
     hosts = {
         r.id: Host(
             r.capacity,
@@ -61,7 +61,7 @@ def before(cluster: Cluster) -> Before:
 
 
 def violations(plan: Plan, before: Before) -> list[str]:
-    """What is wrong with a plan, in sentences; empty when it can be carried out.
+    """The faults of a plan as sentences; empty if the plan can be executed.
 
     A replica may be over its capacity only if it was before, and then the plan must not add to it.
     """

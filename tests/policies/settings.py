@@ -1,4 +1,4 @@
-"""How much hypothesis tries. A busy machine is no failure."""
+"""The number of examples that hypothesis tries. A busy machine is no failure."""
 
 from hypothesis import HealthCheck, settings
 

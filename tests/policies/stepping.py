@@ -19,7 +19,7 @@ class Events:
     """The changes between two epochs, each kind in the order in which it happened.
 
     `sizes` maps a request to the tokens that it holds now; requests that did not change may be left out.
-    `moved` and `stayed` say how moves ended that were still under way: at their target, or back at their source.
+    `moved` and `stayed` are the outcomes of moves that were still under way: at their target, or back at their source.
     `started` are replicas that now accept work, `lost` ones that are gone with all that was on them.
     """
 
@@ -33,7 +33,7 @@ class Events:
 
 
 def apply(cluster: Cluster, events: Events) -> Changes:
-    """Change `cluster` to what `events` say. Ids that it does not know raise `KeyError`."""
+    """Apply `events` to `cluster`. Ids that it does not know raise `KeyError`."""
     for replica_id in events.started:
         replica = cluster.replicas[replica_id]
         cluster.update_replica(replica, ReplicaState.RUNNING, replica.capacity, replica.max_requests)

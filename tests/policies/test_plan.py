@@ -1,4 +1,4 @@
-"""Every way in which a plan can be wrong is said, and nothing else."""
+"""Every fault of a plan is found, and nothing else."""
 
 from dataclasses import replace
 

@@ -64,7 +64,7 @@ class StoppingEngine(FakeEngine):
             async for step in steps:
                 count += len(step.tokens)
                 if self.script is not None:
-                    # What it says is also what its KV blocks hold.
+                    # Its KV blocks hold the scripted tokens, too.
                     self._contexts[key][-1] = self.script[count - 1]
                     step = replace(step, tokens=(self.script[count - 1],))
                     if count == len(self.script):
@@ -229,7 +229,7 @@ def _submit(replica: Replica, request: Submission) -> Refused | str:
 class Scheduler:
     """Implements `SchedulerClient`: `fault` is raised by every call, or "silent" makes it last for ever.
 
-    It places on the first of `order` that runs and is not excluded; `records` are those that it was told.
+    It places on the first of `order` that runs and is not excluded; `records` are those that it has received.
     """
 
     def __init__(self, order: str, members: Callable[[], tuple[ReplicaId, ...]]) -> None:

@@ -87,7 +87,7 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class Scripted:
-    """Opens `replicas` replicas and puts requests on the first with room; does in its n-th epoch what the script says.
+    """Opens `replicas` replicas, places requests on the first with room, and executes its script by epoch.
 
     With `script` {1: act}, `act(cluster)` is called in the second epoch, after arrivals have been placed. Where
     arrivals do not wait for epochs, the decision on the empty cluster at the start is none of these.

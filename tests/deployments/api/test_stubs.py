@@ -28,7 +28,7 @@ R = ReplicaId("r")
 
 
 def methods(api: type) -> list[str]:
-    """What a protocol offers."""
+    """The methods of a protocol."""
     found = inspect.getmembers(api, lambda member: inspect.isfunction(member) and member.__module__ == api.__module__)
     return [name for name, _ in found if not name.startswith("_")]
 

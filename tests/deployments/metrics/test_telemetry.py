@@ -1,4 +1,4 @@
-"""What the scheduler counts, as it is scraped."""
+"""The scheduler's metrics, as they are scraped."""
 
 from dataclasses import replace
 

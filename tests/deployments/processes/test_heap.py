@@ -1,4 +1,4 @@
-"""What a process has made before it serves is not looked at by garbage collections."""
+"""Garbage collections do not visit the objects that a process has made before it serves."""
 
 import asyncio
 import gc

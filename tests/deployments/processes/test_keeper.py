@@ -123,7 +123,7 @@ def test_all_ends_with_the_raylet(launch: Launch) -> None:
     time.sleep(2 * LOOK_S + launch.took_s)  # the keeper, which looks ever less often, has found it
     launch.send("raylet", signal.SIGKILL)
     time.sleep(1.0)
-    assert is_running(launch.processes[0])  # the command may be about to end, and to say why
+    assert is_running(launch.processes[0])  # the command may be about to end, and to print the reason
     wait_until(launch.is_gone)
     assert launch.launcher.wait(5) == 128 + signal.SIGKILL
 

@@ -1,4 +1,4 @@
-"""The requests on one replica, with an engine that gives a token whenever a test says so."""
+"""The requests on one replica, with an engine that yields a token at each order of a test."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -59,7 +59,7 @@ async def settle() -> None:
 
 @dataclass
 class Desk:
-    """A host, its engine, and what it said: `published` to the ingress, `ended` to the migrations."""
+    """A host, its engine, and its events: `published` to the ingress, `ended` to the migrations."""
 
     engine: StepEngine
     host: RequestHost
@@ -67,7 +67,7 @@ class Desk:
     ended: list[tuple[RequestId, bool]] = field(default_factory=list)
 
     def published(self, ingress: IngressId = HERE) -> list[StreamEvent]:
-        """What was told since the last call."""
+        """The events since the last call."""
         box = self.boxes._box(ingress)
         events, box._events = box._events, []
         return events
@@ -310,8 +310,8 @@ async def test_logprobs_are_given_again_with_their_tokens(index: int, again: tup
     desk = await scoring(resumed=(5, 6))
     desk.published()
     assert desk.host.resume(R, 0, index)
-    (told,) = desk.published()
-    assert isinstance(told, Delta) and (told.index, told.logprobs) == (index, again)
+    (delta,) = desk.published()
+    assert isinstance(delta, Delta) and (delta.index, delta.logprobs) == (index, again)
 
 
 async def test_tokens_from_elsewhere_cannot_be_given_with_their_logprobs() -> None:

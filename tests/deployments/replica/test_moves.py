@@ -1,4 +1,4 @@
-"""What a replica does with the migrations it takes part in, message by message. Whole moves: tests/migration."""
+"""The migrations of a replica, message by message. Whole moves: tests/migration."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -106,12 +106,12 @@ async def test_records_are_newest_first_and_running_ones_before_those(pair: Pair
 
 
 async def test_every_migration_is_recorded_once(pair: Pair) -> None:
-    told = list[str]()
-    pair.a.moves._on_record = lambda record: told.append(f"{record.id} {record.outcome}")
+    recorded = list[str]()
+    pair.a.moves._on_record = lambda record: recorded.append(f"{record.id} {record.outcome}")
     pair.submit(spec())
     pair.a.moves.start(Order("m", RequestId("r"), PathRequest.TOKENS, Reason.DRAIN), B)
     await pair.settled()
-    assert told == ["m committed"]
+    assert recorded == ["m committed"]
 
 
 async def test_lost_target_ends_the_moves_to_it_and_no_other(pair: Pair) -> None:

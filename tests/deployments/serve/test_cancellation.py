@@ -1,4 +1,4 @@
-"""Who is cancelled, and who only hears of it."""
+"""Cancellation of a task itself, and of the callee that it waits for."""
 
 import asyncio
 

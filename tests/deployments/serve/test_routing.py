@@ -1,4 +1,4 @@
-"""Which replica a call goes to, and how Ray's errors about it are told. Serve's router base is left out."""
+"""The replica that a call goes to, and the translation of Ray's errors about it. Serve's router base is left out."""
 
 import asyncio
 import pickle
@@ -136,7 +136,7 @@ async def test_without_a_request_nothing_is_chosen() -> None:
 
 
 @pytest.mark.parametrize(
-    ("raised", "told"),
+    ("raised", "translated"),
     [
         (ReplicaUnavailableError("a"), Unrouted),
         (RayActorError(), PeerLost),
@@ -146,10 +146,10 @@ async def test_without_a_request_nothing_is_chosen() -> None:
     ],
     ids=["not routable", "dead", "unavailable", "refused", "another error"],
 )
-def test_errors_about_a_replica_become_our_own(raised: Exception, told: type[Exception]) -> None:
-    with pytest.raises(told) as caught, _peer_errors(ReplicaId("a")):
+def test_errors_about_a_replica_become_our_own(raised: Exception, translated: type[Exception]) -> None:
+    with pytest.raises(translated) as caught, _peer_errors(ReplicaId("a")):
         raise raised
-    assert type(caught.value) is told
+    assert type(caught.value) is translated
 
 
 def test_exceptions_of_a_method_are_raised_unchanged() -> None:
@@ -188,7 +188,7 @@ class Handle:
 
 
 class Items:
-    """A streamed answer; after its last item it says nothing more, unless that is None: then it ends."""
+    """A streamed answer; after its last item it is silent, unless that item is None: then it ends."""
 
     def __init__(self, items: list[Any]) -> None:
         self.items = iter(items)

@@ -1,4 +1,4 @@
-"""What runs in Serve's controller: the autoscaling policy, and stopping just one replica."""
+"""The code in Serve's controller: the autoscaling policy, and stopping exactly one replica."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,7 +40,7 @@ NOW = 1000.0
 
 
 def mirrored() -> tuple[int, dict[str, Any]]:
-    """What Serve is told at `NOW`, while its own target is 2."""
+    """The policy's number for Serve at `NOW`, while Serve's own target is 2."""
     return MirrorWanted("mell", lambda: NOW)(Context(2))
 
 

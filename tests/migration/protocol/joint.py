@@ -32,14 +32,14 @@ SENT = {
     SourceCommand.ANNOUNCE_MOVED: "moved",
     SourceCommand.ASK_READER: "doubt",
 }
-"""What a command of the source puts into the air."""
+"""The message that a command of the source sends."""
 
 WORDS: dict[str, StreamEvent] = {
     "moving": Moving(R, 0, 1, "target"),
     "moved": Moved(R, 0, 1, 0, "target"),
     "doubt": Doubt(R, 0, 1),
 }
-"""What the source says to the reader, beside tokens."""
+"""The source's messages to the reader, beside tokens."""
 
 ANY_TIME_AT_SOURCE = sorted(
     {
@@ -141,7 +141,7 @@ def at_reader(joint: Joint, event: ReaderEvent, speaker: str = "") -> Iterator[J
     """The reader takes an event, if it may. A third term would only outdate what the second does.
 
     That the reader has a replica end the request needs no message: its lease on the request may run out at any time.
-    Only the one that tells the source where the request went does.
+    Only the order that informs the source of the target does.
     """
     if event not in reader.TABLE[joint.reader]:
         return
@@ -170,8 +170,8 @@ def at_reader(joint: Joint, event: ReaderEvent, speaker: str = "") -> Iterator[J
     yield replace(after, other_runs=after.other_runs or (event is ReaderEvent.SUBMITTED and after.term > 0))
 
 
-def hears(joint: Joint, word: StreamEvent, speaker: str) -> Iterator[Joint]:
-    """The reader hears a word; one that comes early waits in the air."""
+def receives(joint: Joint, word: StreamEvent, speaker: str) -> Iterator[Joint]:
+    """The reader receives an event; an early one stays in the air."""
     event = classify(word, joint.hop, joint.settled)
     if event is not None:
         yield from at_reader(joint, event, speaker)
@@ -229,7 +229,7 @@ def at_source_once(message: str, event: SourceEvent) -> Arrival:
 
 
 def source_says(word: str) -> Arrival:
-    return lambda joint: hears(joint.without(word), WORDS[word], "source")
+    return lambda joint: receives(joint.without(word), WORDS[word], "source")
 
 
 ARRIVALS: dict[str, Arrival] = {
@@ -277,7 +277,7 @@ DEAD: dict[str, Callable[[Joint], bool]] = {
     "keep": lambda j: j.source in source.FINAL,
     "follow": lambda j: j.source in source.FINAL,
 }
-"""Whether a message can change nothing any more, in this state or a later one."""
+"""True if a message can change nothing any more, in this state or a later one."""
 
 
 def tidy(joint: Joint) -> Joint:
@@ -313,8 +313,8 @@ def _steps(joint: Joint) -> Iterator[Joint]:
             yield from at_target(joint, at)
     for read in ANY_TIME_AT_READER:
         yield from at_reader(joint, read)
-    yield from hears(joint, Delta(R, 0, 0, ()), "source")
+    yield from receives(joint, Delta(R, 0, 0, ()), "source")
     if joint.target_runs:
-        yield from hears(joint, Delta(R, 1, 0, ()), "target")
+        yield from receives(joint, Delta(R, 1, 0, ()), "target")
     for message in sorted(joint.air):
         yield from ARRIVALS[message](joint)

@@ -41,7 +41,7 @@ def test_never_two_owners() -> None:
 
 
 def test_reader_accepts_tokens_of_no_replica_while_another_one_owns_the_request() -> None:
-    """While it asks the target, whose answer is on its way, the source that it gave up may still be heard."""
+    """While it asks the target, whose answer is on its way, events of the source that it gave up may still come."""
     for joint in joints():
         if joint.reader in (ReaderState.READING, ReaderState.MOVING):
             others = {0: "target", 1: "source"}.get(joint.hop)

@@ -1,4 +1,4 @@
-"""What a reader makes of words and of its own calls, one after the other. Which rows its table has: `test_tables`."""
+"""A reader's reactions to events and to its own calls, one by one. The rows of its table are in `test_tables`."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""What the record of a migration tells: the context that moved, what copying and resuming took, what was predicted."""
+"""The record of a migration: the moved context, the times of copying and resuming, and the predictions."""
 
 import asyncio
 from typing import Any

@@ -17,11 +17,11 @@ from migration.protocol import reader, source, target
 from migration.protocol.errors import IllegalEvent
 from migration.protocol.reader import ReaderCommand, ReaderEvent, ReaderState
 from migration.protocol.source import SourceCommand as Do
-from migration.protocol.source import SourceEvent as Asked
+from migration.protocol.source import SourceEvent
 from migration.protocol.source import SourceState as Source
 from migration.protocol.table import Session, Table
 from migration.protocol.target import TargetCommand as Act
-from migration.protocol.target import TargetEvent as Heard
+from migration.protocol.target import TargetEvent
 from migration.protocol.target import TargetState as Target
 
 S = TypeVar("S", bound=StrEnum)
@@ -31,22 +31,22 @@ Node = TypeVar("Node", bound=Hashable)
 
 TARGET_FINAL = {Target.OWNED, Target.CLOSED}
 TARGET_RESULTS = {
-    Heard.LOADED: Act.LOAD_CHUNK,
-    Heard.LOAD_FAILED: Act.LOAD_CHUNK,
-    Heard.ADDED: Act.ADD_REQUEST,
-    Heard.ADD_FAILED: Act.ADD_REQUEST,
+    TargetEvent.LOADED: Act.LOAD_CHUNK,
+    TargetEvent.LOAD_FAILED: Act.LOAD_CHUNK,
+    TargetEvent.ADDED: Act.ADD_REQUEST,
+    TargetEvent.ADD_FAILED: Act.ADD_REQUEST,
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Step(Generic[S, E, C]):
-    """One event of one path; `told` counts each command up to and with this step, as far as two."""
+    """One event of one path; `issued` has the commands up to and with this step, each at most twice."""
 
     state: S
     event: E
     following: S
     commands: tuple[C, ...]
-    told: tuple[C, ...]
+    issued: tuple[C, ...]
 
 
 def reachable(start: Node, successors: Callable[[Node], Iterable[Node]]) -> list[Node]:
@@ -65,11 +65,11 @@ def steps(table: Table[S, E, C], start: S, results: Mapping[E, C]) -> list[Step[
     found: list[Step[S, E, C]] = []
 
     def successors(node: tuple[S, tuple[C, ...]]) -> Iterator[tuple[S, tuple[C, ...]]]:
-        state, told = node
+        state, issued = node
         for event, (following, commands) in table[state].items():
-            if event in results and results[event] not in told:
+            if event in results and results[event] not in issued:
                 continue
-            counts = Counter(told + commands)
+            counts = Counter(issued + commands)
             after = tuple(sorted(c for c in counts for _ in range(min(2, counts[c]))))
             found.append(Step(state, event, following, commands, after))
             yield following, after
@@ -80,12 +80,12 @@ def steps(table: Table[S, E, C], start: S, results: Mapping[E, C]) -> list[Step[
 
 
 @cache
-def source_steps() -> list[Step[Source, Asked, Do]]:
+def source_steps() -> list[Step[Source, SourceEvent, Do]]:
     return steps(source.TABLE, Source.NEW, {})
 
 
 @cache
-def target_steps() -> list[Step[Target, Heard, Act]]:
+def target_steps() -> list[Step[Target, TargetEvent, Act]]:
     return steps(target.TABLE, Target.NEW, TARGET_RESULTS)
 
 
@@ -99,13 +99,13 @@ def reader_steps() -> list[Step[ReaderState, ReaderEvent, ReaderCommand]]:
 
 @pytest.mark.parametrize("state", Source)
 def test_source_takes_legal_events_and_is_unchanged_by_illegal_ones(state: Source) -> None:
-    for event in Asked:
+    for event in SourceEvent:
         check_feed(Session(source.TABLE, state), event)
 
 
 @pytest.mark.parametrize("state", Target)
 def test_target_takes_legal_events_and_is_unchanged_by_illegal_ones(state: Target) -> None:
-    for event in Heard:
+    for event in TargetEvent:
         check_feed(Session(target.TABLE, state), event)
 
 
@@ -129,10 +129,10 @@ def check_feed(session: Session[S, E, C], event: E) -> None:
 
 def test_illegal_event_keeps_the_history_of_the_legal_ones() -> None:
     session = source.new_session()
-    session.feed(Asked.BEGIN)
+    session.feed(SourceEvent.BEGIN)
     with pytest.raises(IllegalEvent):
-        session.feed(Asked.ADOPTED)
-    assert (session.state, session.history) == (Source.PREPARE, [Asked.BEGIN])
+        session.feed(SourceEvent.ADOPTED)
+    assert (session.state, session.history) == (Source.PREPARE, [SourceEvent.BEGIN])
 
 
 @pytest.mark.parametrize("state", Source)
@@ -154,14 +154,14 @@ def test_reader_can_always_reach_an_end(state: ReaderState) -> None:
 
 
 def test_every_state_event_and_command_is_used() -> None:
-    for told, states, events, commands in (
-        (source_steps(), set(Source), set(Asked), set(Do)),
-        (target_steps(), set(Target), set(Heard), set(Act)),
+    for steps, states, events, commands in (
+        (source_steps(), set(Source), set(SourceEvent), set(Do)),
+        (target_steps(), set(Target), set(TargetEvent), set(Act)),
         (reader_steps(), set(ReaderState), set(ReaderEvent), set(ReaderCommand)),
     ):
-        assert {step.state for step in told} == states
-        assert {step.event for step in told} == events
-        assert {command for step in told for command in step.commands} == commands
+        assert {step.state for step in steps} == states
+        assert {step.event for step in steps} == events
+        assert {command for step in steps for command in step.commands} == commands
 
 
 # --- the source ---------------------------------------------------------------------------------------
@@ -179,61 +179,66 @@ def test_world_events_are_legal_in_every_state(state: Source) -> None:
 
 def test_freeze_is_undone_exactly_when_the_source_keeps_the_request() -> None:
     ended = [step for step in source_steps() if step.following in source.FINAL]
-    assert any(Do.MUTE in step.told for step in ended)
+    assert any(Do.MUTE in step.issued for step in ended)
     for step in ended:
-        frozen, thawed = step.told.count(Do.MUTE), step.told.count(Do.UNMUTE)
+        frozen, thawed = step.issued.count(Do.MUTE), step.issued.count(Do.UNMUTE)
         assert thawed == (frozen if step.following is Source.ABORTED else 0)
 
 
 def test_source_freezes_and_thaws_at_most_once() -> None:
-    assert all(step.told.count(Do.MUTE) <= 1 and step.told.count(Do.UNMUTE) <= 1 for step in source_steps())
+    assert all(step.issued.count(Do.MUTE) <= 1 and step.issued.count(Do.UNMUTE) <= 1 for step in source_steps())
 
 
 def test_nothing_is_thawed_after_it_was_handed_over() -> None:
-    assert not any(Do.UNMUTE in step.told for step in source_steps() if Do.ANNOUNCE_MOVED in step.told)
+    assert not any(Do.UNMUTE in step.issued for step in source_steps() if Do.ANNOUNCE_MOVED in step.issued)
 
 
 def test_source_lets_go_once_and_only_by_decision_of_target_or_reader() -> None:
     for step in source_steps():
-        assert step.told.count(Do.DROP_REQUEST) == (1 if step.following is Source.COMMITTED else 0)
-        assert Do.DROP_REQUEST not in step.commands or step.event in (Asked.ADOPTED, Asked.FOLLOWED)
-        assert Do.ANNOUNCE_MOVED not in step.commands or step.event is Asked.ADOPTED
+        assert step.issued.count(Do.DROP_REQUEST) == (1 if step.following is Source.COMMITTED else 0)
+        assert Do.DROP_REQUEST not in step.commands or step.event in (SourceEvent.ADOPTED, SourceEvent.FOLLOWED)
+        assert Do.ANNOUNCE_MOVED not in step.commands or step.event is SourceEvent.ADOPTED
 
 
 def test_source_is_frozen_when_it_lets_go() -> None:
-    assert all(Do.MUTE in step.told for step in source_steps() if Do.DROP_REQUEST in step.told)
+    assert all(Do.MUTE in step.issued for step in source_steps() if Do.DROP_REQUEST in step.issued)
 
 
 def test_source_that_sent_the_request_thaws_only_at_its_end_or_by_decision_of_target_or_reader() -> None:
-    """No time-out and no loss is such a word."""
+    """Neither a time-out nor a loss is such a decision."""
     thawed = [step for step in source_steps() if Do.UNMUTE in step.commands]
     sent = {step.event for step in thawed if step.state in (Source.HANDOVER, Source.DOUBT)}
-    assert sent == {Asked.ADOPT_REFUSED, Asked.KEPT, Asked.FINISHED, Asked.CLIENT_GONE}
+    assert sent == {SourceEvent.ADOPT_REFUSED, SourceEvent.KEPT, SourceEvent.FINISHED, SourceEvent.CLIENT_GONE}
 
 
-@pytest.mark.parametrize("event", [Asked.TIMEOUT, Asked.TARGET_LOST])
-def test_source_without_an_answer_asks_its_reader(event: Asked) -> None:
+@pytest.mark.parametrize("event", [SourceEvent.TIMEOUT, SourceEvent.TARGET_LOST])
+def test_source_without_an_answer_asks_its_reader(event: SourceEvent) -> None:
     assert source.TABLE[Source.HANDOVER][event] == (Source.DOUBT, (Do.ASK_READER,))
-    assert source.TABLE[Source.DOUBT][Asked.TIMEOUT] == (Source.DOUBT, (Do.ASK_READER,))
+    assert source.TABLE[Source.DOUBT][SourceEvent.TIMEOUT] == (Source.DOUBT, (Do.ASK_READER,))
 
 
-@pytest.mark.parametrize("event", [Asked.KEPT, Asked.FOLLOWED])
+@pytest.mark.parametrize("event", [SourceEvent.KEPT, SourceEvent.FOLLOWED])
 @pytest.mark.parametrize("state", sorted(set(Source) - {Source.HANDOVER, Source.DOUBT}))
-def test_readers_decision_means_nothing_to_a_source_that_has_not_sent_the_request(state: Source, event: Asked) -> None:
+def test_readers_decision_means_nothing_to_a_source_that_has_not_sent_the_request(
+    state: Source, event: SourceEvent
+) -> None:
     assert source.TABLE[state][event] == (state, ())
 
 
 def test_target_is_cancelled_whenever_it_may_hold_something_in_vain() -> None:
     for step in source_steps():
-        asked, ended = Do.PREPARE in step.told, step.following is Source.ABORTED
-        assert step.told.count(Do.CANCEL_TARGET) == (1 if asked and ended else 0)
+        asked, ended = Do.PREPARE in step.issued, step.following is Source.ABORTED
+        assert step.issued.count(Do.CANCEL_TARGET) == (1 if asked and ended else 0)
 
 
 def test_move_is_announced_to_the_reader_only_once_the_target_agreed() -> None:
     for step in source_steps():
-        assert step.told.count(Do.ANNOUNCE_MOVING) <= 1
-        assert Do.ANNOUNCE_MOVING not in step.commands or step.event in (Asked.ACCEPTED_KV, Asked.ACCEPTED_TOKENS)
-        assert Do.ANNOUNCE_MOVING in step.told or Do.MUTE not in step.told
+        assert step.issued.count(Do.ANNOUNCE_MOVING) <= 1
+        assert Do.ANNOUNCE_MOVING not in step.commands or step.event in (
+            SourceEvent.ACCEPTED_KV,
+            SourceEvent.ACCEPTED_TOKENS,
+        )
+        assert Do.ANNOUNCE_MOVING in step.issued or Do.MUTE not in step.issued
 
 
 def test_source_starts_at_most_one_activity_at_a_time_and_last() -> None:
@@ -251,12 +256,12 @@ def test_source_waits_for_something_in_every_state_that_is_not_final() -> None:
 
 @pytest.mark.parametrize("state", [Source.PREPARE, Source.COPY, Source.FREEZE, Source.HANDOVER])
 def test_source_never_waits_for_the_target_for_ever(state: Source) -> None:
-    assert source.TABLE[state][Asked.TIMEOUT][0] is not state
+    assert source.TABLE[state][SourceEvent.TIMEOUT][0] is not state
 
 
-@pytest.mark.parametrize("event", [Asked.COPY_FAILED, Asked.PREEMPTED, Asked.TIMEOUT])
+@pytest.mark.parametrize("event", [SourceEvent.COPY_FAILED, SourceEvent.PREEMPTED, SourceEvent.TIMEOUT])
 @pytest.mark.parametrize("state", [Source.COPY, Source.FREEZE])
-def test_trouble_with_blocks_turns_the_move_into_one_by_tokens(state: Source, event: Asked) -> None:
+def test_trouble_with_blocks_turns_the_move_into_one_by_tokens(state: Source, event: SourceEvent) -> None:
     following, commands = source.TABLE[state][event]
     assert following is Source.HANDOVER and commands[-1] is Do.ADOPT_TOKENS
 
@@ -264,18 +269,18 @@ def test_trouble_with_blocks_turns_the_move_into_one_by_tokens(state: Source, ev
 @pytest.mark.parametrize("state", Source)
 def test_second_order_is_refused_while_there_is_a_first(state: Source) -> None:
     refused = () if state in source.FINAL else (Do.REFUSE_SECOND,)
-    assert source.TABLE[state][Asked.ASKED_AGAIN] == (state, refused)
+    assert source.TABLE[state][SourceEvent.ASKED_AGAIN] == (state, refused)
 
 
-@pytest.mark.parametrize("event", [Asked.FINISHED, Asked.CLIENT_GONE])
+@pytest.mark.parametrize("event", [SourceEvent.FINISHED, SourceEvent.CLIENT_GONE])
 @pytest.mark.parametrize("state", sorted(set(Source) - source.FINAL))
-def test_move_ends_when_there_is_nothing_to_move(state: Source, event: Asked) -> None:
+def test_move_ends_when_there_is_nothing_to_move(state: Source, event: SourceEvent) -> None:
     assert source.TABLE[state][event][0] is Source.ABORTED
 
 
 @pytest.mark.parametrize("state", sorted(set(Source) - source.FINAL - {Source.HANDOVER, Source.DOUBT}))
 def test_move_ends_when_there_is_nowhere_to_go(state: Source) -> None:
-    assert source.TABLE[state][Asked.TARGET_LOST][0] is Source.ABORTED
+    assert source.TABLE[state][SourceEvent.TARGET_LOST][0] is Source.ABORTED
 
 
 # --- the target ---------------------------------------------------------------------------------------
@@ -283,81 +288,87 @@ def test_move_ends_when_there_is_nowhere_to_go(state: Source) -> None:
 
 def test_room_is_given_back_exactly_once_when_it_was_kept() -> None:
     for step in target_steps():
-        kept, given = step.told.count(Act.RESERVE), step.told.count(Act.RELEASE)
+        kept, given = step.issued.count(Act.RESERVE), step.issued.count(Act.RELEASE)
         assert kept <= 1 and given == (kept if step.following in TARGET_FINAL else 0)
 
 
 def test_loading_is_stopped_before_the_request_runs_or_the_migration_ends() -> None:
     """Also when a chunk has just been loaded: another may be under way."""
     for step in target_steps():
-        if Act.LOAD_CHUNK in step.told and step.following in (Target.ADOPTING, *TARGET_FINAL):
-            assert Act.STOP_LOADING in step.told
+        if Act.LOAD_CHUNK in step.issued and step.following in (Target.ADOPTING, *TARGET_FINAL):
+            assert Act.STOP_LOADING in step.issued
             assert Act.ADD_REQUEST not in step.commands or step.commands[0] is Act.STOP_LOADING
 
 
 def test_target_aborts_only_a_request_that_it_added() -> None:
-    assert all(Act.ADD_REQUEST in step.told for step in target_steps() if Act.ABORT_REQUEST in step.told)
+    assert all(Act.ADD_REQUEST in step.issued for step in target_steps() if Act.ABORT_REQUEST in step.issued)
 
 
 def test_target_adds_the_request_at_most_once() -> None:
-    assert all(step.told.count(Act.ADD_REQUEST) <= 1 for step in target_steps())
+    assert all(step.issued.count(Act.ADD_REQUEST) <= 1 for step in target_steps())
 
 
-@pytest.mark.parametrize("event", [Heard.CANCEL, Heard.LEASE_EXPIRED, Heard.CLIENT_GONE, Heard.STOPPING])
+@pytest.mark.parametrize(
+    "event", [TargetEvent.CANCEL, TargetEvent.LEASE_EXPIRED, TargetEvent.CLIENT_GONE, TargetEvent.STOPPING]
+)
 @pytest.mark.parametrize("state", sorted(set(Target) - {Target.OWNED}))
-def test_target_hears_of_the_end_in_every_state(state: Target, event: Heard) -> None:
+def test_target_hears_of_the_end_in_every_state(state: Target, event: TargetEvent) -> None:
     following, _ = target.TABLE[state][event]
-    finishes = state is Target.PROVISIONAL and event is Heard.STOPPING
+    finishes = state is Target.PROVISIONAL and event is TargetEvent.STOPPING
     assert following is (Target.PROVISIONAL if finishes else Target.CLOSED)
 
 
-@pytest.mark.parametrize("event", [Heard.ATTACHED, Heard.FINISHED, Heard.CLIENT_GONE, Heard.STOPPING])
-def test_owner_may_get_any_event_but_cancel(event: Heard) -> None:
+@pytest.mark.parametrize(
+    "event", [TargetEvent.ATTACHED, TargetEvent.FINISHED, TargetEvent.CLIENT_GONE, TargetEvent.STOPPING]
+)
+def test_owner_may_get_any_event_but_cancel(event: TargetEvent) -> None:
     assert event in target.TABLE[Target.OWNED]
 
 
 @pytest.mark.parametrize("state", [Target.RESERVED, Target.LOADING])
 def test_request_may_arrive_with_or_without_its_blocks(state: Target) -> None:
-    assert target.TABLE[state][Heard.ADOPT][0] is Target.ADOPTING
+    assert target.TABLE[state][TargetEvent.ADOPT][0] is Target.ADOPTING
 
 
 @pytest.mark.parametrize("state", [Target.RESERVED, Target.LOADING])
 def test_every_chunk_is_loaded_and_may_fail_without_consequences(state: Target) -> None:
-    assert target.TABLE[state][Heard.CHUNK] == (Target.LOADING, (Act.LOAD_CHUNK,))
-    assert target.TABLE[state][Heard.LOADED] == target.TABLE[state][Heard.LOAD_FAILED] == (Target.RESERVED, ())
+    assert target.TABLE[state][TargetEvent.CHUNK] == (Target.LOADING, (Act.LOAD_CHUNK,))
+    assert (
+        target.TABLE[state][TargetEvent.LOADED] == target.TABLE[state][TargetEvent.LOAD_FAILED] == (Target.RESERVED, ())
+    )
 
 
-@pytest.mark.parametrize("event", [Heard.LOADED, Heard.LOAD_FAILED])
+@pytest.mark.parametrize("event", [TargetEvent.LOADED, TargetEvent.LOAD_FAILED])
 @pytest.mark.parametrize("state", [Target.ADOPTING, Target.CLOSED])
-def test_late_results_of_loading_change_nothing(state: Target, event: Heard) -> None:
+def test_late_results_of_loading_change_nothing(state: Target, event: TargetEvent) -> None:
     assert target.TABLE[state][event] == (state, ())
 
 
 def test_request_that_may_run_is_aborted_when_the_migration_ends() -> None:
     for step in target_steps():
         if step.state in (Target.ADOPTING, Target.PROVISIONAL) and step.following is Target.CLOSED:
-            assert (Act.ABORT_REQUEST in step.commands) == (step.event is not Heard.ADD_FAILED)
+            assert (Act.ABORT_REQUEST in step.commands) == (step.event is not TargetEvent.ADD_FAILED)
 
 
 def test_added_request_of_a_closed_migration_is_aborted() -> None:
     for step in target_steps():
-        if step.event is Heard.ADDED and step.following is Target.CLOSED:
+        if step.event is TargetEvent.ADDED and step.following is Target.CLOSED:
             assert Act.ABORT_REQUEST in step.commands
 
 
 def test_target_owns_only_requests_with_an_attached_reader() -> None:
     into = [step for step in target_steps() if step.following is Target.OWNED and step.state is not Target.OWNED]
-    assert {(step.state, step.event) for step in into} == {(Target.PROVISIONAL, Heard.ATTACHED)}
+    assert {(step.state, step.event) for step in into} == {(Target.PROVISIONAL, TargetEvent.ATTACHED)}
 
 
 def test_target_never_aborts_a_request_that_it_owns() -> None:
     assert all(entry == (Target.OWNED, ()) for entry in target.TABLE[Target.OWNED].values())
-    assert Heard.CANCEL not in target.TABLE[Target.OWNED]
+    assert TargetEvent.CANCEL not in target.TABLE[Target.OWNED]
 
 
 @pytest.mark.parametrize("state", Target)
 def test_target_stays_closed(state: Target) -> None:
-    following, commands = target.TABLE[state].get(Heard.LEASE_EXPIRED, (None, ()))
+    following, commands = target.TABLE[state].get(TargetEvent.LEASE_EXPIRED, (None, ()))
     assert following is (Target.OWNED if state is Target.OWNED else Target.CLOSED)
     assert state not in TARGET_FINAL or commands == ()
 

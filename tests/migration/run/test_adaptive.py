@@ -54,7 +54,7 @@ class Prefilling(FakeEngine):
 
 @pytest.fixture
 def switches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file that says what is wrong with the transport: nothing."""
+    """The file with the fault of the transport: none."""
     path = tmp_path / "faults.json"
     faults.write(path, "shared")
     monkeypatch.setenv(faults.VARIABLE, str(path))

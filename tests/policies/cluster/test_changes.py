@@ -1,4 +1,4 @@
-"""How events change a cluster, and what of it a policy is told."""
+"""The effects of events on a cluster, and the changes that policies get."""
 
 from collections.abc import Callable
 

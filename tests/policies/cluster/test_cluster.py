@@ -1,4 +1,4 @@
-"""What decisions on a cluster come to, and what they cost."""
+"""The plans that decisions on a cluster add up to, and their costs."""
 
 import copy
 from collections.abc import Callable

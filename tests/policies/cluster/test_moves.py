@@ -1,4 +1,4 @@
-"""What may be moved, and what it costs of an epoch's budget."""
+"""The requests that may move, and the moves' costs in an epoch's budget."""
 
 from collections.abc import Callable
 

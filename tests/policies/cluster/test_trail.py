@@ -15,7 +15,7 @@ Action = tuple[str, int, int]
 
 
 def state(cluster: Cluster) -> object:
-    """All that undo has to restore, and what would come of it."""
+    """All that undo has to restore, and the plan that would follow."""
     loads = [(r.id, r.load, r.held, r.room, sorted(r.requests)) for r in cluster.replicas.values()]
     places = {q.id: q.replica and q.replica.id for q in cluster.requests.values()}
     return loads, places, sorted(cluster.waiting), cluster.moves_left, copy.deepcopy(cluster).settle()

@@ -46,7 +46,7 @@ def prefill(tokens_per_s: float = 50.0, boundary: float = 200.0, backlog: float 
 
 
 def paths(choices: list[Choice]) -> dict[str, str]:
-    """What was chosen for whom."""
+    """The choices by request."""
     return {str(choice.request): str(choice.path or "wait") for choice in choices}
 
 

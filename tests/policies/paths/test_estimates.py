@@ -1,4 +1,4 @@
-"""What moves are believed to take, what is learned from those that ended, and which path each is given."""
+"""Predicted durations of moves, learning from ended moves, and the choice of paths."""
 
 import json
 from dataclasses import replace
@@ -23,7 +23,7 @@ PRIORS = Priors(within_node=Line.of(1e6, 0.1), between_nodes=Line.of(1e5, 0.1), 
 def profile(
     node: str = "one", rate: float = 1000.0, staging: float | None = None, cache: str = "cache", latency_s: float = 0.0
 ) -> Profile:
-    """A replica that prefills so many tokens per second."""
+    """A replica with a prefill rate in tokens per second."""
     return Profile(node, cache, KV_BYTES, Line.of(rate, latency_s), staging)
 
 
@@ -73,12 +73,12 @@ def record(
 
 
 def predicted(estimates: Estimates, tokens: int = 1000, source: str = "a", target: str = "b") -> Choice:
-    """What a move that has everything for itself would take."""
+    """The prediction for a move that shares nothing."""
     return estimates.decide(move(tokens=tokens, source=source, target=target), (), 0.0)
 
 
 def takes(choice: Choice, kv_s: float, tokens_s: float) -> bool:
-    """Whether that was predicted."""
+    """True if that was the prediction."""
     return choice.kv_s == pytest.approx(kv_s) and choice.tokens_s == pytest.approx(tokens_s)
 
 
@@ -196,12 +196,12 @@ def test_replicas_that_are_gone_are_forgotten() -> None:
 
 @given(st.permutations(range(8)))
 def test_the_order_in_which_moves_are_reported_does_not_matter(order: list[int]) -> None:
-    told, as_they_ended = make(), make()
+    reordered, as_they_ended = make(), make()
     for n in order:
-        told.learn(record(whole_s=1.0 + n), 100.0 * n)
+        reordered.learn(record(whole_s=1.0 + n), 100.0 * n)
     for n in range(8):
         as_they_ended.learn(record(whole_s=1.0 + n), 100.0 * n)
-    assert told.decide(move(), (), 800.0) == as_they_ended.decide(move(), (), 800.0)
+    assert reordered.decide(move(), (), 800.0) == as_they_ended.decide(move(), (), 800.0)
 
 
 def test_old_evidence_gives_way_to_the_prior() -> None:

@@ -22,13 +22,13 @@ def evidence(*observed: tuple[float, float], at: float = 0.0) -> Evidence:
 
 
 def on(line: Line, count: int, small: float = 1e6) -> list[tuple[float, float]]:
-    """So many points of a line, of two sizes in turns."""
+    """Points of a line, of two sizes in turns."""
     sizes = [small * (1 if n % 2 else 4) for n in range(count)]
     return [(size, line.seconds(size)) for size in sizes]
 
 
 def alike(one: Line, other: Line) -> bool:
-    """Whether two lines agree where they were observed and beyond."""
+    """True if two lines agree at the observed sizes and beyond."""
     return all(one.seconds(size) == pytest.approx(other.seconds(size), rel=1e-3) for size in (1e6, 4e6, 1e8))
 
 

@@ -1,4 +1,4 @@
-"""What holds for every baseline, whatever happens: plans that can be carried out, and no replica over its capacity."""
+"""Invariants of every baseline for any events: plans that can be executed, and no replica over its capacity."""
 
 from collections.abc import Iterator
 

@@ -19,7 +19,7 @@ sizes = st.lists(st.integers(1, 100).map(Tokens), min_size=1, max_size=9)
 
 
 def replicas_for(name: str, requests: list[Tokens]) -> int:
-    """How many replicas a policy opens for requests that all arrive in one epoch."""
+    """The number of replicas that a policy opens for requests that all arrive in one epoch."""
     cluster = Cluster(CAPACITY)
     arrived = [Arrival(RequestId(f"r{i}"), size) for i, size in enumerate(requests)]
     step(cluster, Events(arrived=arrived), POLICIES[name])

@@ -105,7 +105,7 @@ async def test_a_stream_of_an_idle_replica_breaks_and_is_opened_again(monkeypatc
 
 
 async def test_a_replica_that_was_unreachable_for_a_moment_is_read_again() -> None:
-    """Ray says ActorUnavailableError (a RayActorError, hence PeerLost) of a replica that may well be alive."""
+    """Ray raises ActorUnavailableError (a RayActorError, hence PeerLost) of a replica that may well be alive."""
     service, request = make_service("a"), spec()
     await eventually(lambda: service.wires.streams == 1)
     service.wires.cut("a", PeerLost("unavailable"))

@@ -84,7 +84,7 @@ async def test_no_replacement_comes_in_time() -> None:
 
 @pytest.mark.parametrize("move", [KV, TOKENS])
 async def test_a_replica_dies_between_its_last_event_and_its_confirmation(move: PathRequest) -> None:
-    """Only the reader can tell the target that it owns the request."""
+    """Only the reader can make the target the owner of the request."""
     service, request = make_service(), spec(tokens=LONG)
     async with service.streams.open(request) as conversation:
         await service.reading(conversation, 10)

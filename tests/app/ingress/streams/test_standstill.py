@@ -1,4 +1,4 @@
-"""Replicas that are given up though they live, and are heard of again: the tokens are those of an undisturbed run, and
+"""Replicas that are given up though they live, and return later: the tokens are those of an undisturbed run, and
 no two replicas own the request, at any moment.
 """
 

@@ -184,7 +184,7 @@ async def test_a_client_that_leaves_while_its_request_is_resubmitted_leaves_noth
 
 
 async def test_a_request_without_a_reader_is_ended_on_its_replica() -> None:
-    """The ingress restarted under the same name, or its word did not arrive."""
+    """The ingress restarted under the same name, or its message was lost."""
     service, request = make_service(step_s=SLOW_S), spec("stray", tokens=900)
     service.replica("b").moves.submit(request, 0, ())
     await eventually(lambda: ("b", "release") in service.wires.calls)

@@ -1,4 +1,4 @@
-"""What the command line asks for, and what it is told when that is impossible."""
+"""The order of a command line, and the errors for impossible ones."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Cost files: what they may say."""
+"""Cost files: their valid and invalid contents."""
 
 import ast
 import json

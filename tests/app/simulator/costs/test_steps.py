@@ -1,4 +1,4 @@
-"""How long steps take."""
+"""The times of steps."""
 
 import math
 from dataclasses import replace

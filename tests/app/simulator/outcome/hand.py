@@ -1,4 +1,4 @@
-"""A simulation by hand: what an observer is told, with numbers that can be checked on paper."""
+"""A simulation by hand: the events for an observer, with numbers that can be checked on paper."""
 
 from app.simulator.outcome.recorder import EventRecorder
 from app.simulator.workload.workload import Job

@@ -122,7 +122,7 @@ def test_a_metric_without_events_has_no_distribution(recorder: EventRecorder) ->
 
 def test_the_repack_is_reported_beside_the_bound() -> None:
     recorder = recorded()
-    # Sizes of which a repack needs three replicas, and the bound says two.
+    # Sizes with a repack of three replicas and a bound of two.
     recorder.decided(0.0, cluster([34, 34], [34, 34], [34], [14]), [])
     metrics = measure(recorder, [], Window(0.0, 1.0))
     assert (metrics["ratio_to_bound"], metrics["ratio_to_repack"]) == (2, pytest.approx(4 / 3))

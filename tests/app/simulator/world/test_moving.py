@@ -69,16 +69,18 @@ def test_a_request_whose_kv_is_not_there_moves_by_tokens(
     jobs: list[Job], epoch: int, costs: Costs, cause: Cause, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     played, log = world(Scripted({epoch: move("b", 1)}), costs, up=2, nodes_of=1)
-    told: list[MoveReport] = []
+    reports: list[MoveReport] = []
 
     def reported(live: Live, report: MoveReport) -> None:
-        told.append(report)
+        reports.append(report)
         World.reported(played, live, report)
 
     monkeypatch.setattr(played, "reported", reported)
     played.run(jobs)
     assert [each.path for each in log.transfers] == ["tokens"]
-    assert {(each.moved, each.path, each.fell_back, each.cause) for each in told} == {(True, Path.TOKENS, True, cause)}
+    assert {(each.moved, each.path, each.fell_back, each.cause) for each in reports} == {
+        (True, Path.TOKENS, True, cause)
+    }
 
 
 def test_without_precopy_the_request_stops_for_the_copy() -> None:

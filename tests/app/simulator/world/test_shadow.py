@@ -45,7 +45,7 @@ class Follower:
         self.gpu_seconds = 0
 
     def decided(self, now: float, cluster: Cluster, plans: Sequence[Plan]) -> None:
-        """What the world decided, the shadow decides."""
+        """The shadow makes the decisions of the world."""
         report = self.watcher.report(Drawn(now, (_all_on_one(cluster),), most=1000))
         assert [self.shadow.observe(report, now)] == list(plans)
         assert places(self.shadow.cluster) == places(cluster)

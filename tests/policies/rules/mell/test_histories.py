@@ -24,7 +24,7 @@ Epoch = tuple[int, list[int], list[int], int]
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """What there is not enough of."""
+    """The scarce resource."""
 
     holds: bool
     starts_as: ReplicaState

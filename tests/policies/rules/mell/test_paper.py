@@ -1,4 +1,4 @@
-"""What section VII of the paper prints, against a small computation."""
+"""The table in section VII of the paper, against a small computation."""
 
 from fractions import Fraction
 from itertools import combinations_with_replacement

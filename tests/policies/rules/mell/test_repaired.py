@@ -1,4 +1,4 @@
-"""Where `mell_repaired` does otherwise than Fig. 10 says."""
+"""The deviations of `mell_repaired` from Fig. 10."""
 
 import pytest
 

@@ -66,7 +66,7 @@ def lived(policy: Mell, traffic: Traffic, epochs: int) -> Iterator[Cluster]:
 
 
 def exceptions(cluster: Cluster) -> list[int]:
-    """How many replicas do not have each of the properties of Theorem 1."""
+    """The number of replicas without each of the properties of Theorem 1."""
     by: dict[Kind, list[Replica]] = {kind: [] for kind in Kind}
     for replica in cluster.replicas.values():
         by[max(Kind.TINY, *(q.kind for q in replica.requests.values()))].append(replica)
@@ -92,7 +92,7 @@ def could_take_one_of(replica: Replica, middles: Sequence[int]) -> bool:
 
 
 def unit_moves(policy: Mell, traffic: Traffic, epochs: int) -> Iterator[int]:
-    """How many units each operation moves when things happen one at a time, as in Algorithm 1."""
+    """The number of units that each operation moves with one change at a time, as in Algorithm 1."""
     cluster = Cluster(C)
     cluster.reserve(Tokens(round(policy.headroom_s * RATE)))
     for _, events in zip(range(epochs), traffic, strict=False):

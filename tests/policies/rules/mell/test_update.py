@@ -1,4 +1,4 @@
-"""Update, rule by rule (Fig. 10), and growth within a class, on which the paper says little. `x` grows."""
+"""Update, rule by rule (Fig. 10), and growth within a class, which the paper hardly covers. `x` grows."""
 
 import pytest
 

@@ -18,7 +18,7 @@ PACK = Pack(comfort=0.0)
 
 
 def decided(text: str, policy: Pack = PACK, limits: Limits | None = None, headroom: int = 0) -> tuple[Plan, str]:
-    """What an epoch without events makes of a cluster."""
+    """The cluster after an epoch without events."""
     cluster = drawn(text, headroom=headroom)
     plan = step(cluster, Events(), policy, limits or Limits())
     cluster.check_integrity()
@@ -26,7 +26,7 @@ def decided(text: str, policy: Pack = PACK, limits: Limits | None = None, headro
 
 
 def admitted(text: str, sizes: list[int], policy: Pack, limits: Limits | None = None) -> str:
-    """What becomes of a cluster when requests of those sizes arrive."""
+    """The cluster after arrivals of those sizes."""
     cluster = drawn(text)
     arrived = [Arrival(RequestId(f"new{i}"), Tokens(size)) for i, size in enumerate(sizes)]
     step(cluster, Events(arrived=arrived), policy, limits or Limits())
