@@ -31,9 +31,9 @@ def main() -> None:
 
 
 def run_kept(command: Sequence[str], drain_s: float = DRAIN_S) -> int:
-    """The exit status of the command, once nothing of what it started runs any more.
+    """Run the command until all its descendants have ended. Returns its exit status.
 
-    Signals are passed on to its keeper meanwhile, and orphans become this process's children.
+    Meanwhile, signals are forwarded to its keeper, and orphans become this process's children.
     """
     adopt_orphans()
     keeper = keep(command, drain_s)

@@ -5,7 +5,7 @@ only if it carries the current hop and the next index. The hop changes with the 
 the reader itself resubmits the request. So a lost confirmation can cost work, never a token or a duplicate.
 
     hop < current    a replica that no longer owns the request: dropped
-    hop = current    index < next: the known part is dropped; index > next: GapError
+    hop = current    index < next: the overlap is dropped; index > next: GapError
     hop > current    the new host is ahead of the old one's last event: kept until `Moved`
 """
 
@@ -53,11 +53,11 @@ class Cursor:
             return ()
         if delta.index > self.next_index:
             raise GapError(f"token {self.next_index} is missing before {delta.index} (hop {delta.hop})")
-        known = self.next_index - delta.index
-        fresh = delta.tokens[known:]
+        overlap = self.next_index - delta.index
+        fresh = delta.tokens[overlap:]
         self.tokens.extend(fresh)
         if delta.logprobs:
-            self.logprobs.extend(delta.logprobs[known:])
+            self.logprobs.extend(delta.logprobs[overlap:])
         self.finish = delta.finish
         return fresh
 

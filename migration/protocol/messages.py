@@ -6,7 +6,7 @@
                        cancel, by migration id
                        resumed  ->  seconds from the adoption to its first token, once that is out
 
-Token ids travel once: `Prepare` carries those known then, every later message only those since.
+Token ids travel once: `Prepare` carries those so far, every later message only the newer ones.
 """
 
 from dataclasses import dataclass
@@ -58,8 +58,8 @@ class Fingerprint:
 class SlotRef:
     """A staging slot in shared memory: `segment` is a path that any process of the node can map.
 
-    `ticket` names the bytes that were put there: a reader that finds another ticket before or after it
-    read has not read what it was promised.
+    `ticket` identifies the content: a reader that finds another ticket before or after its read has read other
+    bytes.
     """
 
     segment: str
@@ -104,7 +104,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Adopt:
-    """Continue the request: output tokens are those known so far plus these."""
+    """Continue the request: its output tokens are those of earlier messages plus these."""
 
     migration: str
     outputs_from: int

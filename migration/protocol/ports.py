@@ -53,7 +53,7 @@ class SourceHost(Protocol):
     """
 
     def snapshot(self, request: RequestId, hop: int | None = None) -> Hosted:
-        """The request as of now; without a hop, under whatever hop it runs."""
+        """The current state of the request under `hop`; None: under any hop."""
         ...
 
     def next_hop(self, request: RequestId) -> int:
@@ -65,7 +65,7 @@ class SourceHost(Protocol):
         ...
 
     def unmute(self, request: RequestId, hop: int) -> None:
-        """Publish what was held back, and go on. For a run that is not muted or not here this does nothing."""
+        """Publish the withheld output, and go on. Does nothing for a run that is not muted or not here."""
         ...
 
     def announce(self, event: Moving | Moved | Doubt) -> None:
@@ -185,7 +185,7 @@ class Transport(Protocol):
         ...
 
     def drop(self, channel: str) -> None:
-        """Give up what a transfer goes through, after a failure; the next one gets another."""
+        """Give up a channel after a failed transfer; the next transfer gets another channel."""
         ...
 
     def close(self) -> None:
@@ -216,12 +216,12 @@ class Loss:
 
 
 class Listener(Protocol):
-    """Takes the output of one request. This is all that lies between the protocol and what an answer looks like.
+    """Takes the output of one request. This is the only interface between the protocol and the making of answers.
 
-    In this order: any number of `deliver`, whose outputs follow each other without gap or repetition from index 0 on,
-    whatever replicas they came from; then either one with a finish reason, or `lost`, or nothing if the listener's side
-    left first (`ReaderRun.leave`). After that nothing comes. Calls are made on the event loop, one at a time; they
-    take what they are given, do not wait and do not raise. A listener that is slow keeps what it has not used.
+    The calls come in this order: any number of `deliver`, whose outputs follow each other without gap or repetition
+    from index 0 on, from any replicas; then either one with a finish reason, or `lost`, or nothing if the listener's
+    side left first (`ReaderRun.leave`). Calls are made on the event loop, one at a time. They must not wait and must
+    not raise; a slow listener has to store the output.
     """
 
     def deliver(self, output: Output) -> None:
@@ -269,12 +269,12 @@ class Hosts(Protocol):
         ...
 
     async def release(self, replica: ReplicaId, request: RequestId, hop: int | None) -> None:
-        """End what runs of a request under hops below `hop`, or under any."""
+        """End the runs of a request under hops below `hop` (None: under any hop)."""
         ...
 
 
 class Journal(Protocol):
-    """Takes note of what becomes of requests, for traces and records. Nothing of it waits or raises."""
+    """Takes the events in a request's life, for traces and records. Its methods neither wait nor raise."""
 
     def hosted(self, spec: RequestSpec, reader: Reader, origin: SegmentOrigin, index: int) -> None:
         """`reader.host` has the request or is being asked to take it; output tokens from `index` on are its."""

@@ -176,7 +176,7 @@ TABLE: Mapping[SourceState, Mapping[SourceEvent, tuple[SourceState, tuple[Source
         # The target's own word: it does not run the request and never will under this hop.
         _E.ADOPT_REFUSED: _THAW,
         _E.TIMEOUT: _ASK,
-        # The end is known here and withheld: publishing it claims nothing. The reader takes it if it still reads here.
+        # The source has the end and withholds it. Publishing it claims nothing: only a reader of this source takes it.
         _E.FINISHED: _THAW,
         _E.PREEMPTED: (_S.HANDOVER, ()),
         _E.CLIENT_GONE: _THAW,

@@ -119,7 +119,7 @@ TABLE: Mapping[TargetState, Mapping[TargetEvent, tuple[TargetState, tuple[Target
         _E.STOPPING: (_S.PROVISIONAL, ()),
     },
     _S.OWNED: {
-        # A reader asks again for what it missed.
+        # A reader requests missed events again.
         _E.ATTACHED: (_S.OWNED, ()),
         _E.LEASE_EXPIRED: (_S.OWNED, ()),
         _E.CLIENT_GONE: (_S.OWNED, ()),
@@ -143,5 +143,5 @@ TargetSession = Session[TargetState, TargetEvent, TargetCommand]
 
 
 def new_session() -> TargetSession:
-    """A session that knows nothing yet."""
+    """A session before its first event."""
     return Session(TABLE, TargetState.NEW)

@@ -1,4 +1,4 @@
-"""Copies KV blocks of a running request to the target, slot by slot, overlapping what can overlap."""
+"""Copies KV blocks of a running request to the target, slot by slot, with gather, transfer and load overlapping."""
 
 import asyncio
 from collections.abc import Iterator
@@ -14,9 +14,8 @@ from policies.model import Blocks, Bytes
 class BlockCopy:
     """The blocks of one migration on their way.
 
-    Chunks carry the output tokens that came since the one before. `confirmed` is the number that the target is known to
-    have: tokens that rode on a chunk that failed have not arrived. `seconds` is the time spent on copying, in vain or
-    not.
+    Each chunk carries the output tokens since the previous one. `confirmed` is the number of tokens that the target has
+    confirmed: those in a failed chunk have not arrived. `seconds` is the time spent on copying, failed copies included.
     """
 
     def __init__(self, migration: str, hosted: Hosted, peer: Peer, world: MigrationWorld) -> None:
@@ -61,7 +60,7 @@ class BlockCopy:
         finally:
             self.seconds += world.clock() - began
             if not done and chunk is not None:
-                # The two ends may disagree on what would come next.
+                # The two ends may disagree on the next transfer.
                 world.transport.drop(chunk.channel)
 
     async def _gather(self, first: Blocks, last: Blocks, slot: Slot) -> Chunk:

@@ -2,7 +2,7 @@
 
     ReaderRun.start     place and submit the request
     ReaderRun.take      a replica's event                       -> Listener.deliver, Listener.lost
-    ReaderRun.leave     nobody wants the output any more
+    ReaderRun.leave     the output is no longer needed
 
 The purpose of the output is behind `Listener`, the replicas and calls to them are behind `Hosts`.
 """
@@ -52,7 +52,7 @@ class ReaderWorld:
     retry_s: float = 0.1
     on_lost: Callable[[], None] = lambda: None
     tasks: set["asyncio.Task[None]"] = field(default_factory=set)
-    """Calls that nobody waits for; they may outlive their request."""
+    """Calls without a caller that waits; they may outlive their request."""
 
 
 class NotServed(Exception):
@@ -82,7 +82,7 @@ class ReaderRun:
         """The host that was given up, and when, until there is another one."""
         self._loss: Loss | None = None
 
-    # --- for whoever wants the output -----------------------------------------------------------------
+    # --- for the listener's side ----------------------------------------------------------------------
 
     async def start(self) -> None:
         """Place and submit the request.
@@ -99,7 +99,7 @@ class ReaderRun:
         """Nobody wants the output any more: the request ends wherever it is."""
         self._carry_out(self.reader.leave())
 
-    # --- for whoever reads the replicas' streams ------------------------------------------------------
+    # --- for the task that reads the replicas' streams ------------------------------------------------
 
     def take(self, word: StreamEvent, replica: ReplicaId) -> None:
         """An event of a replica."""
@@ -235,7 +235,7 @@ class ReaderRun:
                 return reader.host_lost("the replica died")
 
     async def _wait_for_another(self, why: str) -> None:
-        """No replica is left to ask. Raises NotServed if none ever will be, or none came in time."""
+        """Wait before the next attempt. Raises NotServed if every replica has refused, or after the deadline."""
         if self._refused and self._refused.keys() >= set(self._world.hosts.running):
             raise _unavailable(f"no replica takes the request: {next(iter(self._refused.values()))}")
         if self._world.clock() >= self._deadline:
@@ -244,14 +244,14 @@ class ReaderRun:
         await asyncio.sleep(self._world.retry_s)
 
     async def _find(self, request: FindRequest) -> list[Action]:
-        """Ask the target. No answer counts as no: what it may still make of the question is outdated."""
+        """Ask the target. No answer counts as a refusal: a later effect of the question is outdated."""
         try:
             runs = await self._world.hosts.attach(request.target, self.spec.id, request.hop, request.index)
         except PeerLost:
             runs = False
         return self.reader.found() if runs else self.reader.not_found()
 
-    # --- calls that nobody waits for ------------------------------------------------------------------
+    # --- calls in the background ----------------------------------------------------------------------
 
     async def _attach(self, request: AttachHost) -> None:
         reason = "the replica does not have the request"

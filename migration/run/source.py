@@ -1,4 +1,4 @@
-"""Carries out the source's side of one migration: executes the session's commands, feeds it what happens.
+"""Runs the source's side of one migration: executes the session's commands, and feeds events to the session.
 
 The shell decides nothing that the table or `rounds` decides. One activity runs at a time; everything that
 happens arrives through one queue, so there is one order of events.
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 class Order:
     """One request, its path, and the reason of its migration.
 
-    The predictions are seconds from now to the first new token at the target, by either path; None if nobody made one.
+    The predictions are seconds from now to the first new token at the target, by either path; None without one.
     """
 
     id: str
@@ -111,7 +111,7 @@ class SourceRun:
         self._events.put_nowait((0, event))
 
     async def run(self) -> MigrationRecord:
-        """Migrate; returns the record, also when it failed. Never raises what a peer or transport raised."""
+        """Migrate. Returns the record, also of a failure. Never raises an exception of a peer or transport."""
         await self._feed(SourceEvent.BEGIN)
         while self._session.state not in FINAL:
             number, event = await self._events.get()
@@ -123,8 +123,8 @@ class SourceRun:
     async def resumed(self) -> MigrationRecord:
         """The record of a migration that was committed, once the target has reported its first token.
 
-        The request is the target's by now: nobody waits for this but the record. Without the
-        target's report the record stays as it is.
+        The request is the target's by now: only the record waits for this. Without the target's report the record
+        stays as it is.
         """
         try:
             async with asyncio.timeout(self._world.limits.resume_s):
@@ -183,7 +183,7 @@ class SourceRun:
                 log.info("request %s is already moving to %s", order.request, self._peer.id)
 
     async def _cancel(self) -> None:
-        """Have the target free what it holds. If that does not arrive, the target's lease does it instead."""
+        """Have the target free all that it holds. If the call is lost, the target's lease has the same effect."""
         try:
             async with asyncio.timeout(self._world.limits.prepare_s):
                 await self._peer.cancel(self._order.id)
@@ -313,7 +313,7 @@ class SourceRun:
         return SourceEvent.ADOPTED
 
     async def _ask_reader(self) -> SourceEvent:
-        """Ask, and wait for the answer, which is an event of the world. Words can be lost with a stream: ask again."""
+        """Ask, and wait for the answer, which is an event of the world. A lost question is asked again."""
         self._world.host.announce(Doubt(self._order.request, self.hop, self.next_hop))
         await asyncio.Event().wait()
         raise AssertionError("the wait ends only by being cancelled")

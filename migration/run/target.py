@@ -130,7 +130,7 @@ class TargetRun:
         return self._blocks.fingerprint.block_size
 
     def _merge(self, index: int, outputs: tuple[int, ...]) -> None:
-        """Take over output tokens from `index` on; those already known stay."""
+        """Take over output tokens from `index` on; earlier ones stay."""
         if index > len(self._outputs):
             raise TransferFailed(f"output tokens {len(self._outputs)} to {index} are missing")
         self._outputs[index:] = outputs
@@ -198,7 +198,7 @@ class TargetRun:
         self._lease = asyncio.get_running_loop().call_later(self._lease_s, self._expire)
 
     def _expire(self) -> None:
-        log.warning("migration %s: nobody confirmed it in %s", self._message.migration, self._session.state)
+        log.warning("migration %s: no confirmation in state %s", self._message.migration, self._session.state)
         self._post_if_allowed(TargetEvent.LEASE_EXPIRED)
 
     def _end(self, before: TargetState) -> None:

@@ -1,4 +1,4 @@
-"""When what happened to one migration, as its source saw it."""
+"""The times of one migration's events, taken at the source."""
 
 from migration.protocol.ports import Clock
 

@@ -12,8 +12,8 @@ from policies.model import ReplicaId
 class MigrationLimits:
     """Time limits of the activities, in seconds, and of pre-copying.
 
-    `doubt_s` is how long a source in doubt waits before it asks its reader again. `resume_s` is how long a migration's
-    record waits for the target's first token; nothing else waits for that.
+    `doubt_s` is the time between two questions of a source in doubt to its reader. `resume_s` is the longest wait of a
+    migration's record for the target's first token; nothing else waits for that.
     """
 
     prepare_s: float = 2.0

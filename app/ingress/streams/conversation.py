@@ -16,7 +16,7 @@ from policies.model import RequestId
 
 @dataclass(slots=True)
 class Conversation:
-    """Implements `Listener`: keeps what is delivered until it is read.
+    """Implements `Listener`: keeps the delivered output until it is read.
 
     `tokens` are all output tokens so far, `finish` is the finish reason, None while there is none. `logprobs` are those
     of the newest tokens, one each, until they are taken from the left; none if the request does not ask for them.
