@@ -56,26 +56,15 @@ _OPERATOR_WAIT_S = 0.3
 """How long an operator's call waits for replicas that are slow to report, before it makes do with their last word."""
 
 
-class EpochScheduler:
-    """Implements `SchedulerApi`: runs an epoch every `epoch_s` seconds; answers ingresses and operators in between."""
+class LiveScheduler:
+    """Implements `SchedulerApi`: runs an epoch every `epoch_s` seconds; answers ingresses and operators in between.
 
-    async def __init__(self, config: SchedulerConfig, topology: Topology) -> None:  # type: ignore[misc]  # Serve awaits it
-        start_guard()
-        replicas = engines(topology.app)
-        membership = ServeMembership("Engine", topology.app, f"scheduler-{own_id()}", lambda _: self._members_changed())
-        listing = ServeListing(topology.app, config.report_timeout_s)
-        telemetry = Telemetry()
-        self._id = own_id()
-        clock, wall_clock = time.monotonic, time.time
-        scaler = ServeScaler(topology.app, replicas, listing, config.bounds, telemetry.freed, clock, wall_clock)
-        fence = next_fence(topology.app)
-        self._wire(config, fence, replicas, membership, listing, scaler, telemetry, clock, wall_clock)
-        self._loop = asyncio.create_task(self._run())
-        self._freezing = asyncio.create_task(keep_heap_frozen(config.epoch_s))
-        log.info("scheduler started with fence %d, mode %s, policy %s", self._fence, config.mode, config.policy)
+    `id` is the scheduler's own as a replica of its deployment.
+    """
 
-    def _wire(
+    def __init__(
         self,
+        id: ReplicaId,
         config: SchedulerConfig,
         fence: int,
         replicas: RemoteReplicas[ControlApi],
@@ -86,7 +75,7 @@ class EpochScheduler:
         clock: Clock,
         wall_clock: Clock,
     ) -> None:
-        """Put the parts together."""
+        self._id = id
         self._config = config
         self._clock = clock
         self._wall_clock = wall_clock
@@ -110,25 +99,19 @@ class EpochScheduler:
         pool = LivePool(ENGINE, config.bounds[0], fence, listing, self._gatherer, self._roster, self._dispatch, scaler)
         self._epochs = Epochs(config, (pool,), self._memory, telemetry, clock, self._recorder, self._rehearsal)
 
-    async def _run(self) -> None:
+    async def run(self) -> None:
+        """Run epochs once Serve has listed the replicas, until a newer scheduler is at work."""
         await self._membership.listed.wait()
         await self._epochs.run()
 
-    def _members_changed(self) -> None:
-        """A replica came, or left the list: its requests may have to be evacuated."""
-        self._epochs.hurry()
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the last epoch began."""
+        return self._clock() - self._epochs.last
 
-    async def check_health(self) -> None:
-        """Raises when epochs have stopped: Serve then starts another scheduler."""
-        silent = self._clock() - self._epochs.last
-        if self._loop.done() or silent > _STALLED_EPOCHS * self._config.epoch_s + self._config.report_timeout_s:
-            raise RuntimeError(f"no epoch for {silent:.1f} s")
-
-    def __del__(self) -> None:
-        self._loop.cancel()
-        self._freezing.cancel()
+    def close(self) -> None:
+        """Stop asking replicas, and end the recording."""
         self._gatherer.close()
-        self._membership.stop()
         if self._recorder is not None:
             self._recorder.close()
 
@@ -295,8 +278,44 @@ class EpochScheduler:
         return MoveAccepted(replica)
 
 
+class EpochScheduler(LiveScheduler):
+    """The deployment: a `LiveScheduler` over Serve's replicas of the Engine deployment."""
+
+    async def __init__(self, config: SchedulerConfig, topology: Topology) -> None:  # type: ignore[misc]  # Serve awaits it
+        start_guard()
+        replicas = engines(topology.app)
+        # A replica that left the list may have to be evacuated.
+        membership = ServeMembership("Engine", topology.app, f"scheduler-{own_id()}", lambda _: self._epochs.hurry())
+        listing = ServeListing(topology.app, config.report_timeout_s)
+        telemetry = Telemetry()
+        clock, wall_clock = time.monotonic, time.time
+        scaler = ServeScaler(topology.app, replicas, listing, config.bounds, telemetry.freed, clock, wall_clock)
+        fence = next_fence(topology.app)
+        super().__init__(own_id(), config, fence, replicas, membership, listing, scaler, telemetry, clock, wall_clock)
+        self._stalled_s = _STALLED_EPOCHS * config.epoch_s + config.report_timeout_s
+        self._loop = asyncio.create_task(self.run())
+        self._freezing = asyncio.create_task(keep_heap_frozen(config.epoch_s))
+        log.info("scheduler started with fence %d, mode %s, policy %s", fence, config.mode, config.policy)
+
+    async def check_health(self) -> None:
+        """Raises `RuntimeError` if epochs have stopped: Serve then starts another scheduler."""
+        check_epochs(self._loop.done(), self.silent_s, self._stalled_s)
+
+    def __del__(self) -> None:
+        self._loop.cancel()
+        self._freezing.cancel()
+        self._membership.stop()
+        self.close()
+
+
 if TYPE_CHECKING:
     _offers: type[SchedulerApi] = EpochScheduler
+
+
+def check_epochs(ended: bool, silent_s: float, stalled_s: float) -> None:
+    """Raise `RuntimeError` if the loop of epochs has ended, or if the last epoch began `stalled_s` seconds ago."""
+    if ended or silent_s > stalled_s:
+        raise RuntimeError(f"no epoch for {silent_s:.1f} s")
 
 
 def _recorder(config: SchedulerConfig, fence: int) -> Recorder | None:

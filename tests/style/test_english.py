@@ -18,9 +18,7 @@ OBSCURE: Mapping[str, str] = {
 """Kinds of phrases, as regular expressions."""
 
 NOT_YET: tuple[str, ...] = (
-    "deployments/scheduler/dispatch.py",
     "deployments/scheduler/listing.py",
-    "deployments/scheduler/records.py",
     "deployments/scheduler/rehearsal.py",
     "deployments/replica/deployment.py",
     "deployments/api/report.py",

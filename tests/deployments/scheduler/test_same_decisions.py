@@ -24,7 +24,7 @@ from deployments.api.calls import PlaceCall
 from deployments.api.report import ReplicaReport
 from deployments.config import SchedulerConfig
 from deployments.metrics.telemetry import Telemetry
-from deployments.scheduler.deployment import EpochScheduler
+from deployments.scheduler.deployment import LiveScheduler
 from deployments.scheduler.recording import Epoch, Recorder
 from migration.protocol.record import MigrationRecord, Outcome
 from migration.run.source import Order
@@ -182,19 +182,16 @@ class Kept(Recorder):
         self.plans.append(epoch.plans[ENGINE])
 
 
-class LiveScheduler(EpochScheduler):
+class ScriptedScheduler:
     """The live scheduler over fake replicas; its time is the script's."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.now = 0.0
         self.told, self.members, self.listing, self.kept = Told(), FakeMembership(), FakeListing(()), Kept()
-        self._id = ReplicaId("s")
         clock = lambda: self.now  # noqa: E731
-        self._wire(config, 1, self.told, self.members, self.listing, FakeScaler(MOST), Telemetry(), clock, clock)
-        self._epochs._recorder = self.kept
-
-    def __del__(self) -> None:
-        pass
+        parts = self.told, self.members, self.listing, FakeScaler(MOST), Telemetry(), clock, clock
+        self.core = LiveScheduler(ReplicaId("s"), config, 1, *parts)
+        self.core._epochs._recorder = self.kept
 
     async def play(self, script: list[Look | Arrived | tuple[Plan, ...]]) -> None:
         """Live through the script; every decision is compared with the script's."""
@@ -203,7 +200,7 @@ class LiveScheduler(EpochScheduler):
                 await self.look(step)
             elif isinstance(step, Arrived):
                 self.now = step.now
-                (decision,) = await self.place((PlaceCall(step.arrival, "", ()),))
+                (decision,) = await self.core.place((PlaceCall(step.arrival, "", ()),))
                 assert getattr(decision, "replica", None) == step.replica, number
             else:
                 assert self.kept.plans[-1] == step, number
@@ -218,8 +215,8 @@ class LiveScheduler(EpochScheduler):
         self.told.present = {load.id: Present(load, (), look.profiles.get(load.id)) for load in running}
         for report in look.moves:
             order = self.told.orders[report.request, report.source, report.target]
-            await self.record(record(order, report))
-        await self._epochs.epoch()
+            await self.core.record(record(order, report))
+        await self.core._epochs.epoch()
         for _ in range(3):
             await asyncio.sleep(0)
 
@@ -265,4 +262,4 @@ async def test_one_history_gives_the_same_plans_live_and_simulated(
     world._memory.terms = replace(world._memory.terms, boundaries=config.terms.boundaries)
     world._memory.estimates._boundaries = config.terms.boundaries
     world.run(list(jobs(random.Random(seed), 50.0)))
-    await LiveScheduler(config).play(world.script)
+    await ScriptedScheduler(config).play(world.script)

@@ -14,7 +14,7 @@ from deployments.api.report import ReplicaReport
 from deployments.config import SchedulerConfig
 from deployments.metrics.exposition import merge
 from deployments.metrics.telemetry import Telemetry
-from deployments.scheduler.deployment import EpochScheduler
+from deployments.scheduler.deployment import LiveScheduler, check_epochs
 from deployments.scheduler.epochs import EARLIEST_S
 from deployments.scheduler.recording import Recorder, read_recording
 from deployments.scheduler.records import KEPT
@@ -140,25 +140,22 @@ class FakeScaler:
         self.drained.append(replica)
 
 
-class Scheduler(EpochScheduler):
-    """The scheduler, with its parts put together by hand: the constructor finds them in a Serve cluster."""
+class Scheduler:
+    """The scheduler over fakes; `core` is the scheduler itself."""
 
     def __init__(self, fleet: Fleet, config: SchedulerConfig) -> None:
         self.members = FakeMembership(*fleet.reports)
         self.scale, self.fleet, self.listing = FakeScaler(4), fleet, FakeListing(fleet.reports)
-        self._id = ReplicaId("s")
-        self._wire(config, 3, fleet, self.members, self.listing, self.scale, Telemetry(), now, now)
-        self._loop = asyncio.create_task(asyncio.sleep(0))
-
-    def __del__(self) -> None:
-        pass
+        self.core = LiveScheduler(
+            ReplicaId("s"), config, 3, fleet, self.members, self.listing, self.scale, Telemetry(), now, now
+        )
 
     async def epoch(self) -> None:
-        await self._epochs.epoch()
+        await self.core._epochs.epoch()
 
     async def counted(self, metric: str) -> float:
         """The sum of a metric over its labels."""
-        return sum(parsed(merge([await self.metrics()])).get(metric, {}).values())
+        return sum(parsed(merge([await self.core.metrics()])).get(metric, {}).values())
 
 
 async def make_scheduler(
@@ -175,7 +172,7 @@ async def make_scheduler(
 
 async def place(scheduler: Scheduler, tokens: int, name: str = "x", exclude: str = "") -> Any:
     call = PlaceCall(Arrival(RequestId(name), Tokens(tokens)), "label", tuple(map(ReplicaId, exclude)))
-    (decision,) = await scheduler.place((call,))
+    (decision,) = await scheduler.core.place((call,))
     return decision
 
 
@@ -200,7 +197,7 @@ async def test_a_request_goes_where_the_policy_says(tokens: int, exclude: str, d
 async def test_requests_that_come_together_are_placed_one_after_the_other() -> None:
     scheduler = await make_scheduler()
     calls = tuple(PlaceCall(Arrival(RequestId(name), Tokens(20)), name, ()) for name in "xyz")
-    assert [decision.replica for decision in await scheduler.place(calls)] == ["b", "a", "a"]  # type: ignore[union-attr]
+    assert [decision.replica for decision in await scheduler.core.place(calls)] == ["b", "a", "a"]  # type: ignore[union-attr]
 
 
 async def test_a_replica_that_left_since_its_report_gets_nothing() -> None:
@@ -220,16 +217,16 @@ async def test_before_the_first_report_a_request_waits() -> None:
 
 async def test_the_view_holds_what_was_placed() -> None:
     scheduler = await make_scheduler()
-    assert await scheduler.view() == {"a": 40, "b": 20}
+    assert await scheduler.core.view() == {"a": 40, "b": 20}
     await place(scheduler, 12, "x")
-    assert await scheduler.view() == {"a": 40, "b": 8}
+    assert await scheduler.core.view() == {"a": 40, "b": 8}
 
 
 # --- operators ----------------------------------------------------------------------------------------
 
 
 async def move(scheduler: Scheduler, reference: str = "r", target: str | None = None) -> Any:
-    return await scheduler.migrate("m1", reference, target, AUTO)
+    return await scheduler.core.migrate("m1", reference, target, AUTO)
 
 
 def on_a(*requests: RequestLoad) -> tuple[Present, Present]:
@@ -262,7 +259,7 @@ async def test_where_nothing_is_asked_the_planner_chooses_the_path(
     profile = Profile("n", "c", 4.0, Line.of(1e6), bytes_per_s)
     reports = [replace(report, profile=profile) for report in on_a(running("r"))]
     scheduler = await make_scheduler(*reports, a=make_record())
-    await scheduler.migrate("m1", "r", "b", asked)
+    await scheduler.core.migrate("m1", "r", "b", asked)
     ((_, _, order, _, _),) = scheduler.fleet.asked
     assert order.path is path
     assert order.predicted_kv_s > 0 and order.predicted_tokens_s > 0
@@ -274,7 +271,7 @@ async def test_an_order_by_the_last_reports_asks_no_replica_and_one_that_fails_b
     assert isinstance(await move(scheduler), MoveAccepted) and scheduler.fleet.times_asked == asked
     scheduler.fleet.reports[ReplicaId("b")] = make_report("b", requests=(running("new"),))
     scheduler.fleet.others.answers["b"] = make_record("m2")
-    assert isinstance(await scheduler.migrate("m2", "new", "a", AUTO), MoveAccepted)
+    assert isinstance(await scheduler.core.migrate("m2", "new", "a", AUTO), MoveAccepted)
     assert scheduler.fleet.times_asked == asked + 2 and scheduler.fleet.asked[-1][0] == "b"
 
 
@@ -327,22 +324,22 @@ async def test_a_source_that_will_not_is_told(fault: Exception, status: int) -> 
 async def test_the_newest_word_on_a_migration_is_kept() -> None:
     scheduler = await make_scheduler()
     for outcome in (None, Outcome.COMMITTED, None):
-        await scheduler.record(make_record(outcome=outcome))
-    (record,) = (await scheduler.migrations())["migrations"]
+        await scheduler.core.record(make_record(outcome=outcome))
+    (record,) = (await scheduler.core.migrations())["migrations"]
     assert record["outcome"] == "committed"
 
 
 async def test_migrations_are_told_newest_first() -> None:
     scheduler = await make_scheduler(replace(make_report("a"), records=(make_record("m1", at=1),)))
-    await scheduler.record(make_record("m3", at=3))
-    await scheduler.record(make_record("m2", at=2))
-    assert [record["id"] for record in (await scheduler.migrations())["migrations"]] == ["m3", "m2", "m1"]
+    await scheduler.core.record(make_record("m3", at=3))
+    await scheduler.core.record(make_record("m2", at=2))
+    assert [record["id"] for record in (await scheduler.core.migrations())["migrations"]] == ["m3", "m2", "m1"]
 
 
 async def test_a_migration_is_counted_once() -> None:
     scheduler = await make_scheduler()
     for outcome in (None, Outcome.COMMITTED, Outcome.COMMITTED):
-        await scheduler.record(make_record(outcome=outcome))
+        await scheduler.core.record(make_record(outcome=outcome))
     assert await scheduler.counted("mell_migrations_total") == 1
 
 
@@ -350,7 +347,7 @@ async def test_what_a_migration_took_counts_once_its_target_has_told() -> None:
     scheduler = await make_scheduler()
     ended = replace(make_record(outcome=Outcome.COMMITTED), duration_s=1.0, pause_s=0.25)
     for record in (ended, replace(ended, resume_s=0.5), replace(ended, resume_s=0.5), ended):
-        await scheduler.record(record)
+        await scheduler.core.record(record)
     assert await scheduler.counted("mell_migrations_total") == 1
     assert await scheduler.counted("mell_migration_seconds_count") == 1
     assert await scheduler.counted("mell_migration_seconds_sum") == 1.25
@@ -359,14 +356,14 @@ async def test_what_a_migration_took_counts_once_its_target_has_told() -> None:
 async def test_old_migrations_are_forgotten() -> None:
     scheduler = await make_scheduler()
     for n in range(KEPT + 10):
-        await scheduler.record(make_record(f"m{n}"))
-    assert len(scheduler._records) == KEPT and "m9" not in scheduler._records
+        await scheduler.core.record(make_record(f"m{n}"))
+    assert len(scheduler.core._records) == KEPT and "m9" not in scheduler.core._records
 
 
 async def test_a_migration_that_was_forgotten_and_is_told_again_is_not_counted_again() -> None:
     scheduler = await make_scheduler()
     for n in (*range(KEPT + 10), 0):
-        await scheduler.record(make_record(f"m{n}", Outcome.COMMITTED))
+        await scheduler.core.record(make_record(f"m{n}", Outcome.COMMITTED))
     assert await scheduler.counted("mell_migrations_total") == KEPT + 10
 
 
@@ -374,7 +371,7 @@ async def test_the_state_shows_replicas_that_only_serve_knows() -> None:
     scheduler = await make_scheduler(make_report("b", requests=(running("r", "mine"),)))
     scheduler.listing.without_room = (status_of(make_report("a").load),)
     await scheduler.epoch()
-    state = await scheduler.state()
+    state = await scheduler.core.state()
     assert [(r["id"], r["pids"]) for r in state["replicas"]] == [("a", []), ("b", [1, 2, 3])]
     assert [r["label"] for r in state["replicas"][1]["requests"]] == ["mine"]
     assert (state["mode"], state["policy"], state["wanted_replicas"]) == ("off", "best_fit", 2)
@@ -388,31 +385,31 @@ async def test_a_look_during_an_epoch_takes_no_placement_from_it() -> None:
     await asyncio.sleep(0.1)
     assert await place(scheduler, 20, "x", exclude="b") == Place(ReplicaId("a"))
     scheduler.fleet.reports[ReplicaId("a")] = make_report("a", 245, requests=(running("x"),))
-    await scheduler.state()
+    await scheduler.core.state()
     assert not epoch.done()
     await epoch
     for _ in range(2):
-        assert scheduler._memory.pool().cluster.requests[RequestId("x")].replica is not None
-        assert (await scheduler.view())[ReplicaId("a")] == 4 * 245
+        assert scheduler.core._memory.pool().cluster.requests[RequestId("x")].replica is not None
+        assert (await scheduler.core.view())[ReplicaId("a")] == 4 * 245
         await scheduler.epoch()
 
 
 async def test_looks_share_a_gathering_and_the_pages_ask_nobody() -> None:
     scheduler = await make_scheduler(make_report("a"))
     asked = scheduler.fleet.times_asked
-    looks = (scheduler.state(), scheduler.migrations(), scheduler.state(), move(scheduler))
+    looks = (scheduler.core.state(), scheduler.core.migrations(), scheduler.core.state(), move(scheduler))
     await asyncio.gather(*looks)
     assert scheduler.fleet.times_asked == asked + 1
-    state, migrations = await scheduler.snapshot()
+    state, migrations = await scheduler.core.snapshot()
     assert [replica["id"] for replica in state["replicas"]] == ["a"] and migrations == {"migrations": []}
     assert scheduler.fleet.times_asked == asked + 1
 
 
 async def test_the_number_of_replicas_is_not_waited_for() -> None:
     scheduler = await make_scheduler(epochs=0)
-    assert await scheduler.wanted() is None
+    assert await scheduler.core.wanted() is None
     await scheduler.epoch()
-    assert await scheduler.wanted() == 2
+    assert await scheduler.core.wanted() == 2
 
 
 # --- epochs -------------------------------------------------------------------------------------------
@@ -452,14 +449,14 @@ async def test_epochs_can_be_recorded_and_give_the_same_plans_again(tmp_path: Pa
     scheduler = await make_scheduler(
         *half_empty(), epochs=0, mode=Mode.ACT, spec=NO_GROWTH, a=make_record("m2"), b=make_record("m3")
     )
-    terms = scheduler._config.terms
-    scheduler._epochs._recorder = Recorder(tmp_path / "new" / "epochs.jsonl", terms)
+    terms = scheduler.core._config.terms
+    scheduler.core._epochs._recorder = Recorder(tmp_path / "new" / "epochs.jsonl", terms)
     for n in range(3):
         await scheduler.epoch()
         await place(scheduler, 20, f"x{n}")
-        await scheduler.migrate(f"by-hand-{n}", "q", None, AUTO)
+        await scheduler.core.migrate(f"by-hand-{n}", "q", None, AUTO)
     await scheduler.epoch()
-    scheduler._epochs._recorder.close()
+    scheduler.core._epochs._recorder.close()
     read, epochs = read_recording(tmp_path / "new" / "epochs.jsonl")
     assert read == terms
     played = list(play(SchedulerMemory(read), epochs))
@@ -476,9 +473,9 @@ async def test_requests_are_placed_while_an_epoch_is_decided_and_recorded_where_
     scheduler = await make_scheduler(make_report("a", 236, tuple(requests)), make_report("b", 256))
     grown = tuple(replace(request, tokens=Tokens(12)) for request in requests)
     scheduler.fleet.reports[ReplicaId("a")] = make_report("a", 232, grown)
-    recorder = scheduler._epochs._recorder = Recorder(tmp_path / "epochs.jsonl", scheduler._config.terms)
+    recorder = scheduler.core._epochs._recorder = Recorder(tmp_path / "epochs.jsonl", scheduler.core._config.terms)
     epoch = asyncio.create_task(scheduler.epoch())
-    while not scheduler._epochs._slices:
+    while not scheduler.core._epochs._slices:
         await asyncio.sleep(0)
     assert isinstance(await place(scheduler, 20), Place) and not epoch.done()
     await epoch
@@ -486,7 +483,7 @@ async def test_requests_are_placed_while_an_epoch_is_decided_and_recorded_where_
     _, epochs = read_recording(tmp_path / "epochs.jsonl")
     ((entry,),) = [epoch.entries for epoch in epochs]
     assert 0 < entry.slices < 8
-    assert scheduler._memory.pool().cluster.requests[RequestId("x")].replica is not None
+    assert scheduler.core._memory.pool().cluster.requests[RequestId("x")].replica is not None
 
 
 # --- the dry run --------------------------------------------------------------------------------------
@@ -500,7 +497,7 @@ def profiled(report: Present) -> Present:
 async def test_a_scheduler_that_observes_tells_what_acting_would_come_to() -> None:
     reports = [profiled(report) for report in half_empty()]
     scheduler = await make_scheduler(*reports, epochs=3, mode=Mode.OBSERVE, spec=NO_GROWTH)
-    told = (await scheduler.state())["dry_run"]
+    told = (await scheduler.core.state())["dry_run"]
     assert (told["replicas_now"], told["replicas_needed"], told["requests_waiting"]) == (2, 1, 0)
     assert (told["moves"], told["moved_tokens"], told["moved_bytes"]) == (1, 12, 12 * 16)
     assert told["gpu_seconds_saved"] == pytest.approx(told["since_s"])
@@ -513,18 +510,18 @@ async def test_a_scheduler_that_observes_tells_what_acting_would_come_to() -> No
 async def test_only_a_scheduler_that_observes_has_a_dry_run(mode: Mode) -> None:
     scheduler = await make_scheduler(*half_empty(), mode=mode, spec=NO_GROWTH, a=make_record(), b=make_record())
     await asyncio.sleep(0.01)
-    assert "dry_run" not in await scheduler.state()
+    assert "dry_run" not in await scheduler.core.state()
     assert await scheduler.counted("mell_dry_run_replicas_needed") == 0
 
 
 async def test_before_any_replica_runs_there_is_no_dry_run() -> None:
     scheduler = await make_scheduler(epochs=0, mode=Mode.OBSERVE)
-    assert "dry_run" not in await scheduler.state()
+    assert "dry_run" not in await scheduler.core.state()
 
 
 async def test_what_a_token_takes_may_be_unknown() -> None:
     scheduler = await make_scheduler(*half_empty(), mode=Mode.OBSERVE, spec=NO_GROWTH)
-    assert (await scheduler.state())["dry_run"]["moved_bytes"] is None
+    assert (await scheduler.core.state())["dry_run"]["moved_bytes"] is None
 
 
 # --- draining -----------------------------------------------------------------------------------------
@@ -532,19 +529,19 @@ async def test_what_a_token_takes_may_be_unknown() -> None:
 
 async def test_a_replica_is_drained_at_an_operators_word() -> None:
     scheduler = await make_scheduler()
-    assert await scheduler.drain("a") == MoveAccepted("a")
+    assert await scheduler.core.drain("a") == MoveAccepted("a")
     assert scheduler.scale.drained == ["a"]
 
 
 async def test_what_does_not_run_is_not_drained() -> None:
-    answer = await (await make_scheduler()).drain("z")
+    answer = await (await make_scheduler()).core.drain("z")
     assert isinstance(answer, MoveRejected) and (answer.status, answer.details) == (404, {"replicas": ["a", "b"]})
 
 
 async def test_the_only_replica_that_there_may_be_is_not_drained() -> None:
     scheduler = await make_scheduler(make_report("a"))
     scheduler.scale.max_replicas = 1
-    answer = await scheduler.drain("a")
+    answer = await scheduler.core.drain("a")
     assert isinstance(answer, MoveRejected) and answer.status == 422
 
 
@@ -552,7 +549,7 @@ async def test_the_only_replica_that_there_may_be_is_not_drained() -> None:
 async def test_a_drain_that_does_not_begin_is_told(fault: Exception, status: int) -> None:
     scheduler = await make_scheduler()
     scheduler.scale.fault = fault
-    answer = await scheduler.drain("a")
+    answer = await scheduler.core.drain("a")
     assert isinstance(answer, MoveRejected) and (answer.status, answer.message) == (status, str(fault))
 
 
@@ -562,11 +559,11 @@ async def test_a_drain_that_does_not_begin_is_told(fault: Exception, status: int
 async def test_an_epoch_that_fails_is_followed_by_another() -> None:
     scheduler = await make_scheduler()
     scheduler.fleet.fault = RuntimeError("broken")
-    loop = asyncio.create_task(scheduler._run())
+    loop = asyncio.create_task(scheduler.core.run())
     await asyncio.sleep(0.02)
-    failed_at, scheduler.fleet.fault = scheduler._epochs.last, None
+    failed_at, scheduler.fleet.fault = scheduler.core._epochs.last, None
     async with asyncio.timeout(5):
-        while scheduler._epochs.last == failed_at:
+        while scheduler.core._epochs.last == failed_at:
             await asyncio.sleep(0.01)
     loop.cancel()
 
@@ -574,14 +571,14 @@ async def test_an_epoch_that_fails_is_followed_by_another() -> None:
 async def test_early_epochs_come_early_but_not_at_once() -> None:
     config = SchedulerConfig(policy="best_fit", mode=Mode.OFF, epoch_s=60.0)
     scheduler = Scheduler(Fleet(make_report("a")), config)
-    loop = asyncio.create_task(scheduler._run())
-    await scheduler._epochs.known.wait()
-    first = scheduler._epochs.last
-    await scheduler.hurry()
+    loop = asyncio.create_task(scheduler.core.run())
+    await scheduler.core._epochs.known.wait()
+    first = scheduler.core._epochs.last
+    await scheduler.core.hurry()
     async with asyncio.timeout(10):
-        while scheduler._epochs.last == first:
+        while scheduler.core._epochs.last == first:
             await asyncio.sleep(0.01)
-    assert scheduler._epochs.last - first == pytest.approx(EARLIEST_S)
+    assert scheduler.core._epochs.last - first == pytest.approx(EARLIEST_S)
     loop.cancel()
 
 
@@ -589,14 +586,14 @@ async def test_a_scheduler_that_was_replaced_stops() -> None:
     scheduler = await make_scheduler()
     scheduler.fleet.fault = Refused("newer", Cause.SUPERSEDED)
     async with asyncio.timeout(1):
-        await scheduler._run()
+        await scheduler.core.run()
 
 
 async def test_a_scheduler_whose_epochs_stopped_is_unhealthy() -> None:
     scheduler = await make_scheduler()
-    scheduler._loop = asyncio.create_task(asyncio.Event().wait())  # type: ignore[arg-type]
-    await scheduler.check_health()
-    scheduler._epochs.last -= 1.1
+    check_epochs(False, scheduler.core.silent_s, 1.0)
+    await asyncio.sleep(1.1)
     with pytest.raises(RuntimeError, match="no epoch"):
-        await scheduler.check_health()
-    scheduler._loop.cancel()
+        check_epochs(False, scheduler.core.silent_s, 1.0)
+    with pytest.raises(RuntimeError, match="no epoch"):
+        check_epochs(True, 0.0, 1.0)

@@ -49,7 +49,7 @@ async def api(model: Model) -> Api:
     """The routes over engines that take no time, and over a scheduler's own words of its state."""
     backend = Backend(make_service(step_s=0.0), replace(model, max_context=CONTEXT))
     scheduler = await make_scheduler(make_report("a"), make_report("b", requests=(running("r", "mine"),)))
-    backend.state, backend.migrations = scheduler.state, scheduler.migrations  # type: ignore[method-assign]
+    backend.state, backend.migrations = scheduler.core.state, scheduler.core.migrations  # type: ignore[method-assign]
     return Api(backend, Routes(backend).app())
 
 

@@ -158,7 +158,7 @@ async def test_the_state_is_what_is_described() -> None:
     scheduler = await make_scheduler(make_report("b", requests=(running("r", "mine"),)))
     scheduler.listing.without_room = (status_of(make_report("a").load),)
     await scheduler.epoch()
-    state = await scheduler.state()
+    state = await scheduler.core.state()
     assert [replica["requests"] for replica in state["replicas"]][1]
     fits(described.State, state)
     fits(described.State, {"as_of": 0.0, "mode": "off", "replicas": []})
@@ -167,9 +167,9 @@ async def test_the_state_is_what_is_described() -> None:
 @pytest.mark.virtual_time
 async def test_migrations_are_what_is_described() -> None:
     scheduler = await make_scheduler(make_report("b"))
-    await scheduler.record(make_record("m1"))
-    await scheduler.record(replace(make_record("m2", Outcome.COMMITTED), pause_s=0.1, error="none"))
-    migrations = await scheduler.migrations()
+    await scheduler.core.record(make_record("m1"))
+    await scheduler.core.record(replace(make_record("m2", Outcome.COMMITTED), pause_s=0.1, error="none"))
+    migrations = await scheduler.core.migrations()
     assert len(migrations["migrations"]) == 2
     fits(described.Migrations, migrations)
 
