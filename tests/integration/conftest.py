@@ -4,7 +4,8 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,22 @@ BLOCKS = 512
 START_LIMIT_S = 240
 
 
+TURNS = {"bare": 0, "application": 1, "to_its_end": 3, "paced": 2}
+"""When the tests with a fixture run. Those of one application follow one another: it takes a minute to start."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything in this folder is an integration test."""
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.integration)
+    """Everything in this folder is an integration test, and runs when it is its application's turn."""
+    here = [Path(__file__).parent in item.path.parents for item in items]
+    in_turn = iter(sorted(compress(items, here), key=_turn))
+    for place in compress(range(len(items)), here):
+        items[place] = next(in_turn)
+        items[place].add_marker(pytest.mark.integration)
+
+
+def _turn(item: pytest.Item) -> int:
+    names: list[str] = getattr(item, "fixturenames", [])
+    return next((turn for fixture, turn in TURNS.items() if fixture in names), len(TURNS))
 
 
 class Stage:
@@ -88,6 +100,12 @@ def application(stage: Stage) -> Iterator[Application]:
 def paced(stage: Stage) -> Application:
     """One to four replicas that keep the pace of a GPU, packed, opened and closed by the scheduler."""
     return stage.show("paced", _paced(stage.folder / "paced" / "epochs"))
+
+
+@pytest.fixture
+def to_its_end(stage: Stage, paced: Application) -> Callable[[], None]:
+    """Ends the paced application, as Ctrl-C does. The test that takes this is its last."""
+    return stage.clear
 
 
 def _shipped() -> dict[str, Any]:

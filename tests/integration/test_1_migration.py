@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from tests.counts import LONG
 from tests.integration import faults
 from tests.integration.application import BLOCK, Answer, Application, Client, eventually, prompt
 from tests.integration.faults import Fault
 
-MOVES = 60
+MOVES, WORDS = (60, 500) if LONG else (24, 150)
 
 
 async def reference(client: Client, tokens: list[int], count: int) -> str:
@@ -67,14 +68,14 @@ def journeys(draw: random.Random) -> list[tuple[int, int, list[int], list[str]]]
         (900, 200, [10, 40, 80], ["kv", "kv", "kv"]),
         (700, 200, [10, 40, 80], ["tokens", "kv", "tokens"]),
     ]
-    while sum(len(c[2]) for c in chosen) < MOVES + 12:
+    while sum(len(c[2]) for c in chosen) < MOVES * 1.2:
         output = draw.randrange(120, 220)
         at = sorted(draw.sample(range(output - 40), draw.choice([1, 2, 3])))
         chosen.append((draw.randrange(20, 1200), output, at, [draw.choice(["kv", "tokens"]) for _ in at]))
     return chosen
 
 
-async def test_sixty_moves_change_nothing(application: Application) -> None:
+async def test_many_moves_change_nothing(application: Application) -> None:
     seed = 20240607
     draw = random.Random(seed)
     committed: Counter[str] = Counter()
@@ -106,10 +107,10 @@ async def test_sixty_moves_change_nothing(application: Application) -> None:
         await client.idle()
         read = sum(r["kv_blocks_loaded"] for r in await client.running()) - before
     assert sum(committed.values()) >= MOVES, committed
-    assert min(committed["kv"], committed["tokens"]) >= 15, committed
+    assert min(committed["kv"], committed["tokens"]) >= MOVES / 4, committed
     # Where the target is the replica of the unmoved run, it has the blocks already: by chance about every other time.
     assert read >= 0.1 * sum(cold) > 0, "the moved blocks were hardly read"
-    assert len(diversity) > 500, "the model repeats itself: equality would prove nothing"
+    assert len(diversity) > WORDS, "the model repeats itself: equality would prove nothing"
 
 
 @pytest.mark.parametrize("over", ["collective", "shared"])

@@ -37,14 +37,27 @@ async def home(client: Client) -> dict[str, Any]:
     return max(await client.running(), key=lambda r: len(r["requests"]))
 
 
-async def replaced(client: Client, lost: str) -> None:
-    """Two replicas run, and the lost one is none of them."""
+async def lost_and_replaced(client: Client, lost: dict[str, Any]) -> None:
+    """Wait until streams went on without the replica, another runs in its place, and all its processes are gone."""
+
+    async def reported() -> bool:
+        found = await client.migrations()
+        return any(
+            m["source"] == lost["id"] and m["path"] == "tokens" and m["reason"].startswith("replica lost")
+            for m in found
+        )
 
     async def two() -> bool:
         ids = [r["id"] for r in await client.running()]
-        return len(ids) >= 2 and lost not in ids
+        return len(ids) >= 2 and lost["id"] not in ids
 
+    async def gone() -> bool:
+        return not any(psutil.pid_exists(pid) for pid in lost["pids"])
+
+    await eventually(reported)
     await eventually(two, within_s=180)
+    await client.idle()
+    await eventually(gone, within_s=60)
 
 
 async def test_streams_survive_the_death_of_the_scheduler(application: Application) -> None:
@@ -73,15 +86,17 @@ async def test_streams_survive_the_death_of_the_scheduler(application: Applicati
         assert answer.finish == "length"
 
 
-async def test_death_of_the_target_during_a_move_costs_nothing(application: Application) -> None:
+async def test_death_of_a_replica_ends_neither_its_streams_nor_those_moving_to_it(application: Application) -> None:
     async with application.client() as client:
         want = await undisturbed(client, "target")
         answers, tasks = await under_way(client, "target")
         source = await home(client)
         (target,) = [r for r in await client.running() if r["id"] != source["id"]]
-        moving = [q["label"] for q in source["requests"] if q["label"].startswith("target-")]
+        *there, third, fourth = [q["label"] for q in source["requests"] if q["label"].startswith("target-")]
+        orders = [await client.move(label, target=target["id"], path="tokens") for label in there]
+        assert {(await client.outcome(o.json()["id"]))["outcome"] for o in orders} == {"committed"}
         faults.write(application.faults, "collective", Fault.SILENT)
-        orders = [await client.move(label, target=target["id"], path="kv") for label in moving]
+        orders = [await client.move(label, target=target["id"], path="kv") for label in (third, fourth)]
         os.kill(target["pids"][0], signal.SIGKILL)
         records = [await client.outcome(o.json()["id"]) for o in orders if o.status_code == 202]
         assert records
@@ -89,11 +104,10 @@ async def test_death_of_the_target_during_a_move_costs_nothing(application: Appl
         await asyncio.gather(*tasks)
         assert [a.text for a in answers] == want
         faults.write(application.faults, "collective")
-        await replaced(client, target["id"])
-        await client.idle()
+        await lost_and_replaced(client, target)
 
 
-@pytest.mark.parametrize("victim", ["replica", "engine core", "worker", "engine core that stands still"])
+@pytest.mark.parametrize("victim", ["engine core", "worker", "engine core that stands still"])
 async def test_streams_survive_the_death_of_each_process(application: Application, victim: str) -> None:
     async with application.client() as client:
         want = await undisturbed(client, victim)
@@ -101,24 +115,8 @@ async def test_streams_survive_the_death_of_each_process(application: Applicatio
         whole = asyncio.create_task(client.complete(prompt(100, f"{victim}/0"), TOKENS))
         await asyncio.sleep(0.2)
         doomed = await home(client)
-        index = {"replica": 0, "worker": 2}.get(victim, 1)
-        os.kill(doomed["pids"][index], signal.SIGSTOP if "still" in victim else signal.SIGKILL)
+        os.kill(doomed["pids"][2 if victim == "worker" else 1], signal.SIGSTOP if "still" in victim else signal.SIGKILL)
         await asyncio.gather(*tasks)
         assert [a.text for a in answers] == want
         assert (await whole)[0] == want[0]
-
-        async def reported() -> bool:
-            found = await client.migrations()
-            return any(
-                m["source"] == doomed["id"] and m["path"] == "tokens" and m["reason"].startswith("replica lost")
-                for m in found
-            )
-
-        await eventually(reported)
-        await replaced(client, doomed["id"])
-        await client.idle()
-
-    async def gone() -> bool:
-        return not any(psutil.pid_exists(pid) for pid in doomed["pids"])
-
-    await eventually(gone, within_s=60)
+        await lost_and_replaced(client, doomed)

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import cache
 from typing import Any
@@ -15,7 +15,6 @@ from app.simulator.command.replay import replay
 from app.tinymodel import ensure_tiny_model
 from deployments.engine.tokens import expected
 from tests.integration.application import Answer, Application, Client, eventually, process, prompt
-from tests.integration.conftest import Stage
 from tests.integration.serving import redeploy_engines, stop_replica
 
 LONG = 3000
@@ -263,9 +262,8 @@ def test_the_recorded_epochs_give_the_same_plans_again(paced: Application) -> No
     assert sum(outcome.moves for outcome in outcomes) > 0
 
 
-async def test_ctrl_c_lets_answers_end(paced: Application, stage: Stage) -> None:
-    """This comes last: the application is gone afterwards."""
+async def test_ctrl_c_lets_answers_end(paced: Application, to_its_end: Callable[[], None]) -> None:
     async with paced.client() as client:
         streams = Streams(client)
         await streams.start(3, 200)
-        await asyncio.gather(asyncio.to_thread(stage.clear), streams.end())
+        await asyncio.gather(asyncio.to_thread(to_its_end), streams.end())
