@@ -40,7 +40,7 @@ from migration.protocol.ports import Clock
 from migration.protocol.record import MigrationRecord
 from migration.run.source import Order
 from policies.cluster.changes import Arrival
-from policies.decision.deciding import SchedulerMemory, where
+from policies.decision.deciding import SchedulerMemory, preview
 from policies.decision.limits import Mode
 from policies.decision.observation import ENGINE
 from policies.decision.placement import Decision, Place, Queue, free_tokens
@@ -259,7 +259,7 @@ class LiveScheduler:
 
     def _choose(self, source: ReplicaId, request: RequestLoad) -> ReplicaId | None:
         arrival = Arrival(request.id, request.tokens)
-        decision = where(self._memory.pool(), arrival, (source, *self._gone()))
+        decision = preview(self._memory.pool(), arrival, (source, *self._gone()))
         return decision.replica if isinstance(decision, Place | Queue) else None
 
     async def drain(self, replica: str) -> MoveAnswer:

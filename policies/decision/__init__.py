@@ -1,5 +1,5 @@
-"""What is done about a cluster, and when: placing, epochs, limits, evacuation, admission, cool-downs and the breaker.
+"""The decisions about a cluster: placement, epochs, limits, evacuation, admission, cool-downs and the breaker.
 
-All of it is pure: observations and points in time come in, plans go out, and nothing else is read or written.
-The live scheduler, the dry run, the simulator and the replay of recordings call it with observations of their own.
+The room is pure: its input are observations and times, its output plans. It imports the other rooms of `policies`.
+The live scheduler, the dry run, the simulator and the replay of recordings call it with their own observations.
 """

@@ -1,10 +1,11 @@
-"""Pairs of replicas between which moves keep failing are left alone for a while."""
+"""The breaker: no moves for a while between two replicas whose moves keep failing."""
 
 from dataclasses import dataclass
 
 from policies.model import ReplicaId
 
 Pair = tuple[ReplicaId, ReplicaId]
+"""Source and target of moves."""
 
 
 @dataclass(slots=True)
@@ -14,7 +15,10 @@ class _Record:
 
 
 class Breaker:
-    """Opens after `failures` in a row, for `rest_s` seconds; then one attempt decides. Times of any monotonic clock."""
+    """Blocks a pair for `rest_s` seconds after `failures` failed moves in a row.
+
+    Afterwards moves are allowed again, and a single failure blocks the pair anew. Times are of one monotonic clock.
+    """
 
     def __init__(self, failures: int = 3, rest_s: float = 30.0) -> None:
         self._limit = failures
@@ -22,7 +26,7 @@ class Breaker:
         self._records: dict[Pair, _Record] = {}
 
     def failed(self, pair: Pair, now: float) -> bool:
-        """A move failed; returns whether the pair rests because of it."""
+        """Count a failed move. True if the pair is blocked from now on."""
         record = self._records.setdefault(pair, _Record())
         record.failures += 1
         if record.failures < self._limit:
@@ -31,18 +35,18 @@ class Breaker:
         return True
 
     def succeeded(self, pair: Pair) -> None:
-        """A move went through."""
+        """Note a successful move: the pair's failures no longer count."""
         self._records.pop(pair, None)
 
     def blocks(self, pair: Pair, now: float) -> bool:
-        """Whether the pair is to be left alone."""
+        """True while the pair is blocked."""
         record = self._records.get(pair)
         return record is not None and now < record.blocked_until
 
     def resting(self, now: float) -> tuple[Pair, ...]:
-        """All pairs that are left alone."""
+        """All blocked pairs."""
         return tuple(pair for pair in self._records if self.blocks(pair, now))
 
     def forget(self, replica: ReplicaId) -> None:
-        """The replica is gone."""
+        """Drop all pairs of a lost replica."""
         self._records = {pair: record for pair, record in self._records.items() if replica not in pair}

@@ -1,17 +1,17 @@
-"""The decision: one pure function from an observation and a memory to plans, and a small entry of it for arrivals.
+"""The decision: one pure function from an observation and a memory to plans, with a small entry for arrivals.
 
-An epoch of a pool:
+The steps of an epoch of a pool:
 
-    observe      the cluster becomes what was observed; what has changed is what the policy reacts to
-    evacuate     what is on replicas that are to be gone is placed elsewhere, in every mode
-    rebalance    the policy reacts, within the epoch's budget of moves
-    open         what is missing to the slack
-    admit        of what was decided, what may be under way at once and has a path stays decided
-    close        what is empty and not needed
-    settle       the difference to where the epoch began is the plan
+    observe      update the cluster with the observation, and list the changes for the policy
+    evacuate     place the requests of replicas that are about to stop on other replicas, in every mode
+    rebalance    let the policy react to the changes, within the epoch's budget of moves
+    open         open replicas until the slack is free
+    admit        keep the moves that are within the bounds and have a path, and take the others back
+    close        close empty replicas that are not needed
+    settle       return the difference from the beginning of the epoch as the plan
 
-So a plan is carried out as it is: nothing is left out of it afterwards. A move that could not begin is reported in a
-later observation, and that is how the memory learns of it.
+Plans are carried out completely: no later step removes a part. If a move cannot begin, a later observation reports its
+failure to the memory.
 """
 
 from collections import Counter
@@ -33,36 +33,33 @@ from policies.plan import Move, Plan, Reason
 from policies.rules.policy import NONE, Barred, Policy
 
 Plans = Mapping[PoolId, tuple[Plan, ...]]
-"""What is to be done about every pool that was observed: plans to be carried out one after the other.
-
-There is one, unless every change is decided by itself.
-"""
+"""The plans of every observed pool, in the order of execution: one plan, or one per change without batching."""
 
 
 @dataclass(slots=True)
 class SchedulerMemory:
-    """What decisions remember of every pool. Pools have the same terms, and nothing else in common."""
+    """The memories of all pools. Pools have the same terms and nothing else in common."""
 
     terms: Terms = field(default_factory=Terms)
     rule: Policy | None = None
     pools: dict[PoolId, PoolMemory] = field(default_factory=dict)
 
     def pool(self, pool: PoolId = ENGINE) -> PoolMemory:
-        """The memory of one pool, which is empty before its first observation."""
+        """The memory of one pool, empty before its first observation."""
         if pool not in self.pools:
             self.pools[pool] = PoolMemory(self.terms, self.rule)
         return self.pools[pool]
 
 
 def decide(memory: SchedulerMemory, observation: Observation) -> Plans:
-    """The plans of an epoch. Updates the memory; equal histories give equal plans."""
+    """Decide an epoch of all pools. Updates the memory; equal histories give equal plans."""
     return finish(decide_in_slices(memory, observation))
 
 
 def decide_in_slices(memory: SchedulerMemory, observation: Observation) -> Generator[None, None, Plans]:
-    """As `decide`, pausing every few milliseconds. During a pause `place` and `order_by_hand` may be called.
+    """As `decide`, with a pause every few milliseconds. During pauses `place` and `order_by_hand` may be called.
 
-    A history says after how many slices each of these calls came: then equal histories give equal plans here, too.
+    Plans depend on the pauses in which the calls happen, so recordings contain the number of slices before each call.
     """
     plans = {}
     for seen in observation.pools:
@@ -72,7 +69,7 @@ def decide_in_slices(memory: SchedulerMemory, observation: Observation) -> Gener
 
 
 def decide_pool(memory: PoolMemory, seen: PoolReport, now: float) -> tuple[Plan, ...]:
-    """The plans of an epoch for one pool."""
+    """Decide an epoch of one pool. Updates the memory."""
     return finish(_decide_pool(memory, seen, now))
 
 
@@ -99,10 +96,10 @@ def _decide_pool(memory: PoolMemory, seen: PoolReport, now: float) -> Generator[
 def place(
     memory: PoolMemory, arrival: Arrival, now: float, exclude: Collection[ReplicaId] = (), label: str = ""
 ) -> Decision:
-    """Choose a replica for an arrival, never one in `exclude`; the request counts there from then on.
+    """Choose a replica outside of `exclude` for an arrival. The request counts there from then on.
 
-    A request that is on a replica already is placed as if it were not. What fits nowhere queues where the fewest
-    requests are, those in the engine's queue included; of equals, where the most is free.
+    An earlier location of the same request is dropped. A request that fits nowhere queues on the replica with the
+    fewest requests, queued ones included, and of equals on the one with the most free room.
     """
     cluster, barred = memory.cluster, frozenset(exclude)
     if all(replica.id in barred for replica in cluster.running()):
@@ -115,25 +112,28 @@ def place(
     cluster.locate(request, replica)
     cluster.pin(request)
     expires_at = now + memory.terms.placement_ttl_s
-    memory.place(request.id, Placed(label, replica.id, arrival.tokens, now, expires_at))
+    memory.add_placement(request.id, Placed(label, replica.id, arrival.tokens, now, expires_at))
     return placing
 
 
-def where(memory: PoolMemory, arrival: Arrival, exclude: Collection[ReplicaId] = ()) -> Decision:
-    """Where a request would go if it were placed now; nothing changes."""
+def preview(memory: PoolMemory, arrival: Arrival, exclude: Collection[ReplicaId] = ()) -> Decision:
+    """The replica that `place` would choose now. Changes nothing."""
     cluster, barred = memory.cluster, frozenset(exclude)
     if all(replica.id in barred for replica in cluster.running()):
         return NoReplica()
-    known = cluster.requests.get(arrival.id)
-    request = known or cluster.add_request(arrival.id, arrival.tokens)
+    existing = cluster.requests.get(arrival.id)
+    request = existing or cluster.add_request(arrival.id, arrival.tokens)
     chosen = choose(memory, request, barred)
-    if known is None:
+    if existing is None:
         cluster.remove_request(request)
     return chosen
 
 
 def choose(memory: PoolMemory, request: Request, barred: Barred) -> Place | Queue:
-    """Where a request would be placed. Raises `ValueError` if every running replica is barred."""
+    """The policy's replica for a request, or the one to queue on. Raises `ValueError` if all running ones are barred.
+
+    Does not change the memory.
+    """
     cluster = memory.cluster
     chosen = memory.rule.place(cluster, request, barred)
     if chosen is not None:
@@ -143,28 +143,28 @@ def choose(memory: PoolMemory, request: Request, barred: Barred) -> Place | Queu
 
 
 def order_by_hand(memory: PoolMemory, move: Move, now: float) -> Move:
-    """An operator's move with predictions and, unless it has one, a path; it is under way from then on."""
-    choice = memory.estimates.decide(move, _busy(memory), now)
+    """Add predictions and, unless it has one, a path to an operator's move. It counts as under way from then on."""
+    choice = memory.estimates.decide(move, _moves_under_way(memory), now)
     routed = replace(_routed(move, choice), path=move.path or choice.path)
-    memory.order(routed, now)
+    memory.add_order(routed, now)
     return routed
 
 
 def headroom(policy: Policy, limits: Limits, decode_rate: float) -> Tokens:
     """The growth to keep free for each request, in tokens, for `Cluster.reserve`.
 
-    `decode_rate` is how fast a request grows, in tokens per second. Of policy and limits the more cautious one counts.
+    `decode_rate` is a request's growth in tokens per second. The larger headroom of policy and limits counts.
     """
     return Tokens(ceil((limits.lead_s + max(policy.headroom_s, limits.headroom_s)) * decode_rate))
 
 
 def lead(limits: Limits, decode_rate: float) -> Tokens:
-    """By how much a request grows until a decision takes effect, in tokens, for `Cluster.reserve`."""
+    """A request's growth until a decision takes effect, in tokens, for `Cluster.reserve`."""
     return Tokens(ceil(limits.lead_s * decode_rate))
 
 
 def one_by_one(changes: Changes) -> Iterator[Changes]:
-    """Every change alone, as far as the decisions on the earlier ones have left anything to decide."""
+    """Every change by itself, except for those that decisions on earlier ones have made obsolete."""
     for departure in changes.departed:
         yield Changes(departed=(departure,))
     for crossing in changes.crossed:
@@ -180,29 +180,29 @@ def one_by_one(changes: Changes) -> Iterator[Changes]:
 
 
 def _limits(memory: PoolMemory, seen: PoolReport) -> Limits:
-    limits = memory.terms.limits.now(memory.experience)
+    limits = memory.terms.limits.resolve(memory.experience)
     return replace(limits, min_replicas=max(limits.min_replicas, seen.pool.min_replicas))
 
 
 def _evacuate(memory: PoolMemory) -> None:
-    """Place what is on replicas that are to be gone, the largest first. What fits nowhere is left to the policy."""
+    """Place the requests of replicas that are about to stop, the largest first. The rest is left to the policy."""
     cluster = memory.cluster
     leaving = (cluster.requests[request] for request in memory.leaving)
     for request in sorted(leaving, key=lambda q: (-q.tokens, q.order)):
-        strangers = _strangers(memory, memory.homes[request.id])
-        target = memory.rule.place(cluster, request, strangers) or _with_blocks(cluster, request, strangers)
+        barred = _incompatible(memory, memory.homes[request.id])
+        target = memory.rule.place(cluster, request, barred) or _with_blocks(cluster, request, barred)
         if target is not None:
             cluster.place(request, target)
 
 
 def _with_blocks(cluster: Cluster, request: Request, barred: Barred) -> Replica | None:
-    """The replica with the most free blocks, if the request fits there now: an evacuation cannot be choosy."""
+    """The replica with the most free blocks, if the request fits there without headroom: good enough to evacuate."""
     fitting = [r for r in cluster.running() if r.accepts and r.free >= request.tokens and r.id not in barred]
     return max(fitting, key=lambda r: r.free, default=None)
 
 
-def _strangers(memory: PoolMemory, home: ReplicaId) -> Barred:
-    """Replicas on which a request from `home` cannot continue: they run another version of the model."""
+def _incompatible(memory: PoolMemory, home: ReplicaId) -> Barred:
+    """The replicas that run another version of the model than `home`: its requests cannot continue there."""
     own = memory.statuses[home].model
     return frozenset(status.id for status in memory.statuses.values() if status.model != own) or NONE
 
@@ -217,7 +217,7 @@ def _one_by_one(memory: PoolMemory, changes: Changes, limits: Limits, now: float
 
 
 def _settle(memory: PoolMemory, limits: Limits, now: float, close: bool = False) -> Plan:
-    """Take what has been decided as a plan that can be carried out as it is."""
+    """End the epoch: admit moves, `close` idle replicas if asked, and return the decisions as a plan."""
     cluster, terms = memory.cluster, memory.terms
     touched = [request for request, _ in cluster.decided()]
     admitted = None if terms.is_ideal else _admit(memory, now)
@@ -225,7 +225,7 @@ def _settle(memory: PoolMemory, limits: Limits, now: float, close: bool = False)
     if close:
         cluster.close_idle(now, limits.linger_s)
     plan = cluster.settle()
-    memory.closing({replica: idle[replica] for replica in plan.closed})
+    memory.add_closings({replica: idle[replica] for replica in plan.closed})
     if limits.cooldown_s:
         for move in plan.moves:
             cluster.rest(move.request, now + limits.cooldown_s)
@@ -234,15 +234,15 @@ def _settle(memory: PoolMemory, limits: Limits, now: float, close: bool = False)
         plan = replace(plan, placements=tuple(p for p in plan.placements if p.request not in on_replicas), evicted=())
     if admitted is not None:
         plan = replace(plan, moves=admitted[0], deferred=admitted[1])
-    memory.ordered(plan, touched, now)
+    memory.add_plan(plan, touched, now)
     return plan
 
 
-# --- which of the decided moves are made --------------------------------------------------------------
+# --- admission of moves -------------------------------------------------------------------------------
 
 
 def _admit(memory: PoolMemory, now: float) -> tuple[tuple[Move, ...], tuple[Move, ...]]:
-    """The moves to be made, and those that have to wait for links and prefills; all others are taken back."""
+    """The admitted moves, and those deferred for lack of link or prefill capacity. Takes back all but admitted ones."""
     cluster = memory.cluster
     decided = {}
     for request, trace in cluster.decided():
@@ -255,7 +255,7 @@ def _admit(memory: PoolMemory, now: float) -> tuple[tuple[Move, ...], tuple[Move
         return tuple(decided.values()), ()
     admitted = _within_bounds(memory, sorted(decided.values(), key=lambda move: URGENCY[move.reason]), now)
     waiting = frozenset(q for q in decided if memory.phase(q) is Phase.WAITING)
-    choices = memory.estimates.choose(admitted, _busy(memory), now, waiting) if admitted else []
+    choices = memory.estimates.choose(admitted, _moves_under_way(memory), now, waiting) if admitted else []
     routed = {c.request: _routed(decided[c.request], c) for c in choices}
     moves = tuple(move for move in routed.values() if move.path is not None)
     deferred = tuple(move for move in routed.values() if move.path is None)
@@ -267,7 +267,7 @@ def _admit(memory: PoolMemory, now: float) -> tuple[tuple[Move, ...], tuple[Move
 
 
 def _move(memory: PoolMemory, request: Request, trace: Trace) -> Move | None:
-    """The move that takes a request to where it was decided to be; None if that takes none, or cannot be yet."""
+    """The move from a request's present replica to the decided one; None if none is needed, or the target is not up."""
     target = request.replica
     if target is None or target.state is not ReplicaState.RUNNING:
         return None
@@ -282,20 +282,20 @@ def _move(memory: PoolMemory, request: Request, trace: Trace) -> Move | None:
 
 
 def _is_sensible(memory: PoolMemory, move: Move) -> bool:
-    """Whether the request can continue there, has no move under way, and is not led off a replica in vain."""
+    """False between different models, for a request on the move, and for a drain while a replica is starting."""
     statuses = memory.statuses
     source, target = statuses.get(move.source), statuses.get(move.target)
-    stranger = source is not None and target is not None and source.model != target.model
-    in_vain = move.reason is Reason.DRAIN and memory.cluster.is_starting()
-    return not stranger and not in_vain and move.request not in memory.under_way
+    incompatible = source is not None and target is not None and source.model != target.model
+    pointless = move.reason is Reason.DRAIN and memory.cluster.is_starting()
+    return not incompatible and not pointless and move.request not in memory.under_way
 
 
 def _within_bounds(memory: PoolMemory, moves: list[Move], now: float) -> list[Move]:
-    """Those that may begin beside what is under way, the first ones first; an evacuation is barred by no failures."""
+    """The moves within the bounds, in the order of `moves`. The breaker applies to all but evacuations."""
     terms = memory.terms
     at_once = float("inf") if terms.moves_at_once is None else terms.moves_at_once
     per_replica = float("inf") if terms.moves_per_replica is None else terms.moves_per_replica
-    busy = Counter(end for move in _busy(memory) for end in (move.source, move.target))
+    busy = Counter(end for move in _moves_under_way(memory) for end in (move.source, move.target))
     left = at_once - len(memory.under_way)
     admitted = []
     for move in moves:
@@ -308,11 +308,11 @@ def _within_bounds(memory: PoolMemory, moves: list[Move], now: float) -> list[Mo
     return admitted
 
 
-def _busy(memory: PoolMemory) -> list[Move]:
+def _moves_under_way(memory: PoolMemory) -> list[Move]:
     return [underway.move for underway in memory.under_way.values()]
 
 
 def _routed(move: Move, choice: Choice) -> Move:
-    """The move with its path and what both paths are predicted to take; "never" is no prediction."""
+    """The move with its path and the predicted durations of both paths. An infinite prediction becomes None."""
     kv_s, tokens_s = (seconds if isfinite(seconds) else None for seconds in (choice.kv_s, choice.tokens_s))
     return replace(move, path=choice.path, kv_s=kv_s, tokens_s=tokens_s)

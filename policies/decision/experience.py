@@ -1,4 +1,4 @@
-"""What the cluster's own past shows: how fast requests grow, how long moves take, how long a replica takes to start."""
+"""Measurements of the cluster's own past: the growth of requests, the durations of moves and of replica starts."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -10,51 +10,52 @@ from policies.model import ReplicaId, ReplicaState
 
 FIRST_GUESS_TOKENS_PER_S = 30.0
 FIRST_GUESS_STARTUP_S = 30.0
-"""Before anything was measured: a busy decode, and a model of some gigabytes from a local disk."""
+"""Assumptions before the first measurement: a busy decode, and a model of some gigabytes from a local disk."""
 
 WEIGHT = 0.2
-"""Weight of the newest measurement in the decode rate."""
+"""The weight of the newest measurement in the decode rate."""
 
 PATIENCE = 3.0
-"""A start that lasts so many times as long as usual is not waited for: it may want a GPU that is not free."""
+"""A start is expected to succeed for this multiple of the median start-up time. A longer one may lack a free GPU."""
 
 STARTS = 8
-"""How many starts are remembered."""
+"""The number of newest starts in the start-up time."""
 
 REMEMBERED = 200
-"""How many moves are remembered. Links get busy and quiet again within minutes."""
+"""The number of newest moves in the lead. Links become busy and idle within minutes."""
 
 SHARE = 0.9
-"""The share of the remembered moves that took no longer than the lead allows for."""
+"""The percentile of past move durations that the lead allows for."""
 
 
 class Experience:
-    """Learns from observations; times in seconds of the observations' clock. `rate` is the decode rate where it is
-    known beforehand.
+    """Decode rate, lead and start-up time, measured from observations; times are in seconds of the observations' clock.
+
+    `rate` is a decode rate in tokens per second that replaces the measured one.
     """
 
     def __init__(self, epoch_s: float, rate: float | None = None) -> None:
         self._lead = Lead(epoch_s)
-        self._given = rate
+        self._fixed_rate = rate
         self._rate: float | None = None
-        self._seen_s: float | None = None
+        self._measured_at: float | None = None
         self._starting: dict[ReplicaId, float] = {}
         self._starts: deque[float] = deque(maxlen=STARTS)
 
-    def moved(self, took_s: float) -> None:
-        """A move took so many seconds."""
+    def observe_move(self, took_s: float) -> None:
+        """Add the duration of a successful move, in seconds."""
         self._lead.observe(took_s)
 
-    def grew(self, tokens: int, requests: int, now: float) -> None:
-        """So many requests that have been decoding since the last call have gained `tokens` in all."""
-        passed_s = 0.0 if self._seen_s is None else now - self._seen_s
-        self._seen_s = now
+    def observe_growth(self, tokens: int, requests: int, now: float) -> None:
+        """Add the total growth, in tokens, of the `requests` requests that have decoded since the last call."""
+        passed_s = 0.0 if self._measured_at is None else now - self._measured_at
+        self._measured_at = now
         if requests > 0 and passed_s > 0:
             rate = tokens / requests / passed_s
             self._rate = rate if self._rate is None else (1 - WEIGHT) * self._rate + WEIGHT * rate
 
-    def saw(self, replicas: Iterable[Status], lost: Iterable[ReplicaId], now: float) -> None:
-        """Replicas are in these states now, or gone."""
+    def observe_replicas(self, replicas: Iterable[Status], lost: Iterable[ReplicaId], now: float) -> None:
+        """Follow the starts of replicas: `replicas` have these states now, and `lost` no longer exist."""
         for replica in lost:
             self._starting.pop(replica, None)
         for status in replicas:
@@ -65,30 +66,30 @@ class Experience:
 
     @property
     def lead_s(self) -> float:
-        """How long a decision takes to have its effect."""
+        """The seconds from an observation until a decision on it takes effect."""
         return self._lead.seconds
 
     @property
     def decode_rate(self) -> float:
-        """Tokens per second by which a request grows that decodes."""
-        if self._given is not None:
-            return self._given
+        """The growth of a decoding request, in tokens per second."""
+        if self._fixed_rate is not None:
+            return self._fixed_rate
         return FIRST_GUESS_TOKENS_PER_S if self._rate is None else self._rate
 
     @property
     def startup_s(self) -> float:
-        """From STARTING to RUNNING, the median of the last starts."""
+        """The median time from STARTING to RUNNING over the newest starts, in seconds."""
         return median(self._starts) if self._starts else FIRST_GUESS_STARTUP_S
 
     def awaits_start(self, now: float) -> bool:
-        """Whether a replica is starting, and has not been for so long that it may never run."""
+        """True while a replica is starting, unless its start has exceeded the usual time by the factor `PATIENCE`."""
         return any(now - since < PATIENCE * self.startup_s for since in self._starting.values())
 
 
 class Lead:
-    """Measures the lead from the moves that have been made: two epochs, and as long as nine in ten of them took.
+    """The lead: two epochs plus the percentile `SHARE` of the newest moves' durations.
 
-    One epoch, since what is known is up to an epoch old; another, since the next chance to decide is an epoch away.
+    One epoch is the greatest age of an observation, the other the wait for the next decision.
     """
 
     def __init__(self, epoch_s: float) -> None:
@@ -96,12 +97,12 @@ class Lead:
         self._took: deque[float] = deque(maxlen=REMEMBERED)
 
     def observe(self, took_s: float) -> None:
-        """A move took so many seconds from its beginning to its end."""
+        """Add the duration of a move from its order to its end, in seconds."""
         self._took.append(took_s)
 
     @property
     def seconds(self) -> float:
-        """The lead in seconds; as long as nothing has moved, moves are taken to be instantaneous."""
+        """The lead in seconds. Before the first move, moves count as instantaneous."""
         if not self._took:
             return 2 * self._epoch_s
         return 2 * self._epoch_s + sorted(self._took)[ceil(SHARE * len(self._took)) - 1]

@@ -1,4 +1,4 @@
-"""Bounds on decisions, whatever the policy: how much one epoch may move, how often one request, and what stays open."""
+"""Bounds on decisions under any policy: moves per epoch and per request, and the capacity that stays free."""
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -10,14 +10,16 @@ from policies.paths.estimates import Boundaries
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`moves_per_epoch` requests may change their replica in one epoch (None: any number); one that was moved stays
-    for `cooldown_s` seconds. `headroom_s` seconds of growth are kept free per request, where the policy does not ask
-    for more, beside `lead_s` seconds for decisions to take effect: an epoch and a move.
+    """The bounds of one epoch.
 
-    At least `min_replicas` stay open, and as many more as it takes to have `slack` replicas' worth of tokens free in
-    all. To that comes, with `foresight_s`, the largest rise of demand that lately happened within so many seconds: set
-    to a replica's start-up time it opens replicas before they are needed. One that is empty stays open for `linger_s`:
-    as long as the start-up that it saves if it is needed again.
+    At most `moves_per_epoch` requests change their replica in an epoch (None: any number), and a moved request stays
+    where it is for `cooldown_s` seconds. Placements keep `lead_s` + `headroom_s` seconds of growth free per request
+    (more if the policy asks for a larger headroom): `lead_s` is the time until a decision takes effect.
+
+    At least `min_replicas` stay open. The pool keeps free `slack`, as a number of replicas, and the largest recent rise
+    in demand within `foresight_s` seconds; with a replica's start-up time as `foresight_s`, replicas open before they
+    are needed. An empty replica stays open for `linger_s` seconds. The natural value is the start-up time, too, since
+    that is the time it saves if it is needed again.
     """
 
     moves_per_epoch: int | None = None
@@ -30,7 +32,7 @@ class Limits:
     linger_s: float = 0.0
 
     def begin(self, cluster: Cluster, now: float) -> None:
-        """Set an epoch's budget, let those requests move again that have rested, and say what is to stay free."""
+        """Begin an epoch: set the budget of moves and the slack, and end the cool-downs that are over."""
         cluster.wake(now)
         slack = round(self.slack * cluster.capacity)
         if self.foresight_s:
@@ -40,15 +42,17 @@ class Limits:
         cluster.bound(moves, slack, self.min_replicas)
 
     def open_slack(self, cluster: Cluster) -> None:
-        """Open what is missing to the slack."""
+        """Open replicas until the slack is free, or no more may be opened."""
         while cluster.slack and cluster.spare() < cluster.slack and cluster.open() is not None:
             pass
 
 
 @dataclass(frozen=True, slots=True)
 class LiveLimits:
-    """`limits` as configured. What is None is measured: `linger_s` and `foresight_s` are then how long replicas take to
-    start, `lead_s` two epochs and a move. `by_hand_s` is how long a request stays that an operator has moved.
+    """`limits` as configured, with measured times. `by_hand_s` is the cool-down after an operator's move, in seconds.
+
+    A value of None is measured: `linger_s` and `foresight_s` are then the start-up time of replicas, and `lead_s` is
+    two epochs and a move.
     """
 
     limits: Limits = field(default_factory=Limits)
@@ -57,8 +61,8 @@ class LiveLimits:
     by_hand_s: float = 60.0
     lead_s: float | None = None
 
-    def now(self, experience: Experience) -> Limits:
-        """The limits of an epoch."""
+    def resolve(self, experience: Experience) -> Limits:
+        """The limits of an epoch, measured values included."""
         startup_s = experience.startup_s
         return replace(
             self.limits,
@@ -69,13 +73,13 @@ class LiveLimits:
 
 
 def as_given(limits: Limits) -> LiveLimits:
-    """Limits of which nothing is measured."""
+    """The same limits in every epoch, without measured values."""
     return LiveLimits(limits, limits.linger_s, limits.foresight_s, lead_s=limits.lead_s)
 
 
 class Mode(StrEnum):
-    """What becomes of plans. OFF: none are made; replicas that are to be gone are still evacuated, in every mode.
-    OBSERVE: they are made for a dry run beside the cluster. ACT: they are made and carried out.
+    """The use of plans. OFF: evacuations only, which all modes have in common. OBSERVE: a dry run beside the cluster
+    makes plans, and nobody carries them out. ACT: plans are carried out.
     """
 
     OFF = "off"
@@ -85,16 +89,16 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What the decisions of a pool are bound by, from the beginning to the end of its memory.
+    """The fixed conditions of a pool's decisions.
 
-    `moves_at_once` moves may be under way (None: any number), `moves_per_replica` of them from or to one replica. An
-    arrival counts where it was placed until its replica reports it, or for `placement_ttl_s` seconds.
+    At most `moves_at_once` moves are under way (None: any number), `moves_per_replica` of them from or to the same
+    replica. A placement counts until the replica reports the request, or for `placement_ttl_s` seconds.
 
-    Live, moves and starts take time, and every request is on some replica, if only in its queue. In the idealised
-    model of the simulator moves are instantaneous unless `moves_take_time`, replicas can be used at once unless
-    `starts_take_time`, and a request for which there is no room is on no replica if it `may_wait_nowhere`. Changes are
-    then decided one by one unless `batched` (the paper's Algorithm 1), and `decode_rate` is how many tokens per second
-    a request gains, None where that is measured. A node has `per_node` replicas.
+    On a live cluster, moves and starts take time, and every request is on a replica, if only in its queue. The
+    simulator's idealised model differs: moves are instantaneous unless `moves_take_time`, replicas start at once unless
+    `starts_take_time`, and with `may_wait_nowhere` a request without room is on no replica. Unless `batched`, the model
+    decides every change by itself (the paper's Algorithm 1). `decode_rate` is the growth of a request in tokens per
+    second (None: measured), and `per_node` the number of replicas on a node.
     """
 
     policy: str = "pack"

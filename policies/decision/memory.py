@@ -1,15 +1,17 @@
-"""What decisions remember of a pool, and how an observation changes it.
+"""The memory of a pool's decisions, and its update by an observation.
 
-The cluster in it is kept from epoch to epoch; an observation costs what it changes. Every request stands where
-`_standing` says, a function of what was reported of the request, of the moves under way and of the placements since:
+Its cluster lives from epoch to epoch; an observation costs time in proportion to its changes. `_location` derives every
+request's location from the newest report, the moves under way and the placements since:
 
-    reported on a replica that is up       there, or at the target of its move, holding its blocks at the source, too
-    queued there, without blocks           it waits, and the replica is its home
-    on a replica that is to be gone        it waits, and leaves; one that must stay is not in the cluster at all
-    placed since the last report           on that replica, until the replica reports it or the placement expires
-    reported on no replica                 it waits (the idealised model)
+    State of the request                       Location in the cluster
+    on a replica that is up                    that replica
+    on the move to another replica             the target, with blocks at the source, too
+    in a replica's queue, without blocks       waiting, with that replica as its home
+    on a replica that is about to stop         waiting and leaving; an immovable request is not in the cluster
+    placed since the last report               the chosen replica, until its report or until the placement expires
+    on no replica (the idealised model)        waiting
 
-So where a decision put a request is forgotten with the next observation, unless that says that it came to it.
+So a decision's location for a request lasts until the next observation, and longer only if that confirms it.
 """
 
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -35,26 +37,29 @@ from policies.rules.policy import Policy
 from policies.rules.registry import policy
 
 SLICE = 2048
-"""The number of requests that are taken from an observation between two pauses: 2 to 4 ms of work."""
+"""The number of an observation's requests between two pauses: 2 to 4 ms of work."""
 
 T = TypeVar("T")
 
 SILENT_S = 30.0
-"""How long a move counts as under way of which nothing more is reported; its source has its own, shorter limits."""
+"""The time after which a move without new reports no longer counts as under way, in seconds.
+
+The source's own time-outs are shorter.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Underway:
-    """A move that was ordered at `since` or reported then, and has not ended."""
+    """A move that has not ended. `since` is the time of its order or of the newest report."""
 
     move: Move
     since: float
 
 
-class _Standing(NamedTuple):
-    """Where a request is in the cluster: on `replica` (None: it waits), holding blocks at `source`, too.
+class _Location(NamedTuple):
+    """A request's location: `replica` (None: waiting) and, for a request on the move, the `source` of its blocks.
 
-    `home` is the replica that a waiting request is on after all, which it `leaves` if that is to be gone.
+    `home` is the replica whose queue a waiting request is in. The request `leaves` a home that is about to stop.
     """
 
     replica: Replica | None
@@ -64,14 +69,14 @@ class _Standing(NamedTuple):
     leaves: bool = False
 
 
-_NOWHERE = _Standing(None)
+_NOWHERE = _Location(None)
 
 
 class PoolMemory:
-    """One pool's memory. Only `policies.decision` changes it.
+    """The memory of one pool. Only `policies.decision` changes it.
 
-    `homes` maps a waiting request to the replica that it is on after all, `leaving` are those whose replica is to be
-    gone. `learns` is False for a memory that is given another's experience.
+    `homes` are the replicas of waiting requests, by request; `leaving` are the requests whose replica is about to stop.
+    `learns` is False if `experience` belongs to another memory, which updates it.
     """
 
     def __init__(self, terms: Terms, rule: Policy | None = None, experience: Experience | None = None) -> None:
@@ -93,6 +98,8 @@ class PoolMemory:
         self.under_way: dict[RequestId, Underway] = {}
         self.placed: dict[RequestId, Placed] = {}
         self._residents: dict[RequestId, Resident] = {}
+        # Stale requests need a new location, absent ones cannot leave a replica that is about to stop, and unsettled
+        # ones may lack some of their blocks. Expected replicas are not listed yet, closed ones are of the last plan.
         self._absent: dict[RequestId, Tokens] = {}
         self._decoding = 0
         self._stale: dict[RequestId, None] = {}
@@ -101,11 +108,11 @@ class PoolMemory:
         self._closed: dict[ReplicaId, float | None] = {}
 
     def observe(self, seen: PoolReport, now: float) -> Changes:
-        """Bring the cluster up to date with an observation; returns the changes that a policy reacts to."""
+        """Update the cluster with an observation, and return the changes for the policy."""
         return finish(self.observe_in_slices(seen, now))
 
     def observe_in_slices(self, seen: PoolReport, now: float) -> Generator[None, None, Changes]:
-        """As `observe`, pausing where arrivals may be placed: every request is in one place, and every sum is right."""
+        """As `observe`, with pauses for placements: at each, every request is in one place and every sum is correct."""
         cluster = self.cluster
         if seen.pool.capacity:
             cluster.set_capacity(seen.pool.capacity)
@@ -125,9 +132,9 @@ class PoolMemory:
         self._measure_growth(seen.requests, grown, now)
         self._take_requests(seen.requests, crossed)
         yield
-        doomed = self._take_replicas(seen, now)
-        self._relocate(doomed)
-        for replica in doomed.values():
+        removed = self._take_replicas(seen, now)
+        self._relocate(removed)
+        for replica in removed.values():
             cluster.lose(replica)
         self._expect(seen)
         self._admit_at_home()
@@ -141,38 +148,41 @@ class PoolMemory:
         crossed.sort(key=lambda crossing: crossing.request.order)
         return Changes(
             tuple(
-                departure for _, departure in sorted(departed, key=itemgetter(0)) if departure.replica.id not in doomed
+                departure for _, departure in sorted(departed, key=itemgetter(0)) if departure.replica.id not in removed
             ),
-            tuple(crossing for crossing in crossed if self._is_there(crossing.request)),
+            tuple(crossing for crossing in crossed if self._is_placed(crossing.request)),
             tuple(cluster.in_order()),
         )
 
-    def ordered(self, plan: Plan, touched: Iterable[Request], now: float) -> None:
-        """That has been decided; whatever of it an observation does not confirm did not happen."""
-        self._stale.update((request.id, None) for request in touched)
+    def add_plan(self, plan: Plan, decided: Iterable[Request], now: float) -> None:
+        """Add a plan, made by decisions on the `decided` requests.
+
+        The next observation locates these requests anew: its reports alone decide where they really are.
+        """
+        self._stale.update((request.id, None) for request in decided)
         if self.terms.moves_take_time:
             self.under_way.update((move.request, Underway(move, now)) for move in plan.moves)
         self._expected.update(
             (opening.replica, None) for opening in plan.opened if opening.replica in self.cluster.replicas
         )
 
-    def closing(self, idle: Mapping[ReplicaId, float | None]) -> None:
-        """Those replicas are to close, empty since then."""
+    def add_closings(self, idle: Mapping[ReplicaId, float | None]) -> None:
+        """Add the plan's closed replicas, with the times since which they are empty."""
         self._closed.update(idle)
 
-    def place(self, request_id: RequestId, placed: Placed) -> None:
-        """A request has been placed."""
+    def add_placement(self, request_id: RequestId, placed: Placed) -> None:
+        """Add the placement of an arrival."""
         self.placed[request_id] = placed
         self._stale[request_id] = None
         self._unsettled[request_id] = None
 
-    def order(self, move: Move, now: float) -> None:
-        """A move is made that no epoch decided on: an operator's."""
+    def add_order(self, move: Move, now: float) -> None:
+        """Add an operator's move."""
         self.under_way[move.request] = Underway(move, now)
         self._stale[move.request] = None
 
     def phase(self, request: RequestId) -> Phase | None:
-        """What a request does, as last reported; None for one that no replica has reported."""
+        """A request's phase in the newest report; None if no replica has reported the request."""
         resident = self._residents.get(request)
         return resident.load.phase if resident else None
 
@@ -180,18 +190,18 @@ class PoolMemory:
 
     def _take_move(self, report: MoveReport, now: float) -> None:
         pair = (report.source, report.target)
-        known = self.under_way.get(report.request)
+        underway = self.under_way.get(report.request)
         self._stale[report.request] = None
         if report.moved is None:
             move = Move(report.request, *pair, report.tokens or Tokens(0), Reason.MANUAL, 0, report.path)
-            same = known is not None and (known.move.source, known.move.target) == pair
-            self.under_way[report.request] = Underway(known.move if known is not None and same else move, now)
+            same = underway is not None and (underway.move.source, underway.move.target) == pair
+            self.under_way[report.request] = Underway(underway.move if underway is not None and same else move, now)
             return
-        if known is not None and (known.move.source, known.move.target) == pair:
+        if underway is not None and (underway.move.source, underway.move.target) == pair:
             del self.under_way[report.request]
             if report.moved:
                 self.breaker.succeeded(pair)
-                self.experience.moved(report.took_s or 0.0)
+                self.experience.observe_move(report.took_s or 0.0)
             elif report.cause in PAIR_FAILURES:
                 self.breaker.failed(pair, now)
         self.estimates.learn(report, now)
@@ -207,14 +217,17 @@ class PoolMemory:
                 self._stale[request] = None
 
     def _take_replicas(self, seen: PoolReport, now: float) -> dict[ReplicaId, Replica]:
-        """Add and change replicas; returns those that are to leave the cluster once their requests have."""
+        """Add and update replicas. Returns those to remove from the cluster after their requests have been relocated.
+
+        A closed replica that is still up has not closed yet, or will not: it is added again.
+        """
         cluster = self.cluster
         if self.learns:
-            self.experience.saw(seen.replicas, seen.lost, now)
+            self.experience.observe_replicas(seen.replicas, seen.lost, now)
         changed = dict.fromkeys((*seen.lost, *self._closed, *self._expected))
-        turned = self._take_statuses(seen)
-        again = (self.statuses[r] for r in self._closed if r in self.statuses)
-        for status in (*seen.replicas, *again):
+        switched = self._take_statuses(seen)
+        closed = (self.statuses[r] for r in self._closed if r in self.statuses)
+        for status in (*seen.replicas, *closed):
             changed[status.id] = None
             if status.state in UP:
                 self._add_or_change(status)
@@ -225,13 +238,13 @@ class PoolMemory:
         if changed:
             self._stale.update(dict.fromkeys(self.under_way))
             self._stale.update(dict.fromkeys(self.placed))
-        if turned:
-            self._stale.update((q, None) for q, resident in self._residents.items() if resident.replica in turned)
+        if switched:
+            self._stale.update((q, None) for q, resident in self._residents.items() if resident.replica in switched)
         return {r: cluster.replicas[r] for r in changed if r in cluster.replicas and not self._is_up(r)}
 
     def _take_statuses(self, seen: PoolReport) -> set[ReplicaId]:
-        """Remember what replicas report of themselves; returns those that take requests no longer, or again."""
-        turned = set()
+        """Store the reported statuses. Returns the replicas that have come up or gone down."""
+        switched = set()
         for replica_id in seen.lost:
             self.statuses.pop(replica_id, None)
             self._closed.pop(replica_id, None)
@@ -242,8 +255,8 @@ class PoolMemory:
             was = self.statuses.get(status.id)
             self.statuses[status.id] = status
             if was is not None and (was.state in UP) is not (status.state in UP):
-                turned.add(status.id)
-        return turned
+                switched.add(status.id)
+        return switched
 
     def _is_up(self, replica: ReplicaId) -> bool:
         status = self.statuses.get(replica)
@@ -262,7 +275,7 @@ class PoolMemory:
             cluster.update_replica(replica, status.state, capacity, most)
 
     def _expect(self, seen: PoolReport) -> None:
-        """Have those replicas in the cluster that were asked for and that nobody has reported yet."""
+        """Add requested replicas that are not listed yet, and limit the supply to those that may still be opened."""
         cluster = self.cluster
         cluster.supply.allow(float("inf"))
         for _ in range(seen.opening):
@@ -270,13 +283,13 @@ class PoolMemory:
             cluster.add_replica(replica_id, node, cluster.capacity, ReplicaState.STARTING)
             self._expected[replica_id] = None
         if seen.pool.max_replicas is not None:
-            known = sum(status.state is not ReplicaState.STOPPED for status in self.statuses.values())
-            cluster.supply.allow(max(0, seen.pool.max_replicas - known - seen.opening))
+            existing = sum(status.state is not ReplicaState.STOPPED for status in self.statuses.values())
+            cluster.supply.allow(max(0, seen.pool.max_replicas - existing - seen.opening))
 
     # --- requests -------------------------------------------------------------------------------------
 
     def _take_gone(self, gone: Iterable[RequestId]) -> Iterator[tuple[int, Departure]]:
-        """Forget requests that have ended; yields departures from replicas with the order of the requests' arrival."""
+        """Remove requests that have ended. Yields their departures from replicas, each with the request's order."""
         cluster = self.cluster
         for request_id in gone:
             resident = self._residents.pop(request_id, None)
@@ -285,7 +298,7 @@ class PoolMemory:
             if request_id in self.placed:
                 self._stale[request_id] = None
                 continue
-            self._forget(request_id)
+            self._forget_location(request_id)
             self._stale.pop(request_id, None)
             self.estimates.forget(request_id)
             request = cluster.requests.get(request_id)
@@ -296,21 +309,21 @@ class PoolMemory:
             cluster.remove_request(request)
 
     def _sizes(self, sizes: Mapping[RequestId, Tokens]) -> Iterator[tuple[RequestId, Tokens]]:
-        """The sizes of requests in the cluster; those of requests on replicas that are to be gone are kept."""
+        """The sizes of requests in the cluster. Stores those of absent requests, which must stay where they are."""
         if not self._absent:
             return iter(sizes.items())
         self._absent.update((q, sizes[q]) for q in self._absent if q in sizes)
         return ((q, tokens) for q, tokens in sizes.items() if q not in self._absent)
 
     def _measure_growth(self, changed: Iterable[Resident], grown: int, now: float) -> None:
-        """Requests that were and are decoding have grown by `grown` tokens in all: none of the `changed` ones."""
+        """Measure the decode rate: `grown` is the total growth of all decoding requests but the `changed` ones."""
         if self.learns:
-            known = (self._residents.get(resident.load.id) for resident in changed)
-            others = sum(resident is not None and resident.load.phase is Phase.DECODE for resident in known)
-            self.experience.grew(grown, self._decoding - others, now)
+            former = (self._residents.get(resident.load.id) for resident in changed)
+            others = sum(resident is not None and resident.load.phase is Phase.DECODE for resident in former)
+            self.experience.observe_growth(grown, self._decoding - others, now)
 
     def _take_requests(self, residents: Sequence[Resident], crossed: list[Crossing]) -> None:
-        """Take requests that are new or have changed; those in another size class are appended to `crossed`."""
+        """Store new and changed requests. Appends those in another size class to `crossed`."""
         cluster = self.cluster
         others = ((cluster.requests.get(resident.load.id), resident.load.tokens) for resident in residents)
         resized = [(q.id, Tokens(max(1, tokens))) for q, tokens in others if q is not None and q.tokens != tokens]
@@ -327,19 +340,19 @@ class PoolMemory:
                 del self.placed[request_id]
             self._stale[request_id] = None
 
-    def _relocate(self, doomed: Mapping[ReplicaId, Replica]) -> None:
-        """Have every request stand where it is to, of which something has changed."""
+    def _relocate(self, removed: Mapping[ReplicaId, Replica]) -> None:
+        """Derive the locations of all stale requests anew. No location is on a `removed` replica."""
         replicas = self.cluster.replicas
-        up = {r: replica for r, replica in replicas.items() if r not in doomed} if doomed else replicas
+        up = {r: replica for r, replica in replicas.items() if r not in removed} if removed else replicas
         stale, self._stale = self._stale, {}
         for request_id in stale:
-            self._stand(request_id, self._standing(request_id, up))
+            self._locate(request_id, self._location(request_id, up))
 
-    def _standing(self, request_id: RequestId, up: Mapping[ReplicaId, Replica]) -> _Standing | None:
-        """Where a request is, given the replicas that are up; None if it is not in the cluster."""
+    def _location(self, request_id: RequestId, up: Mapping[ReplicaId, Replica]) -> _Location | None:
+        """A request's location, given the replicas that are up; None if the request is not in the cluster."""
         placed = self.placed.get(request_id)
         if placed is not None and (replica := up.get(placed.replica)) is not None:
-            return _Standing(replica, pinned=True)
+            return _Location(replica, pinned=True)
         resident = self._residents.get(request_id)
         if resident is None:
             return None
@@ -350,18 +363,18 @@ class PoolMemory:
         target = None if underway is None else up.get(underway.move.target)
         stays = resident.load.immovable is not None or resident.load.phase is Phase.MOVING
         if target is not None:
-            return _Standing(target, home if home is not target else None, pinned=True)
+            return _Location(target, home if home is not target else None, pinned=True)
         if home is None:
-            return None if stays else _Standing(None, home=resident.replica, leaves=True)
+            return None if stays else _Location(None, home=resident.replica, leaves=True)
         if resident.load.phase is Phase.WAITING and not stays:
-            return _Standing(None, home=resident.replica)
-        return _Standing(home, pinned=stays)
+            return _Location(None, home=resident.replica)
+        return _Location(home, pinned=stays)
 
-    def _stand(self, request_id: RequestId, standing: _Standing | None) -> None:
+    def _locate(self, request_id: RequestId, location: _Location | None) -> None:
         cluster = self.cluster
         request = cluster.requests.get(request_id)
-        absent = self._forget(request_id)
-        if standing is None:
+        absent = self._forget_location(request_id)
+        if location is None:
             if request_id in self._residents:
                 tokens = absent or self._residents[request_id].load.tokens
                 self._absent[request_id] = tokens if request is None else request.tokens
@@ -369,37 +382,37 @@ class PoolMemory:
                 cluster.remove_request(request)
             return
         if request is None:
-            tokens = absent or self._reported(request_id)
-            request = cluster.add_request(request_id, Tokens(max(1, tokens)), standing.replica)
-        cluster.locate(request, standing.replica, standing.source)
-        if request.pinned is not standing.pinned:
-            cluster.pin(request, standing.pinned)
-        if standing.home is not None:
-            self.homes[request_id] = standing.home
-            if standing.leaves:
+            tokens = absent or self._reported_tokens(request_id)
+            request = cluster.add_request(request_id, Tokens(max(1, tokens)), location.replica)
+        cluster.locate(request, location.replica, location.source)
+        if request.pinned is not location.pinned:
+            cluster.pin(request, location.pinned)
+        if location.home is not None:
+            self.homes[request_id] = location.home
+            if location.leaves:
                 self.leaving[request_id] = None
-        if standing.replica is not None:
+        if location.replica is not None:
             resident = self._residents.get(request_id)
-            if standing.source is not None or resident is None or resident.load.phase not in SETTLED:
+            if location.source is not None or resident is None or resident.load.phase not in SETTLED:
                 self._unsettled[request_id] = None
 
-    def _is_there(self, request: Request) -> bool:
-        """Whether the request is on a replica, after what else was observed of it."""
+    def _is_placed(self, request: Request) -> bool:
+        """True if the request is still in the cluster and on a replica."""
         return request.replica is not None and self.cluster.requests.get(request.id) is request
 
-    def _forget(self, request_id: RequestId) -> Tokens | None:
-        """Forget how the request stood; the tokens that it held if it was not in the cluster."""
+    def _forget_location(self, request_id: RequestId) -> Tokens | None:
+        """Forget a request's location. Returns the size of a request that was absent from the cluster."""
         self.homes.pop(request_id, None)
         self.leaving.pop(request_id, None)
         self._unsettled.pop(request_id, None)
         return self._absent.pop(request_id, None)
 
-    def _reported(self, request_id: RequestId) -> Tokens:
+    def _reported_tokens(self, request_id: RequestId) -> Tokens:
         resident = self._residents.get(request_id)
         return self.placed[request_id].tokens if resident is None else resident.load.tokens
 
     def _admit_at_home(self) -> None:
-        """What is queued where there is room for it now runs there in the engine's next step, whatever is decided."""
+        """Put queued requests on their homes if they fit there, since the engine runs them in its next step anyway."""
         cluster = self.cluster
         queued: dict[ReplicaId, int] = {}
         for request in sorted((cluster.requests[q] for q in self.homes), key=lambda q: q.order):
@@ -417,9 +430,10 @@ class PoolMemory:
                 cluster.enqueue(replica, queued.get(replica.id, 0))
 
     def _correct(self) -> None:
-        """Set the difference between what every engine has in use and what the replica's requests should.
+        """Set the difference between every engine's own count of used tokens and the sum of its requests' sizes.
 
-        Requests that prefill, or are on their way, may have all of their blocks by now, or none.
+        Unsettled requests (in prefill, or on their way) have any part of their blocks, so they explain any difference
+        up to their sizes.
         """
         cluster = self.cluster
         uncertain: dict[ReplicaId, int] = {}
@@ -437,7 +451,7 @@ class PoolMemory:
 
 
 def finish(slices: Generator[None, None, T]) -> T:
-    """The result of work in slices, done without a pause."""
+    """Run a generator to its end, without pauses, and return its result."""
     while True:
         try:
             next(slices)

@@ -1,7 +1,7 @@
-"""Observations: what has become different since the last one, pool by pool.
+"""Observations: the differences from the previous observation, pool by pool.
 
-A decision depends on its memory and on one `Observation`, and on nothing else. So a recording of observations and of
-the arrivals between them, played through another memory from its beginning, gives the same plans.
+A decision depends only on its memory and one `Observation`. So a recording of all observations and of the arrivals
+between them gives the same plans when it is replayed from its beginning with a new memory.
 """
 
 from collections.abc import Mapping
@@ -13,18 +13,18 @@ from policies.paths.beliefs import Profile
 from policies.plan import MoveReport
 
 PoolId = NewType("PoolId", str)
-"""The name of the deployment whose replicas the pool consists of."""
+"""A pool's id: the name of its deployment."""
 
 ENGINE = PoolId("Engine")
-"""The pool of an application that has one."""
+"""The only pool of today's application."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Replicas that are interchangeable: one deployment of one model in one role.
+    """Interchangeable replicas: one deployment of one model in one role.
 
-    `capacity` is a new replica's in tokens, 0 as long as no replica has reported. There are to be at least
-    `min_replicas` and at most `max_replicas` (None: any number), just now `wanted`.
+    `capacity` is that of a new replica in tokens, 0 before the first report. `wanted` is the current target number of
+    replicas, between `min_replicas` and `max_replicas` (None: no maximum).
     """
 
     deployment: PoolId = ENGINE
@@ -38,10 +38,10 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Everything that a replica reports but its requests.
+    """A replica without its requests.
 
-    `free_blocks` is the engine's own count, the truth about room where requests share blocks; None where room follows
-    from the requests' sizes. A request can continue only where `model` is the same.
+    `free_blocks` is the engine's own count, correct also if requests share blocks; with None, the free room follows
+    from the requests' sizes. A request can only move between replicas with the same `model` fingerprint.
     """
 
     id: ReplicaId
@@ -56,7 +56,7 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """A request and the replica that it is on; without one it has not been placed yet."""
+    """A request and its replica; None before its first placement."""
 
     replica: ReplicaId | None
     load: RequestLoad
@@ -64,12 +64,12 @@ class Resident:
 
 @dataclass(frozen=True, slots=True)
 class PoolReport:
-    """What is new of one pool.
+    """The changes of one pool.
 
-    `replicas` are those whose status is new or has changed, `lost` those that are gone. `requests` are the ones that
-    are new, oldest first, or differ in more than their size; `sizes` maps others to the tokens that they hold now;
-    `gone` are on no replica any more. `moves` say what has become of moves, `profiles` what new replicas have measured
-    of themselves. `opening` counts replicas that were asked for and are not in the list yet.
+    `replicas` are new or changed statuses, `lost` the replicas that no longer exist. `requests` are new or differ in
+    more than their size, oldest first; `sizes` are the new sizes of others in tokens; `gone` are the requests that have
+    left all replicas. `moves` are the newest states of moves, `profiles` the measurements of new replicas. `opening` is
+    the number of requested replicas that are not among the statuses yet.
     """
 
     pool: Pool
@@ -85,11 +85,11 @@ class PoolReport:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What is new of every pool at `now`, in seconds of a monotonic clock."""
+    """The changes of every pool at `now`, in seconds of a monotonic clock."""
 
     now: float
     pools: tuple[PoolReport, ...]
 
 
 SETTLED = (Phase.DECODE, Phase.MOVING)
-"""What a request does that has all of its blocks."""
+"""The phases in which a request has all of its blocks."""

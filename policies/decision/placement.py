@@ -1,4 +1,4 @@
-"""Where an arriving request goes between epochs: at once, and without moving any other."""
+"""Placements: the replica of an arriving request, chosen at once and without moving any other request."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """Nothing has room: wait on the replica where room is nearest."""
+    """The request fits nowhere: it queues on this replica."""
 
     replica: ReplicaId
 
@@ -28,7 +28,7 @@ class NoReplica:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A request that was sent to a replica, which has not reported it yet."""
+    """A request on its way to a replica that has not reported it yet. The placement expires at `expires_at`."""
 
     label: str
     replica: ReplicaId
@@ -43,7 +43,7 @@ Decision = Place | Queue | NoReplica
 def free_tokens(
     statuses: Iterable[Status], placed: Mapping[RequestId, Placed], reported: Callable[[RequestId], bool], now: float
 ) -> dict[ReplicaId, Tokens]:
-    """Free tokens by replica, less those of requests that were placed there and are not `reported` yet."""
+    """The free tokens of every replica, less the sizes of requests placed there and not yet `reported`."""
     coming: dict[ReplicaId, int] = {}
     for request, placement in placed.items():
         if placement.expires_at > now and not reported(request):
@@ -57,8 +57,9 @@ def free_tokens(
 def least_loaded(
     free: Mapping[ReplicaId, Tokens], running: Collection[ReplicaId], sent: Mapping[ReplicaId, int]
 ) -> ReplicaId | None:
-    """A choice without the scheduler: the replica of `running` with the most `free` tokens in its last view.
+    """A placement without the scheduler: the replica of `running` with the most tokens in `free`, its last view.
 
-    `sent` counts the caller's own requests per replica; it alone decides between replicas that are not in that view.
+    `sent` is the caller's own number of requests per replica. It decides between replicas with equally many free
+    tokens; replicas outside the view have none. None if no replica is running.
     """
     return min(running, key=lambda replica: (-free.get(replica, 0), sent.get(replica, 0), replica), default=None)

@@ -1,11 +1,11 @@
 """The report protocol: replicas answer `report(version)` with their changes since that version, or with a snapshot.
 
 A replica's `Reporter` keeps the state of its last report. The scheduler's `Roster` merges the reports of a pool and
-returns their difference from the last observation. Both compare requests in the same way, so a snapshot and the changes
-that lead to the same state give the same observation.
+returns their difference from the last observation. Both compare requests in the same way, so the observation is the
+same whether a state was reached by a snapshot or by changes.
 
 Versions rise with every answer, received or not. After a lost answer the scheduler asks with an old version and gets a
-snapshot; an answer that arrives too late is dropped, and changes since another version than the roster's are refused.
+snapshot. Late answers are dropped, and changes since another version than the roster's are refused.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -17,18 +17,18 @@ from policies.model import Blocks, Phase, ReplicaId, ReplicaLoad, ReplicaState, 
 from policies.paths.beliefs import Profile
 from policies.plan import MoveReport
 
-Standing = tuple[Phase, int, str | None]
-"""A request's phase, hop, and reason not to move: whatever changes besides its size and its age."""
+Condition = tuple[Phase, int, str | None]
+"""A request's phase, hop, and reason not to move: all that may change except size and age."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A replica's report. `version` is the number of the state that it describes.
+    """A replica's report on its state number `version`.
 
-    With `since`, the report holds the changes since that version; without, it is a snapshot and `requests` are all
-    requests of the replica. `requests` are new or differ in more than size and age; `sizes` are the tokens of the
-    others that have grown or shrunk. `at` is the replica's clock in seconds, at which ages are measured. A snapshot has
-    the `profile` that the replica measured at its start, if it did.
+    With `since`, the report contains the changes since that version: `requests` are new or differ in more than size and
+    age, `sizes` are the new sizes of the others in tokens, `gone` are the requests that have left. Without `since`, the
+    report is a snapshot: `requests` are all of the replica's requests, and `profile` are its measurements at its start,
+    if there are any. `at` is the time of the report by the replica's clock, in seconds; ages refer to it.
     """
 
     version: int
@@ -50,28 +50,28 @@ class _Changes(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Held:
-    """The last reported requests of one replica; `births` are the times of their starts by the replica's clock."""
+class _ReportedState:
+    """The requests of one replica as of its last report. `births` are their starting times by the replica's clock."""
 
     at: float = 0.0
-    standing: dict[RequestId, Standing] = field(default_factory=dict)
+    conditions: dict[RequestId, Condition] = field(default_factory=dict)
     tokens: dict[RequestId, Tokens] = field(default_factory=dict)
     loads: dict[RequestId, RequestLoad] = field(default_factory=dict)
     births: dict[RequestId, float] = field(default_factory=dict)
 
     def changes(self, requests: Iterable[RequestLoad], at: float) -> _Changes:
-        """The difference between the state held and `requests`, which are held from then on."""
-        standing, tokens = self.standing, self.tokens
+        """Replace the state by `requests`, and return the difference."""
+        conditions, tokens = self.conditions, self.tokens
         changed: list[RequestLoad] = []
         sizes: dict[RequestId, Tokens] = {}
         seen: set[RequestId] = set()
         for load in requests:
             seen.add(load.id)
-            if standing.get(load.id) != (load.phase, load.hop, load.immovable):
+            if conditions.get(load.id) != (load.phase, load.hop, load.immovable):
                 changed.append(load)
             elif tokens[load.id] != load.tokens:
                 sizes[load.id] = load.tokens
-        found = _Changes(changed, sizes, [request for request in standing if request not in seen])
+        found = _Changes(changed, sizes, [request for request in conditions if request not in seen])
         self.take(found, at)
         return found
 
@@ -79,10 +79,10 @@ class _Held:
         """Apply changes that were reported at `at`."""
         self.at = at
         for request in changes.gone:
-            if self.standing.pop(request, None) is not None:
+            if self.conditions.pop(request, None) is not None:
                 del self.tokens[request], self.loads[request], self.births[request]
         for load in changes.changed:
-            self.standing[load.id] = (load.phase, load.hop, load.immovable)
+            self.conditions[load.id] = (load.phase, load.hop, load.immovable)
             self.tokens[load.id] = load.tokens
             self.loads[load.id] = load
             self.births[load.id] = at - load.age_s
@@ -96,21 +96,21 @@ class _Held:
 
 
 class Reporter:
-    """The replica's side. `profile` is part of every snapshot.
+    """The replica's side of the protocol. Every snapshot contains `profile`.
 
-    Versions rise from `first`; a replica that restarts under its old id must begin above its old versions.
+    Versions rise from `first`, which must be above the versions of an earlier replica with the same id.
     """
 
     def __init__(self, profile: Profile | None = None, first: int = 0) -> None:
         self._profile = profile
         self._version = first
-        self._held = _Held()
+        self._state = _ReportedState()
 
     def report(self, load: ReplicaLoad, version: int | None, at: float = 0.0) -> Report:
         """Report `load`: the changes if `version` is that of the last report, else a snapshot."""
         since = version if version == self._version else None
         self._version += 1
-        changed, sizes, gone = self._held.changes(load.requests, at)
+        changed, sizes, gone = self._state.changes(load.requests, at)
         status = status_of(load)
         if since is None:
             return Report(self._version, status, None, load.requests, at=at, profile=self._profile)
@@ -118,16 +118,16 @@ class Reporter:
 
 
 class Roster:
-    """The scheduler's side: the newest report of every replica of a pool, and the changes not yet observed."""
+    """The scheduler's side of the protocol: the newest state of every replica of a pool, and its unobserved changes."""
 
     def __init__(self) -> None:
         self._statuses: dict[ReplicaId, Status] = {}
         self._versions: dict[ReplicaId, int] = {}
-        self._held: dict[ReplicaId, _Held] = {}
-        self._where: dict[RequestId, dict[ReplicaId, None]] = {}
+        self._states: dict[ReplicaId, _ReportedState] = {}
+        self._locations: dict[RequestId, dict[ReplicaId, None]] = {}
         self._observed: dict[ReplicaId, Status] = {}
         self._residents: dict[RequestId, ReplicaId] = {}
-        self._touched: dict[RequestId, None] = {}
+        self._changed: dict[RequestId, None] = {}
         self._sizes: dict[RequestId, Tokens] = {}
         self._doubled: dict[RequestId, None] = {}
         self._profiled: set[ReplicaId] = set()
@@ -136,25 +136,25 @@ class Roster:
     # --- reports --------------------------------------------------------------------------------------
 
     def version(self, replica: ReplicaId) -> int | None:
-        """The version to ask the replica with; None asks for a snapshot."""
+        """The version of the replica's last report, for the next request; None requests a snapshot."""
         return self._versions.get(replica)
 
     def take(self, report: Report) -> None:
-        """Take a replica's report. Raises `ValueError` for changes since another version than the last."""
+        """Merge a replica's report. Raises `ValueError` for changes since another version than the last."""
         replica = report.status.id
         if report.since is not None and report.since != self._versions.get(replica):
             raise ValueError(f"{replica} reports changes since {report.since}, not {self._versions.get(replica)}")
-        held = self._held.setdefault(replica, _Held())
+        state = self._states.setdefault(replica, _ReportedState())
         if report.since is None:
-            changes = held.changes(report.requests, report.at)
+            changes = state.changes(report.requests, report.at)
         else:
             changes = _Changes(report.requests, report.sizes, report.gone)
-            held.take(changes, report.at)
+            state.take(changes, report.at)
         for request in changes.gone:
-            self._leaves(request, replica)
+            self._remove(request, replica)
         for load in changes.changed:
-            self._where.setdefault(load.id, {})[replica] = None
-            self._touched[load.id] = None
+            self._locations.setdefault(load.id, {})[replica] = None
+            self._changed[load.id] = None
         self._sizes.update(changes.sizes)
         self._statuses[replica] = report.status
         self._versions[replica] = report.version
@@ -163,17 +163,17 @@ class Roster:
             self._profiles[replica] = report.profile
 
     def forget(self, replica: ReplicaId) -> None:
-        """Drop the replica and its requests; its next report is to be a snapshot."""
+        """Remove the replica and its requests. Its next report must be a snapshot."""
         self._statuses.pop(replica, None)
         self._versions.pop(replica, None)
         self._profiles.pop(replica, None)
         self._profiled.discard(replica)
-        held = self._held.pop(replica, None)
-        for request in held.standing if held else ():
-            self._leaves(request, replica)
+        state = self._states.pop(replica, None)
+        for request in state.conditions if state else ():
+            self._remove(request, replica)
 
     def keep(self, replicas: Iterable[ReplicaId]) -> None:
-        """Forget all other replicas."""
+        """Remove all other replicas."""
         kept = set(replicas)
         for replica in [r for r in self._statuses if r not in kept]:
             self.forget(replica)
@@ -187,24 +187,24 @@ class Roster:
 
     def is_empty(self, replica: ReplicaId) -> bool:
         """True if no request is on the replica."""
-        return not self._held[replica].standing
+        return not self._states[replica].conditions
 
     def holds(self, request: RequestId) -> bool:
         """True if the request is on a replica that has reported."""
-        return request in self._where
+        return request in self._locations
 
     def find(self, reference: str) -> list[tuple[ReplicaId, RequestLoad]]:
-        """The requests with that id or label, with their replicas in order of id."""
+        """The requests with that id or label, each with its replica, in order of the replicas' ids."""
         return [
-            (replica, replace(load, tokens=held.tokens[request]))
-            for replica, held in sorted(self._held.items())
-            for request, load in held.loads.items()
+            (replica, replace(load, tokens=state.tokens[request]))
+            for replica, state in sorted(self._states.items())
+            for request, load in state.loads.items()
             if reference in (request, load.label)
         ]
 
     def load(self, replica: ReplicaId) -> ReplicaLoad:
-        """The replica with all of its requests, as of its last report. Costs time in proportion to the requests."""
-        return load_of(self._statuses[replica], self._held[replica].requests())
+        """The replica with all of its requests, as of its last report. Takes time in proportion to their number."""
+        return load_of(self._statuses[replica], self._states[replica].requests())
 
     @property
     def observed(self) -> Mapping[ReplicaId, Status]:
@@ -221,9 +221,9 @@ class Roster:
         unreported: Iterable[Status] = (),
         leaving: Collection[ReplicaId] = (),
     ) -> PoolReport:
-        """The changes since the last call. The pool's capacity is that of its largest replica, if any has reported.
+        """The changes since the last call. The capacity in `pool` is replaced by that of the largest reported replica.
 
-        `unreported` are replicas without a report. Those `leaving` are DRAINING, whatever they report themselves.
+        `unreported` are the statuses of replicas without a report. Replicas in `leaving` count as DRAINING.
         """
         statuses, observed = dict(self._statuses), self._observed
         for replica in leaving:
@@ -242,47 +242,47 @@ class Roster:
 
     # --- inside ---------------------------------------------------------------------------------------
 
-    def _leaves(self, request: RequestId, replica: ReplicaId) -> None:
-        where = self._where[request]
-        del where[replica]
-        if not where:
-            del self._where[request]
-        self._touched[request] = None
+    def _remove(self, request: RequestId, replica: ReplicaId) -> None:
+        locations = self._locations[request]
+        del locations[replica]
+        if not locations:
+            del self._locations[request]
+        self._changed[request] = None
 
     def _settle(self) -> tuple[tuple[Resident, ...], tuple[RequestId, ...]]:
-        """The requests that have changed, with their replicas, and those that are on no replica any more."""
+        """The changed requests with their replicas, oldest first, and the requests that have left all replicas."""
         residents, gone = [], []
-        for request in self._touched:
+        for request in self._changed:
             self._sizes.pop(request, None)
             self._doubled.pop(request, None)
-            where = self._where.get(request)
-            if where is None:
+            locations = self._locations.get(request)
+            if locations is None:
                 if self._residents.pop(request, None) is not None:
                     gone.append(request)
                 continue
-            if len(where) > 1:
+            if len(locations) > 1:
                 self._doubled[request] = None
             home = self._home(request)
-            load = self._held[home].loads[request]
-            tokens = self._held[home].tokens[request]
+            load = self._states[home].loads[request]
+            tokens = self._states[home].tokens[request]
             self._residents[request] = home
             residents.append(Resident(home, load if load.tokens == tokens else replace(load, tokens=tokens)))
         for request in self._doubled:
             if request in self._sizes:
-                self._sizes[request] = self._held[self._residents[request]].tokens[request]
-        self._touched = {}
+                self._sizes[request] = self._states[self._residents[request]].tokens[request]
+        self._changed = {}
         return tuple(sorted(residents, key=lambda r: (-r.load.age_s, r.load.id))), tuple(sorted(gone))
 
     def _home(self, request: RequestId) -> ReplicaId:
-        """The replica of a request; of two replicas the first, since the hand-over to the second may yet fail."""
-        where = self._where[request]
-        if len(where) == 1:
-            return next(iter(where))
-        return min(where, key=lambda replica: (self._held[replica].loads[request].hop, replica))
+        """The replica of a request. Of two it is the source of the move, since the hand-over may still fail."""
+        locations = self._locations[request]
+        if len(locations) == 1:
+            return next(iter(locations))
+        return min(locations, key=lambda replica: (self._states[replica].loads[request].hop, replica))
 
 
 def status_of(load: ReplicaLoad) -> Status:
-    """The status in a load."""
+    """The load without its requests."""
     return Status(
         load.id,
         load.state,
@@ -296,7 +296,7 @@ def status_of(load: ReplicaLoad) -> Status:
 
 
 def load_of(status: Status, requests: Iterable[RequestLoad] = ()) -> ReplicaLoad:
-    """The load of a replica with that status and those requests."""
+    """The inverse of `status_of`: a replica's load, of its status and its requests."""
     return ReplicaLoad(
         status.id,
         status.state,

@@ -1,9 +1,8 @@
-"""The dry run: the cluster as it would be had all decisions been carried out.
+"""The dry run: decisions without actions, on a shadow of the cluster in which all plans are carried out.
 
-Decided on the cluster as it is, the same moves would be found again in every epoch, and nothing would ever come of
-them. So a shadow carries the plans out on an idealised cluster of its own, in which moves and starts take no time, and
-decides on observations of that one. It begins as the real one was found; from then on the real one only says which
-requests there are and how large they have become.
+Decisions on the real cluster would repeat the same moves in every epoch, since nobody makes them. So the shadow carries
+plans out on an idealised cluster of its own, in which moves and starts take no time, and decides on observations of it.
+It begins as a copy of the real cluster. Afterwards it takes only the requests and their sizes from there.
 """
 
 from collections import Counter
@@ -25,11 +24,12 @@ from policies.rules.policy import Policy
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """What a scheduler that only observes would have done in `since_s` seconds.
+    """The figures of a dry run of `since_s` seconds.
 
-    `replicas_now` exist and `replicas_needed` would, `requests_waiting` would wait for a place there. The GPU-seconds
-    are the integrals of the two numbers over time, so a replica counts as one GPU. `moves` and their tokens are what
-    it would have taken; `moved_bytes` is their KV, None as long as no replica has reported what a token takes.
+    `replicas_now` is the number of real replicas, `replicas_needed` that of the shadow, and `requests_waiting` the
+    number of its requests without a replica. The GPU-seconds are the integrals of both numbers of replicas over time:
+    a replica counts as one GPU. `moves` and `moved_tokens` are those of the shadow's moves, and `moved_bytes` is the
+    size of their KV, None before a replica has reported the size of a token.
     """
 
     since_s: float
@@ -44,16 +44,16 @@ class DryRun:
 
     @property
     def gpu_seconds_saved(self) -> float:
-        """Below zero where acting would have taken more: requests queue while replicas could be added."""
+        """The GPU-seconds saved by `act`; below zero if it adds replicas for requests that queue in reality."""
         return self.gpu_seconds_real - self.gpu_seconds_needed
 
     def to_json(self) -> dict[str, Any]:
-        """Every figure by its name."""
+        """All figures, by name."""
         return asdict(self) | {"gpu_seconds_saved": self.gpu_seconds_saved}
 
 
 class Shadow:
-    """Follows reports of one pool. Equal reports give equal shadows; `experience` is what the real pool has shown."""
+    """Follows the reports of one pool: equal reports give equal shadows. `experience` is that of the real pool."""
 
     def __init__(self, terms: Terms, experience: Experience, rule: Policy | None = None) -> None:
         self._terms = replace(
@@ -76,7 +76,7 @@ class Shadow:
         self._pool = Pool()
         self._homes: dict[RequestId, ReplicaId | None] = {}
         self._open: dict[ReplicaId, Status] = {}
-        self._fewest = 0
+        self._min_replicas = 0
         self._lost: tuple[ReplicaId, ...] = ()
         self._memory = self._new_memory(1)
 
@@ -86,17 +86,18 @@ class Shadow:
         return self._memory.cluster
 
     def observe(self, seen: PoolReport, now: float) -> Plan:
-        """Live through one epoch; returns what has been decided and done in the shadow.
+        """Run one epoch: decide, and carry the plan out on the shadow. Returns the plan.
 
-        Nothing is, before all replicas that run have reported once: where their requests are is where it begins.
+        The shadow begins once every running replica has reported, since it copies their requests. Until then plans are
+        empty.
         """
         self._take(seen)
         if self._began is None:
-            if not self._all_known():
+            if not self._all_reported():
                 return Plan()
-            self._found(seen)
+            self._begin(seen)
             self._began = self._now = now
-        self._pass(now)
+        self._advance(now)
         (plan,) = decide_pool(self._memory, self._report(), now)
         self._carry_out(plan)
         self._moves += len(plan.moves) + len(plan.evicted)
@@ -105,7 +106,7 @@ class Shadow:
 
     @property
     def so_far(self) -> DryRun | None:
-        """What it has come to by the last observation; None as long as it has not begun."""
+        """The figures as of the last observation; None before the beginning."""
         if self._began is None:
             return None
         return DryRun(
@@ -137,40 +138,40 @@ class Shadow:
             self._residents[request] = replace(resident, load=replace(resident.load, tokens=tokens))
             self._sizes[request] = tokens
 
-    def _all_known(self) -> bool:
-        """Whether replicas run, and each that does not start has reported its capacity."""
+    def _all_reported(self) -> bool:
+        """True if a replica is running, and every replica that is not starting has reported its capacity."""
         statuses = self._real.values()
-        known = all(status.capacity or status.state is ReplicaState.STARTING for status in statuses)
-        return known and any(status.state is ReplicaState.RUNNING for status in statuses)
+        reported = all(status.capacity or status.state is ReplicaState.STARTING for status in statuses)
+        return reported and any(status.state is ReplicaState.RUNNING for status in statuses)
 
-    def _pass(self, now: float) -> None:
-        """What the last epoch left held until now."""
+    def _advance(self, now: float) -> None:
+        """Advance the time to `now`; both numbers of replicas were constant since the last epoch."""
         passed_s = now - self._now
         self._real_s += passed_s * self._replicas_now
         self._needed_s += passed_s * len(self.cluster.replicas)
         self._now = now
         self._replicas_now = sum(status.state is not ReplicaState.STOPPED for status in self._real.values())
 
-    # --- the idealised one ----------------------------------------------------------------------------
+    # --- the idealised cluster ------------------------------------------------------------------------
 
-    def _found(self, seen: PoolReport) -> None:
-        """Begin with the cluster as it is. Replicas that start are up, since starting takes no time here; those that
-        are to be gone are gone, and their requests wait as what is queued does.
+    def _begin(self, seen: PoolReport) -> None:
+        """Copy the real cluster. Starting replicas are up, since starts take no time here. Replicas that are about to
+        stop are left out; their requests wait, as queued ones do.
 
-        Of replicas that differ the smallest is the measure of all.
+        If replicas differ, all have the capacity of the smallest.
         """
         up = sorted((s for s in self._real.values() if s.state in UP), key=lambda s: (s.node, s.id))
         running = [status for status in up if status.state is ReplicaState.RUNNING]
-        most = max(seen.pool.max_replicas or 0, len(up)) if seen.pool.max_replicas is not None else None
+        limit = max(seen.pool.max_replicas or 0, len(up)) if seen.pool.max_replicas is not None else None
         capacity = min(status.capacity for status in running)
-        self._fewest = max(self._terms.limits.limits.min_replicas, seen.pool.min_replicas)
-        self._pool = replace(seen.pool, capacity=capacity, max_replicas=most)
+        self._min_replicas = max(self._terms.limits.limits.min_replicas, seen.pool.min_replicas)
+        self._pool = replace(seen.pool, capacity=capacity, max_replicas=limit)
         per_node = max(Counter(status.node for status in up).values())
         self._memory = self._new_memory(per_node)
-        supply = Supply(per_node, most)
-        homes = {status.id: self._opened(*supply.take(), running) for status in up}
-        while len(self._open) < self._fewest and supply.left > 0:
-            self._opened(*supply.take(), running)
+        supply = Supply(per_node, limit)
+        homes = {status.id: self._add_replica(*supply.take(), running) for status in up}
+        while len(self._open) < self._min_replicas and supply.left > 0:
+            self._add_replica(*supply.take(), running)
         for request, resident in self._residents.items():
             waits = resident.load.phase is Phase.WAITING
             self._homes[request] = None if waits or resident.replica is None else homes.get(resident.replica)
@@ -179,15 +180,16 @@ class Shadow:
     def _new_memory(self, per_node: int) -> PoolMemory:
         return PoolMemory(replace(self._terms, per_node=per_node), self._rule, self._experience)
 
-    def _opened(self, replica: ReplicaId, node: str, like: Iterable[Status] = ()) -> ReplicaId:
+    def _add_replica(self, replica: ReplicaId, node: str, like: Iterable[Status] = ()) -> ReplicaId:
+        """Add a running replica with the smallest `max_requests` of `like` or, without these, of an open replica."""
         most = min((status.max_requests for status in like), default=None)
-        known = next(iter(self._open.values()), None)
-        most = most if most is not None else known.max_requests if known is not None else 1 << 30
+        other = next(iter(self._open.values()), None)
+        most = most if most is not None else other.max_requests if other is not None else 1 << 30
         self._open[replica] = Status(replica, ReplicaState.RUNNING, node, self._pool.capacity, max_requests=most)
         return replica
 
     def _report(self) -> PoolReport:
-        """What the idealised replicas would report."""
+        """The changes of the idealised cluster since the last call."""
         fresh = [request for request in self._fresh if request in self._residents]
         report = PoolReport(
             self._pool,
@@ -206,9 +208,9 @@ class Shadow:
         return Resident(self._homes.setdefault(request, None), ideal)
 
     def _carry_out(self, plan: Plan) -> None:
-        """Do what the plan says, at once."""
+        """Carry the plan out, at once."""
         for opening in plan.opened:
-            self._opened(opening.replica, opening.node)
+            self._add_replica(opening.replica, opening.node)
         for eviction in plan.evicted:
             self._homes[eviction.request] = None
             self._fresh[eviction.request] = None
@@ -223,7 +225,7 @@ class Shadow:
         self._lost = plan.closed
 
     def _size(self, request: RequestId) -> Tokens:
-        """Tokens in whole blocks; what shares blocks with others counts in full. Never more than a replica has."""
+        """The request's size in whole blocks, in tokens, at most a replica's capacity. Shared blocks count in full."""
         resident = self._residents[request]
         status = self._real.get(resident.replica) if resident.replica is not None else None
         block = status.block_size if status is not None else 1
