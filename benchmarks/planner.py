@@ -271,7 +271,7 @@ class LivePath:
         while not epoch.done():
             await asyncio.sleep(0)
             turned = time.process_time()
-            if self._arrived and self._epochs.known.is_set():
+            if self._arrived and self._epochs.ready.is_set():
                 self._place(self._arrived.pop())
             after = time.process_time()
             placing += after - turned
@@ -301,8 +301,8 @@ class SteadyListing:
     async def refresh(self) -> None:
         """See `Listing.refresh`."""
 
-    def knows(self, replica: ReplicaId) -> bool:
-        """See `Listing.knows`."""
+    def lists(self, replica: ReplicaId) -> bool:
+        """See `Listing.lists`."""
         return True
 
     def runs(self, replica: ReplicaId) -> bool:
@@ -330,14 +330,14 @@ class SteadyScaler:
     def __init__(self, count: int) -> None:
         self.wanted = self.max_replicas = count
 
-    def stand_by(self) -> None:
-        """See `Scaler.stand_by`."""
+    def publish(self) -> None:
+        """See `Scaler.publish`."""
 
     def open(self, count: int) -> None:
         """See `Scaler.open`."""
 
-    def emptying(self, replicas: Collection[ReplicaId]) -> None:
-        """See `Scaler.emptying`."""
+    def mark_emptying(self, replicas: Collection[ReplicaId]) -> None:
+        """See `Scaler.mark_emptying`."""
 
     def close(self, replicas: Iterable[ReplicaId], fence: int) -> None:
         """See `Scaler.close`."""
@@ -345,8 +345,8 @@ class SteadyScaler:
     def close_drained(self, empty: Iterable[ReplicaId], fence: int) -> None:
         """See `Scaler.close_drained`."""
 
-    def look_for_gone(self, filled: Collection[ReplicaId]) -> None:
-        """See `Scaler.look_for_gone`."""
+    def measure_freed(self, filled: Collection[ReplicaId]) -> None:
+        """See `Scaler.measure_freed`."""
 
     async def drain(self, replica: ReplicaId, fence: int) -> None:
         """See `Scaler.drain`."""

@@ -10,7 +10,9 @@ from policies.model import ReplicaLoad
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """A replica's figures for operators: process ids (replica, engine core, workers) and counters since its start."""
+    """A replica's figures for operators: process ids (replica, engine core, workers), counters since its start, and the
+    number of staging slots in use.
+    """
 
     pids: tuple[int, ...] = ()
     preemptions: int = 0
@@ -20,10 +22,10 @@ class Gauges:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaReport:
-    """A replica's answer: `report` is the decision's part of it, `gauges` the operators'.
+    """A replica's answer: `report` for the decision, `gauges` for operators, and the `records` of migrations.
 
-    `records` are the migrations that the replica leads, and those ended ones whose records have changed since the
-    asked version (all that the replica remembers, if `report` is a snapshot); newest first.
+    The replica leads these migrations as their source. All that are under way are included, and ended ones whose
+    records have changed since the last answer (all ended ones in memory, if `report` is a snapshot); newest first.
     """
 
     report: Report
@@ -32,7 +34,7 @@ class ReplicaReport:
 
 
 def replica_json(load: ReplicaLoad, gauges: Gauges = Gauges()) -> dict[str, Any]:
-    """A replica as `/mell/state` shows it."""
+    """A replica's entry in `/mell/state`."""
     return {
         "id": load.id,
         "state": load.state,

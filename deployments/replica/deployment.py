@@ -1,4 +1,4 @@
-"""The `Engine` deployment: one replica wraps one vLLM engine and hosts the requests on it."""
+"""The `Engine` deployment: each replica runs one engine and hosts the requests on it."""
 
 import asyncio
 import logging
@@ -11,7 +11,7 @@ import ray
 from prometheus_client import REGISTRY
 
 from deployments.api.calls import Batch, Submission
-from deployments.api.protocols import EngineApi
+from deployments.api.protocols import EngineApi, RemoteReplicas, TargetApi
 from deployments.api.report import Gauges, ReplicaReport
 from deployments.api.stubs import ServeSchedulerClient, engines
 from deployments.config import EngineConfig, MigrationSettings, Topology
@@ -22,7 +22,6 @@ from deployments.processes.heap import freeze_heap
 from deployments.replica.host import RequestHost
 from deployments.replica.moves import Moves
 from deployments.replica.outbox import Outboxes
-from deployments.replica.peer import ServePeer
 from deployments.replica.reporting import ReplicaReporter
 from deployments.replica.transports import make_slots, make_transport
 from deployments.serve.membership import Membership, ServeMembership
@@ -41,6 +40,35 @@ from policies.model import Blocks, ReplicaId, ReplicaLoad, ReplicaState, Request
 log = logging.getLogger("ray.serve")
 
 _WATCH_PERIOD_S = 0.2
+"""The time between two checks of the replica's own state, in seconds."""
+
+
+class ServePeer:
+    """Implements `Peer`: the target of a migration, behind calls to that one replica."""
+
+    def __init__(self, replicas: RemoteReplicas[TargetApi], replica: ReplicaId) -> None:
+        self._target = replicas.at(replica)
+        self.id = replica
+
+    async def prepare(self, message: Prepare) -> Prepared:
+        """See `Peer.prepare`."""
+        return await self._target.migration_prepare(message)
+
+    async def receive(self, message: Chunk) -> None:
+        """See `Peer.receive`."""
+        await self._target.migration_receive(message)
+
+    async def adopt(self, message: Adopt) -> None:
+        """See `Peer.adopt`."""
+        await self._target.migration_adopt(message)
+
+    async def cancel(self, migration: str) -> None:
+        """See `Peer.cancel`."""
+        await self._target.migration_cancel(migration)
+
+    async def resumed(self, migration: str) -> float | None:
+        """See `Peer.resumed`."""
+        return await self._target.migration_resumed(migration)
 
 
 class EngineReplica:
@@ -49,7 +77,7 @@ class EngineReplica:
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, engine: EngineConfig, migration: MigrationSettings, topology: Topology
     ) -> None:
-        """Start the engine; Serve calls the replica RUNNING once this returns."""
+        """Start the engine. The replica is RUNNING for Serve once this returns."""
         self._id = own_id()
         self._node = own_node()
         self._ingress_lease_s = topology.ingress_lease_s
@@ -73,7 +101,7 @@ class EngineReplica:
         freeze_heap()
 
     def _peers_changed(self, membership: Membership) -> None:
-        """Migrations to replicas that are gone end now, not at their time-outs."""
+        """End migrations to replicas that have left now, instead of at their time-outs."""
         for target in self._moves.targets() - set(membership.running):
             self._moves.target_lost(target)
 
@@ -104,13 +132,13 @@ class EngineReplica:
     # --- Serve ----------------------------------------------------------------------------------------
 
     async def check_health(self) -> None:
-        """Raises when the engine died or hangs: Serve then replaces this replica."""
+        """Raise `EngineDead` if the engine is dead or hangs: Serve then replaces this replica."""
         if self._hung:
             raise EngineDead("the engine hangs")
         await self._engine.check_health()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """For Serve's own autoscaler, where that is used: see `deployments.serve.scaling.CountRequests`."""
+        """The number of requests, for Serve's own autoscaler if it is used: see `deployments.serve.scaling`."""
         return {REQUESTS: float(sum(1 for _ in self._host.loads()))}
 
     async def __del__(self) -> None:
@@ -122,7 +150,7 @@ class EngineReplica:
         self._engine.shutdown()
 
     async def metrics(self) -> tuple[Family, ...]:
-        """What vLLM counts, rendered beside the event loop."""
+        """See `MetricsApi.metrics`. Renders vLLM's own metrics in a thread, so that the event loop does not wait."""
         return await asyncio.to_thread(expose, REGISTRY, {"replica": self._id}, "vllm:")
 
     # --- for the ingress ------------------------------------------------------------------------------
@@ -223,16 +251,16 @@ class EngineReplica:
     # --- inside ---------------------------------------------------------------------------------------
 
     def _load(self) -> ReplicaLoad:
-        """The engine's room, less what is promised to requests on their way here."""
+        """The state of replica and engine. Blocks reserved for requests on their way here are not free."""
         stats = self._engine.stats()
-        promised = -(-self._host.reserved_tokens // stats.block_size)
+        reserved = -(-self._host.reserved_tokens // stats.block_size)
         return ReplicaLoad(
             id=self._id,
             state=ReplicaState.DRAINING if self._host.stopping else ReplicaState.RUNNING,
             node=self._node,
             capacity_tokens=stats.capacity_tokens,
             block_size=stats.block_size,
-            free_blocks=Blocks(max(0, stats.free_blocks - promised)),
+            free_blocks=Blocks(max(0, stats.free_blocks - reserved)),
             max_requests=stats.max_requests,
             model=self._engine.fingerprint.model,
             requests=tuple(self._host.loads()),
@@ -244,9 +272,7 @@ class EngineReplica:
         self._fence = fence
 
     async def _watch(self) -> None:
-        """Look after what nobody calls about: ingresses that are gone, an engine that is short of room or hangs, and
-        Serve stopping the replica, which is to be in time.
-        """
+        """Check the state that no call reports: preemptions, a hung engine, lost ingresses, and a stop by Serve."""
         preemptions = 0
         while True:
             await asyncio.sleep(_WATCH_PERIOD_S)
@@ -256,7 +282,7 @@ class EngineReplica:
             if self._host.silent_s() > self._silence_s:
                 self._hung = True
                 self._host.lose_all(f"the engine gave no token for {self._silence_s:g} s")
-                # Gives the memory back now: Serve takes its time to stop this replica.
+                # Frees the engine's memory now. Serve stops this replica only after its next health checks.
                 await asyncio.to_thread(self._engine.shutdown)
             for ingress in self._outboxes.silent(self._ingress_lease_s):
                 count = self._host.forget_ingress(ingress)
@@ -265,7 +291,7 @@ class EngineReplica:
             if is_stopping():
                 self._moves.stop()
                 if not any(self._host.loads()) and not self._moves.pending:
-                    # Serve waits for open streams, and these would stay open for good.
+                    # Serve waits for open streams, and the ingresses' streams of events never end by themselves.
                     self._outboxes.close()
 
 
@@ -274,8 +300,10 @@ if TYPE_CHECKING:
 
 
 def _engine_class(kind: str) -> Any:
-    """The engine of that kind. Importing vLLM must not cost this process its log: where vLLM configures logging, it
-    closes every handler of the process, Serve's replica log among them. Its lines go to that log instead.
+    """The engine class of that kind.
+
+    vLLM must not configure logging in this process: it would close all existing handlers, among them that of Serve's
+    replica log. vLLM's lines go to that log instead.
     """
     if kind == "paced":
         from deployments.engine.paced import PacedEngine
@@ -290,10 +318,9 @@ def _engine_class(kind: str) -> Any:
 
 
 def is_stopping() -> bool:
-    """Whether Serve has begun to stop the replica that this code runs in.
+    """True if Serve has begun to stop the replica of this process.
 
-    Serve has no public sign of it; where the private one is missing (tested with Ray 2.60), a stop takes the
-    whole grace period.
+    Serve has no public sign of it. Without the private one (tested with Ray 2.60), a stop takes the whole grace period.
     """
     worker = ray._private.worker.global_worker
     replica = getattr(worker.actors.get(worker.actor_id), "_replica_impl", None)

@@ -12,7 +12,8 @@ from policies.paths.beliefs import Profile
 class ReplicaReporter:
     """Answers with the changes since the scheduler's version. Keeps the state of the last answer, received or not.
 
-    Versions rise from `first`; a replica that restarts under its old id must begin above its old versions.
+    Versions rise from `first`, which must be above the versions of an earlier replica with the same id. Every snapshot
+    contains `profile`.
     """
 
     def __init__(self, profile: Profile | None = None, first: int = 0) -> None:
@@ -22,10 +23,10 @@ class ReplicaReporter:
     def report(
         self, load: ReplicaLoad, gauges: Gauges, records: Iterable[MigrationRecord], version: int | None, at: float
     ) -> ReplicaReport:
-        """Report the replica's present state. `records` are all migrations that it leads or remembers, newest first.
+        """Report the replica's present state. `records` are all migrations under way and in memory, newest first.
 
-        Migrations under way are part of every answer, since the scheduler forgets a move without news. `at` is the
-        replica's clock in seconds.
+        Every answer contains the migrations under way, since the scheduler drops a move without new reports. `at` is
+        the time by the replica's clock, in seconds.
         """
         report = self._reporter.report(load, version, at)
         reported = {} if report.since is None else self._ended
@@ -36,5 +37,5 @@ class ReplicaReporter:
 
 
 def _differ(one: MigrationRecord | None, other: MigrationRecord) -> bool:
-    """True if the records differ; mostly they are one object, so that is compared first."""
+    """True if the records differ. Compares identities first, since mostly both are the same object."""
     return one is not other and one != other

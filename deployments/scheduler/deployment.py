@@ -1,7 +1,7 @@
-"""The `Scheduler` deployment: a singleton that knows where every request is, and decides where it goes.
+"""The `Scheduler` deployment: the one process that places requests, orders migrations and scales the pool.
 
-All it knows is soft state, rebuilt from the replicas' reports within an epoch of its start. While it is away
-requests run on where they are, and ingresses place new ones by themselves.
+Its state is soft: it is rebuilt from the replicas' reports within an epoch of its start. While no scheduler runs,
+requests stay on their replicas, and ingresses place new ones by themselves.
 """
 
 import asyncio
@@ -12,6 +12,8 @@ from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
+
+from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
 
 from deployments.api.calls import MoveAccepted, MoveAnswer, MoveRejected, PlaceCall
 from deployments.api.protocols import ControlApi, RemoteReplicas, SchedulerApi
@@ -24,7 +26,6 @@ from deployments.processes.guard import start_guard
 from deployments.processes.heap import keep_heap_frozen
 from deployments.scheduler.dispatch import Dispatch
 from deployments.scheduler.epochs import Epochs
-from deployments.scheduler.fencing import next_fence
 from deployments.scheduler.gatherer import EngineReporters, Gatherer
 from deployments.scheduler.listing import Listing, ServeListing
 from deployments.scheduler.pool import LivePool
@@ -51,15 +52,19 @@ from policies.plan import Move, Reason
 
 log = logging.getLogger("ray.serve")
 
+_NAMESPACE = b"mell"
+
 _STALLED_EPOCHS = 30
+"""The number of missing epochs after which the scheduler counts as stalled."""
+
 _OPERATOR_WAIT_S = 0.3
-"""How long an operator's call waits for replicas that are slow to report, before it makes do with their last word."""
+"""The time that an operator's call waits for slow replicas, in seconds, before it uses their previous reports."""
 
 
 class LiveScheduler:
-    """Implements `SchedulerApi`: runs an epoch every `epoch_s` seconds; answers ingresses and operators in between.
+    """Implements `SchedulerApi`: runs an epoch every `epoch_s` seconds, and answers ingresses and operators in between.
 
-    `id` is the scheduler's own as a replica of its deployment.
+    `id` is the id of the scheduler itself, which is a replica of its deployment, too.
     """
 
     def __init__(
@@ -100,7 +105,7 @@ class LiveScheduler:
         self._epochs = Epochs(config, (pool,), self._memory, telemetry, clock, self._recorder, self._rehearsal)
 
     async def run(self) -> None:
-        """Run epochs once Serve has listed the replicas, until a newer scheduler is at work."""
+        """Run epochs, from Serve's first list of the replicas until a newer scheduler has replaced this one."""
         await self._membership.listed.wait()
         await self._epochs.run()
 
@@ -110,7 +115,7 @@ class LiveScheduler:
         return self._clock() - self._epochs.last
 
     def close(self) -> None:
-        """Stop asking replicas, and end the recording."""
+        """Stop gathering, and end the recording."""
         self._gatherer.close()
         if self._recorder is not None:
             self._recorder.close()
@@ -133,8 +138,8 @@ class LiveScheduler:
     # --- for ingresses and replicas -------------------------------------------------------------------
 
     async def place(self, calls: tuple[PlaceCall, ...]) -> list[Decision]:
-        """Where requests go; each counts there from now on."""
-        await self._epochs.known.wait()
+        """See `PlacingApi.place`."""
+        await self._epochs.ready.wait()
         gone = self._gone()
         return [self._place(call, gone) for call in calls]
 
@@ -145,7 +150,7 @@ class LiveScheduler:
         return decision
 
     def _gone(self) -> tuple[ReplicaId, ...]:
-        """Replicas that left since the last epoch."""
+        """The replicas that have left since the last epoch."""
         running = frozenset(self._membership.running)
         return tuple(r for r in self._roster.statuses if r not in running)
 
@@ -155,30 +160,30 @@ class LiveScheduler:
         return free_tokens(roster.statuses.values(), self._memory.pool().placed, roster.holds, self._clock())
 
     async def wanted(self) -> int | None:
-        """The number of replicas that there are to be; None before the first report."""
-        return self._scaler.wanted if self._epochs.known.is_set() else None
+        """See `OperatorApi.wanted`."""
+        return self._scaler.wanted if self._epochs.ready.is_set() else None
 
     async def metrics(self) -> tuple[Family, ...]:
-        """What the scheduler counts."""
+        """See `MetricsApi.metrics`."""
         return self._telemetry.expose(self._id)
 
     async def record(self, record: MigrationRecord) -> None:
-        """A migration ended, or an ingress resubmitted a request."""
+        """See `NoticeApi.record`."""
         self._dispatch.take(record)
 
     async def hurry(self) -> None:
-        """A replica is short of room, or is to be gone: have the next epoch soon."""
+        """See `NoticeApi.hurry`."""
         self._epochs.hurry()
 
     # --- for operators --------------------------------------------------------------------------------
 
     async def state(self) -> dict[str, Any]:
-        """`/mell/state`, as of now: an operator who acts on it should not act on the last epoch."""
+        """The body of `/mell/state`, from fresh reports."""
         await self._gatherer.gather_within(_OPERATOR_WAIT_S)
         return self._state()
 
     async def snapshot(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """`/mell/state` and `/mell/migrations` as of the last gathering: no replica is asked."""
+        """The bodies of `/mell/state` and `/mell/migrations` as of the last gathering, without a call to a replica."""
         return self._state(), self._migrations()
 
     def _state(self) -> dict[str, Any]:
@@ -202,7 +207,7 @@ class LiveScheduler:
         return state | ({"dry_run": dry_run} if dry_run else {})
 
     async def migrations(self) -> dict[str, Any]:
-        """`/mell/migrations`: newest first."""
+        """The body of `/mell/migrations`, newest first, from fresh reports."""
         await self._gatherer.gather_within(_OPERATOR_WAIT_S)
         return self._migrations()
 
@@ -210,10 +215,10 @@ class LiveScheduler:
         return {"migrations": [record.to_json() for record in self._records.newest_first()]}
 
     async def migrate(self, id: str, reference: str, target: str | None, path: PathRequest) -> MoveAnswer:
-        """Move the request with that id or label, to `target` or where the policy would place it.
+        """Move the request with the id or label `reference` to `target`, by default to the policy's choice.
 
-        `id` is the migration's; asked for again under the same id, the move is not begun twice. The last reports say
-        where the request is; fresh ones are gathered only if the order fails by them.
+        `id` becomes the migration's id; a second call with the same id starts no second migration. The request is
+        looked up in the last reports, and in fresh ones only if the first attempt fails.
         """
         answer = self._begun(id) or await self._find_and_order(id, reference, target, path)
         if isinstance(answer, MoveAccepted) or answer.status == HTTPStatus.SERVICE_UNAVAILABLE:
@@ -230,7 +235,8 @@ class LiveScheduler:
             return MoveRejected(404, f"no running request has the id or label {reference!r}")
         if len({request.id for _, request in found}) > 1:
             candidates = [{"id": r.id, "label": r.label, "replica": replica} for replica, r in found]
-            return MoveRejected(409, f"{len(found)} requests are called {reference!r}", {"candidates": candidates})
+            message = f"{len(found)} requests have the id or label {reference!r}"
+            return MoveRejected(409, message, {"candidates": candidates})
         source, request = min(found, key=lambda pair: pair[1].hop)
         return await self._order(id, source, request, target, path)
 
@@ -263,11 +269,11 @@ class LiveScheduler:
         return decision.replica if isinstance(decision, Place | Queue) else None
 
     async def drain(self, replica: str) -> MoveAnswer:
-        """Empty a replica and stop it; its requests move to others while they run."""
+        """See `OperatorApi.drain`. Its requests move to other replicas while they run."""
         if replica not in self._roster.statuses:
             return MoveRejected(404, f"no replica {replica!r} is running", self._running_replicas())
         if len(self._membership.running) < 2 and self._scaler.max_replicas < 2:
-            return MoveRejected(422, "it is the only replica that there may be")
+            return MoveRejected(422, "the only replica cannot be drained while max_replicas is 1")
         try:
             await self._scaler.drain(ReplicaId(replica), self._fence)
         except PeerLost as error:
@@ -284,7 +290,7 @@ class EpochScheduler(LiveScheduler):
     async def __init__(self, config: SchedulerConfig, topology: Topology) -> None:  # type: ignore[misc]  # Serve awaits it
         start_guard()
         replicas = engines(topology.app)
-        # A replica that left the list may have to be evacuated.
+        # A replica that has left Serve's list may need evacuation.
         membership = ServeMembership("Engine", topology.app, f"scheduler-{own_id()}", lambda _: self._epochs.hurry())
         listing = ServeListing(topology.app, config.report_timeout_s)
         telemetry = Telemetry()
@@ -298,7 +304,7 @@ class EpochScheduler(LiveScheduler):
         log.info("scheduler started with fence %d, mode %s, policy %s", fence, config.mode, config.policy)
 
     async def check_health(self) -> None:
-        """Raises `RuntimeError` if epochs have stopped: Serve then starts another scheduler."""
+        """Raise `RuntimeError` if epochs have stopped: Serve then starts another scheduler."""
         check_epochs(self._loop.done(), self.silent_s, self._stalled_s)
 
     def __del__(self) -> None:
@@ -318,8 +324,22 @@ def check_epochs(ended: bool, silent_s: float, stalled_s: float) -> None:
         raise RuntimeError(f"no epoch for {silent_s:.1f} s")
 
 
+def next_fence(app: str) -> int:
+    """A fence above all earlier ones of the application in this cluster. No two callers get the same.
+
+    Serve may run two schedulers for a moment: in a redeploy, or after a failed health check. Replicas obey only the
+    highest fence that they have seen, so the older scheduler's orders are refused.
+    """
+    newest = f"fence/{app}".encode()
+    fence = int(_internal_kv_get(newest, namespace=_NAMESPACE) or 0) + 1
+    while _internal_kv_put(f"fence/{app}/{fence}".encode(), b"taken", overwrite=False, namespace=_NAMESPACE):
+        fence += 1
+    _internal_kv_put(newest, str(fence).encode(), overwrite=True, namespace=_NAMESPACE)
+    return fence
+
+
 def _recorder(config: SchedulerConfig, fence: int) -> Recorder | None:
-    """Where epochs are recorded, if they are; every scheduler writes a file of its own."""
+    """The recorder of epochs, if they are recorded. Every scheduler writes a file of its own."""
     if config.record is None:
         return None
     path = FilePath(config.record) / f"epochs-{time.strftime('%Y%m%d-%H%M%S')}-{fence}.jsonl"
@@ -327,7 +347,7 @@ def _recorder(config: SchedulerConfig, fence: int) -> Recorder | None:
 
 
 def _rehearsal(config: SchedulerConfig, memory: SchedulerMemory, telemetry: Telemetry) -> Rehearsal | None:
-    """What shows the plans of a scheduler that only observes."""
+    """The dry run of a scheduler in mode `observe`."""
     if config.mode is not Mode.OBSERVE:
         return None
     return Rehearsal(Shadow(config.terms, memory.pool().experience), telemetry)

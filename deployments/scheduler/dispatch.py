@@ -27,9 +27,9 @@ class Sources(Protocol):
 
 
 class Dispatch:
-    """Collects a report for every move that is under way or has ended; a move that did not begin has ended, too.
+    """Collects a report of every move that is under way or has ended. A move that did not begin has ended, too.
 
-    `records` keeps the moves' records; only its news becomes reports.
+    `records` keeps the records of moves. Repeated records become no reports.
     """
 
     def __init__(self, sources: Sources, records: Records) -> None:
@@ -54,9 +54,9 @@ class Dispatch:
             log.info("move of %s from %s to %s did not begin: %s", move.request, move.source, move.target, error)
 
     async def order(self, order: Order, move: Move) -> MigrationRecord:
-        """Order one move, and wait until it has begun. Raises MigrationError if it does not.
+        """Order one move, and wait until it begins. Raises MigrationError if it does not begin.
 
-        Then the target has not been asked yet, so nothing is reported against the pair.
+        Such a failure is no failure of the pair, since the source has not contacted the target yet.
         """
         try:
             record = await self._sources.move(move.source, order, move.target)
@@ -80,12 +80,12 @@ class Dispatch:
     def take(self, record: MigrationRecord) -> None:
         """Take the record of a migration, ordered by any scheduler or operator."""
         if not self._records.keep(record) or record.trigger is Reason.LOST:
-            return  # A LOST request was submitted anew; nothing was moved.
+            return  # A LOST request was resubmitted, not moved.
         self._reports.pop(record.id, None)
         self._reports[record.id] = report_of(record)
 
     def take_reports(self) -> tuple[MoveReport, ...]:
-        """The reports since the last call. A move under way is reported as often as its source does."""
+        """The newest report of every move with a record since the last call."""
         reports, self._reports = tuple(self._reports.values()), {}
         return reports
 

@@ -1,4 +1,4 @@
-"""The scheduler's loop: gather reports, decide, carry the plans out. `policies.decision` makes all decisions."""
+"""The scheduler's loop: gather reports, decide, carry out the plans. `policies.decision` makes all decisions."""
 
 import asyncio
 import logging
@@ -27,9 +27,10 @@ EARLIEST_S = 0.1
 
 
 class Epochs:
-    """Runs epochs of all pools; between them, and between the slices of one, takes arrivals and operators' moves.
+    """Runs epochs of all pools. Between epochs, and between the slices of one, takes arrivals and operators' moves.
 
-    Arrivals and operators address the pool `ENGINE`.
+    Arrivals and operators' moves belong to the pool `ENGINE`. `last` is the beginning of the last epoch by `clock`.
+    `ready` is set after the first epoch with a report, since arrivals can be placed from then on.
     """
 
     def __init__(
@@ -53,14 +54,14 @@ class Epochs:
         self._slices = 0
         self._soon = asyncio.Event()
         self.last = clock()
-        self.known = asyncio.Event()
+        self.ready = asyncio.Event()
 
     def hurry(self) -> None:
         """Run the next epoch as soon as `EARLIEST_S` allows."""
         self._soon.set()
 
     async def run(self) -> None:
-        """Run epochs until a newer scheduler is at work."""
+        """Run epochs until a newer scheduler has replaced this one."""
         while True:
             self._soon.clear()
             try:
@@ -69,7 +70,7 @@ class Epochs:
                 log.warning("this scheduler has been replaced: %s", error)
                 return
             except Exception:
-                log.exception("epoch failed; the next one starts afresh")
+                log.exception("epoch failed; the next one gathers and decides anew")
             await asyncio.sleep(EARLIEST_S)
             try:
                 async with asyncio.timeout(max(0.0, self._config.epoch_s - EARLIEST_S)):
@@ -78,7 +79,7 @@ class Epochs:
                 continue
 
     async def epoch(self) -> None:
-        """Run one epoch of all pools. Raises `Refused` if a newer scheduler is at work."""
+        """Run one epoch of all pools. Raises `Refused` if a newer scheduler has replaced this one."""
         await asyncio.gather(*(pool.gather() for pool in self._pools))
         now = self._clock()
         passed_s, self.last = now - self.last, now
@@ -90,22 +91,22 @@ class Epochs:
         plans = await self._decide(seen)
         self._record(seen, plans)
         for pair in self._resting(now) - resting:
-            log.warning("moves from %s to %s keep failing: none for a while", *pair)
+            log.warning("moves from %s to %s keep failing; none will start for a while", *pair)
         if any(pool.roster.statuses for pool in self._pools):
-            self.known.set()
+            self.ready.set()
         await self._carry_out(plans)
         if self._rehearsal is not None:
             (report,) = (report for report in seen.pools if report.pool.deployment == ENGINE)
             self._rehearsal.epoch(report, now)
 
     def place(self, call: PlaceCall, gone: Collection[ReplicaId]) -> Decision:
-        """Choose a replica for a request, none in `gone`; the request counts there from now on."""
+        """Choose a replica outside of `gone` for a request. The request counts there from now on."""
         entry = PlacedCall(self._clock(), call.arrival, (*call.exclude, *gone), call.label, self._slices)
         self._note(entry)
         return place(self._memory.pool(), entry.arrival, entry.at, entry.exclude, entry.label)
 
     def order(self, move: Move) -> Move:
-        """Add path and predictions to an operator's move, which counts as under way from now on."""
+        """Add path and predictions to an operator's move. It counts as under way from now on."""
         entry = Ordered(self._clock(), move, self._slices)
         self._note(entry)
         return order_by_hand(self._memory.pool(), move, entry.at)
@@ -113,7 +114,7 @@ class Epochs:
     # --- inside ---------------------------------------------------------------------------------------
 
     async def _decide(self, seen: Observation) -> Plans:
-        """Decide in slices, with arrivals placed in between: none waits for the whole epoch."""
+        """Decide in slices. Arrivals are placed in between, so that none waits for the whole epoch."""
         slices = decide_in_slices(self._memory, seen)
         try:
             while True:

@@ -1,8 +1,8 @@
-"""Gathers the replicas' reports: one gathering at a time, whoever wants one.
+"""Gathers the replicas' reports: one gathering at a time, shared by all callers.
 
-A gathering asks every replica at once and is over when all have answered, or after the time-out. A replica that does
-not answer is silent from then on: gatherings no longer wait for it; a probe of its own asks it, past Serve's router,
-until it answers again.
+A gathering requests the reports of all replicas at once and ends when all have answered, or after the time-out. A
+replica without an answer is silent from then on: gatherings leave it out, and a probe requests its report, past Serve's
+router, until it answers again.
 """
 
 import asyncio
@@ -24,31 +24,31 @@ from policies.model import ReplicaId
 log = logging.getLogger("ray.serve")
 
 SPACING_S = 0.2
-"""The shortest time from the beginning of a gathering to that of the next, however many callers want a fresh one."""
+"""The shortest time between the beginnings of two gatherings, in seconds, unless a caller is urgent."""
 
 AT_ONCE = 16
-"""Requests for reports that are sent before the event loop has another turn: one takes Ray up to 0.3 ms."""
+"""The number of requests for reports between two turns of the event loop: each takes Ray up to 0.3 ms to send."""
 
 SILENCE_S = 5.0
-"""For how long the last report of a silent replica counts; afterwards nothing is sent there."""
+"""The time for which the last report of a silent replica counts, in seconds. Later the scheduler does not use it."""
 
 PROBE_S = 1.0
-"""The time between two probes of a silent replica."""
+"""The time between two probes of a silent replica, in seconds."""
 
 
 class Reporters(Protocol):
-    """The replicas to ask."""
+    """The replicas of one pool as sources of reports."""
 
     def serving(self) -> Iterable[ReplicaId]:
-        """Those that serve, also while they stop."""
+        """The replicas that serve, stopping ones included."""
         ...
 
     async def report(self, replica: ReplicaId, version: int | None, routed: bool) -> ReplicaReport:
-        """Ask one replica for its changes since `version`, by way of Serve's router or past it.
+        """Request a replica's changes since `version`, through Serve's router or past it.
 
         Raises:
-            PeerLost: it is dead or not there.
-            Refused: a newer scheduler is at work.
+            PeerLost: The replica is dead or does not exist.
+            Refused: A newer scheduler has replaced this one.
         """
         ...
 
@@ -65,7 +65,7 @@ class EngineReporters:
         self._fence = fence
 
     def serving(self) -> Iterable[ReplicaId]:
-        """See `Reporters.serving`: those that Serve's router lists, and those that Serve is stopping."""
+        """See `Reporters.serving`: the replicas that Serve's router lists, and those that Serve is stopping."""
         return (*self._membership.running, *self._listing.stopping())
 
     async def report(self, replica: ReplicaId, version: int | None, routed: bool) -> ReplicaReport:
@@ -98,7 +98,7 @@ class Gatherer:
         self._gathering: asyncio.Task[None] | None = None
         self._urgent = asyncio.Event()
         self._gauges: dict[ReplicaId, Gauges] = {}
-        self._heard: dict[ReplicaId, float] = {}
+        self._reported_at: dict[ReplicaId, float] = {}
         self._failing: set[ReplicaId] = set()
         self._probes: dict[ReplicaId, asyncio.Task[None]] = {}
 
@@ -106,15 +106,16 @@ class Gatherer:
     def gauges(self) -> Mapping[ReplicaId, Gauges]:
         """The gauges of every replica in the roster.
 
-        A silent replica stays there for `SILENCE_S` seconds; one that answers with an error leaves at once.
+        A silent replica stays in the roster for `SILENCE_S` seconds. A replica that answers with an error is removed at
+        once.
         """
         return self._gauges
 
     async def gather(self, urgent: bool = False) -> None:
-        """Wait for the gathering under way or, if none is, for the next; an urgent one begins at once.
+        """Wait for the end of the gathering under way or, if there is none, of the next. If `urgent`, begin it at once.
 
         Raises:
-            Refused: a newer scheduler is at work.
+            Refused: A newer scheduler has replaced this one.
         """
         if urgent:
             self._urgent.set()
@@ -124,13 +125,13 @@ class Gatherer:
         await asyncio.shield(self._gathering)
 
     async def gather_within(self, limit_s: float) -> None:
-        """As `gather`, but for at most `limit_s` seconds: who wants an answer soon makes do with what has arrived."""
+        """As `gather`, but return after `limit_s` seconds at the latest, with the reports that have arrived by then."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 await self.gather()
 
     def close(self) -> None:
-        """End the gathering under way, and all probes."""
+        """Cancel the gathering under way, and all probes."""
         for task in (self._gathering, *self._probes.values()):
             if task is not None:
                 task.cancel()
@@ -139,7 +140,7 @@ class Gatherer:
         self._gathering = None
         self._urgent.clear()
         if not task.cancelled():
-            task.exception()  # Those who wait for it raise it; there may be none.
+            task.exception()  # Retrieved here as well, since the gathering may have no waiting caller to raise it.
 
     async def _gather(self) -> None:
         await self._turn()
@@ -150,12 +151,12 @@ class Gatherer:
             if isinstance(fault, BaseException):
                 raise fault
         limit = self._clock() - SILENCE_S
-        for replica in [replica for replica, heard in self._heard.items() if heard < limit]:
+        for replica in [replica for replica, at in self._reported_at.items() if at < limit]:
             self._forget(replica)
         self._on_gathered()
 
     async def _ask_all(self, replicas: Sequence[ReplicaId]) -> list[BaseException | None]:
-        """Take the reports of all replicas; returns what `_ask` raised for each."""
+        """Take the reports of all replicas. Returns the exception of each `_ask`, or None."""
         asks: list[asyncio.Task[None]] = []
         try:
             for first in range(0, len(replicas), AT_ONCE):
@@ -175,7 +176,7 @@ class Gatherer:
                     await self._urgent.wait()
 
     def _forget_others(self, asked: Iterable[ReplicaId]) -> None:
-        """Forget replicas that no longer serve."""
+        """Forget all replicas but the `asked` ones: they no longer serve."""
         asked = set(asked)
         for replica in self._probes.keys() - asked:
             self._probes.pop(replica).cancel()
@@ -186,10 +187,10 @@ class Gatherer:
     def _forget(self, replica: ReplicaId) -> None:
         self._roster.forget(replica)
         self._gauges.pop(replica, None)
-        self._heard.pop(replica, None)
+        self._reported_at.pop(replica, None)
 
     async def _ask(self, replica: ReplicaId) -> None:
-        """Take one replica's report. Raises Refused."""
+        """Request and take one replica's report. Raises Refused."""
         try:
             report = await self._request(replica, self._roster.version(replica), routed=True)
             self._take(replica, report)
@@ -205,7 +206,7 @@ class Gatherer:
             self._forget(replica)
 
     async def _probe(self, replica: ReplicaId) -> None:
-        """Ask a silent replica for a snapshot until it answers. Other errors are left to the next gathering."""
+        """Request a snapshot from a silent replica until it answers. Errors are left to the next gathering."""
         while True:
             await asyncio.sleep(PROBE_S)
             try:
@@ -221,16 +222,16 @@ class Gatherer:
             return
 
     async def _request(self, replica: ReplicaId, version: int | None, routed: bool) -> ReplicaReport:
-        """Ask one replica. Raises TimeoutError, PeerLost, and whatever its `report` raises."""
+        """Request one replica's report. Raises TimeoutError, PeerLost, and all errors of the replica's `report`."""
         async with asyncio.timeout(self._timeout_s):
             return await self._reporters.report(replica, version, routed)
 
     def _take(self, replica: ReplicaId, report: ReplicaReport) -> None:
-        """Merge a report. Raises `ValueError` for changes since a version that the roster does not have."""
+        """Merge a report. Raises `ValueError` for changes since another version than the roster's."""
         self._roster.take(report.report)
         if replica in self._failing:
             self._failing.discard(replica)
             log.info("replica %s reports again", replica)
         self._gauges[replica] = report.gauges
-        self._heard[replica] = self._clock()
+        self._reported_at[replica] = self._clock()
         self._on_records(report.records)

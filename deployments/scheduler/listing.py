@@ -1,4 +1,4 @@
-"""The replicas of the Engine deployment as Serve's controller lists them."""
+"""Serve's list of the replicas of the Engine deployment, read from its controller."""
 
 import asyncio
 import logging
@@ -12,46 +12,46 @@ from policies.model import Blocks, ReplicaId, ReplicaState, Tokens
 log = logging.getLogger("ray.serve")
 
 _LEAVING = ("STOPPING", "PENDING_MIGRATION")
-"""Serve's states of replicas that still serve but will stop: by a downscale, a redeploy, or since their node drains."""
+"""Serve's states of replicas that still serve but will stop: after a downscale, a redeploy, or a drain of the node."""
 
 _STATES = {"STARTING": ReplicaState.STARTING, "RECOVERING": ReplicaState.STARTING, "UPDATING": ReplicaState.STARTING}
 
 
 class Listing(Protocol):
-    """Serve's list of replicas, as of the last `refresh`."""
+    """Serve's list of replicas as of the last `refresh`, empty before the first."""
 
     async def refresh(self) -> None:
-        """Ask Serve's controller again; without an answer the last list stands."""
+        """Read the list from Serve's controller. If it does not answer, the old list stays."""
         ...
 
     @property
     def listed(self) -> bool:
-        """Whether there is a list yet."""
+        """True if the list has a replica."""
         ...
 
     @property
     def wanted_by_serve(self) -> int:
-        """Replicas that Serve has or starts, without those that it is stopping."""
+        """The number of replicas without those that Serve is stopping; starting ones count."""
         ...
 
-    def knows(self, replica: ReplicaId) -> bool:
-        """Whether Serve lists the replica, in whatever state."""
+    def lists(self, replica: ReplicaId) -> bool:
+        """True if the list has the replica, in any state."""
         ...
 
     def runs(self, replica: ReplicaId) -> bool:
-        """Whether Serve runs the replica and has not begun to stop it."""
+        """True if the replica is running, and Serve has not begun to stop it."""
         ...
 
     def stopping(self) -> tuple[ReplicaId, ...]:
-        """The replicas that Serve is stopping; they still serve."""
+        """The replicas that Serve is stopping. They still serve."""
         ...
 
     def leaving(self) -> tuple[ReplicaId, ...]:
-        """The replicas that Serve is stopping or is about to stop, whatever they report themselves."""
+        """The replicas that Serve is stopping or is about to stop."""
         ...
 
     def others(self, reported: Collection[ReplicaId]) -> tuple[Status, ...]:
-        """Statuses without room of listed replicas that are not among `reported`: STARTING ones, and silent ones."""
+        """The statuses, without room, of the replicas outside of `reported`: starting replicas and silent ones."""
         ...
 
 
@@ -87,8 +87,8 @@ class ServeListing:
         """See `Listing.wanted_by_serve`."""
         return sum(state != "STOPPING" for state, _ in self._listed.values())
 
-    def knows(self, replica: ReplicaId) -> bool:
-        """See `Listing.knows`."""
+    def lists(self, replica: ReplicaId) -> bool:
+        """See `Listing.lists`."""
         return replica in self._listed
 
     def runs(self, replica: ReplicaId) -> bool:

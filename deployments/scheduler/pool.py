@@ -1,4 +1,4 @@
-"""One pool of the live scheduler: where its observations come from, and where its plans go."""
+"""One pool of the live scheduler: the sources of its observations, and the executors of its plans."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from policies.plan import Plan, Reason
 
 @dataclass(frozen=True, slots=True)
 class LivePool:
-    """The replicas of one deployment, of which there are at least `min_replicas`. `fence` is the scheduler's."""
+    """The replicas of one deployment, at least `min_replicas`. `fence` is the scheduler's."""
 
     deployment: PoolId
     min_replicas: int
@@ -27,7 +27,7 @@ class LivePool:
     scaler: Scaler
 
     async def gather(self) -> None:
-        """Gather Serve's list and all reports. Raises `Refused` if a newer scheduler is at work."""
+        """Gather Serve's list and all reports. Raises `Refused` if a newer scheduler has replaced this one."""
         await self.listing.refresh()
         await self.gatherer.gather(urgent=True)
 
@@ -56,12 +56,12 @@ class LivePool:
         if scales:
             self.scaler.open(len(plan.opened))
             self.scaler.close(plan.closed, self.fence)
-            self.scaler.stand_by()
+            self.scaler.publish()
 
     def watch_closing(self, plans: Collection[Plan], sources: Collection[ReplicaId]) -> None:
-        """Have the scaler close drained replicas, and measure the time to free those that are being emptied.
+        """Have the scaler close drained replicas, and measure the times to free emptied ones.
 
-        `sources` are the replicas that moves under way leave.
+        `sources` are the sources of the moves under way.
         """
         empty, filled = [], set()
         for replica, status in self.roster.observed.items():
@@ -75,5 +75,5 @@ class LivePool:
         self.scaler.close_drained(sorted(empty), self.fence)
         moves = [move for plan in plans for move in plan.moves]
         emptying = {move.source for move in moves if move.reason in (Reason.DRAIN, Reason.EVACUATE)}
-        self.scaler.emptying(emptying)
-        self.scaler.look_for_gone(filled - emptying - set(sources))
+        self.scaler.mark_emptying(emptying)
+        self.scaler.measure_freed(filled - emptying - set(sources))

@@ -1,4 +1,4 @@
-"""Epochs as JSON lines: all that decisions depended on, and the plans; to be read, and decided again."""
+"""Recordings: epochs as JSON lines, with all inputs of their decisions, so that a replay can decide them again."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from policies.plan import Move, Plan
 
 @dataclass(frozen=True, slots=True)
 class PlacedCall:
-    """A request that was placed at that time, on none of `exclude`; `slices`: see `Epoch`."""
+    """The placement of an arrival at the time `at`, on no replica of `exclude`. For `slices` see `Epoch`."""
 
     at: float
     arrival: Arrival
@@ -27,7 +27,7 @@ class PlacedCall:
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
-    """A move that an operator ordered at that time; `slices`: see `Epoch`."""
+    """An operator's order at the time `at`. For `slices` see `Epoch`."""
 
     at: float
     move: Move
@@ -36,9 +36,9 @@ class Ordered:
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """One epoch: the `entries` since the last decision, in their order, the observation, and the plans by pool.
+    """One epoch: the observation, the plans by pool, and the `entries` since the previous epoch, in order of time.
 
-    An entry with `slices` came while this epoch was being decided, after that number of slices of the decision.
+    An entry with `slices` was made during the decision of this epoch, after that number of its slices.
     """
 
     entries: tuple[PlacedCall | Ordered, ...]
@@ -51,7 +51,7 @@ _EPOCH: TypeAdapter[Epoch] = TypeAdapter(Epoch)
 
 
 class Recorder:
-    """Writes a recording: the terms, then one line per epoch. Every scheduler that starts begins another."""
+    """Writes a recording: the terms, then one line per epoch. Every scheduler writes a recording of its own."""
 
     def __init__(self, path: Path, terms: Terms) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -67,12 +67,12 @@ class Recorder:
         self._file.flush()
 
     def close(self) -> None:
-        """No more epochs."""
+        """Close the file. No epoch may follow."""
         self._file.close()
 
 
 def read_recording(path: Path) -> tuple[Terms, Iterator[Epoch]]:
-    """A recording's terms and epochs. Raises ValueError, here or while iterating, with the line that is wrong."""
+    """The terms and epochs of a recording. For an invalid line, the call or the iteration raises `ValueError`."""
     lines = path.read_bytes().splitlines()
     terms: Terms = _parse(_TERMS, lines[0] if lines else b"", path, 1)
     return terms, (_parse(_EPOCH, line, path, number) for number, line in enumerate(lines[1:], 2))

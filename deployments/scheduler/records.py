@@ -9,7 +9,7 @@ _ENDED = 1 << 16
 
 
 class Records:
-    """Keeps the newest records, and separates news from repetitions. Each migration is counted once, at its end."""
+    """Keeps the newest records, and drops repeated ones. Each migration is counted once, at its end."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
@@ -23,13 +23,13 @@ class Records:
         return len(self._kept)
 
     def newest_first(self) -> list[MigrationRecord]:
-        """All kept records."""
+        """All kept records, by descending start of the migration."""
         return sorted(self._kept.values(), key=lambda record: -record.started_at)
 
     def keep(self, record: MigrationRecord) -> bool:
-        """Keep a record. False if it has no news: it is the newest already, or older than that.
+        """Keep a record. False if a record as new or newer of the ended migration has been kept before.
 
-        A record of a migration under way is always news: it means that the migration goes on.
+        A record of a migration under way is new each time, since it shows that the migration goes on.
         """
         ended = self._ended.get(record.id)
         if ended is not None and not _follows(record, ended):
@@ -45,7 +45,10 @@ class Records:
 
 
 def _follows(record: MigrationRecord, ended: MigrationRecord) -> bool:
-    """True if the record is newer than that of the ended migration: the first token at the target comes last."""
+    """True if `record` is newer than `ended`, the kept record of an ended migration.
+
+    The last change of a record is the time of the first token at the target.
+    """
     if record.outcome is None or record == ended:
         return False
     return ended.whole_s is None or record.whole_s is not None

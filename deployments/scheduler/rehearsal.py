@@ -1,4 +1,4 @@
-"""Mode `observe`: keeps a shadow of the cluster, and shows what it comes to."""
+"""Mode `observe`: a dry run beside the cluster, with its figures as metrics, in the log, and in `/mell/state`."""
 
 import logging
 from dataclasses import replace
@@ -12,13 +12,14 @@ from policies.paths.beliefs import Profile
 log = logging.getLogger("ray.serve")
 
 LOG_EVERY_S = 300.0
+"""The time between two log lines, in seconds of the dry run."""
 
 _DURATIONS = ((86400.0, "day"), (3600.0, "hour"), (60.0, "minute"))
 _SIZES = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 class Rehearsal:
-    """Follows the scheduler's epochs, and carries nothing out."""
+    """Runs the shadow's epochs beside the scheduler's, and exports the figures."""
 
     def __init__(self, shadow: Shadow, telemetry: Telemetry) -> None:
         self._shadow = shadow
@@ -27,7 +28,7 @@ class Rehearsal:
         self._logged_s = 0.0
 
     def epoch(self, seen: PoolReport, now: float) -> None:
-        """The next epoch."""
+        """Run one epoch of the shadow on the scheduler's observation at `now`."""
         self._profile = self._profile or next(iter(seen.profiles.values()), None)
         self._shadow.observe(seen, now)
         so_far = self.so_far
@@ -36,26 +37,26 @@ class Rehearsal:
         self._telemetry.dry_run(so_far)
         if so_far.since_s - self._logged_s >= LOG_EVERY_S:
             self._logged_s = so_far.since_s
-            log.info("dry run: %s", said(so_far))
+            log.info("dry run: %s", summary(so_far))
 
     @property
     def so_far(self) -> DryRun | None:
-        """What it comes to as of the last epoch, in bytes too if a replica has reported how large KV is."""
+        """The figures as of the last epoch; with bytes if a replica has reported the size of a token's KV."""
         so_far = self._shadow.so_far
         if so_far is None or self._profile is None:
             return so_far
         return replace(so_far, moved_bytes=self._profile.size(so_far.moved_tokens))
 
     def to_json(self) -> dict[str, Any] | None:
-        """As `/mell/state` shows it; None as long as there is nothing to show."""
+        """The member `dry_run` of `/mell/state`; None before the dry run begins."""
         so_far = self.so_far
-        return None if so_far is None else so_far.to_json() | {"said": said(so_far)}
+        return None if so_far is None else so_far.to_json() | {"said": summary(so_far)}
 
 
-def said(dry_run: DryRun) -> str:
-    """For people: "would have freed 3 GPUs for 41 minutes: 212 moves, 1.4 GiB".
+def summary(dry_run: DryRun) -> str:
+    """The figures for people: "would have freed 3 GPUs for 41 minutes: 212 moves, 1.4 GiB".
 
-    The number of GPUs is the mean over all of the time.
+    The number of GPUs is the mean over the whole time.
     """
     if dry_run.since_s <= 0:
         return "has just begun"
@@ -72,7 +73,7 @@ def _saved(gpus: float) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """In the largest unit of which there are at least two."""
+    """The duration in the largest unit that gives a number of at least two."""
     for unit_s, name in _DURATIONS:
         if seconds >= 2 * unit_s:
             return _counted(round(seconds / unit_s), name)

@@ -1,8 +1,9 @@
-"""Opens and closes engine replicas: how many there are to be, and which one goes.
+"""The number of engine replicas, and the choice of the replica that Serve stops.
 
-A replica goes in steps that can each fail and then leave things as they were: it promises to take nothing more, is
-found empty, and Serve stops that very one. Where Serve does not know how, it lowers the number, Serve stops one of its
-choosing, and that one is evacuated; the emptied one takes requests again.
+To close a replica, the scaler has it refuse new requests, which fails unless the replica is empty, and then has Serve's
+controller stop exactly that replica. If the installed version of Serve offers no such call, the scaler lowers the
+wanted number of replicas instead: Serve stops a replica of its own choice, whose requests are evacuated, and the
+emptied replica accepts requests again.
 """
 
 import asyncio
@@ -23,56 +24,59 @@ from policies.model import ReplicaId
 
 log = logging.getLogger("ray.serve")
 
-_REMEMBERED_S = 60.0
-"""A number that a scheduler stood by within this time is taken over by the next one; an older one is stale."""
+_INHERITED_S = 60.0
+"""The greatest age, in seconds, at which a scheduler takes the wanted number over from its predecessor."""
 
 
 class Scaler(Protocol):
-    """The number of replicas, and which one goes. `max_replicas` is the most there may be."""
+    """Opens and closes replicas, at most `max_replicas`. `fence` is the scheduler's in all methods."""
 
     max_replicas: int
 
     @property
     def wanted(self) -> int:
-        """The number of replicas that there are to be; before Serve has listed its own, the fewest."""
+        """The wanted number of replicas; the minimum before Serve's first list."""
         ...
 
     @property
     def opening(self) -> int:
-        """Replicas that are wanted and that Serve does not list yet."""
+        """The number of wanted replicas that Serve does not list yet."""
         ...
 
-    def stand_by(self) -> None:
-        """Repeat the number to Serve: it still holds."""
+    def publish(self) -> None:
+        """Write the wanted number for Serve's autoscaler, which ignores a number without a recent time stamp."""
         ...
 
     def open(self, count: int) -> None:
-        """Want `count` more."""
+        """Raise the wanted number by `count`, up to the maximum."""
         ...
 
-    def emptying(self, replicas: Collection[ReplicaId]) -> None:
-        """Those replicas are being emptied, as of now or since an earlier call."""
+    def mark_emptying(self, replicas: Collection[ReplicaId]) -> None:
+        """Start the clock of the replicas that are being emptied, unless an earlier call did."""
         ...
 
     def close(self, replicas: Iterable[ReplicaId], fence: int) -> None:
-        """Close those replicas if they really are empty."""
+        """Begin to close replicas. A replica that turns out not to be empty stays."""
         ...
 
     def close_drained(self, empty: Iterable[ReplicaId], fence: int) -> None:
-        """Close, of the `empty` replicas that drain, those that an operator drains and Serve still runs."""
+        """Begin to close `empty` replicas that an operator has drained: those that Serve itself is not stopping."""
         ...
 
-    def look_for_gone(self, filled: Collection[ReplicaId]) -> None:
-        """Note which of the replicas that were being emptied are gone, and forget those that are `filled` again."""
+    def measure_freed(self, filled: Collection[ReplicaId]) -> None:
+        """Stop the clock of emptied replicas that Serve no longer lists, and drop that of `filled` replicas."""
         ...
 
     async def drain(self, replica: ReplicaId, fence: int) -> None:
-        """Have a replica take nothing more; its requests move away, and it closes. Raises MigrationError."""
+        """Have a replica refuse new requests, so that its requests move away and it closes. Raises MigrationError."""
         ...
 
 
 class ServeScaler:
-    """Implements `Scaler`. `freed` is called with the seconds that it took to empty and stop a replica."""
+    """Implements `Scaler`. `bounds` are the least and the greatest number of replicas.
+
+    `freed` receives the seconds from the beginning of a replica's emptying until it has stopped.
+    """
 
     def __init__(
         self,
@@ -104,7 +108,7 @@ class ServeScaler:
 
     def _inherited(self) -> int:
         found = read_wanted(self._app, generation())
-        if found is not None and self._wall_clock() - found.at < _REMEMBERED_S:
+        if found is not None and self._wall_clock() - found.at < _INHERITED_S:
             return found.count
         return min(max(self._listing.wanted_by_serve, self._min), self.max_replicas)
 
@@ -113,8 +117,8 @@ class ServeScaler:
         """See `Scaler.opening`."""
         return max(0, self.wanted - self._listing.wanted_by_serve)
 
-    def stand_by(self) -> None:
-        """See `Scaler.stand_by`."""
+    def publish(self) -> None:
+        """See `Scaler.publish`."""
         write_wanted(self._app, generation(), Wanted(self.wanted, self._wall_clock()))
 
     def open(self, count: int) -> None:
@@ -122,10 +126,10 @@ class ServeScaler:
         if count:
             self._wanted = min(self.wanted + count, self.max_replicas)
             log.info("opening %d replicas, %d in all", count, self._wanted)
-            self.stand_by()
+            self.publish()
 
-    def emptying(self, replicas: Collection[ReplicaId]) -> None:
-        """See `Scaler.emptying`."""
+    def mark_emptying(self, replicas: Collection[ReplicaId]) -> None:
+        """See `Scaler.mark_emptying`."""
         for replica in replicas:
             self._emptying.setdefault(replica, self._clock())
 
@@ -133,7 +137,7 @@ class ServeScaler:
         """See `Scaler.close`."""
         for replica in replicas:
             if replica not in self._closing:
-                self.emptying([replica])
+                self.mark_emptying([replica])
                 task = asyncio.create_task(self._close(replica, fence))
                 self._closing[replica] = task
                 task.add_done_callback(partial(self._closed, replica))
@@ -157,15 +161,15 @@ class ServeScaler:
         if await retire(self._app, "Engine", replica, self._wanted):
             log.info("replica %s is empty and closes; %d stay", replica, self._wanted)
             return
-        # Serve will stop one of its choosing; that one is evacuated, and this one has the room.
-        self.stand_by()
+        # Serve will stop a replica of its own choice. This replica has room for the evacuated requests.
+        self.publish()
         with contextlib.suppress(MigrationError):
             await self._replicas.at(replica).reopen(fence)
 
-    def look_for_gone(self, filled: Collection[ReplicaId]) -> None:
-        """See `Scaler.look_for_gone`."""
+    def measure_freed(self, filled: Collection[ReplicaId]) -> None:
+        """See `Scaler.measure_freed`."""
         for replica, since in list(self._emptying.items()):
-            if not self._listing.knows(replica):
+            if not self._listing.lists(replica):
                 self._freed(self._clock() - since)
             elif replica not in filled:
                 continue
@@ -176,4 +180,4 @@ class ServeScaler:
         if not self._listing.runs(replica):
             raise Refused(f"replica {replica} is not running", Cause.NOT_RUNNING)
         await self._replicas.at(replica).drain(fence)
-        self.emptying([replica])
+        self.mark_emptying([replica])

@@ -17,23 +17,13 @@ OBSCURE: Mapping[str, str] = {
 }
 """Kinds of phrases, as regular expressions."""
 
-NOT_YET: tuple[str, ...] = (
-    "deployments/scheduler/listing.py",
-    "deployments/scheduler/rehearsal.py",
-    "deployments/replica/deployment.py",
-    "deployments/api/report.py",
-    "deployments/scheduler/scaler.py",
-    "deployments/scheduler/deployment.py",
-)
-"""Modules and folders that are not yet in plain English. Entries may be removed, never added."""
-
 
 def obscure(text: str) -> list[str]:
     """The kinds of obscure phrases in a text."""
     return [kind for kind, phrase in OBSCURE.items() if re.search(phrase, text, re.IGNORECASE)]
 
 
-@pytest.mark.parametrize("module", [module for module in modules() if not module.startswith(NOT_YET)])
+@pytest.mark.parametrize("module", list(modules()))
 def test_module_is_in_plain_english(module: str) -> None:
     assert [(text.line, text.text, kinds) for text in texts(read(module)) if (kinds := obscure(text.text))] == []
 

@@ -129,7 +129,7 @@ class FakeListing:
     def wanted_by_serve(self) -> int:
         return len(self.running) + self.starting
 
-    def knows(self, replica: ReplicaId) -> bool:
+    def lists(self, replica: ReplicaId) -> bool:
         return replica in self.running
 
     def runs(self, replica: ReplicaId) -> bool:

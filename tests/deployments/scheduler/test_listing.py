@@ -64,16 +64,16 @@ async def test_replicas_that_serve_stops_or_is_about_to_stop_are_leaving(
 async def test_a_stopping_replica_still_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     listing, b = await listed(monkeypatch, a="RUNNING", b="STOPPING"), ReplicaId("b")
     assert listing.stopping() == (b,) and not listing.others({ReplicaId("a"), b})
-    assert (listing.wanted_by_serve, listing.runs(b), listing.knows(b)) == (1, False, True)
+    assert (listing.wanted_by_serve, listing.runs(b), listing.lists(b)) == (1, False, True)
 
 
 async def test_while_the_controller_is_away_its_last_list_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     listing = await listed(monkeypatch, x="STARTING")
     monkeypatch.setattr("deployments.scheduler.listing.controller", lambda: None)
     await listing.refresh()
-    assert listing.listed and listing.knows(ReplicaId("x"))
+    assert listing.listed and listing.lists(ReplicaId("x"))
 
 
 async def test_before_the_first_answer_nothing_is_listed() -> None:
     listing = ServeListing("app", 1.0)
-    assert not listing.listed and listing.wanted_by_serve == 0 and not listing.knows(ReplicaId("x"))
+    assert not listing.listed and listing.wanted_by_serve == 0 and not listing.lists(ReplicaId("x"))

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from deployments.metrics.telemetry import Telemetry
-from deployments.scheduler.rehearsal import LOG_EVERY_S, Rehearsal, said
+from deployments.scheduler.rehearsal import LOG_EVERY_S, Rehearsal, summary
 from policies.decision.limits import LiveLimits, Mode, Terms
 from policies.decision.memory import PoolMemory
 from policies.decision.shadow import DryRun, Shadow
@@ -78,7 +78,7 @@ RUN = DryRun(
 
 
 def test_it_says_how_many_gpus_for_how_long_and_at_what_price() -> None:
-    assert said(RUN) == "would have freed 3 GPUs for 41 minutes: 212 moves, 1.4 GiB"
+    assert summary(RUN) == "would have freed 3 GPUs for 41 minutes: 212 moves, 1.4 GiB"
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_it_says_how_many_gpus_for_how_long_and_at_what_price() -> None:
     ],
 )
 def test_gpus_are_a_mean_over_the_time_and_may_be_more(needed: float, text: str) -> None:
-    assert f"would have {text} 41 minutes" in said(replace(RUN, gpu_seconds_needed=needed * RUN.since_s))
+    assert f"would have {text} 41 minutes" in summary(replace(RUN, gpu_seconds_needed=needed * RUN.since_s))
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_gpus_are_a_mean_over_the_time_and_may_be_more(needed: float, text: str)
     ],
 )
 def test_time_is_told_in_a_unit_of_which_there_are_two(since_s: float, text: str) -> None:
-    assert f" {text}: " in said(replace(RUN, since_s=since_s))
+    assert f" {text}: " in summary(replace(RUN, since_s=since_s))
 
 
 @pytest.mark.parametrize(
@@ -122,12 +122,12 @@ def test_time_is_told_in_a_unit_of_which_there_are_two(since_s: float, text: str
     ],
 )
 def test_what_is_not_known_of_the_price_is_left_out(moves: int, size: int | None, text: str) -> None:
-    told = said(replace(RUN, moves=moves, moved_bytes=None if size is None else Bytes(size)))
+    told = summary(replace(RUN, moves=moves, moved_bytes=None if size is None else Bytes(size)))
     assert told.endswith(f": {text}")
 
 
 def test_at_first_there_is_nothing_to_say() -> None:
-    assert said(replace(RUN, since_s=0.0)) == "has just begun"
+    assert summary(replace(RUN, since_s=0.0)) == "has just begun"
 
 
 def test_the_state_shows_what_is_saved() -> None:

@@ -152,12 +152,12 @@ async def test_a_drain_is_the_replicas_own_to_begin(make: Callable[..., World]) 
 
 async def test_the_time_to_free_a_replica_is_until_serve_lists_it_no_more(make: Callable[..., World]) -> None:
     world = make("abc")
-    world.scaler.emptying([A, B, ReplicaId("c")])
-    world.scaler.look_for_gone(filled={A})
+    world.scaler.mark_emptying([A, B, ReplicaId("c")])
+    world.scaler.measure_freed(filled={A})
     assert world.freed == []
     world.listing.running = {"a", "c"}
-    world.scaler.look_for_gone(filled=set())
+    world.scaler.measure_freed(filled=set())
     assert len(world.freed) == 1 and world.freed[0] >= 0
     world.listing.running = {"c"}
-    world.scaler.look_for_gone(filled=set())
+    world.scaler.measure_freed(filled=set())
     assert len(world.freed) == 1, "a was filled again, and closed by nobody"

@@ -122,16 +122,16 @@ class FakeScaler:
     def close(self, replicas: Iterable[ReplicaId], fence: int) -> None:
         self.closed += replicas
 
-    def stand_by(self) -> None:
+    def publish(self) -> None:
         pass
 
-    def emptying(self, replicas: Collection[ReplicaId]) -> None:
+    def mark_emptying(self, replicas: Collection[ReplicaId]) -> None:
         pass
 
     def close_drained(self, empty: Iterable[ReplicaId], fence: int) -> None:
         pass
 
-    def look_for_gone(self, filled: Collection[ReplicaId]) -> None:
+    def measure_freed(self, filled: Collection[ReplicaId]) -> None:
         pass
 
     async def drain(self, replica: ReplicaId, fence: int) -> None:
@@ -572,7 +572,7 @@ async def test_early_epochs_come_early_but_not_at_once() -> None:
     config = SchedulerConfig(policy="best_fit", mode=Mode.OFF, epoch_s=60.0)
     scheduler = Scheduler(Fleet(make_report("a")), config)
     loop = asyncio.create_task(scheduler.core.run())
-    await scheduler.core._epochs.known.wait()
+    await scheduler.core._epochs.ready.wait()
     first = scheduler.core._epochs.last
     await scheduler.core.hurry()
     async with asyncio.timeout(10):
