@@ -248,8 +248,8 @@ class LiveScheduler:
             return MoveRejected(422, "no other replica is running")
         if to not in self._roster.statuses:
             return MoveRejected(422, f"no replica {to!r} is running", self._running_replicas())
-        asked = None if path is PathRequest.AUTO else path.first
-        move = self._epochs.order(Move(request.id, source, to, request.tokens, Reason.MANUAL, 0, asked))
+        fixed = None if path is PathRequest.AUTO else path.first
+        move = self._epochs.order(Move(request.id, source, to, request.tokens, Reason.MANUAL, 0, fixed))
         path = ONLY[move.path] if path is PathRequest.AUTO and move.path is not None else path
         order = Order(id, request.id, path, move.reason, move.kv_s, move.tokens_s)
         try:

@@ -145,9 +145,9 @@ class Gatherer:
     async def _gather(self) -> None:
         await self._turn()
         self._began = self._clock()
-        asked = tuple(dict.fromkeys(self._reporters.serving()))
-        self._forget_others(asked)
-        for fault in await self._ask_all([replica for replica in asked if replica not in self._probes]):
+        serving = tuple(dict.fromkeys(self._reporters.serving()))
+        self._forget_others(serving)
+        for fault in await self._ask_all([replica for replica in serving if replica not in self._probes]):
             if isinstance(fault, BaseException):
                 raise fault
         limit = self._clock() - SILENCE_S
@@ -157,15 +157,15 @@ class Gatherer:
 
     async def _ask_all(self, replicas: Sequence[ReplicaId]) -> list[BaseException | None]:
         """Take the reports of all replicas. Returns the exception of each `_ask`, or None."""
-        asks: list[asyncio.Task[None]] = []
+        requests: list[asyncio.Task[None]] = []
         try:
             for first in range(0, len(replicas), AT_ONCE):
-                asks += [asyncio.create_task(self._ask(replica)) for replica in replicas[first : first + AT_ONCE]]
+                requests += [asyncio.create_task(self._ask(replica)) for replica in replicas[first : first + AT_ONCE]]
                 await asyncio.sleep(0)
-            return await asyncio.gather(*asks, return_exceptions=True)
+            return await asyncio.gather(*requests, return_exceptions=True)
         finally:
-            for ask in asks:
-                ask.cancel()
+            for request in requests:
+                request.cancel()
 
     async def _turn(self) -> None:
         """Wait until the next gathering may begin."""
@@ -175,13 +175,13 @@ class Gatherer:
                 async with asyncio.timeout(wait_s):
                     await self._urgent.wait()
 
-    def _forget_others(self, asked: Iterable[ReplicaId]) -> None:
-        """Forget all replicas but the `asked` ones: they no longer serve."""
-        asked = set(asked)
-        for replica in self._probes.keys() - asked:
+    def _forget_others(self, serving: Iterable[ReplicaId]) -> None:
+        """Forget all replicas but the `serving` ones."""
+        kept = set(serving)
+        for replica in self._probes.keys() - kept:
             self._probes.pop(replica).cancel()
-        self._failing &= asked
-        for replica in self._gauges.keys() - asked:
+        self._failing &= kept
+        for replica in self._gauges.keys() - kept:
             self._forget(replica)
 
     def _forget(self, replica: ReplicaId) -> None:

@@ -4,8 +4,8 @@ A replica's `Reporter` keeps the state of its last report. The scheduler's `Rost
 returns their difference from the last observation. Both compare requests in the same way, so the observation is the
 same whether a state was reached by a snapshot or by changes.
 
-Versions rise with every answer, received or not. After a lost answer the scheduler asks with an old version and gets a
-snapshot. Late answers are dropped, and changes since another version than the roster's are refused.
+Versions rise with every answer, received or not. After a lost answer the scheduler's version is old, so the next answer
+is a snapshot. Late answers are dropped, and changes since another version than the roster's are refused.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
