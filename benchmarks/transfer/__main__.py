@@ -12,9 +12,8 @@ per block, shuffled block tables), Mell's staging slots and a real transport, bu
     scatter       staged blocks into the cache, at the target
 
 The pipeline is the code that migrates requests, `SourceRun` with `TargetRun`, from the first gather to the target's
-confirmation of the last chunk. Gather and scatter have one thread each, as an engine has one worker; in a serving
-replica they also wait for the end of the engine's step. A chunk has the size of a slot, so stages of a transfer that
-fits into one slot cannot overlap.
+confirmation of the last chunk. Gather and scatter have one thread each, as an engine's worker has one copier. A chunk
+has the size of a slot, so stages of a transfer that fits into one slot cannot overlap.
 
 Stages and pipeline are measured in turns. Figures are medians; shares are ratios of medians of the same run.
 """
@@ -23,36 +22,17 @@ import argparse
 import json
 import os
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Self
 
 import ray
-from tqdm import tqdm
 
 from benchmarks.load import spread
 from benchmarks.servers import ENV, ROOT
-from benchmarks.transfer.end import LIMIT_S, SOURCE, TARGET, TransferEnd
-from benchmarks.transfer.ports import BLOCK_BYTES, ProcessSpan, pieces
+from benchmarks.transfer.pair import MIB, PIPELINE, EndPair, StageTiming
 
-MIB = 1 << 20
 YARDSTICKS = ("memcpy", "tcp")
-PIPELINE = "pipeline"
-
-
-@dataclass(frozen=True, slots=True)
-class StageTiming:
-    """One measurement of a stage: its seconds, and the CPU seconds of the participating actors meanwhile."""
-
-    took_s: float
-    cpu_s: float
-
-    @classmethod
-    def of(cls, spans: Sequence[ProcessSpan]) -> Self:
-        """The timing from the first beginning to the last end of the actors' spans."""
-        took_s = max(span.ended.at for span in spans) - min(span.began.at for span in spans)
-        return cls(took_s, sum(span.ended.cpu - span.began.cpu for span in spans))
 
 
 def main() -> None:
@@ -80,72 +60,6 @@ def main() -> None:
             t: {m: {s: [asdict(r) for r in v] for s, v in x.items()} for m, x in b.items()} for t, b in results.items()
         }
         options.json.write_text(json.dumps(raw, indent=1))
-
-
-class EndPair:
-    """The driver's handle of source and target."""
-
-    def __init__(self, transport: str, size: int) -> None:
-        actor = ray.remote(num_cpus=1)(TransferEnd)
-        self._source, self._target = (actor.remote(name, transport, size) for name in (SOURCE, TARGET))
-        self._transport = transport
-        _get(self._source.connect.remote(_get(self._target.port.remote())))
-
-    def measure(self, size: int, repeat: int) -> dict[str, list[StageTiming]]:
-        """Measure every stage `repeat` times, in turns, after a warm-up turn that checks the arrived blocks.
-
-        Raises:
-            RuntimeError: the target's blocks are not the source's.
-        """
-        source, target, blocks = self._source, self._target, size // BLOCK_BYTES
-        stages: dict[str, Callable[[], Sequence[ProcessSpan]]] = {
-            "memcpy": lambda: [_get(source.memcpy.remote(size))],
-            "tcp": lambda: _both(source.tcp_send.remote(size), target.tcp_receive.remote(size)),
-            "gather": lambda: [_get(source.gather.remote(blocks))],
-            "send": lambda: self._send(blocks),
-            "scatter": lambda: [self._scatter(blocks)],
-            PIPELINE: lambda: self._move(blocks),
-        }
-        if self._transport == "shared":
-            del stages["send"]
-        _both(source.fill.remote(size), target.fill.remote(None))
-        runs: dict[str, list[StageTiming]] = {stage: [] for stage in stages}
-        for i in tqdm(range(repeat + 1), desc=f"{self._transport}, {size // MIB} MiB", unit="turn"):
-            for stage, run in stages.items():
-                spans = run()
-                if i:
-                    runs[stage].append(StageTiming.of(spans))
-            if i == 0 and len(set(_both(source.digest.remote(blocks), target.digest.remote(blocks)))) > 1:
-                raise RuntimeError("the target's blocks are not the source's")
-        return runs
-
-    def close(self) -> None:
-        """End both actors."""
-        for end in (self._source, self._target):
-            ray.kill(end)
-
-    def _send(self, blocks: int) -> list[ProcessSpan]:
-        source, target = self._source, self._target
-        channels = _get(source.channels.remote(1 + len(list(pieces(blocks)))))
-        return _both(source.send_alone.remote(channels, blocks), target.receive_alone.remote(channels, blocks))
-
-    def _scatter(self, blocks: int) -> ProcessSpan:
-        """Scatter from the source's slots if they are shared, else from the target's own, as in a migration."""
-        holder = self._source if self._transport == "shared" else self._target
-        span: ProcessSpan = _get(self._target.scatter.remote(_get(holder.hold.remote(blocks)), blocks))
-        _get(holder.release.remote())
-        return span
-
-    def _move(self, blocks: int) -> list[ProcessSpan]:
-        return [_get(self._source.move.remote(self._target, blocks)), _get(self._target.received.remote())]
-
-
-def _get(ref: Any) -> Any:
-    return ray.get(ref, timeout=LIMIT_S)
-
-
-def _both(at_source: Any, at_target: Any) -> list[Any]:
-    return list(ray.get([at_source, at_target], timeout=LIMIT_S))
 
 
 def _print(transport: str, by_size: Mapping[int, Mapping[str, Sequence[StageTiming]]]) -> None:

@@ -23,7 +23,7 @@ from benchmarks.transfer.ports import (
 from deployments.config import MigrationSettings
 from deployments.replica.transports import make_transport
 from migration.kv.staging import HEADER
-from migration.protocol.messages import Adopt, Chunk, PathRequest, Prepare, Prepared, SlotRef
+from migration.protocol.messages import Adopt, Chunk, CopyRound, PathRequest, Prepare, Prepared, SlotRef
 from migration.protocol.record import Outcome
 from migration.protocol.request import IngressId, RequestSpec, Sampling
 from migration.protocol.rounds import CopyLimits
@@ -96,6 +96,11 @@ class TransferEnd:
         self._chunks.clear()
         return self._coming.prepare()
 
+    async def load(self, message: CopyRound) -> None:
+        """See `Peer`."""
+        assert self._coming is not None
+        await self._coming.load(message)
+
     async def receive(self, message: Chunk) -> None:
         """See `Peer`."""
         assert self._coming is not None
@@ -145,7 +150,7 @@ class TransferEnd:
         """Load staged slots in turn."""
         began = Mark.now()
         for i, (low, high) in enumerate(pieces(blocks)):
-            await self._cache.load((), low, high, refs[i % SLOTS])
+            await self._cache.put("", low, high, refs[i % SLOTS])
         return ProcessSpan(began, Mark.now())
 
     async def channels(self, count: int) -> list[str]:

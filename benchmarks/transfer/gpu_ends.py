@@ -68,7 +68,7 @@ class Worker:
         return _timed(copied)
 
     def gather(self, count: int, path: str) -> tuple[float, int]:
-        """Gather blocks as `MellWorker.mell_gather` does; returns the seconds and the ticket."""
+        """Gather blocks as `Copier` does; returns the seconds and the ticket."""
         segment, ticket = self._segments.get(path), secrets.randbits(63) | 1
         payload = segment.view(HEADER, count * self._layout.block_bytes)
         took = _timed(lambda: self._layout.gather(self._table[:count], payload))
@@ -76,7 +76,7 @@ class Worker:
         return took, ticket
 
     def scatter(self, count: int, path: str, ticket: int) -> float:
-        """Scatter staged blocks as `MellConnector` does."""
+        """Scatter staged blocks as `Copier` does."""
         ref = SlotRef(path, 0, ticket)
         payload = self._segments.payload(ref, count * self._layout.block_bytes)
         took = _timed(lambda: self._layout.scatter(self._table[:count], count, 0, payload))

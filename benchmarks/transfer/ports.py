@@ -14,7 +14,7 @@ import torch
 from migration.kv.layout import CacheLayout
 from migration.kv.staging import HEADER, Segments
 from migration.protocol.errors import TransferFailed
-from migration.protocol.messages import Adopt, Chunk, Fingerprint, Prepare, Prepared, SlotRef
+from migration.protocol.messages import Adopt, Chunk, CopyRound, Fingerprint, Prepare, Prepared, SlotRef
 from migration.protocol.ports import Hosted
 from migration.protocol.request import Doubt, Moved, Moving, RequestSpec
 from policies.model import Blocks, Bytes, ReplicaId, RequestId
@@ -62,12 +62,14 @@ class Cache:
         self._table = random.Random(seed).sample(range(blocks), blocks)
         self._segments = Segments()
         self._worker = ThreadPoolExecutor(1)
+        self._missing = 0
+        self._whole = asyncio.Event()
         self.fingerprint = Fingerprint("tiny", self._layout.describe(), BLOCK_SIZE, BLOCK_BYTES, SLOT_BYTES)
         self.gathers: list[Mark] = []
         """The beginnings of all gathers."""
 
     async def gather(self, key: str, first: Blocks, last: Blocks, segment: str, offset: int) -> tuple[SlotRef, Bytes]:
-        """See `BlockStore.gather`; works like `MellWorker.mell_gather`."""
+        """See `BlockStore.gather`; works like `Copier`."""
         self.gathers.append(Mark.now())
         return await self._in_worker(lambda: self._gather(first, last, segment, offset))
 
@@ -79,11 +81,20 @@ class Cache:
         memory.stamp(offset, ticket)
         return SlotRef(segment, offset, ticket), Bytes(HEADER + size)
 
-    async def load(self, tokens: tuple[int, ...], first: Blocks, last: Blocks, slot: SlotRef) -> None:
-        """See `BlockStore.load`; works like `MellConnector` within a step."""
-        await self._in_worker(lambda: self._load(first, last, slot))
+    async def load(self, load: str, tokens: tuple[int, ...], first: Blocks, last: Blocks) -> None:
+        """See `BlockStore.load`."""
+        self._missing = last - first
+        self._whole.clear()
+        await self._whole.wait()
 
-    def _load(self, first: int, last: int, slot: SlotRef) -> None:
+    async def put(self, load: str, first: Blocks, last: Blocks, slot: SlotRef) -> None:
+        """See `BlockStore.put`; works like `Copier`."""
+        await self._in_worker(lambda: self._put(first, last, slot))
+        self._missing -= last - first
+        if not self._missing:
+            self._whole.set()
+
+    def _put(self, first: int, last: int, slot: SlotRef) -> None:
         staged = self._segments.payload(slot, (last - first) * BLOCK_BYTES)
         self._layout.scatter(self._table[first:last], last - first, 0, staged)
         self._segments.check(slot)
@@ -162,6 +173,10 @@ class ActorPeer:
         """See `Peer`."""
         prepared: Prepared = await self._actor.prepare.remote(message)
         return prepared
+
+    async def load(self, message: CopyRound) -> None:
+        """See `Peer`."""
+        await self._actor.load.remote(message)
 
     async def receive(self, message: Chunk) -> None:
         """See `Peer`."""

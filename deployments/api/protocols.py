@@ -11,7 +11,7 @@ from deployments.api.calls import Batch, MoveAnswer, PlaceCall, Submission
 from deployments.api.report import ReplicaReport
 from deployments.metrics.exposition import Family
 from migration.protocol.errors import Refused
-from migration.protocol.messages import Adopt, Chunk, PathRequest, Prepare, Prepared
+from migration.protocol.messages import Adopt, Chunk, CopyRound, PathRequest, Prepare, Prepared
 from migration.protocol.record import MigrationRecord
 from migration.protocol.request import IngressId
 from migration.run.source import Order
@@ -80,6 +80,10 @@ class TargetApi(Protocol):
 
     async def migration_prepare(self, message: Prepare) -> Prepared:
         """See `Peer.prepare`."""
+        ...
+
+    async def migration_load(self, message: CopyRound) -> None:
+        """See `Peer.load`."""
         ...
 
     async def migration_receive(self, message: Chunk) -> None:

@@ -18,7 +18,7 @@ from deployments.metrics.exposition import Family
 from deployments.serve.cancellation import callee_cancelled
 from deployments.serve.routing import ReplicaHandles
 from migration.protocol.errors import Refused
-from migration.protocol.messages import Adopt, Chunk, PathRequest, Prepare, Prepared
+from migration.protocol.messages import Adopt, Chunk, CopyRound, PathRequest, Prepare, Prepared
 from migration.protocol.record import MigrationRecord
 from migration.protocol.request import IngressId
 from migration.run.source import Order
@@ -111,6 +111,10 @@ class EngineStub:
     async def migration_prepare(self, message: Prepare) -> Prepared:
         """See `Peer.prepare`."""
         return await self._calls.call(EngineApi.migration_prepare, message)
+
+    async def migration_load(self, message: CopyRound) -> None:
+        """See `Peer.load`."""
+        await self._calls.call(EngineApi.migration_load, message)
 
     async def migration_receive(self, message: Chunk) -> None:
         """See `Peer.receive`."""

@@ -53,8 +53,8 @@ class PacedEngine:
         self._scheduler = BatchScheduler(pace)
         self._outputs: dict[str, _Output] = {}
         self._loads: list[asyncio.Future[None]] = []
-        self._slots = TokenSlots()
-        self._loaded = 0
+        self._slots = TokenSlots(self.fingerprint.block_bytes)
+        self.blocks_loaded = 0
         self._death: str | None = None
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.Handle | None = None
@@ -109,23 +109,24 @@ class PacedEngine:
             raise TransferFailed(f"only {output.sequence.computed} tokens are computed, block {last} is not full")
         return self._slots.write(segment, offset, held)
 
-    async def load(self, tokens: tuple[int, ...], first: Blocks, last: Blocks, slot: SlotRef) -> None:
-        """See `Engine.load`. A load takes part in one step, like a decoding request."""
-        if self._death is not None:
-            raise TransferFailed(f"the engine died: {self._death}")
-        held = self._slots.read(slot, (last - first) * self.fingerprint.block_bytes)
-        stepped = self._loop.create_future()
-        self._loads.append(stepped)
-        self._wake()
-        await stepped
+    async def load(self, load: str, tokens: tuple[int, ...], first: Blocks, last: Blocks) -> None:
+        """See `Engine.load`. Once whole, a load takes part in one step, like a decoding request."""
+        self._check_alive()
+        with self._slots.loading(load, first, last) as staged:
+            held = await staged.whole()
+            self._check_alive()
+            stepped = self._loop.create_future()
+            self._loads.append(stepped)
+            self._wake()
+            await stepped
         loaded = self._scheduler.take_in(list(tokens), first, held)
         if loaded is None:
             raise TransferFailed(f"no room for {last - first} blocks")
-        self._loaded += loaded
+        self.blocks_loaded += loaded
 
-    async def blocks_loaded(self) -> int:
-        """See `Engine.blocks_loaded`."""
-        return self._loaded
+    async def put(self, load: str, first: Blocks, last: Blocks, slot: SlotRef) -> None:
+        """See `Engine.put`."""
+        self._slots.put(load, first, last, slot)
 
     def stats(self) -> EngineStats:
         """See `Engine.stats`."""
@@ -154,6 +155,10 @@ class PacedEngine:
         self._die("it was shut down")
 
     # --- inside ---------------------------------------------------------------------------------------
+
+    def _check_alive(self) -> None:
+        if self._death is not None:
+            raise TransferFailed(f"the engine died: {self._death}")
 
     def _check(self, prompt: tuple[int, ...], outputs: tuple[int, ...], sampling: Sampling) -> None:
         if self._death is not None:

@@ -64,6 +64,8 @@ class Engine(Protocol):
     fingerprint: Fingerprint
     processes: EngineProcesses
     max_context: Tokens
+    blocks_loaded: int
+    """The number of KV blocks loaded from staging slots since the start."""
 
     def tied(self, sampling: Sampling) -> Tie | None:
         """The reason why another engine of this kind cannot continue such a request exactly; None if it can."""
@@ -92,20 +94,26 @@ class Engine(Protocol):
         """
         ...
 
-    async def load(self, tokens: tuple[int, ...], first: Blocks, last: Blocks, slot: SlotRef) -> None:
-        """Put staged blocks [first, last) of the context `tokens` into the prefix cache.
+    async def load(self, load: str, tokens: tuple[int, ...], first: Blocks, last: Blocks) -> None:
+        """Allocate blocks [first, last) of the context `tokens`; return once `put` has filled them all.
+
+        From then on they are in the prefix cache. Cancelled, it frees them. `load` is never reused.
 
         Raises:
             TransferFailed: the engine could not load them.
         """
         ...
 
-    def stats(self) -> EngineStats:
-        """Capacity and work as of the newest step."""
+    async def put(self, load: str, first: Blocks, last: Blocks, slot: SlotRef) -> None:
+        """Copy staged blocks [first, last) of the context into the load `load`, which has been called and not ended.
+
+        Raises:
+            TransferFailed: the slot has another ticket, or the load ended.
+        """
         ...
 
-    async def blocks_loaded(self) -> int:
-        """The number of KV blocks loaded from staging slots since the start."""
+    def stats(self) -> EngineStats:
+        """Capacity and work as of the newest step."""
         ...
 
     async def check_health(self) -> None:

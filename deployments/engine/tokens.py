@@ -4,11 +4,14 @@ The engine reads the context from its blocks, also from loaded ones, so corrupte
 engine.
 """
 
+import asyncio
+import contextlib
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from migration.kv.staging import HEADER, Segments
+from migration.protocol.errors import TransferFailed
 from migration.protocol.messages import SlotRef
 from migration.protocol.request import pack_logprobs
 from policies.model import Bytes
@@ -68,12 +71,58 @@ def expected(prompt: Sequence[int], count: int) -> tuple[int, ...]:
     return tuple(outputs)
 
 
-class TokenSlots:
-    """Writes blocks of packed tokens into staging slots, and reads them from slots."""
+class StagedLoad:
+    """A load under way: the parts that have arrived, in any order."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: int, last: int, block_bytes: int) -> None:
+        self._first = first
+        self._missing = set(range(first, last))
+        self._held = bytearray((last - first) * block_bytes)
+        self._block_bytes = block_bytes
+        self._whole = asyncio.Event()
+
+    def put(self, first: int, held: bytes) -> None:
+        """Blocks from index `first` of the context on have arrived."""
+        offset = (first - self._first) * self._block_bytes
+        self._held[offset : offset + len(held)] = held
+        self._missing.difference_update(range(first, first + len(held) // self._block_bytes))
+        if not self._missing:
+            self._whole.set()
+
+    async def whole(self) -> bytes:
+        """Wait for the last part; all blocks, packed."""
+        if self._missing:
+            await self._whole.wait()
+        return bytes(self._held)
+
+
+class TokenSlots:
+    """Writes blocks of packed tokens into staging slots, and reads them from slots into loads."""
+
+    def __init__(self, block_bytes: int) -> None:
+        self._block_bytes = block_bytes
         self._segments = Segments()
         self._tickets = iter(range(1, 1 << 62))
+        self._loads: dict[str, StagedLoad] = {}
+
+    @contextlib.contextmanager
+    def loading(self, load: str, first: int, last: int) -> Iterator[StagedLoad]:
+        """The load `load` of blocks [first, last), which takes parts until the end of the context."""
+        self._loads[load] = StagedLoad(first, last, self._block_bytes)
+        try:
+            yield self._loads[load]
+        finally:
+            del self._loads[load]
+
+    def put(self, load: str, first: int, last: int, slot: SlotRef) -> None:
+        """Copy staged blocks [first, last) into a load.
+
+        Raises:
+            TransferFailed: the load has ended, or the slot does not carry its ticket.
+        """
+        if load not in self._loads:
+            raise TransferFailed("the load has ended")
+        self._loads[load].put(first, bytes(self._segments.payload(slot, (last - first) * self._block_bytes)))
 
     def write(self, segment: str, offset: int, held: bytes) -> tuple[SlotRef, Bytes]:
         """Write blocks into a slot; returns it with its new ticket, and the bytes to transfer (header included).
@@ -86,7 +135,3 @@ class TokenSlots:
         ticket = next(self._tickets)
         memory.stamp(offset, ticket)
         return SlotRef(segment, offset, ticket), Bytes(HEADER + len(held))
-
-    def read(self, slot: SlotRef, size: int) -> bytes:
-        """A copy of the payload's first `size` bytes. Raises TransferFailed unless the slot carries its ticket."""
-        return bytes(self._segments.payload(slot, size))

@@ -3,10 +3,10 @@
 import asyncio
 import contextlib
 import hashlib
-import itertools
 import json
 import os
 from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import asdict
 from typing import Any, Self
 
 import vllm
@@ -22,10 +22,10 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from deployments.engine.counted import CachedCount
 from deployments.engine.port import EngineDead, EngineProcesses, EngineStats, Generated, InvalidRequest, Tie
-from migration.kv.connector import StagedBlocks
-from migration.protocol.errors import BlocksGone, TransferFailed
+from migration.kv.client import CopierClient
+from migration.kv.connector import WantedBlocks
+from migration.protocol.errors import TransferFailed
 from migration.protocol.messages import Fingerprint, SlotRef
 from migration.protocol.request import Sampling, Structured, pack_logprobs
 from policies.model import Blocks, Bytes, Tokens
@@ -64,14 +64,21 @@ def engine_args(model: str, engine_kwargs: Mapping[str, Any]) -> AsyncEngineArgs
 class VllmEngine:
     """One AsyncLLM with Mell's connector and worker extension."""
 
-    def __init__(self, engine: AsyncLLM, latest: "_Latest", described: Mapping[str, Any], slot_bytes: int) -> None:
+    def __init__(
+        self,
+        engine: AsyncLLM,
+        latest: "_Latest",
+        described: Mapping[str, Any],
+        slot_bytes: int,
+        copier: CopierClient | None,
+    ) -> None:
         config = engine.vllm_config
         self._engine = engine
         self._latest = latest
         self._num_blocks: int = described["num_blocks"] - 1  # vLLM keeps one null block
         self._block_size: int = config.cache_config.block_size
-        self._loads = itertools.count()
-        self._loaded = CachedCount(self._count)
+        self._copier = copier
+        self.blocks_loaded = 0
         self._restores_seeds: bool = config.use_v2_model_runner or config.device_config.device_type == "cpu"
         self._reasons = bool(config.structured_outputs_config.reasoning_parser)
         self.max_context = Tokens(config.model_config.max_model_len)
@@ -89,7 +96,9 @@ class VllmEngine:
         latest = _Latest()
         engine = AsyncLLM.from_engine_args(args, usage_context=USAGE, stat_loggers=[latest.logger])
         (described,) = await engine.collective_rpc("mell_describe")
-        started = cls(engine, latest, described, slot_bytes)
+        address = described["copier"]
+        copier = await CopierClient.connect(address) if address is not None else None
+        started = cls(engine, latest, described, slot_bytes, copier)
         await started._compile_sampling()
         return started
 
@@ -131,26 +140,47 @@ class VllmEngine:
 
     async def gather(self, key: str, first: Blocks, last: Blocks, segment: str, offset: int) -> tuple[SlotRef, Bytes]:
         """See `Engine.gather`."""
-        (reply,) = await self._engine.collective_rpc("mell_gather", args=(key, first, last, segment, offset))
-        if "error" in reply:
-            raise (BlocksGone if reply.get("gone") else TransferFailed)(reply["error"])
-        return SlotRef(segment, offset, reply["ticket"]), Bytes(reply["bytes"])
+        return await self._blocks().gather(key, first, last, segment, offset)
 
-    async def load(self, tokens: tuple[int, ...], first: Blocks, last: Blocks, slot: SlotRef) -> None:
-        """See `Engine.load`. A request with one output token loads the staged blocks into the prefix cache."""
+    async def load(self, load: str, tokens: tuple[int, ...], first: Blocks, last: Blocks) -> None:
+        """See `Engine.load`. A request waits for the blocks, and is aborted once vLLM has them in its prefix cache.
+
+        If there is nothing to wait for, vLLM runs the request, which has one output token.
+        """
         params = SamplingParams(
             max_tokens=1,
             temperature=0.0,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
-            extra_args={"kv_transfer_params": {"mell_load": StagedBlocks(first, last, slot).to_params()}},
+            extra_args={"kv_transfer_params": {"mell_load": asdict(WantedBlocks(load, first, last))}},
         )
+        copier = self._blocks()
+        ends = [asyncio.create_task(end) for end in (self._exhaust(load, tokens, params), copier.loaded(load))]
         try:
-            async for _ in self._run(f"load-{next(self._loads)}", tokens, params):
-                pass
+            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            done.pop().result()
         except InvalidRequest as error:
             raise TransferFailed(str(error)) from error
-        self._loaded.refresh()
+        finally:
+            copier.forget(load)
+            for end in ends:
+                end.cancel()
+            await asyncio.wait(ends)
+
+    async def _exhaust(self, key: str, tokens: tuple[int, ...], params: SamplingParams) -> None:
+        async for _ in self._run(key, tokens, params):
+            pass
+
+    async def put(self, load: str, first: Blocks, last: Blocks, slot: SlotRef) -> None:
+        """See `Engine.put`."""
+        # In two statements: `+=` reads the count before it waits, and forgets what other chunks add meanwhile.
+        loaded = await self._blocks().scatter(load, first, last, slot)
+        self.blocks_loaded += loaded
+
+    def _blocks(self) -> CopierClient:
+        if self._copier is None:
+            raise TransferFailed("the engine's KV blocks cannot be moved")
+        return self._copier
 
     async def _run(
         self, key: str, tokens: tuple[int, ...], params: SamplingParams, priority: int = 0
@@ -163,19 +193,6 @@ class VllmEngine:
                         yield output
         except EngineDeadError as error:
             raise EngineDead(str(error)) from error
-
-    async def blocks_loaded(self) -> int:
-        """See `Engine.blocks_loaded`."""
-        return await self._loaded.value()
-
-    async def _count(self) -> int:
-        """The worker's number of loaded blocks. Raises EngineDeadError.
-
-        Called only after a load: the worker spins for a second after a call, so regular calls would keep a core busy on
-        every idle replica.
-        """
-        (counters,) = await self._engine.collective_rpc("mell_counters")
-        return int(counters["blocks_loaded"])
 
     def stats(self) -> EngineStats:
         """See `Engine.stats`."""
@@ -207,6 +224,8 @@ class VllmEngine:
 
     def shutdown(self) -> None:
         """See `Engine.shutdown`."""
+        if self._copier is not None:
+            self._copier.close()
         self._engine.shutdown()
 
 

@@ -28,7 +28,7 @@ from deployments.serve.membership import Membership, ServeMembership
 from deployments.serve.routing import own_id, own_node
 from deployments.serve.scaling import REQUESTS
 from migration.protocol.errors import Refused, Stopping
-from migration.protocol.messages import Adopt, Chunk, Prepare, Prepared
+from migration.protocol.messages import Adopt, Chunk, CopyRound, Prepare, Prepared
 from migration.protocol.record import MigrationRecord
 from migration.protocol.request import IngressId
 from migration.run.profiling import measure
@@ -53,6 +53,10 @@ class ServePeer:
     async def prepare(self, message: Prepare) -> Prepared:
         """See `Peer.prepare`."""
         return await self._target.migration_prepare(message)
+
+    async def load(self, message: CopyRound) -> None:
+        """See `Peer.load`."""
+        await self._target.migration_load(message)
 
     async def receive(self, message: Chunk) -> None:
         """See `Peer.receive`."""
@@ -190,14 +194,13 @@ class EngineReplica:
 
     async def report(self, fence: int, version: int | None) -> ReplicaReport:
         """See `ControlApi.report`."""
-        blocks_loaded = await self._engine.blocks_loaded()
-        # Nothing is awaited from here on: the answer describes one moment, and has one version.
+        # Nothing is awaited here: the answer describes one moment, and has one version.
         self._check_fence(fence)
         processes = self._engine.processes
         gauges = Gauges(
             pids=(os.getpid(), processes.core, processes.worker),
             preemptions=self._engine.stats().preemptions,
-            blocks_loaded=blocks_loaded,
+            blocks_loaded=self._engine.blocks_loaded,
             slots_in_use=self._slots.in_use,
         )
         return self._reporter.report(self._load(), gauges, self._moves.records(), version, time.monotonic())
@@ -231,6 +234,10 @@ class EngineReplica:
     async def migration_prepare(self, message: Prepare) -> Prepared:
         """See `Peer.prepare`."""
         return self._moves.prepare(message)
+
+    async def migration_load(self, message: CopyRound) -> None:
+        """See `Peer.load`."""
+        await self._moves.load(message)
 
     async def migration_receive(self, message: Chunk) -> None:
         """See `Peer.receive`."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from deployments.replica.host import RequestHost
 from migration.protocol.errors import Refused
-from migration.protocol.messages import Adopt, Chunk, Prepare, Prepared
+from migration.protocol.messages import Adopt, Chunk, CopyRound, Prepare, Prepared
 from migration.protocol.ports import Peer
 from migration.protocol.record import MigrationRecord, Outcome
 from migration.protocol.request import RequestSpec
@@ -104,6 +104,10 @@ class Moves:
         )
         self._coming[message.migration] = run
         return run.prepare()
+
+    async def load(self, message: CopyRound) -> None:
+        """Load a round of blocks. Raises Refused or TransferFailed."""
+        await self._target_run(message.migration).load(message)
 
     async def receive(self, message: Chunk) -> None:
         """Receive blocks. Raises Refused or TransferFailed."""

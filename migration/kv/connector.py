@@ -1,25 +1,37 @@
-"""The vLLM connector: tracks the blocks of every request, and loads staged blocks into new requests.
+"""The vLLM connector: tracks the blocks of every request, and has staged blocks loaded into new requests.
 
 Scheduler side (EngineCore process), in time order; the connector owns no blocks, vLLM frees them as always:
-    on_new_request               record the request's key, its output so far and its staged blocks, if it has any
-    get_num_new_matched_tokens   number of context tokens that the staged blocks cover beyond the local cache
-    update_state_after_alloc     record the cache blocks that the staged blocks are loaded into
+    on_new_request               record the request's key, its output so far, or the load that it waits for
+    get_num_new_matched_tokens   number of context tokens that the load covers beyond the local cache
+    update_state_after_alloc     record the cache blocks that the load fills
     build_connector_meta         each step: loads, output to restore, and changes of block tables
+    update_connector_output      name the blocks of complete loads in the prefix cache
+    request_finished             forget a load that ends
 
 Worker side:
-    register_kv_caches           record the cache's layout
-    start_load_kv                each step, before the forward pass: update block tables, load blocks, restore output
-    get_block_ids_with_load_errors   blocks whose load failed; vLLM recomputes them
+    register_kv_caches           record the cache's layout, and start the copier
+    handle_preemptions           each step, before it writes to any block: void block tables, begin and end loads
+    start_load_kv                restore output
+    get_finished                 at the end of the step: update block tables, report ended loads
+    build_connector_worker_meta  at the end of the step: the loads whose blocks have all arrived
+
+A load is a request that vLLM admits and never runs. vLLM allocates the blocks of its whole range at once and has it
+wait (WAITING_FOR_REMOTE_KVS) while the copiers fill them, beside the steps of other requests. Once the blocks have
+arrived in all workers, the scheduler side names them in the prefix cache, the copiers answer the replica, and the
+replica aborts the request: the blocks stay in the cache like those of any ended request. A load that fails is aborted
+too. Its blocks were never named, so no step reads them. vLLM frees the blocks of an aborted load once `get_finished`
+reports it.
+
+vLLM cannot preempt a request that waits for its blocks. Loads under way therefore hold at most half of the cache,
+except that one load is always admitted; the others stay in the queue, without blocks.
 
 A request's parameters are in `SamplingParams.extra_args["kv_transfer_params"]`: "mell_key": str, Mell's own key of the
 run (independent of vLLM's request ids); "mell_output": int, the number of tokens at the end of the prompt that are
-output (see `history`); "mell_load": the request's `StagedBlocks` as a mapping, if it has any.
-An exception in the worker half would end the engine and every request on it. A load that fails therefore never raises:
-its blocks are reported as failed.
+output (see `history`); "mell_load": the request's `WantedBlocks` as a mapping, if it is a load.
+An exception in the worker half would end the engine and every request on it, so none of these functions raises.
 """
 
-import logging
-from collections.abc import Mapping
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -28,72 +40,35 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorRole,
+    KVConnectorWorkerMetadata,
 )
 
 from migration.kv import history
+from migration.kv.copier import Copier
 from migration.kv.device import preload
 from migration.kv.layout import CacheLayout
-from migration.kv.staging import Segments
+from migration.kv.tables import BlockLoad, BlockLoads, BlockTables, Fence, TableChange
 from migration.protocol.errors import TransferFailed
-from migration.protocol.messages import SlotRef
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
-log = logging.getLogger(__name__)
+_LOADS_HOLD_AT_MOST = 0.5
+"""The share of the cache that loads under way hold."""
 
 
 @dataclass(frozen=True, slots=True)
-class StagedBlocks:
-    """Blocks [first, last) of a context, staged in a slot."""
+class WantedBlocks:
+    """Blocks [first, last) of a context, to be loaded under the name `load`."""
 
+    load: str
     first: int
     last: int
-    slot: SlotRef
-
-    def to_params(self) -> dict[str, Any]:
-        """The mapping that a request carries as "mell_load"."""
-        slot = self.slot
-        return {
-            "first": self.first,
-            "last": self.last,
-            "segment": slot.segment,
-            "offset": slot.offset,
-            "ticket": slot.ticket,
-        }
-
-    @staticmethod
-    def from_params(params: Mapping[str, Any]) -> "StagedBlocks":
-        """The inverse of `to_params`."""
-        slot = SlotRef(params["segment"], params["offset"], params["ticket"])
-        return StagedBlocks(params["first"], params["last"], slot)
-
-
-@dataclass(frozen=True, slots=True)
-class BlockLoad:
-    """Staged blocks, from index `skip` on, to be scattered into the cache blocks `blocks`."""
-
-    staged: StagedBlocks
-    skip: int
-    blocks: list[int]
-
-
-@dataclass(slots=True)
-class TableChange:
-    """The change of one request's block table in one step.
-
-    `computed` is the number of tokens whose KV is complete after the step. `blocks` are appended to the table, or
-    replace it.
-    """
-
-    key: str
-    computed: int
-    blocks: list[int]
-    replace: bool
 
 
 @dataclass
@@ -102,17 +77,35 @@ class StepMetadata(KVConnectorMetadata):
 
     changes: list[TableChange] = field(default_factory=list)
     gone: list[str] = field(default_factory=list)
+    """Keys of requests that ended or were preempted: their block tables are void from this step on."""
     loads: list[BlockLoad] = field(default_factory=list)
+    cached: list[str] = field(default_factory=list)
+    """Names of loads whose blocks are in the prefix cache."""
+    ended: list[str] = field(default_factory=list)
+    """Names of loads whose request has ended."""
     outputs: dict[str, int] = field(default_factory=dict)
     """Output tokens of each new request to be restored, by vLLM's request id; 0 for a seeded request without output."""
 
 
-@dataclass(slots=True)
-class BlockTable:
-    """A running request's cache blocks in context order, and the number of tokens whose KV they hold."""
+@dataclass
+class ArrivedLoads(KVConnectorWorkerMetadata):
+    """The loads whose blocks have all arrived since the previous step, and in how many workers."""
 
-    computed: int
-    blocks: list[int]
+    workers: dict[str, int]
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> "ArrivedLoads":
+        """The sum of two workers' metadata."""
+        assert isinstance(other, ArrivedLoads)
+        return ArrivedLoads(dict(Counter(self.workers) + Counter(other.workers)))
+
+
+@dataclass(slots=True)
+class _FillingLoad:
+    """A load whose blocks arrive: its request, its context in tokens, and the workers that lack blocks."""
+
+    request: "Request"
+    tokens: int
+    workers: int
 
 
 class MellConnector(KVConnectorBase_V1):
@@ -123,25 +116,28 @@ class MellConnector(KVConnectorBase_V1):
         self.block_size: int = vllm_config.cache_config.block_size
         self.num_blocks: int = kv_cache_config.num_blocks
         self._groups = len(kv_cache_config.kv_cache_groups)
+        self._workers: int = vllm_config.parallel_config.world_size
         # scheduler side
         self._keys: dict[str, str] = {}
-        self._staged: dict[str, StagedBlocks] = {}
-        self._loads: list[BlockLoad] = []
+        self._wanted: dict[str, WantedBlocks] = {}
+        self._names: dict[str, str] = {}
+        self._admitted: list[BlockLoad] = []
+        self._filling: dict[str, _FillingLoad] = {}
+        self._cached: list[str] = []
+        self._held: dict[str, int] = {}
         self._to_restore: dict[str, tuple[Request, int]] = {}
         # worker side
         self.runner: Any = None
         self.layout: CacheLayout | None = None
         self.unsupported: str | None = None
-        self.tables: dict[str, BlockTable] = {}
-        self.blocks_loaded = 0
-        self.segments = Segments()
-        self._failed: set[int] = set()
-        self._discards_samples = False
+        self.tables = BlockTables(self.block_size)
+        self.loads = BlockLoads()
+        self.copier: Copier | None = None
 
     # --- scheduler side -------------------------------------------------------------------------------
 
     def on_new_request(self, request: "Request") -> None:
-        """Record the request's key, its output so far and the blocks staged for it."""
+        """Record the request's key and its output so far, or its load."""
         params = request.kv_transfer_params or {}
         if key := params.get("mell_key"):
             self._keys[request.request_id] = key
@@ -150,36 +146,66 @@ class MellConnector(KVConnectorBase_V1):
                 history.replay(request, outputs)
             if outputs or request.sampling_params.seed is not None:
                 self._to_restore[request.request_id] = (request, outputs)
-        if staged := params.get("mell_load"):
-            self._staged[request.request_id] = StagedBlocks.from_params(staged)
+        if load := params.get("mell_load"):
+            wanted = WantedBlocks(**load)
+            self._wanted[request.request_id] = wanted
+            self._names[request.request_id] = wanted.load
 
-    def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int, bool]:
-        """Tokens beyond the local cache that staged blocks cover; 0 if there is a gap between the two.
+    def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
+        """Tokens beyond the local cache that a load covers; 0 if there is a gap between the two.
 
-        vLLM calls this again when the request could not be scheduled. After the load, and when the request resumes
-        after a preemption, the result is 0.
+        None has vLLM ask again in the next step: other loads hold too many blocks. vLLM calls this again also when the
+        request could not be scheduled. After the load, and when the request resumes after a preemption, the result
+        is 0.
         """
-        staged = self._staged.get(request.request_id)
-        if staged is None:
+        wanted = self._wanted.get(request.request_id)
+        if wanted is None:
             return 0, False
-        covered = staged.last * self.block_size - num_computed_tokens
-        if num_computed_tokens < staged.first * self.block_size or covered <= 0:
+        covered = wanted.last * self.block_size - num_computed_tokens
+        if num_computed_tokens < wanted.first * self.block_size or covered <= 0:
             return 0, False
-        return covered, False
+        held = sum(self._held.values())
+        if held and held + covered // self.block_size > self.num_blocks * _LOADS_HOLD_AT_MOST:
+            return None, False
+        return covered, True
 
     def update_state_after_alloc(self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int) -> None:
-        """Record the cache blocks that the staged blocks are loaded into."""
-        staged = self._staged.pop(request.request_id, None)
-        if staged is None or num_external_tokens == 0:
+        """Record the cache blocks that a load fills: none if the cache has what it covers, or lacks what is before."""
+        wanted = self._wanted.pop(request.request_id, None)
+        if wanted is None:
             return
-        start = staged.last - num_external_tokens // self.block_size
-        target = blocks.get_block_ids()[0][start : staged.last]
-        self._loads.append(BlockLoad(staged, start - staged.first, list(target)))
+        start = wanted.last - num_external_tokens // self.block_size
+        filled = list(blocks.get_block_ids()[0][start : wanted.last])
+        self._admitted.append(BlockLoad(wanted.load, request.request_id, start, filled))
+        if filled:
+            self._held[request.request_id] = len(filled)
+            self._filling[wanted.load] = _FillingLoad(request, wanted.last * self.block_size, self._workers)
+
+    def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
+        """Name the blocks of complete loads in the prefix cache; count the blocks of ended loads as free."""
+        for request_id in connector_output.finished_recving or ():
+            self._held.pop(request_id, None)
+        arrived = connector_output.kv_connector_worker_meta
+        for name, workers in arrived.workers.items() if isinstance(arrived, ArrivedLoads) else ():
+            filling = self._filling.get(name)
+            if filling is None:
+                continue
+            filling.workers -= workers
+            if not filling.workers:
+                del self._filling[name]
+                self._kv_cache_manager.cache_blocks(filling.request, filling.tokens)
+                self._cached.append(name)
+
+    def request_finished(self, request: "Request", block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        """Forget a load that ends: its blocks are not named any more."""
+        if name := self._names.get(request.request_id):
+            self._filling.pop(name, None)
+        return False, None
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> StepMetadata:
         """The step's metadata for the worker."""
-        meta = StepMetadata(loads=self._loads)
-        self._loads = []
+        meta = StepMetadata(loads=self._admitted, cached=self._cached)
+        self._admitted, self._cached = [], []
         self._add_gone(scheduler_output, meta)
         self._add_outputs(scheduler_output, meta)
         if self._groups > 1:
@@ -203,10 +229,12 @@ class MellConnector(KVConnectorBase_V1):
         return meta
 
     def _add_gone(self, scheduler_output: "SchedulerOutput", meta: StepMetadata) -> None:
-        """Add the requests that ended or were preempted: their block tables are void from this step on."""
+        """Add the requests that ended or were preempted."""
         for request_id in scheduler_output.finished_req_ids:
-            self._staged.pop(request_id, None)
+            self._wanted.pop(request_id, None)
             self._to_restore.pop(request_id, None)
+            if load := self._names.pop(request_id, None):
+                meta.ended.append(load)
             if key := self._keys.pop(request_id, None):
                 meta.gone.append(key)
         for request_id in scheduler_output.preempted_req_ids or ():
@@ -231,61 +259,74 @@ class MellConnector(KVConnectorBase_V1):
             return
         try:
             self.layout = CacheLayout(kv_caches, self.num_blocks)
-        except TransferFailed as error:
-            self.unsupported = str(error)
-        else:
             if self.layout.device.type == "cuda":
                 preload()
+            self.copier = Copier(self.layout, self.tables, self.loads)
+        except (TransferFailed, OSError) as error:
+            self.layout = None
+            self.unsupported = str(error)
+
+    def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
+        """Void the block tables whose blocks this step may reuse; begin and end loads."""
+        meta = kv_connector_metadata
+        assert isinstance(meta, StepMetadata)
+        self.tables.void(meta.gone)
+        if meta.loads:
+            fence = self._fence()
+            for admitted in meta.loads:
+                self.loads.begin(admitted, fence)
+        for name in meta.cached:
+            self.loads.cache(name)
+        for name in meta.ended:
+            self.loads.close(name)
+        if self.copier is not None and (meta.loads or meta.cached or meta.ended):
+            self.copier.wake()
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Update the block tables, load staged blocks, then restore output; never raises."""
-        meta = self._get_connector_metadata()
-        assert isinstance(meta, StepMetadata)
-        for key in meta.gone:
-            self.tables.pop(key, None)
-        for change in meta.changes:
-            table = self.tables.get(change.key)
-            if table is None or change.replace:
-                self.tables[change.key] = BlockTable(change.computed, change.blocks)
-            else:
-                table.computed = change.computed
-                table.blocks.extend(change.blocks)
-        if self._discards_samples:
-            history.rewind(self.runner)
-        for block_load in meta.loads:
-            self._load(block_load)
-        # vLLM discards the samples of a step in which a load failed; seeded generators are set back in the next step.
-        self._discards_samples = bool(self._failed)
+        """Restore output."""
+        meta = self._step()
         for request_id, outputs in meta.outputs.items():
             history.restore(self.runner, request_id, outputs)
         if meta.outputs:
             history.refresh(self.runner)
 
-    def _load(self, load: BlockLoad) -> None:
-        """Scatter staged blocks, or report the cache blocks as failed."""
-        slot, count = load.staged.slot, load.staged.last - load.staged.first
-        try:
-            if self.layout is None:
-                raise TransferFailed(self.unsupported or "no KV cache registered")
-            payload = self.segments.payload(slot, count * self.layout.block_bytes)
-            self.layout.scatter(load.blocks, count, load.skip, payload)
-            self.segments.check(slot)
-        except Exception:
-            log.exception("loading %d KV blocks failed; they are recomputed", len(load.blocks))
-            self._failed.update(load.blocks)
-            return
-        self.blocks_loaded += len(load.blocks)
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        """Update the block tables, and report ended loads; the forward pass is complete, or launched on a GPU."""
+        meta = self._step()
+        if meta.changes:
+            self.tables.apply(meta.changes, self._fence())
+        return None, self.loads.finished()
 
-    def get_block_ids_with_load_errors(self) -> set[int]:
-        """Blocks whose load failed in this step."""
-        failed, self._failed = self._failed, set()
-        return failed
+    def build_connector_worker_meta(self) -> "ArrivedLoads | None":
+        """The loads whose blocks have all arrived in this worker, each once."""
+        arrived = self.loads.arrived()
+        return ArrivedLoads(dict.fromkeys(arrived, 1)) if arrived else None
+
+    def _step(self) -> StepMetadata:
+        meta = self._get_connector_metadata()
+        assert isinstance(meta, StepMetadata)
+        return meta
+
+    def _fence(self) -> Fence | None:
+        """All work launched so far by this thread, which runs the steps."""
+        if self.layout is None or self.layout.device.type != "cuda":
+            return None
+        event: Any = torch.cuda.Event()
+        event.record()
+        fence: Fence = event
+        return fence
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """No-op: loads are complete before the forward pass."""
+        """No-op: no step waits for a load."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
-        """No-op: the worker extension gathers blocks on demand."""
+        """No-op: the copier gathers blocks on demand."""
 
     def wait_for_save(self) -> None:
         """No-op, as `save_kv_layer`."""
+
+    def shutdown(self) -> None:
+        """End the copier."""
+        if self.copier is not None:
+            self.copier.close()
+            self.copier = None

@@ -87,16 +87,6 @@ def refresh(runner: Any) -> None:
     runner.input_batch.sampling_metadata = runner.input_batch._make_sampling_metadata()
 
 
-def rewind(runner: Any) -> None:
-    """Set seeded generators back to the end of their request's output.
-
-    Needed after a step in which a load failed: vLLM discards that step's samples, but not their random draws.
-    """
-    for state in runner.requests.values():
-        if isinstance(state.generator, SeededGenerator):
-            state.generator.rewind()
-
-
 class SeededGenerator(torch.Generator):
     """A CPU generator advanced past a request's output, for which vLLM has drawn one number per token.
 

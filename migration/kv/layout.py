@@ -59,8 +59,8 @@ class CacheLayout:
     def gather(self, blocks: Sequence[int], out: Any) -> None:
         """Copy `blocks` of every layer into `out`: len(blocks) * block_bytes bytes of host or GPU memory.
 
-        Returns when the copy is complete and visible to other processes. On a GPU this waits for the stream that vLLM
-        computes on, hence for the step in flight, which may still be writing to these blocks.
+        Returns when the copy is complete and visible to other processes. On a GPU it is made in the calling thread's
+        current stream.
 
         Raises:
             TransferFailed: a block does not exist, or `out` has another size; nothing was copied.
@@ -84,9 +84,12 @@ class CacheLayout:
         if skip < 0 or skip + len(blocks) > staged_count:
             raise TransferFailed(f"{len(blocks)} blocks after {skip} are more than the {staged_count} staged")
         index = self._index(blocks)
-        for run, staged in self._staged(staged_count, source):
-            run.index_copy_(self._axis, index, staged.narrow(self._axis, skip, len(blocks)).to(run.device))
-        self._settle()
+        try:
+            for run, staged in self._staged(staged_count, source):
+                run.index_copy_(self._axis, index, staged.narrow(self._axis, skip, len(blocks)).to(run.device))
+        finally:
+            # Also if a copy failed: the caller may free the blocks, and no copy before it may still write to them.
+            self._settle()
 
     def _index(self, blocks: Sequence[int]) -> torch.Tensor:
         """Block ids as a tensor. Checked, since an index out of range inside the worker would end the engine."""

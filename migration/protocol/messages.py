@@ -1,12 +1,13 @@
 """The messages between source and target, in the order of a migration.
 
-    source -> target   Prepare  ->  Prepared
-                       Chunk    ->  blocks loaded   (any number; none on the token path)
-                       Adopt    ->  nothing         (the target runs the request under the new hop)
+    source -> target   Prepare    ->  Prepared
+                       CopyRound  ->  blocks loaded   (any number; none on the token path)
+                       Chunk      ->  blocks copied   (a round's, while it is loaded)
+                       Adopt      ->  nothing         (the target runs the request under the new hop)
                        cancel, by migration id
-                       resumed  ->  seconds from the adoption to its first token, once that is out
+                       resumed    ->  seconds from the adoption to its first token, once that is out
 
-Token ids travel once: `Prepare` carries those so far, every later message only the newer ones.
+Token ids travel once: `Prepare` carries those so far, every round and `Adopt` only the newer ones.
 """
 
 from dataclasses import dataclass
@@ -89,17 +90,31 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
-    """Blocks [first, last), `size` bytes in the source's slot, and the tokens that came since."""
+class CopyRound:
+    """Load blocks [first, last), which come as chunks; `outputs` are the tokens that came since.
+
+    Rounds count from 1.
+    """
 
     migration: str
+    number: int
+    first: Blocks
+    last: Blocks
+    outputs_from: int
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Blocks [first, last) of a round: `size` bytes in the source's slot. It may arrive before its round."""
+
+    migration: str
+    round: int
     first: Blocks
     last: Blocks
     size: Bytes
     staged: SlotRef
     channel: str
-    outputs_from: int
-    outputs: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

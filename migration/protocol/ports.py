@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from migration.protocol.messages import Adopt, Chunk, Fingerprint, Prepare, Prepared, SlotRef
+from migration.protocol.messages import Adopt, Chunk, CopyRound, Fingerprint, Prepare, Prepared, SlotRef
 from migration.protocol.reading import Output, Reader, SegmentOrigin
 from migration.protocol.request import Doubt, Moved, Moving, RequestSpec
 from policies.model import Blocks, Bytes, ReplicaId, RequestId
@@ -114,11 +114,21 @@ class BlockStore(Protocol):
         """
         ...
 
-    async def load(self, tokens: tuple[int, ...], first: Blocks, last: Blocks, slot: SlotRef) -> None:
-        """Put staged blocks [first, last) of the context `tokens` into the prefix cache.
+    async def load(self, load: str, tokens: tuple[int, ...], first: Blocks, last: Blocks) -> None:
+        """Allocate blocks [first, last) of the context `tokens`; return once `put` has filled them all.
+
+        From then on they are in the prefix cache. Cancelled, it frees them. `load` is never reused.
 
         Raises:
             TransferFailed: the engine could not take them.
+        """
+        ...
+
+    async def put(self, load: str, first: Blocks, last: Blocks, slot: SlotRef) -> None:
+        """Copy staged blocks [first, last) of the context into the load `load`, which has been called and not ended.
+
+        Raises:
+            TransferFailed: the slot has another ticket, or the load ended.
         """
         ...
 
@@ -135,8 +145,12 @@ class Peer(Protocol):
         """Ask it to make room."""
         ...
 
+    async def load(self, message: CopyRound) -> None:
+        """Have it load a round of blocks; returns once all of them are in its prefix cache."""
+        ...
+
     async def receive(self, message: Chunk) -> None:
-        """Have it take a chunk into its cache."""
+        """Have it copy a chunk of a round into its cache."""
         ...
 
     async def adopt(self, message: Adopt) -> None:

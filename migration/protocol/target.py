@@ -6,7 +6,7 @@ Rules of this file:
      source that dies or goes silent leaves nothing behind.
   2. Only the request's reader makes it the owner (ATTACHED), and only once it runs the request. The source cannot: it
      does not know whether the reader still follows it.
-  3. It may refuse, and it may fail to load a chunk, without consequences: the source then hands over tokens.
+  3. It may refuse, and it may fail to load a round, without consequences: the source then hands over tokens.
   4. CLOSED and OWNED are final. A message that comes late to CLOSED does nothing; CANCEL to OWNED is illegal.
 """
 
@@ -33,7 +33,7 @@ class TargetEvent(StrEnum):
 
     PREPARE_FITS = "prepare_fits"
     PREPARE_REFUSED = "prepare_refused"
-    CHUNK = "chunk"
+    ROUND = "round"
     ADOPT = "adopt"
     CANCEL = "cancel"
 
@@ -54,7 +54,7 @@ class TargetCommand(StrEnum):
 
     RESERVE = "reserve"
     RELEASE = "release"
-    LOAD_CHUNK = "load_chunk"
+    LOAD_ROUND = "load_round"
     STOP_LOADING = "stop_loading"
     ADD_REQUEST = "add_request"
     ABORT_REQUEST = "abort_request"
@@ -75,8 +75,8 @@ TABLE: Mapping[TargetState, Mapping[TargetEvent, tuple[TargetState, tuple[Target
         _E.STOPPING: (_S.CLOSED, ()),
     },
     _S.RESERVED: {
-        _E.CHUNK: (_S.LOADING, (_C.LOAD_CHUNK,)),
-        # Of two chunks under way, the first to end led here: the other one has to be stopped as well.
+        _E.ROUND: (_S.LOADING, (_C.LOAD_ROUND,)),
+        # Of two rounds under way, the first to end led here: the other one has to be stopped as well.
         _E.LOADED: (_S.RESERVED, ()),
         _E.LOAD_FAILED: (_S.RESERVED, ()),
         _E.ADOPT: (_S.ADOPTING, (_C.STOP_LOADING, _C.ADD_REQUEST)),
@@ -86,8 +86,8 @@ TABLE: Mapping[TargetState, Mapping[TargetEvent, tuple[TargetState, tuple[Target
         _E.STOPPING: _STOP,
     },
     _S.LOADING: {
-        # Two staging slots: the next chunk may arrive while one is loaded; loads keep their order.
-        _E.CHUNK: (_S.LOADING, (_C.LOAD_CHUNK,)),
+        # The source may know of the end of a round before this table does.
+        _E.ROUND: (_S.LOADING, (_C.LOAD_ROUND,)),
         _E.LOADED: (_S.RESERVED, ()),
         _E.LOAD_FAILED: (_S.RESERVED, ()),
         # The source gave up on blocks (time-out) and hands over tokens.

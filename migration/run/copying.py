@@ -1,10 +1,13 @@
-"""Copies KV blocks of a running request to the target, slot by slot, with gather, transfer and load overlapping."""
+"""Copies KV blocks of a running request to the target, in rounds of slot-sized chunks.
+
+Gathering, sending and loading overlap as far as there are free slots.
+"""
 
 import asyncio
 from collections.abc import Iterator
 
 from migration.protocol.errors import TransferFailed
-from migration.protocol.messages import Chunk
+from migration.protocol.messages import Chunk, CopyRound
 from migration.protocol.ports import Hosted, Peer, Slot
 from migration.run.slots import Lease
 from migration.run.world import MigrationWorld
@@ -14,8 +17,9 @@ from policies.model import Blocks, Bytes
 class BlockCopy:
     """The blocks of one migration on their way.
 
-    Each chunk carries the output tokens since the previous one. `confirmed` is the number of tokens that the target has
-    confirmed: those in a failed chunk have not arrived. `seconds` is the time spent on copying, failed copies included.
+    Each round carries the output tokens since the previous one. `confirmed` is the number of tokens that the target has
+    confirmed: those of a failed round may not have arrived. `seconds` is the time spent on copying, failed copies
+    included.
     """
 
     def __init__(self, migration: str, hosted: Hosted, peer: Peer, world: MigrationWorld) -> None:
@@ -26,24 +30,30 @@ class BlockCopy:
         self._hosted = hosted
         self._peer = peer
         self._world = world
-        self._sent_outputs = 0
+        self._rounds = 0
 
     def begin(self, outputs: int) -> None:
         """The target has the first `outputs` output tokens."""
-        self._sent_outputs = self.confirmed = outputs
+        self.confirmed = outputs
 
     async def copy(self, first: Blocks, last: Blocks) -> None:
-        """Move blocks [first, last) in slot-sized chunks: while one is sent and loaded, the next is gathered.
+        """Move blocks [first, last) in one round: while a chunk is sent and loaded, the next is gathered.
 
         Raises:
             TransferFailed, PeerLost, Refused, RequestGone: as gathering, sending and the target's loading do.
         """
         world = self._world
+        outputs = world.host.snapshot(self._hosted.spec.id, self._hosted.hop).outputs
+        self._rounds += 1
         chunk: Chunk | None = None
         done = False
         began = world.clock()
         try:
             async with asyncio.TaskGroup() as pushes:
+                fresh = outputs[self.confirmed :]
+                pushes.create_task(
+                    self._peer.load(CopyRound(self._migration, self._rounds, first, last, self.confirmed, fresh))
+                )
                 for low, high in _pieces(first, last, world.blocks.fingerprint.blocks_per_slot):
                     lease = await world.slots.lease(world.limits.copy_s)
                     try:
@@ -55,6 +65,7 @@ class BlockCopy:
                     # Also for a push that is cancelled before it begins.
                     push.add_done_callback(lease.end_with)
             done = True
+            self.confirmed = len(outputs)
         except* Exception as errors:
             raise errors.exceptions[0] from None
         finally:
@@ -66,17 +77,14 @@ class BlockCopy:
     async def _gather(self, first: Blocks, last: Blocks, slot: Slot) -> Chunk:
         world = self._world
         staged, size = await world.blocks.gather(self._hosted.key, first, last, slot.segment, slot.offset)
-        outputs = world.host.snapshot(self._hosted.spec.id, self._hosted.hop).outputs
-        sent, self._sent_outputs = self._sent_outputs, len(outputs)
         return Chunk(
             migration=self._migration,
+            round=self._rounds,
             first=first,
             last=last,
             size=size,
             staged=staged,
             channel=world.transport.channel(world.replica, self._peer.id),
-            outputs_from=sent,
-            outputs=outputs[sent:],
         )
 
     async def _push(self, chunk: Chunk, lease: Lease) -> None:
@@ -93,7 +101,6 @@ class BlockCopy:
             loading.cancel()
             raise
         self.sent = Bytes(self.sent + chunk.size)
-        self.confirmed = max(self.confirmed, chunk.outputs_from + len(chunk.outputs))
 
 
 async def _until_sent(sending: asyncio.Task[None], loading: asyncio.Task[None]) -> None:

@@ -2,16 +2,16 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 
 from migration.protocol import target
 from migration.protocol.errors import Refused, TransferFailed
-from migration.protocol.messages import Adopt, Chunk, Fingerprint, PathRequest, Prepare, Prepared
+from migration.protocol.messages import Adopt, Chunk, CopyRound, Fingerprint, PathRequest, Prepare, Prepared, SlotRef
 from migration.protocol.ports import BlockStore, TargetHost, Transport
 from migration.protocol.target import TargetCommand, TargetEvent, TargetState
 from migration.run.slots import Slots
 from policies.causes import Cause
-from policies.model import Blocks, RequestId
+from policies.model import RequestId
 from policies.plan import Path
 
 log = logging.getLogger(__name__)
@@ -56,8 +56,9 @@ class TargetRun:
         self._on_end = on_end
         self._session = target.new_session()
         self._outputs = list(message.outputs)
-        self._loaded = Blocks(0)
-        self._progress = asyncio.Condition()
+        self._rounds = asyncio.Condition()
+        self._begun = self._ended = self._loaded = 0
+        """The newest rounds that have begun, that have ended, and whose blocks are all in the cache."""
         self._loads: set[asyncio.Task[None]] = set()
         self._lease: asyncio.TimerHandle | None = None
 
@@ -87,12 +88,68 @@ class TargetRun:
         self.post(TargetEvent.PREPARE_FITS)
         return Prepared(path)
 
+    async def load(self, message: CopyRound) -> None:
+        """Load a round of blocks. Raises TransferFailed; the migration goes on without them."""
+        self._live(TargetEvent.ROUND)
+        self.post(TargetEvent.ROUND)
+        try:
+            self._merge(message.outputs_from, message.outputs)
+            await self._until_stopped(self._load(message))
+        except Exception:
+            self._post_if_allowed(TargetEvent.LOAD_FAILED)
+            raise
+        self._post_if_allowed(TargetEvent.LOADED)
+
+    async def _load(self, message: CopyRound) -> None:
+        context = (self._message.spec.prompt + tuple(self._outputs))[: message.last * self._block_size + 1]
+        load = f"{message.migration}.{message.number}"
+        loading = asyncio.create_task(self._blocks.load(load, context, message.first, message.last))
+        try:
+            # From its first turn on, the engine takes the load's chunks.
+            await asyncio.sleep(0)
+            async with self._rounds:
+                self._begun = message.number
+                self._rounds.notify_all()
+            await loading
+            self._loaded = message.number
+        finally:
+            self._ended = message.number
+            loading.cancel()
+
     async def receive(self, chunk: Chunk) -> None:
-        """Take a chunk and load it. Raises TransferFailed; the migration goes on without its blocks."""
-        self._live(TargetEvent.CHUNK)
-        self.post(TargetEvent.CHUNK)
-        task = asyncio.create_task(self._load(chunk))
+        """Copy a chunk of a round into the cache. Raises TransferFailed."""
+        self._live(TargetEvent.ROUND)
+        self._renew()
+        await self._until_stopped(self._put(chunk))
+
+    async def _put(self, chunk: Chunk) -> None:
+        lease = None if self._transport.shares_slots else await self._slots.lease(self._lease_s)
+        slot = lease.slot if lease is not None else None
+        try:
+            staged = await self._transport.receive(chunk.channel, chunk.staged, chunk.size, slot)
+            async with self._rounds:
+                # A chunk may overtake the message that begins its round.
+                await self._rounds.wait_for(lambda: self._begun >= chunk.round)
+            await self._put_staged(chunk, staged)
+        finally:
+            if lease is not None:
+                lease.end()
+
+    async def _put_staged(self, chunk: Chunk, staged: SlotRef) -> None:
+        """Put a chunk into its load, unless that ended without it: the cache may have held these blocks before."""
+        try:
+            if chunk.round <= self._ended:
+                raise TransferFailed("the round has ended")
+            await self._blocks.put(f"{chunk.migration}.{chunk.round}", chunk.first, chunk.last, staged)
+        except TransferFailed:
+            if chunk.round > self._loaded:
+                raise
+
+    async def _until_stopped(self, loading: Coroutine[None, None, None]) -> None:
+        """Run `loading` to its end. Raises TransferFailed if STOP_LOADING ends it before."""
+        task = asyncio.create_task(loading)
         self._loads.add(task)
+        task.add_done_callback(self._loads.discard)
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -100,30 +157,6 @@ class TargetRun:
                 raise TransferFailed("the migration ended while blocks were loaded") from None
             task.cancel()
             raise
-        except BaseException:
-            self._post_if_allowed(TargetEvent.LOAD_FAILED)
-            raise
-        finally:
-            task.add_done_callback(self._loads.discard)
-        self._post_if_allowed(TargetEvent.LOADED)
-
-    async def _load(self, chunk: Chunk) -> None:
-        lease = None if self._transport.shares_slots else await self._slots.lease(self._lease_s)
-        slot = lease.slot if lease is not None else None
-        try:
-            staged = await self._transport.receive(chunk.channel, chunk.staged, chunk.size, slot)
-            async with self._progress:
-                # Chunks may overtake each other on the way; a cache prefix can only grow at its end.
-                await self._progress.wait_for(lambda: self._loaded >= chunk.first)
-            self._merge(chunk.outputs_from, chunk.outputs)
-            context = (self._message.spec.prompt + tuple(self._outputs))[: chunk.last * self._block_size + 1]
-            await self._blocks.load(context, chunk.first, chunk.last, staged)
-        finally:
-            if lease is not None:
-                lease.end()
-        async with self._progress:
-            self._loaded = max(self._loaded, chunk.last)
-            self._progress.notify_all()
 
     @property
     def _block_size(self) -> int:
@@ -189,7 +222,7 @@ class TargetRun:
                     task.cancel()
             case TargetCommand.ABORT_REQUEST:
                 self._host.abort(message.spec.id, self.hop)
-            case TargetCommand.LOAD_CHUNK | TargetCommand.ADD_REQUEST:
+            case TargetCommand.LOAD_ROUND | TargetCommand.ADD_REQUEST:
                 pass  # Carried out by the caller, who waits for the result.
 
     def _renew(self) -> None:

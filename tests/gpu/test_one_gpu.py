@@ -1,9 +1,16 @@
 """Copies on a GPU, and staging in its memory between processes: tests of tests/migration without the fake CuPy."""
 
+from collections.abc import AsyncIterator
+from typing import Any
+
 import pytest
 import torch
 
+from migration.kv.client import CopierClient
+from migration.kv.copier import Copier
 from migration.kv.layout import CacheLayout
+from migration.kv.staging import HEADER, HostSegment
+from migration.kv.tables import BlockLoad, BlockLoads, BlockTables, TableChange
 from tests.migration.kv.caches import LAYOUTS, paged
 
 # The fixtures and tests of that module, on the device below.
@@ -76,8 +83,7 @@ def test_gpu_cache_can_be_staged_in_host_slots() -> None:
     assert bytes(staged) == bytes(expected)
 
 
-def test_gather_waits_for_the_step_in_flight() -> None:
-    """vLLM computes on its own stream, which may still write when a gather begins."""
+def test_gather_is_ordered_with_its_stream() -> None:
     import cupy
 
     caches = paged("LBNHC", BLOCKS, device=GPU)
@@ -89,6 +95,56 @@ def test_gather_waits_for_the_step_in_flight() -> None:
             layer.view(torch.int16)[3] = -1
         layout.gather([3], slot)
     assert set(slot.get().tolist()) == {255}
+
+
+@pytest.fixture
+async def desk() -> AsyncIterator[tuple[dict[str, torch.Tensor], BlockTables, BlockLoads, CopierClient]]:
+    """A cache with a copier, and a client of it."""
+    caches, tables, loads = paged("LBNHC", BLOCKS, device=GPU), BlockTables(4), BlockLoads()
+    copier = Copier(CacheLayout(caches, BLOCKS), tables, loads)
+    client = await CopierClient.connect(copier.address)
+    yield caches, tables, loads, client
+    client.close()
+    copier.close()
+
+
+def recorded() -> Any:
+    """A fence behind all work launched so far."""
+    event = torch.cuda.Event()
+    event.record()
+    return event
+
+
+async def test_copier_waits_for_the_step_that_filled_a_block_and_for_no_later_one(
+    desk: tuple[dict[str, torch.Tensor], BlockTables, BlockLoads, CopierClient],
+) -> None:
+    caches, tables, _, client = desk
+    with HostSegment.create(1 << 20) as segment:
+        torch.cuda._sleep(200_000_000)
+        for layer in caches.values():
+            layer.view(torch.int16)[3] = -1
+        tables.apply([TableChange("r.0", 4, [3], replace=True)], recorded())
+        torch.cuda._sleep(2_000_000_000)
+        _, size = await client.gather("r.0", 0, 1, segment.path, 0)
+        assert not torch.cuda.current_stream().query(), "the later step has ended: the gather may have waited for it"
+        assert set(bytes(segment.view(HEADER, size - HEADER))) == {255}
+    torch.cuda.synchronize()
+
+
+async def test_copier_fills_blocks_after_their_former_steps_and_before_it_reports_them(
+    desk: tuple[dict[str, torch.Tensor], BlockTables, BlockLoads, CopierClient],
+) -> None:
+    caches, tables, loads, client = desk
+    with HostSegment.create(1 << 20) as segment:
+        tables.apply([TableChange("r.0", 4, [3], replace=True)], recorded())
+        slot, _ = await client.gather("r.0", 0, 1, segment.path, 0)
+        torch.cuda._sleep(200_000_000)
+        for layer in caches.values():
+            layer.view(torch.int16)[5] = -1
+        loads.begin(BlockLoad("m.1", "v1", 0, [5]), recorded())
+        assert await client.scatter("m.1", 0, 1, slot) == 1
+        assert loads.arrived() == ["m.1"]
+        assert not any(layer.view(torch.int16)[5].any() for layer in caches.values())
 
 
 def test_process_cannot_open_its_own_segment() -> None:

@@ -9,7 +9,7 @@ from deployments.replica.host import RequestHost
 from deployments.replica.moves import Moves
 from deployments.replica.outbox import Outboxes
 from migration.protocol.cursor import Cursor
-from migration.protocol.messages import Adopt, Chunk, PathRequest, Prepare, Prepared
+from migration.protocol.messages import Adopt, Chunk, CopyRound, PathRequest, Prepare, Prepared
 from migration.protocol.ports import Transport
 from migration.protocol.record import MigrationRecord
 from migration.protocol.request import Delta, Doubt, IngressId, Lost, Moved, Moving, RequestSpec, Sampling, StreamEvent
@@ -44,6 +44,9 @@ class LocalPeer:
 
     async def prepare(self, message: Prepare) -> Prepared:
         return (await self._pass("prepare")).prepare(message)
+
+    async def load(self, message: CopyRound) -> None:
+        await (await self._pass("load")).load(message)
 
     async def receive(self, message: Chunk) -> None:
         await (await self._pass("receive")).receive(message)

@@ -31,11 +31,11 @@ class FakeEngine:
         self.dead = False
         self.ties: Tie | None = None
         self.preempted: set[str] = set()
-        self.loaded = 0
+        self.blocks_loaded = 0
         self._num_blocks = num_blocks
         self._contexts: dict[str, list[int]] = {}
         self._cache: dict[tuple[int, ...], tuple[int, ...]] = {}
-        self._slots = TokenSlots()
+        self._slots = TokenSlots(block_bytes)
 
     def tied(self, sampling: Sampling) -> Tie | None:
         """See `Engine.tied`."""
@@ -71,21 +71,22 @@ class FakeEngine:
             raise TransferFailed(f"block {last} is not full")
         return self._slots.write(segment, offset, pack(context[first * size : last * size]))
 
-    async def load(self, tokens: tuple[int, ...], first: Blocks, last: Blocks, slot: SlotRef) -> None:
+    async def load(self, load: str, tokens: tuple[int, ...], first: Blocks, last: Blocks) -> None:
         """See `Engine.load`."""
         size = self.fingerprint.block_size
-        held = unpack(self._slots.read(slot, (last - first) * self.fingerprint.block_bytes))
-        await asyncio.sleep(self.step_s)
+        with self._slots.loading(load, first, last) as staged:
+            held = unpack(await staged.whole())
+            await asyncio.sleep(self.step_s)
         if any(tokens[: b * size] not in self._cache for b in range(1, first + 1)):
             return
         for block in range(first, last):
             prefix = tokens[: (block + 1) * size]
             self._cache[prefix] = held[(block - first) * size : (block - first + 1) * size]
-            self.loaded += 1
+            self.blocks_loaded += 1
 
-    async def blocks_loaded(self) -> int:
-        """See `Engine.blocks_loaded`."""
-        return self.loaded
+    async def put(self, load: str, first: Blocks, last: Blocks, slot: SlotRef) -> None:
+        """See `Engine.put`."""
+        self._slots.put(load, first, last, slot)
 
     def stats(self) -> EngineStats:
         """See `Engine.stats`."""

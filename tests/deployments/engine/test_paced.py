@@ -1,7 +1,7 @@
 """The paced engine in virtual time: the loop's clock jumps to the next timer, so times are exact."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -285,17 +285,33 @@ def segment() -> Iterator[HostSegment]:
         yield staging
 
 
+async def load(target: Desk, context: tuple[int, ...], first: int, last: int, slots: Mapping[int, SlotRef]) -> None:
+    """Load blocks [first, last) of a context from slots, which hold the blocks from these indexes on."""
+    name = f"load-{first}-{last}"
+    loading = asyncio.create_task(target.engine.load(name, context[: last * 4 + 1], Blocks(first), Blocks(last)))
+    await asyncio.sleep(0)
+    ends = [*list(slots)[1:], last]
+    try:
+        for (begin, slot), end in zip(slots.items(), ends, strict=True):
+            await target.engine.put(name, Blocks(begin), Blocks(end), slot)
+        await loading
+    finally:
+        loading.cancel()
+
+
 async def moved(
     segment: HostSegment, source: Desk, target: Desk, context: tuple[int, ...], last: int, flip: int | None = None
 ) -> None:
     """Copy blocks [0, last) of "r" to another engine, in two chunks; byte `flip` of the second chunk is changed."""
+    slots: dict[int, SlotRef] = {}
     for number, (first, until) in enumerate(((0, last // 2), (last // 2, last))):
         offset = number * (HEADER + SLOT_BYTES)
         slot, size = await source.engine.gather("r", Blocks(first), Blocks(until), segment.path, offset)
         assert size == HEADER + (until - first) * 16
         if flip is not None and number:
             segment.view(offset + HEADER, SLOT_BYTES)[flip] ^= 1
-        await target.engine.load(context[: until * 4 + 1], Blocks(first), Blocks(until), slot)
+        slots[first] = slot
+    await load(target, context, 0, last, slots)
 
 
 async def half_done(source: Desk) -> tuple[int, ...]:
@@ -315,7 +331,7 @@ async def test_moved_request_continues_without_prefill(segment: HostSegment) -> 
     await target.done()
     assert outputs + tuple(rest.tokens) == expected(prompt(32), 20)
     assert rest.times[0] - began == pytest.approx(0.010 + 0.004)
-    assert await target.engine.blocks_loaded() == 9
+    assert target.engine.blocks_loaded == 9
     await source.done()
 
 
@@ -347,8 +363,8 @@ async def test_blocks_after_a_gap_are_not_loaded(segment: HostSegment) -> None:
     source, target = await Desk.open(), await Desk.open()
     outputs = await half_done(source)
     slot, _ = await source.engine.gather("r", Blocks(2), Blocks(4), segment.path, 0)
-    await target.engine.load((prompt(32) + outputs)[:17], Blocks(2), Blocks(4), slot)
-    assert await target.engine.blocks_loaded() == 0
+    await load(target, prompt(32) + outputs, 2, 4, {2: slot})
+    assert target.engine.blocks_loaded == 0
     await source.done()
 
 
@@ -368,7 +384,7 @@ async def test_reused_slot_is_not_read(segment: HostSegment) -> None:
     slot, _ = await source.engine.gather("r", Blocks(0), Blocks(4), segment.path, 0)
     await source.engine.gather("r", Blocks(4), Blocks(8), segment.path, 0)
     with pytest.raises(TransferFailed, match="reused"):
-        await target.engine.load((prompt(32) + outputs)[:17], Blocks(0), Blocks(4), slot)
+        await load(target, prompt(32) + outputs, 0, 4, {0: slot})
     await source.done()
 
 
@@ -403,7 +419,7 @@ async def test_migration_protocol_moves_a_request_between_paced_engines() -> Non
     assert await pair.finished(cursor) == expected(request.prompt, 200)
     record = await pair.settled()
     assert (record.outcome, record.path) == (Outcome.COMMITTED, "kv")
-    assert 0 < record.blocks == await pair.b.engine.blocks_loaded()
+    assert 0 < record.blocks == pair.b.engine.blocks_loaded
 
 
 async def test_logprobs_equal_those_of_the_fake_engine() -> None:
@@ -419,16 +435,16 @@ async def test_logprobs_equal_those_of_the_fake_engine() -> None:
 # --- ends -----------------------------------------------------------------------------------------------
 
 
-async def test_shutdown_fails_all_requests_and_loads(segment: HostSegment) -> None:
+async def test_shutdown_fails_all_requests_and_loads() -> None:
     desk = await Desk.open()
     desk.ask("r", prompt(4), 10)
-    loading = asyncio.create_task(_load_nothing(desk.engine, segment))
+    loading = asyncio.create_task(_load_nothing(desk.engine))
     await asyncio.sleep(0.030)
     await loading
-    loading = asyncio.create_task(_load_nothing(desk.engine, segment))
+    loading = asyncio.create_task(_load_nothing(desk.engine))
     await asyncio.sleep(0)
     desk.engine.shutdown()
-    for late in (loading, asyncio.create_task(_load_nothing(desk.engine, segment))):
+    for late in (loading, asyncio.create_task(_load_nothing(desk.engine))):
         with pytest.raises(TransferFailed, match="shut down"):
             await late
     with pytest.raises(EngineDead, match="shut down"):
@@ -440,9 +456,8 @@ async def test_shutdown_fails_all_requests_and_loads(segment: HostSegment) -> No
         await desk.engine.check_health()
 
 
-async def _load_nothing(engine: PacedEngine, segment: HostSegment) -> None:
-    segment.stamp(0, 7)
-    await engine.load(prompt(5), Blocks(0), Blocks(0), SlotRef(segment.path, 0, 7))
+async def _load_nothing(engine: PacedEngine) -> None:
+    await engine.load("nothing", prompt(5), Blocks(0), Blocks(0))
 
 
 async def test_exception_in_a_step_ends_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:

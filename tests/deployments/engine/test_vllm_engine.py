@@ -14,7 +14,10 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from app.tinymodel import ensure_tiny_model
 from deployments.engine.vllm_engine import USAGE, VllmEngine, engine_args
+from migration.protocol.errors import TransferFailed
+from migration.protocol.messages import SlotRef
 from migration.protocol.request import Sampling
+from policies.model import Blocks
 
 
 class Asked:
@@ -101,3 +104,101 @@ def test_engine_runs_with_the_configuration_of_vllms_own_server(workers: int) ->
     assert different(made, expected) == OWN
     without = engine_args(MODEL, kwargs).create_engine_config()
     assert ("scheduler_config.max_num_seqs" in different(without, expected)) == (workers > 1)
+
+
+class LoadingVllm:
+    """In vLLM's place: one request, which runs until `end` is set, or is aborted."""
+
+    def __init__(self) -> None:
+        self.end = asyncio.Event()
+        self.error: Exception | None = None
+        self.aborted = False
+        self.params: Any = None
+
+    async def generate(self, prompt: Any, params: Any, key: str, *, priority: int) -> AsyncIterator[Any]:
+        self.params = params
+        try:
+            await self.end.wait()
+        except asyncio.CancelledError:
+            self.aborted = True
+            raise
+        if self.error is not None:
+            raise self.error
+        yield None
+
+
+class LoadingCopier:
+    """In a copier's place: a load whose blocks are in the cache once `cached` is set."""
+
+    def __init__(self) -> None:
+        self.cached = asyncio.Event()
+        self.lost = False
+        self.forgotten: list[str] = []
+
+    async def loaded(self, load: str) -> None:
+        await self.cached.wait()
+        if self.lost:
+            raise TransferFailed("the connection has ended")
+
+    def forget(self, load: str) -> None:
+        self.forgotten.append(load)
+
+
+async def begun() -> tuple[LoadingVllm, LoadingCopier, asyncio.Task[None]]:
+    """A load of blocks 1 and 2 under way."""
+    engine = object.__new__(VllmEngine)
+    engine._engine, engine._copier = LoadingVllm(), LoadingCopier()  # type: ignore[assignment]
+    loading = asyncio.create_task(engine.load("m.1", (5,) * 97, Blocks(1), Blocks(3)))
+    await asyncio.sleep(0.001)
+    return engine._engine, engine._copier, loading  # type: ignore[return-value]
+
+
+async def test_load_ends_with_its_blocks_in_the_cache_and_its_request_never_runs() -> None:
+    vllm, copier, loading = await begun()
+    assert vllm.params.extra_args == {"kv_transfer_params": {"mell_load": {"load": "m.1", "first": 1, "last": 3}}}
+    copier.cached.set()
+    await loading
+    assert vllm.aborted and copier.forgotten == ["m.1"]
+
+
+async def test_load_without_anything_to_fill_ends_with_its_request() -> None:
+    vllm, copier, loading = await begun()
+    vllm.end.set()
+    await loading
+    assert not vllm.aborted and copier.forgotten == ["m.1"]
+
+
+@pytest.mark.parametrize("cause", ["vLLM refuses it", "the copier is lost"])
+async def test_load_fails_if(cause: str) -> None:
+    vllm, copier, loading = await begun()
+    if cause == "vLLM refuses it":
+        vllm.error = ValueError("too long")
+        vllm.end.set()
+    else:
+        copier.lost = True
+        copier.cached.set()
+    with pytest.raises(TransferFailed):
+        await loading
+    assert copier.forgotten == ["m.1"]
+
+
+async def test_cancelled_load_aborts_its_request() -> None:
+    vllm, copier, loading = await begun()
+    loading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await loading
+    assert vllm.aborted and copier.forgotten == ["m.1"]
+
+
+async def test_blocks_of_chunks_that_arrive_at_once_are_all_counted() -> None:
+    class Scattering:
+        async def scatter(self, load: str, first: int, last: int, slot: SlotRef) -> int:
+            await asyncio.sleep(0)
+            return last - first
+
+    engine = object.__new__(VllmEngine)
+    engine.blocks_loaded = 0
+    engine._copier = Scattering()  # type: ignore[assignment]
+    slot = SlotRef("", 0, 7)
+    await asyncio.gather(*(engine.put("m.1", Blocks(low), Blocks(low + 5), slot) for low in (0, 5)))
+    assert engine.blocks_loaded == 10

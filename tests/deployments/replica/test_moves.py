@@ -10,7 +10,7 @@ import pytest
 from deployments.engine.tokens import expected
 from deployments.replica.moves import Moves
 from migration.protocol.errors import Refused, RequestGone, TransferFailed
-from migration.protocol.messages import Adopt, Chunk, PathRequest, Prepare, SlotRef
+from migration.protocol.messages import Adopt, Chunk, CopyRound, PathRequest, Prepare, SlotRef
 from migration.protocol.ports import Slot
 from migration.protocol.record import Outcome
 from migration.protocol.request import RequestSpec
@@ -48,8 +48,8 @@ def prepare(pair: Pair, id: str = "m", request: RequestSpec | None = None, outpu
     return Prepare(id, wanted, 0, 1, A, PathRequest.AUTO, pair.a.engine.fingerprint, outputs)
 
 
-def chunk(first: int, last: int) -> Chunk:
-    return Chunk("m", Blocks(first), Blocks(last), Bytes(80), SlotRef("", 0, 0), "a>b#1", 0, ())
+def chunk(first: int, last: int, round: int = 1) -> Chunk:
+    return Chunk("m", round, Blocks(first), Blocks(last), Bytes(80), SlotRef("", 0, 0), "a>b#1")
 
 
 async def adopted(pair: Pair, id: str = "m") -> Moves:
@@ -262,27 +262,99 @@ async def test_stopping_replica_ends_incoming_migrations_and_keeps_arrived_reque
 
 
 async def loading(pair: Pair) -> list[asyncio.Task[None]]:
-    """Chunks 0 and 1 under way at replica b: the first fails, the second waits for it."""
+    """A round under way at replica b, one of whose chunks has failed, and a chunk of a round that has not begun."""
 
     async def fail(*_: object) -> None:
         raise TransferFailed("broken")
 
-    pair.b.engine.load = fail  # type: ignore[assignment,method-assign]
-    pair.b.moves.prepare(prepare(pair))
-    loads = [asyncio.create_task(pair.b.moves.receive(c)) for c in (chunk(0, 4), chunk(4, 8))]
-    await asyncio.wait({loads[0]}, timeout=5)
-    assert isinstance(loads[0].exception(), TransferFailed) and not loads[1].done()
-    return loads
+    pair.b.engine.put = fail  # type: ignore[assignment,method-assign]
+    moves = pair.b.moves
+    moves.prepare(prepare(pair))
+    load = asyncio.create_task(moves.load(CopyRound("m", 1, Blocks(0), Blocks(8), 0, ())))
+    later = asyncio.create_task(moves.receive(chunk(8, 12, round=2)))
+    with pytest.raises(TransferFailed, match="broken"):
+        await moves.receive(chunk(0, 4))
+    assert not load.done() and not later.done() and pair.b.slots.in_use == 1
+    return [load, later]
 
 
 @pytest.mark.parametrize("end", ["cancel", "adopt"])
-async def test_chunk_that_waits_for_one_that_failed_ends_with_the_copying(end: str) -> None:
+async def test_round_and_chunks_that_wait_end_with_the_copying(end: str) -> None:
     pair = make_pair(transport=Copying(), lease_s=5.0)
     loads = await loading(pair)
     if end == "cancel":
         pair.b.moves.cancel("m")
     else:
         await pair.b.moves.adopt(Adopt("m", 0, ()))
-    await asyncio.wait({loads[1]}, timeout=1)
-    assert loads[1].done() and isinstance(loads[1].exception(), TransferFailed)
+    await asyncio.wait(loads, timeout=1)
+    assert all(isinstance(load.exception(), TransferFailed) for load in loads)
     assert pair.b.slots.in_use == 0
+
+
+async def test_chunk_may_overtake_its_round() -> None:
+    pair = make_pair(transport=Copying(), lease_s=5.0)
+    moves = pair.b.moves
+    moves.prepare(prepare(pair))
+    put: list[tuple[str, int]] = []
+
+    async def note(load: str, first: int, *_: object) -> None:
+        put.append((load, first))
+
+    pair.b.engine.put = note  # type: ignore[assignment,method-assign]
+    early = asyncio.create_task(moves.receive(chunk(0, 4)))
+    await asyncio.sleep(0.01)
+    assert put == []
+    load = asyncio.create_task(moves.load(CopyRound("m", 1, Blocks(0), Blocks(4), 0, ())))
+    await early
+    assert put == [("m.1", 0)]
+    moves.cancel("m")
+    with pytest.raises(TransferFailed, match="ended while blocks were loaded"):
+        await load
+
+
+@pytest.mark.parametrize("when", ["while its chunk waits", "before its chunk comes"])
+async def test_chunk_that_its_load_did_not_need_is_dropped(when: str) -> None:
+    """The cache held its blocks: a request that comes back, for example."""
+    pair = make_pair(transport=Copying(), lease_s=5.0)
+    moves, cached = pair.b.moves, asyncio.Event()
+
+    async def held(*_: object) -> None:
+        await cached.wait()
+
+    async def ended(*_: object) -> None:
+        await cached.wait()
+        await asyncio.sleep(0.001)  # the worker's answer
+        raise TransferFailed("the load has ended")
+
+    pair.b.engine.load = held  # type: ignore[assignment,method-assign]
+    pair.b.engine.put = ended  # type: ignore[assignment,method-assign]
+    moves.prepare(prepare(pair))
+    load = asyncio.create_task(moves.load(CopyRound("m", 1, Blocks(0), Blocks(4), 0, ())))
+    if when == "before its chunk comes":
+        cached.set()
+        await load
+    late = asyncio.create_task(moves.receive(chunk(0, 4)))
+    await asyncio.sleep(0.01)
+    cached.set()
+    await asyncio.gather(load, late)
+    assert pair.b.slots.in_use == 0
+
+
+async def test_chunk_of_a_round_that_failed_fails() -> None:
+    pair = make_pair(transport=Copying(), lease_s=5.0)
+
+    async def fail(*_: object) -> None:
+        raise TransferFailed("no room")
+
+    pair.b.engine.load = fail  # type: ignore[assignment,method-assign]
+    pair.b.moves.prepare(prepare(pair))
+    with pytest.raises(TransferFailed, match="no room"):
+        await pair.b.moves.load(CopyRound("m", 1, Blocks(0), Blocks(4), 0, ()))
+    with pytest.raises(TransferFailed, match="the round has ended"):
+        await pair.b.moves.receive(chunk(0, 4))
+
+
+async def test_chunk_after_the_copying_is_refused(pair: Pair) -> None:
+    moves = await adopted(pair)
+    with pytest.raises(Refused, match="provisional here"):
+        await moves.receive(chunk(0, 4))

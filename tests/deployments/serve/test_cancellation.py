@@ -4,7 +4,6 @@ import asyncio
 
 import pytest
 
-from deployments.engine.counted import CachedCount
 from deployments.serve.cancellation import CalleeCancelled, callee_cancelled
 from deployments.serve.routing import _peer_errors
 from migration.protocol.errors import PeerLost
@@ -43,33 +42,3 @@ async def test_a_timeout_around_stays_a_timeout() -> None:
 
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(call(), 0.001)
-
-
-class Question:
-    """A read whose answer is a future."""
-
-    def __init__(self) -> None:
-        self.answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-
-    async def __call__(self) -> int:
-        return await self.answer
-
-
-async def test_cancelled_reader_does_not_cancel_the_read() -> None:
-    question = Question()
-    counted = CachedCount(question)
-    assert await counted.value() == 0
-    counted.refresh()
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0):
-            await counted.value()
-    question.answer.set_result(7)
-    assert await counted.value() == 7
-
-
-async def test_failed_read_keeps_the_previous_count() -> None:
-    question = Question()
-    counted = CachedCount(question)
-    counted.refresh()
-    question.answer.set_exception(ConnectionError("the engine died"))
-    assert await counted.value() == 0

@@ -1,4 +1,4 @@
-"""A worker's half of staging as a process: a KV cache, with the copies of `MellWorker` and `MellConnector`.
+"""A worker's half of staging as a process: a KV cache, with the copies of `Copier`.
 
     python -m tests.migration.kv.kv_process cpu|cuda LAYOUT [SEED]
 
@@ -34,7 +34,7 @@ class Half:
         self._segments = Segments()
 
     def gather(self, blocks: Sequence[int], segment: str, offset: int) -> dict[str, Any]:
-        """See `MellWorker.mell_gather`."""
+        """See `Copier`."""
         from migration.kv.staging import HEADER
 
         memory, size = self._segments.get(segment), len(blocks) * self._layout.block_bytes
@@ -47,7 +47,7 @@ class Half:
     def scatter(
         self, blocks: Sequence[int], segment: str, offset: int, ticket: int, staged: int, skip: int = 0
     ) -> dict[str, Any]:
-        """See `MellConnector._load`."""
+        """See `Copier`."""
         from migration.protocol.messages import SlotRef
 
         slot = SlotRef(segment, offset, ticket)

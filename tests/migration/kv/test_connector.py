@@ -1,6 +1,7 @@
 """Both halves of the vLLM connector, driven with the calls that vLLM makes, without an engine."""
 
 import importlib
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -11,14 +12,13 @@ import pytest
 import torch
 
 from migration.kv.layout import CacheLayout
-from migration.kv.staging import HEADER, HostSegment
-from migration.protocol.messages import SlotRef
+from migration.kv.tables import BlockLoad, TableChange
+from migration.protocol.errors import BlocksGone
 
 pytestmark = pytest.mark.slow
 """Importing vLLM takes seconds; this file imports it only inside tests."""
 
 BLOCK, BLOCKS = 4, 16
-SLOT = SlotRef("/proc/1/fd/1", 0, 7)
 
 
 @dataclass
@@ -76,26 +76,28 @@ class Allocated:
         return (self.ids,)
 
 
-def make_connector(groups: int = 1) -> Any:
+def make_connector(groups: int = 1, workers: int = 1) -> Any:
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
     from migration.kv.connector import MellConnector
 
-    config = SimpleNamespace(cache_config=SimpleNamespace(block_size=BLOCK), kv_transfer_config=SimpleNamespace())
+    config = SimpleNamespace(
+        cache_config=SimpleNamespace(block_size=BLOCK),
+        kv_transfer_config=SimpleNamespace(),
+        parallel_config=SimpleNamespace(world_size=workers),
+    )
     cache = SimpleNamespace(num_blocks=BLOCKS, kv_cache_groups=[None] * groups)
     return MellConnector(config, KVConnectorRole.WORKER, cache)
 
 
-def request(first: int | None = None, last: int = 0, key: str = "r.0", id: str = "v1", slot: SlotRef = SLOT) -> Request:
-    """A request, with staged blocks [first, last) if `first` is given."""
-    from migration.kv.connector import StagedBlocks
-
-    load = {} if first is None else {"mell_load": StagedBlocks(first, last, slot).to_params()}
-    return Request(id, {"mell_key": key, **load})
+def request(first: int | None = None, last: int = 0, key: str = "r.0", id: str = "v1") -> Request:
+    """A request, or the load "m.1" of blocks [first, last) if `first` is given."""
+    load = {"mell_key": key} if first is None else {"mell_load": {"load": "m.1", "first": first, "last": last}}
+    return Request(id, load)
 
 
 def known(first: int | None = None, last: int = 0, groups: int = 1) -> tuple[Any, Request]:
-    """A connector, and a request added to it."""
+    """A connector, and a request or a load added to it."""
     connector, asked = make_connector(groups), request(first, last)
     connector.on_new_request(asked)
     return connector, asked
@@ -115,32 +117,29 @@ def decode(
     return changes
 
 
-def change(computed: int, *blocks: int, replace: bool = False) -> Any:
-    from migration.kv.connector import TableChange
-
+def change(computed: int, *blocks: int, replace: bool = False) -> TableChange:
     return TableChange("r.0", computed, list(blocks), replace)
 
 
-# --- scheduler side: tokens covered by staged blocks --------------------------------------------------
+# --- scheduler side: loads ----------------------------------------------------------------------------
 
 
-def test_staged_blocks_round_trip_through_request_parameters() -> None:
-    from migration.kv.connector import StagedBlocks
-
-    staged = StagedBlocks(2, 5, SlotRef("/proc/9/fd/3", 4096, 2**62))
-    assert StagedBlocks.from_params(staged.to_params()) == staged
+def admit(connector: Any, asked: Request, blocks: list[int], tokens: int) -> Any:
+    """Allocate blocks to a load, `tokens` tokens of them to be filled; the step in which it is admitted."""
+    connector.update_state_after_alloc(asked, Allocated(blocks), tokens)
+    return connector.build_connector_meta(Scheduled())
 
 
 @pytest.mark.parametrize(
     ("first", "last", "computed", "matched"),
     [
-        (0, 3, 0, 12),
-        (0, 3, 4, 8),
-        (2, 3, 8, 4),
-        (0, 3, 12, 0),
-        (0, 3, 16, 0),
-        (2, 3, 4, 0),
-        (2, 3, 0, 0),
+        (0, 3, 0, (12, True)),
+        (0, 3, 4, (8, True)),
+        (2, 3, 8, (4, True)),
+        (0, 3, 12, (0, False)),
+        (0, 3, 16, (0, False)),
+        (2, 3, 4, (0, False)),
+        (2, 3, 0, (0, False)),
     ],
     ids=[
         "the whole context, if nothing is cached",
@@ -149,62 +148,138 @@ def test_staged_blocks_round_trip_through_request_parameters() -> None:
         "nothing, if the cache has as much",
         "nothing, if the cache has more",
         "nothing, if there is a gap before them",
-        "nothing, if the chunks before them were evicted",
+        "nothing, if the rounds before them were evicted",
     ],
 )
-def test_staged_blocks_cover(first: int, last: int, computed: int, matched: int) -> None:
+def test_load_covers(first: int, last: int, computed: int, matched: tuple[int, bool]) -> None:
     connector, asked = known(first, last)
-    assert connector.get_num_new_matched_tokens(asked, computed) == (matched, False)
+    assert connector.get_num_new_matched_tokens(asked, computed) == matched
 
 
 @pytest.mark.parametrize(
     "params", [None, {}, {"mell_key": "r.0"}], ids=["no parameters", "no Mell parameters", "only a key"]
 )
-def test_request_without_staged_blocks_matches_nothing(params: dict[str, Any] | None) -> None:
+def test_request_without_a_load_matches_nothing(params: dict[str, Any] | None) -> None:
     connector, asked = make_connector(), Request("v1", params)
     connector.on_new_request(asked)
     assert connector.get_num_new_matched_tokens(asked, 0) == (0, False)
 
 
-def test_match_can_be_repeated_for_a_request_that_was_not_scheduled() -> None:
+def test_match_can_be_repeated_for_a_load_that_was_not_admitted() -> None:
     connector, asked = known(0, 3)
-    assert connector.get_num_new_matched_tokens(asked, 0) == (12, False)
-    assert connector.get_num_new_matched_tokens(asked, 4) == (8, False)
+    assert connector.get_num_new_matched_tokens(asked, 0) == (12, True)
+    assert connector.get_num_new_matched_tokens(asked, 4) == (8, True)
 
 
-def test_blocks_are_loaded_once() -> None:
+def test_load_is_admitted_once() -> None:
     connector, asked = known(0, 2)
-    connector.update_state_after_alloc(asked, Allocated([5, 6, 7]), 8)
+    assert len(admit(connector, asked, [5, 6, 7], 8).loads) == 1
     assert connector.get_num_new_matched_tokens(asked, 0) == (0, False)
-    assert len(start(connector, [5, 6, 7], 9).loads) == 1
-    assert connector.build_connector_meta(Scheduled()).loads == []
+    assert admit(connector, asked, [5, 6, 7], 0).loads == [], "vLLM repeats this call once the blocks have arrived"
 
 
 @pytest.mark.parametrize(
-    ("first", "tokens", "skip", "blocks"),
-    [(0, 12, 0, [5, 6, 7]), (0, 4, 2, [7]), (1, 8, 0, [6, 7])],
-    ids=["all", "those beyond the cache", "those of a later chunk"],
+    ("first", "tokens", "start", "blocks"),
+    [(0, 12, 0, [5, 6, 7]), (0, 4, 2, [7]), (1, 8, 1, [6, 7]), (0, 0, 3, [])],
+    ids=["all", "those beyond the cache", "those of a later round", "none, if the cache has them"],
 )
-def test_staged_blocks_are_loaded_at_their_index_in_the_table(
-    first: int, tokens: int, skip: int, blocks: list[int]
-) -> None:
+def test_load_fills_blocks_at_their_index_in_the_table(first: int, tokens: int, start: int, blocks: list[int]) -> None:
     connector, asked = known(first, 3)
-    connector.update_state_after_alloc(asked, Allocated([5, 6, 7, 8]), tokens)
-    (load,) = start(connector, [5, 6, 7, 8], 13).loads
-    assert (load.skip, load.blocks, load.staged.first) == (skip, blocks, first)
+    (load,) = admit(connector, asked, [5, 6, 7, 8], tokens).loads
+    assert (load.load, load.request_id, load.first, load.blocks) == ("m.1", "v1", start, blocks)
 
 
-def test_request_without_a_match_never_loads() -> None:
-    connector, asked = known(0, 3)
-    connector.update_state_after_alloc(asked, Allocated([5, 6]), 0)
-    assert start(connector, [5, 6], 8).loads == []
-    assert connector.get_num_new_matched_tokens(asked, 0) == (0, False)
+def test_end_of_a_load_is_reported_once() -> None:
+    connector, _ = known(0, 3)
+    ended = Scheduled(finished_req_ids=frozenset({"v1"}))
+    assert connector.build_connector_meta(ended).ended == ["m.1"]
+    assert connector.build_connector_meta(ended).ended == []
+
+
+class CacheManager:
+    """vLLM's KVCacheManager: the requests whose blocks it was asked to name, and their tokens."""
+
+    def __init__(self) -> None:
+        self.cached: list[tuple[str, int]] = []
+        self.block_pool = None
+
+    def cache_blocks(self, request: Request, tokens: int) -> None:
+        self.cached.append((request.request_id, tokens))
+
+
+def arrive(connector: Any, **workers: int) -> None:
+    """A step whose workers report loads as arrived; the load m.1 is `m1`."""
+    from migration.kv.connector import ArrivedLoads
+
+    meta = ArrivedLoads({name.replace("m", "m."): count for name, count in workers.items()})
+    connector.update_connector_output(SimpleNamespace(finished_recving=None, kv_connector_worker_meta=meta))
+
+
+def filling(workers: int = 1) -> tuple[Any, Request, CacheManager]:
+    """A connector with the load m.1 of three blocks under way, and the cache that names its blocks."""
+    connector, manager = make_connector(workers=workers), CacheManager()
+    connector.bind_kv_cache_manager(manager)
+    asked = request(0, 3)
+    connector.on_new_request(asked)
+    admit(connector, asked, [5, 6, 7], 12)
+    return connector, asked, manager
+
+
+def test_blocks_are_named_once_they_have_arrived_and_the_workers_learn_it() -> None:
+    connector, _, manager = filling()
+    connector.update_connector_output(SimpleNamespace(finished_recving=None, kv_connector_worker_meta=None))
+    assert manager.cached == []
+    arrive(connector, m1=1, m2=1)
+    assert manager.cached == [("v1", 12)]
+    assert connector.build_connector_meta(Scheduled()).cached == ["m.1"]
+    assert connector.build_connector_meta(Scheduled()).cached == []
+
+
+def test_blocks_are_named_when_they_have_arrived_in_all_workers() -> None:
+    connector, _, manager = filling(workers=3)
+    arrive(connector, m1=1)
+    assert manager.cached == []
+    arrive(connector, m1=2)
+    assert manager.cached == [("v1", 12)]
+
+
+def test_workers_reports_are_added() -> None:
+    from migration.kv.connector import ArrivedLoads
+
+    both = ArrivedLoads({"m.1": 1, "m.2": 1}).aggregate(ArrivedLoads({"m.1": 1}))
+    assert both.workers == {"m.1": 2, "m.2": 1}
+
+
+def test_blocks_of_an_aborted_load_are_not_named() -> None:
+    """Its blocks may be another request's when the report arrives."""
+    connector, asked, manager = filling()
+    assert connector.request_finished(asked, [5, 6, 7]) == (False, None)
+    arrive(connector, m1=1)
+    assert manager.cached == [] and connector.build_connector_meta(Scheduled()).cached == []
+
+
+def test_loads_hold_at_most_half_of_the_cache() -> None:
+    """Blocks of a load that waits cannot be preempted."""
+    connector, asked = known(0, 5)
+    admit(connector, asked, [1, 2, 3, 4, 5], 20)
+    small, large = request(0, 3, id="v2"), request(0, 4, id="v3")
+    for other in (small, large):
+        connector.on_new_request(other)
+    assert connector.get_num_new_matched_tokens(large, 0) == (None, False), "5 and 4 blocks of 16 are over the half"
+    assert connector.get_num_new_matched_tokens(small, 0) == (12, True)
+    connector.update_connector_output(SimpleNamespace(finished_recving={"v1"}, kv_connector_worker_meta=None))
+    assert connector.get_num_new_matched_tokens(large, 0) == (16, True)
+
+
+def test_load_larger_than_the_bound_is_admitted_alone() -> None:
+    connector, asked = known(0, 12)
+    assert connector.get_num_new_matched_tokens(asked, 0) == (48, True)
 
 
 # --- scheduler side: output so far --------------------------------------------------------------------
 
 
-def begin(outputs: int, seed: int | None = None, whole: list[int] | None = None) -> tuple[Request, New, Any]:
+def first_step(outputs: int, seed: int | None = None, whole: list[int] | None = None) -> tuple[Request, New, Any]:
     """A request in its first step, its scheduler output, and the outputs for the worker to restore."""
     asked = request()
     asked.kv_transfer_params = {"mell_key": "r.0", "mell_output": outputs}
@@ -224,7 +299,7 @@ def begin(outputs: int, seed: int | None = None, whole: list[int] | None = None)
     ids=["new", "new and seeded", "moved", "moved and seeded"],
 )
 def test_output_is_split_from_the_prompt_of_a_request(outputs: int, seed: int | None, restored: dict[str, int]) -> None:
-    asked, new, to_restore = begin(outputs, seed)
+    asked, new, to_restore = first_step(outputs, seed)
     cut = 4 - outputs
     assert (asked.prompt_token_ids, asked._output_token_ids) == ([1, 2, 3, 4][:cut], [1, 2, 3, 4][cut:])
     assert asked.num_prompt_tokens == cut
@@ -233,7 +308,7 @@ def test_output_is_split_from_the_prompt_of_a_request(outputs: int, seed: int | 
 
 
 def test_model_runner_v2_gets_the_split_prompt_and_restores_nothing() -> None:
-    _, new, to_restore = begin(3, 7, whole=[1, 2, 3, 4])
+    _, new, to_restore = first_step(3, 7, whole=[1, 2, 3, 4])
     assert (new.prompt_token_ids, new.prefill_token_ids, to_restore) == ([1], [1, 2, 3, 4], {})
 
 
@@ -329,10 +404,10 @@ def test_preempted_request_loses_its_table_and_keeps_its_key() -> None:
 
 
 def test_finished_request_is_forgotten() -> None:
-    connector, asked = known(0, 3)
-    assert connector.build_connector_meta(Scheduled(finished_req_ids=frozenset({"v1"}))).gone == ["r.0"]
-    assert connector.get_num_new_matched_tokens(asked, 0) == (0, False)
-    assert connector.build_connector_meta(Scheduled(finished_req_ids=frozenset({"v1"}))).gone == []
+    connector, _ = known()
+    ended = Scheduled(finished_req_ids=frozenset({"v1"}))
+    assert connector.build_connector_meta(ended).gone == ["r.0"]
+    assert connector.build_connector_meta(ended).gone == []
 
 
 def test_model_with_several_cache_groups_has_no_tables() -> None:
@@ -343,124 +418,107 @@ def test_model_with_several_cache_groups_has_no_tables() -> None:
 # --- worker side --------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def segment() -> Iterator[HostSegment]:
-    with HostSegment.create(1 << 16) as made:
-        yield made
+@pytest.fixture(autouse=True)
+def made() -> Iterator[list[Any]]:
+    """The connectors made by `make_worker`, whose copiers end with the test."""
+    yield _MADE
+    while _MADE:
+        _MADE.pop().shutdown()
 
 
-def make_worker(segment: HostSegment | None = None, staged: int = 3) -> tuple[Any, torch.Tensor]:
-    """A connector with an empty cache of one layer; block i of `segment`'s slot holds i + 1, under ticket 7."""
+_MADE: list[Any] = []
+
+
+def make_worker() -> tuple[Any, torch.Tensor]:
+    """A connector with an empty cache of one layer."""
     connector, cache = make_connector(), torch.zeros(BLOCKS, 2, BLOCK, 3)
     connector.register_kv_caches({"layer": cache})
-    if segment is not None:
-        full = torch.zeros(BLOCKS, 2, BLOCK, 3) + torch.arange(1, BLOCKS + 1).reshape(-1, 1, 1, 1)
-        layout = CacheLayout({"layer": full}, BLOCKS)
-        layout.gather(range(staged), segment.view(HEADER, staged * layout.block_bytes))
-        segment.stamp(0, 7)
+    _MADE.append(connector)
     return connector, cache
 
 
-def step(connector: Any, *, changes: Sequence[Any] = (), gone: Sequence[str] = (), loads: Sequence[Any] = ()) -> None:
+def begin(connector: Any, metadata: Any) -> None:
+    """The part of a step before it writes to any block."""
+    connector.handle_preemptions(metadata)
+    connector.bind_connector_metadata(metadata)
+
+
+def step(connector: Any, **metadata: Any) -> set[str]:
+    """One step as vLLM makes it; the requests whose load is over."""
     from migration.kv.connector import StepMetadata
 
-    connector.bind_connector_metadata(StepMetadata(list(changes), list(gone), list(loads)))
+    begin(connector, StepMetadata(**metadata))
     connector.start_load_kv(None)
+    sent, received = connector.get_finished(set())
+    assert sent is None
     connector.clear_connector_metadata()
+    finished: set[str] = received
+    return finished
 
 
-def load(segment: HostSegment, *blocks: int, skip: int = 0, staged: int = 3, ticket: int = 7) -> Any:
-    from migration.kv.connector import BlockLoad, StagedBlocks
-
-    return BlockLoad(StagedBlocks(0, staged, SlotRef(segment.path, 0, ticket)), skip, list(blocks))
-
-
-def held(cache: torch.Tensor) -> dict[int, float]:
-    """The content of each non-empty block."""
-    return {i: block.unique().item() for i, block in enumerate(cache) if block.any()}
+def gathered(connector: Any) -> tuple[int, ...]:
+    """The first blocks of r.0 that may be gathered now."""
+    with connector.tables.reading("r.0", 0, 1) as (blocks, _):
+        return tuple(blocks)
 
 
 def test_tables_follow_the_changes_of_each_step() -> None:
     connector, _ = make_worker()
     step(connector, changes=[change(5, 5, 6, replace=True)])
-    step(connector, changes=[change(9, 7)])
-    table = connector.tables["r.0"]
-    assert (table.computed, table.blocks) == (9, [5, 6, 7])
-    step(connector, changes=[change(4, 1, replace=True)])
-    assert connector.tables["r.0"].blocks == [1]
+    assert gathered(connector) == (5,)
+    step(connector, gone=["r.0"], changes=[change(4, 1, replace=True)])
+    assert gathered(connector) == (1,)
     step(connector, gone=["r.0", "unknown"])
-    assert connector.tables == {}
+    with pytest.raises(BlocksGone):
+        gathered(connector)
 
 
-def test_request_preempted_and_resumed_in_one_step_has_its_new_table() -> None:
+def test_blocks_may_be_gathered_from_the_end_of_the_step_that_fills_them() -> None:
+    from migration.kv.connector import StepMetadata
+
+    connector, _ = make_worker()
+    begin(connector, StepMetadata([change(5, 5, 6, replace=True)]))
+    connector.start_load_kv(None)
+    with pytest.raises(BlocksGone):
+        gathered(connector)
+    connector.get_finished(set())
+    assert gathered(connector) == (5,)
+
+
+def test_blocks_may_not_be_gathered_from_the_beginning_of_the_step_that_may_reuse_them() -> None:
+    from migration.kv.connector import StepMetadata
+
     connector, _ = make_worker()
     step(connector, changes=[change(5, 5, 6, replace=True)])
-    step(connector, gone=["r.0"], changes=[change(2, 9, replace=True)])
-    assert connector.tables["r.0"].blocks == [9]
+    begin(connector, StepMetadata(gone=["r.0"]))
+    with pytest.raises(BlocksGone):
+        gathered(connector)
 
 
-def test_staged_blocks_are_loaded(segment: HostSegment) -> None:
-    connector, cache = make_worker(segment)
-    step(connector, loads=[load(segment, 9, 4, skip=1)])
-    assert held(cache) == {9: 2.0, 4: 3.0}
-    assert connector.blocks_loaded == 2 and connector.get_block_ids_with_load_errors() == set()
-
-
-@pytest.mark.parametrize(
-    ("knobs", "blocks"),
-    [
-        ({"ticket": 8}, [9, 4]),
-        ({"staged": 2_000}, [9, 4]),
-        ({"skip": 2}, [9, 4]),
-        ({}, [9, BLOCKS]),
-    ],
-    ids=["with another ticket", "longer than the segment", "beyond the staged blocks", "into blocks that do not exist"],
-)
-def test_failed_load_is_reported_once_and_raises_nothing(segment: HostSegment, knobs: Any, blocks: list[int]) -> None:
-    connector, cache = make_worker(segment)
-    step(connector, loads=[load(segment, *blocks, **knobs)])
-    assert connector.get_block_ids_with_load_errors() == set(blocks)
-    assert connector.get_block_ids_with_load_errors() == set()
-    assert held(cache) == {} and connector.blocks_loaded == 0
-
-
-@pytest.mark.parametrize(("ticket", "reverted"), [(7, False), (8, True)], ids=["loaded", "failed"])
-def test_step_after_a_failed_load_reverts_random_draws(segment: HostSegment, ticket: int, reverted: bool) -> None:
-    """vLLM discards the samples of the step in which the load failed."""
-    from migration.kv.history import SeededGenerator
-
-    connector, _ = make_worker(segment)
-    generator = SeededGenerator(3, [])
-    connector.runner = SimpleNamespace(requests={"v1": SimpleNamespace(generator=generator)})
-    step(connector, loads=[load(segment, 9, ticket=ticket)])
-    connector.get_block_ids_with_load_errors()
-    first = torch.rand(1, generator=generator)
-    step(connector)
-    assert (torch.rand(1, generator=generator) == first) == reverted
-    second = torch.rand(1, generator=generator)
-    step(connector)
-    assert torch.rand(1, generator=generator) != second
-
-
-def test_load_from_a_dead_process_is_reported_as_failed() -> None:
+def test_load_is_reported_to_the_scheduler_once_its_blocks_have_arrived() -> None:
     connector, _ = make_worker()
-    segment = SimpleNamespace(path="/proc/1/fd/999999")
-    step(connector, loads=[load(segment, 2)])  # type: ignore[arg-type]
-    assert connector.get_block_ids_with_load_errors() == {2}
+    step(connector, loads=[BlockLoad("m.1", "v1", 0, [9, 4])])
+    assert connector.build_connector_worker_meta() is None
+    with connector.loads.writing("m.1", 0, 2):
+        pass
+    assert step(connector) == set()
+    assert connector.build_connector_worker_meta().workers == {"m.1": 1}
+    assert connector.build_connector_worker_meta() is None
 
 
-def test_load_outside_the_segment_is_reported_as_failed(segment: HostSegment) -> None:
-    from migration.kv.connector import BlockLoad, StagedBlocks
+def test_blocks_of_an_aborted_load_are_given_back() -> None:
+    connector, _ = make_worker()
+    step(connector, loads=[BlockLoad("m.1", "v1", 0, [9, 4])])
+    assert step(connector, ended=["m.1"]) == {"v1"}
+    assert step(connector) == set()
 
-    connector, _ = make_worker(segment)
-    step(connector, loads=[BlockLoad(StagedBlocks(0, 1, SlotRef(segment.path, 1 << 20, 7)), 0, [2])])
-    assert connector.get_block_ids_with_load_errors() == {2}
 
-
-def test_failed_load_does_not_stop_the_others(segment: HostSegment) -> None:
-    connector, cache = make_worker(segment)
-    step(connector, loads=[load(segment, 1, ticket=8), load(segment, 2)])
-    assert held(cache) == {2: 1.0} and connector.get_block_ids_with_load_errors() == {1}
+def test_worker_learns_that_a_load_is_in_the_cache() -> None:
+    connector, _ = make_worker()
+    step(connector, loads=[BlockLoad("m.1", "v1", 0, [9])])
+    assert not connector.loads.loaded("m.1")
+    step(connector, cached=["m.1"])
+    assert connector.loads.loaded("m.1")
 
 
 @pytest.mark.parametrize(
@@ -468,19 +526,28 @@ def test_failed_load_does_not_stop_the_others(segment: HostSegment) -> None:
     [(2, (BLOCKS, 2), "the model has 2 KV cache groups"), (1, (3, 2), "no dimension of (3, 2) counts 16 blocks")],
     ids=["several groups", "no block dimension"],
 )
-def test_unsupported_cache_has_a_reason_and_its_loads_fail(
-    groups: int, shape: tuple[int, ...], reason: str, segment: HostSegment
-) -> None:
+def test_unsupported_cache_has_a_reason_and_no_copier(groups: int, shape: tuple[int, ...], reason: str) -> None:
     connector = make_connector(groups)
     connector.register_kv_caches({"layer": torch.zeros(shape)})
-    assert connector.layout is None and reason in connector.unsupported
-    step(connector, loads=[load(segment, 1)])
-    assert connector.get_block_ids_with_load_errors() == {1}
+    assert connector.layout is None and connector.copier is None and reason in connector.unsupported
+    step(connector, gone=["r.0"])
+
+
+def test_shutdown_ends_the_copier() -> None:
+    connector, _ = make_worker()
+    address = connector.copier.address
+    connector.shutdown()
+    connector.shutdown()
+    with socket.socket(socket.AF_UNIX) as client, pytest.raises(ConnectionRefusedError):
+        client.connect(address)
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_cupy_is_imported_with_the_cache_on_a_gpu_only(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from migration.kv import connector
+
     monkeypatch.setattr(CacheLayout, "device", torch.device(device))
+    monkeypatch.setattr(connector, "Copier", lambda *_: SimpleNamespace(close=lambda: None))
     imported: list[str] = []
     monkeypatch.setattr(importlib, "import_module", imported.append)
     make_worker()

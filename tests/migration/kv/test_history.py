@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from migration.kv.history import SeededGenerator, refresh, restore, rewind
+from migration.kv.history import SeededGenerator, refresh, restore
 
 SEED = 11
 
@@ -78,14 +78,3 @@ def test_draw_in_the_middle_of_a_prompt_is_reverted() -> None:
     assert draw(generator) == drawn(2)[1]
     output.append(8)
     assert draw(generator) == drawn(3)[2]
-
-
-def test_rewind_reverts_discarded_draws_of_all_seeded_requests() -> None:
-    state, plain = State([1, 2, 3], torch.Generator()), State([1])
-    runner = make_runner(state)
-    runner.requests["v2"] = plain
-    restore(runner, "v1", 1)
-    assert state.generator is not None
-    draw(state.generator)
-    rewind(runner)
-    assert draw(state.generator) == drawn(2)[1]

@@ -23,8 +23,8 @@ from policies.model import RequestId
 R = RequestId("r")
 SENT = {
     SourceCommand.PREPARE: "prepare",
-    SourceCommand.COPY_ROUND: "chunk",
-    SourceCommand.COPY_FINAL: "chunk",
+    SourceCommand.COPY_ROUND: "round",
+    SourceCommand.COPY_FINAL: "round",
     SourceCommand.ADOPT_KV: "adopt",
     SourceCommand.ADOPT_TOKENS: "adopt",
     SourceCommand.CANCEL_TARGET: "cancel",
@@ -236,7 +236,7 @@ ARRIVALS: dict[str, Arrival] = {
     "prepare": prepare,
     "accepted": accepted,
     "refused": at_source_once("refused", SourceEvent.TARGET_REFUSED),
-    "chunk": lambda joint: at_target(joint, TargetEvent.CHUNK),
+    "round": lambda joint: at_target(joint, TargetEvent.ROUND),
     "adopt": adopt,
     "adding": adding,
     "adopted": at_source_once("adopted", SourceEvent.ADOPTED),
@@ -258,7 +258,7 @@ DEAD: dict[str, Callable[[Joint], bool]] = {
     "prepare": lambda j: j.target is not TargetState.NEW,
     "accepted": lambda j: j.source is not SourceState.PREPARE,
     "refused": lambda j: j.source is not SourceState.PREPARE,
-    "chunk": lambda j: j.target not in (TargetState.NEW, TargetState.RESERVED, TargetState.LOADING),
+    "round": lambda j: j.target not in (TargetState.NEW, TargetState.RESERVED, TargetState.LOADING),
     "adopt": lambda j: (
         j.target not in (TargetState.RESERVED, TargetState.LOADING) and j.source is not SourceState.HANDOVER
     ),

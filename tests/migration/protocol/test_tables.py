@@ -31,8 +31,8 @@ Node = TypeVar("Node", bound=Hashable)
 
 TARGET_FINAL = {Target.OWNED, Target.CLOSED}
 TARGET_RESULTS = {
-    TargetEvent.LOADED: Act.LOAD_CHUNK,
-    TargetEvent.LOAD_FAILED: Act.LOAD_CHUNK,
+    TargetEvent.LOADED: Act.LOAD_ROUND,
+    TargetEvent.LOAD_FAILED: Act.LOAD_ROUND,
     TargetEvent.ADDED: Act.ADD_REQUEST,
     TargetEvent.ADD_FAILED: Act.ADD_REQUEST,
 }
@@ -295,7 +295,7 @@ def test_room_is_given_back_exactly_once_when_it_was_kept() -> None:
 def test_loading_is_stopped_before_the_request_runs_or_the_migration_ends() -> None:
     """Also when a chunk has just been loaded: another may be under way."""
     for step in target_steps():
-        if Act.LOAD_CHUNK in step.issued and step.following in (Target.ADOPTING, *TARGET_FINAL):
+        if Act.LOAD_ROUND in step.issued and step.following in (Target.ADOPTING, *TARGET_FINAL):
             assert Act.STOP_LOADING in step.issued
             assert Act.ADD_REQUEST not in step.commands or step.commands[0] is Act.STOP_LOADING
 
@@ -332,7 +332,7 @@ def test_request_may_arrive_with_or_without_its_blocks(state: Target) -> None:
 
 @pytest.mark.parametrize("state", [Target.RESERVED, Target.LOADING])
 def test_every_chunk_is_loaded_and_may_fail_without_consequences(state: Target) -> None:
-    assert target.TABLE[state][TargetEvent.CHUNK] == (Target.LOADING, (Act.LOAD_CHUNK,))
+    assert target.TABLE[state][TargetEvent.ROUND] == (Target.LOADING, (Act.LOAD_ROUND,))
     assert (
         target.TABLE[state][TargetEvent.LOADED] == target.TABLE[state][TargetEvent.LOAD_FAILED] == (Target.RESERVED, ())
     )

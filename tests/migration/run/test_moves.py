@@ -40,7 +40,7 @@ async def test_kv_blocks_come_from_outside() -> None:
     pair.move(request.id)
     record = await pair.settled()
     assert record.path == "kv" and record.blocks >= 11 and record.bytes > 0
-    assert pair.b.engine.loaded == record.blocks
+    assert pair.b.engine.blocks_loaded == record.blocks
     assert await pair.finished(cursor) == expected(request.prompt, 60)
 
 

@@ -31,15 +31,16 @@ async def test_a_push_that_fails_as_the_next_begins_leaks_no_slot(turns: int) ->
         raise TransferFailed("a test said so")
 
     pair.a.engine.gather = late  # type: ignore[assignment]
-    pair.b.engine.load = failing  # type: ignore[assignment]
+    pair.b.engine.put = failing  # type: ignore[assignment]
     pair.move(request.id)
     await pair.settled()
     assert pair.a.slots.in_use == 0
 
 
-async def test_cancelled_receive_is_cancelled() -> None:
+async def test_cancelled_loads_are_cancelled() -> None:
     pair = make_pair(transport=Copying(), lease_s=5.0)
     loads = await loading(pair)
-    loads[1].cancel()
+    for load in loads:
+        load.cancel()
     await asyncio.wait(loads)
-    assert loads[1].cancelled()
+    assert all(load.cancelled() for load in loads) and pair.b.slots.in_use == 0

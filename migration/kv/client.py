@@ -1,0 +1,116 @@
+"""The replica's end of a connection to the copier of one of its engine's workers."""
+
+import asyncio
+import contextlib
+import itertools
+import socket
+from typing import Self
+
+from migration.kv.wire import (
+    CallFailed,
+    ForgetLoad,
+    GatherCall,
+    Gathered,
+    Loaded,
+    LoadedCall,
+    Reply,
+    ScatterCall,
+    Scattered,
+    decode,
+)
+from migration.kv.wire import encode as encoded
+from migration.protocol.errors import BlocksGone, TransferFailed
+from migration.protocol.messages import SlotRef
+from policies.model import Bytes
+
+
+class CopierClient:
+    """Calls of any number of tasks over one connection. Calls are served in order, but for those that wait for a load.
+
+    Every call raises TransferFailed if it fails there, or if the connection ends.
+    """
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        self._numbers = itertools.count()
+        self._calls: dict[int, asyncio.Future[Reply]] = {}
+        self._reading = asyncio.create_task(self._read(reader))
+
+    @classmethod
+    async def connect(cls, address: str) -> Self:
+        """Connect to the copier at `address`. Raises OSError."""
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            # Connected here, since uvloop refuses abstract names. A local connection does not wait for its other end.
+            connection.connect(address)
+            return cls(*await asyncio.open_unix_connection(sock=connection))
+        except BaseException:
+            connection.close()
+            raise
+
+    async def gather(self, key: str, first: int, last: int, segment: str, offset: int) -> tuple[SlotRef, Bytes]:
+        """Copy full blocks [first, last) of the running request `key` into a slot.
+
+        Returns the slot with its ticket, and the bytes to transfer (header included). Cancelled, it returns only once
+        the slot is no longer written.
+
+        Raises:
+            BlocksGone: the request holds no blocks.
+            TransferFailed: a block is not full.
+        """
+        reply = await self._call(GatherCall(next(self._numbers), key, first, last, segment, offset))
+        assert isinstance(reply, Gathered)
+        return SlotRef(segment, offset, reply.ticket), Bytes(reply.size)
+
+    async def scatter(self, load: str, first: int, last: int, slot: SlotRef) -> int:
+        """Copy staged blocks [first, last) of a load into the cache, as soon as vLLM has admitted it.
+
+        Returns the number of blocks that the cache did not hold before.
+        """
+        call = ScatterCall(next(self._numbers), load, first, last, slot.segment, slot.offset, slot.ticket)
+        reply = await self._call(call)
+        assert isinstance(reply, Scattered)
+        return reply.blocks
+
+    async def loaded(self, load: str) -> None:
+        """Wait until the blocks of a load are in the prefix cache."""
+        reply = await self._call(LoadedCall(next(self._numbers), load))
+        assert isinstance(reply, Loaded)
+
+    def forget(self, load: str) -> None:
+        """End a load: its calls that still wait fail."""
+        self._writer.write(encoded(ForgetLoad(load)))
+
+    def close(self) -> None:
+        """End the connection."""
+        self._writer.close()
+        self._reading.cancel()
+
+    async def _call(self, call: GatherCall | ScatterCall | LoadedCall) -> Reply:
+        if self._reading.done():
+            raise TransferFailed("the connection to the engine's worker has ended")
+        future = self._calls[call.number] = asyncio.get_running_loop().create_future()
+        self._writer.write(encoded(call))
+        try:
+            reply: Reply = await asyncio.shield(future)
+        except asyncio.CancelledError:
+            if isinstance(call, GatherCall):
+                await asyncio.wait({future})
+            raise
+        if isinstance(reply, CallFailed):
+            raise (BlocksGone if reply.gone else TransferFailed)(reply.text)
+        return reply
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        try:
+            with contextlib.suppress(OSError):
+                async for line in reader:
+                    message = decode(line)
+                    if not isinstance(message, Reply):
+                        raise ValueError(f"{message} is no reply")
+                    self._calls.pop(message.number).set_result(message)
+        finally:
+            self._writer.close()
+            for number, future in self._calls.items():
+                future.set_result(CallFailed(number, "the connection to the engine's worker has ended"))
+            self._calls.clear()

@@ -1,0 +1,265 @@
+"""The blocks that a worker's copier may touch while steps run. Its thread and the worker's main thread share them.
+
+A step writes to the blocks of the requests that take part in it. The copier touches no such block:
+
+    reads   full blocks of a running request. A full block is never written again before the request ends or is
+            preempted, and the main thread voids the request's table before the first step that may reuse the block.
+    writes  blocks allocated to a load that waits for them. vLLM does not run its request, names the blocks in its
+            prefix cache only once all have arrived, and frees them only once `BlockLoads.finished` reports the load.
+
+The main thread calls, in every step and in this order:
+
+    BlockTables.void, BlockLoads.begin, .cache, .close   before the step writes to any block
+    BlockTables.apply                                    once the forward pass is complete, or launched on a GPU
+    BlockLoads.finished, .arrived                        at the end of the step
+
+On a GPU, launched work runs later. A fence is an event that the main thread records in the stream of the steps; the
+copier's stream waits for it on the GPU. The fence of a table follows the steps that filled its blocks, the fence of a
+load precedes the step that allocated its blocks; neither waits for later steps. In the other direction the host orders:
+the copier checks a table, and reports blocks as arrived, only after it has synchronized its stream.
+"""
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from migration.protocol.errors import BlocksGone, TransferFailed
+
+
+class Fence(Protocol):
+    """A point in the stream of the steps; implemented by `torch.cuda.Event`."""
+
+    def wait(self) -> None:
+        """Have the calling thread's current stream wait for this point."""
+        ...
+
+
+class FencedBlocks(NamedTuple):
+    """Cache blocks in context order, and the fence after which the copier's stream may touch them."""
+
+    blocks: Sequence[int]
+    fence: Fence | None
+
+
+# --- blocks to read -----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class TableChange:
+    """The change of one request's block table in one step.
+
+    `computed` is the number of tokens whose KV is complete after the step. `blocks` are appended to the table, or
+    replace it.
+    """
+
+    key: str
+    computed: int
+    blocks: list[int]
+    replace: bool
+
+
+@dataclass(slots=True)
+class BlockTable:
+    """A running request's cache blocks in context order, and the number of tokens whose KV they hold after `fence`."""
+
+    computed: int
+    blocks: list[int]
+    fence: Fence | None
+
+
+class BlockTables:
+    """The block tables of the running requests, by their keys."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._lock = threading.Lock()
+        self._tables: dict[str, BlockTable] = {}
+
+    def __len__(self) -> int:
+        return len(self._tables)
+
+    def void(self, keys: Iterable[str]) -> None:
+        """Remove the tables of requests that ended or were preempted."""
+        with self._lock:
+            for key in keys:
+                self._tables.pop(key, None)
+
+    def apply(self, changes: Iterable[TableChange], fence: Fence | None) -> None:
+        """Apply the changes of a step; `fence` follows the step."""
+        with self._lock:
+            for change in changes:
+                table = self._tables.get(change.key)
+                if table is None or change.replace:
+                    self._tables[change.key] = BlockTable(change.computed, change.blocks, fence)
+                else:
+                    table.computed, table.fence = change.computed, fence
+                    table.blocks.extend(change.blocks)
+
+    @contextmanager
+    def reading(self, key: str, first: int, last: int) -> Iterator[FencedBlocks]:
+        """Full blocks [first, last) of a request, which the body copies.
+
+        Raises:
+            BlocksGone: the request holds no blocks, or lost them meanwhile: the copy may hold another request's KV.
+            TransferFailed: a block is not full.
+        """
+        with self._lock:
+            table = self._tables.get(key)
+            if table is None:
+                raise BlocksGone("the request holds no blocks (waiting, preempted or ended)")
+            if last * self._block_size > table.computed:
+                raise TransferFailed(f"only {table.computed} tokens are computed, block {last} is not full")
+            held = FencedBlocks(table.blocks[first:last], table.fence)
+        yield held
+        with self._lock:
+            if self._tables.get(key) is not table:
+                raise BlocksGone("the request lost its blocks while they were copied")
+
+
+# --- blocks to write ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLoad:
+    """A load that vLLM admitted: its request, and the blocks of its context from index `first` on.
+
+    Without blocks there is nothing to fill, and vLLM runs the request: the cache holds the whole context, or lacks a
+    block before the load.
+    """
+
+    load: str
+    request_id: str
+    first: int
+    blocks: list[int]
+
+
+@dataclass(slots=True)
+class _LoadProgress:
+    """The state of a load. Messages of vLLM's scheduler and of the replica arrive in any order."""
+
+    admitted: BlockLoad | None = None
+    fence: Fence | None = None
+    missing: set[int] = field(default_factory=set)
+    """Indexes of the context's blocks that have not arrived."""
+    writing: bool = False
+    arrived: bool = False
+    """vLLM knows, or is about to, that all blocks are filled."""
+    cached: bool = False
+    """The blocks are in vLLM's prefix cache."""
+    held: bool = False
+    """vLLM keeps the blocks until the load is reported as finished."""
+    ended: bool = False
+    """vLLM's request has ended."""
+    forgotten: bool = False
+    """The replica is done with the load."""
+
+    @property
+    def open(self) -> bool:
+        """True while blocks may be written."""
+        return self.admitted is not None and not self.ended and not self.forgotten
+
+
+class BlockLoads:
+    """The loads under way, by their names."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loads: dict[str, _LoadProgress] = {}
+
+    def __len__(self) -> int:
+        return len(self._loads)
+
+    def begin(self, admitted: BlockLoad, fence: Fence | None) -> None:
+        """Record the blocks of a load; `fence` follows all steps that used them before."""
+        with self._lock:
+            progress = self._loads.setdefault(admitted.load, _LoadProgress())
+            progress.admitted, progress.fence = admitted, fence
+            progress.missing = set(range(admitted.first, admitted.first + len(admitted.blocks)))
+            progress.held = bool(admitted.blocks)
+
+    def cache(self, load: str) -> None:
+        """Record that the load's blocks are in vLLM's prefix cache."""
+        with self._lock:
+            if progress := self._loads.get(load):
+                progress.cached = True
+
+    def close(self, load: str) -> None:
+        """Record the end of the load's request in vLLM."""
+        with self._lock:
+            self._loads.setdefault(load, _LoadProgress()).ended = True
+            self._tidy(load)
+
+    def forget(self, load: str) -> None:
+        """Record that the replica is done with a load."""
+        with self._lock:
+            self._loads.setdefault(load, _LoadProgress()).forgotten = True
+            self._tidy(load)
+
+    def decided(self, load: str) -> bool:
+        """False if blocks of the load have to wait: vLLM has not admitted it yet."""
+        with self._lock:
+            progress = self._loads.get(load)
+            return progress is not None and (progress.admitted is not None or progress.ended or progress.forgotten)
+
+    def loaded(self, load: str) -> bool:
+        """True once the load's blocks are in vLLM's prefix cache."""
+        with self._lock:
+            progress = self._loads.get(load)
+            return progress is not None and progress.cached
+
+    @contextmanager
+    def writing(self, load: str, first: int, last: int) -> Iterator[tuple[FencedBlocks, int]]:
+        """The cache blocks for blocks [first, last) of a load, without the first `skip`, which the cache held already.
+
+        The body fills the blocks, if there are any. If it raises, they stay missing.
+
+        Raises:
+            TransferFailed: the load has ended, or does not wait for these blocks.
+        """
+        with self._lock:
+            progress = self._loads.get(load)
+            if progress is None or progress.admitted is None or not progress.open:
+                raise TransferFailed("the load has ended")
+            start, blocks = progress.admitted.first, progress.admitted.blocks
+            low = max(first, start)
+            if not 0 <= first < last <= start + len(blocks) or not progress.missing.issuperset(range(low, last)):
+                raise TransferFailed(f"the load does not wait for blocks [{first}, {last})")
+            progress.writing = True
+        try:
+            yield FencedBlocks(blocks[low - start : max(low, last) - start], progress.fence), low - first
+            with self._lock:
+                progress.missing.difference_update(range(low, last))
+        finally:
+            with self._lock:
+                progress.writing = False
+
+    def arrived(self) -> list[str]:
+        """The loads whose blocks have all been filled, each once."""
+        with self._lock:
+            found = [load for load, progress in self._loads.items() if _complete(progress)]
+            for load in found:
+                self._loads[load].arrived = True
+        return found
+
+    def finished(self) -> set[str]:
+        """vLLM's ids of ended requests whose blocks are not written any more, each once: vLLM may free these."""
+        found: set[str] = set()
+        with self._lock:
+            for load, progress in list(self._loads.items()):
+                if progress.admitted is not None and progress.held and progress.ended and not progress.writing:
+                    found.add(progress.admitted.request_id)
+                    progress.held = False
+                    self._tidy(load)
+        return found
+
+    def _tidy(self, load: str) -> None:
+        """Drop a load of which no message can come any more."""
+        progress = self._loads[load]
+        if progress.ended and progress.forgotten and not progress.held:
+            del self._loads[load]
+
+
+def _complete(progress: _LoadProgress) -> bool:
+    return progress.held and progress.open and not progress.missing and not progress.arrived

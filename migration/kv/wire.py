@@ -1,0 +1,109 @@
+"""The messages between a replica and the copier of one of its engine's workers: one line of JSON each, over a socket.
+
+Each call but `ForgetLoad` is answered once, in any order, under its number: with `Gathered`, `Scattered` or `Loaded`,
+or with `CallFailed`.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class GatherCall:
+    """Copy full blocks [first, last) of the running request `key` into the slot at `offset` of `segment`."""
+
+    number: int
+    key: str
+    first: int
+    last: int
+    segment: str
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScatterCall:
+    """Copy blocks [first, last) of the load `load` from a slot with this ticket into the cache."""
+
+    number: int
+    load: str
+    first: int
+    last: int
+    segment: str
+    offset: int
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedCall:
+    """Answer once the blocks of `load` are in the prefix cache."""
+
+    number: int
+    load: str
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetLoad:
+    """The replica is done with `load`. Calls that still wait for it fail."""
+
+    load: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """The slot holds the blocks under `ticket`; `size` is the transfer in bytes, header included."""
+
+    number: int
+    ticket: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scattered:
+    """The cache holds the blocks; `blocks` of them were not in it before."""
+
+    number: int
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The load's blocks are in the prefix cache."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class CallFailed:
+    """The call had no effect; `gone` if the request holds no blocks."""
+
+    number: int
+    text: str
+    gone: bool = False
+
+
+Call = GatherCall | ScatterCall | LoadedCall | ForgetLoad
+Reply = Gathered | Scattered | Loaded | CallFailed
+
+_KINDS = {
+    kind.__name__: kind
+    for kind in (GatherCall, ScatterCall, LoadedCall, ForgetLoad, Gathered, Scattered, Loaded, CallFailed)
+}
+
+
+def encode(message: Call | Reply) -> bytes:
+    """The message as a line."""
+    return json.dumps({"kind": type(message).__name__, **asdict(message)}).encode() + b"\n"
+
+
+def decode(line: bytes) -> Call | Reply:
+    """The inverse of `encode`.
+
+    Raises:
+        ValueError: the line is no message.
+    """
+    try:
+        members = json.loads(line)
+        message: Call | Reply = _KINDS[members.pop("kind")](**members)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"no message of a copier: {line[:80]!r}") from error
+    return message

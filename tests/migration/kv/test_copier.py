@@ -1,0 +1,292 @@
+"""The copier's thread and its client over a real socket; the cache is a tensor, and the test makes the steps."""
+
+import asyncio
+import contextlib
+import os
+import socket
+import threading
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import uvloop
+
+from migration.kv.client import CopierClient
+from migration.kv.copier import Copier
+from migration.kv.layout import CacheLayout
+from migration.kv.staging import HEADER, HostSegment
+from migration.kv.tables import BlockLoad, BlockLoads, BlockTables, TableChange
+from migration.kv.wire import GatherCall, Gathered, ScatterCall, decode, encode
+from migration.protocol.errors import BlocksGone, TransferFailed
+from migration.protocol.messages import SlotRef
+
+BLOCK, BLOCKS = 4, 16
+
+
+@dataclass
+class Desk:
+    """A worker's half and a replica's half. r.0 runs in blocks 5, 9 and 2, of which two are full; block i holds i."""
+
+    cache: torch.Tensor
+    layout: CacheLayout
+    tables: BlockTables
+    loads: BlockLoads
+    copier: Copier
+    client: CopierClient
+    segment: HostSegment
+
+    async def staged(self, first: int = 0, last: int = 2) -> SlotRef:
+        """Blocks of r.0 in the slot."""
+        slot, _ = await self.client.gather("r.0", first, last, self.segment.path, 0)
+        return slot
+
+    def admit(self, *blocks: int, start: int = 0) -> None:
+        """Admit the load "m.1"."""
+        self.loads.begin(BlockLoad("m.1", "v1", start, list(blocks)), None)
+        self.copier.wake()
+
+    def held(self, *blocks: int) -> list[float]:
+        """The content of cache blocks."""
+        return [self.cache[block].unique().item() for block in blocks]
+
+
+@pytest.fixture
+async def desk() -> AsyncIterator[Desk]:
+    cache = torch.zeros(BLOCKS, 2, BLOCK, 3) + torch.arange(BLOCKS).reshape(-1, 1, 1, 1)
+    layout, tables, loads = CacheLayout({"layer": cache}, BLOCKS), BlockTables(BLOCK), BlockLoads()
+    tables.apply([TableChange("r.0", 10, [5, 9, 2], replace=True)], None)
+    copier = Copier(layout, tables, loads)
+    with HostSegment.create(1 << 16) as segment:
+        client = await CopierClient.connect(copier.address)
+        yield Desk(cache, layout, tables, loads, copier, client, segment)
+        client.close()
+        copier.close()
+
+
+async def test_blocks_move_through_a_slot(desk: Desk) -> None:
+    slot, size = await desk.client.gather("r.0", 0, 2, desk.segment.path, 128)
+    assert size == HEADER + 2 * desk.layout.block_bytes and slot.offset == 128
+    desk.admit(11, 12)
+    assert await desk.client.scatter("m.1", 0, 2, slot) == 2
+    assert desk.held(11, 12) == [5, 9]
+    assert desk.loads.arrived() == ["m.1"]
+
+
+async def test_replica_learns_when_the_blocks_are_in_the_cache(desk: Desk) -> None:
+    loaded = asyncio.create_task(desk.client.loaded("m.1"))
+    slot = await desk.staged()
+    desk.admit(11, 12)
+    await desk.client.scatter("m.1", 0, 2, slot)
+    assert not loaded.done()
+    desk.loads.cache("m.1")
+    desk.copier.wake()
+    await loaded
+
+
+@pytest.mark.parametrize("ended", [False, True], ids=["under way", "ended in vLLM"])
+async def test_nothing_waits_for_a_load_that_the_replica_gives_up(desk: Desk, ended: bool) -> None:
+    desk.admit(11, 12)
+    loaded = asyncio.create_task(desk.client.loaded("m.1"))
+    await desk.staged()
+    if ended:
+        desk.loads.close("m.1")
+        desk.copier.wake()
+        await desk.staged()
+        assert not loaded.done(), "its request may have run: the replica waits for the request's own end"
+    desk.client.forget("m.1")
+    with pytest.raises(TransferFailed, match="ended"):
+        await loaded
+    assert desk.copier._waiting == [] and desk.client._calls == {}
+
+
+def test_connection_works_in_a_loop_of_uvloop() -> None:
+    """Ray Serve's replicas run in one."""
+    layout = CacheLayout({"layer": torch.zeros(BLOCKS, 2, BLOCK, 3)}, BLOCKS)
+    copier = Copier(layout, BlockTables(BLOCK), BlockLoads())
+
+    async def gather() -> None:
+        client = await CopierClient.connect(copier.address)
+        with pytest.raises(TransferFailed, match="staging segment"):
+            await client.gather("r.0", 0, 1, "", 0)
+        client.close()
+
+    try:
+        uvloop.run(gather())
+    finally:
+        copier.close()
+
+
+async def test_blocks_that_the_cache_holds_are_left_alone(desk: Desk) -> None:
+    slot = await desk.staged()
+    desk.admit(12, start=1)
+    assert await desk.client.scatter("m.1", 0, 2, slot) == 1
+    assert desk.held(11, 12) == [11, 9]
+
+
+async def test_chunk_waits_for_its_load_and_holds_up_no_other_call(desk: Desk) -> None:
+    slot = await desk.staged()
+    waiting = asyncio.create_task(desk.client.scatter("m.1", 0, 2, slot))
+    assert (await desk.client.gather("r.0", 0, 1, desk.segment.path, 1024))[0].ticket
+    assert not waiting.done()
+    desk.admit(11, 12)
+    assert await waiting == 2
+
+
+async def test_chunk_of_a_load_that_is_given_up_fails(desk: Desk) -> None:
+    waiting = asyncio.create_task(desk.client.scatter("m.1", 0, 2, await desk.staged()))
+    await asyncio.sleep(0)
+    desk.client.forget("m.1")
+    with pytest.raises(TransferFailed, match="ended"):
+        await waiting
+
+
+async def test_every_gather_has_a_new_ticket(desk: Desk) -> None:
+    tickets = {(await desk.staged()).ticket for _ in range(8)}
+    assert len(tickets) == 8 and 0 not in tickets
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "path", "offset", "error"),
+    [
+        (0, 3, "", 0, "block 3 is not full"),
+        (1, 1, "", 0, "no such KV blocks"),
+        (2, 1, "", 0, "lie outside"),
+        (0, 2, "", 1 << 16, "lie outside"),
+        (0, 2, "/proc/1/fd/999999", 0, "staging segment"),
+    ],
+    ids=[
+        "a block that is not full",
+        "no block",
+        "a range that runs backwards",
+        "outside the segment",
+        "a dead process",
+    ],
+)
+async def test_gather_fails_for(desk: Desk, first: int, last: int, path: str, offset: int, error: str) -> None:
+    with pytest.raises(TransferFailed, match=error):
+        await desk.client.gather("r.0", first, last, path or desk.segment.path, offset)
+
+
+async def test_gather_of_a_request_without_blocks_says_so(desk: Desk) -> None:
+    with pytest.raises(BlocksGone, match="holds no blocks"):
+        await desk.client.gather("r.1", 0, 1, desk.segment.path, 0)
+
+
+async def test_failed_gather_leaves_no_valid_ticket(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For example, a copy on a GPU that runs out of memory."""
+    await desk.staged()
+    monkeypatch.setattr(desk.layout, "gather", lambda *_: (_ for _ in ()).throw(MemoryError("no room")))
+    with pytest.raises(TransferFailed, match="no room"):
+        await desk.staged()
+    assert desk.segment.ticket(0) == 0
+
+
+async def test_blocks_that_are_reused_during_the_copy_are_not_handed_out(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gather = desk.layout.gather
+
+    def overtaken(*arguments: Any) -> None:
+        gather(*arguments)
+        desk.tables.void(["r.0"])
+
+    monkeypatch.setattr(desk.layout, "gather", overtaken)
+    with pytest.raises(BlocksGone, match="lost its blocks"):
+        await desk.staged()
+    assert desk.segment.ticket(0) == 0
+
+
+@pytest.mark.parametrize("other", ["ticket", "segment", "range"])
+async def test_chunk_that_cannot_be_read_fails_and_stays_missing(desk: Desk, other: str) -> None:
+    slot = await desk.staged()
+    desk.admit(11, 12)
+    match other:
+        case "ticket":
+            slot = SlotRef(slot.segment, slot.offset, slot.ticket + 2)
+        case "segment":
+            slot = SlotRef("/proc/1/fd/999999", 0, slot.ticket)
+    with pytest.raises(TransferFailed):
+        await desk.client.scatter("m.1", 0, 3 if other == "range" else 2, slot)
+    assert desk.held(11, 12) == [11, 12] and desk.loads.arrived() == []
+
+
+async def test_slot_that_is_reused_while_it_is_read_fails(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    slot, scatter = await desk.staged(), desk.layout.scatter
+    desk.admit(11, 12)
+
+    def overtaken(*arguments: Any) -> None:
+        scatter(*arguments)
+        desk.segment.stamp(0, 3)
+
+    monkeypatch.setattr(desk.layout, "scatter", overtaken)
+    with pytest.raises(TransferFailed, match="reused"):
+        await desk.client.scatter("m.1", 0, 2, slot)
+    assert desk.loads.arrived() == [], "the blocks may hold anything, and stay missing"
+
+
+async def test_cancelled_gather_returns_once_the_slot_is_not_written(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, go = threading.Event(), threading.Event()
+
+    def slow(*_: Any) -> None:
+        began.set()
+        go.wait(5)
+
+    monkeypatch.setattr(desk.layout, "gather", slow)
+    gathering = asyncio.create_task(desk.staged())
+    await asyncio.to_thread(began.wait, 5)
+    gathering.cancel()
+    await asyncio.sleep(0.02)
+    assert not gathering.done()
+    go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await gathering
+
+
+async def test_calls_fail_once_the_copier_has_ended(desk: Desk) -> None:
+    waiting = asyncio.create_task(desk.client.scatter("m.1", 0, 2, await desk.staged()))
+    await asyncio.sleep(0.01)
+    await asyncio.to_thread(desk.copier.close)
+    with pytest.raises(TransferFailed, match="connection"):
+        await waiting
+    with pytest.raises(TransferFailed, match="has ended"):
+        await desk.staged()
+    desk.copier = Copier(desk.layout, desk.tables, desk.loads)
+
+
+@pytest.mark.parametrize("sent", [b"no message\n", b'{"kind": "Copier"}\n', encode(Gathered(1, 2, 3)), b"{}\n"])
+async def test_connection_that_sends_anything_else_is_closed_and_no_other(desk: Desk, sent: bytes) -> None:
+    with socket.socket(socket.AF_UNIX) as other:
+        other.connect(desk.copier.address)
+        other.sendall(sent)
+        other.settimeout(5)
+        assert await asyncio.to_thread(other.recv, 1) == b""
+    assert await desk.staged()
+
+
+async def test_connection_that_ends_with_a_waiting_chunk_is_forgotten(desk: Desk) -> None:
+    slot = await desk.staged()
+    with socket.socket(socket.AF_UNIX) as other:
+        other.connect(desk.copier.address)
+        other.sendall(encode(ScatterCall(1, "m.1", 0, 2, slot.segment, slot.offset, slot.ticket)))
+    await desk.staged()
+    desk.admit(11, 12)
+    await desk.staged()
+    assert desk.held(11, 12) == [11, 12]
+
+
+async def test_other_users_are_refused(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: 4711)
+    with socket.socket(socket.AF_UNIX) as other:
+        other.connect(desk.copier.address)
+        other.settimeout(5)
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.to_thread(other.recv, 1) == b""
+
+
+def test_messages_round_trip() -> None:
+    call = GatherCall(7, "r.0", 0, 2, "/proc/9/fd/3", 64)
+    assert decode(encode(call)) == call

@@ -1,0 +1,210 @@
+"""Which blocks the copier may touch, whatever the order of events."""
+
+from collections.abc import Callable
+
+import pytest
+
+from migration.kv.tables import BlockLoad, BlockLoads, BlockTables, TableChange
+from migration.protocol.errors import BlocksGone, TransferFailed
+
+BLOCK = 4
+
+
+class Point:
+    """A fence."""
+
+    def wait(self) -> None:
+        """No-op."""
+
+
+def make_tables(computed: int = 10) -> BlockTables:
+    """Request r.0 in blocks 5, 9 and 2."""
+    tables = BlockTables(BLOCK)
+    tables.apply([TableChange("r.0", computed, [5, 9, 2], replace=True)], None)
+    return tables
+
+
+def read(tables: BlockTables, first: int, last: int) -> list[int]:
+    with tables.reading("r.0", first, last) as (blocks, _):
+        return list(blocks)
+
+
+def test_full_blocks_are_read_in_context_order() -> None:
+    tables = make_tables()
+    assert read(tables, 0, 2) == [5, 9] and read(tables, 1, 2) == [9]
+    tables.apply([TableChange("r.0", 17, [7, 3], replace=False)], None)
+    assert read(tables, 0, 4) == [5, 9, 2, 7]
+
+
+def test_block_that_is_not_full_is_not_read() -> None:
+    with pytest.raises(TransferFailed, match="only 10 tokens are computed, block 3 is not full"):
+        read(make_tables(), 0, 3)
+
+
+def test_unknown_request_holds_no_blocks() -> None:
+    with pytest.raises(BlocksGone, match="holds no blocks"):
+        read(BlockTables(BLOCK), 0, 1)
+
+
+@pytest.mark.parametrize("replaced", [False, True], ids=["preempted", "preempted and resumed"])
+def test_copy_of_blocks_that_are_lost_meanwhile_is_void(replaced: bool) -> None:
+    """Another request may have written to them before the copy was complete."""
+    tables = make_tables()
+    copy = tables.reading("r.0", 0, 2)
+    copy.__enter__()
+    tables.void(["r.0"])
+    if replaced:
+        tables.apply([TableChange("r.0", 10, [5, 9, 2], replace=True)], None)
+    with pytest.raises(BlocksGone, match="lost its blocks"):
+        copy.__exit__(None, None, None)
+
+
+def test_growth_does_not_disturb_a_copy() -> None:
+    tables = make_tables()
+    with tables.reading("r.0", 0, 2):
+        tables.apply([TableChange("r.0", 17, [7], replace=False)], None)
+
+
+def test_blocks_are_read_behind_the_fence_of_the_last_change() -> None:
+    tables, filled = make_tables(), Point()
+    tables.apply([TableChange("r.0", 12, [], replace=False)], filled)
+    with tables.reading("r.0", 0, 3) as (_, fence):
+        assert fence is filled
+
+
+# --- loads --------------------------------------------------------------------------------------------
+
+
+def make_loads(start: int = 1) -> BlockLoads:
+    """A load of blocks [1, 4) of a context, whose first `start` the cache holds already."""
+    loads = BlockLoads()
+    loads.begin(BlockLoad("m.1", "v1", start, [6, 7, 8][start - 1 :]), None)
+    return loads
+
+
+def write(loads: BlockLoads, first: int, last: int) -> tuple[list[int], int]:
+    with loads.writing("m.1", first, last) as ((blocks, _), skip):
+        return list(blocks), skip
+
+
+@pytest.mark.parametrize(
+    ("start", "first", "last", "blocks", "skip"),
+    [(1, 1, 4, [6, 7, 8], 0), (1, 2, 3, [7], 0), (3, 1, 4, [8], 2), (3, 1, 2, [], 2), (4, 1, 4, [], 3)],
+    ids=["all", "a chunk", "what the cache lacks", "a chunk that the cache holds", "nothing, if the cache holds all"],
+)
+def test_chunk_is_written_to(start: int, first: int, last: int, blocks: list[int], skip: int) -> None:
+    assert write(make_loads(start), first, last) == (blocks, skip)
+
+
+def test_load_has_arrived_with_its_last_chunk_and_is_reported_once() -> None:
+    loads = make_loads()
+    write(loads, 3, 4)
+    assert loads.arrived() == []
+    write(loads, 1, 3)
+    assert loads.arrived() == ["m.1"]
+    assert loads.arrived() == []
+
+
+def test_load_of_blocks_that_the_cache_holds_is_not_reported() -> None:
+    """vLLM runs its request."""
+    loads = make_loads(4)
+    assert loads.arrived() == []
+    loads.close("m.1")
+    assert loads.finished() == set()
+
+
+@pytest.mark.parametrize("chunks", [0, 1, 3], ids=["empty", "half filled", "filled"])
+def test_blocks_of_a_load_are_given_back_once_when_its_request_has_ended(chunks: int) -> None:
+    loads = make_loads()
+    for block in range(1, 1 + chunks):
+        write(loads, block, block + 1)
+    assert loads.finished() == set()
+    loads.close("m.1")
+    assert loads.arrived() == [], "vLLM names no block of an ended request"
+    assert loads.finished() == {"v1"}
+    assert loads.finished() == set()
+
+
+@pytest.mark.parametrize("end", [BlockLoads.close, BlockLoads.forget], ids=["aborted", "given up"])
+def test_load_that_ended_takes_no_chunks(end: Callable[[BlockLoads, str], None]) -> None:
+    loads = make_loads()
+    end(loads, "m.1")
+    with pytest.raises(TransferFailed, match="ended"):
+        write(loads, 1, 4)
+    assert loads.arrived() == []
+
+
+def test_blocks_are_not_given_back_while_they_are_written() -> None:
+    """vLLM would give them to another request."""
+    loads = make_loads()
+    with loads.writing("m.1", 1, 2):
+        loads.close("m.1")
+        assert loads.finished() == set()
+    assert loads.finished() == {"v1"}
+
+
+def test_chunk_that_fails_stays_missing() -> None:
+    loads = make_loads()
+    with pytest.raises(MemoryError), loads.writing("m.1", 1, 4):
+        raise MemoryError
+    assert loads.arrived() == []
+    write(loads, 1, 4)
+    assert loads.arrived() == ["m.1"]
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 5), (2, 2), (3, 2), (-1, 2)])
+def test_chunk_outside_the_load_is_refused(first: int, last: int) -> None:
+    with pytest.raises(TransferFailed, match="does not wait for blocks"):
+        write(make_loads(), first, last)
+
+
+def test_blocks_that_have_arrived_are_not_written_again() -> None:
+    """They may be in the prefix cache by now, and read by a step."""
+    loads = make_loads()
+    write(loads, 1, 3)
+    with pytest.raises(TransferFailed, match="does not wait for blocks"):
+        write(loads, 2, 4)
+
+
+def test_load_is_complete_when_its_blocks_are_in_the_cache() -> None:
+    loads = make_loads()
+    assert not BlockLoads().loaded("m.1") and not loads.loaded("m.1")
+    write(loads, 1, 4)
+    assert not loads.loaded("m.1")
+    loads.cache("m.1")
+    assert loads.loaded("m.1")
+    loads.close("m.1")
+    assert loads.loaded("m.1")
+
+
+def test_chunks_wait_until_the_load_is_admitted_or_over() -> None:
+    loads = BlockLoads()
+    assert not loads.decided("m.1")
+    loads.begin(BlockLoad("m.1", "v1", 0, [6]), None)
+    loads.close("m.2")
+    loads.forget("m.3")
+    assert loads.decided("m.1") and loads.decided("m.2") and loads.decided("m.3")
+    with pytest.raises(TransferFailed, match="ended"), loads.writing("m.2", 0, 1):
+        pass
+
+
+@pytest.mark.parametrize("order", ["admitted, ended, given up", "ended, given up", "given up, admitted, ended"])
+def test_nothing_remains_of_a_load(order: str) -> None:
+    loads = BlockLoads()
+    for event in order.split(", "):
+        match event:
+            case "admitted":
+                loads.begin(BlockLoad("m.1", "v1", 0, [6]), None)
+            case "ended":
+                loads.close("m.1")
+            case _:
+                loads.forget("m.1")
+        loads.finished()
+    assert len(loads) == 0
+
+
+def test_blocks_are_written_behind_the_fence_of_their_allocation() -> None:
+    loads, allocated = BlockLoads(), Point()
+    loads.begin(BlockLoad("m.1", "v1", 0, [6]), allocated)
+    with loads.writing("m.1", 0, 1) as ((_, fence), _):
+        assert fence is allocated
