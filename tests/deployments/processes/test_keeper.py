@@ -32,7 +32,7 @@ class Launch:
             [sys.executable, "-c", LAUNCH, str(within_s), *stand_in, str(drain_s)],
             cwd=ROOT,
             start_new_session=True,
-            preexec_fn=_ignore_interrupts if ignored else None,
+            preexec_fn=_ignore_interrupts if ignored else _heed_signals,
         )
         replica = {"ServeReplica"} if cluster == "own" else set()
         rest = set() if cluster == "other" else {"gcs_server", "raylet", "engine"}
@@ -69,6 +69,12 @@ class Launch:
 
 def _ignore_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _heed_signals() -> None:
+    """The tests may have been started by nohup or in the background of a script, and the launcher heeds that."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 @pytest.fixture
