@@ -55,7 +55,6 @@ def engine_args(model: str, engine_kwargs: Mapping[str, Any]) -> AsyncEngineArgs
             kv_connector="MellConnector",
             kv_connector_module_path="migration.kv.connector",
             kv_role="kv_both",
-            kv_load_failure_policy="recompute",
         ),
         **engine_kwargs,
     )

@@ -6,6 +6,7 @@ or with `CallFailed`.
 
 import json
 from dataclasses import asdict, dataclass
+from typing import get_args
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +85,7 @@ class CallFailed:
 Call = GatherCall | ScatterCall | LoadedCall | ForgetLoad
 Reply = Gathered | Scattered | Loaded | CallFailed
 
-_KINDS = {
-    kind.__name__: kind
-    for kind in (GatherCall, ScatterCall, LoadedCall, ForgetLoad, Gathered, Scattered, Loaded, CallFailed)
-}
+_KINDS = {kind.__name__: kind for kind in get_args(Call | Reply)}
 
 
 def encode(message: Call | Reply) -> bytes:

@@ -172,12 +172,6 @@ class Roster:
         for request in state.conditions if state else ():
             self._remove(request, replica)
 
-    def keep(self, replicas: Iterable[ReplicaId]) -> None:
-        """Remove all other replicas."""
-        kept = set(replicas)
-        for replica in [r for r in self._statuses if r not in kept]:
-            self.forget(replica)
-
     # --- the newest state -----------------------------------------------------------------------------
 
     @property

@@ -62,7 +62,8 @@ class Watcher:
     def report(self, drawn: Drawn) -> PoolReport:
         """What is new in that cluster. A move that is not drawn has ended where its request is."""
         self._version += 1
-        self.roster.keep(load.id for load in drawn.loads)
+        for replica in sorted(self.roster.statuses.keys() - {load.id for load in drawn.loads}):
+            self.roster.forget(replica)
         for load in drawn.loads:
             self.roster.take(Report(self._version, status_of(load), None, load.requests))
         found = self.roster.observe(Pool(max_replicas=drawn.most))

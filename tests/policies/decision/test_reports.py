@@ -59,7 +59,8 @@ class Wire:
         self.reporters: dict[ReplicaId, Reporter] = {}
 
     def observe(self, drawn: Drawn) -> PoolReport:
-        self.roster.keep(load.id for load in drawn.loads)
+        for replica in sorted(self.roster.statuses.keys() - {load.id for load in drawn.loads}):
+            self.roster.forget(replica)
         self.reporters = {replica: r for replica, r in self.reporters.items() if replica in {q.id for q in drawn.loads}}
         for load in drawn.loads:
             self.roster.take(self.report(load))
