@@ -48,7 +48,7 @@ class TransferEnd:
         self._name = name
         self._cache = Cache(size // BLOCK_BYTES, seed=name)
         self._slots = Slots(SLOTS, SLOT_BYTES)
-        self._transport = make_transport(MigrationSettings(transport=transport, transfer_timeout_s=LIMIT_S))
+        self._transport = make_transport(MigrationSettings(transport=transport, transfer_timeout_s=LIMIT_S), workers=1)
         self._coming: TargetRun | None = None
         self._held: list[Lease] = []
         self._chunks: list[Mark] = []
@@ -125,8 +125,7 @@ class TransferEnd:
         await self._lease_all()
         began = Mark.now()
         for i, (low, high) in enumerate(pieces(blocks)):
-            slot = self._held[i % SLOTS].slot
-            await self._cache.gather("key", low, high, slot.segment, slot.offset)
+            await self._cache.gather("key", low, high, self._held[i % SLOTS].slots)
         span = ProcessSpan(began, Mark.now())
         await self.release()
         return span
@@ -135,8 +134,8 @@ class TransferEnd:
         """Stage the first blocks in every slot, until `release`."""
         await self._lease_all()
         _, last = next(pieces(blocks))
-        slots = [lease.slot for lease in self._held]
-        return [(await self._cache.gather("key", Blocks(0), last, s.segment, s.offset))[0] for s in slots]
+        staged = [await self._cache.gather("key", Blocks(0), last, lease.slots) for lease in self._held]
+        return [shard.slot for (shard,) in staged]
 
     async def _lease_all(self) -> None:
         self._held = [await self._slots.lease(LIMIT_S) for _ in range(SLOTS)]
@@ -150,30 +149,30 @@ class TransferEnd:
         """Load staged slots in turn."""
         began = Mark.now()
         for i, (low, high) in enumerate(pieces(blocks)):
-            await self._cache.put("", low, high, refs[i % SLOTS])
+            await self._cache.put("", low, high, [refs[i % SLOTS]])
         return ProcessSpan(began, Mark.now())
 
     async def channels(self, count: int) -> list[str]:
         """The channels of the next `count` transfers from this source to the target."""
-        return [self._transport.channel(self._name, TARGET) for _ in range(count)]
+        return [self._transport.channel(self._name, TARGET, 0) for _ in range(count)]
 
     async def send_alone(self, channels: list[str], blocks: int) -> ProcessSpan:
         """Send a slot through each channel, after a send of one header that waits for the other end."""
         lease = await self._slots.lease(LIMIT_S)
-        await self._transport.send(channels[0], lease.slot, Bytes(HEADER))
+        await self._transport.send(channels[0], lease.slots[0], Bytes(HEADER))
         began = Mark.now()
         for channel, (low, high) in zip(channels[1:], pieces(blocks), strict=True):
-            await self._transport.send(channel, lease.slot, Bytes(HEADER + (high - low) * BLOCK_BYTES))
+            await self._transport.send(channel, lease.slots[0], Bytes(HEADER + (high - low) * BLOCK_BYTES))
         lease.end()
         return ProcessSpan(began, Mark.now())
 
     async def receive_alone(self, channels: list[str], blocks: int) -> ProcessSpan:
         """Receive a slot through each channel: the other end of `send_alone`."""
         ref, lease = SlotRef("", 0, 1), await self._slots.lease(LIMIT_S)
-        await self._transport.receive(channels[0], ref, Bytes(HEADER), lease.slot)
+        await self._transport.receive(channels[0], ref, Bytes(HEADER), lease.slots[0])
         began = Mark.now()
         for channel, (low, high) in zip(channels[1:], pieces(blocks), strict=True):
-            await self._transport.receive(channel, ref, Bytes(HEADER + (high - low) * BLOCK_BYTES), lease.slot)
+            await self._transport.receive(channel, ref, Bytes(HEADER + (high - low) * BLOCK_BYTES), lease.slots[0])
         lease.end()
         return ProcessSpan(began, Mark.now())
 

@@ -131,20 +131,20 @@ class NcclReplica:
         from deployments.replica.transports import make_slots, make_transport
 
         config = MigrationSettings(transport="nccl", slot_mib=slot_bytes >> 20, transfer_timeout_s=60)
-        self._transport, self._slots, self._size = make_transport(config), make_slots(config), HEADER + slot_bytes
+        self._transport, self._slots, self._size = make_transport(config, 1), make_slots(config, 1), HEADER + slot_bytes
 
     async def channels(self, count: int) -> list[str]:
         """The next channels from source to target."""
-        return [self._transport.channel(ReplicaId("source"), ReplicaId("target")) for _ in range(count)]
+        return [self._transport.channel(ReplicaId("source"), ReplicaId("target"), 0) for _ in range(count)]
 
     async def send(self, channels: Sequence[str]) -> list[float]:
         """Send a slot through each channel; the seconds of each."""
-        with await self._slots.lease(1) as slot:
+        with await self._slots.lease(1) as (slot,):
             return [await _awaited(self._transport.send(channel, slot, Bytes(self._size))) for channel in channels]
 
     async def receive(self, channels: Sequence[str]) -> list[float]:
         """Receive a slot through each channel; the seconds of each."""
-        with await self._slots.lease(1) as slot:
+        with await self._slots.lease(1) as (slot,):
             ref = SlotRef("", 0, 1)
             return [
                 await _awaited(self._transport.receive(channel, ref, Bytes(self._size), slot)) for channel in channels

@@ -5,7 +5,7 @@ import hashlib
 import random
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -14,8 +14,8 @@ import torch
 from migration.kv.layout import CacheLayout
 from migration.kv.staging import HEADER, Segments
 from migration.protocol.errors import TransferFailed
-from migration.protocol.messages import Adopt, Chunk, CopyRound, Fingerprint, Prepare, Prepared, SlotRef
-from migration.protocol.ports import Hosted
+from migration.protocol.messages import Adopt, Chunk, CopyRound, Fingerprint, Prepare, Prepared, Shard, SlotRef
+from migration.protocol.ports import Hosted, Slot
 from migration.protocol.request import Doubt, Moved, Moving, RequestSpec
 from policies.model import Blocks, Bytes, ReplicaId, RequestId
 
@@ -68,18 +68,19 @@ class Cache:
         self.gathers: list[Mark] = []
         """The beginnings of all gathers."""
 
-    async def gather(self, key: str, first: Blocks, last: Blocks, segment: str, offset: int) -> tuple[SlotRef, Bytes]:
+    async def gather(self, key: str, first: Blocks, last: Blocks, slots: Sequence[Slot]) -> list[Shard]:
         """See `BlockStore.gather`; works like `Copier`."""
         self.gathers.append(Mark.now())
-        return await self._in_worker(lambda: self._gather(first, last, segment, offset))
+        (slot,) = slots
+        return [await self._in_worker(lambda: self._gather(first, last, slot.segment, slot.offset))]
 
-    def _gather(self, first: int, last: int, segment: str, offset: int) -> tuple[SlotRef, Bytes]:
+    def _gather(self, first: int, last: int, segment: str, offset: int) -> Shard:
         memory, size = self._segments.get(segment), (last - first) * BLOCK_BYTES
         memory.stamp(offset, 0)
         self._layout.gather(self._table[first:last], memory.view(offset + HEADER, size))
         ticket = secrets.randbits(63) | 1
         memory.stamp(offset, ticket)
-        return SlotRef(segment, offset, ticket), Bytes(HEADER + size)
+        return Shard(SlotRef(segment, offset, ticket), Bytes(HEADER + size))
 
     async def load(self, load: str, tokens: tuple[int, ...], first: Blocks, last: Blocks) -> None:
         """See `BlockStore.load`."""
@@ -87,8 +88,9 @@ class Cache:
         self._whole.clear()
         await self._whole.wait()
 
-    async def put(self, load: str, first: Blocks, last: Blocks, slot: SlotRef) -> None:
+    async def put(self, load: str, first: Blocks, last: Blocks, slots: Sequence[SlotRef]) -> None:
         """See `BlockStore.put`; works like `Copier`."""
+        (slot,) = slots
         await self._in_worker(lambda: self._put(first, last, slot))
         self._missing -= last - first
         if not self._missing:

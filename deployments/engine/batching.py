@@ -16,7 +16,7 @@ from deployments.engine.tokens import TOKEN_BYTES, ContextDigest, pack
 
 
 @dataclass(slots=True, eq=False)
-class Sequence:
+class BatchedSequence:
     """One run of one request; it ends when its context has `end` tokens."""
 
     key: str
@@ -39,7 +39,7 @@ class Sequence:
 class EngineStep:
     """One engine step: the requests in the order of their admission, each with the number of tokens to compute."""
 
-    chunks: tuple[tuple[Sequence, int], ...]
+    chunks: tuple[tuple[BatchedSequence, int], ...]
     decodes: int
     prefill_tokens: int
 
@@ -48,7 +48,7 @@ class EngineStep:
 class Token:
     """The token that a step yields for one request; `last` if the run ends with it."""
 
-    sequence: Sequence
+    sequence: BatchedSequence
     token: int
     last: bool
 
@@ -58,17 +58,17 @@ class BatchScheduler:
 
     def __init__(self, pace: Pace) -> None:
         self.pool = BlockPool(pace.num_gpu_blocks_override)
-        self.running: list[Sequence] = []
-        self.waiting: deque[Sequence] = deque()
+        self.running: list[BatchedSequence] = []
+        self.waiting: deque[BatchedSequence] = deque()
         self.preemptions = 0
         self._pace = pace
         self._size = pace.block_size
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: BatchedSequence) -> None:
         """Add an arriving request."""
         self.waiting.append(sequence)
 
-    def remove(self, sequence: Sequence) -> None:
+    def remove(self, sequence: BatchedSequence) -> None:
         """Remove a request, if it is still here."""
         if sequence in self.running:
             self.running.remove(sequence)
@@ -79,7 +79,7 @@ class BatchScheduler:
     def begin(self) -> EngineStep | None:
         """Schedule the next step; None if there is nothing to compute."""
         left = self._pace.max_num_batched_tokens
-        chunks: list[tuple[Sequence, int]] = []
+        chunks: list[tuple[BatchedSequence, int]] = []
         before = self.preemptions
         for sequence in list(self.running):
             if left and sequence.blocks and self._make_room(sequence):
@@ -109,7 +109,7 @@ class BatchScheduler:
                     self.remove(sequence)
                 yield Token(sequence, token, last)
 
-    def held(self, sequence: Sequence, first: int, last: int) -> bytes | None:
+    def held(self, sequence: BatchedSequence, first: int, last: int) -> bytes | None:
         """The packed content of blocks [first, last); None unless all of them are computed."""
         if last * self._size > sequence.computed:
             return None
@@ -120,7 +120,7 @@ class BatchScheduler:
 
         Returns the number of new blocks: 0 if blocks before them are missing, None if there is no room for them.
         """
-        sequence = Sequence("", context, len(context))
+        sequence = BatchedSequence("", context, len(context))
         size = self._size * TOKEN_BYTES
         last = first + len(held) // size
         sequence.blocks = self.pool.match(self._names(sequence, last))
@@ -139,7 +139,7 @@ class BatchScheduler:
 
     # --- inside ---------------------------------------------------------------------------------------
 
-    def _make_room(self, sequence: Sequence) -> bool:
+    def _make_room(self, sequence: BatchedSequence) -> bool:
         """Allocate a block for the next token if needed; False if this preempted the request itself."""
         while len(sequence.blocks) * self._size < len(sequence.context):
             if self.pool.free:
@@ -172,18 +172,18 @@ class BatchScheduler:
             self._allocate(sequence)
         return True
 
-    def _allocate(self, sequence: Sequence) -> Block:
+    def _allocate(self, sequence: BatchedSequence) -> Block:
         block = self.pool.allocate()
         assert block is not None, "there was room"
         sequence.blocks.append(block)
         return block
 
-    def _release(self, sequence: Sequence) -> None:
+    def _release(self, sequence: BatchedSequence) -> None:
         self.pool.release(sequence.blocks)
         sequence.blocks = []
         sequence.computed = 0
 
-    def _compute(self, sequence: Sequence, count: int) -> None:
+    def _compute(self, sequence: BatchedSequence, count: int) -> None:
         """Write the next `count` tokens into the request's blocks, and seal full blocks."""
         end = sequence.computed + count
         while sequence.computed < end:
@@ -196,7 +196,7 @@ class BatchScheduler:
             if upto % self._size == 0:
                 self.pool.seal(sequence.blocks[index], self._names(sequence, index + 1)[index])
 
-    def _names(self, sequence: Sequence, count: int) -> list[bytes]:
+    def _names(self, sequence: BatchedSequence, count: int) -> list[bytes]:
         """The names of a context's first `count` blocks: each is a hash of all tokens up to the block's end."""
         names = sequence.names
         for index in range(len(names), count):

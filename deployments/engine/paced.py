@@ -8,18 +8,19 @@ application, and the effects of policies can be measured. It only lacks a model 
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from deployments.engine.batching import BatchScheduler, EngineStep, Sequence
+from deployments.engine.batching import BatchedSequence, BatchScheduler, EngineStep
 from deployments.engine.pace import Pace, read_pace
 from deployments.engine.port import EngineDead, EngineProcesses, EngineStats, Generated, InvalidRequest, Tie
 from deployments.engine.tokens import TOKEN_BYTES, TokenSlots
 from migration.protocol.errors import BlocksGone, TransferFailed
-from migration.protocol.messages import Fingerprint, SlotRef
+from migration.protocol.messages import Fingerprint, Shard, SlotRef
+from migration.protocol.ports import Slot
 from migration.protocol.request import Sampling
-from policies.model import Blocks, Bytes, Tokens
+from policies.model import Blocks, Tokens
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +31,7 @@ _NOTHING = EngineStep((), 0, 0)
 class _Output:
     """The output queue of one run, and its number of logprobs (see `Sampling.logprobs`)."""
 
-    sequence: Sequence
+    sequence: BatchedSequence
     queue: asyncio.Queue[Generated | EngineDead]
     logprobs: int | None
 
@@ -45,7 +46,7 @@ class PacedEngine:
     def __init__(self, model: str, pace: Pace, slot_bytes: int) -> None:
         size = pace.block_size
         self.max_context = Tokens(pace.max_model_len)
-        self.processes = EngineProcesses(core=os.getpid(), worker=os.getpid())
+        self.processes = EngineProcesses(core=os.getpid(), workers=(os.getpid(),))
         self.fingerprint = Fingerprint(
             f"paced|{model}|{pace.max_model_len}", f"paced|{size}", size, size * TOKEN_BYTES, slot_bytes
         )
@@ -53,7 +54,7 @@ class PacedEngine:
         self._scheduler = BatchScheduler(pace)
         self._outputs: dict[str, _Output] = {}
         self._loads: list[asyncio.Future[None]] = []
-        self._slots = TokenSlots(self.fingerprint.block_bytes)
+        self._slots = TokenSlots(self.fingerprint.shard_bytes)
         self.blocks_loaded = 0
         self._death: str | None = None
         self._loop = asyncio.get_running_loop()
@@ -82,7 +83,7 @@ class PacedEngine:
     ) -> AsyncIterator[Generated]:
         """See `Engine.generate`. The next token is a function of the context, independent of temperature and seed."""
         self._check(prompt, outputs, sampling)
-        sequence = Sequence(key, [*prompt, *outputs], len(prompt) + sampling.max_tokens)
+        sequence = BatchedSequence(key, [*prompt, *outputs], len(prompt) + sampling.max_tokens)
         queue: asyncio.Queue[Generated | EngineDead] = asyncio.Queue()
         self._outputs[key] = _Output(sequence, queue, sampling.logprobs)
         self._scheduler.add(sequence)
@@ -99,7 +100,7 @@ class PacedEngine:
             self._outputs.pop(key, None)
             self._scheduler.remove(sequence)
 
-    async def gather(self, key: str, first: Blocks, last: Blocks, segment: str, offset: int) -> tuple[SlotRef, Bytes]:
+    async def gather(self, key: str, first: Blocks, last: Blocks, slots: Sequence[Slot]) -> Sequence[Shard]:
         """See `Engine.gather`."""
         output = self._outputs.get(key)
         if output is None or not output.sequence.blocks:
@@ -107,7 +108,7 @@ class PacedEngine:
         held = self._scheduler.held(output.sequence, first, last)
         if held is None:
             raise TransferFailed(f"only {output.sequence.computed} tokens are computed, block {last} is not full")
-        return self._slots.write(segment, offset, held)
+        return self._slots.write(slots, held)
 
     async def load(self, load: str, tokens: tuple[int, ...], first: Blocks, last: Blocks) -> None:
         """See `Engine.load`. Once whole, a load takes part in one step, like a decoding request."""
@@ -124,9 +125,9 @@ class PacedEngine:
             raise TransferFailed(f"no room for {last - first} blocks")
         self.blocks_loaded += loaded
 
-    async def put(self, load: str, first: Blocks, last: Blocks, slot: SlotRef) -> None:
+    async def put(self, load: str, first: Blocks, last: Blocks, slots: Sequence[SlotRef]) -> None:
         """See `Engine.put`."""
-        self._slots.put(load, first, last, slot)
+        self._slots.put(load, first, last, slots)
 
     def stats(self) -> EngineStats:
         """See `Engine.stats`."""

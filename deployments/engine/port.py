@@ -1,13 +1,14 @@
 """The port between a replica and its inference engine."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from migration.protocol.messages import Fingerprint, SlotRef
+from migration.protocol.messages import Fingerprint, Shard, SlotRef
+from migration.protocol.ports import Slot
 from migration.protocol.request import Sampling
-from policies.model import Blocks, Bytes, Tokens
+from policies.model import Blocks, Tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +38,10 @@ class EngineStats:
 
 @dataclass(frozen=True, slots=True)
 class EngineProcesses:
-    """The process ids of one engine."""
+    """The process ids of one engine; those of the workers in the order of their ranks."""
 
     core: int
-    worker: int
+    workers: tuple[int, ...]
 
 
 class Tie(StrEnum):
@@ -84,10 +85,10 @@ class Engine(Protocol):
         """
         ...
 
-    async def gather(self, key: str, first: Blocks, last: Blocks, segment: str, offset: int) -> tuple[SlotRef, Bytes]:
-        """Copy blocks [first, last) of the running request `key` into a staging slot.
+    async def gather(self, key: str, first: Blocks, last: Blocks, slots: Sequence[Slot]) -> Sequence[Shard]:
+        """Copy blocks [first, last) of the running request `key`: each worker's shard into its staging slot.
 
-        Returns the slot with its ticket, and the bytes to transfer (header included).
+        `slots` are in the order of the workers' ranks.
 
         Raises:
             TransferFailed: a block is not full, or the request holds no blocks.
@@ -104,11 +105,11 @@ class Engine(Protocol):
         """
         ...
 
-    async def put(self, load: str, first: Blocks, last: Blocks, slot: SlotRef) -> None:
+    async def put(self, load: str, first: Blocks, last: Blocks, slots: Sequence[SlotRef]) -> None:
         """Copy staged blocks [first, last) of the context into the load `load`, which has been called and not ended.
 
         Raises:
-            TransferFailed: the slot has another ticket, or the load ended.
+            TransferFailed: a slot has another ticket, or the load ended.
         """
         ...
 

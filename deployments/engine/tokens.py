@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 
 from migration.kv.staging import HEADER, Segments
 from migration.protocol.errors import TransferFailed
-from migration.protocol.messages import SlotRef
+from migration.protocol.messages import Shard, SlotRef
+from migration.protocol.ports import Slot
 from migration.protocol.request import pack_logprobs
 from policies.model import Bytes
 
@@ -97,10 +98,14 @@ class StagedLoad:
 
 
 class TokenSlots:
-    """Writes blocks of packed tokens into staging slots, and reads them from slots into loads."""
+    """Writes blocks of packed tokens into staging slots, and reads them from slots into loads.
 
-    def __init__(self, block_bytes: int) -> None:
-        self._block_bytes = block_bytes
+    As with real workers, each of `workers` slots takes a shard of every block, of `shard_bytes`.
+    """
+
+    def __init__(self, shard_bytes: int, workers: int = 1) -> None:
+        self._shard_bytes = shard_bytes
+        self._workers = workers
         self._segments = Segments()
         self._tickets = iter(range(1, 1 << 62))
         self._loads: dict[str, StagedLoad] = {}
@@ -108,30 +113,39 @@ class TokenSlots:
     @contextlib.contextmanager
     def loading(self, load: str, first: int, last: int) -> Iterator[StagedLoad]:
         """The load `load` of blocks [first, last), which takes parts until the end of the context."""
-        self._loads[load] = StagedLoad(first, last, self._block_bytes)
+        self._loads[load] = StagedLoad(first, last, self._workers * self._shard_bytes)
         try:
             yield self._loads[load]
         finally:
             del self._loads[load]
 
-    def put(self, load: str, first: int, last: int, slot: SlotRef) -> None:
+    def put(self, load: str, first: int, last: int, slots: Sequence[SlotRef]) -> None:
         """Copy staged blocks [first, last) into a load.
 
         Raises:
-            TransferFailed: the load has ended, or the slot does not carry its ticket.
+            TransferFailed: the load has ended, or a slot does not carry its ticket.
         """
         if load not in self._loads:
             raise TransferFailed("the load has ended")
-        self._loads[load].put(first, bytes(self._segments.payload(slot, (last - first) * self._block_bytes)))
+        size = self._shard_bytes
+        shards = [bytes(self._segments.payload(slot, (last - first) * size)) for slot in slots]
+        self._loads[load].put(
+            first, b"".join(shard[i * size : (i + 1) * size] for i in range(last - first) for shard in shards)
+        )
 
-    def write(self, segment: str, offset: int, held: bytes) -> tuple[SlotRef, Bytes]:
-        """Write blocks into a slot; returns it with its new ticket, and the bytes to transfer (header included).
+    def write(self, slots: Sequence[Slot], held: bytes) -> list[Shard]:
+        """Write blocks into a slot of each worker.
 
         Raises:
-            TransferFailed: the blocks do not fit, or the segment's process has ended.
+            TransferFailed: the blocks do not fit, or a segment's process has ended.
         """
-        memory = self._segments.get(segment)
-        memory.view(offset + HEADER, len(held))[:] = held
+        size = self._shard_bytes
+        shards = [held[i : i + size] for i in range(0, len(held), size)]
+        return [self._write(slot, b"".join(shards[rank :: self._workers])) for rank, slot in enumerate(slots)]
+
+    def _write(self, slot: Slot, held: bytes) -> Shard:
+        memory = self._segments.get(slot.segment)
+        memory.view(slot.offset + HEADER, len(held))[:] = held
         ticket = next(self._tickets)
-        memory.stamp(offset, ticket)
-        return SlotRef(segment, offset, ticket), Bytes(HEADER + len(held))
+        memory.stamp(slot.offset, ticket)
+        return Shard(SlotRef(slot.segment, slot.offset, ticket), Bytes(HEADER + len(held)))

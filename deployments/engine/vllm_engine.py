@@ -5,7 +5,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Self
 
@@ -23,12 +23,13 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from deployments.engine.port import EngineDead, EngineProcesses, EngineStats, Generated, InvalidRequest, Tie
-from migration.kv.client import CopierClient
+from migration.kv.client import Copiers
 from migration.kv.connector import WantedBlocks
 from migration.protocol.errors import TransferFailed
-from migration.protocol.messages import Fingerprint, SlotRef
+from migration.protocol.messages import Fingerprint, Shard, SlotRef
+from migration.protocol.ports import Slot
 from migration.protocol.request import Sampling, Structured, pack_logprobs
-from policies.model import Blocks, Bytes, Tokens
+from policies.model import Blocks, Tokens
 
 _OWNED = ("kv_transfer_config", "worker_extension_cls", "model", "enable_prefix_caching", "max_logprobs")
 
@@ -67,22 +68,23 @@ class VllmEngine:
         self,
         engine: AsyncLLM,
         latest: "_Latest",
-        described: Mapping[str, Any],
+        workers: Sequence[Mapping[str, Any]],
         slot_bytes: int,
-        copier: CopierClient | None,
+        copiers: Copiers | None,
     ) -> None:
+        """`workers` are the workers' own descriptions (`MellWorker.mell_describe`), in the order of their ranks."""
         config = engine.vllm_config
         self._engine = engine
         self._latest = latest
-        self._num_blocks: int = described["num_blocks"] - 1  # vLLM keeps one null block
+        self._num_blocks: int = workers[0]["num_blocks"] - 1  # vLLM keeps one null block
         self._block_size: int = config.cache_config.block_size
-        self._copier = copier
+        self._copiers = copiers
         self.blocks_loaded = 0
         self._restores_seeds: bool = config.use_v2_model_runner or config.device_config.device_type == "cpu"
         self._reasons = bool(config.structured_outputs_config.reasoning_parser)
         self.max_context = Tokens(config.model_config.max_model_len)
-        self.processes = _processes(described)
-        self.fingerprint = _fingerprint(config, described, slot_bytes)
+        self.processes = _processes(workers)
+        self.fingerprint = _fingerprint(config, workers, slot_bytes)
 
     @classmethod
     async def start(cls, model: str, engine_kwargs: Mapping[str, Any], slot_bytes: int) -> Self:
@@ -94,10 +96,10 @@ class VllmEngine:
         args = engine_args(model, engine_kwargs)
         latest = _Latest()
         engine = AsyncLLM.from_engine_args(args, usage_context=USAGE, stat_loggers=[latest.logger])
-        (described,) = await engine.collective_rpc("mell_describe")
-        address = described["copier"]
-        copier = await CopierClient.connect(address) if address is not None else None
-        started = cls(engine, latest, described, slot_bytes, copier)
+        workers = await engine.collective_rpc("mell_describe")
+        addresses = [worker["copier"] for worker in workers]
+        copiers = await Copiers.connect(addresses) if all(addresses) else None
+        started = cls(engine, latest, workers, slot_bytes, copiers)
         await started._compile_sampling()
         return started
 
@@ -137,9 +139,9 @@ class VllmEngine:
             scores = () if sampling.logprobs is None else _packed(completion.logprobs)
             yield Generated(tuple(completion.token_ids), completion.finish_reason, scores)
 
-    async def gather(self, key: str, first: Blocks, last: Blocks, segment: str, offset: int) -> tuple[SlotRef, Bytes]:
+    async def gather(self, key: str, first: Blocks, last: Blocks, slots: Sequence[Slot]) -> Sequence[Shard]:
         """See `Engine.gather`."""
-        return await self._blocks().gather(key, first, last, segment, offset)
+        return await self._blocks().gather(key, first, last, slots)
 
     async def load(self, load: str, tokens: tuple[int, ...], first: Blocks, last: Blocks) -> None:
         """See `Engine.load`. A request waits for the blocks, and is aborted once vLLM has them in its prefix cache.
@@ -153,15 +155,15 @@ class VllmEngine:
             output_kind=RequestOutputKind.FINAL_ONLY,
             extra_args={"kv_transfer_params": {"mell_load": asdict(WantedBlocks(load, first, last))}},
         )
-        copier = self._blocks()
-        ends = [asyncio.create_task(end) for end in (self._exhaust(load, tokens, params), copier.loaded(load))]
+        copiers = self._blocks()
+        ends = [asyncio.create_task(end) for end in (self._exhaust(load, tokens, params), copiers.loaded(load))]
         try:
             done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             done.pop().result()
         except InvalidRequest as error:
             raise TransferFailed(str(error)) from error
         finally:
-            copier.forget(load)
+            copiers.forget(load)
             for end in ends:
                 end.cancel()
             await asyncio.wait(ends)
@@ -170,16 +172,16 @@ class VllmEngine:
         async for _ in self._run(key, tokens, params):
             pass
 
-    async def put(self, load: str, first: Blocks, last: Blocks, slot: SlotRef) -> None:
+    async def put(self, load: str, first: Blocks, last: Blocks, slots: Sequence[SlotRef]) -> None:
         """See `Engine.put`."""
         # In two statements: `+=` reads the count before it waits, and forgets what other chunks add meanwhile.
-        loaded = await self._blocks().scatter(load, first, last, slot)
+        loaded = await self._blocks().scatter(load, first, last, slots)
         self.blocks_loaded += loaded
 
-    def _blocks(self) -> CopierClient:
-        if self._copier is None:
+    def _blocks(self) -> Copiers:
+        if self._copiers is None:
             raise TransferFailed("the engine's KV blocks cannot be moved")
-        return self._copier
+        return self._copiers
 
     async def _run(
         self, key: str, tokens: tuple[int, ...], params: SamplingParams, priority: int = 0
@@ -223,8 +225,8 @@ class VllmEngine:
 
     def shutdown(self) -> None:
         """See `Engine.shutdown`."""
-        if self._copier is not None:
-            self._copier.close()
+        if self._copiers is not None:
+            self._copiers.close()
         self._engine.shutdown()
 
 
@@ -237,10 +239,10 @@ def _refusals() -> Iterator[None]:
         raise InvalidRequest(str(error)) from error
 
 
-def _processes(described: Mapping[str, Any]) -> EngineProcesses:
-    """The engine's processes: the worker's parent is EngineCore, or this process if the worker is in EngineCore."""
-    worker, parent = described["worker_pid"], described["parent_pid"]
-    return EngineProcesses(core=worker if parent == os.getpid() else parent, worker=worker)
+def _processes(workers: Sequence[Mapping[str, Any]]) -> EngineProcesses:
+    """The engine's processes: a worker's parent is EngineCore, or this process if the worker is in EngineCore."""
+    pids, parent = tuple(worker["worker_pid"] for worker in workers), workers[0]["parent_pid"]
+    return EngineProcesses(core=pids[0] if parent == os.getpid() else parent, workers=pids)
 
 
 class _Latest:
@@ -320,21 +322,23 @@ def _packed(flat: FlatLogprobs) -> tuple[bytes, ...]:
     )
 
 
-def _fingerprint(config: Any, described: Mapping[str, Any], slot_bytes: int) -> Fingerprint:
+def _fingerprint(config: Any, workers: Sequence[Mapping[str, Any]], slot_bytes: int) -> Fingerprint:
     """The fingerprint of model and cache; an empty `cache` means that blocks cannot be moved."""
     model = config.model_config
     names = (model.model, model.revision, model.tokenizer, model.max_model_len, vllm.__version__)
     weights = hashlib.sha256(model.hf_config.to_json_string().encode()).hexdigest()[:16]
+    layouts = [worker["layout"] for worker in workers]
     cache = (
         model.dtype,
         config.cache_config.cache_dtype,
         config.cache_config.block_size,
-        described["layout"],
+        *layouts,
     )
     return Fingerprint(
         model="|".join(map(str, (*names, weights))),
-        cache="|".join(map(str, cache)) if described["layout"] else "",
+        cache="|".join(map(str, cache)) if all(layouts) else "",
         block_size=config.cache_config.block_size,
-        block_bytes=described["block_bytes"],
+        shard_bytes=max(worker["block_bytes"] for worker in workers),
         slot_bytes=slot_bytes,
+        workers=len(workers),
     )

@@ -94,10 +94,10 @@ class EngineReplica:
         )
         self._outboxes = Outboxes(time.monotonic)
         self._host = RequestHost(self._engine, self._outboxes, time.monotonic, self._free_tokens)
-        self._slots = make_slots(migration)
+        self._slots = make_slots(migration, self._engine.fingerprint.workers)
         profile = await measure(self._engine, self._slots, self._node, time.perf_counter)
         self._reporter = ReplicaReporter(profile, first=time.time_ns())
-        self._transport = make_transport(migration)
+        self._transport = make_transport(migration, self._engine.fingerprint.workers)
         self._scheduler = ServeSchedulerClient(topology.app)
         self._moves = self._make_moves(migration, topology)
         self._membership = ServeMembership("Engine", topology.app, f"engine-{self._id}", self._peers_changed)
@@ -198,7 +198,7 @@ class EngineReplica:
         self._check_fence(fence)
         processes = self._engine.processes
         gauges = Gauges(
-            pids=(os.getpid(), processes.core, processes.worker),
+            pids=(os.getpid(), processes.core, *processes.workers),
             preemptions=self._engine.stats().preemptions,
             blocks_loaded=self._engine.blocks_loaded,
             slots_in_use=self._slots.in_use,

@@ -7,6 +7,7 @@ nccl         GPU memory     sent through Ray collective groups over NCCL; every 
 """
 
 import importlib
+from functools import partial
 
 from deployments.config import ON_GPU, MigrationSettings
 from migration.kv.device import DeviceSegment
@@ -15,9 +16,14 @@ from migration.protocol.ports import Transport
 from migration.run.slots import Slots
 from migration.transport.shared import SharedSlots
 
+_THREADS = 8
+"""Concurrent transfers of one worker's slots; each blocks a thread of the replica."""
 
-def make_transport(config: MigrationSettings) -> Transport:
-    """The configured transport. "module:attribute" names a custom factory, which is called with the settings.
+
+def make_transport(config: MigrationSettings, workers: int) -> Transport:
+    """The configured transport of a replica with `workers` workers.
+
+    "module:attribute" names a custom factory, which is called with the settings.
 
     Raises:
         ImportError: there is no such module.
@@ -33,23 +39,28 @@ def make_transport(config: MigrationSettings) -> Transport:
             from migration.transport.collective import CollectiveGroups
 
             gloo_group.register(config.transfer_timeout_s)
-            return CollectiveGroups(gloo_group.BACKEND, config.transfer_timeout_s)
+            return CollectiveGroups(gloo_group.BACKEND, config.transfer_timeout_s, workers * _THREADS)
         case "nccl":
             from migration.transport import nccl_group
             from migration.transport.collective import CollectiveGroups, DeviceMemory
 
             nccl_group.register(config.transfer_timeout_s)
-            return CollectiveGroups(nccl_group.BACKEND, config.transfer_timeout_s, memory=DeviceMemory())
+            threads = workers * _THREADS
+            return CollectiveGroups(nccl_group.BACKEND, config.transfer_timeout_s, threads, DeviceMemory())
     module, _, attribute = config.transport.partition(":")
     made: Transport = getattr(importlib.import_module(module), attribute)(config)
     return made
 
 
-def make_slots(config: MigrationSettings) -> Slots:
-    """A replica's staging slots, in the kind of memory that its transport needs; custom transports use host memory.
+def make_slots(config: MigrationSettings, workers: int) -> Slots:
+    """The staging slots of a replica's workers, in the memory that its transport needs; custom ones use host memory.
+
+    On GPUs, each worker's slots are on its own GPU: vLLM gives the worker of rank i the i-th GPU of the replica.
 
     Raises:
         RuntimeError: the slots do not fit into GPU memory, or there is no GPU.
     """
-    create = DeviceSegment.create if config.transport in ON_GPU else HostSegment.create
-    return Slots(config.slots, config.slot_bytes, create)
+    if config.transport in ON_GPU:
+        creates = [partial(DeviceSegment.create, device=rank) for rank in range(workers)]
+        return Slots(config.slots, config.slot_bytes, creates)
+    return Slots(config.slots, config.slot_bytes, [HostSegment.create] * workers)

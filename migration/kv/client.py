@@ -1,11 +1,13 @@
-"""The replica's end of a connection to the copier of one of its engine's workers."""
+"""The replica's end of the connections to the copiers of its engine's workers."""
 
 import asyncio
 import contextlib
 import itertools
 import socket
+from collections.abc import Sequence
 from typing import Self
 
+from migration.concurrency import gather
 from migration.kv.wire import (
     CallFailed,
     ForgetLoad,
@@ -20,7 +22,8 @@ from migration.kv.wire import (
 )
 from migration.kv.wire import encode as encoded
 from migration.protocol.errors import BlocksGone, TransferFailed
-from migration.protocol.messages import SlotRef
+from migration.protocol.messages import Shard, SlotRef
+from migration.protocol.ports import Slot
 from policies.model import Bytes
 
 
@@ -48,11 +51,10 @@ class CopierClient:
             connection.close()
             raise
 
-    async def gather(self, key: str, first: int, last: int, segment: str, offset: int) -> tuple[SlotRef, Bytes]:
-        """Copy full blocks [first, last) of the running request `key` into a slot.
+    async def gather(self, key: str, first: int, last: int, segment: str, offset: int) -> Shard:
+        """Copy full blocks [first, last) of the running request `key` into the slot at `offset` of `segment`.
 
-        Returns the slot with its ticket, and the bytes to transfer (header included). Cancelled, it returns only once
-        the slot is no longer written.
+        Cancelled, it returns only once the slot is no longer written.
 
         Raises:
             BlocksGone: the request holds no blocks.
@@ -60,7 +62,7 @@ class CopierClient:
         """
         reply = await self._call(GatherCall(next(self._numbers), key, first, last, segment, offset))
         assert isinstance(reply, Gathered)
-        return SlotRef(segment, offset, reply.ticket), Bytes(reply.size)
+        return Shard(SlotRef(segment, offset, reply.ticket), Bytes(reply.size))
 
     async def scatter(self, load: str, first: int, last: int, slot: SlotRef) -> int:
         """Copy staged blocks [first, last) of a load into the cache, as soon as vLLM has admitted it.
@@ -114,3 +116,50 @@ class CopierClient:
             for number, future in self._calls.items():
                 future.set_result(CallFailed(number, "the connection to the engine's worker has ended"))
             self._calls.clear()
+
+
+class Copiers:
+    """The copiers of all workers of one engine, in the order of their ranks.
+
+    Every worker copies its shard of the blocks. A call that fails at one worker fails, once it has ended at the others.
+    """
+
+    def __init__(self, clients: Sequence[CopierClient]) -> None:
+        self._clients = clients
+
+    @classmethod
+    async def connect(cls, addresses: Sequence[str]) -> Self:
+        """Connect to the copiers at `addresses`. Raises OSError."""
+        clients: list[CopierClient] = []
+        try:
+            for address in addresses:
+                clients.append(await CopierClient.connect(address))
+        except BaseException:
+            for client in clients:
+                client.close()
+            raise
+        return cls(clients)
+
+    async def gather(self, key: str, first: int, last: int, slots: Sequence[Slot]) -> list[Shard]:
+        """See `CopierClient.gather`; each worker has a slot of its own."""
+        pairs = zip(self._clients, slots, strict=True)
+        return await gather([client.gather(key, first, last, slot.segment, slot.offset) for client, slot in pairs])
+
+    async def scatter(self, load: str, first: int, last: int, slots: Sequence[SlotRef]) -> int:
+        """See `CopierClient.scatter`; each worker has a slot of its own."""
+        pairs = zip(self._clients, slots, strict=True)
+        return max(await gather([client.scatter(load, first, last, slot) for client, slot in pairs]))
+
+    async def loaded(self, load: str) -> None:
+        """See `CopierClient.loaded`. All workers share the prefix cache, so the first one answers for all."""
+        await self._clients[0].loaded(load)
+
+    def forget(self, load: str) -> None:
+        """See `CopierClient.forget`."""
+        for client in self._clients:
+            client.forget(load)
+
+    def close(self) -> None:
+        """End the connections."""
+        for client in self._clients:
+            client.close()

@@ -41,7 +41,7 @@ class DeviceSlot(Slot):
 
 
 class DeviceSegment:
-    """A `Staging` in GPU memory. `create` and `open` use the current device of the calling thread."""
+    """A `Staging` in GPU memory. `open` uses the current device of the calling thread."""
 
     def __init__(self, path: str, headers: HostSegment, pointer: int, owned: bool) -> None:
         import cupy
@@ -56,8 +56,8 @@ class DeviceSegment:
         self._bytes: Any = cupy.ndarray((self.size,), dtype=cupy.uint8, memptr=cupy.cuda.MemoryPointer(memory, 0))
 
     @classmethod
-    def create(cls, size: int) -> Self:
-        """A new segment of `size` bytes.
+    def create(cls, size: int, device: int | None = None) -> Self:
+        """A new segment of `size` bytes, on the GPU `device` of those that this process sees; None: the current one.
 
         The memory comes from `cudaMalloc`: CuPy's and torch's allocators return parts of larger allocations, and an IPC
         handle always exports the whole allocation.
@@ -70,15 +70,16 @@ class DeviceSegment:
         except ImportError as error:
             raise RuntimeError("staging in GPU memory needs CuPy: run `make setup DEVICE=cuda`") from error
         runtime = cupy.cuda.runtime
-        try:
-            pointer = runtime.malloc(size)
-        except runtime.CUDARuntimeError as error:
-            full = "; lower engine_kwargs.gpu_memory_utilization, migration.slots or migration.slot_mib"
-            hint = full if error.status == _OUT_OF_MEMORY else ""
-            raise RuntimeError(f"{size >> 20} MiB of GPU memory for staging slots: {error}{hint}") from error
-        headers = HostSegment.create(size)
-        handle: bytes = runtime.ipcGetMemHandle(pointer)
-        return cls(f"{DEVICE}{handle.hex()}:{headers.path}", headers, pointer, owned=True)
+        with cupy.cuda.Device(device):
+            try:
+                pointer = runtime.malloc(size)
+            except runtime.CUDARuntimeError as error:
+                full = "; lower engine_kwargs.gpu_memory_utilization, migration.slots or migration.slot_mib"
+                hint = full if error.status == _OUT_OF_MEMORY else ""
+                raise RuntimeError(f"{size >> 20} MiB of GPU memory for staging slots: {error}{hint}") from error
+            headers = HostSegment.create(size)
+            handle: bytes = runtime.ipcGetMemHandle(pointer)
+            return cls(f"{DEVICE}{handle.hex()}:{headers.path}", headers, pointer, owned=True)
 
     @classmethod
     def open(cls, path: str) -> Self:

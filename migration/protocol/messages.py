@@ -12,6 +12,7 @@ Token ids travel once: `Prepare` carries those so far, every round and `Adopt` o
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from migration.protocol.request import RequestSpec
 from policies.model import Blocks, Bytes, ReplicaId
@@ -40,19 +41,26 @@ class Fingerprint:
     """The properties that two replicas must share: `model` to exchange requests at all, `cache` to exchange KV blocks.
 
     `model` names weights, revision, tokenizer and sampler; `cache` adds dtype, block size, layout and versions.
-    `slot_bytes` and `block_bytes` give the capacity of a staging slot.
+    Each of the engine's `workers` holds a shard of every block, of `shard_bytes`, and stages it in slots of its own, of
+    `slot_bytes`.
     """
 
     model: str
     cache: str
     block_size: int
-    block_bytes: int
+    shard_bytes: int
     slot_bytes: int
+    workers: int = 1
+
+    @property
+    def block_bytes(self) -> Bytes:
+        """Bytes of a KV block: of its shards together."""
+        return Bytes(self.workers * self.shard_bytes)
 
     @property
     def blocks_per_slot(self) -> Blocks:
-        """KV blocks that one staging slot holds."""
-        return Blocks(self.slot_bytes // self.block_bytes)
+        """The number of KV blocks whose shards fit into one slot of each worker."""
+        return Blocks(self.slot_bytes // self.shard_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +74,13 @@ class SlotRef:
     segment: str
     offset: int
     ticket: int
+
+
+class Shard(NamedTuple):
+    """One worker's part of staged blocks: `size` bytes in `slot`, header included."""
+
+    slot: SlotRef
+    size: Bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,15 +121,23 @@ class CopyRound:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Blocks [first, last) of a round: `size` bytes in the source's slot. It may arrive before its round."""
+    """Blocks [first, last) of a round, staged in slots of the source. It may arrive before its round.
+
+    Shards and channels are in the order of the workers' ranks: the shard of a rank goes through the channel of the same
+    rank, to the worker of the same rank.
+    """
 
     migration: str
     round: int
     first: Blocks
     last: Blocks
-    size: Bytes
-    staged: SlotRef
-    channel: str
+    shards: tuple[Shard, ...]
+    channels: tuple[str, ...]
+
+    @property
+    def size(self) -> Bytes:
+        """Bytes to transfer, headers included."""
+        return Bytes(sum(shard.size for shard in self.shards))
 
 
 @dataclass(frozen=True, slots=True)

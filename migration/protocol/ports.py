@@ -3,13 +3,13 @@
 The real parts and the fakes of the tests are siblings behind these protocols.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from migration.protocol.messages import Adopt, Chunk, CopyRound, Fingerprint, Prepare, Prepared, SlotRef
+from migration.protocol.messages import Adopt, Chunk, CopyRound, Fingerprint, Prepare, Prepared, Shard, SlotRef
 from migration.protocol.reading import Output, Reader, SegmentOrigin
 from migration.protocol.request import Doubt, Moved, Moving, RequestSpec
 from policies.model import Blocks, Bytes, ReplicaId, RequestId
@@ -102,15 +102,15 @@ class TargetHost(Protocol):
 
 
 class BlockStore(Protocol):
-    """The engine's KV blocks, by way of staging slots."""
+    """The engine's KV blocks, by way of staging slots: one slot per worker, in the order of their ranks."""
 
     fingerprint: Fingerprint
 
-    async def gather(self, key: str, first: Blocks, last: Blocks, segment: str, offset: int) -> tuple[SlotRef, Bytes]:
-        """Copy blocks [first, last) of the running request `key` into a slot; return it, and bytes to send.
+    async def gather(self, key: str, first: Blocks, last: Blocks, slots: Sequence[Slot]) -> Sequence[Shard]:
+        """Copy blocks [first, last) of the running request `key`, each worker's shard into its slot.
 
         Raises:
-            TransferFailed: the blocks are not all there (the request ended, or was preempted).
+            TransferFailed: the blocks are not all there (the request ended, or was preempted), for any worker.
         """
         ...
 
@@ -124,11 +124,11 @@ class BlockStore(Protocol):
         """
         ...
 
-    async def put(self, load: str, first: Blocks, last: Blocks, slot: SlotRef) -> None:
+    async def put(self, load: str, first: Blocks, last: Blocks, slots: Sequence[SlotRef]) -> None:
         """Copy staged blocks [first, last) of the context into the load `load`, which has been called and not ended.
 
         Raises:
-            TransferFailed: the slot has another ticket, or the load ended.
+            TransferFailed: a slot has another ticket, or the load ended, for any worker.
         """
         ...
 
@@ -176,8 +176,11 @@ class Transport(Protocol):
         """True if the target reads the source's slot itself: then it is free only once the blocks are loaded."""
         ...
 
-    def channel(self, source: ReplicaId, target: ReplicaId) -> str:
-        """Name of the next transfer from source to target; both ends make transfers in the order of these calls."""
+    def channel(self, source: ReplicaId, target: ReplicaId, rank: int) -> str:
+        """Name of the next transfer between the slots of two workers, of equal rank in source and target.
+
+        Both ends make the transfers of a rank in the order of these calls.
+        """
         ...
 
     async def send(self, channel: str, slot: Slot, size: Bytes) -> None:

@@ -4,8 +4,9 @@ Gathering, sending and loading overlap as far as there are free slots.
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from migration.concurrency import gather
 from migration.protocol.errors import TransferFailed
 from migration.protocol.messages import Chunk, CopyRound
 from migration.protocol.ports import Hosted, Peer, Slot
@@ -57,7 +58,7 @@ class BlockCopy:
                 for low, high in _pieces(first, last, world.blocks.fingerprint.blocks_per_slot):
                     lease = await world.slots.lease(world.limits.copy_s)
                     try:
-                        chunk = await self._gather(low, high, lease.slot)
+                        chunk = await self._gather(low, high, lease.slots)
                         push = pushes.create_task(self._push(chunk, lease))
                     except BaseException:
                         lease.end()
@@ -72,27 +73,28 @@ class BlockCopy:
             self.seconds += world.clock() - began
             if not done and chunk is not None:
                 # The two ends may disagree on the next transfer.
-                world.transport.drop(chunk.channel)
+                for channel in chunk.channels:
+                    world.transport.drop(channel)
 
-    async def _gather(self, first: Blocks, last: Blocks, slot: Slot) -> Chunk:
+    async def _gather(self, first: Blocks, last: Blocks, slots: Sequence[Slot]) -> Chunk:
         world = self._world
-        staged, size = await world.blocks.gather(self._hosted.key, first, last, slot.segment, slot.offset)
+        shards = tuple(await world.blocks.gather(self._hosted.key, first, last, slots))
+        ranks = range(len(shards))
         return Chunk(
             migration=self._migration,
             round=self._rounds,
             first=first,
             last=last,
-            size=size,
-            staged=staged,
-            channel=world.transport.channel(world.replica, self._peer.id),
+            shards=shards,
+            channels=tuple(world.transport.channel(world.replica, self._peer.id, rank) for rank in ranks),
         )
 
     async def _push(self, chunk: Chunk, lease: Lease) -> None:
-        """Send one chunk and have it loaded. The slot is given back as soon as nobody reads it."""
+        """Send one chunk and have it loaded. The slots are given back as soon as nobody reads them."""
         transport = self._world.transport
         loading = asyncio.create_task(self._peer.receive(chunk))
         try:
-            sending = asyncio.create_task(transport.send(chunk.channel, lease.slot, chunk.size))
+            sending = asyncio.create_task(self._send(chunk, lease.slots))
             await _until_sent(sending, loading)
             if not transport.shares_slots:
                 lease.end()
@@ -102,11 +104,16 @@ class BlockCopy:
             raise
         self.sent = Bytes(self.sent + chunk.size)
 
+    async def _send(self, chunk: Chunk, slots: Sequence[Slot]) -> None:
+        """Send all shards of a chunk. The first failure fails the chunk, once the other sends have ended."""
+        transfers = zip(chunk.channels, slots, chunk.shards, strict=True)
+        await gather([self._world.transport.send(channel, slot, shard.size) for channel, slot, shard in transfers])
+
 
 async def _until_sent(sending: asyncio.Task[None], loading: asyncio.Task[None]) -> None:
     """Wait for the send, or for the receiver's failure, which a send could wait for in vain.
 
-    A send is never left running: until it has ended, it reads the slot.
+    A send is never left running: until it has ended, it reads the slots.
     """
     try:
         await asyncio.wait({sending, loading}, return_when=asyncio.FIRST_COMPLETED)

@@ -9,16 +9,16 @@ import contextlib
 import itertools
 import logging
 import random
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any, Protocol, cast
 
 from migration.protocol.errors import TransferFailed
-from migration.protocol.messages import Fingerprint, SlotRef
+from migration.protocol.messages import Fingerprint, Shard
 from migration.protocol.ports import Clock, Slot
 from migration.protocol.request import Sampling
 from migration.protocol.rounds import full_blocks
 from migration.run.slots import Slots
-from policies.model import Blocks, Bytes, Tokens
+from policies.model import Blocks, Tokens
 from policies.paths.beliefs import Profile
 from policies.paths.lines import Line
 
@@ -50,8 +50,8 @@ class Profiled(Protocol):
         """Run a request; yields once per step. Closing the iterator aborts the request."""
         ...
 
-    async def gather(self, key: str, first: Blocks, last: Blocks, segment: str, offset: int) -> tuple[SlotRef, Bytes]:
-        """Copy blocks of a running request into a slot."""
+    async def gather(self, key: str, first: Blocks, last: Blocks, slots: Sequence[Slot]) -> Sequence[Shard]:
+        """Copy blocks of a running request into a slot of each worker."""
         ...
 
     async def reset_prefix_cache(self) -> None:
@@ -119,15 +119,15 @@ async def _staging(engine: Profiled, slots: Slots, key: str, context: Tokens, cl
     many = Blocks(min(full_blocks(context, marks.block_size), marks.blocks_per_slot)) if marks.cache else Blocks(0)
     if many < 2:
         return None
-    with await slots.lease(SLOT_LIMIT_S) as slot:
-        one_s = min([await _gather_s(engine, key, Blocks(1), slot, clock) for _ in range(GATHERS)])
-        many_s = min([await _gather_s(engine, key, many, slot, clock) for _ in range(GATHERS)])
+    with await slots.lease(SLOT_LIMIT_S) as leased:
+        one_s = min([await _gather_s(engine, key, Blocks(1), leased, clock) for _ in range(GATHERS)])
+        many_s = min([await _gather_s(engine, key, many, leased, clock) for _ in range(GATHERS)])
     return _through(marks.block_bytes, one_s, many * marks.block_bytes, many_s).rate
 
 
-async def _gather_s(engine: Profiled, key: str, blocks: Blocks, slot: Slot, clock: Clock) -> float:
+async def _gather_s(engine: Profiled, key: str, blocks: Blocks, slots: Sequence[Slot], clock: Clock) -> float:
     began = clock()
-    await engine.gather(key, Blocks(0), blocks, slot.segment, slot.offset)
+    await engine.gather(key, Blocks(0), blocks, slots)
     return clock() - began
 
 

@@ -1,7 +1,7 @@
-"""A replica's staging slots: the equal parts of one segment, each leased to one transfer at a time."""
+"""A replica's staging slots: equal parts of one segment per worker, leased to one transfer at a time."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from migration.kv.staging import HEADER, HostSegment, Staging
 from migration.protocol.errors import TransferTimeout
@@ -10,26 +10,35 @@ from policies.causes import Cause
 
 
 class Slots:
-    """`count` slots of `slot_bytes` payload each, in one segment.
+    """`count` slots per worker, of `slot_bytes` payload each.
 
-    `create` makes the segment; `DeviceSegment.create` makes one in GPU memory.
+    A lease is for one slot of each worker, since these hold the shards of the same blocks. `creates` make the workers'
+    segments, in the order of their ranks; `DeviceSegment.create` makes one in GPU memory.
     """
 
-    def __init__(self, count: int, slot_bytes: int, create: Callable[[int], Staging] = HostSegment.create) -> None:
+    def __init__(
+        self, count: int, slot_bytes: int, creates: Sequence[Callable[[int], Staging]] = (HostSegment.create,)
+    ) -> None:
         stride = HEADER + slot_bytes
-        self._segment = create(count * stride)
-        self._slots = tuple(self._segment.slot(i * stride, stride) for i in range(count))
-        self._free: asyncio.Queue[Slot] = asyncio.Queue()
-        for slot in self._slots:
-            self._free.put_nowait(slot)
+        self._segments: list[Staging] = []
+        try:
+            for create in creates:
+                self._segments.append(create(count * stride))
+        except BaseException:
+            self._close_segments()
+            raise
+        self._slots = tuple(tuple(s.slot(i * stride, stride) for s in self._segments) for i in range(count))
+        self._free: asyncio.Queue[tuple[Slot, ...]] = asyncio.Queue()
+        for slots in self._slots:
+            self._free.put_nowait(slots)
 
     @property
     def in_use(self) -> int:
-        """The number of leased slots."""
+        """The number of leased slots of each worker."""
         return len(self._slots) - self._free.qsize()
 
     async def lease(self, limit_s: float) -> "Lease":
-        """Lease a slot; waits for a free one.
+        """Lease a slot of each worker; waits for free ones.
 
         Raises:
             TransferTimeout: no slot became free within `limit_s` seconds.
@@ -40,36 +49,45 @@ class Slots:
         except TimeoutError:
             raise TransferTimeout(f"no staging slot was free within {limit_s} s", Cause.NO_SLOT) from None
 
-    def _free_slot(self, slot: Slot) -> None:
-        """Mark a slot as free; its content is void from now on."""
-        self._segment.stamp(slot.offset, 0)
-        self._free.put_nowait(slot)
+    def _free_slots(self, slots: tuple[Slot, ...]) -> None:
+        """Mark slots as free; their content is void from now on."""
+        for segment, slot in zip(self._segments, slots, strict=True):
+            segment.stamp(slot.offset, 0)
+        self._free.put_nowait(slots)
 
     def close(self) -> None:
-        """Unmap the segment."""
-        for slot in self._slots:
-            slot.memory.release()
-        self._segment.close()
+        """Unmap the segments."""
+        for slots in self._slots:
+            for slot in slots:
+                slot.memory.release()
+        self._close_segments()
+
+    def _close_segments(self) -> None:
+        for segment in self._segments:
+            segment.close()
 
 
 class Lease:
-    """A leased slot. Ending a lease twice is allowed: of several users of the slot, each may end the lease."""
+    """A leased slot of each worker, in the order of their ranks.
 
-    def __init__(self, slots: Slots, slot: Slot) -> None:
-        self.slot = slot
-        self._slots: Slots | None = slots
+    Ending a lease twice is allowed: of several users of the slots, each may end the lease.
+    """
 
-    def __enter__(self) -> Slot:
-        return self.slot
+    def __init__(self, owner: Slots, slots: tuple[Slot, ...]) -> None:
+        self.slots = slots
+        self._owner: Slots | None = owner
+
+    def __enter__(self) -> tuple[Slot, ...]:
+        return self.slots
 
     def __exit__(self, *_: object) -> None:
         self.end()
 
     def end(self) -> None:
-        """Free the slot."""
-        slots, self._slots = self._slots, None
-        if slots is not None:
-            slots._free_slot(self.slot)
+        """Free the slots."""
+        owner, self._owner = self._owner, None
+        if owner is not None:
+            owner._free_slots(self.slots)
 
     def end_with(self, task: "asyncio.Task[None]") -> None:
         """`end`, as a task's callback."""

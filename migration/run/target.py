@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 
+from migration.concurrency import gather
 from migration.protocol import target
 from migration.protocol.errors import Refused, TransferFailed
 from migration.protocol.messages import Adopt, Chunk, CopyRound, Fingerprint, PathRequest, Prepare, Prepared, SlotRef
@@ -124,9 +125,10 @@ class TargetRun:
 
     async def _put(self, chunk: Chunk) -> None:
         lease = None if self._transport.shares_slots else await self._slots.lease(self._lease_s)
-        slot = lease.slot if lease is not None else None
+        slots = lease.slots if lease is not None else (None,) * len(chunk.shards)
         try:
-            staged = await self._transport.receive(chunk.channel, chunk.staged, chunk.size, slot)
+            transfers = zip(chunk.channels, chunk.shards, slots, strict=True)
+            staged = await gather([self._transport.receive(c, s.slot, s.size, slot) for c, s, slot in transfers])
             async with self._rounds:
                 # A chunk may overtake the message that begins its round.
                 await self._rounds.wait_for(lambda: self._begun >= chunk.round)
@@ -135,7 +137,7 @@ class TargetRun:
             if lease is not None:
                 lease.end()
 
-    async def _put_staged(self, chunk: Chunk, staged: SlotRef) -> None:
+    async def _put_staged(self, chunk: Chunk, staged: Sequence[SlotRef]) -> None:
         """Put a chunk into its load, unless that ended without it: the cache may have held these blocks before."""
         try:
             if chunk.round <= self._ended:

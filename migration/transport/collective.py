@@ -1,4 +1,4 @@
-"""Slot transfers through Ray collective groups: one group per direction of a pair, replaced after a failure."""
+"""Slot transfers through Ray collective groups: one per direction of a pair of workers, replaced after a failure."""
 
 import asyncio
 import itertools
@@ -97,16 +97,16 @@ class DeviceMemory:
 class CollectiveGroups:
     """A transport through `ray.util.collective`, with a registered backend.
 
-    A group's name is the pair and a number that rises with every failure. Replica ids are never reused, so a late
-    transfer of a dropped group cannot join a new one. A channel is a group and the number of one transfer through it
-    ("a>b#1:17"). Both ends make transfers in this order, so the receive of a chunk may start while the chunk before it
-    is still in transfer.
+    A group's name is the pair of replicas, the rank of their workers, and a number that rises with every failure.
+    Replica ids are never reused, so a late transfer of a dropped group cannot join a new one. A channel is a group and
+    the number of one transfer through it ("a>b/0#1:17"). Both ends make transfers in this order, so the receive of a
+    chunk may start while the chunk before it is still in transfer.
     Each transfer blocks a thread of the transport's own pool, so that a silent peer stalls nothing else.
     """
 
     shares_slots = False
 
-    def __init__(self, backend: str, timeout_s: float, threads: int = 8, memory: SlotMemory | None = None) -> None:
+    def __init__(self, backend: str, timeout_s: float, threads: int, memory: SlotMemory | None = None) -> None:
         self.name = backend.lower()
         self._backend = backend
         self._memory = memory or HostMemory()
@@ -119,9 +119,9 @@ class CollectiveGroups:
         self._dropped: deque[str] = deque(maxlen=_DROPPED_KEPT)
         self._closing: set[asyncio.Task[None]] = set()
 
-    def channel(self, source: ReplicaId, target: ReplicaId) -> str:
+    def channel(self, source: ReplicaId, target: ReplicaId, rank: int) -> str:
         """See `Transport.channel`."""
-        pair = f"{source}>{target}"
+        pair = f"{source}>{target}/{rank}"
         if pair not in self._groups:
             self._groups[pair] = f"{pair}#{next(self._numbers)}"
         group = self._groups[pair]

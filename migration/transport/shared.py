@@ -29,7 +29,7 @@ class SharedSlots:
         self.name = name
         self._elsewhere = elsewhere
 
-    def channel(self, source: ReplicaId, target: ReplicaId) -> str:
+    def channel(self, source: ReplicaId, target: ReplicaId, rank: int) -> str:
         """See `Transport.channel`."""
         return _namespace()
 

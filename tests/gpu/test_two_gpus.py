@@ -35,27 +35,27 @@ class Replica:
 
         config = MigrationSettings(transport="nccl", transfer_timeout_s=LIMIT_S, slot_mib=8)
         self._name = ReplicaId(name)
-        self._transport = make_transport(config)
-        self._slots = make_slots(config)
+        self._transport = make_transport(config, 1)
+        self._slots = make_slots(config, 1)
 
     async def ready(self) -> None:
         """Returns when the actor runs."""
 
     async def channel(self, target: str) -> str:
         """The channel of the next send to `target`."""
-        return self._transport.channel(self._name, ReplicaId(target))
+        return self._transport.channel(self._name, ReplicaId(target), 0)
 
     async def send(self, channel: str, size: int, seed: int) -> tuple[str, float]:
         """Send bytes made from `seed`; return the result and its seconds."""
         import numpy as np
 
-        with await self._slots.lease(10) as slot:
+        with await self._slots.lease(10) as (slot,):
             slot.payload[:size].set(np.frombuffer(content(size, seed), dtype=np.uint8))  # type: ignore[attr-defined]
             return await timed(self._transport.send(channel, slot, Bytes(HEADER + size)))
 
     async def receive(self, channel: str, size: int) -> tuple[str, float, str]:
         """Receive; return the result, its seconds, and the digest of the received bytes."""
-        with await self._slots.lease(10) as slot:
+        with await self._slots.lease(10) as (slot,):
             how, took = await timed(self._transport.receive(channel, SlotRef("", 0, 7), Bytes(HEADER + size), slot))
             came = slot.payload[:size].get()  # type: ignore[attr-defined]
             return how, took, hashlib.sha256(came.tobytes()).hexdigest()

@@ -26,6 +26,9 @@ from policies.model import Bytes, ReplicaId
 
 VARIABLE = "MELL_TEST_FAULTS"
 
+MOST_WORKERS = 2
+"""Workers of a replica, in any test."""
+
 
 class Fault(StrEnum):
     """The receiving end's fault."""
@@ -76,7 +79,8 @@ class FaultyTransport:
 
     def __init__(self, config: MigrationSettings) -> None:
         self._over = {
-            name: make_transport(config.model_copy(update={"transport": name})) for name in ("collective", "shared")
+            name: make_transport(config.model_copy(update={"transport": name}), MOST_WORKERS)
+            for name in ("collective", "shared")
         }
         self._segments = Segments()
         self._link = asyncio.Lock()
@@ -90,9 +94,9 @@ class FaultyTransport:
         """As the transport in use."""
         return self._real.shares_slots
 
-    def channel(self, source: ReplicaId, target: ReplicaId) -> str:
+    def channel(self, source: ReplicaId, target: ReplicaId, rank: int) -> str:
         """Passed on."""
-        return self._real.channel(source, target)
+        return self._real.channel(source, target, rank)
 
     async def send(self, channel: str, slot: Slot, size: Bytes) -> None:
         """Passed on."""

@@ -40,7 +40,7 @@ class Runtime(ModuleType):
         self.mapped: dict[int, tuple[mmap.mmap, int]] = {}
 
     def getDevice(self) -> int:
-        return 0
+        return Device.current[-1]
 
     def malloc(self, size: int) -> int:
         if size > self.free_bytes:
@@ -84,30 +84,39 @@ class Array(np.ndarray):
     def data(self) -> Any:
         return SimpleNamespace(ptr=self.ctypes.data)
 
+    device_id = 0
+
+    def __array_finalize__(self, base: Any) -> None:
+        self.device_id = getattr(base, "device_id", 0)
+
     @property
     def device(self) -> Any:
-        return SimpleNamespace(id=0)
+        return SimpleNamespace(id=self.device_id)
 
 
 def array_at(shape: tuple[int], dtype: Any, memptr: Any) -> Any:
     """cupy.ndarray's constructor."""
-    view = np.ctypeslib.as_array((ctypes.c_uint8 * shape[0]).from_address(memptr.pointer))
-    return view.view(Array)
+    array = np.ctypeslib.as_array((ctypes.c_uint8 * shape[0]).from_address(memptr.pointer)).view(Array)
+    array.device_id = memptr.device_id
+    return array
 
 
 class Device:
-    """cupy.cuda.Device."""
+    """cupy.cuda.Device; `current` ends with the device of the innermost block."""
 
-    def __init__(self, id: int) -> None:
-        self.id = id
+    current: ClassVar[list[int]] = [0]
+
+    def __init__(self, id: int | None = None) -> None:
+        self.id = self.current[-1] if id is None else id
 
     def __enter__(self) -> Self:
+        self.current.append(self.id)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        pass
+        self.current.pop()
 
 
 class Stream:
@@ -217,8 +226,10 @@ def install() -> Any:
         nccl=nccl,
         Device=Device,
         Stream=Stream,
-        UnownedMemory=lambda ptr, size, owner, device_id: SimpleNamespace(pointer=ptr),
-        MemoryPointer=lambda memory, offset: SimpleNamespace(pointer=memory.pointer + offset),
+        UnownedMemory=lambda ptr, size, owner, device_id: SimpleNamespace(pointer=ptr, device_id=device_id),
+        MemoryPointer=lambda memory, offset: SimpleNamespace(
+            pointer=memory.pointer + offset, device_id=memory.device_id
+        ),
         is_available=lambda: True,
     )
     vars(cupy).update(

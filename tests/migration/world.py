@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from deployments.replica.host import RequestHost
 from deployments.replica.moves import Moves
 from deployments.replica.outbox import Outboxes
+from migration.kv.staging import HostSegment
 from migration.protocol.cursor import Cursor
 from migration.protocol.messages import Adopt, Chunk, CopyRound, PathRequest, Prepare, Prepared
 from migration.protocol.ports import Transport
@@ -82,7 +83,8 @@ class Replica:
         clock = asyncio.get_running_loop().time
         self.outboxes = Outboxes(clock)
         self.host = RequestHost(engine, self.outboxes, clock, lambda: self.room)
-        self.slots = Slots(2, engine.fingerprint.slot_bytes)
+        workers = engine.fingerprint.workers
+        self.slots = Slots(2, engine.fingerprint.slot_bytes, [HostSegment.create] * workers)
         world = MigrationWorld(self.id, self.host, engine, transport, self.slots, limits, clock, time.time)
         self.moves = Moves(world, self.host, lambda to: LocalPeer(cluster[to]), lease_s)
 
@@ -188,10 +190,14 @@ def make_pair(
     transport: Transport | None = None,
     model_b: str = "fake",
     cache_b: str = "fake-cache",
+    workers: int = 1,
 ) -> Pair:
     """Two replicas whose streams are read; the engines' knobs are on `pair.a.engine`."""
     cluster: dict[ReplicaId, Replica] = {}
-    engines = {"a": FakeEngine(step_s), "b": FakeEngine(step_s, model=model_b, cache=cache_b)}
+    engines = {
+        "a": FakeEngine(step_s, workers=workers),
+        "b": FakeEngine(step_s, model=model_b, cache=cache_b, workers=workers),
+    }
     for name, engine in engines.items():
         replica = Replica(name, cluster, engine, transport or SharedSlots(), lease_s, limits)
         cluster[replica.id] = replica

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 from app.ingress.asgi import DONE
-from app.ingress.concurrency import gather, merge
 from app.ingress.errors import ApiError
 from app.ingress.openai.answers.choice import Choice, Outset, Shape
 from app.ingress.openai.answers.tool_answer import CallingChoice
@@ -18,6 +17,7 @@ from app.ingress.openai.model import Model
 from app.ingress.openai.requests.schema import Generation
 from app.ingress.streams.conversation import Opened
 from app.ingress.telemetry.requests import RequestObserver
+from migration.concurrency import gather, merge
 
 
 class Answer:

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
-from app.ingress.concurrency import gather
 from app.ingress.errors import ApiError, saturated
+from migration.concurrency import gather
 from migration.protocol.ports import Loss, LossKind
 from migration.protocol.reading import Output, Reader
 from migration.protocol.request import RequestSpec

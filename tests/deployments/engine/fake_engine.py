@@ -1,18 +1,22 @@
 """An engine without a model, queues or memory limits; its failures are knobs."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from deployments.engine.port import EngineDead, EngineProcesses, EngineStats, Generated, Tie
 from deployments.engine.tokens import TOKEN_BYTES, ContextDigest, TokenSlots, expected, pack, unpack
 from migration.protocol.errors import BlocksGone, TransferFailed
-from migration.protocol.messages import Fingerprint, SlotRef
+from migration.protocol.messages import Fingerprint, Shard, SlotRef
+from migration.protocol.ports import Slot
 from migration.protocol.request import Sampling
-from policies.model import Blocks, Bytes, Tokens
+from policies.model import Blocks, Tokens
 
 
 class FakeEngine:
-    """An engine whose steps take `step_s` seconds, and yield one token for every request."""
+    """An engine whose steps take `step_s` seconds, and yield one token for every request.
+
+    Each of its `workers` holds a part of every block's tokens.
+    """
 
     def __init__(
         self,
@@ -22,10 +26,11 @@ class FakeEngine:
         slot_blocks: int = 8,
         model: str = "fake",
         cache: str = "fake-cache",
+        workers: int = 1,
     ) -> None:
-        block_bytes = block_size * TOKEN_BYTES
-        self.fingerprint = Fingerprint(model, cache, block_size, block_bytes, slot_blocks * block_bytes)
-        self.processes = EngineProcesses(core=0, worker=0)
+        shard_bytes = block_size * TOKEN_BYTES // workers
+        self.fingerprint = Fingerprint(model, cache, block_size, shard_bytes, slot_blocks * shard_bytes, workers)
+        self.processes = EngineProcesses(core=0, workers=(0,) * workers)
         self.max_context = Tokens(num_blocks * block_size)
         self.step_s = step_s
         self.dead = False
@@ -35,7 +40,7 @@ class FakeEngine:
         self._num_blocks = num_blocks
         self._contexts: dict[str, list[int]] = {}
         self._cache: dict[tuple[int, ...], tuple[int, ...]] = {}
-        self._slots = TokenSlots(block_bytes)
+        self._slots = TokenSlots(shard_bytes, workers)
 
     def tied(self, sampling: Sampling) -> Tie | None:
         """See `Engine.tied`."""
@@ -61,7 +66,7 @@ class FakeEngine:
         finally:
             del self._contexts[key]
 
-    async def gather(self, key: str, first: Blocks, last: Blocks, segment: str, offset: int) -> tuple[SlotRef, Bytes]:
+    async def gather(self, key: str, first: Blocks, last: Blocks, slots: Sequence[Slot]) -> Sequence[Shard]:
         """See `Engine.gather`."""
         size = self.fingerprint.block_size
         context = self._contexts.get(key)
@@ -69,7 +74,7 @@ class FakeEngine:
             raise BlocksGone("the request holds no blocks")
         if last * size > len(context) - 1:
             raise TransferFailed(f"block {last} is not full")
-        return self._slots.write(segment, offset, pack(context[first * size : last * size]))
+        return self._slots.write(slots, pack(context[first * size : last * size]))
 
     async def load(self, load: str, tokens: tuple[int, ...], first: Blocks, last: Blocks) -> None:
         """See `Engine.load`."""
@@ -84,9 +89,9 @@ class FakeEngine:
             self._cache[prefix] = held[(block - first) * size : (block - first + 1) * size]
             self.blocks_loaded += 1
 
-    async def put(self, load: str, first: Blocks, last: Blocks, slot: SlotRef) -> None:
+    async def put(self, load: str, first: Blocks, last: Blocks, slots: Sequence[SlotRef]) -> None:
         """See `Engine.put`."""
-        self._slots.put(load, first, last, slot)
+        self._slots.put(load, first, last, slots)
 
     def stats(self) -> EngineStats:
         """See `Engine.stats`."""

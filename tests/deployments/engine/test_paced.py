@@ -14,6 +14,7 @@ from deployments.engine.tokens import expected
 from migration.kv.staging import HEADER, HostSegment
 from migration.protocol.errors import BlocksGone, TransferFailed
 from migration.protocol.messages import PathRequest, SlotRef
+from migration.protocol.ports import Slot
 from migration.protocol.record import Outcome
 from migration.protocol.request import Sampling
 from migration.transport.shared import SharedSlots
@@ -285,15 +286,20 @@ def segment() -> Iterator[HostSegment]:
         yield staging
 
 
-async def load(target: Desk, context: tuple[int, ...], first: int, last: int, slots: Mapping[int, SlotRef]) -> None:
+def slots(segment: HostSegment, offset: int = 0) -> list[Slot]:
+    """The slot at `offset`, for the engine's only worker."""
+    return [segment.slot(offset, HEADER + SLOT_BYTES)]
+
+
+async def load(target: Desk, context: tuple[int, ...], first: int, last: int, chunks: Mapping[int, SlotRef]) -> None:
     """Load blocks [first, last) of a context from slots, which hold the blocks from these indexes on."""
     name = f"load-{first}-{last}"
     loading = asyncio.create_task(target.engine.load(name, context[: last * 4 + 1], Blocks(first), Blocks(last)))
     await asyncio.sleep(0)
-    ends = [*list(slots)[1:], last]
+    ends = [*list(chunks)[1:], last]
     try:
-        for (begin, slot), end in zip(slots.items(), ends, strict=True):
-            await target.engine.put(name, Blocks(begin), Blocks(end), slot)
+        for (begin, slot), end in zip(chunks.items(), ends, strict=True):
+            await target.engine.put(name, Blocks(begin), Blocks(end), [slot])
         await loading
     finally:
         loading.cancel()
@@ -303,15 +309,15 @@ async def moved(
     segment: HostSegment, source: Desk, target: Desk, context: tuple[int, ...], last: int, flip: int | None = None
 ) -> None:
     """Copy blocks [0, last) of "r" to another engine, in two chunks; byte `flip` of the second chunk is changed."""
-    slots: dict[int, SlotRef] = {}
+    chunks: dict[int, SlotRef] = {}
     for number, (first, until) in enumerate(((0, last // 2), (last // 2, last))):
         offset = number * (HEADER + SLOT_BYTES)
-        slot, size = await source.engine.gather("r", Blocks(first), Blocks(until), segment.path, offset)
+        ((slot, size),) = await source.engine.gather("r", Blocks(first), Blocks(until), slots(segment, offset))
         assert size == HEADER + (until - first) * 16
         if flip is not None and number:
             segment.view(offset + HEADER, SLOT_BYTES)[flip] ^= 1
-        slots[first] = slot
-    await load(target, context, 0, last, slots)
+        chunks[first] = slot
+    await load(target, context, 0, last, chunks)
 
 
 async def half_done(source: Desk) -> tuple[int, ...]:
@@ -362,7 +368,7 @@ async def test_content_of_a_corrupted_block_moves_on(segment: HostSegment) -> No
 async def test_blocks_after_a_gap_are_not_loaded(segment: HostSegment) -> None:
     source, target = await Desk.open(), await Desk.open()
     outputs = await half_done(source)
-    slot, _ = await source.engine.gather("r", Blocks(2), Blocks(4), segment.path, 0)
+    ((slot, _),) = await source.engine.gather("r", Blocks(2), Blocks(4), slots(segment))
     await load(target, prompt(32) + outputs, 2, 4, {2: slot})
     assert target.engine.blocks_loaded == 0
     await source.done()
@@ -381,8 +387,8 @@ async def test_load_without_room_fails(segment: HostSegment) -> None:
 async def test_reused_slot_is_not_read(segment: HostSegment) -> None:
     source, target = await Desk.open(), await Desk.open()
     outputs = await half_done(source)
-    slot, _ = await source.engine.gather("r", Blocks(0), Blocks(4), segment.path, 0)
-    await source.engine.gather("r", Blocks(4), Blocks(8), segment.path, 0)
+    ((slot, _),) = await source.engine.gather("r", Blocks(0), Blocks(4), slots(segment))
+    await source.engine.gather("r", Blocks(4), Blocks(8), slots(segment))
     with pytest.raises(TransferFailed, match="reused"):
         await load(target, prompt(32) + outputs, 0, 4, {0: slot})
     await source.done()
@@ -393,13 +399,13 @@ async def test_only_computed_blocks_can_be_gathered(segment: HostSegment) -> Non
     desk.ask("r", prompt(40), 4)
     desk.ask("waiting", prompt(40, 1), 1)
     await asyncio.sleep(0.030)  # the first step computed 16 tokens
-    await desk.engine.gather("r", Blocks(0), Blocks(4), segment.path, 0)
+    await desk.engine.gather("r", Blocks(0), Blocks(4), slots(segment))
     with pytest.raises(TransferFailed, match="only 16 tokens"):
-        await desk.engine.gather("r", Blocks(4), Blocks(5), segment.path, 0)
+        await desk.engine.gather("r", Blocks(4), Blocks(5), slots(segment))
     with pytest.raises(BlocksGone):
-        await desk.engine.gather("waiting", Blocks(0), Blocks(1), segment.path, 0)
+        await desk.engine.gather("waiting", Blocks(0), Blocks(1), slots(segment))
     with pytest.raises(BlocksGone):
-        await desk.engine.gather("unheard of", Blocks(0), Blocks(1), segment.path, 0)
+        await desk.engine.gather("unheard of", Blocks(0), Blocks(1), slots(segment))
     await desk.done()
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
@@ -127,8 +127,8 @@ class LoadingVllm:
         yield None
 
 
-class LoadingCopier:
-    """In a copier's place: a load whose blocks are in the cache once `cached` is set."""
+class LoadingCopiers:
+    """In the copiers' place: a load whose blocks are in the cache once `cached` is set."""
 
     def __init__(self) -> None:
         self.cached = asyncio.Event()
@@ -144,13 +144,13 @@ class LoadingCopier:
         self.forgotten.append(load)
 
 
-async def begun() -> tuple[LoadingVllm, LoadingCopier, asyncio.Task[None]]:
+async def begun() -> tuple[LoadingVllm, LoadingCopiers, asyncio.Task[None]]:
     """A load of blocks 1 and 2 under way."""
     engine = object.__new__(VllmEngine)
-    engine._engine, engine._copier = LoadingVllm(), LoadingCopier()  # type: ignore[assignment]
+    engine._engine, engine._copiers = LoadingVllm(), LoadingCopiers()  # type: ignore[assignment]
     loading = asyncio.create_task(engine.load("m.1", (5,) * 97, Blocks(1), Blocks(3)))
     await asyncio.sleep(0.001)
-    return engine._engine, engine._copier, loading  # type: ignore[return-value]
+    return engine._engine, engine._copiers, loading  # type: ignore[return-value]
 
 
 async def test_load_ends_with_its_blocks_in_the_cache_and_its_request_never_runs() -> None:
@@ -192,13 +192,13 @@ async def test_cancelled_load_aborts_its_request() -> None:
 
 async def test_blocks_of_chunks_that_arrive_at_once_are_all_counted() -> None:
     class Scattering:
-        async def scatter(self, load: str, first: int, last: int, slot: SlotRef) -> int:
+        async def scatter(self, load: str, first: int, last: int, slots: Sequence[SlotRef]) -> int:
             await asyncio.sleep(0)
             return last - first
 
     engine = object.__new__(VllmEngine)
     engine.blocks_loaded = 0
-    engine._copier = Scattering()  # type: ignore[assignment]
-    slot = SlotRef("", 0, 7)
-    await asyncio.gather(*(engine.put("m.1", Blocks(low), Blocks(low + 5), slot) for low in (0, 5)))
+    engine._copiers = Scattering()  # type: ignore[assignment]
+    slots = [SlotRef("", 0, 7)]
+    await asyncio.gather(*(engine.put("m.1", Blocks(low), Blocks(low + 5), slots) for low in (0, 5)))
     assert engine.blocks_loaded == 10

@@ -10,7 +10,7 @@ import pytest
 from deployments.engine.tokens import expected
 from deployments.replica.moves import Moves
 from migration.protocol.errors import Refused, RequestGone, TransferFailed
-from migration.protocol.messages import Adopt, Chunk, CopyRound, PathRequest, Prepare, SlotRef
+from migration.protocol.messages import Adopt, Chunk, CopyRound, PathRequest, Prepare, Shard, SlotRef
 from migration.protocol.ports import Slot
 from migration.protocol.record import Outcome
 from migration.protocol.request import RequestSpec
@@ -49,7 +49,7 @@ def prepare(pair: Pair, id: str = "m", request: RequestSpec | None = None, outpu
 
 
 def chunk(first: int, last: int, round: int = 1) -> Chunk:
-    return Chunk("m", round, Blocks(first), Blocks(last), Bytes(80), SlotRef("", 0, 0), "a>b#1")
+    return Chunk("m", round, Blocks(first), Blocks(last), (Shard(SlotRef("", 0, 0), Bytes(80)),), ("a>b/0#1:0",))
 
 
 async def adopted(pair: Pair, id: str = "m") -> Moves:

@@ -24,25 +24,34 @@ def factory(config: MigrationSettings) -> SharedSlots:
 
 
 def test_shared_is_the_default() -> None:
-    assert isinstance(make_transport(MigrationSettings()), SharedSlots)
+    assert isinstance(make_transport(MigrationSettings(), 1), SharedSlots)
 
 
 def test_collective_is_made_without_a_group() -> None:
-    transport = make_transport(MigrationSettings(transport="collective"))
+    transport = make_transport(MigrationSettings(transport="collective"), 1)
     assert isinstance(transport, CollectiveGroups) and not transport.shares_slots
 
 
 @pytest.mark.parametrize(("name", "shares"), [("cuda_ipc", True), ("nccl", False)])
 def test_transports_between_gpus_are_made_without_one(name: str, shares: bool) -> None:
-    assert make_transport(MigrationSettings(transport=name)).shares_slots is shares
+    assert make_transport(MigrationSettings(transport=name), 1).shares_slots is shares
 
 
 @pytest.mark.parametrize("name", [*NAMES, f"{__name__}:factory"])
 async def test_slots_are_where_the_transport_wants_them(name: str) -> None:
     with fake_cupy.installed():
-        slots = make_slots(MigrationSettings(transport=name, slots=3, slot_mib=1))
-        with await slots.lease(1) as slot:
+        slots = make_slots(MigrationSettings(transport=name, slots=3, slot_mib=1), workers=1)
+        with await slots.lease(1) as (slot,):
             assert isinstance(slot, DeviceSlot) is (name in ON_GPU)
+        slots.close()
+
+
+@pytest.mark.parametrize("name", ON_GPU)
+async def test_slots_of_each_worker_are_on_its_own_gpu(name: str) -> None:
+    with fake_cupy.installed():
+        slots = make_slots(MigrationSettings(transport=name, slots=3, slot_mib=1), workers=4)
+        with await slots.lease(1) as leased:
+            assert [slot.payload.device.id for slot in leased if isinstance(slot, DeviceSlot)] == [0, 1, 2, 3]
         slots.close()
 
 
@@ -51,22 +60,22 @@ def test_slots_on_a_gpu_need_one(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "cupy", None)
         with pytest.raises(RuntimeError, match="make setup DEVICE=cuda"):
-            make_slots(MigrationSettings(transport=name))
+            make_slots(MigrationSettings(transport=name), workers=1)
 
 
 def test_every_name_makes_a_transport() -> None:
-    assert all(make_transport(MigrationSettings(transport=name)) for name in NAMES)
+    assert all(make_transport(MigrationSettings(transport=name), 1) for name in NAMES)
 
 
 def test_a_factory_of_ones_own_is_given_the_configuration() -> None:
     config = MigrationSettings(transport=f"{__name__}:factory", slots=7)
-    assert isinstance(make_transport(config), SharedSlots)
+    assert isinstance(make_transport(config, 1), SharedSlots)
 
 
 @pytest.mark.parametrize("name", ["", "mpi", "Shared", "tests.deployments"])
 def test_an_unknown_name_is_an_error_that_lists_the_transports(name: str) -> None:
     with pytest.raises(ValueError, match=r"shared.*collective.*module:factory"):
-        make_transport(MigrationSettings(transport=name))
+        make_transport(MigrationSettings(transport=name), 1)
 
 
 @pytest.mark.parametrize(
@@ -76,11 +85,11 @@ def test_an_unknown_name_is_an_error_that_lists_the_transports(name: str) -> Non
 )
 def test_a_factory_that_is_not_there_is_an_error(name: str, error: type[Exception]) -> None:
     with pytest.raises(error):
-        make_transport(MigrationSettings(transport=name))
+        make_transport(MigrationSettings(transport=name), 1)
 
 
 @pytest.mark.parametrize(("name", "instead"), [("shared", "collective"), ("cuda_ipc", "nccl")])
 async def test_slots_of_another_node_are_not_read(name: str, instead: str) -> None:
-    transport = make_transport(MigrationSettings(transport=name))
+    transport = make_transport(MigrationSettings(transport=name), 1)
     with pytest.raises(TransferFailed, match=rf"set migration\.transport to {instead}"):
         await transport.receive("another node", SlotRef("/proc/1/fd/3", 0, 1), Bytes(64), None)

@@ -5,15 +5,15 @@ import contextlib
 import os
 import socket
 import threading
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
 import uvloop
 
-from migration.kv.client import CopierClient
+from migration.kv.client import CopierClient, Copiers
 from migration.kv.copier import Copier
 from migration.kv.layout import CacheLayout
 from migration.kv.staging import HEADER, HostSegment
@@ -21,6 +21,7 @@ from migration.kv.tables import BlockLoad, BlockLoads, BlockTables, TableChange
 from migration.kv.wire import GatherCall, Gathered, ScatterCall, decode, encode
 from migration.protocol.errors import BlocksGone, TransferFailed
 from migration.protocol.messages import SlotRef
+from migration.protocol.ports import Slot
 
 BLOCK, BLOCKS = 4, 16
 
@@ -54,6 +55,13 @@ class Desk:
 
 @pytest.fixture
 async def desk() -> AsyncIterator[Desk]:
+    async with open_desk() as opened:
+        yield opened
+
+
+@contextlib.asynccontextmanager
+async def open_desk() -> AsyncGenerator[Desk]:
+    """A desk with one connection."""
     cache = torch.zeros(BLOCKS, 2, BLOCK, 3) + torch.arange(BLOCKS).reshape(-1, 1, 1, 1)
     layout, tables, loads = CacheLayout({"layer": cache}, BLOCKS), BlockTables(BLOCK), BlockLoads()
     tables.apply([TableChange("r.0", 10, [5, 9, 2], replace=True)], None)
@@ -285,6 +293,89 @@ async def test_other_users_are_refused(desk: Desk, monkeypatch: pytest.MonkeyPat
         other.settimeout(5)
         with contextlib.suppress(ConnectionError):
             assert await asyncio.to_thread(other.recv, 1) == b""
+
+
+# --- several workers ----------------------------------------------------------------------------------
+
+
+@dataclass
+class Desks:
+    """Two workers' halves, and the one replica's half of them."""
+
+    ranks: tuple[Desk, Desk]
+    copiers: Copiers
+
+    @property
+    def slots(self) -> list[Slot]:
+        """A slot of each rank."""
+        return [desk.segment.slot(0, 1 << 12) for desk in self.ranks]
+
+
+@pytest.fixture
+async def desks() -> AsyncIterator[Desks]:
+    async with open_desk() as zero, open_desk() as one:
+        one.cache += 100
+        copiers = await Copiers.connect([zero.copier.address, one.copier.address])
+        yield Desks((zero, one), copiers)
+        copiers.close()
+
+
+async def test_every_worker_copies_its_shard(desks: Desks) -> None:
+    shards = await desks.copiers.gather("r.0", 0, 2, desks.slots)
+    assert [shard.slot.segment for shard in shards] == [desk.segment.path for desk in desks.ranks]
+    assert len({shard.slot.ticket for shard in shards}) == 2
+    for desk in desks.ranks:
+        desk.admit(11, 12)
+    assert await desks.copiers.scatter("m.1", 0, 2, [shard.slot for shard in shards]) == 2
+    assert [desk.held(11, 12) for desk in desks.ranks] == [[5, 9], [105, 109]]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+async def test_gather_of_one_worker_fails_all_once_no_slot_is_written(
+    desks: Desks, rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, go = threading.Event(), threading.Event()
+
+    def slow(*_: Any) -> None:
+        began.set()
+        go.wait(5)
+
+    monkeypatch.setattr(desks.ranks[1 - rank].layout, "gather", slow)
+    desks.ranks[rank].tables.void(["r.0"])
+    gathering = asyncio.create_task(desks.copiers.gather("r.0", 0, 2, desks.slots))
+    await asyncio.to_thread(began.wait, 5)
+    await asyncio.sleep(0.02)
+    assert not gathering.done()
+    go.set()
+    with pytest.raises(BlocksGone, match="holds no blocks"):
+        await gathering
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+async def test_stale_ticket_of_one_worker_fails_the_chunk(desks: Desks, rank: int) -> None:
+    slots = [shard.slot for shard in await desks.copiers.gather("r.0", 0, 2, desks.slots)]
+    for desk in desks.ranks:
+        desk.admit(11, 12)
+    slots[rank] = replace(slots[rank], ticket=slots[rank].ticket + 2)
+    with pytest.raises(TransferFailed, match="reused"):
+        await desks.copiers.scatter("m.1", 0, 2, slots)
+    assert desks.ranks[rank].loads.arrived() == []
+
+
+async def test_load_that_the_replica_gives_up_ends_in_every_worker(desks: Desks) -> None:
+    slots = [shard.slot for shard in await desks.copiers.gather("r.0", 0, 2, desks.slots)]
+    scattering = asyncio.create_task(desks.copiers.scatter("m.1", 0, 2, slots))
+    await asyncio.sleep(0.01)
+    desks.copiers.forget("m.1")
+    with pytest.raises(TransferFailed, match="ended"):
+        await scattering
+    await desks.copiers.gather("r.0", 0, 2, desks.slots)
+    assert [desk.copier._waiting for desk in desks.ranks] == [[], []]
+
+
+async def test_worker_without_a_copier_closes_the_connections_to_the_others(desks: Desks) -> None:
+    with pytest.raises(OSError, match="refused"):
+        await Copiers.connect([desks.ranks[0].copier.address, "\0nobody"])
 
 
 def test_messages_round_trip() -> None:

@@ -89,21 +89,19 @@ def test_memory_is_freed_once(cupy: Any) -> None:
 
 
 async def test_slots_do_not_overlap_on_the_gpu(cupy: Any) -> None:
-    slots = Slots(2, 128, DeviceSegment.create)
-    first, second = await slots.lease(1), await slots.lease(1)
-    assert isinstance(first.slot, DeviceSlot) and isinstance(second.slot, DeviceSlot)
-    first.slot.payload[:], second.slot.payload[:] = 1, 2
-    assert len(first.slot.payload) == 128 and len(first.slot.memory) == HEADER
-    assert set(first.slot.payload.tolist()) == {1}
-    first.end()
-    second.end()
+    slots = Slots(2, 128, [DeviceSegment.create])
+    with await slots.lease(1) as (first,), await slots.lease(1) as (second,):
+        assert isinstance(first, DeviceSlot) and isinstance(second, DeviceSlot)
+        first.payload[:], second.payload[:] = 1, 2
+        assert len(first.payload) == 128 and len(first.memory) == HEADER
+        assert set(first.payload.tolist()) == {1}
     slots.close()
     assert not cupy.cuda.runtime.mapped
 
 
 async def test_end_of_the_lease_voids_the_content(cupy: Any) -> None:
-    slots = Slots(1, 128, DeviceSegment.create)
-    with await slots.lease(1) as slot:
+    slots = Slots(1, 128, [DeviceSegment.create])
+    with await slots.lease(1) as (slot,):
         slot.memory[:8] = (7).to_bytes(8, "little")
     assert bytes(slot.memory[:8]) == bytes(8)
     slots.close()

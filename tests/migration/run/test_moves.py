@@ -1,19 +1,23 @@
 """One migration between two replicas with fake engines: paths, faults at every step, ends at every moment."""
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
 from deployments.engine.port import Tie
 from deployments.engine.tokens import expected
+from migration.kv.staging import HEADER
 from migration.protocol.errors import PeerLost, Refused, TransferFailed
-from migration.protocol.messages import PathRequest
+from migration.protocol.messages import PathRequest, Shard, SlotRef
+from migration.protocol.ports import Slot
 from migration.protocol.record import Outcome
 from migration.protocol.request import Doubt, Moving
 from migration.protocol.rounds import CopyLimits
 from migration.run.world import MigrationLimits
+from migration.transport.shared import SharedSlots
 from policies.causes import Cause
-from policies.model import Phase
+from policies.model import Blocks, Bytes, Phase, ReplicaId
 from tests.migration.world import make_pair, spec
 
 pytestmark = pytest.mark.virtual_time
@@ -33,27 +37,29 @@ async def test_output_of_a_moved_request_is_that_of_an_unmoved_one(path: PathReq
     await pair.both_idle()
 
 
-async def test_kv_blocks_come_from_outside() -> None:
-    pair, request = make_pair(), spec()
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_kv_blocks_come_from_outside(workers: int) -> None:
+    pair, request = make_pair(workers=workers), spec()
     cursor = pair.submit(request)
     await pair.until(cursor, 10)
     pair.move(request.id)
     record = await pair.settled()
-    assert record.path == "kv" and record.blocks >= 11 and record.bytes > 0
+    assert record.path == "kv" and record.blocks >= 11 and record.bytes > record.blocks * 16
     assert pair.b.engine.blocks_loaded == record.blocks
     assert await pair.finished(cursor) == expected(request.prompt, 60)
 
 
-async def test_corrupted_blocks_change_the_output() -> None:
-    pair, request = make_pair(), spec()
+@pytest.mark.parametrize(("workers", "rank"), [(1, 0), (2, 0), (2, 1)])
+async def test_corrupted_blocks_of_any_worker_change_the_output(workers: int, rank: int) -> None:
+    pair, request = make_pair(workers=workers), spec()
     cursor = pair.submit(request)
     await pair.until(cursor, 10)
     gather = pair.a.engine.gather
 
-    async def corrupt(key, first, last, segment, offset):  # type: ignore[no-untyped-def]
-        ref, size = await gather(key, first, last, segment, offset)
-        pair.a.slots._segment.view(offset + 64, 4)[:] = b"\1\0\0\0"
-        return ref, size
+    async def corrupt(key: str, first: Blocks, last: Blocks, slots: Sequence[Slot]) -> Sequence[Shard]:
+        shards = await gather(key, first, last, slots)
+        slots[rank].memory[HEADER : HEADER + 4] = b"\1\0\0\0"
+        return shards
 
     pair.a.engine.gather = corrupt  # type: ignore[method-assign]
     pair.move(request.id)
@@ -61,8 +67,50 @@ async def test_corrupted_blocks_change_the_output() -> None:
     assert await pair.finished(cursor) != expected(request.prompt, 60)
 
 
-async def test_back_and_forth() -> None:
-    pair, request = make_pair(), spec(tokens=200)
+class OneRankFails(SharedSlots):
+    """Rank 1's transfers fail at the end `at`; the other ranks' transfers are counted once they have ended."""
+
+    def __init__(self, at: str) -> None:
+        super().__init__()
+        self.at = at
+        self.ended = 0
+
+    def channel(self, source: ReplicaId, target: ReplicaId, rank: int) -> str:
+        return str(rank)
+
+    async def send(self, channel: str, slot: Slot, size: Bytes) -> None:
+        await self._transfer("send", channel)
+
+    async def receive(self, channel: str, staged: SlotRef, size: Bytes, slot: Slot | None) -> SlotRef:
+        await self._transfer("receive", channel)
+        return staged
+
+    async def _transfer(self, end: str, channel: str) -> None:
+        if end == self.at and channel == "1":
+            raise TransferFailed("broken for one rank")
+        try:
+            await asyncio.sleep(0.01)
+        finally:
+            self.ended += 1
+
+
+@pytest.mark.parametrize("at", ["send", "receive"])
+async def test_one_failed_rank_fails_the_chunk_and_the_request_moves_by_tokens(at: str) -> None:
+    transport = OneRankFails(at)
+    pair, request = make_pair(workers=2, transport=transport), spec()
+    cursor = pair.submit(request)
+    await pair.until(cursor, 10)
+    pair.move(request.id)
+    record = await pair.settled()
+    assert record.path == "tokens" and "broken for one rank" in record.reason
+    assert pair.b.engine.blocks_loaded == 0 and transport.ended > 0
+    assert await pair.finished(cursor) == expected(request.prompt, 60)
+    await pair.both_idle()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_back_and_forth(workers: int) -> None:
+    pair, request = make_pair(workers=workers), spec(tokens=200)
     cursor = pair.submit(request)
     for turn, (source, target) in enumerate([("a", "b"), ("b", "a")] * 3):
         await pair.until(cursor, 20 * (turn + 1))
@@ -72,8 +120,9 @@ async def test_back_and_forth() -> None:
     await pair.both_idle()
 
 
-async def test_long_context_moves_in_slot_sized_chunks() -> None:
-    pair, request = make_pair(), spec(prompt=700)
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_long_context_moves_in_slot_sized_chunks(workers: int) -> None:
+    pair, request = make_pair(workers=workers), spec(prompt=700)
     cursor = pair.submit(request)
     await pair.until(cursor, 2)
     pair.move(request.id)

@@ -1,17 +1,18 @@
 """A replica's profile before it serves, on an engine whose clock advances only by the measured work."""
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
 from deployments.engine.port import EngineDead, Generated
 from migration.protocol.errors import TransferFailed
-from migration.protocol.messages import SlotRef
+from migration.protocol.messages import Shard
+from migration.protocol.ports import Slot
 from migration.protocol.request import Sampling
 from migration.run.profiling import GATHERS, LONG, SECONDS, SHORT, measure
 from migration.run.slots import Slots
-from policies.model import Blocks, Bytes
+from policies.model import Blocks
 from policies.paths.beliefs import Profile
 from tests.deployments.engine.fake_engine import FakeEngine
 
@@ -51,13 +52,13 @@ class Timed(FakeEngine):
             async for step in steps:
                 yield step
 
-    async def gather(self, key: str, first: Blocks, last: Blocks, segment: str, offset: int) -> tuple[SlotRef, Bytes]:
+    async def gather(self, key: str, first: Blocks, last: Blocks, slots: Sequence[Slot]) -> Sequence[Shard]:
         """See `FakeEngine`."""
         if self.broken:
             raise TransferFailed("broken by a test")
         self.gathered.append(last - first)
         self.now += 0.001 + (last - first) * self.fingerprint.block_bytes / self.staging
-        return await super().gather(key, first, last, segment, offset)
+        return await super().gather(key, first, last, slots)
 
     async def reset_prefix_cache(self) -> None:
         """See `FakeEngine`."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from migration.kv.staging import HEADER, Segments
+from migration.kv.staging import HEADER, HostSegment, Segments
 from migration.protocol.errors import TransferFailed, TransferTimeout
 from migration.protocol.messages import SlotRef
 from migration.run.slots import Slots
@@ -19,7 +19,7 @@ def slots() -> Iterator[Slots]:
 
 
 async def test_slots_do_not_overlap_and_hold_header_and_payload(slots: Slots) -> None:
-    with await slots.lease(1) as first, await slots.lease(1) as second:
+    with await slots.lease(1) as (first,), await slots.lease(1) as (second,):
         assert len(first.memory) == len(second.memory) == HEADER + 128
         assert abs(first.offset - second.offset) >= HEADER + 128
         first.memory[:] = b"a" * len(first.memory)
@@ -30,6 +30,32 @@ async def test_slots_in_use_are_counted(slots: Slots) -> None:
     with await slots.lease(1), await slots.lease(1):
         assert slots.in_use == 2
     assert slots.in_use == 0
+
+
+async def test_lease_covers_one_slot_of_every_worker() -> None:
+    slots = Slots(2, 128, [HostSegment.create] * 3)
+    with await slots.lease(1) as one, await slots.lease(1) as other:
+        assert len({slot.segment for slot in one}) == 3
+        assert [slot.segment for slot in one] == [slot.segment for slot in other]
+        assert slots.in_use == 2
+        for slot in one:
+            slot.memory[:8] = (7).to_bytes(8, "little")
+    assert [bytes(slot.memory[:8]) for slot in one] == [bytes(8)] * 3
+    slots.close()
+
+
+def test_failed_segment_closes_the_others() -> None:
+    made: list[HostSegment] = []
+
+    def create(size: int) -> HostSegment:
+        if made:
+            raise RuntimeError("out of memory")
+        made.append(HostSegment.create(size))
+        return made[0]
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        Slots(2, 128, [create, create])
+    assert made[0]._fd is None
 
 
 async def test_lease_ends_when_its_block_raises(slots: Slots) -> None:
@@ -44,7 +70,7 @@ async def test_lease_waits_for_a_free_slot(slots: Slots) -> None:
     await asyncio.sleep(0)
     assert not waiting.done()
     first.end()
-    assert (await waiting).slot == first.slot
+    assert (await waiting).slots == first.slots
 
 
 async def test_lease_waits_no_longer_than_the_limit(slots: Slots) -> None:
@@ -65,7 +91,7 @@ async def test_ending_a_lease_twice_frees_one_slot(slots: Slots) -> None:
 
 async def test_end_of_the_lease_voids_the_content(slots: Slots) -> None:
     reader = Segments()
-    with await slots.lease(1) as slot:
+    with await slots.lease(1) as (slot,):
         reader.get(slot.segment).stamp(slot.offset, 7)
         reader.check(SlotRef(slot.segment, slot.offset, 7))
     with pytest.raises(TransferFailed, match="reused"):

@@ -33,7 +33,7 @@ class Replica:
 
         gloo_group.register(LIMIT_S)
         self._name = ReplicaId(name)
-        self._transport = CollectiveGroups(gloo_group.BACKEND, LIMIT_S)
+        self._transport = CollectiveGroups(gloo_group.BACKEND, LIMIT_S, threads=8)
         self._slots = Slots(slots, slot_bytes)
         self._held: dict[str, Slot] = {}
 
@@ -42,17 +42,17 @@ class Replica:
 
     async def channel(self, target: str) -> str:
         """The channel of the next send to `target`."""
-        return self._transport.channel(self._name, ReplicaId(target))
+        return self._transport.channel(self._name, ReplicaId(target), 0)
 
     async def send(self, channel: str, size: int, seed: int) -> tuple[str, float]:
         """Send bytes made from `seed`; return the result and its seconds."""
-        with await self._slots.lease(10) as slot:
+        with await self._slots.lease(10) as (slot,):
             slot.memory[:size] = content(size, seed)
             return await timed(self._transport.send(channel, slot, Bytes(size)))
 
     async def receive(self, channel: str, size: int) -> tuple[str, float, str]:
         """Receive; return the result, its seconds, and the digest of the received bytes."""
-        with await self._slots.lease(10) as slot:
+        with await self._slots.lease(10) as (slot,):
             how, took = await timed(self._transport.receive(channel, SlotRef("", 0, 7), Bytes(size), slot))
             return how, took, hashlib.sha256(slot.memory[:size]).hexdigest()
 

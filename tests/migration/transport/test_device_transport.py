@@ -53,7 +53,7 @@ class End:
     slots: Slots
 
     async def slot(self) -> DeviceSlot:
-        slot = (await self.slots.lease(1)).slot
+        slot = (await self.slots.lease(1)).slots[0]
         assert isinstance(slot, DeviceSlot)
         return slot
 
@@ -73,7 +73,7 @@ async def ends(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tupl
     monkeypatch.setattr(collective, "collective", RayCollective())
     monkeypatch.setattr(NcclPair, "timeout_s", 30.0)
     made = [
-        End(CollectiveGroups(nccl_group.BACKEND, 30.0, memory=DeviceMemory()), Slots(2, PAYLOAD, DeviceSegment.create))
+        End(CollectiveGroups(nccl_group.BACKEND, 30.0, 8, DeviceMemory()), Slots(2, PAYLOAD, [DeviceSegment.create]))
         for _ in range(2)
     ]
     yield made[0], made[1]
@@ -85,7 +85,7 @@ async def ends(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tupl
 
 async def transfer(ends: tuple[End, End], slots: tuple[Slot, Slot], size: int = HEADER + PAYLOAD) -> SlotRef:
     """Send one chunk from A to B; return its slot at B."""
-    channel = ends[0].transport.channel(A, B)
+    channel = ends[0].transport.channel(A, B, 0)
     staged = SlotRef("cuda:at the source", 0, 77)
     _, there = await asyncio.gather(
         ends[0].transport.send(channel, slots[0], Bytes(size)),
@@ -127,7 +127,7 @@ async def test_silent_receiver_times_out_and_the_next_chunk_arrives(
     with monkeypatch.context() as patch:
         patch.setattr(NcclPair, "timeout_s", 0.2)
         with pytest.raises(TransferTimeout, match="timed out"):
-            await ends[0].transport.send(ends[0].transport.channel(A, B), slots[0], Bytes(HEADER + PAYLOAD))
+            await ends[0].transport.send(ends[0].transport.channel(A, B, 0), slots[0], Bytes(HEADER + PAYLOAD))
     await transfer(ends, slots)
 
 
@@ -142,7 +142,7 @@ async def test_failed_receive_leaves_no_ticket(ends: tuple[End, End], monkeypatc
 async def test_cancelled_send_is_aborted_before_its_slot_is_free(ends: tuple[End, End], cupy: Any) -> None:
     slots = await ends[0].slot(), await ends[1].slot()
     await transfer(ends, slots)
-    channel = ends[0].transport.channel(A, B)
+    channel = ends[0].transport.channel(A, B, 0)
     sending = asyncio.create_task(ends[0].transport.send(channel, slots[0], Bytes(HEADER + PAYLOAD)))
     while not any(end.transfers for end in cupy.cuda.nccl.made):
         await asyncio.sleep(0.001)

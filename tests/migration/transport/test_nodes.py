@@ -134,7 +134,7 @@ def test_slots_are_shared_with_processes_of_the_same_machine_and_namespace_only(
     within = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"] if other else []
     if other and subprocess.run([*within, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no PID namespaces here (they need root)")
-    with end("map", SharedSlots().channel(A, B), within=within) as process:
+    with end("map", SharedSlots().channel(A, B, 0), within=within) as process:
         found = answer(process)
     if other:
         assert found["error"] == "TransferFailed" and "migration.transport to collective" in found["message"]

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from app.ingress.concurrency import gather, merge
+from migration.concurrency import gather, merge
 
 
 class Source:
