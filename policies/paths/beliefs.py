@@ -4,9 +4,10 @@ Both paths of a migration are measured in the same unit: seconds from the order 
 For KV that is a line over the bytes sent, per link, which is a directed pair of replicas. For tokens it is a line over
 the prefilled context, per target. Each line is fitted to the durations of migrations (`lines`). Without evidence:
 
-- a link is as fast as the other links of its kind (within a node, or between nodes), but no faster than its ends can
-  stage blocks;
+- a link is as fast as the other links of its kind (within a node, or between nodes);
 - a replica prefills as fast as in its profile, taken at its start, plus the time of the hand-over.
+
+With or without evidence, a link is no faster than its ends can stage blocks.
 
 All times are in seconds of the observations' clock.
 """
@@ -111,11 +112,10 @@ class Beliefs:
         """Seconds over bytes of KV from source to target, with nothing else on the link."""
         within = self._within_node(source, target)
         prior = self._kinds[within].line(self._priors.within_node if within else self._priors.between_nodes, now)
-        for end in (source, target):
-            if (profile := self._profiles.get(end)) and profile.staging_bytes_per_s:
-                prior = prior.no_faster(profile.staging_bytes_per_s)
+        profiles = (self._profiles.get(end) for end in (source, target))
+        fastest = min((p.staging_bytes_per_s for p in profiles if p and p.staging_bytes_per_s), default=float("inf"))
         evidence = self._links.get((source, target))
-        return evidence.line(prior, now) if evidence else prior
+        return evidence.line(prior, now, fastest) if evidence else prior.no_faster(fastest)
 
     def prefill(self, target: ReplicaId, now: float) -> Line:
         """Seconds over tokens of context that the target prefills, with nothing else queued there."""

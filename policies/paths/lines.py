@@ -2,9 +2,10 @@
 
 The slope is the weighted median of the slopes between any two observations, the intercept the weighted median of the
 residuals: outliers shift neither until they outweigh the rest. An observation's weight fades with every newer one, so
-that the line follows a change, and with age, so that old evidence counts less and less. The prior counts like an
-observation of a small constant weight at size zero, and once more for its slope. So a line without evidence is the
-prior, and a link or replica that seemed too slow is tried again once its evidence has faded.
+that the line follows a change, and with age, so that old evidence counts less and less. A slope also weighs as much as
+the sizes that it is taken between: between small sizes it is mostly noise. The prior counts like an observation of a
+small constant weight at size zero, and once more for its slope. So a line without evidence is the prior, and a link or
+replica that seemed too slow is tried again once its evidence has faded.
 """
 
 from collections.abc import Iterable
@@ -17,7 +18,7 @@ FADE = 0.85
 PRIOR = 0.1
 """The weight of a prior. A fresh observation has weight 1."""
 FASTEST = 1e-3
-"""The least slope, as a share of the prior's: slopes between small sizes can be all noise."""
+"""The least slope, as a share of the prior's, where no measured rate bounds it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Line:
         return self.latency_s + size * self.per_unit_s
 
     def no_faster(self, rate: float) -> "Line":
-        """This line, with at most `rate` units per second."""
+        """This line, with at most `rate` units per second; infinity is no bound."""
         return Line(self.latency_s, max(self.per_unit_s, 1 / rate))
 
 
@@ -61,7 +62,7 @@ class Evidence:
     def __init__(self, half_life_s: float) -> None:
         self._half_life_s = half_life_s
         self._seen: list[Observed] = []
-        self._fitted: tuple[Line, float, Line] | None = None
+        self._fitted: tuple[Line, float, float, Line] | None = None
 
     def add(self, observed: Observed) -> None:
         """Add an observation. Observations may come in any order."""
@@ -71,23 +72,25 @@ class Evidence:
     def __len__(self) -> int:
         return len(self._seen)
 
-    def line(self, prior: Line, now: float) -> Line:
-        """The best fit at `now`, given the observations and the prior line."""
-        if self._fitted is None or self._fitted[:2] != (prior, now):
-            self._fitted = (prior, now, self._fit(prior, now))
-        return self._fitted[2]
+    def line(self, prior: Line, now: float, fastest: float = float("inf")) -> Line:
+        """The best fit at `now`, given the observations and the prior line, with a rate of at most `fastest`."""
+        prior = prior.no_faster(fastest)
+        if self._fitted is None or self._fitted[:3] != (prior, now, fastest):
+            self._fitted = (prior, now, fastest, self._fit(prior, now, fastest))
+        return self._fitted[3]
 
-    def _fit(self, prior: Line, now: float) -> Line:
+    def _fit(self, prior: Line, now: float, fastest: float) -> Line:
         points = [(observed, self._weight(rank, observed, now)) for rank, observed in enumerate(self._seen)]
+        largest = max((observed.size for observed in self._seen), default=0)
         slopes = [(prior.per_unit_s, PRIOR * PRIOR)]
         for rank, (one, weight) in enumerate(points):
             if one.size > 0:
-                slopes.append(((one.seconds - prior.latency_s) / one.size, PRIOR * weight))
+                slopes.append(((one.seconds - prior.latency_s) / one.size, PRIOR * weight * one.size / largest))
             for other, others in points[:rank]:
                 if apart := abs(one.size - other.size):
                     slope = (one.seconds - other.seconds) / (one.size - other.size)
-                    slopes.append((slope, weight * others * apart / max(one.size, other.size)))
-        per_unit_s = max(weighted_median(slopes), FASTEST * prior.per_unit_s)
+                    slopes.append((slope, weight * others * apart / largest))
+        per_unit_s = max(weighted_median(slopes), 1 / fastest, FASTEST * prior.per_unit_s)
         heights = [(observed.seconds - per_unit_s * observed.size, weight) for observed, weight in points]
         return Line(max(0.0, weighted_median([(prior.latency_s, PRIOR), *heights])), per_unit_s)
 

@@ -104,6 +104,16 @@ def test_a_link_is_no_faster_than_its_ends_stage_blocks() -> None:
     assert predicted(make(b=profile(staging=1e9))).kv_s == pytest.approx(1.1)
 
 
+def test_small_moves_do_not_make_a_link_faster_than_its_ends_stage_blocks() -> None:
+    """Between sizes that hardly differ, durations are noise: without a bound, the rate would be a thousand times it."""
+    estimates = make(a=profile(staging=1e6), b=profile(staging=1e9))
+    for n in range(16):
+        estimates.learn(record(tokens=10 + n, whole_s=0.05 - 1e-4 * n), 0.0)
+    [link] = estimates.to_json(0.0)["links"]
+    assert link["bytes_per_s"] == pytest.approx(1e6)
+    assert predicted(estimates, tokens=100_000).kv_s >= KV_BYTES * 100_000 / 1e6
+
+
 def test_evidence_of_a_link_counts_for_others_of_its_kind_only() -> None:
     estimates = make(c=profile("two"), d=profile("two"))
     before = predicted(estimates, source="b", target="c").kv_s

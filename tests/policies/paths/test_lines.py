@@ -101,6 +101,26 @@ def test_whatever_was_observed_the_line_rises_and_begins_at_zero_or_above(
     assert 0 < line.rate < float("inf")
 
 
+@given(
+    st.lists(st.tuples(st.integers(0, 10**12), st.floats(0.0, 1e4)), max_size=WINDOW),
+    st.floats(0.0, 1e5),
+    st.floats(1e3, 1e15),
+)
+def test_whatever_was_observed_no_rate_is_above_its_bound(
+    points: list[tuple[int, float]], now: float, fastest: float
+) -> None:
+    assert evidence(*points).line(PRIOR, now, fastest).rate <= fastest * (1 + 1e-9)
+
+
+@given(Lines, st.integers(5, 14), st.floats(-0.3, 0.3))
+def test_small_sizes_do_not_change_the_rate_between_large_ones(truth: Line, count: int, disturbance_s: float) -> None:
+    """Disturbances that rise or fall with the order of the small sizes look like a slope."""
+    large = [(size, truth.seconds(size)) for size in (5e8, 1e9)]
+    small = [(1e5 * n, truth.seconds(1e5 * n) + disturbance_s * n / count) for n in range(1, count + 1)]
+    found = evidence(*large, *small).line(PRIOR, 0.0)
+    assert found.per_unit_s == pytest.approx(truth.per_unit_s, rel=1e-6, abs=1e-9)
+
+
 @given(st.lists(st.tuples(st.floats(-1e6, 1e6), st.floats(0.01, 10.0)), min_size=1))
 def test_weighted_median_has_half_of_the_weight_on_either_side(weighted: list[tuple[float, float]]) -> None:
     found, total = weighted_median(weighted), sum(weight for _, weight in weighted)
@@ -110,4 +130,4 @@ def test_weighted_median_has_half_of_the_weight_on_either_side(weighted: list[tu
 
 def test_a_line_can_be_held_to_a_rate() -> None:
     assert PRIOR.no_faster(1e8) == Line.of(1e8, 0.05)
-    assert PRIOR.no_faster(1e10) == PRIOR
+    assert PRIOR.no_faster(1e10) == PRIOR.no_faster(float("inf")) == PRIOR
