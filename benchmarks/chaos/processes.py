@@ -4,12 +4,18 @@ faults never hit another cluster.
 
 import contextlib
 import signal
+from pathlib import Path
 
 import psutil
 
-ENGINE = "ServeReplica:mell:Engine"
-SCHEDULER = "ServeReplica:mell:Scheduler"
+DEPLOYMENT = "ServeReplica:mell:"
+ENGINE = f"{DEPLOYMENT}Engine"
+SCHEDULER = f"{DEPLOYMENT}Scheduler"
+INGRESS = f"{DEPLOYMENT}Ingress"
 CONTROLLER = "ServeController"
+
+_KINDS = {"anonymous": "Pss_Anon", "shared": "Pss_Shmem", "file": "Pss_File"}
+"""Kinds of memory, by their rows in smaps_rollup."""
 
 
 class Processes:
@@ -34,16 +40,29 @@ class Processes:
             return [process, *process.children(recursive=True)]
         return []
 
-    def memory_mb(self) -> dict[str, float]:
-        """Unshared memory (USS) in MB, summed by kind of process."""
-        used: dict[str, float] = {}
-        for title in (ENGINE, SCHEDULER, CONTROLLER, "ServeReplica:mell:Ingress"):
-            for process in self.titled(title):
+    def memory_mb(self) -> dict[str, dict[str, float]]:
+        """Memory in MB by process and by kind.
+
+        Processes are named by their deployment and its count, those below by their own name in addition. Kinds are
+        `anonymous` (heap, KV cache), `shared` (memory files, as staging slots) and `file` (code and other files). Pages
+        of several processes count in equal parts (PSS).
+        """
+        used: dict[str, dict[str, float]] = {}
+        for title in (ENGINE, SCHEDULER, CONTROLLER, INGRESS):
+            for number, process in enumerate(self.titled(title), 1):
                 for part in self.tree(process.pid):
-                    with contextlib.suppress(psutil.Error):
-                        name = title if part == process else f"{title} {part.name()}"
-                        used[name] = used.get(name, 0.0) + part.memory_full_info().uss / 1e6
+                    with contextlib.suppress(psutil.Error, OSError):
+                        own = f"{title.removeprefix(DEPLOYMENT)} {number}"
+                        name = own if part == process else f"{own} {part.name()}"
+                        used[name] = memory_mb(part.pid)
         return used
+
+
+def memory_mb(pid: int) -> dict[str, float]:
+    """Memory of one process in MB by kind: see `Processes.memory_mb`. Raises OSError if it has ended."""
+    lines = (line.split() for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
+    kilobytes = {words[0].rstrip(":"): int(words[1]) for words in lines}
+    return {kind: kilobytes[row] * 1024 / 1e6 for kind, row in _KINDS.items()}
 
 
 def send(process: psutil.Process, number: signal.Signals) -> bool:

@@ -2,6 +2,7 @@
 
     python -m benchmarks.soak --moves 10000 --out soak.jsonl [--engine vllm|paced] [--replicas 2] [--at-once 4]
                               [--seed 0]
+    python -m benchmarks.soak --control-of soak.jsonl --out control.jsonl
 
 In every round, streams are opened, and until they end random ones move to random other replicas by random paths,
 several at a time. Then every answer is compared with an undisturbed run's, and the idle cluster's state and the memory
@@ -9,7 +10,10 @@ of its processes are checked. Undisturbed answers of real engines (vLLM on the C
 own server, in whose cache nothing was ever moved; those of paced engines are computed. If two tokens are equally likely
 up to rounding in stock vLLM, either is right (`benchmarks.soak.stock`), and counted separately.
 
-Every round is one line of the file. Another run with the same file continues it. Exit status: 0 if all moves so far
+The control of a soak serves the same requests in as many rounds and moves none: memory that grows there as well does
+not grow because of moves. Its report has both.
+
+Every round is one line of the file. Another run with the same file continues it. Exit status: 0 if all rounds so far
 were without a fault, 1 if not, 2 if the file has other settings.
 """
 
@@ -18,10 +22,9 @@ import asyncio
 import contextlib
 import json
 import sys
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from tqdm import tqdm
 
@@ -35,6 +38,8 @@ from benchmarks.soak.report import Line, count_moves, is_good, read_lines, rende
 from benchmarks.soak.stock import stock_texts
 
 BARE_PORT, MELL_PORT = 8107, 8106
+SETTING = ("engine", "replicas", "at_once", "seed")
+"""The options that are the same in all rounds of a file. A control has 0 moves at once."""
 PER_ROUND = 400
 """The largest number of moves of a round: the scheduler keeps the records of a thousand."""
 
@@ -42,7 +47,8 @@ PER_ROUND = 400
 def main() -> int:
     """Parse the options, continue the rounds, print the results of all rounds; the exit status."""
     options = _options()
-    setting = {name: getattr(options, name) for name in ("engine", "replicas", "at_once", "seed")}
+    soak = read_lines(options.control_of) if options.control_of else []
+    setting = soak[0]["setting"] | {"at_once": 0} if soak else {name: getattr(options, name) for name in SETTING}
     lines = read_lines(options.out)
     if lines and lines[0].get("setting") != setting:
         print(f"{options.out} has the setting {lines[0].get('setting')}, not {setting}", file=sys.stderr)
@@ -52,10 +58,13 @@ def main() -> int:
     fresh = options.out.with_suffix(".new")
     fresh.write_text("".join(json.dumps(line) + "\n" for line in lines))
     fresh.replace(options.out)
-    if count_moves(lines) < options.moves:
-        with _servers(options):
-            asyncio.run(_soak(options, lines))
-    print("\n".join(render(lines)))
+    goal = Goal("round", len(rounds_of(soak)), lambda: len(rounds_of(lines)))
+    if not soak:
+        goal = Goal("move", options.moves, lambda: count_moves(lines))
+    if goal.left > 0:
+        with _servers(**setting):
+            asyncio.run(_soak(options.out, lines, goal))
+    print("\n".join(render(soak or lines, control=lines if soak else ())))
     return 0 if is_good(lines) else 1
 
 
@@ -69,6 +78,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--replicas", type=int, default=2)
     parser.add_argument("--at-once", type=int, default=4, help="moves at a time")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--control-of", type=Path, metavar="FILE", help="serve the rounds of that soak, by its settings, without moves"
+    )
     options = parser.parse_args()
     if options.replicas < 2:
         parser.error("--replicas must be at least 2")
@@ -76,37 +88,48 @@ def _options() -> argparse.Namespace:
 
 
 @contextlib.contextmanager
-def _servers(options: argparse.Namespace) -> Iterator[None]:
+def _servers(engine: str, replicas: int, at_once: int, seed: int) -> Iterator[None]:
     """Mell, with a policy that never moves requests; for real engines, stock vLLM in addition."""
     with contextlib.ExitStack() as stack:
-        if options.engine == "paced":
-            both = (options.replicas, options.replicas)
-            stack.enter_context(paced(MELL_PORT, both, scheduler={"policy": "best_fit", "mode": "off"}))
+        if engine == "paced":
+            stack.enter_context(paced(MELL_PORT, (replicas, replicas), scheduler={"policy": "best_fit", "mode": "off"}))
         else:
             stack.enter_context(bare_vllm(BARE_PORT))
-            stack.enter_context(mell(MELL_PORT, options.replicas, scheduler={"mode": "off"}))
+            stack.enter_context(mell(MELL_PORT, replicas, scheduler={"mode": "off"}))
         yield
 
 
-async def _soak(options: argparse.Namespace, lines: list[Line]) -> None:
-    """Run rounds until all moves have been made, or one had a fault."""
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """The size of a soak: a number of units, and the count of those in its file."""
+
+    unit: str
+    total: int
+    count: Callable[[], int]
+
+    @property
+    def left(self) -> int:
+        """The number of units that are not in the file yet."""
+        return self.total - self.count()
+
+
+async def _soak(out: Path, lines: list[Line], goal: Goal) -> None:
+    """Run rounds until the goal is reached, or one had a fault."""
     start = 1 + max((line["run"] for line in rounds_of(lines)), default=0)
+    setting = lines[0]["setting"]
     async with connect(f"http://127.0.0.1:{MELL_PORT}") as server:
         watch = ClusterWatch(server)
         await watch.look()
-        expected = calculated if options.engine == "paced" else _stock
-        forcing = Forcing(server, watch, RoundShape(at_once=options.at_once), options.seed, expected)
-        with tqdm(total=options.moves, initial=count_moves(lines), unit="move", desc="soak") as bar:
-            while (left := options.moves - count_moves(lines)) > 0 and is_good(lines):
-                done = await forcing.round(len(lines), min(PER_ROUND, left), lambda: _advance(bar))
+        expected = calculated if setting["engine"] == "paced" else _stock
+        forcing = Forcing(server, watch, RoundShape(at_once=setting["at_once"]), setting["seed"], expected)
+        with tqdm(total=goal.total, initial=goal.count(), unit=goal.unit, desc="soak") as bar:
+            while goal.left > 0 and is_good(lines):
+                done = await forcing.round(len(lines), min(PER_ROUND, goal.left), bar.update)
                 line = {"run": start, "memory_mb": watch.processes.memory_mb(), **asdict(done)}
                 lines.append(line)
-                with options.out.open("a") as file:
+                with out.open("a") as file:
                     file.write(json.dumps(line) + "\n")
-
-
-def _advance(bar: Any) -> None:
-    bar.update()
+                bar.update(goal.count() - bar.n)
 
 
 async def _stock(offer: Offer) -> list[str]:

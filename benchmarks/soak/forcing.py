@@ -37,7 +37,10 @@ async def calculated(offer: Offer) -> Sequence[str]:
 
 @dataclass(frozen=True, slots=True)
 class RoundShape:
-    """The size of a round: its streams, `at_once` moves at a time, and the ranges of prompts and answers in tokens."""
+    """The size of a round: its streams, `at_once` moves at a time, and the ranges of prompts and answers in tokens.
+
+    With 0 moves at once, a round only serves its streams.
+    """
 
     streams: int = 12
     at_once: int = 8
@@ -87,7 +90,7 @@ class Forcing:
         self._seed = seed
         self._expected = expected
 
-    async def round(self, number: int, most: int, progress: Callable[[], None] = lambda: None) -> ForcedRound:
+    async def round(self, number: int, most: int, progress: Callable[[], object] = lambda: None) -> ForcedRound:
         """Run a round of at most `most` moves; `progress` is called after each."""
         offers = draw_offers(self._seed, number, self._shape)
         answers = [StreamedAnswer() for _ in offers]
@@ -128,7 +131,7 @@ class _Scene:
         offers: Sequence[Offer],
         answers: Sequence[StreamedAnswer],
         most: int,
-        progress: Callable[[], None],
+        progress: Callable[[], object],
     ) -> None:
         self._server = server
         self._offers = {offer.label: (offer, answer) for offer, answer in zip(offers, answers, strict=True)}

@@ -36,8 +36,8 @@ def is_good(lines: Sequence[Line]) -> bool:
     return not any(line["bad"] or line["leaks"] for line in rounds_of(lines))
 
 
-def render(lines: Sequence[Line]) -> Iterator[str]:
-    """All rounds as text: moves by outcome, pauses, and the memory in the newest run's first, middle and last round."""
+def render(lines: Sequence[Line], control: Sequence[Line] = ()) -> Iterator[str]:
+    """All rounds as text: moves by outcome, pauses, and memory, beside that of the control if there is one."""
     rounds = rounds_of(lines)
     moves = [move for line in rounds for move in line["moves"]]
     verdicts = Counter(verdict for line in rounds for verdict in line["verdicts"])
@@ -49,7 +49,7 @@ def render(lines: Sequence[Line]) -> Iterator[str]:
         yield from (
             f"{'':12}{count} x {why}" for why, count in Counter(m["error"] for m in found if m["error"]).items()
         )
-    yield from _memory(rounds)
+    yield from _memory(rounds, rounds_of(control))
     yield from (f"BAD: round {line['number']}: {what}" for line in rounds for what in line["bad"])
     yield from (f"LEAK: round {line['number']}: {what}" for line in rounds for what in line["leaks"])
 
@@ -66,10 +66,25 @@ def _pauses(moves: Sequence[Line]) -> str:
     return f"   pause ms {quantiles}, max {max(pauses):.1f}"
 
 
-def _memory(rounds: Sequence[Line]) -> Iterator[str]:
-    """Memory in the first, middle and last round: a leak grows between the last two, while first rounds fill caches."""
-    newest = [line["memory_mb"] for line in rounds if line["run"] == rounds[-1]["run"]]
-    yield f"memory (USS, MB) after rounds of the newest run, of {len(newest)}: first, half-way, last"
-    for name in sorted(newest[-1] if newest else ()):
-        first, middle, last = (newest[i].get(name, 0.0) for i in (0, len(newest) // 2, -1))
-        yield f"  {name:50}{first:9.1f}{middle:9.1f}{last:9.1f}"
+def _memory(rounds: Sequence[Line], control: Sequence[Line]) -> Iterator[str]:
+    """Memory at four points of the newest run: a leak grows from each to the next, caches only fill."""
+    newest, other = (_newest_run(each) for each in (rounds, control))
+    yield f"memory (PSS, MB) of the newest run, of {len(newest)} rounds: first, one third, two thirds, last"
+    if other:
+        yield f"in brackets: of the control, of {len(other)} rounds"
+    for name in sorted(newest[-1]["memory_mb"] if newest else ()):
+        for kind in newest[-1]["memory_mb"][name]:
+            found = "".join(f"{mb:9.1f}" for mb in _at_points(newest, name, kind))
+            beside = "".join(f"{mb:9.1f}" for mb in _at_points(other, name, kind))
+            yield f"  {name:32}{kind:10}{found}" + (f"   ({beside.strip()})" if beside else "")
+
+
+def _newest_run(rounds: Sequence[Line]) -> Sequence[Line]:
+    """The rounds since the newest start of the servers."""
+    return [line for line in rounds if line["run"] == rounds[-1]["run"]]
+
+
+def _at_points(rounds: Sequence[Line], name: str, kind: str) -> list[float]:
+    """A process's memory after the first round, one and two thirds of them, and the last."""
+    points = sorted({round(share * (len(rounds) - 1)) for share in (0, 1 / 3, 2 / 3, 1)}) if rounds else []
+    return [rounds[i]["memory_mb"].get(name, {}).get(kind, 0.0) for i in points]

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import mmap
 import os
 import signal
 import subprocess
@@ -23,6 +24,7 @@ from benchmarks.chaos.answers import StreamVerdict
 from benchmarks.chaos.faults import FaultKind, PlannedFault
 from benchmarks.chaos.injector import NOTHING, FaultInjector, InjectedFault, OpenStreams
 from benchmarks.chaos.offers import Offer, make_offers, undisturbed
+from benchmarks.chaos.processes import memory_mb
 from benchmarks.chaos.report import is_good
 from benchmarks.chaos.run import ChaosResult, ChaosRun
 from benchmarks.chaos.watch import ClusterWatch
@@ -283,25 +285,25 @@ async def test_move_without_an_outcome_is_a_fault(monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture
 def soaked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, list[str]]]:
-    """Runs the soak on a fake server; returns its exit status and the lines of its file."""
-    file = tmp_path / "soak.jsonl"
+    """Runs the soak or its control on a fake server; returns its exit status and the lines of its file."""
 
-    def run_it(moves: int, seed: int = 0, slots: int = 0) -> tuple[int, list[str]]:
+    def run_it(*options: str, slots: int = 0) -> tuple[int, list[str]]:
         monkeypatch.setattr("benchmarks.soak.forcing.QUIET_S", 0.1)
-        monkeypatch.setattr(soak, "_servers", lambda options: contextlib.nullcontext())
+        monkeypatch.setattr(soak, "_servers", lambda **setting: contextlib.nullcontext())
         monkeypatch.setattr(soak, "connect", lambda url: MadeUp(slots=slots, characters=60))
-        options = ["--engine", "paced", "--moves", str(moves), "--out", str(file), "--seed", str(seed)]
-        monkeypatch.setattr(sys, "argv", ["soak", *options])
+        out = tmp_path / ("control.jsonl" if "--control-of" in options else "soak.jsonl")
+        monkeypatch.setattr(sys, "argv", ["soak", "--engine", "paced", "--out", str(out), *options])
+        monkeypatch.chdir(tmp_path)
         status = soak.main()
-        return status, file.read_text().splitlines()
+        return status, out.read_text().splitlines()
 
     return run_it
 
 
 def test_soak_continues_its_file(soaked: Callable[..., tuple[int, list[str]]]) -> None:
-    first_status, first = soaked(moves=3)
-    again_status, again = soaked(moves=3)
-    more_status, more = soaked(moves=5)
+    first_status, first = soaked("--moves", "3")
+    again_status, again = soaked("--moves", "3")
+    more_status, more = soaked("--moves", "5")
     assert (first_status, again_status, more_status) == (0, 0, 0)
     assert again == first
     assert more[: len(first)] == first and len(more) > len(first)
@@ -309,10 +311,36 @@ def test_soak_continues_its_file(soaked: Callable[..., tuple[int, list[str]]]) -
 
 
 def test_soak_stops_at_a_leak(soaked: Callable[..., tuple[int, list[str]]]) -> None:
-    status, lines = soaked(moves=500, slots=1)
+    status, lines = soaked("--moves", "500", slots=1)
     assert (status, len(lines)) == (1, 2)
 
 
 def test_file_of_another_soak_is_unchanged(soaked: Callable[..., tuple[int, list[str]]]) -> None:
-    _, before = soaked(moves=1)
-    assert soaked(moves=1, seed=5) == (2, before)
+    _, before = soaked("--moves", "1")
+    assert soaked("--moves", "1", "--seed", "5") == (2, before)
+
+
+def test_control_serves_the_rounds_of_the_soak_and_moves_nothing(
+    soaked: Callable[..., tuple[int, list[str]]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, lines = soaked("--moves", "2", "--seed", "3")
+    soaked("--moves", "4", "--seed", "3")
+    capsys.readouterr()
+    status, control = soaked("--control-of", "soak.jsonl")
+    assert status == 0 and len(control) == 3
+    assert json.loads(control[0])["setting"] == json.loads(lines[0])["setting"] | {"at_once": 0}
+    served = [[json.loads(line)[name] for name in ("number", "verdicts", "moves")] for line in control[1:]]
+    assert served == [[number, ["exact"] * 12, []] for number in (1, 2)]
+    assert "in brackets: of the control, of 2 rounds" in capsys.readouterr().out
+    assert soaked("--control-of", "soak.jsonl") == (0, control)
+
+
+def test_memory_counts_by_kind() -> None:
+    before = memory_mb(os.getpid())
+    with mmap.mmap(-1, 50 << 20) as shared:  # anonymous and shared: a memory file for the kernel
+        shared[:] = bytes(1) * len(shared)
+        private = bytearray(os.urandom(1 << 20) * 30)
+        after = memory_mb(os.getpid())
+        grown = {kind: after[kind] - mb for kind, mb in before.items()}
+        assert len(private) / 1e6 * 0.9 < grown["anonymous"] < 45 and grown["file"] < 5
+        assert grown["shared"] == pytest.approx(len(shared) / 1e6, rel=0.05)

@@ -19,7 +19,7 @@ def round_of(*moves: Any, number: int = 1, bad: list[str] | None = None, leaks: 
     return {
         "run": 1,
         "number": number,
-        "memory_mb": {"Engine": 100.0 + number},
+        "memory_mb": {"Engine 1": {"anonymous": 100.0 + number, "shared": 1.0}},
         "verdicts": ["exact"],
         "moves": list(moves),
         "rejected": {"422": 1},
@@ -62,7 +62,21 @@ def test_report_has_moves_by_path_and_outcome() -> None:
     assert "kv ordered, by kv     committed       2   pause ms p50 30.0, p90 30.0, p99 30.0, max 30.0" in page
     assert "1 x no room for 900 tokens" in page
     assert "2 x 422" in page
-    assert "101.0    102.0    102.0" in page
+    assert "anonymous     101.0    102.0\n" in page
+
+
+def test_report_has_the_memory_of_the_control_beside_it() -> None:
+    soak = [SETTING, *(round_of(number=number) for number in range(1, 8))]
+    control = [SETTING, *(round_of(number=10 * number) for number in range(1, 5))]
+    page = "\n".join(render(soak, control))
+    assert "  Engine 1                        anonymous     101.0    103.0    105.0    107.0   (" in page
+    assert "(110.0    120.0    130.0    140.0)" in page
+    assert "in brackets: of the control, of 4 rounds" in page
+
+
+def test_memory_is_that_of_the_newest_run() -> None:
+    page = "\n".join(render([SETTING, round_of() | {"run": 1}, round_of(number=5) | {"run": 2}]))
+    assert "of 1 rounds" in page and "101.0" not in page and "105.0" in page
 
 
 def test_report_of_no_rounds() -> None:
