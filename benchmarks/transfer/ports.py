@@ -156,7 +156,7 @@ class SingleRequestHost:
     def unmute(self, request: RequestId, hop: int) -> None:
         """See `SourceHost`."""
 
-    drop = unmute
+    halt = drop = unmute
 
     def release(self, migration: str) -> None:
         """See `TargetHost`."""

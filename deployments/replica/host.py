@@ -1,6 +1,7 @@
 """The requests on one replica: runs them in the engine and publishes their tokens.
 
-A request is muted during its hand-over: the engine keeps computing, and the host keeps the new tokens unpublished.
+A muted request computes on, and the host keeps its new tokens unpublished. A halted one is not in the engine: it costs
+no step while its target takes it over, and continues after its tokens so far if it stays.
 """
 
 import asyncio
@@ -36,6 +37,8 @@ class Run:
     published: int
     resumed_at: int = 0
     muted: bool = False
+    halted: bool = False
+    restarts: int = 0
     finish: str | None = None
     last_hop: int = 0
     task: asyncio.Task[None] | None = field(default=None, repr=False)
@@ -51,8 +54,8 @@ class Run:
 
     @property
     def key(self) -> str:
-        """The run's name in the engine."""
-        return f"{self.spec.id}.{self.hop}"
+        """The run's name in the engine, a new one each time it is halted and continued."""
+        return f"{self.spec.id}.{self.hop}" + (f".{self.restarts}" if self.restarts else "")
 
     @property
     def context(self) -> int:
@@ -113,10 +116,7 @@ class RequestHost:
             self._remove(current)
             self.on_end(spec.id, True)
         run = Run(spec, hop, list(outputs), self._clock(), len(outputs), resumed_at=len(outputs), last_hop=hop)
-        if not self._runs:
-            self._last_output_s = self._clock()
-        self._runs[spec.id] = run
-        run.task = asyncio.create_task(self._consume(run))
+        self._begin(run)
 
     def abort(self, request: RequestId, hop: int) -> None:
         """Abort a request if it runs under exactly this hop; otherwise do nothing."""
@@ -183,12 +183,23 @@ class RequestHost:
         self._live(request, hop).muted = True
         return self.snapshot(request, hop)
 
+    def halt(self, request: RequestId, hop: int) -> None:
+        """See `SourceHost.halt`."""
+        run = self._live(request, hop)
+        run.halted = True
+        if run.task is not None:
+            run.task.cancel()
+
     def unmute(self, request: RequestId, hop: int) -> None:
         """See `SourceHost.unmute`."""
         run = self._runs.get(request)
-        if run is not None and run.hop == hop and run.muted:
-            run.muted = False
-            self._publish(run)
+        if run is None or run.hop != hop or not run.muted:
+            return
+        run.muted = False
+        self._publish(run)
+        if run.halted and not run.finish:
+            run.restarts += 1
+            self._begin(run)
 
     def announce(self, event: Moving | Moved | Doubt) -> None:
         """See `SourceHost.announce`."""
@@ -228,8 +239,8 @@ class RequestHost:
         self.submit(spec, hop, outputs)
 
     def silent_s(self) -> float:
-        """Seconds without any token from the engine while requests run; 0 if none run."""
-        return self._clock() - self._last_output_s if self._runs else 0.0
+        """Seconds without any token from the engine while requests run in it; 0 if none do."""
+        return self._clock() - self._last_output_s if self._computes else 0.0
 
     def lose_all(self, reason: str) -> None:
         """Give the engine up: notify every reader of the loss, and take no more requests."""
@@ -250,7 +261,8 @@ class RequestHost:
     def loads(self) -> Iterator[RequestLoad]:
         """The loads of all requests, for policies."""
         now = self._clock()
-        queued = queued_keys(self._runs.values(), self._engine.stats().waiting)
+        computing = [run for run in self._runs.values() if not run.halted]
+        queued = queued_keys(computing, self._engine.stats().waiting)
         for run in self._runs.values():
             phase = Phase.WAITING if run.key in queued else Phase.DECODE if run.decodes else Phase.PREFILL
             phase = Phase.MOVING if run.muted else phase
@@ -263,6 +275,19 @@ class RequestHost:
                 hop=run.hop,
                 immovable=self.why_immovable(run.spec.id),
             )
+
+    @property
+    def _computes(self) -> bool:
+        """True if a request runs in the engine."""
+        return any(not run.halted for run in self._runs.values())
+
+    def _begin(self, run: Run) -> None:
+        """Run a request in the engine, after its output so far."""
+        if not self._computes:
+            self._last_output_s = self._clock()
+        run.halted = False
+        self._runs[run.spec.id] = run
+        run.task = asyncio.create_task(self._consume(run))
 
     def _live(self, request: RequestId, hop: int | None = None) -> Run:
         run = self._runs.get(request)

@@ -64,8 +64,15 @@ class SourceHost(Protocol):
         """Stop publishing tokens (the engine computes on); return the request as it is frozen."""
         ...
 
+    def halt(self, request: RequestId, hop: int) -> None:
+        """Take a muted request out of the engine, which frees its blocks. It stays here until `drop` or `unmute`."""
+        ...
+
     def unmute(self, request: RequestId, hop: int) -> None:
-        """Publish the withheld output, and go on. Does nothing for a run that is not muted or not here."""
+        """Publish the withheld output, and go on, in the engine anew if the request was halted.
+
+        Does nothing for a run that is not muted or not here.
+        """
         ...
 
     def announce(self, event: Moving | Moved | Doubt) -> None:

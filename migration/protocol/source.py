@@ -5,8 +5,9 @@ Rules of this file:
   2. From then on it is muted until it knows where the request is. It lets go on ADOPTED; it goes on when the target
      refused. Any other answer, or none, leaves it in DOUBT: the target may run the request, and the reader may have
      taken it from there. The source asks the reader (ASK_READER, again and again) and obeys: KEPT or FOLLOWED.
-  3. Freezing is muting. The engine goes on computing; tokens after the freeze are withheld, not lost. So every
-     abort is the same single command, UNMUTE, and costs the client only the pause.
+  3. Freezing is muting. Tokens after the freeze are withheld, not lost. As the source sends the request, it takes it
+     out of its own engine too (HALT), which would compete with the target's first step for nothing. Every abort is
+     the same single command, UNMUTE, which continues the request from its tokens.
   4. KV is a cache. Whatever goes wrong with blocks turns the migration into one by tokens; only what goes
      wrong with the target ends it.
   5. COMMITTED, ABORTED and REFUSED are final. Events of the world (not of activities) may still come; they do nothing.
@@ -74,6 +75,7 @@ class SourceCommand(StrEnum):
 
     ANNOUNCE_MOVING = "announce_moving"
     MUTE = "mute"
+    HALT = "halt"
     UNMUTE = "unmute"
     ANNOUNCE_MOVED = "announce_moved"
     DROP_REQUEST = "drop_request"
@@ -132,7 +134,7 @@ TABLE: Mapping[SourceState, Mapping[SourceEvent, tuple[SourceState, tuple[Source
     },
     _S.PREPARE: {
         _E.ACCEPTED_KV: (_S.COPY, (_C.ANNOUNCE_MOVING, _C.COPY_ROUND)),
-        _E.ACCEPTED_TOKENS: (_S.HANDOVER, (_C.ANNOUNCE_MOVING, _C.MUTE, _C.ADOPT_TOKENS)),
+        _E.ACCEPTED_TOKENS: (_S.HANDOVER, (_C.ANNOUNCE_MOVING, _C.MUTE, _C.HALT, _C.ADOPT_TOKENS)),
         _E.TARGET_REFUSED: (_S.REFUSED, ()),
         _E.TIMEOUT: _GIVE_UP,
         _E.FINISHED: _GIVE_UP,
@@ -148,11 +150,11 @@ TABLE: Mapping[SourceState, Mapping[SourceEvent, tuple[SourceState, tuple[Source
     _S.COPY: {
         _E.COPIED_MORE: (_S.COPY, (_C.COPY_ROUND,)),
         _E.COPIED_ENOUGH: (_S.FREEZE, (_C.MUTE, _C.COPY_FINAL)),
-        _E.COPY_FAILED: (_S.HANDOVER, (_C.MUTE, _C.ADOPT_TOKENS)),
-        _E.TIMEOUT: (_S.HANDOVER, (_C.MUTE, _C.ADOPT_TOKENS)),
+        _E.COPY_FAILED: (_S.HANDOVER, (_C.MUTE, _C.HALT, _C.ADOPT_TOKENS)),
+        _E.TIMEOUT: (_S.HANDOVER, (_C.MUTE, _C.HALT, _C.ADOPT_TOKENS)),
         _E.FINISHED: _GIVE_UP,
         # The blocks are gone here; the target may hold those already copied, and recomputes the rest.
-        _E.PREEMPTED: (_S.HANDOVER, (_C.MUTE, _C.ADOPT_TOKENS)),
+        _E.PREEMPTED: (_S.HANDOVER, (_C.MUTE, _C.HALT, _C.ADOPT_TOKENS)),
         _E.CLIENT_GONE: _GIVE_UP,
         _E.SOURCE_STOPPING: (_S.COPY, ()),
         _E.TARGET_LOST: _GIVE_UP,
@@ -160,11 +162,11 @@ TABLE: Mapping[SourceState, Mapping[SourceEvent, tuple[SourceState, tuple[Source
         **_nothing(_S.COPY, _E.KEPT, _E.FOLLOWED),
     },
     _S.FREEZE: {
-        _E.FINAL_COPIED: (_S.HANDOVER, (_C.ADOPT_KV,)),
-        _E.COPY_FAILED: (_S.HANDOVER, (_C.ADOPT_TOKENS,)),
-        _E.TIMEOUT: (_S.HANDOVER, (_C.ADOPT_TOKENS,)),
+        _E.FINAL_COPIED: (_S.HANDOVER, (_C.HALT, _C.ADOPT_KV)),
+        _E.COPY_FAILED: (_S.HANDOVER, (_C.HALT, _C.ADOPT_TOKENS)),
+        _E.TIMEOUT: (_S.HANDOVER, (_C.HALT, _C.ADOPT_TOKENS)),
         _E.FINISHED: _THAW,
-        _E.PREEMPTED: (_S.HANDOVER, (_C.ADOPT_TOKENS,)),
+        _E.PREEMPTED: (_S.HANDOVER, (_C.HALT, _C.ADOPT_TOKENS)),
         _E.CLIENT_GONE: _THAW,
         _E.SOURCE_STOPPING: (_S.FREEZE, ()),
         _E.TARGET_LOST: _THAW,

@@ -12,20 +12,20 @@ be proved.
    So no row has to ask how much of a copy has arrived.
 
 2. A HOP IS A LICENCE, AND THE READER HOLDS THE REGISTER. Each run of a request has a hop of its own. The reader takes
-   tokens of one hop and drops those of older ones. Two engines may compute the same request, and during every hand-over
-   they do; it costs work and can repeat no token. Hops come in terms. Only the reader begins a term, so a replica
-   that was given up cannot know, and cannot reuse, what came after it.
+   tokens of one hop and drops those of older ones. Two engines may compute the same request, which costs work and can
+   repeat no token. Hops come in terms. Only the reader begins a term, so a replica that was given up cannot know, and
+   cannot reuse, what came after it.
 
 3. ONLY THE READER MAKES AN OWNER. An owner goes on by itself: nothing but its reader ends it. There are three ways to
    become one, each a decision of the reader: it submits the request (SUBMITTED), attaches to a target (ATTACHED), or
    has a source keep the request (KEPT). A source cannot make its target the owner, since it cannot know whether the
    reader still reads from that source. Before the reader's decision the target's run is on probation, under a lease.
 
-4. A SOURCE THAT HAS SENT THE REQUEST IS SILENT UNTIL IT KNOWS. Freezing is muting: the engine goes on computing, and
-   the source keeps the tokens back. That makes giving up a single command (UNMUTE), and it makes waiting safe: a muted
-   source claims nothing. From the moment it sends the request it may unmute only if the target refused or the reader
-   decided so. A time-out is neither: it is about this side's patience, not about the other side's state. The source
-   then asks (DOUBT).
+4. A SOURCE THAT HAS SENT THE REQUEST IS SILENT UNTIL IT KNOWS. Freezing is muting: the source keeps new tokens back,
+   and as it sends the request it has its engine compute none (HALT). That makes giving up a single command (UNMUTE),
+   which continues from the tokens, and it makes waiting safe: a muted source claims nothing. From the moment it sends
+   the request it may unmute only if the target refused or the reader decided so. A time-out is neither: it is about
+   this side's patience, not about the other side's state. The source then asks (DOUBT).
 
 5. THE READER DECIDES ONCE PER ATTEMPT. KEPT and ATTACHED exclude each other: after one of them the reader never
    decides the other for the same attempt, not even if its first message may have been lost. Where it does not know

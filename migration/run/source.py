@@ -168,6 +168,8 @@ class SourceRun:
             case SourceCommand.MUTE:
                 self._tokens = Tokens(host.mute(order.request, self.hop).context)
                 self._times.freeze()
+            case SourceCommand.HALT:
+                host.halt(order.request, self.hop)
             case SourceCommand.UNMUTE:
                 host.unmute(order.request, self.hop)
                 self._times.release()

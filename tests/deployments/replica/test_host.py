@@ -363,6 +363,66 @@ async def test_end_while_muted_reaches_the_migration_and_is_published_on_unmute(
     assert desk.published() == [delta(1, 1, finish="stop")] and not list(desk.host.loads())
 
 
+async def halted(withheld: int = 0) -> Desk:
+    """A desk whose request r has published two tokens, was muted, and halted after `withheld` more."""
+    desk = await running(2)
+    desk.host.mute(R, 0)
+    for token in range(withheld):
+        await desk.engine.step(2 + token)
+    desk.host.halt(R, 0)
+    await settle()
+    return desk
+
+
+async def test_halted_request_is_here_and_not_in_the_engine() -> None:
+    desk = await halted()
+    await desk.engine.step(2)
+    assert desk.engine.ended == ["r.0"] and desk.host.snapshot(R).outputs == (0, 1)
+    assert desk.published() == [] and [load.phase for load in desk.host.loads()] == [Phase.MOVING]
+
+
+@pytest.mark.parametrize("withheld", [0, 2])
+async def test_halted_request_is_continued_after_all_its_tokens_when_it_is_unmuted(withheld: int) -> None:
+    desk = await halted(withheld)
+    desk.host.unmute(R, 0)
+    desk.host.unmute(R, 0)
+    await settle()
+    outputs = tuple(range(2 + withheld))
+    assert desk.engine.started[1:] == [("r.0.1", outputs)]
+    await desk.engine.step(9, key="r.0.1")
+    assert [token for event in desk.published() for token in event.tokens] == [*outputs[2:], 9]  # type: ignore[union-attr]
+
+
+async def test_halted_request_that_has_ended_is_not_continued() -> None:
+    desk = await running(1)
+    desk.host.mute(R, 0)
+    await desk.engine.step(1, finish="stop")
+    desk.host.halt(R, 0)
+    desk.host.unmute(R, 0)
+    await settle()
+    assert desk.published() == [delta(1, 1, finish="stop")]
+    assert len(desk.engine.started) == 1 and not list(desk.host.loads())
+
+
+async def test_halted_request_can_be_halted_again() -> None:
+    desk = await halted()
+    desk.host.unmute(R, 0)
+    await settle()
+    desk.host.mute(R, 0)
+    desk.host.halt(R, 0)
+    await settle()
+    assert desk.engine.ended == ["r.0", "r.0.1"]
+    desk.host.unmute(R, 0)
+    await settle()
+    assert desk.engine.started[-1] == ("r.0.2", (0, 1))
+
+
+async def test_halted_request_that_is_dropped_ends_without_an_event() -> None:
+    desk = await halted()
+    desk.host.drop(R, 0)
+    assert desk.published() == [] and not list(desk.host.loads())
+
+
 async def test_every_attempt_to_move_gets_a_hop_of_its_own() -> None:
     desk = await running(hop=2)
     assert [desk.host.next_hop(R), desk.host.next_hop(R)] == [3, 4]
@@ -378,14 +438,22 @@ async def test_announcements_follow_the_tokens_before_them() -> None:
 
 @pytest.mark.parametrize(
     ("call", "hop"),
-    [("snapshot", ()), ("snapshot", (0,)), ("next_hop", ()), ("mute", (0,)), ("drop", (0,)), ("why_immovable", ())],
+    [
+        ("snapshot", ()),
+        ("snapshot", (0,)),
+        ("next_hop", ()),
+        ("mute", (0,)),
+        ("halt", (0,)),
+        ("drop", (0,)),
+        ("why_immovable", ()),
+    ],
 )
 async def test_request_that_is_not_here_is_gone(call: str, hop: tuple[int, ...]) -> None:
     with pytest.raises(RequestGone, match="request r is not here"):
         getattr(make_desk().host, call)(R, *hop)
 
 
-@pytest.mark.parametrize("call", ["snapshot", "mute", "drop"])
+@pytest.mark.parametrize("call", ["snapshot", "mute", "halt", "drop"])
 async def test_run_under_another_hop_is_another_run(call: str) -> None:
     """A migration that slept does nothing to what its reader has submitted here since."""
     desk = make_desk()
@@ -500,6 +568,21 @@ async def test_silence_is_measured_while_requests_run() -> None:
     assert host.silent_s() == 3.0
     await engine.step(0)
     assert host.silent_s() == 0.0
+
+
+async def test_halted_requests_are_not_expected_to_get_tokens() -> None:
+    clock = Clock()
+    engine, boxes = StepEngine(), Outboxes(clock)
+    host = RequestHost(engine, boxes, clock, lambda: 1_000)
+    host.submit(spec(), 0, ())
+    host.mute(R, 0)
+    host.halt(R, 0)
+    clock.now = 60.0
+    assert host.silent_s() == 0.0
+    host.unmute(R, 0)
+    assert host.silent_s() == 0.0
+    clock.now = 61.0
+    assert host.silent_s() == 1.0
 
 
 async def test_an_engine_that_is_given_up_loses_every_request_and_takes_none() -> None:

@@ -189,6 +189,14 @@ def test_source_freezes_and_thaws_at_most_once() -> None:
     assert all(step.issued.count(Do.MUTE) <= 1 and step.issued.count(Do.UNMUTE) <= 1 for step in source_steps())
 
 
+def test_source_halts_exactly_when_it_sends_the_request_and_muted() -> None:
+    sending = {Do.ADOPT_KV, Do.ADOPT_TOKENS}
+    for step in source_steps():
+        sent = sending.intersection(step.commands)
+        assert (Do.HALT in step.commands) == bool(sent)
+        assert not sent or (step.commands[-2] is Do.HALT and Do.MUTE in step.issued)
+
+
 def test_nothing_is_thawed_after_it_was_handed_over() -> None:
     assert not any(Do.UNMUTE in step.issued for step in source_steps() if Do.ANNOUNCE_MOVED in step.issued)
 
