@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +137,9 @@ def test_an_interrupt_ends_every_process(tmp_path: Path) -> None:
     endless = ("--poisson", "0.1", "--lengths", "quantiles", "--horizon", "1e5")
     argv = (*endless, *TWO, "--json", str(path), "--processes", "2")
     command = [sys.executable, "-m", "app.simulator", *argv]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True) as running:
+    # A script's background jobs inherit an ignored SIGINT, and so would the simulator.
+    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True, preexec_fn=heed) as running:
         assert running.stderr is not None
         said = b""
         while said.count(b"simulated:") < 3:  # the bar has moved on: the processes are being started
