@@ -153,6 +153,9 @@ class Nccl(ModuleType):
         self.waiting: dict[bytes, dict[int, Any]] = {}
         self.error: NcclError | None = None
         """An error that NCCL found in the background, to be raised by `check_async_error`."""
+        self.apart = threading.Event()
+        """Cleared, an abort does not return after it has ended the transfers, as if NCCL freed memory for ever."""
+        self.apart.set()
 
         nccl = self
 
@@ -198,6 +201,7 @@ class Nccl(ModuleType):
                     for _, _, stream in self.transfers:
                         stream.busy = False
                     self.transfers.clear()
+                nccl.apart.wait()
 
         self.NcclCommunicator = NcclCommunicator
 

@@ -207,6 +207,30 @@ def test_next_pair_works_after_a_silent_peer(ends: Ends, cupy: Any, threads: Thr
     assert Ends(cupy, threads, "a>b#2").transfer()
 
 
+def test_transfer_does_not_wait_until_nccl_has_taken_the_communicator_apart(
+    ends: Ends, cupy: Any, threads: ThreadPoolExecutor
+) -> None:
+    ends.connected().sender.timeout_s = SHORT_S
+    cupy.cuda.nccl.apart.clear()
+    try:
+        with pytest.raises(TimeoutError, match="timed out"):
+            ends.send().result(LONG_S)
+        ends.receiver.destroy_group()
+        assert Ends(cupy, threads, "a>b#2").transfer()
+    finally:
+        cupy.cuda.nccl.apart.set()
+
+
+def test_aborting_twice_ends_the_communicator_once(ends: Ends, cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    link, calls = ends.connected().sender._link, []
+    assert link is not None
+    monkeypatch.setattr(link._communicator, "abort", lambda: calls.append(1))
+    link.abort()
+    link.abort()
+    until(lambda: calls)
+    assert calls == [1]
+
+
 def test_asynchronous_nccl_error_ends_the_transfer(ends: Ends, cupy: Any) -> None:
     ends.connected()
     cupy.cuda.nccl.error = fake_cupy.NcclError("NCCL_ERROR_REMOTE_ERROR: remote process exited")
