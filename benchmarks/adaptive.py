@@ -1,7 +1,7 @@
 """The value of choosing a path for each move: always KV, always tokens, and adaptive, over links of several speeds.
 
     python -m benchmarks.adaptive [--speeds 8 32 128 0] [--contexts 256 1024 2048] [--learn 4] [--rounds 4]
-                                  [--streams 2] [--json FILE]
+                                  [--streams 2] [--device cuda] [--json FILE]
 
 Two replicas exchange KV blocks over a link limited to a speed in MB/s (0: unlimited). Every round moves three streams
 of the same context: by KV, by tokens, and by the scheduler's choice ("auto"), in alternating order, beside other
@@ -34,16 +34,15 @@ from benchmarks.admin import Admin
 from benchmarks.beside import Effect, disturb
 from benchmarks.load import spread
 from benchmarks.moved import MoveMode, MoveSample, move_one
-from benchmarks.servers import ENGINE, mell
-from benchmarks.transfer.ports import BLOCK_BYTES, BLOCK_SIZE
+from benchmarks.servers import Rig, add_rig_options, mell
 from tests.integration import faults
 from tests.integration.faults import Fault
 
 PORT = 8104
 MODES = (MoveMode("kv", "kv"), MoveMode("tokens", "tokens"), MoveMode("adaptive", "auto"))
 MB = 1e6
-DECODES_PER_S = 250
-"""An upper bound of a stream's decode speed: it must not end while its blocks are copied."""
+DECODES_PER_S = {"cpu": 250, "cuda": 600}
+"""An upper bound of a stream's decode speed, by device: it must not end while its blocks are copied."""
 MARGIN = 200
 """Tokens that a moved stream decodes before and after its move."""
 
@@ -70,12 +69,13 @@ class Round:
 def main() -> None:
     """Parse the options, measure, print."""
     options = _options()
+    rig = Rig.of(options)
     rounds: list[Round] = []
     with tempfile.TemporaryDirectory() as folder:
         switches = Path(folder) / "faults.json"
         faults.write(switches, "shared")
         os.environ[faults.VARIABLE] = str(switches)
-        with mell(PORT, 2, migration={"transport": "tests.integration.faults:make"}, scheduler={"mode": "off"}):
+        with mell(PORT, 2, rig, migration={"transport": "tests.integration.faults:make"}, scheduler={"mode": "off"}):
             asyncio.run(_measure(options, switches, rounds))
     if options.json:
         options.json.write_text(json.dumps([asdict(each) for each in rounds], indent=1))
@@ -94,34 +94,37 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--streams", type=int, default=2, help="background streams per replica")
     parser.add_argument("--json", type=Path)
+    add_rig_options(parser)
     options = parser.parse_args()
+    rig = Rig.of(options)
     for speed in options.speeds:
         for context in options.contexts:
-            if context + _output(speed, context) > ENGINE["max_model_len"]:
+            if context + _output(speed, context, rig) > rig.context:
                 parser.error(f"{context} tokens of context at {speed} MB/s: the stream would end before its move")
     return options
 
 
 async def _measure(options: argparse.Namespace, switches: Path, into: list[Round]) -> None:
+    rig = Rig.of(options)
     async with Admin(PORT) as admin:
         for speed in options.speeds:
             faults.write(switches, "shared", *((Fault.SLOW, speed * MB) if speed else ()))
             lessons = [(i, c, mode) for i in range(options.learn) for c in options.contexts for mode in MODES[:2]]
             for i, context, mode in tqdm(lessons, desc=f"{speed:g} MB/s, learning", unit="move"):
                 label = f"learn/{speed:g}/{i}/{context}/{mode.name}"
-                await move_one(admin, PORT, mode, context, _output(speed, context), label)
+                await move_one(admin, PORT, mode, context, _output(speed, context, rig), label)
             turns = [(i, context) for i in range(options.rounds) for context in options.contexts]
             for number, (i, context) in enumerate(tqdm(turns, desc=f"{speed:g} MB/s", unit="round")):
                 order = [*MODES[number % len(MODES) :], *MODES[: number % len(MODES)]]
-                name, output = f"{speed:g}/{i}/{context}", _output(speed, context)
+                name, output = f"{speed:g}/{i}/{context}", _output(speed, context, rig)
                 samples, effects = await disturb(admin, PORT, order, options.streams, context, output, name)
                 into.append(Round(speed, context, samples, effects))
 
 
-def _output(speed: float, context: int) -> int:
+def _output(speed: float, context: int, rig: Rig) -> int:
     """Output tokens of a stream that has to run until it has been moved over a link of `speed` MB/s."""
-    copying_s = context * BLOCK_BYTES / BLOCK_SIZE / (speed * MB) if speed else 0.0
-    return MARGIN + round(DECODES_PER_S * copying_s)
+    copying_s = context * rig.kv_bytes / (speed * MB) if speed else 0.0
+    return MARGIN + round(DECODES_PER_S[rig.device] * copying_s)
 
 
 def _total_s(sample: MoveSample) -> float | None:

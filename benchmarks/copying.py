@@ -1,6 +1,7 @@
 """The speed of the copying phase of real migrations, beside that of the same code without engines.
 
-    python -m benchmarks.copying [--contexts 512 2048 3500] [--repeat 8] [--transport shared collective] [--json FILE]
+    python -m benchmarks.copying [--contexts 512 2048 3500] [--repeat 8] [--transport shared collective] [--device cuda]
+                                 [--json FILE]
 
 A stream is moved between two replicas by pre-copied KV, with nothing else running. Its copying phase (`copy_s` of the
 record) covers all rounds: from the first gather and the target's allocation of blocks to the moment when all of them
@@ -26,7 +27,7 @@ from tqdm import tqdm
 from benchmarks.admin import Admin
 from benchmarks.load import spread
 from benchmarks.moved import MODES, MoveSample, move_one
-from benchmarks.servers import ENV, ROOT, mell
+from benchmarks.servers import ROOT, Rig, add_rig_options, mell, transports_of
 from benchmarks.transfer.pair import MIB, PIPELINE, EndPair
 
 PORT = 8100
@@ -39,17 +40,22 @@ def main() -> None:
     """Parse the options, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--contexts", type=int, nargs="+", default=[512, 2048, 3500])
-    parser.add_argument("--transport", nargs="+", choices=["shared", "collective"], default=["shared", "collective"])
+    parser.add_argument("--transport", nargs="+", choices=transports_of("cuda"), default=["shared", "collective"])
     parser.add_argument("--repeat", type=int, default=8)
+    parser.add_argument("--slot-mib", type=int, default=8, help="size of a staging slot")
     parser.add_argument("--json", type=Path)
+    add_rig_options(parser)
     options = parser.parse_args()
+    rig = Rig.of(options)
+    if not set(options.transport) <= set(transports_of(rig.device)):
+        parser.error(f"--transport {' '.join(options.transport)} needs --device cuda")
     moved: dict[str, dict[int, list[MoveSample]]] = {}
     for transport in options.transport:
-        with mell(PORT, 2, migration={"transport": transport}):
+        with mell(PORT, 2, rig, migration={"transport": transport, "slot_mib": options.slot_mib}):
             moved[transport] = asyncio.run(_move(options.contexts, options.repeat))
-    os.environ.update(ENV | {"PYTHONPATH": str(ROOT)})
+    os.environ.update(rig.environment | {"PYTHONPATH": str(ROOT)})
     ray.init(num_cpus=2, include_dashboard=False, logging_level="warning")
-    bare = {transport: _transfer(transport, moved[transport], options.repeat) for transport in moved}
+    bare = {transport: _transfer(transport, moved[transport], options) for transport in moved}
     ray.shutdown()
     for transport, by_context in moved.items():
         _print(transport, by_context, bare[transport])
@@ -70,12 +76,14 @@ async def _move(contexts: Sequence[int], repeat: int) -> dict[int, list[MoveSamp
     return samples
 
 
-def _transfer(transport: str, moved: Mapping[int, Sequence[MoveSample]], repeat: int) -> dict[int, float]:
+def _transfer(
+    transport: str, moved: Mapping[int, Sequence[MoveSample]], options: argparse.Namespace
+) -> dict[int, float]:
     """The median seconds that as many bytes take without engines, in whole MiB, by context."""
     sizes = {context: max(MIB, round(_bytes(samples) / MIB) * MIB) for context, samples in moved.items()}
-    pair = EndPair(transport, max(sizes.values()))
+    pair = EndPair(transport, max(sizes.values()), options.device, options.slot_mib, options.gpus)
     try:
-        runs = {context: pair.measure(size, repeat)[PIPELINE] for context, size in sizes.items()}
+        runs = {context: pair.measure(size, options.repeat)[PIPELINE] for context, size in sizes.items()}
     finally:
         pair.close()
     return {

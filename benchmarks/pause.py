@@ -1,7 +1,7 @@
 """The cost of a migration at the client: the pause of the stream, by pre-copied KV, stop-and-copy KV, and tokens.
 
-    python -m benchmarks.pause [--contexts 256 1024 2048 3500] [--repeat 8] [--rounds 8] [--transport shared|collective]
-                               [--json FILE] [--png FILE]
+    python -m benchmarks.pause [--contexts 256 1024 2048 3500] [--repeat 8] [--rounds 8] [--transport shared]
+                               [--device cuda] [--json FILE] [--png FILE]
 
 A stream is moved between two replicas while a client reads it, with nothing else running. Its pause is the gap at the
 client between the source's last chunk and the target's first, in milliseconds and as a multiple of the stream's own
@@ -30,7 +30,7 @@ from benchmarks.admin import Admin
 from benchmarks.beside import Effect, disturb, print_effects
 from benchmarks.load import spread
 from benchmarks.moved import MODES, STOP_AND_COPY, MoveMode, MoveSample, move_one
-from benchmarks.servers import ENGINE, mell
+from benchmarks.servers import Rig, add_rig_options, mell, transports_of
 
 PORT = 8100
 MIB = 1 << 20
@@ -49,10 +49,11 @@ def main() -> None:
     """Parse the options, measure, print."""
     options = _options()
     measured = PauseResults()
+    rig = Rig.of(options)
     for stop_and_copy in (False, True):
         modes = [mode for mode in MODES if mode.stop_and_copy is stop_and_copy]
         migration = {"transport": options.transport} | (STOP_AND_COPY if stop_and_copy else {})
-        with mell(PORT, 2, migration=migration):
+        with mell(PORT, 2, rig, migration=migration):
             asyncio.run(_measure(modes, options, measured))
     if options.json:
         options.json.write_text(json.dumps(asdict(measured), indent=1))
@@ -72,15 +73,19 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--contexts", type=int, nargs="+", default=[256, 1024, 2048, 3500])
     parser.add_argument("--output", type=int, default=400, help="tokens of the moved stream")
     parser.add_argument("--repeat", type=int, default=8)
-    parser.add_argument("--transport", choices=["shared", "collective"], default="shared")
+    parser.add_argument("--transport", choices=transports_of("cuda"), default="shared")
     parser.add_argument("--streams", type=int, default=4, help="background streams per replica")
     parser.add_argument("--beside", type=int, default=2048, help="context of the moved stream beside these, in tokens")
     parser.add_argument("--rounds", type=int, default=8, help="rounds with background streams; 0 for none")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--png", type=Path)
+    add_rig_options(parser)
     options = parser.parse_args()
-    if max(*options.contexts, options.beside) + options.output > ENGINE["max_model_len"]:
-        parser.error(f"a context and --output together exceed {ENGINE['max_model_len']} tokens")
+    rig = Rig.of(options)
+    if max(*options.contexts, options.beside) + options.output > rig.context:
+        parser.error(f"a context and --output together exceed {rig.context} tokens")
+    if options.transport not in transports_of(rig.device):
+        parser.error(f"--transport {options.transport} needs --device cuda")
     return options
 
 

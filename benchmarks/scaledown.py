@@ -1,10 +1,11 @@
 """Removal of one of two replicas while long answers run on both: Mell, and plain Ray Serve.
 
-    python -m benchmarks.scaledown [--streams 8] [--tokens 2000] [--grace 30]
+    python -m benchmarks.scaledown [--streams 8] [--tokens 2000] [--grace 30] [--device cuda]
 
-Both run the same paced engines (`deployments.engine.paced`), two replicas with streams on both. Then one is removed: in
-Mell by `POST /mell/replicas/{id}/drain`, in Ray Serve by a target of one replica instead of two. Printed are the
-seconds until the replica has gone, and the number of whole streams, those with the tokens of an undisturbed run.
+Both run the same paced engines (`deployments.engine.paced`), or vLLM's on GPUs, two replicas with streams on both. Then
+one is removed: in Mell by `POST /mell/replicas/{id}/drain`, in Ray Serve by a target of one replica instead of two.
+Printed are the seconds until the replica has gone, and the number of whole streams: those with the tokens of an
+undisturbed run or, on GPUs, where a text depends on the batch, with their number of tokens.
 `--grace` is Serve's `graceful_shutdown_timeout_s` for both. The exit status is 1 if Mell broke a stream.
 """
 
@@ -20,7 +21,8 @@ from app.client.api import ApiClient
 from benchmarks.admin import Admin
 from benchmarks.chaos.offers import undisturbed
 from benchmarks.load import random_prompt
-from benchmarks.servers import PACED, mell
+from benchmarks.servers import PACED, Rig, add_rig_options, mell
+from deployments.engine.port import Engine
 from deployments.engine.tokens import expected
 
 PORT = 8100
@@ -42,8 +44,11 @@ def main() -> int:
     """Measure and print both; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, default=8, help="long answers, half of them on each replica")
-    parser.add_argument("--tokens", type=int, default=2000, help="tokens of each, at 50 per second or less")
+    parser.add_argument(
+        "--tokens", type=int, default=2000, help="tokens of each, at 50 per second or less from paced engines"
+    )
     parser.add_argument("--grace", type=float, default=30.0, help="graceful_shutdown_timeout_s, in seconds")
+    add_rig_options(parser)
     options = parser.parse_args()
     ours = _mell(options)
     print(_line("Mell", ours), flush=True)
@@ -67,7 +72,9 @@ def _mell(options: argparse.Namespace) -> RemovalResult:
         "autoscaling_config": {"min_replicas": 1, "initial_replicas": 2, "max_replicas": 2},
     }
     scheduler = {"policy": "worst_fit", "mode": "off", "epoch_s": 0.5}
-    with mell(PORT, 2, engine="paced", engine_kwargs=ENGINE, deployment_config=deployment, scheduler=scheduler):
+    rig = Rig.of(options)
+    engine: dict[str, Any] = {} if rig.device == "cuda" else {"engine": "paced", "engine_kwargs": ENGINE}
+    with mell(PORT, 2, rig, deployment_config=deployment, scheduler=scheduler, **engine):
         return asyncio.run(_drain(options))
 
 
@@ -77,8 +84,9 @@ async def _drain(options: argparse.Namespace) -> RemovalResult:
         def read(prompt: list[int]) -> AsyncIterator[str]:
             return _completion(server, prompt, options.tokens)
 
-        def want(prompt: list[int]) -> str:
-            return undisturbed(tuple(prompt), options.tokens)
+        def is_whole(prompt: list[int], pieces: list[str]) -> bool:
+            on_gpus: bool = options.device == "cuda"
+            return on_gpus or "".join(pieces) == undisturbed(tuple(prompt), options.tokens)
 
         async def one_less() -> Callable[[], Awaitable[bool]]:
             victim = (await admin.replicas())[-1]
@@ -89,17 +97,21 @@ async def _drain(options: argparse.Namespace) -> RemovalResult:
 
             return gone
 
-        return await _remove(options, read, want, one_less)
+        return await _remove(options, read, is_whole, one_less)
 
 
 async def _completion(server: ApiClient, prompt: list[int], tokens: int) -> AsyncIterator[str]:
-    """The text of a stream from Mell. Raises ClientError, and ConnectionError for an error event."""
+    """The text of a stream from Mell. Raises ClientError, and ConnectionError for an error event or a missing end."""
+    finish = None
     body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True}
     async with server.stream(body) as events:
         async for event in events:
             if "error" in event:
                 raise ConnectionError(event["error"]["message"])
             yield event["choices"][0]["text"]
+            finish = event["choices"][0]["finish_reason"]
+    if finish != "length":
+        raise ConnectionError(f"the stream ended with {finish}")
 
 
 # --- Ray Serve ----------------------------------------------------------------------------------------
@@ -110,15 +122,16 @@ async def _serve(options: argparse.Namespace) -> RemovalResult:
     from ray import serve
     from ray.serve._private.common import DeploymentID
 
-    from deployments.engine.paced import PacedEngine
     from deployments.serve.retirement import controller
     from migration.protocol.request import Sampling
+
+    rig = Rig.of(options)
 
     class Plain:
         """One engine behind Serve's own handles: a typical deployment without Mell."""
 
         async def __init__(self) -> None:  # type: ignore[misc]  # Serve awaits it
-            self._engine = await PacedEngine.start("plain", ENGINE, 1 << 20)
+            self._engine = await _plain_engine(rig)
             self._count = 0
 
         async def generate(self, prompt: list[int], tokens: int) -> AsyncIterator[list[int]]:
@@ -128,9 +141,11 @@ async def _serve(options: argparse.Namespace) -> RemovalResult:
             async for step in self._engine.generate(f"r{self._count}", tuple(prompt), (), sampling):
                 yield list(step.tokens)
 
-    ray.init(logging_level="ERROR", namespace="serve", num_cpus=4)
+    resources = {"num_cpus": 0.1} | rig.mell_settings().get("deployment_config", {})
+    environment = {"env_vars": rig.environment} if rig.device == "cuda" else {}
+    ray.init(logging_level="ERROR", namespace="serve", num_cpus=4, runtime_env=environment)
     deployment = serve.deployment(
-        Plain, graceful_shutdown_timeout_s=options.grace, max_ongoing_requests=1000, ray_actor_options={"num_cpus": 0.1}
+        Plain, graceful_shutdown_timeout_s=options.grace, max_ongoing_requests=1000, ray_actor_options=resources
     )
     try:
         bound = deployment.options(num_replicas=2).bind()
@@ -141,8 +156,11 @@ async def _serve(options: argparse.Namespace) -> RemovalResult:
             async for step in streaming.generate.remote(prompt, options.tokens):
                 yield "".join(f"{token} " for token in step)
 
-        def want(prompt: list[int]) -> str:
-            return "".join(f"{token} " for token in expected(tuple(prompt), options.tokens))
+        def is_whole(prompt: list[int], pieces: list[str]) -> bool:
+            received = "".join(pieces).split()
+            if rig.device == "cuda":
+                return bool(len(received) == options.tokens)
+            return received == [str(token) for token in expected(tuple(prompt), options.tokens)]
 
         async def one_less() -> Callable[[], Awaitable[bool]]:
             await controller().update_deployment_replicas.remote(DeploymentID("Plain", "plain"), 1)
@@ -153,10 +171,21 @@ async def _serve(options: argparse.Namespace) -> RemovalResult:
 
             return gone
 
-        return await _remove(options, read, want, one_less)
+        return await _remove(options, read, is_whole, one_less)
     finally:
         await asyncio.to_thread(serve.shutdown)
         ray.shutdown()
+
+
+async def _plain_engine(rig: Rig) -> Engine:
+    """An engine without Mell around it."""
+    if rig.device == "cuda":
+        from deployments.engine.vllm_engine import VllmEngine
+
+        return await VllmEngine.start(str(rig.shape.folder()), rig.engine_kwargs, 1 << 20)
+    from deployments.engine.paced import PacedEngine
+
+    return await PacedEngine.start("plain", ENGINE, 1 << 20)
 
 
 # --- the removal --------------------------------------------------------------------------------------
@@ -165,7 +194,7 @@ async def _serve(options: argparse.Namespace) -> RemovalResult:
 async def _remove(
     options: argparse.Namespace,
     read: Callable[[list[int]], AsyncIterator[str]],
-    want: Callable[[list[int]], str],
+    is_whole: Callable[[list[int], list[str]], bool],
     one_less: Callable[[], Awaitable[Callable[[], Awaitable[bool]]]],
 ) -> RemovalResult:
     """Begin the streams, remove a replica when all have begun, and read them to their ends."""
@@ -180,7 +209,7 @@ async def _remove(
         except Exception as error:
             print(f"  stream {number} broke after {len(pieces)} steps: {error!r:.100}", flush=True)
             return False
-        return "".join(pieces) == want(prompt)
+        return is_whole(prompt, pieces)
 
     streams = [asyncio.create_task(one(number)) for number in range(options.streams)]
     for event in begun:

@@ -1,24 +1,37 @@
-"""The compared servers: Mell, started as by `make serve`, and vLLM's own OpenAI server, with equal settings."""
+"""The compared servers: Mell, started as by `make serve`, and vLLM's own OpenAI server, with equal settings.
 
+A `Rig` is the device, the model and the engine settings of both. On a CPU, an engine has the settings of
+`serve_config.yaml`, in float32 and eager mode, and stock vLLM has the same. On GPUs everything is vLLM's default (CUDA
+graphs, its own server's batch sizes) but the context, the number of requests and the size of the KV cache. Engines that
+share a GPU take turns on it, and each gets an equal part of its memory.
+"""
+
+import argparse
 import contextlib
+import json
+import math
 import os
 import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Self, get_args
 
 import yaml
 
-from app.tinymodel import ensure_tiny_model
+from benchmarks.models import MODELS, ModelShape
 from deployments.processes.keeper import keep
 
 MODEL = "mell-tiny"
-ENGINE = {"max_model_len": 4096, "max_num_seqs": 64, "num_gpu_blocks_override": 1024}
-PACED = {"num_gpu_blocks_override": 256, "block_size": 16, "max_model_len": 4000, "decode_s": 0.02, "startup_s": 1.0}
-ENV = {
+"""The name under which every server serves its model."""
+
+ENGINE: dict[str, Any] = {"max_model_len": 4096, "max_num_seqs": 64, "num_gpu_blocks_override": 1024}
+"""The engine settings on a CPU, those of `serve_config.yaml`."""
+
+ENV: dict[str, str] = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
@@ -26,42 +39,205 @@ ENV = {
     "VLLM_NO_USAGE_STATS": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
+"""The environment of servers on a CPU."""
+
+PACED: dict[str, Any] = {
+    "num_gpu_blocks_override": 256,
+    "block_size": 16,
+    "max_model_len": 4000,
+    "decode_s": 0.02,
+    "startup_s": 1.0,
+}
+"""The settings of paced engines."""
+
 ROOT = Path(__file__).parent.parent
+
+Device = Literal["cpu", "cuda"]
+
+_CPU_ENV = ("VLLM_CPU", "OMP")
+_CPU_ONLY: Mapping[str, Any] = {"dtype": "float32", "block_size": 32, "enforce_eager": True}
+"""Mell's settings of engines on a CPU."""
+_GPU_SLOTS: Mapping[str, Any] = {"slot_mib": 64, "slots": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Rig:
+    """The conditions of compared servers. `engines` share `gpus` GPUs; `kv_gib` is the KV cache of each engine.
+
+    `invariant` switches vLLM's batch-invariant kernels on, and `extra` has further engine settings, in Mell and stock
+    vLLM alike.
+    """
+
+    device: Device = "cpu"
+    model: str = "tiny"
+    dtype: str = "float32"
+    eager: bool = True
+    gpus: int = 0
+    engines: int = 2
+    kv_gib: float = 8.0
+    invariant: bool = False
+    extra: Mapping[str, Any] = field(default_factory=lambda: ENGINE)
+
+    @classmethod
+    def on_gpus(cls, gpus: int, model: str = "8b", dtype: str = "bfloat16", eager: bool = False) -> Self:
+        """The usual conditions on GPUs."""
+        return cls("cuda", model, dtype, eager, gpus, extra={})
+
+    @classmethod
+    def of(cls, options: argparse.Namespace) -> Self:
+        """The conditions of parsed options; see `add_rig_options`."""
+        if options.device == "cpu":
+            return cls()
+        return cls.on_gpus(options.gpus, options.model, options.dtype, options.eager)
+
+    def sharing(self, engines: int) -> Self:
+        """The same with another number of engines at a time."""
+        return replace(self, engines=engines)
+
+    @property
+    def shape(self) -> ModelShape:
+        """The model's sizes."""
+        return MODELS[self.model]
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of KV cache per token."""
+        return self.shape.kv_bytes(self.dtype)
+
+    @property
+    def context(self) -> int:
+        """The longest context of a request, in tokens."""
+        return int(self.extra.get("max_model_len", self.shape.context))
+
+    @property
+    def start_limit_s(self) -> float:
+        """The longest start of a server; on an H100 one took 100 s, most of it imports and compilation."""
+        return 150.0 if self.device == "cpu" else 300.0
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment of servers."""
+        chosen = ENV if self.device == "cpu" else {n: v for n, v in ENV.items() if not n.startswith(_CPU_ENV)}
+        return chosen | ({"VLLM_BATCH_INVARIANT": "1"} if self.invariant else {})
+
+    @property
+    def engine_kwargs(self) -> dict[str, Any]:
+        """The engine settings that Mell and stock vLLM share, without those of `serve_config.yaml` on a CPU."""
+        if self.device == "cpu":
+            return dict(self.extra)
+        return {
+            "max_model_len": self.shape.context,
+            "max_num_seqs": 256,
+            "dtype": self.dtype,
+            "kv_cache_memory_bytes": round(self.kv_gib * (1 << 30)),
+            "gpu_memory_utilization": round(0.8 / self._per_gpu, 2),
+            **({"enforce_eager": True} if self.eager else {}),
+            **({"load_format": "dummy"} if self.shape.spread is None else {}),
+            **self.extra,
+        }
+
+    @property
+    def _per_gpu(self) -> int:
+        return math.ceil(self.engines / self.gpus)
+
+    def mell_settings(self) -> dict[str, dict[str, Any]]:
+        """Settings of the application that differ from those of `serve_config.yaml`, section by section."""
+        if self.device == "cpu":
+            return {}
+        share = 1.0 if self._per_gpu == 1 else round(0.9 / self._per_gpu, 2)
+        return {
+            "model_loading_config": {"model_source": str(self.shape.folder())},
+            "engine_kwargs": self.engine_kwargs,
+            "deployment_config": {"num_gpus": share},
+            "migration": {"transport": "cuda_ipc", **_GPU_SLOTS},
+        }
+
+    def vllm_command(self, port: int) -> list[str]:
+        """The command of vLLM's own server."""
+        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.shape.folder())]
+        command += ["--served-model-name", MODEL, "--port", str(port), "--host", "127.0.0.1"]
+        command += ["--disable-uvicorn-access-log"]
+        kwargs = self.engine_kwargs if self.device == "cuda" else {**_CPU_ONLY, **self.engine_kwargs}
+        for name, value in kwargs.items():
+            command += _option(name, value)
+        return command
+
+    @property
+    def vllm_environment(self) -> dict[str, str]:
+        """The environment of vLLM's own server: beside Mell's engines, it takes the last GPU."""
+        last = {"CUDA_VISIBLE_DEVICES": str(self.gpus - 1)} if self.gpus > 1 else {}
+        return self.environment | last
+
+    def __str__(self) -> str:
+        """The conditions, for a caption."""
+        weights = "" if self.shape.spread is not None else ", dummy weights"
+        graphs = "eager mode" if self.eager else "CUDA graphs"
+        where = "on the CPU" if self.device == "cpu" else f"{self.engines} engines on {self.gpus} GPU"
+        where += "s" if self.gpus > 1 else ""
+        invariant = ", batch-invariant" if self.invariant else ""
+        return f"{self.model} model, {self.dtype}{weights}, {graphs}{invariant}; {where}"
+
+
+def _option(name: str, value: Any) -> list[str]:
+    """An engine setting as options of vLLM's command."""
+    flag = f"--{name.replace('_', '-')}"
+    if isinstance(value, bool):
+        return [flag] if value else [f"--no-{flag[2:]}"]
+    return [flag, json.dumps(value) if isinstance(value, dict) else str(value)]
+
+
+def add_rig_options(parser: argparse.ArgumentParser, models: Sequence[str] = tuple(MODELS)) -> None:
+    """Add the options of the device and the model; `Rig.of` reads them."""
+    parser.add_argument("--device", choices=get_args(Device), default="cpu")
+    parser.add_argument("--gpus", type=int, default=1, help="with cuda: the GPUs that all engines share")
+    parser.add_argument("--model", choices=models, default=models[-1], help="with cuda (default: %(default)s)")
+    parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], default="bfloat16", help="with cuda")
+    parser.add_argument("--eager", action="store_true", help="with cuda: without CUDA graphs and compilation")
+
+
+def transports_of(device: str) -> list[str]:
+    """The transports that work on a device."""
+    return ["shared", "collective", *(("cuda_ipc", "nccl") if device == "cuda" else ())]
 
 
 @contextlib.contextmanager
-def bare_vllm(port: int) -> Iterator[int]:
-    """Run vLLM's OpenAI server."""
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(ensure_tiny_model())]
-    command += ["--served-model-name", MODEL, "--port", str(port), "--host", "127.0.0.1", "--dtype", "float32"]
-    command += ["--block-size", "32", "--enforce-eager", "--disable-uvicorn-access-log"]
-    for name, value in ENGINE.items():
-        command += [f"--{name.replace('_', '-')}", str(value)]
-    with _process(command, f"http://127.0.0.1:{port}/health", "bare vLLM"):
+def bare_vllm(port: int, rig: Rig = Rig(), log: Path | None = None) -> Iterator[int]:
+    """Run vLLM's OpenAI server. See `mell` for `log`."""
+    with _process(rig.vllm_command(port), port, "bare vLLM", rig.vllm_environment, rig.start_limit_s, log):
         yield port
 
 
 @contextlib.contextmanager
-def mell(port: int, replicas: int, **args: Any) -> Iterator[int]:
+def mell(port: int, replicas: int, rig: Rig = Rig(), log: Path | None = None, **args: Any) -> Iterator[int]:
     """Run Mell with a fixed number of engine replicas, and with migrations by order only.
 
-    `args` are merged into the application's settings.
+    `args` are merged into the application's settings. The server's output goes to the file `log`, if given.
     """
     config = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
     settings = config["applications"][0]["args"]
     settings["ingress"]["port"] = port
-    settings["deployment_config"]["autoscaling_config"] = {"min_replicas": replicas, "max_replicas": replicas}
     settings["scheduler"] = {"policy": "best_fit", "mode": "off"}
-    for name, value in args.items():
-        if isinstance(value, dict):
-            settings.setdefault(name, {}).update(value)
-        else:
-            settings[name] = value
+    if rig.device == "cuda":
+        settings["engine_kwargs"] = {}
+    _merge(settings, rig.mell_settings())
+    settings["deployment_config"]["autoscaling_config"] = {"min_replicas": replicas, "max_replicas": replicas}
+    _merge(settings, args)
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         yaml.safe_dump(config, file)
         file.flush()
-        with _process(["serve", "run", file.name], f"http://127.0.0.1:{port}/health", f"Mell, {replicas} replica(s)"):
+        # Not the script `serve`, which need not be installed.
+        command = [sys.executable, "-m", "ray.serve.scripts", "run", file.name]
+        name = f"Mell, {replicas} replica(s)"
+        with _process(command, port, name, rig.environment, rig.start_limit_s, log):
             yield port
+
+
+def _merge(settings: dict[str, Any], more: Mapping[str, Any]) -> None:
+    for name, value in more.items():
+        if isinstance(value, Mapping):
+            settings.setdefault(name, {}).update(value)
+        else:
+            settings[name] = value
 
 
 @contextlib.contextmanager
@@ -84,28 +260,32 @@ def paced(port: int, replicas: tuple[int, int], **args: Any) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def _process(command: list[str], health: str, name: str) -> Iterator[None]:
+def _process(
+    command: list[str], port: int, name: str, environment: Mapping[str, str], limit_s: float, log: Path | None
+) -> Iterator[None]:
     """Start a server, wait until it is healthy, and end it with the block.
 
     Raises:
-        RuntimeError: the server does not become healthy, or another server already answers at `health`.
+        RuntimeError: the server does not become healthy, or another server already answers at `port`.
     """
+    health = f"http://127.0.0.1:{port}/health"
     if _healthy(health):
         raise RuntimeError(f"{name} cannot start: something answers at {health}")
-    log = tempfile.NamedTemporaryFile("w+", suffix=".log")  # noqa: SIM115 - closed below, with the process
     started = time.monotonic()
-    process = keep(command, environment=os.environ | ENV, output=log)
-    try:
-        while not _healthy(health):
-            if process.poll() is not None or time.monotonic() - started > 150:
-                raise RuntimeError(f"{name} did not start:\n{Path(log.name).read_text()[-3000:]}")
-            time.sleep(0.5)
-        print(f"{name}: up after {time.monotonic() - started:.0f} s", flush=True)
-        yield
-    finally:
-        process.terminate()
-        process.wait()
-        log.close()
+    with tempfile.TemporaryDirectory() as folder:
+        written = log or Path(folder) / "server.log"
+        with written.open("w") as output:
+            process = keep(command, environment=os.environ | environment, output=output)
+        try:
+            while not _healthy(health):
+                if process.poll() is not None or time.monotonic() - started > limit_s:
+                    raise RuntimeError(f"{name} did not start:\n{written.read_text()[-3000:]}")
+                time.sleep(0.5)
+            print(f"{name}: up after {time.monotonic() - started:.0f} s", flush=True)
+            yield
+        finally:
+            process.terminate()
+            process.wait()
 
 
 def _healthy(url: str) -> bool:

@@ -1,6 +1,6 @@
 """The cost of serving through Mell: one replica against vLLM's own OpenAI server, in interleaved pairs.
 
-    python -m benchmarks.serving [--pairs 10] [--streams 16 64] [--json FILE]
+    python -m benchmarks.serving [--pairs 10] [--streams 16 64] [--device cuda] [--json FILE]
 
 Both run at the same time on the same machine, with the same model, engine settings and client; the server that is not
 measured is idle. A pair is one run of each, in alternating order; figures are the pairs' ratios Mell / bare.
@@ -17,7 +17,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from benchmarks.load import Load, offer
-from benchmarks.servers import MODEL, bare_vllm, mell
+from benchmarks.servers import MODEL, Rig, add_rig_options, bare_vllm, mell
 
 BARE_PORT, MELL_PORT = 8101, 8100
 PROMPT, OUTPUT = 64, 128
@@ -29,8 +29,10 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--streams", type=int, nargs="+", default=[16, 64])
     parser.add_argument("--json", type=Path)
+    add_rig_options(parser)
     options = parser.parse_args()
-    with bare_vllm(BARE_PORT), mell(MELL_PORT, 1):
+    rig = Rig.of(options)
+    with bare_vllm(BARE_PORT, rig), mell(MELL_PORT, 1, rig):
         results = {n: asyncio.run(_pairs(n, options.pairs)) for n in options.streams}
     print_pairs("Mell", "bare", results)
     if options.json:

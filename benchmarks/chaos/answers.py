@@ -16,6 +16,8 @@ class StreamVerdict(StrEnum):
     EXACT = "exact"
     TIE = "exact but for a tie"
     """Of two tokens equally likely up to rounding it has the other one, and is exact from there on."""
+    WHOLE = "whole"
+    """It has all its tokens; nothing is known about its text."""
     LEFT = "left"
     """The client closed its connection; the answer was exact until then."""
     PROMISED = "promised error"
@@ -26,7 +28,9 @@ class StreamVerdict(StrEnum):
     ERROR = "other error"
 
 
-GOOD = frozenset({StreamVerdict.EXACT, StreamVerdict.TIE, StreamVerdict.LEFT, StreamVerdict.PROMISED})
+GOOD = frozenset(
+    {StreamVerdict.EXACT, StreamVerdict.TIE, StreamVerdict.WHOLE, StreamVerdict.LEFT, StreamVerdict.PROMISED}
+)
 
 
 @dataclass(slots=True)
@@ -88,7 +92,13 @@ def judge(answer: StreamedAnswer, offer: Offer, want: str, lost: bool) -> tuple[
 
 
 def judge_among(answer: StreamedAnswer, offer: Offer, wants: Sequence[str]) -> tuple[StreamVerdict, str]:
-    """`judge` for several possible texts of undisturbed runs, the usual one first; no replica was lost."""
+    """`judge` for several possible texts of undisturbed runs, the usual one first; any text is right if there are none.
+
+    No replica was lost.
+    """
+    if not wants:
+        verdict, reason = judge(answer, offer, answer.text, lost=False)
+        return (StreamVerdict.WHOLE if verdict is StreamVerdict.EXACT else verdict), reason
     usual, *others = wants
     found = judge(answer, offer, usual, lost=False)
     if found[0] is StreamVerdict.WRONG and any(

@@ -1,14 +1,15 @@
 """Soak: thousands of forced migrations, without a wrong token, a leak or a growing process.
 
     python -m benchmarks.soak --moves 10000 --out soak.jsonl [--engine vllm|paced] [--replicas 2] [--at-once 4]
-                              [--seed 0]
+                              [--seed 0] [--device cuda]
     python -m benchmarks.soak --control-of soak.jsonl --out control.jsonl
 
 In every round, streams are opened, and until they end random ones move to random other replicas by random paths,
 several at a time. Then every answer is compared with an undisturbed run's, and the idle cluster's state and the memory
 of its processes are checked. Undisturbed answers of real engines (vLLM on the CPU, the default) come from stock vLLM's
 own server, in whose cache nothing was ever moved; those of paced engines are computed. If two tokens are equally likely
-up to rounding in stock vLLM, either is right (`benchmarks.soak.stock`), and counted separately.
+up to rounding in stock vLLM, either is right (`benchmarks.soak.stock`), and counted separately. On GPUs, where a text
+depends on the batch and on the prefix cache, answers have to be whole, and their texts are not compared.
 
 The control of a soak serves the same requests in as many rounds and moves none: memory that grows there as well does
 not grow because of moves. Its report has both.
@@ -32,8 +33,8 @@ from app.client.api import ApiClient
 from benchmarks.chaos.offers import Offer
 from benchmarks.chaos.server import connect
 from benchmarks.chaos.watch import ClusterWatch
-from benchmarks.servers import MODEL, bare_vllm, mell, paced
-from benchmarks.soak.forcing import Forcing, RoundShape, calculated
+from benchmarks.servers import MODEL, Rig, add_rig_options, bare_vllm, mell, paced
+from benchmarks.soak.forcing import Forcing, RoundShape, any_text, calculated
 from benchmarks.soak.report import Line, count_moves, is_good, read_lines, render, rounds_of
 from benchmarks.soak.stock import stock_texts
 
@@ -47,8 +48,11 @@ PER_ROUND = 400
 def main() -> int:
     """Parse the options, continue the rounds, print the results of all rounds; the exit status."""
     options = _options()
+    rig = Rig.of(options)
     soak = read_lines(options.control_of) if options.control_of else []
     setting = soak[0]["setting"] | {"at_once": 0} if soak else {name: getattr(options, name) for name in SETTING}
+    if rig.device == "cuda":
+        setting["conditions"] = str(rig)
     lines = read_lines(options.out)
     if lines and lines[0].get("setting") != setting:
         print(f"{options.out} has the setting {lines[0].get('setting')}, not {setting}", file=sys.stderr)
@@ -62,7 +66,7 @@ def main() -> int:
     if not soak:
         goal = Goal("move", options.moves, lambda: count_moves(lines))
     if goal.left > 0:
-        with _servers(**setting):
+        with _servers(setting["engine"], setting["replicas"], rig):
             asyncio.run(_soak(options.out, lines, goal))
     print("\n".join(render(soak or lines, control=lines if soak else ())))
     return 0 if is_good(lines) else 1
@@ -81,21 +85,25 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--control-of", type=Path, metavar="FILE", help="serve the rounds of that soak, by its settings, without moves"
     )
+    add_rig_options(parser)
     options = parser.parse_args()
+    if options.engine == "paced" and options.device == "cuda":
+        parser.error("--engine paced has no device")
     if options.replicas < 2:
         parser.error("--replicas must be at least 2")
     return options
 
 
 @contextlib.contextmanager
-def _servers(engine: str, replicas: int, at_once: int, seed: int) -> Iterator[None]:
-    """Mell, with a policy that never moves requests; for real engines, stock vLLM in addition."""
+def _servers(engine: str, replicas: int, rig: Rig) -> Iterator[None]:
+    """Mell, with a policy that never moves requests; for real engines on a CPU, stock vLLM in addition."""
     with contextlib.ExitStack() as stack:
         if engine == "paced":
             stack.enter_context(paced(MELL_PORT, (replicas, replicas), scheduler={"policy": "best_fit", "mode": "off"}))
         else:
-            stack.enter_context(bare_vllm(BARE_PORT))
-            stack.enter_context(mell(MELL_PORT, replicas, scheduler={"mode": "off"}))
+            if rig.device == "cpu":
+                stack.enter_context(bare_vllm(BARE_PORT))
+            stack.enter_context(mell(MELL_PORT, replicas, rig.sharing(replicas), scheduler={"mode": "off"}))
         yield
 
 
@@ -120,7 +128,8 @@ async def _soak(out: Path, lines: list[Line], goal: Goal) -> None:
     async with connect(f"http://127.0.0.1:{MELL_PORT}") as server:
         watch = ClusterWatch(server)
         await watch.look()
-        expected = calculated if setting["engine"] == "paced" else _stock
+        stock = any_text if "conditions" in setting else _stock
+        expected = calculated if setting["engine"] == "paced" else stock
         forcing = Forcing(server, watch, RoundShape(at_once=setting["at_once"]), setting["seed"], expected)
         with tqdm(total=goal.total, initial=goal.count(), unit=goal.unit, desc="soak") as bar:
             while goal.left > 0 and is_good(lines):

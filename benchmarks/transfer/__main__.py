@@ -1,6 +1,7 @@
 """The speed of moving KV blocks: bytes per second of each stage, and of the whole pipeline, on this machine.
 
-    python -m benchmarks.transfer [--mib 1 4 16 64 256] [--transport shared collective] [--repeat 7] [--json FILE]
+    python -m benchmarks.transfer [--mib 1 4 16 64 256] [--transport shared collective] [--repeat 7]
+                                  [--device cuda] [--slot-mib 8] [--json FILE]
 
 Two Ray actors take the place of two replicas. Each has a KV cache like the tiny model's on a CPU (4 layers of 32 KiB
 per block, shuffled block tables), Mell's staging slots and a real transport, but no engine. The single stages:
@@ -8,7 +9,7 @@ per block, shuffled block tables), Mell's staging slots and a real transport, bu
     memcpy        torch copies a tensor to another one, both warm, in one thread
     tcp           sendall / recv_into over one loopback connection between the actors
     gather        cache blocks into staging slots, at the source
-    send          the transport's send and receive, slot to slot (not with shared slots)
+    send          the transport's send and receive, slot to slot (not with mapped slots)
     scatter       staged blocks into the cache, at the target
 
 The pipeline is the code that migrates requests, `SourceRun` with `TargetRun`, from the first gather to the target's
@@ -16,6 +17,7 @@ confirmation of the last chunk. Gather and scatter have one thread each, as an e
 has the size of a slot, so stages of a transfer that fits into one slot cannot overlap.
 
 Stages and pipeline are measured in turns. Figures are medians; shares are ratios of medians of the same run.
+With `--device cuda` the caches are in GPU memory, and so are the slots of `cuda_ipc` and `nccl`.
 """
 
 import argparse
@@ -29,7 +31,7 @@ from pathlib import Path
 import ray
 
 from benchmarks.load import spread
-from benchmarks.servers import ENV, ROOT
+from benchmarks.servers import ENV, ROOT, transports_of
 from benchmarks.transfer.pair import MIB, PIPELINE, EndPair, StageTiming
 
 YARDSTICKS = ("memcpy", "tcp")
@@ -41,15 +43,21 @@ def main() -> None:
         prog="python -m benchmarks.transfer", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--mib", type=int, nargs="+", default=[1, 4, 16, 64, 256])
-    parser.add_argument("--transport", nargs="+", choices=["shared", "collective"], default=["shared", "collective"])
+    transports = transports_of("cuda")
+    parser.add_argument("--transport", nargs="+", choices=transports, default=["shared", "collective"])
     parser.add_argument("--repeat", type=int, default=7)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where the caches are")
+    parser.add_argument("--gpus", type=int, default=1, help="with cuda: the GPUs that both ends share")
+    parser.add_argument("--slot-mib", type=int, default=8)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    if not set(options.transport) <= set(transports_of(options.device)):
+        parser.error(f"--transport {' '.join(options.transport)} needs --device cuda")
     os.environ.update(ENV | {"PYTHONPATH": str(ROOT)})
     ray.init(num_cpus=2, include_dashboard=False, logging_level="warning")
     results: dict[str, dict[int, dict[str, list[StageTiming]]]] = {}
     for transport in options.transport:
-        pair = EndPair(transport, max(options.mib) * MIB)
+        pair = EndPair(transport, max(options.mib) * MIB, options.device, options.slot_mib, options.gpus)
         results[transport] = {mib: pair.measure(mib * MIB, options.repeat) for mib in options.mib}
         pair.close()
     ray.shutdown()

@@ -12,7 +12,6 @@ import torch
 from benchmarks.transfer.ports import (
     BLOCK_BYTES,
     BLOCK_SIZE,
-    SLOT_BYTES,
     ActorPeer,
     Cache,
     Mark,
@@ -21,13 +20,13 @@ from benchmarks.transfer.ports import (
     pieces,
 )
 from deployments.config import MigrationSettings
-from deployments.replica.transports import make_transport
+from deployments.replica.transports import make_slots, make_transport
 from migration.kv.staging import HEADER
 from migration.protocol.messages import Adopt, Chunk, CopyRound, PathRequest, Prepare, Prepared, SlotRef
 from migration.protocol.record import Outcome
 from migration.protocol.request import IngressId, RequestSpec, Sampling
 from migration.protocol.rounds import CopyLimits
-from migration.run.slots import Lease, Slots
+from migration.run.slots import Lease
 from migration.run.source import Order, SourceRun
 from migration.run.target import TargetRun
 from migration.run.world import MigrationLimits, MigrationWorld
@@ -43,16 +42,20 @@ SOURCE, TARGET = ReplicaId("source"), ReplicaId("target")
 class TransferEnd:
     """The source or the target. The source migrates with the serving code; the target receives `Peer`'s calls."""
 
-    def __init__(self, name: ReplicaId, transport: str, size: int) -> None:
+    def __init__(self, name: ReplicaId, transport: str, size: int, device: str, slot_mib: int) -> None:
         torch.set_num_threads(1)
+        config = MigrationSettings(transport=transport, transfer_timeout_s=LIMIT_S, slots=SLOTS, slot_mib=slot_mib)
         self._name = name
-        self._cache = Cache(size // BLOCK_BYTES, seed=name)
-        self._slots = Slots(SLOTS, SLOT_BYTES)
-        self._transport = make_transport(MigrationSettings(transport=transport, transfer_timeout_s=LIMIT_S), workers=1)
+        self._slot_bytes = config.slot_bytes
+        self._cache = Cache(size // BLOCK_BYTES, name, device, config.slot_bytes)
+        self._slots = make_slots(config, workers=1)
+        (self._cache.segments.own,) = self._slots.segments
+        self._transport = make_transport(config, workers=1)
         self._coming: TargetRun | None = None
         self._held: list[Lease] = []
         self._chunks: list[Mark] = []
         self._buffers = [torch.ones(size, dtype=torch.uint8) for _ in range(2)]
+        self._copied = [buffer.to(device) for buffer in self._buffers]
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._connection: socket.socket | None = None
 
@@ -124,7 +127,7 @@ class TransferEnd:
         """Gather into the slots in turn, without sending."""
         await self._lease_all()
         began = Mark.now()
-        for i, (low, high) in enumerate(pieces(blocks)):
+        for i, (low, high) in enumerate(pieces(blocks, self._slot_bytes)):
             await self._cache.gather("key", low, high, self._held[i % SLOTS].slots)
         span = ProcessSpan(began, Mark.now())
         await self.release()
@@ -133,7 +136,7 @@ class TransferEnd:
     async def hold(self, blocks: int) -> list[SlotRef]:
         """Stage the first blocks in every slot, until `release`."""
         await self._lease_all()
-        _, last = next(pieces(blocks))
+        _, last = next(pieces(blocks, self._slot_bytes))
         staged = [await self._cache.gather("key", Blocks(0), last, lease.slots) for lease in self._held]
         return [shard.slot for (shard,) in staged]
 
@@ -148,7 +151,7 @@ class TransferEnd:
     async def scatter(self, refs: Sequence[SlotRef], blocks: int) -> ProcessSpan:
         """Load staged slots in turn."""
         began = Mark.now()
-        for i, (low, high) in enumerate(pieces(blocks)):
+        for i, (low, high) in enumerate(pieces(blocks, self._slot_bytes)):
             await self._cache.put("", low, high, [refs[i % SLOTS]])
         return ProcessSpan(began, Mark.now())
 
@@ -161,7 +164,7 @@ class TransferEnd:
         lease = await self._slots.lease(LIMIT_S)
         await self._transport.send(channels[0], lease.slots[0], Bytes(HEADER))
         began = Mark.now()
-        for channel, (low, high) in zip(channels[1:], pieces(blocks), strict=True):
+        for channel, (low, high) in zip(channels[1:], pieces(blocks, self._slot_bytes), strict=True):
             await self._transport.send(channel, lease.slots[0], Bytes(HEADER + (high - low) * BLOCK_BYTES))
         lease.end()
         return ProcessSpan(began, Mark.now())
@@ -171,7 +174,7 @@ class TransferEnd:
         ref, lease = SlotRef("", 0, 1), await self._slots.lease(LIMIT_S)
         await self._transport.receive(channels[0], ref, Bytes(HEADER), lease.slots[0])
         began = Mark.now()
-        for channel, (low, high) in zip(channels[1:], pieces(blocks), strict=True):
+        for channel, (low, high) in zip(channels[1:], pieces(blocks, self._slot_bytes), strict=True):
             await self._transport.receive(channel, ref, Bytes(HEADER + (high - low) * BLOCK_BYTES), lease.slots[0])
         lease.end()
         return ProcessSpan(began, Mark.now())
@@ -180,9 +183,11 @@ class TransferEnd:
 
     async def memcpy(self, size: int) -> ProcessSpan:
         """Copy between two tensors."""
-        source, target = (buffer[:size] for buffer in self._buffers)
+        source, target = (tensor[:size] for tensor in self._copied)
         began = Mark.now()
         target.copy_(source)
+        if target.is_cuda:
+            torch.cuda.synchronize()
         return ProcessSpan(began, Mark.now())
 
     async def port(self) -> int:

@@ -12,6 +12,8 @@ from benchmarks.transfer.ports import BLOCK_BYTES, ProcessSpan, pieces
 
 MIB = 1 << 20
 PIPELINE = "pipeline"
+MAPPED = ("shared", "cuda_ipc")
+"""The transports that send nothing: the target maps the source's slots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +31,16 @@ class StageTiming:
 
 
 class EndPair:
-    """The driver's handle of source and target."""
+    """The driver's handle of source and target; on GPUs, both share `gpus`."""
 
-    def __init__(self, transport: str, size: int) -> None:
-        actor = ray.remote(num_cpus=1)(TransferEnd)
-        self._source, self._target = (actor.remote(name, transport, size) for name in (SOURCE, TARGET))
-        self._transport = transport
+    def __init__(self, transport: str, size: int, device: str = "cpu", slot_mib: int = 8, gpus: int = 1) -> None:
+        share = {"num_gpus": min(1.0, gpus / 2)} if device == "cuda" else {}
+        actor = ray.remote(num_cpus=1, **share)(TransferEnd)
+        self._source, self._target = (
+            actor.remote(name, transport, size, device, slot_mib) for name in (SOURCE, TARGET)
+        )
+        self._slot_bytes = slot_mib * MIB
+        self._has_send = transport not in MAPPED
         _get(self._source.connect.remote(_get(self._target.port.remote())))
 
     def measure(self, size: int, repeat: int) -> dict[str, list[StageTiming]]:
@@ -52,11 +58,11 @@ class EndPair:
             "scatter": lambda: [self._scatter(blocks)],
             PIPELINE: lambda: self._move(blocks),
         }
-        if self._transport == "shared":
+        if not self._has_send:
             del stages["send"]
         _both(source.fill.remote(size), target.fill.remote(None))
         runs: dict[str, list[StageTiming]] = {stage: [] for stage in stages}
-        for i in tqdm(range(repeat + 1), desc=f"{self._transport}, {size // MIB} MiB", unit="turn"):
+        for i in tqdm(range(repeat + 1), desc=f"{size // MIB} MiB", unit="turn"):
             for stage, run in stages.items():
                 spans = run()
                 if i:
@@ -72,12 +78,12 @@ class EndPair:
 
     def _send(self, blocks: int) -> list[ProcessSpan]:
         source, target = self._source, self._target
-        channels = _get(source.channels.remote(1 + len(list(pieces(blocks)))))
+        channels = _get(source.channels.remote(1 + len(list(pieces(blocks, self._slot_bytes)))))
         return _both(source.send_alone.remote(channels, blocks), target.receive_alone.remote(channels, blocks))
 
     def _scatter(self, blocks: int) -> ProcessSpan:
         """Scatter from the source's slots if they are shared, else from the target's own, as in a migration."""
-        holder = self._source if self._transport == "shared" else self._target
+        holder = self._target if self._has_send else self._source
         span: ProcessSpan = _get(self._target.scatter.remote(_get(holder.hold.remote(blocks)), blocks))
         _get(holder.release.remote())
         return span

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 import torch
 
 from migration.kv.layout import CacheLayout
-from migration.kv.staging import HEADER, Segments
+from migration.kv.staging import HEADER, Segments, Staging
 from migration.protocol.errors import TransferFailed
 from migration.protocol.messages import Adopt, Chunk, CopyRound, Fingerprint, Prepare, Prepared, Shard, SlotRef
 from migration.protocol.ports import Hosted, Slot
@@ -22,7 +22,6 @@ from policies.model import Blocks, Bytes, ReplicaId, RequestId
 LAYERS, BLOCK_SIZE, BLOCK_SHAPE = 4, 32, (2, 32, 128)
 """The tiny model's cache on a CPU: 32 KiB per block and layer."""
 BLOCK_BYTES = LAYERS * 2 * 32 * 128 * 4
-SLOT_BYTES = 8 << 20
 
 T = TypeVar("T")
 
@@ -46,25 +45,43 @@ class ProcessSpan(NamedTuple):
     ended: Mark
 
 
-def pieces(blocks: int) -> Iterator[tuple[Blocks, Blocks]]:
+def pieces(blocks: int, slot_bytes: int) -> Iterator[tuple[Blocks, Blocks]]:
     """[0, blocks) in ranges that fit into a slot, as in `SourceRun`."""
-    size = SLOT_BYTES // BLOCK_BYTES
+    size = slot_bytes // BLOCK_BYTES
     for low in range(0, blocks, size):
         yield Blocks(low), Blocks(min(low + size, blocks))
+
+
+class OwnSegments(Segments):
+    """Mapped segments, and one of this process itself, which CUDA does not let it map. In vLLM, workers map all."""
+
+    own: Staging | None = None
+
+    def get(self, path: str) -> Staging:
+        """The segment at `path`."""
+        return self.own if self.own is not None and path == self.own.path else super().get(path)
 
 
 class Cache:
     """A `BlockStore` over KV tensors, with one copying thread. All blocks belong to one request."""
 
-    def __init__(self, blocks: int, seed: str) -> None:
-        self._tensors = {f"layer{i}": torch.zeros((blocks, *BLOCK_SHAPE)) for i in range(LAYERS)}
+    def __init__(self, blocks: int, seed: str, device: str, slot_bytes: int) -> None:
+        # On a GPU as vLLM allocates it: one buffer, hence one kernel for all layers.
+        layers = (
+            torch.zeros((LAYERS, blocks, *BLOCK_SHAPE), device=device)
+            if device != "cpu"
+            else [torch.zeros((blocks, *BLOCK_SHAPE)) for _ in range(LAYERS)]
+        )
+        self._tensors = {f"layer{i}": layer for i, layer in enumerate(layers)}
         self._layout = CacheLayout(self._tensors, blocks)
         self._table = random.Random(seed).sample(range(blocks), blocks)
-        self._segments = Segments()
+        self._device = device
+        self._slot_bytes = slot_bytes
+        self.segments = OwnSegments()
         self._worker = ThreadPoolExecutor(1)
         self._missing = 0
         self._whole = asyncio.Event()
-        self.fingerprint = Fingerprint("tiny", self._layout.describe(), BLOCK_SIZE, BLOCK_BYTES, SLOT_BYTES)
+        self.fingerprint = Fingerprint("tiny", self._layout.describe(), BLOCK_SIZE, BLOCK_BYTES, slot_bytes)
         self.gathers: list[Mark] = []
         """The beginnings of all gathers."""
 
@@ -75,7 +92,7 @@ class Cache:
         return [await self._in_worker(lambda: self._gather(first, last, slot.segment, slot.offset))]
 
     def _gather(self, first: int, last: int, segment: str, offset: int) -> Shard:
-        memory, size = self._segments.get(segment), (last - first) * BLOCK_BYTES
+        memory, size = self.segments.get(segment), (last - first) * BLOCK_BYTES
         memory.stamp(offset, 0)
         self._layout.gather(self._table[first:last], memory.view(offset + HEADER, size))
         ticket = secrets.randbits(63) | 1
@@ -97,9 +114,9 @@ class Cache:
             self._whole.set()
 
     def _put(self, first: int, last: int, slot: SlotRef) -> None:
-        staged = self._segments.payload(slot, (last - first) * BLOCK_BYTES)
+        staged = self.segments.payload(slot, (last - first) * BLOCK_BYTES)
         self._layout.scatter(self._table[first:last], last - first, 0, staged)
-        self._segments.check(slot)
+        self.segments.check(slot)
 
     async def _in_worker(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._worker, work)
@@ -110,12 +127,12 @@ class Cache:
             if seed is None:
                 tensor.zero_()
             else:
-                tensor.uniform_(generator=torch.Generator().manual_seed(seed))
+                tensor.uniform_(generator=torch.Generator(self._device).manual_seed(seed))
 
     def digest(self, blocks: int) -> str:
         """The digest of the request's first `blocks` blocks."""
-        total, out = hashlib.blake2b(), bytearray(SLOT_BYTES)
-        for low, high in pieces(blocks):
+        total, out = hashlib.blake2b(), bytearray(self._slot_bytes)
+        for low, high in pieces(blocks, self._slot_bytes):
             part = memoryview(out)[: (high - low) * BLOCK_BYTES]
             self._layout.gather(self._table[low:high], part)
             total.update(part)

@@ -20,14 +20,16 @@ class Slots:
         self, count: int, slot_bytes: int, creates: Sequence[Callable[[int], Staging]] = (HostSegment.create,)
     ) -> None:
         stride = HEADER + slot_bytes
-        self._segments: list[Staging] = []
+        self.segments: list[Staging] = []
+        """The memory of each worker's slots."""
+
         try:
             for create in creates:
-                self._segments.append(create(count * stride))
+                self.segments.append(create(count * stride))
         except BaseException:
             self._close_segments()
             raise
-        self._slots = tuple(tuple(s.slot(i * stride, stride) for s in self._segments) for i in range(count))
+        self._slots = tuple(tuple(s.slot(i * stride, stride) for s in self.segments) for i in range(count))
         self._free: asyncio.Queue[tuple[Slot, ...]] = asyncio.Queue()
         for slots in self._slots:
             self._free.put_nowait(slots)
@@ -51,7 +53,7 @@ class Slots:
 
     def _free_slots(self, slots: tuple[Slot, ...]) -> None:
         """Mark slots as free; their content is void from now on."""
-        for segment, slot in zip(self._segments, slots, strict=True):
+        for segment, slot in zip(self.segments, slots, strict=True):
             segment.stamp(slot.offset, 0)
         self._free.put_nowait(slots)
 
@@ -63,7 +65,7 @@ class Slots:
         self._close_segments()
 
     def _close_segments(self) -> None:
-        for segment in self._segments:
+        for segment in self.segments:
             segment.close()
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.chaos.answers import StreamedAnswer, StreamVerdict, judge
+from benchmarks.chaos.answers import StreamedAnswer, StreamVerdict, judge, judge_among
 from benchmarks.chaos.faults import HANG_S, STALL_S, FaultKind, PlannedFault, draw_faults
 from benchmarks.chaos.injector import NOTHING, InjectedFault
 from benchmarks.chaos.offers import Offer, draw_trace, make_offers, undisturbed
@@ -143,6 +143,13 @@ def test_stream_with_an_irregular_end_is_silent(changed: dict[str, Any]) -> None
 
 def test_answer_of_a_leaving_client_is_exact_so_far() -> None:
     assert judge(StreamedAnswer(text="one t", chunks=2, left=True), OFFER, WANT, lost=False) == (StreamVerdict.LEFT, "")
+
+
+def test_answer_without_an_expected_text_has_to_be_whole() -> None:
+    whole = StreamedAnswer(text="any", tokens=OFFER.output, finish="length", done=True)
+    assert judge_among(whole, OFFER, []) == (StreamVerdict.WHOLE, "")
+    short = StreamedAnswer(text="any", tokens=OFFER.output - 1, finish="length", done=True)
+    assert judge_among(short, OFFER, [])[0] is StreamVerdict.WRONG
 
 
 def test_error_of_seeded_sampling_after_a_lost_replica_is_promised() -> None:

@@ -289,7 +289,7 @@ def soaked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tup
 
     def run_it(*options: str, slots: int = 0) -> tuple[int, list[str]]:
         monkeypatch.setattr("benchmarks.soak.forcing.QUIET_S", 0.1)
-        monkeypatch.setattr(soak, "_servers", lambda **setting: contextlib.nullcontext())
+        monkeypatch.setattr(soak, "_servers", lambda *_: contextlib.nullcontext())
         monkeypatch.setattr(soak, "connect", lambda url: MadeUp(slots=slots, characters=60))
         out = tmp_path / ("control.jsonl" if "--control-of" in options else "soak.jsonl")
         monkeypatch.setattr(sys, "argv", ["soak", "--engine", "paced", "--out", str(out), *options])
