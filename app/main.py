@@ -5,12 +5,13 @@ import os
 from typing import Any
 
 import pydantic
+import ray
 from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
 from app.ingress.access.keys import VARIABLE, ApiKey, parse_keys
 from app.ingress.config import IngressConfig
-from app.settings import AutoscalingSettings, Settings, check_installed, describe_errors
+from app.settings import AutoscalingSettings, Settings, check_installed, check_nodes, describe_errors
 from app.tinymodel import ensure_tiny_model
 from app.versions import installed_version
 from deployments.config import EngineConfig, SchedulerConfig, Topology
@@ -39,10 +40,11 @@ def build_app(args: dict[str, Any]) -> serve.Application:
     """The Serve application; `import_path` in serve_config.yaml names this function.
 
     Raises:
-        ValueError: the settings are unknown, contradictory, or do not fit the installed build of vLLM.
+        ValueError: the settings are unknown, contradictory, or do not fit the installed build of vLLM or the cluster.
     """
     settings = read_settings(args)
     check_installed(settings)
+    check_nodes(settings, _gpus_of_nodes())
     _warn_untested()
     engine = _engine_config(settings)
     topology = Topology(APP, settings.ingress.lease_s, settings.deployment_config.engine_silence_s)
@@ -58,6 +60,12 @@ def read_settings(args: dict[str, Any]) -> Settings:
     except pydantic.ValidationError as error:
         lines = "\n".join(f"  {line}" for line in describe_errors(error))
         raise ValueError(f"serve_config.yaml, args:\n{lines}") from None
+
+
+def _gpus_of_nodes() -> list[float]:
+    """The number of GPUs of each node that is alive; none where Serve does not build the application."""
+    nodes = ray.nodes() if ray.is_initialized() else []
+    return [node["Resources"].get("GPU", 0.0) for node in nodes if node["Alive"]]
 
 
 def _warn_untested() -> None:

@@ -5,6 +5,7 @@ deployment_config.autoscaling_config).
 """
 
 import importlib.metadata
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Literal, Self
 from urllib.parse import urlsplit
@@ -204,7 +205,9 @@ class Settings(SettingsSection):
         description="Engine: `vllm` or, to try out policies, `paced`: noise without a model, at the pace set in "
         "`engine_kwargs`.",
     )
-    accelerator_type: str | None = Field(None, description="Ray's name of the GPU type; implies `num_gpus: 1`.")
+    accelerator_type: str | None = Field(
+        None, description="Ray's name of the GPU type; implies `num_gpus`, with a GPU for every worker of a replica."
+    )
     engine_kwargs: dict[str, Any] = Field(default_factory=dict, description="Arguments for vLLM's engine.")
     deployment_config: DeploymentSettings = Field(
         default_factory=DeploymentSettings, description="Replicas and resources."
@@ -214,9 +217,15 @@ class Settings(SettingsSection):
     ingress: IngressSettings = Field(default_factory=IngressSettings, description="HTTP side.")
 
     @property
+    def workers(self) -> int:
+        """Number of workers of one replica, each of which holds a shard of the model."""
+        workers: int = self.engine_kwargs.get("tensor_parallel_size", 1)
+        return workers
+
+    @property
     def gpus(self) -> float:
         """Number of GPUs of one replica."""
-        return self.deployment_config.num_gpus or (1.0 if self.accelerator_type else 0.0)
+        return self.deployment_config.num_gpus or (float(self.workers) if self.accelerator_type else 0.0)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -236,9 +245,31 @@ class Settings(SettingsSection):
         on_cpu = not self.gpus and self.engine == "vllm"
         if on_cpu and block_size is not None and block_size % 32:
             raise ValueError(f"engine_kwargs.block_size is {block_size}: on CPU write a multiple of 32")
-        if self.engine_kwargs.get("tensor_parallel_size", 1) != 1:
-            raise ValueError("engine_kwargs.tensor_parallel_size: Mell runs one GPU per replica; remove it")
+        self._check_layout()
         return self
+
+    def _check_layout(self) -> None:
+        """Raise ValueError for a layout of workers that Mell does not support, or that does not fit the GPUs."""
+        for name in _OTHER_LAYOUTS:
+            if self.engine_kwargs.get(name, 1) != 1:
+                raise ValueError(
+                    f"engine_kwargs.{name}: tensor_parallel_size alone splits a replica, within one node; remove it"
+                )
+        if self.gpus and self.gpus != self.workers and max(self.gpus, self.workers) > 1:
+            raise ValueError(
+                f"deployment_config.num_gpus is {self.gpus:g} and engine_kwargs.tensor_parallel_size {self.workers}, "
+                "but every worker has one GPU: write the same number in both"
+            )
+
+
+_OTHER_LAYOUTS = (
+    "pipeline_parallel_size",
+    "data_parallel_size",
+    "prefill_context_parallel_size",
+    "decode_context_parallel_size",
+    "nnodes",
+)
+"""vLLM's other ways to split a model, or its requests, over workers."""
 
 
 def describe_errors(error: ValidationError) -> list[str]:
@@ -262,6 +293,19 @@ def check_installed(settings: Settings) -> None:
         )
     if not settings.gpus and not cpu_build and _installed("vllm"):
         raise ValueError("the CUDA build of vLLM is installed: set deployment_config.num_gpus: 1, or `make setup`")
+
+
+def check_nodes(settings: Settings, gpus_of_nodes: Collection[float]) -> None:
+    """Compare the settings with the GPUs of each node of the cluster. Raises ValueError with the correction.
+
+    A cluster without any GPU may get nodes later, when replicas wait for them.
+    """
+    largest = max(gpus_of_nodes, default=0.0)
+    if 0 < largest < settings.gpus:
+        raise ValueError(
+            f"a replica has {settings.gpus:g} GPUs (engine_kwargs.tensor_parallel_size) and must fit on one node, but "
+            f"no node has more than {largest:g}: write tensor_parallel_size: {largest:g}"
+        )
 
 
 def _installed(distribution: str) -> bool:

@@ -31,7 +31,14 @@ from migration.protocol.ports import Slot
 from migration.protocol.request import Sampling, Structured, pack_logprobs
 from policies.model import Blocks, Tokens
 
-_OWNED = ("kv_transfer_config", "worker_extension_cls", "model", "enable_prefix_caching", "max_logprobs")
+_OWNED = (
+    "kv_transfer_config",
+    "worker_extension_cls",
+    "distributed_executor_backend",
+    "model",
+    "enable_prefix_caching",
+    "max_logprobs",
+)
 
 _FIRST_ID = 0
 """A token id that every vocabulary has."""
@@ -48,9 +55,12 @@ def engine_args(model: str, engine_kwargs: Mapping[str, Any]) -> AsyncEngineArgs
     """
     if owned := [name for name in _OWNED if name in engine_kwargs]:
         raise ValueError(f"engine_kwargs: Mell sets {', '.join(owned)}; remove it")
+    # Several workers are processes of this replica. Inside a placement group vLLM would make them actors of their own.
+    several = engine_kwargs.get("tensor_parallel_size", 1) > 1
     return AsyncEngineArgs(
         model=model,
         enable_prefix_caching=True,
+        distributed_executor_backend="mp" if several else None,
         worker_extension_cls="migration.kv.worker.MellWorker",
         kv_transfer_config=KVTransferConfig(
             kv_connector="MellConnector",

@@ -40,14 +40,16 @@ The environment variable `MELL_CACHE` names the folder for models that Mell gene
 _ENGINE_KWARGS = """\
 ## `engine_kwargs`
 
-Passed unchanged to vLLM's `AsyncEngineArgs` and described in vLLM's documentation. Three are checked at the start:
-`block_size` and `max_model_len` must be positive whole numbers, `block_size` on CPU a multiple of 32;
-`tensor_parallel_size` must be 1.
+Passed unchanged to vLLM's `AsyncEngineArgs` and described in vLLM's documentation. Some are checked at the start:
+`block_size`, `max_model_len` and `tensor_parallel_size` must be positive whole numbers, `block_size` on CPU a multiple
+of 32. `tensor_parallel_size: n` splits the model over n workers, on GPUs with a GPU each: a replica then has n GPUs of
+one node ([several GPUs per replica](gpu.md#several-gpus-per-replica)). `pipeline_parallel_size`, `data_parallel_size`,
+`prefill_context_parallel_size`, `decode_context_parallel_size` and `nnodes` above 1 are refused.
 
 Without GPUs, Mell's defaults are `dtype: float32`, `block_size: 32` and `enforce_eager: true`. The model's name in
 vLLM's metrics, `served_model_name`, defaults to `model_id`. Mell itself sets
-`model`, `enable_prefix_caching`, `kv_transfer_config` and `worker_extension_cls`; an engine whose `engine_kwargs`
-contain one of these, or `max_logprobs`, does not start.
+`model`, `enable_prefix_caching`, `kv_transfer_config`, `worker_extension_cls` and `distributed_executor_backend`; an
+engine whose `engine_kwargs` contain one of these, or `max_logprobs`, does not start.
 
 | Often set | Meaning |
 |---|---|

@@ -66,6 +66,32 @@ def test_engine_defaults_with_gpus_are_vllms() -> None:
     assert "OMP_NUM_THREADS" not in engine.ray_actor_options["runtime_env"]["env_vars"]
 
 
+def test_replica_of_several_workers_has_a_gpu_for_each() -> None:
+    engine = deployments({"accelerator_type": "H100", "engine_kwargs": {"tensor_parallel_size": 4}})["Engine"]
+    assert engine.ray_actor_options["num_gpus"] == 4.0
+    assert engine.init_args[0].kwargs == NAMED | {"tensor_parallel_size": 4}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "workers", "refused"),
+    [((), 4, False), ((0.0, 0.0), 4, False), ((4.0, 2.0), 4, False), ((2.0, 2.0), 4, True), ((1.0,), 2, True)],
+    ids=["no cluster", "no GPUs yet", "enough on one node", "enough on two nodes together", "too few"],
+)
+def test_replica_that_fits_on_no_node_is_refused(
+    gpus: tuple[float, ...], workers: int, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = {"Alive": False, "Resources": {"GPU": 8.0}}
+    nodes = [{"Alive": True, "Resources": {"CPU": 8.0, "GPU": g}} for g in gpus]
+    monkeypatch.setattr("app.main.ray.is_initialized", lambda: bool(gpus))
+    monkeypatch.setattr("app.main.ray.nodes", lambda: [*nodes, gone])
+    args = {"accelerator_type": "H100", "engine_kwargs": {"tensor_parallel_size": workers}}
+    if refused:
+        with pytest.raises(ValueError, match=rf"must fit on one node.*write tensor_parallel_size: {gpus[0]:g}"):
+            build_app(args)
+    else:
+        build_app(args)
+
+
 def test_engine_kwargs_override_defaults() -> None:
     kwargs = deployments({"engine_kwargs": {"block_size": 64, "max_model_len": 512}})["Engine"].init_args[0].kwargs
     assert (kwargs["block_size"], kwargs["max_model_len"], kwargs["dtype"]) == (64, 512, "float32")

@@ -1,6 +1,7 @@
 """The arguments of requests to vLLM; their effects are in the integration tests."""
 
 import asyncio
+import os
 import re
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from app.tinymodel import ensure_tiny_model
-from deployments.engine.vllm_engine import USAGE, VllmEngine, engine_args
+from deployments.engine.vllm_engine import USAGE, VllmEngine, _fingerprint, _processes, engine_args
 from migration.protocol.errors import TransferFailed
 from migration.protocol.messages import SlotRef
 from migration.protocol.request import Sampling
@@ -104,6 +105,40 @@ def test_engine_runs_with_the_configuration_of_vllms_own_server(workers: int) ->
     assert different(made, expected) == OWN
     without = engine_args(MODEL, kwargs).create_engine_config()
     assert ("scheduler_config.max_num_seqs" in different(without, expected)) == (workers > 1)
+
+
+@pytest.mark.parametrize("name", ["distributed_executor_backend", "kv_transfer_config"])
+def test_argument_that_mell_sets_itself_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"Mell sets {name}; remove it"):
+        engine_args(MODEL, {name: None})
+
+
+def test_several_workers_are_processes_of_the_replica_and_one_is_where_vllm_has_it() -> None:
+    assert engine_args(MODEL, {"tensor_parallel_size": 2}).distributed_executor_backend == "mp"
+    assert engine_args(MODEL, {}).distributed_executor_backend is None
+
+
+def described(pid: int, layout: str = "layers", parent: int = 7) -> dict[str, Any]:
+    return {"layout": layout, "block_bytes": 100, "num_blocks": 9, "worker_pid": pid, "parent_pid": parent}
+
+
+def test_processes_are_the_core_and_all_workers_by_rank() -> None:
+    processes = _processes([described(12), described(11)])
+    assert (processes.core, processes.workers) == (7, (12, 11))
+    within_core = _processes([described(12, parent=os.getpid())])
+    assert (within_core.core, within_core.workers) == (12, (12,))
+
+
+def test_fingerprints_agree_on_the_cache_only_between_equal_layouts() -> None:
+    config = engine_args(MODEL, {"dtype": "float32"}).create_engine_config(USAGE)
+    one = _fingerprint(config, [described(1)], 1 << 20)
+    two, again, mixed, none = (
+        _fingerprint(config, [described(1), described(2, layout)], 1 << 20)
+        for layout in ("layers", "layers", "others", "")
+    )
+    assert len({f.model for f in (one, two, mixed, none)}) == 1
+    assert two == again and len({f.cache for f in (one, two, mixed)}) == 3 and none.cache == ""
+    assert (one.block_bytes, two.block_bytes) == (100, 200) and one.blocks_per_slot == two.blocks_per_slot
 
 
 class LoadingVllm:
