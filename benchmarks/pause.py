@@ -1,7 +1,7 @@
 """The cost of a migration at the client: the pause of the stream, by pre-copied KV, stop-and-copy KV, and tokens.
 
     python -m benchmarks.pause [--contexts 256 1024 2048 3500] [--repeat 8] [--rounds 8] [--transport shared]
-                               [--device cuda] [--json FILE] [--png FILE]
+                               [--device cuda] [--workers 2] [--json FILE] [--png FILE]
 
 A stream is moved between two replicas while a client reads it, with nothing else running. Its pause is the gap at the
 client between the source's last chunk and the target's first, in milliseconds and as a multiple of the stream's own

@@ -64,6 +64,7 @@ _GPU_SLOTS: Mapping[str, Any] = {"slot_mib": 64, "slots": 4}
 class Rig:
     """The conditions of compared servers. `engines` share `gpus` GPUs; `kv_gib` is the KV cache of each engine.
 
+    Each engine splits the model over `workers`, which have GPUs of their own if there are several.
     `invariant` switches vLLM's batch-invariant kernels on, and `extra` has further engine settings, in Mell and stock
     vLLM alike.
     """
@@ -74,21 +75,24 @@ class Rig:
     eager: bool = True
     gpus: int = 0
     engines: int = 2
+    workers: int = 1
     kv_gib: float = 8.0
     invariant: bool = False
     extra: Mapping[str, Any] = field(default_factory=lambda: ENGINE)
 
     @classmethod
-    def on_gpus(cls, gpus: int, model: str = "8b", dtype: str = "bfloat16", eager: bool = False) -> Self:
+    def on_gpus(
+        cls, gpus: int, model: str = "8b", dtype: str = "bfloat16", eager: bool = False, workers: int = 1
+    ) -> Self:
         """The usual conditions on GPUs."""
-        return cls("cuda", model, dtype, eager, gpus, extra={})
+        return cls("cuda", model, dtype, eager, gpus, workers=workers, extra={})
 
     @classmethod
     def of(cls, options: argparse.Namespace) -> Self:
         """The conditions of parsed options; see `add_rig_options`."""
         if options.device == "cpu":
-            return cls()
-        return cls.on_gpus(options.gpus, options.model, options.dtype, options.eager)
+            return cls(workers=options.workers)
+        return cls.on_gpus(options.gpus, options.model, options.dtype, options.eager, options.workers)
 
     def sharing(self, engines: int) -> Self:
         """The same with another number of engines at a time."""
@@ -124,27 +128,32 @@ class Rig:
     def engine_kwargs(self) -> dict[str, Any]:
         """The engine settings that Mell and stock vLLM share, without those of `serve_config.yaml` on a CPU."""
         if self.device == "cpu":
-            return dict(self.extra)
+            return {**self._layout, **self.extra}
         return {
             "max_model_len": self.shape.context,
             "max_num_seqs": 256,
             "dtype": self.dtype,
-            "kv_cache_memory_bytes": round(self.kv_gib * (1 << 30)),
+            "kv_cache_memory_bytes": round(self.kv_gib * (1 << 30) / self.workers),
             "gpu_memory_utilization": round(0.8 / self._per_gpu, 2),
             **({"enforce_eager": True} if self.eager else {}),
             **({"load_format": "dummy"} if self.shape.spread is None else {}),
+            **self._layout,
             **self.extra,
         }
 
     @property
+    def _layout(self) -> dict[str, Any]:
+        return {"tensor_parallel_size": self.workers} if self.workers > 1 else {}
+
+    @property
     def _per_gpu(self) -> int:
-        return math.ceil(self.engines / self.gpus)
+        return math.ceil(self.engines * self.workers / self.gpus)
 
     def mell_settings(self) -> dict[str, dict[str, Any]]:
         """Settings of the application that differ from those of `serve_config.yaml`, section by section."""
         if self.device == "cpu":
-            return {}
-        share = 1.0 if self._per_gpu == 1 else round(0.9 / self._per_gpu, 2)
+            return {"engine_kwargs": self._layout} if self._layout else {}
+        share = float(self.workers) if self._per_gpu == 1 else round(0.9 / self._per_gpu, 2)
         return {
             "model_loading_config": {"model_source": str(self.shape.folder())},
             "engine_kwargs": self.engine_kwargs,
@@ -164,9 +173,9 @@ class Rig:
 
     @property
     def vllm_environment(self) -> dict[str, str]:
-        """The environment of vLLM's own server: beside Mell's engines, it takes the last GPU."""
-        last = {"CUDA_VISIBLE_DEVICES": str(self.gpus - 1)} if self.gpus > 1 else {}
-        return self.environment | last
+        """The environment of vLLM's own server: beside Mell's engines, it takes the last GPUs."""
+        last = ",".join(str(gpu) for gpu in range(self.gpus - self.workers, self.gpus))
+        return self.environment | ({"CUDA_VISIBLE_DEVICES": last} if self.gpus > self.workers else {})
 
     def __str__(self) -> str:
         """The conditions, for a caption."""
@@ -174,6 +183,7 @@ class Rig:
         graphs = "eager mode" if self.eager else "CUDA graphs"
         where = "on the CPU" if self.device == "cpu" else f"{self.engines} engines on {self.gpus} GPU"
         where += "s" if self.gpus > 1 else ""
+        where += f", {self.workers} workers per engine" if self.workers > 1 else ""
         invariant = ", batch-invariant" if self.invariant else ""
         return f"{self.model} model, {self.dtype}{weights}, {graphs}{invariant}; {where}"
 
@@ -190,6 +200,7 @@ def add_rig_options(parser: argparse.ArgumentParser, models: Sequence[str] = tup
     """Add the options of the device and the model; `Rig.of` reads them."""
     parser.add_argument("--device", choices=get_args(Device), default="cpu")
     parser.add_argument("--gpus", type=int, default=1, help="with cuda: the GPUs that all engines share")
+    parser.add_argument("--workers", type=int, default=1, help="workers of each engine (tensor_parallel_size)")
     parser.add_argument("--model", choices=models, default=models[-1], help="with cuda (default: %(default)s)")
     parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], default="bfloat16", help="with cuda")
     parser.add_argument("--eager", action="store_true", help="with cuda: without CUDA graphs and compilation")

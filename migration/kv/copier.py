@@ -21,6 +21,7 @@ from collections.abc import Iterator
 
 import torch
 
+from migration.kv.device import use
 from migration.kv.layout import CacheLayout
 from migration.kv.staging import HEADER, Segments
 from migration.kv.tables import BlockLoads, BlockTables
@@ -105,6 +106,7 @@ class Copier:
                 yield
                 return
             torch.cuda.set_device(self._layout.device)
+            use(torch.cuda.current_device())
             with torch.cuda.stream(torch.cuda.Stream(self._layout.device)):
                 yield
 

@@ -33,6 +33,12 @@ def preload() -> None:
         importlib.import_module("cupy")
 
 
+def use(device: int) -> None:
+    """Make `device` the current GPU of the calling thread for CuPy, whose CUDA runtime need not be torch's."""
+    with contextlib.suppress(ImportError):
+        importlib.import_module("cupy").cuda.Device(device).use()
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceSlot(Slot):
     """A slot in GPU memory: `memory` is only its header, in host memory; `payload` is a CuPy array of bytes."""

@@ -69,6 +69,14 @@ def test_engines_share_gpus_equally(gpus: int, engines: int, share: float, memor
     assert rig.engine_kwargs["gpu_memory_utilization"] == memory
 
 
+def test_both_servers_split_the_model_over_as_many_workers() -> None:
+    for rig in (parsed("--workers", "2"), parsed("--device", "cuda", "--gpus", "4", "--workers", "2")):
+        assert rig.mell_settings()["engine_kwargs"]["tensor_parallel_size"] == 2
+        assert values(rig.vllm_command(7))["--tensor-parallel-size"] == "2"
+        assert Settings.model_validate(rig.mell_settings()).gpus == (2 if rig.device == "cuda" else 0)
+    assert rig.vllm_environment["CUDA_VISIBLE_DEVICES"] == "2,3"
+
+
 def test_stock_vllm_takes_the_last_of_several_gpus() -> None:
     assert "CUDA_VISIBLE_DEVICES" not in Rig.on_gpus(1).vllm_environment
     assert Rig.on_gpus(2).vllm_environment["CUDA_VISIBLE_DEVICES"] == "1"

@@ -22,7 +22,7 @@ BLOCKS = 512
 START_LIMIT_S = 240
 
 
-TURNS = {"bare": 0, "application": 1, "to_its_end": 3, "paced": 2}
+TURNS = {"bare": 0, "application": 1, "split": 2, "to_its_end": 4, "paced": 3}
 """When the tests with a fixture run. Those of one application follow one another: it takes a minute to start."""
 
 
@@ -97,6 +97,15 @@ def application(stage: Stage) -> Iterator[Application]:
 
 
 @pytest.fixture
+def split(stage: Stage) -> Iterator[Application]:
+    """As `application`, with two workers per replica, and short contexts."""
+    shown = stage.show("split", _split())
+    faults.write(shown.faults, "collective")
+    yield shown
+    faults.write(shown.faults, "collective")
+
+
+@pytest.fixture
 def paced(stage: Stage) -> Application:
     """One to four replicas that keep the pace of a GPU, packed, opened and closed by the scheduler."""
     return stage.show("paced", _paced(stage.folder / "paced" / "epochs"))
@@ -130,6 +139,12 @@ def _real() -> dict[str, Any]:
         "adopt_timeout_s": 3.0,
         "lease_s": 6.0,
     }
+    return config
+
+
+def _split() -> dict[str, Any]:
+    config = _real()
+    config["applications"][0]["args"]["engine_kwargs"] |= {"tensor_parallel_size": 2, "max_model_len": 1024}
     return config
 
 

@@ -1,8 +1,9 @@
 """A transport for tests: the real ones, with faults that a test switches on by writing a file.
 
 Named in the test application's settings as `tests.integration.faults:make`; both ends of a migration read the same
-file, whose path is in MELL_TEST_FAULTS: {"over": "collective" | "shared", "fault": null | a `Fault`,
-"bytes_per_s": null | a number, for `Fault.SLOW`, "stop": null | the process that is stopped in the hand-over}.
+file, whose path is in MELL_TEST_FAULTS: {"over": "collective" | "shared", "fault": null | a `Fault`, "rank": null | the
+only worker with the fault, "bytes_per_s": null | a number, for `Fault.SLOW`, "stop": null | the process that is stopped
+in the hand-over}.
 """
 
 import asyncio
@@ -41,13 +42,18 @@ class Fault(StrEnum):
 
 
 def write(
-    path: Path, over: str, fault: Fault | None = None, bytes_per_s: float | None = None, stop: int | None = None
+    path: Path,
+    over: str,
+    fault: Fault | None = None,
+    bytes_per_s: float | None = None,
+    stop: int | None = None,
+    rank: int | None = None,
 ) -> None:
     """Switch, for all processes at once. Raises ValueError if SLOW is without a speed, or a speed without SLOW."""
     if (fault is Fault.SLOW) != (bytes_per_s is not None):
         raise ValueError("bytes_per_s goes with Fault.SLOW")
     fresh = path.with_suffix(".new")
-    fresh.write_text(json.dumps({"over": over, "fault": fault, "bytes_per_s": bytes_per_s, "stop": stop}))
+    fresh.write_text(json.dumps({"over": over, "fault": fault, "rank": rank, "bytes_per_s": bytes_per_s, "stop": stop}))
     fresh.replace(path)
 
 
@@ -95,22 +101,22 @@ class FaultyTransport:
         return self._real.shares_slots
 
     def channel(self, source: ReplicaId, target: ReplicaId, rank: int) -> str:
-        """Passed on."""
-        return self._real.channel(source, target, rank)
+        """Passed on; the rank is prefixed."""
+        return f"{rank}|{self._real.channel(source, target, rank)}"
 
     async def send(self, channel: str, slot: Slot, size: Bytes) -> None:
         """Passed on."""
-        await self._real.send(channel, slot, size)
+        await self._real.send(_real_channel(channel), slot, size)
 
     async def receive(self, channel: str, staged: SlotRef, size: Bytes, slot: Slot | None) -> SlotRef:
         """Passed on, unless the fault prevents it."""
         switches = _switches()
-        fault = switches["fault"]
+        fault = switches["fault"] if switches["rank"] in (None, _rank(channel)) else None
         if fault == Fault.SILENT:
             await asyncio.Event().wait()
         if fault == Fault.FAIL:
             raise TransferFailed("a test wants it so")
-        where = await self._real.receive(channel, staged, size, slot)
+        where = await self._real.receive(_real_channel(channel), staged, size, slot)
         if fault == Fault.SLOW:
             async with self._link:
                 await asyncio.sleep(size / switches["bytes_per_s"])
@@ -122,9 +128,17 @@ class FaultyTransport:
 
     def drop(self, channel: str) -> None:
         """Passed on."""
-        self._real.drop(channel)
+        self._real.drop(_real_channel(channel))
 
     def close(self) -> None:
         """Close both."""
         for transport in self._over.values():
             transport.close()
+
+
+def _rank(channel: str) -> int:
+    return int(channel.split("|", 1)[0])
+
+
+def _real_channel(channel: str) -> str:
+    return channel.split("|", 1)[1]

@@ -113,6 +113,9 @@ class Device:
         self.current.append(self.id)
         return self
 
+    def use(self) -> None:
+        self.current[-1] = self.id
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from migration.kv.device import DeviceSegment, DeviceSlot
+from migration.kv.device import DeviceSegment, DeviceSlot, use
 from migration.kv.layout import CacheLayout
 from migration.kv.staging import HEADER, Segments
 from migration.protocol.errors import TransferFailed
@@ -78,6 +78,17 @@ def test_creating_a_segment_without_room_names_the_settings_to_lower(cupy: Any) 
     cupy.cuda.runtime.free_bytes = 0
     with pytest.raises(RuntimeError, match=r"8 MiB .*lower engine_kwargs\.gpu_memory_utilization, migration\.slots"):
         DeviceSegment.create(8 << 20)
+
+
+def test_segments_are_opened_on_the_gpu_in_use(cupy: Any) -> None:
+    made = DeviceSegment.create(SIZE, device=2)
+    assert made.view(0, SIZE).device.id == 2
+    use(1)
+    again = DeviceSegment.create(SIZE)
+    use(0)
+    assert again.view(0, SIZE).device.id == 1
+    for segment in (made, again):
+        segment.close()
 
 
 def test_memory_is_freed_once(cupy: Any) -> None:

@@ -258,7 +258,7 @@ class Replica(Described):
     id: str
     state: ReplicaState
     node: str
-    pids: list[int] = Field(description="Replica, EngineCore and Worker; empty if the replica does not report.")
+    pids: list[int] = Field(description="Replica, EngineCore and all workers; empty if the replica does not report.")
     capacity_tokens: int
     free_blocks: int
     used_tokens: int

@@ -1,0 +1,142 @@
+"""Replicas of two workers each: both hold a shard of every KV block, and a request needs both shards to move."""
+
+import asyncio
+import os
+import random
+import signal
+from collections import Counter
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.counts import LONG
+from tests.integration import faults
+from tests.integration.application import BLOCK, Answer, Application, eventually, prompt
+from tests.integration.conftest import Stage
+from tests.integration.faults import Fault
+from tests.integration.serving import redeploy_with
+from tests.integration.test_1_migration import loaded, moved, reference
+from tests.integration.test_3_failures import home, lost_and_replaced
+
+MOVES = 40 if LONG else 8
+SAMPLINGS: list[dict[str, Any]] = [{"temperature": 0}, {"temperature": 0.8, "seed": 7}]
+
+
+async def test_replica_lists_both_workers(split: Application) -> None:
+    async with split.client() as client:
+        for replica in await client.running():
+            own, core, *workers = map(psutil.Process, replica["pids"])
+            assert core.ppid() == own.pid and [w.ppid() for w in workers] == [core.pid] * 2
+            assert len({os.getpgid(process.pid) for process in (own, core, *workers)}) == 1
+
+
+async def test_moves_both_ways_change_nothing(split: Application) -> None:
+    """Greedy and seeded, by KV and by tokens, over both transports."""
+    draw = random.Random(20261122)
+    committed: Counter[tuple[str, str]] = Counter()
+    loads = 0
+
+    async def journey(number: int) -> int:
+        """One request, which is moved forth and back; the blocks that it brings to its first target."""
+        faults.write(split.faults, ("collective", "shared")[number % 2])
+        sampling = SAMPLINGS[number // 2 % 2]
+        tokens, at = prompt(draw.randrange(2 * BLOCK, 12 * BLOCK), f"split/{number}"), sorted(draw.sample(range(80), 2))
+        await client.settle()  # so that both runs begin on the same replica, and the other one has no blocks
+        want, _ = await client.complete(tokens, 120, **sampling)
+        paths = ["kv", draw.choice(["kv", "tokens"])]
+        answer, records = await moved(client, f"split-{number}", tokens, 120, at, paths, **sampling)
+        assert answer.text == want, (sampling, records)
+        assert len(set(want.split())) > 20, "the model repeats itself: equality would prove nothing"
+        committed.update((r["source"], r["path"]) for r in records if r["outcome"] == "committed")
+        return sum(r["blocks"] for r in records[:1])
+
+    async with split.client() as client:
+        before = sum(r["kv_blocks_loaded"] for r in await client.running())
+        for number in range(MOVES // 2):
+            loads += await journey(number)
+        await client.idle()
+        read = sum(r["kv_blocks_loaded"] for r in await client.running()) - before
+    assert committed.total() >= 0.75 * MOVES and len({source for source, _ in committed}) == 2, committed
+    assert sum(n for (_, path), n in committed.items() if path == "kv") >= MOVES / 3, committed
+    assert read >= loads > 0, "moved blocks were not read"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+async def test_corrupted_shard_of_one_worker_changes_the_output(split: Application, rank: int) -> None:
+    tokens = prompt(400, f"corrupt/{rank}")
+    async with split.client() as client:
+        await client.settle()
+        want = await reference(client, tokens, 150)
+        faults.write(split.faults, "shared", Fault.CORRUPT, rank=rank)
+        before = {r["id"]: r["kv_blocks_loaded"] for r in await client.running()}
+        answer, (record,) = await moved(client, f"corrupt-{rank}", tokens, 150, [10], ["kv"])
+        assert (record["outcome"], record["path"]) == ("committed", "kv")
+        await loaded(client, record["target"], before, record["blocks"])
+    assert answer.text != want
+
+
+@pytest.mark.parametrize("fault", [Fault.SILENT, Fault.FAIL])
+async def test_failed_transfer_of_one_shard_fails_the_chunk(split: Application, fault: Fault) -> None:
+    tokens = prompt(400, f"one-shard/{fault}")
+    async with split.client() as client:
+        want = await reference(client, tokens, 500)
+        faults.write(split.faults, "collective", fault, rank=1)
+        answer, (record,) = await moved(client, f"one-shard-{fault}", tokens, 500, [5], ["kv"])
+        assert answer.text == want
+        assert (record["outcome"], record["path"]) == ("committed", "tokens") and "kv failed" in record["reason"]
+        faults.write(split.faults, "collective")
+        tokens = prompt(400, f"after-one-shard/{fault}")
+        _, (after,) = await moved(client, f"after-one-shard-{fault}", tokens, 200, [5], ["kv"])
+        assert (after["outcome"], after["path"]) == ("committed", "kv")
+        await client.idle()
+
+
+async def test_streams_survive_the_death_of_one_worker(split: Application) -> None:
+    async with split.client() as client:
+        prompts = [prompt(100 + 50 * i, f"one worker/{i}") for i in range(3)]
+        want = [text for text, _ in await asyncio.gather(*(client.complete(p, 300) for p in prompts))]
+        answers = [Answer() for _ in prompts]
+        tasks = [
+            asyncio.create_task(client.stream(a, p, 300, f"one-worker-{i}"))
+            for i, (a, p) in enumerate(zip(answers, prompts, strict=True))
+        ]
+        for answer in answers:
+            await answer.until(10)
+        doomed = await home(client)
+        os.kill(doomed["pids"][3], signal.SIGKILL)
+        await asyncio.gather(*tasks)
+        assert [a.text for a in answers] == want
+        await lost_and_replaced(client, doomed)
+        assert {len(r["pids"]) for r in await client.running()} == {4}
+
+
+@pytest.mark.skipif(not LONG, reason="starts two more engines")
+async def test_requests_move_by_tokens_to_replicas_of_another_layout(split: Application, stage: Stage) -> None:
+    """A rolling update from two workers per replica to one, beside streams."""
+    tokens, answers = prompt(150, "layouts"), list[str]()
+    async with split.client() as client:
+        want = await reference(client, tokens, 400)
+        before = {r["id"] for r in await client.running()}
+        updated = asyncio.Event()
+
+        async def keep_reading() -> None:
+            while not updated.is_set():
+                text, _ = await client.complete(tokens, 400)
+                answers.append(text)
+
+        reading = [asyncio.create_task(keep_reading()) for _ in range(3)]
+        await redeploy_with(split, tensor_parallel_size=1)
+
+        async def replaced() -> bool:
+            state = await client.state()
+            return not before & {r["id"] for r in state["replicas"]} and len(await client.running()) == 2
+
+        await eventually(replaced, within_s=300)
+        updated.set()
+        await asyncio.gather(*reading)
+        assert set(answers) == {want}
+        left = [m for m in await client.migrations() if m["source"] in before and m["target"] not in before]
+        assert {m["path"] for m in left if m["outcome"] == "committed"} == {"tokens"}, left
+        assert {len(r["pids"]) for r in await client.running()} == {3}
+    stage.clear()  # the next test with two workers starts them again
