@@ -5,7 +5,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Self
 
@@ -89,6 +89,9 @@ class VllmEngine:
         self._num_blocks: int = workers[0]["num_blocks"] - 1  # vLLM keeps one null block
         self._block_size: int = config.cache_config.block_size
         self._copiers = copiers
+        self._filled: set[str] = set()
+        """Loads whose blocks have all arrived, but may not be in vLLM's prefix cache yet."""
+        self._caching: set[asyncio.Task[None]] = set()
         self.blocks_loaded = 0
         self._restores_seeds: bool = config.use_v2_model_runner or config.device_config.device_type == "cpu"
         self._reasons = bool(config.structured_outputs_config.reasoning_parser)
@@ -141,7 +144,8 @@ class VllmEngine:
     ) -> AsyncIterator[Generated]:
         """See `Engine.generate`."""
         with _refusals():
-            params = _sampling_params(sampling, len(outputs), {"mell_key": key, "mell_output": len(outputs)})
+            transfer = self._transfer(mell_key=key, mell_output=len(outputs))
+            params = _sampling_params(sampling, len(outputs), transfer)
         async for output in self._run(key, prompt + outputs, params, sampling.priority):
             completion = output.outputs[0]
             if completion.finish_reason == "error":
@@ -154,33 +158,51 @@ class VllmEngine:
         return await self._blocks().gather(key, first, last, slots)
 
     async def load(self, load: str, tokens: tuple[int, ...], first: Blocks, last: Blocks) -> None:
-        """See `Engine.load`. A request waits for the blocks, and is aborted once vLLM has them in its prefix cache.
+        """See `Engine.load`.
 
-        If there is nothing to wait for, vLLM runs the request, which has one output token.
+        A request of vLLM waits for the blocks, and is aborted once they are in its prefix cache. The caller does not
+        wait for the step that puts them there: a request that is added before has it done first (`mell_filled`). If
+        there is nothing to wait for, vLLM runs the load's request, which has one output token.
         """
         params = SamplingParams(
             max_tokens=1,
             temperature=0.0,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
-            extra_args={"kv_transfer_params": {"mell_load": asdict(WantedBlocks(load, first, last))}},
+            extra_args={"kv_transfer_params": self._transfer(mell_load=asdict(WantedBlocks(load, first, last)))},
         )
         copiers = self._blocks()
-        ends = [asyncio.create_task(end) for end in (self._exhaust(load, tokens, params), copiers.loaded(load))]
+        request = asyncio.create_task(self._exhaust(load, tokens, params))
+        over = True
         try:
-            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            done.pop().result()
+            over = await _ends_during(copiers.filled(load), request)
         except InvalidRequest as error:
             raise TransferFailed(str(error)) from error
         finally:
-            copiers.forget(load)
-            for end in ends:
-                end.cancel()
-            await asyncio.wait(ends)
+            if over:
+                await _end_load(load, request, copiers)
+        if not over:
+            self._filled.add(load)
+            caching = asyncio.create_task(self._until_cached(load, request, copiers))
+            self._caching.add(caching)
+            caching.add_done_callback(self._caching.discard)
+
+    async def _until_cached(self, load: str, request: asyncio.Task[None], copiers: Copiers) -> None:
+        """End a load whose blocks have arrived, once they are in the prefix cache. A failure costs only the blocks."""
+        try:
+            with contextlib.suppress(TransferFailed, EngineDead):
+                await _ends_during(copiers.loaded(load), request)
+        finally:
+            self._filled.discard(load)
+            await _end_load(load, request, copiers)
 
     async def _exhaust(self, key: str, tokens: tuple[int, ...], params: SamplingParams) -> None:
         async for _ in self._run(key, tokens, params):
             pass
+
+    def _transfer(self, **params: Any) -> dict[str, Any]:
+        """The connector's parameters of a new request, with the loads that it may find arrived but not cached."""
+        return params | ({"mell_filled": sorted(self._filled)} if self._filled else {})
 
     async def put(self, load: str, first: Blocks, last: Blocks, slots: Sequence[SlotRef]) -> None:
         """See `Engine.put`."""
@@ -238,6 +260,25 @@ class VllmEngine:
         if self._copiers is not None:
             self._copiers.close()
         self._engine.shutdown()
+
+
+async def _ends_during(waiting: Coroutine[Any, Any, None], request: asyncio.Task[None]) -> bool:
+    """Wait for either; True if it was the request that ended. Raises its exception, or that of the other one."""
+    other = asyncio.create_task(waiting)
+    try:
+        await asyncio.wait((other, request), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        other.cancel()
+        await asyncio.wait((other,))
+    (request if request.done() else other).result()
+    return request.done()
+
+
+async def _end_load(load: str, request: asyncio.Task[None], copiers: Copiers) -> None:
+    """Have everything forget a load, and abort its request."""
+    copiers.forget(load)
+    request.cancel()
+    await asyncio.wait((request,))
 
 
 @contextlib.contextmanager

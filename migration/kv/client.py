@@ -10,6 +10,8 @@ from typing import Self
 from migration.concurrency import gather
 from migration.kv.wire import (
     CallFailed,
+    Filled,
+    FilledCall,
     ForgetLoad,
     GatherCall,
     Gathered,
@@ -74,6 +76,11 @@ class CopierClient:
         assert isinstance(reply, Scattered)
         return reply.blocks
 
+    async def filled(self, load: str) -> None:
+        """Wait until this worker has all blocks of a load."""
+        reply = await self._call(FilledCall(next(self._numbers), load))
+        assert isinstance(reply, Filled)
+
     async def loaded(self, load: str) -> None:
         """Wait until the blocks of a load are in the prefix cache."""
         reply = await self._call(LoadedCall(next(self._numbers), load))
@@ -88,7 +95,7 @@ class CopierClient:
         self._writer.close()
         self._reading.cancel()
 
-    async def _call(self, call: GatherCall | ScatterCall | LoadedCall) -> Reply:
+    async def _call(self, call: GatherCall | ScatterCall | FilledCall | LoadedCall) -> Reply:
         if self._reading.done():
             raise TransferFailed("the connection to the engine's worker has ended")
         future = self._calls[call.number] = asyncio.get_running_loop().create_future()
@@ -149,6 +156,10 @@ class Copiers:
         """See `CopierClient.scatter`; each worker has a slot of its own."""
         pairs = zip(self._clients, slots, strict=True)
         return max(await gather([client.scatter(load, first, last, slot) for client, slot in pairs]))
+
+    async def filled(self, load: str) -> None:
+        """Wait until all workers have all blocks of a load."""
+        await gather([client.filled(load) for client in self._clients])
 
     async def loaded(self, load: str) -> None:
         """See `CopierClient.loaded`. All workers share the prefix cache, so the first one answers for all."""

@@ -1,11 +1,12 @@
 """The vLLM connector: tracks the blocks of every request, and has staged blocks loaded into new requests.
 
 Scheduler side (EngineCore process), in time order; the connector owns no blocks, vLLM frees them as always:
-    on_new_request               record the request's key, its output so far, or the load that it waits for
+    on_new_request               record the request's key, its output so far, or the load that it waits for; name the
+                                 blocks of the loads that it may use in the prefix cache
     get_num_new_matched_tokens   number of context tokens that the load covers beyond the local cache
     update_state_after_alloc     record the cache blocks that the load fills
     build_connector_meta         each step: loads, output to restore, and changes of block tables
-    update_connector_output      name the blocks of complete loads in the prefix cache
+    update_connector_output      name the blocks of complete loads in the prefix cache, if no request needed them before
     request_finished             forget a load that ends
 
 Worker side:
@@ -22,12 +23,17 @@ replica aborts the request: the blocks stay in the cache like those of any ended
 too. Its blocks were never named, so no step reads them. vLLM frees the blocks of an aborted load once `get_finished`
 reports it.
 
+The scheduler side learns in two ways that blocks have arrived, and acts on the first: from the workers at the end of a
+step, or from the replica, which asked the copiers, with the next request. So that request finds the blocks, whatever
+step is in flight.
+
 vLLM cannot preempt a request that waits for its blocks. Loads under way therefore hold at most half of the cache,
 except that one load is always admitted; the others stay in the queue, without blocks.
 
 A request's parameters are in `SamplingParams.extra_args["kv_transfer_params"]`: "mell_key": str, Mell's own key of the
 run (independent of vLLM's request ids); "mell_output": int, the number of tokens at the end of the prompt that are
-output (see `history`); "mell_load": the request's `WantedBlocks` as a mapping, if it is a load.
+output (see `history`); "mell_load": the request's `WantedBlocks` as a mapping, if it is a load; "mell_filled": list of
+str, the loads whose blocks have arrived in all workers.
 An exception in the worker half would end the engine and every request on it, so none of these functions raises.
 """
 
@@ -137,8 +143,10 @@ class MellConnector(KVConnectorBase_V1):
     # --- scheduler side -------------------------------------------------------------------------------
 
     def on_new_request(self, request: "Request") -> None:
-        """Record the request's key and its output so far, or its load."""
+        """Record the request's key and its output so far, or its load; name the blocks of loads that have arrived."""
         params = request.kv_transfer_params or {}
+        for name in params.get("mell_filled", ()):
+            self._name(name)
         if key := params.get("mell_key"):
             self._keys[request.request_id] = key
             outputs = params.get("mell_output", 0)
@@ -187,14 +195,16 @@ class MellConnector(KVConnectorBase_V1):
             self._held.pop(request_id, None)
         arrived = connector_output.kv_connector_worker_meta
         for name, workers in arrived.workers.items() if isinstance(arrived, ArrivedLoads) else ():
-            filling = self._filling.get(name)
-            if filling is None:
-                continue
-            filling.workers -= workers
-            if not filling.workers:
-                del self._filling[name]
-                self._kv_cache_manager.cache_blocks(filling.request, filling.tokens)
-                self._cached.append(name)
+            if filling := self._filling.get(name):
+                filling.workers -= workers
+                if not filling.workers:
+                    self._name(name)
+
+    def _name(self, load: str) -> None:
+        """Name the blocks of a load in the prefix cache, all of which have arrived; a load that is over has none."""
+        if filling := self._filling.pop(load, None):
+            self._kv_cache_manager.cache_blocks(filling.request, filling.tokens)
+            self._cached.append(load)
 
     def request_finished(self, request: "Request", block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """Forget a load that ends: its blocks are not named any more."""

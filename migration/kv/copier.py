@@ -28,6 +28,8 @@ from migration.kv.tables import BlockLoads, BlockTables
 from migration.kv.wire import (
     Call,
     CallFailed,
+    Filled,
+    FilledCall,
     ForgetLoad,
     GatherCall,
     Gathered,
@@ -51,6 +53,10 @@ _CREDENTIALS = struct.Struct("3i")
 """SO_PEERCRED: process, user and group of the other end."""
 
 
+WaitingCall = ScatterCall | FilledCall | LoadedCall
+"""A call that is answered in a certain state of its load."""
+
+
 class Copier:
     """Serves the calls of one replica. `address` is the socket's name."""
 
@@ -60,7 +66,7 @@ class Copier:
         self._tables = tables
         self._loads = loads
         self._segments = Segments()
-        self._waiting: list[tuple[_Connection, ScatterCall | LoadedCall]] = []
+        self._waiting: list[tuple[_Connection, WaitingCall]] = []
         self._closing = False
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(self.address)
@@ -120,7 +126,8 @@ class Copier:
             else:
                 self._read(key.data)
         waiting, self._waiting = self._waiting, []
-        for connection, call in waiting:
+        # Chunks first: they may fill a load that another call waits for.
+        for connection, call in sorted(waiting, key=lambda entry: not isinstance(entry[1], ScatterCall)):
             self._answer_when_due(connection, call)
 
     def _accept(self) -> None:
@@ -149,7 +156,7 @@ class Copier:
             match call:
                 case GatherCall():
                     connection.reply(self._gather(call))
-                case ScatterCall() | LoadedCall():
+                case ScatterCall() | FilledCall() | LoadedCall():
                     self._answer_when_due(connection, call)
                 case ForgetLoad(load):
                     self._forget(load)
@@ -181,11 +188,13 @@ class Copier:
             return _failed(call.number, error)
         return Gathered(call.number, ticket, HEADER + size)
 
-    def _answer_when_due(self, connection: "_Connection", call: ScatterCall | LoadedCall) -> None:
+    def _answer_when_due(self, connection: "_Connection", call: WaitingCall) -> None:
         """Answer a call that waits for a state of its load, or keep it."""
         match call:
             case ScatterCall():
                 reply = self._scatter(call) if self._loads.decided(call.load) else None
+            case FilledCall():
+                reply = Filled(call.number) if self._loads.filled(call.load) else None
             case LoadedCall():
                 reply = Loaded(call.number) if self._loads.loaded(call.load) else None
         if reply is None:

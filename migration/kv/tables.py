@@ -160,6 +160,11 @@ class _LoadProgress:
         """True while blocks may be written."""
         return self.admitted is not None and not self.ended and not self.forgotten
 
+    @property
+    def filled(self) -> bool:
+        """True while vLLM keeps blocks that have all arrived."""
+        return self.held and self.open and not self.missing
+
 
 class BlockLoads:
     """The loads under way, by their names."""
@@ -203,6 +208,12 @@ class BlockLoads:
             progress = self._loads.get(load)
             return progress is not None and (progress.admitted is not None or progress.ended or progress.forgotten)
 
+    def filled(self, load: str) -> bool:
+        """True once all blocks of the load have arrived, while its request waits for them."""
+        with self._lock:
+            progress = self._loads.get(load)
+            return progress is not None and progress.filled
+
     def loaded(self, load: str) -> bool:
         """True once the load's blocks are in vLLM's prefix cache."""
         with self._lock:
@@ -238,7 +249,7 @@ class BlockLoads:
     def arrived(self) -> list[str]:
         """The loads whose blocks have all been filled, each once."""
         with self._lock:
-            found = [load for load, progress in self._loads.items() if _complete(progress)]
+            found = [load for load, progress in self._loads.items() if progress.filled and not progress.arrived]
             for load in found:
                 self._loads[load].arrived = True
         return found
@@ -259,7 +270,3 @@ class BlockLoads:
         progress = self._loads[load]
         if progress.ended and progress.forgotten and not progress.held:
             del self._loads[load]
-
-
-def _complete(progress: _LoadProgress) -> bool:
-    return progress.held and progress.open and not progress.missing and not progress.arrived

@@ -1,7 +1,7 @@
 """The messages between a replica and the copier of one of its engine's workers: one line of JSON each, over a socket.
 
-Each call but `ForgetLoad` is answered once, in any order, under its number: with `Gathered`, `Scattered` or `Loaded`,
-or with `CallFailed`.
+Each call but `ForgetLoad` is answered once, in any order, under its number: with `Gathered`, `Scattered`, `Filled` or
+`Loaded`, or with `CallFailed`.
 """
 
 import json
@@ -32,6 +32,14 @@ class ScatterCall:
     segment: str
     offset: int
     ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class FilledCall:
+    """Answer once this worker has all blocks of `load`."""
+
+    number: int
+    load: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +75,13 @@ class Scattered:
 
 
 @dataclass(frozen=True, slots=True)
+class Filled:
+    """This worker has all blocks of the load."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class Loaded:
     """The load's blocks are in the prefix cache."""
 
@@ -82,8 +97,8 @@ class CallFailed:
     gone: bool = False
 
 
-Call = GatherCall | ScatterCall | LoadedCall | ForgetLoad
-Reply = Gathered | Scattered | Loaded | CallFailed
+Call = GatherCall | ScatterCall | FilledCall | LoadedCall | ForgetLoad
+Reply = Gathered | Scattered | Filled | Loaded | CallFailed
 
 _KINDS = {kind.__name__: kind for kind in get_args(Call | Reply)}
 

@@ -124,7 +124,8 @@ class BlockStore(Protocol):
     async def load(self, load: str, tokens: tuple[int, ...], first: Blocks, last: Blocks) -> None:
         """Allocate blocks [first, last) of the context `tokens`; return once `put` has filled them all.
 
-        From then on they are in the prefix cache. Cancelled, it frees them. `load` is never reused.
+        Requests that are added from then on find them in the prefix cache. Cancelled, it frees them. A name of a load
+        is never reused.
 
         Raises:
             TransferFailed: the engine could not take them.

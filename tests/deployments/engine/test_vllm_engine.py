@@ -4,7 +4,8 @@ import asyncio
 import os
 import re
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 import pytest
 from vllm.config import VllmConfig
@@ -12,6 +13,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from app.tinymodel import ensure_tiny_model
 from deployments.engine.vllm_engine import USAGE, VllmEngine, _fingerprint, _processes, engine_args
@@ -19,6 +21,14 @@ from migration.protocol.errors import TransferFailed
 from migration.protocol.messages import SlotRef
 from migration.protocol.request import Sampling
 from policies.model import Blocks
+
+
+def bare(vllm: Any, copiers: Any = None) -> VllmEngine:
+    """An engine around stand-ins for vLLM and the copiers, which has not been started."""
+    engine = object.__new__(VllmEngine)
+    engine._engine, engine._copiers = vllm, copiers
+    engine._filled, engine._caching, engine.blocks_loaded = set(), set(), 0
+    return engine
 
 
 class Asked:
@@ -35,8 +45,8 @@ class Asked:
 
 @pytest.mark.parametrize("priority", [0, -3])
 async def test_priority_is_passed_to_vllm(priority: int) -> None:
-    engine = object.__new__(VllmEngine)
-    engine._engine = asked = Asked()
+    asked = Asked()
+    engine = bare(asked)
     assert [step async for step in engine.generate("r", (5,), (), Sampling(9, priority=priority))] == []
     assert asked.priorities == [priority]
 
@@ -59,9 +69,8 @@ class Batches:
 
 
 async def test_a_start_compiles_random_sampling_and_logprobs_for_one_request_and_for_several() -> None:
-    engine = object.__new__(VllmEngine)
-    engine._engine = vllm = Batches()
-    await engine._compile_sampling()
+    vllm = Batches()
+    await bare(vllm)._compile_sampling()
     assert vllm.batches == [[(1.0, 1)], [(1.0, 1)] * 2]
 
 
@@ -142,16 +151,18 @@ def test_fingerprints_agree_on_the_cache_only_between_equal_layouts() -> None:
 
 
 class LoadingVllm:
-    """In vLLM's place: one request, which runs until `end` is set, or is aborted."""
+    """In vLLM's place: one request, which runs until `end` is set, or is aborted; later ones end at once."""
 
     def __init__(self) -> None:
         self.end = asyncio.Event()
         self.error: Exception | None = None
         self.aborted = False
-        self.params: Any = None
+        self.transfers: list[dict[str, Any]] = []
 
     async def generate(self, prompt: Any, params: Any, key: str, *, priority: int) -> AsyncIterator[Any]:
-        self.params = params
+        self.transfers.append(params.extra_args["kv_transfer_params"])
+        if len(self.transfers) > 1:
+            return
         try:
             await self.end.wait()
         except asyncio.CancelledError:
@@ -163,66 +174,129 @@ class LoadingVllm:
 
 
 class LoadingCopiers:
-    """In the copiers' place: a load whose blocks are in the cache once `cached` is set."""
+    """In the copiers' place: a load whose blocks arrive, and are in the cache, when the events are set."""
 
     def __init__(self) -> None:
-        self.cached = asyncio.Event()
+        self.arrived, self.cached = asyncio.Event(), asyncio.Event()
         self.lost = False
         self.forgotten: list[str] = []
 
+    async def filled(self, load: str) -> None:
+        await self._until(self.arrived)
+
     async def loaded(self, load: str) -> None:
-        await self.cached.wait()
+        await self._until(self.cached)
+
+    async def _until(self, event: asyncio.Event) -> None:
+        await event.wait()
         if self.lost:
             raise TransferFailed("the connection has ended")
+
+    def lose(self) -> None:
+        self.lost = True
+        self.arrived.set()
+        self.cached.set()
 
     def forget(self, load: str) -> None:
         self.forgotten.append(load)
 
 
-async def begun() -> tuple[LoadingVllm, LoadingCopiers, asyncio.Task[None]]:
+@dataclass
+class Loading:
     """A load of blocks 1 and 2 under way."""
-    engine = object.__new__(VllmEngine)
-    engine._engine, engine._copiers = LoadingVllm(), LoadingCopiers()  # type: ignore[assignment]
-    loading = asyncio.create_task(engine.load("m.1", (5,) * 97, Blocks(1), Blocks(3)))
+
+    vllm: LoadingVllm = field(default_factory=LoadingVllm)
+    copiers: LoadingCopiers = field(default_factory=LoadingCopiers)
+
+    async def begin(self) -> Self:
+        self.engine = bare(self.vllm, self.copiers)
+        self.task = asyncio.create_task(self.engine.load("m.1", (5,) * 97, Blocks(1), Blocks(3)))
+        await asyncio.sleep(0.001)
+        return self
+
+    async def arrive(self) -> None:
+        self.copiers.arrived.set()
+        await self.task
+
+    async def submit(self) -> list[str] | None:
+        """Add a request; the loads that it may find arrived but not cached."""
+        assert [step async for step in self.engine.generate("r", (5,), (), Sampling(9))] == []
+        found: list[str] | None = self.vllm.transfers[-1].get("mell_filled")
+        return found
+
+    async def settle(self) -> None:
+        async with asyncio.timeout(5):
+            while self.engine._caching:
+                await asyncio.sleep(0)
+
+
+LOAD = {"mell_load": {"load": "m.1", "first": 1, "last": 3}}
+
+
+async def test_load_ends_when_its_blocks_have_arrived_and_its_request_never_runs() -> None:
+    loading = await Loading().begin()
+    assert loading.vllm.transfers == [LOAD] and not loading.task.done()
+    await loading.arrive()
+    assert not loading.vllm.aborted, "vLLM would free the blocks before they have a name"
+    loading.copiers.cached.set()
+    await loading.settle()
+    assert loading.vllm.aborted and loading.copiers.forgotten == ["m.1"]
+
+
+async def test_requests_name_a_loads_blocks_from_their_arrival_until_they_are_cached() -> None:
+    loading = await Loading().begin()
+    assert await loading.submit() is None
+    await loading.arrive()
+    assert await loading.submit() == ["m.1"]
+    later = asyncio.create_task(loading.engine.load("m.2", (5,) * 193, Blocks(3), Blocks(6)))
     await asyncio.sleep(0.001)
-    return engine._engine, engine._copiers, loading  # type: ignore[return-value]
-
-
-async def test_load_ends_with_its_blocks_in_the_cache_and_its_request_never_runs() -> None:
-    vllm, copier, loading = await begun()
-    assert vllm.params.extra_args == {"kv_transfer_params": {"mell_load": {"load": "m.1", "first": 1, "last": 3}}}
-    copier.cached.set()
-    await loading
-    assert vllm.aborted and copier.forgotten == ["m.1"]
+    assert loading.vllm.transfers[-1]["mell_filled"] == ["m.1"]
+    await later
+    loading.copiers.cached.set()
+    await loading.settle()
+    assert await loading.submit() is None
 
 
 async def test_load_without_anything_to_fill_ends_with_its_request() -> None:
-    vllm, copier, loading = await begun()
-    vllm.end.set()
-    await loading
-    assert not vllm.aborted and copier.forgotten == ["m.1"]
+    loading = await Loading().begin()
+    loading.vllm.end.set()
+    await loading.task
+    assert not loading.vllm.aborted and loading.copiers.forgotten == ["m.1"]
+    assert await loading.submit() is None
 
 
 @pytest.mark.parametrize("cause", ["vLLM refuses it", "the copier is lost"])
 async def test_load_fails_if(cause: str) -> None:
-    vllm, copier, loading = await begun()
+    loading = await Loading().begin()
     if cause == "vLLM refuses it":
-        vllm.error = ValueError("too long")
-        vllm.end.set()
+        loading.vllm.error = ValueError("too long")
+        loading.vllm.end.set()
     else:
-        copier.lost = True
-        copier.cached.set()
+        loading.copiers.lose()
     with pytest.raises(TransferFailed):
-        await loading
-    assert copier.forgotten == ["m.1"]
+        await loading.task
+    assert loading.copiers.forgotten == ["m.1"] and await loading.submit() is None
+
+
+@pytest.mark.parametrize("lost", ["the copier", "vLLM"])
+async def test_loss_after_the_arrival_ends_the_load(lost: str) -> None:
+    loading = await Loading().begin()
+    await loading.arrive()
+    if lost == "vLLM":
+        loading.vllm.error = EngineDeadError()
+        loading.vllm.end.set()
+    else:
+        loading.copiers.lose()
+    await loading.settle()
+    assert loading.copiers.forgotten == ["m.1"] and await loading.submit() is None
 
 
 async def test_cancelled_load_aborts_its_request() -> None:
-    vllm, copier, loading = await begun()
-    loading.cancel()
+    loading = await Loading().begin()
+    loading.task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await loading
-    assert vllm.aborted and copier.forgotten == ["m.1"]
+        await loading.task
+    assert loading.vllm.aborted and loading.copiers.forgotten == ["m.1"]
 
 
 async def test_blocks_of_chunks_that_arrive_at_once_are_all_counted() -> None:
@@ -231,9 +305,7 @@ async def test_blocks_of_chunks_that_arrive_at_once_are_all_counted() -> None:
             await asyncio.sleep(0)
             return last - first
 
-    engine = object.__new__(VllmEngine)
-    engine.blocks_loaded = 0
-    engine._copiers = Scattering()  # type: ignore[assignment]
+    engine = bare(None, Scattering())
     slots = [SlotRef("", 0, 7)]
     await asyncio.gather(*(engine.put("m.1", Blocks(low), Blocks(low + 5), slots) for low in (0, 5)))
     assert engine.blocks_loaded == 10

@@ -243,6 +243,16 @@ def test_blocks_are_named_when_they_have_arrived_in_all_workers() -> None:
     assert manager.cached == [("v1", 12)]
 
 
+def test_blocks_are_named_before_a_request_that_knows_of_their_arrival() -> None:
+    """The report of the workers may come only with the end of the step in flight."""
+    connector, _, manager = filling(workers=2)
+    connector.on_new_request(Request("v2", {"mell_key": "r.1", "mell_filled": ["m.1", "m.0"]}))
+    assert manager.cached == [("v1", 12)]
+    arrive(connector, m1=2)
+    assert manager.cached == [("v1", 12)], "they have their name by now"
+    assert connector.build_connector_meta(Scheduled()).cached == ["m.1"]
+
+
 def test_workers_reports_are_added() -> None:
     from migration.kv.connector import ArrivedLoads
 
@@ -255,6 +265,7 @@ def test_blocks_of_an_aborted_load_are_not_named() -> None:
     connector, asked, manager = filling()
     assert connector.request_finished(asked, [5, 6, 7]) == (False, None)
     arrive(connector, m1=1)
+    connector.on_new_request(Request("v2", {"mell_filled": ["m.1"]}))
     assert manager.cached == [] and connector.build_connector_meta(Scheduled()).cached == []
 
 

@@ -82,6 +82,18 @@ async def test_blocks_move_through_a_slot(desk: Desk) -> None:
     assert desk.loads.arrived() == ["m.1"]
 
 
+async def test_replica_learns_when_the_blocks_have_arrived(desk: Desk) -> None:
+    """Also of chunks that waited for their load, behind this call."""
+    filled = asyncio.create_task(desk.client.filled("m.1"))
+    chunk = asyncio.create_task(desk.client.scatter("m.1", 0, 2, await desk.staged()))
+    await desk.client.gather("r.0", 0, 1, desk.segment.path, 1024)
+    assert not filled.done()
+    desk.admit(11, 12)
+    async with asyncio.timeout(5):
+        await asyncio.gather(filled, chunk)
+    assert desk.held(11, 12) == [5, 9]
+
+
 async def test_replica_learns_when_the_blocks_are_in_the_cache(desk: Desk) -> None:
     loaded = asyncio.create_task(desk.client.loaded("m.1"))
     slot = await desk.staged()
