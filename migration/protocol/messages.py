@@ -84,27 +84,6 @@ class Shard(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Prepare:
-    """Ask the target to make room for a request."""
-
-    migration: str
-    spec: RequestSpec
-    hop: int
-    next_hop: int
-    source: ReplicaId
-    path: PathRequest
-    fingerprint: Fingerprint
-    outputs: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """The target reserved room; `path` is the best it can do."""
-
-    path: Path
-
-
-@dataclass(frozen=True, slots=True)
 class CopyRound:
     """Load blocks [first, last), which come as chunks; `outputs` are the tokens that came since.
 
@@ -117,6 +96,31 @@ class CopyRound:
     last: Blocks
     outputs_from: int
     outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Ask the target to make room for a request.
+
+    If it can come by KV, the target begins to load `first_round` at once, which the source sends as soon as it knows.
+    """
+
+    migration: str
+    spec: RequestSpec
+    hop: int
+    next_hop: int
+    source: ReplicaId
+    path: PathRequest
+    fingerprint: Fingerprint
+    outputs: tuple[int, ...]
+    first_round: CopyRound | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The target reserved room; `path` is the best it can do."""
+
+    path: Path
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,28 +37,28 @@ class BlockCopy:
         """The target has the first `outputs` output tokens."""
         self.confirmed = outputs
 
-    async def copy(self, first: Blocks, last: Blocks) -> None:
-        """Move blocks [first, last) in one round: while a chunk is sent and loaded, the next is gathered.
+    def plan(self, first: Blocks, last: Blocks, outputs: tuple[int, ...]) -> CopyRound:
+        """The next round, of blocks [first, last) of a context that ends with `outputs`."""
+        self._rounds += 1
+        return CopyRound(self._migration, self._rounds, first, last, self.confirmed, outputs[self.confirmed :])
+
+    async def copy(self, planned: CopyRound) -> None:
+        """Move the blocks of a round: while a chunk is sent and loaded, the next is gathered.
 
         Raises:
             TransferFailed, PeerLost, Refused, RequestGone: as gathering, sending and the target's loading do.
         """
         world = self._world
-        outputs = world.host.snapshot(self._hosted.spec.id, self._hosted.hop).outputs
-        self._rounds += 1
         chunk: Chunk | None = None
         done = False
         began = world.clock()
         try:
             async with asyncio.TaskGroup() as pushes:
-                fresh = outputs[self.confirmed :]
-                pushes.create_task(
-                    self._peer.load(CopyRound(self._migration, self._rounds, first, last, self.confirmed, fresh))
-                )
-                for low, high in _pieces(first, last, world.blocks.fingerprint.blocks_per_slot):
+                pushes.create_task(self._peer.load(planned))
+                for low, high in _pieces(planned.first, planned.last, world.blocks.fingerprint.blocks_per_slot):
                     lease = await world.slots.lease(world.limits.copy_s)
                     try:
-                        chunk = await self._gather(low, high, lease.slots)
+                        chunk = await self._gather(planned.number, low, high, lease.slots)
                         push = pushes.create_task(self._push(chunk, lease))
                     except BaseException:
                         lease.end()
@@ -66,7 +66,7 @@ class BlockCopy:
                     # Also for a push that is cancelled before it begins.
                     push.add_done_callback(lease.end_with)
             done = True
-            self.confirmed = len(outputs)
+            self.confirmed = planned.outputs_from + len(planned.outputs)
         except* Exception as errors:
             raise errors.exceptions[0] from None
         finally:
@@ -76,13 +76,13 @@ class BlockCopy:
                 for channel in chunk.channels:
                     world.transport.drop(channel)
 
-    async def _gather(self, first: Blocks, last: Blocks, slots: Sequence[Slot]) -> Chunk:
+    async def _gather(self, number: int, first: Blocks, last: Blocks, slots: Sequence[Slot]) -> Chunk:
         world = self._world
         shards = tuple(await world.blocks.gather(self._hosted.key, first, last, slots))
         ranks = range(len(shards))
         return Chunk(
             migration=self._migration,
-            round=self._rounds,
+            round=number,
             first=first,
             last=last,
             shards=shards,

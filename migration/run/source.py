@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from migration.protocol import source
 from migration.protocol.errors import BlocksGone, MigrationError, PeerLost, Refused, RequestGone
-from migration.protocol.messages import Adopt, PathRequest, Prepare
-from migration.protocol.ports import Peer
+from migration.protocol.messages import Adopt, CopyRound, PathRequest, Prepare
+from migration.protocol.ports import Hosted, Peer
 from migration.protocol.record import MigrationRecord, Outcome
 from migration.protocol.request import Doubt, Moved, Moving
 from migration.protocol.rounds import Progress, final_range, full_blocks, worth_another_round
@@ -64,6 +64,7 @@ class SourceRun:
         self._spec = snapshot.spec
         self.hop = snapshot.hop
         self._copy = BlockCopy(order.id, snapshot, peer, world)
+        self._first_round: CopyRound | None = None
         self.next_hop = world.host.next_hop(order.request)
 
     @property
@@ -256,7 +257,10 @@ class SourceRun:
             self._error = text
 
     async def _prepare(self) -> SourceEvent:
-        snapshot = self._world.host.snapshot(self._order.request, self.hop)
+        snapshot = self._hosted()
+        self._copy.begin(len(snapshot.outputs))
+        if self._order.path is not PathRequest.TOKENS:
+            self._first_round = self._next_round(snapshot)
         prepared = await self._peer.prepare(
             Prepare(
                 migration=self._order.id,
@@ -267,9 +271,9 @@ class SourceRun:
                 path=self._order.path,
                 fingerprint=self._world.blocks.fingerprint,
                 outputs=snapshot.outputs,
+                first_round=self._first_round,
             )
         )
-        self._copy.begin(len(snapshot.outputs))
         if prepared.path is Path.TOKENS:
             if self._order.path is PathRequest.AUTO:
                 self._cause = Cause.FINGERPRINT
@@ -279,25 +283,36 @@ class SourceRun:
         return SourceEvent.ACCEPTED_KV
 
     async def _copy_round(self) -> SourceEvent:
-        limits = self._world.limits.copy
-        if worth_another_round(self._progress, self._full(), limits):
-            await self._copy_blocks(self._progress.copied, self._full())
-        more = worth_another_round(self._progress, self._full(), limits)
+        planned = self._first_round or self._next_round(self._hosted())
+        self._first_round = None
+        if planned is not None:
+            await self._copy_blocks(planned)
+        more = worth_another_round(self._progress, self._full(self._hosted()), self._world.limits.copy)
         return SourceEvent.COPIED_MORE if more else SourceEvent.COPIED_ENOUGH
 
+    def _next_round(self, hosted: Hosted) -> CopyRound | None:
+        """The next round of pre-copying; None if none pays."""
+        full = self._full(hosted)
+        if not worth_another_round(self._progress, full, self._world.limits.copy):
+            return None
+        return self._copy.plan(self._progress.copied, full, hosted.outputs)
+
     async def _copy_final(self) -> SourceEvent:
-        blocks = final_range(self._progress, self._full(), self._world.limits.copy)
+        hosted = self._hosted()
+        blocks = final_range(self._progress, self._full(hosted), self._world.limits.copy)
         if blocks is not None:
-            await self._copy_blocks(*blocks)
+            await self._copy_blocks(self._copy.plan(*blocks, hosted.outputs))
         return SourceEvent.FINAL_COPIED
 
-    async def _copy_blocks(self, first: Blocks, last: Blocks) -> None:
-        await self._copy.copy(first, last)
-        self._progress = self._progress.add(last)
+    async def _copy_blocks(self, planned: CopyRound) -> None:
+        await self._copy.copy(planned)
+        self._progress = self._progress.add(planned.last)
 
-    def _full(self) -> Blocks:
-        context = self._world.host.snapshot(self._order.request, self.hop).context
-        return full_blocks(context, self._world.blocks.fingerprint.block_size)
+    def _hosted(self) -> Hosted:
+        return self._world.host.snapshot(self._order.request, self.hop)
+
+    def _full(self, hosted: Hosted) -> Blocks:
+        return full_blocks(hosted.context, self._world.blocks.fingerprint.block_size)
 
     async def _adopt_kv(self) -> SourceEvent:
         self._path = Path.KV
@@ -308,7 +323,7 @@ class SourceRun:
         return await self._adopt()
 
     async def _adopt(self) -> SourceEvent:
-        outputs = self._world.host.snapshot(self._order.request, self.hop).outputs
+        outputs = self._hosted().outputs
         confirmed = self._copy.confirmed
         self._times.hand_over()
         await self._peer.adopt(Adopt(self._order.id, confirmed, outputs[confirmed:]))

@@ -60,7 +60,8 @@ class TargetRun:
         self._rounds = asyncio.Condition()
         self._begun = self._ended = self._loaded = 0
         """The newest rounds that have begun, that have ended, and whose blocks are all in the cache."""
-        self._loads: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._first_round: asyncio.Task[None] | None = None
         self._lease: asyncio.TimerHandle | None = None
 
     @property
@@ -87,6 +88,9 @@ class TargetRun:
             self.post(TargetEvent.PREPARE_REFUSED)
             raise
         self.post(TargetEvent.PREPARE_FITS)
+        if path is Path.KV and self._message.first_round is not None:
+            # The engine admits the load while the source gathers.
+            self._first_round = self._start(self._load(self._message.first_round))
         return Prepared(path)
 
     async def load(self, message: CopyRound) -> None:
@@ -95,7 +99,8 @@ class TargetRun:
         self.post(TargetEvent.ROUND)
         try:
             self._merge(message.outputs_from, message.outputs)
-            await self._until_stopped(self._load(message))
+            begun, self._first_round = self._first_round, None
+            await self._until_stopped(begun or self._start(self._load(message)))
         except Exception:
             self._post_if_allowed(TargetEvent.LOAD_FAILED)
             raise
@@ -121,7 +126,7 @@ class TargetRun:
         """Copy a chunk of a round into the cache. Raises TransferFailed."""
         self._live(TargetEvent.ROUND)
         self._renew()
-        await self._until_stopped(self._put(chunk))
+        await self._until_stopped(self._start(self._put(chunk)))
 
     async def _put(self, chunk: Chunk) -> None:
         lease = None if self._transport.shares_slots else await self._slots.lease(self._lease_s)
@@ -147,11 +152,20 @@ class TargetRun:
             if chunk.round > self._loaded:
                 raise
 
-    async def _until_stopped(self, loading: Coroutine[None, None, None]) -> None:
-        """Run `loading` to its end. Raises TransferFailed if STOP_LOADING ends it before."""
+    def _start(self, loading: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        """Run `loading` until its end or STOP_LOADING."""
         task = asyncio.create_task(loading)
-        self._loads.add(task)
-        task.add_done_callback(self._loads.discard)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # The first round may fail without anybody who waits for it.
+
+    async def _until_stopped(self, task: asyncio.Task[None]) -> None:
+        """Wait for the task's end. Raises TransferFailed if STOP_LOADING ends it before."""
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -220,7 +234,7 @@ class TargetRun:
             case TargetCommand.RELEASE:
                 self._host.release(message.migration)
             case TargetCommand.STOP_LOADING:
-                for task in self._loads:
+                for task in self._tasks:
                     task.cancel()
             case TargetCommand.ABORT_REQUEST:
                 self._host.abort(message.spec.id, self.hop)

@@ -291,6 +291,78 @@ async def test_round_and_chunks_that_wait_end_with_the_copying(end: str) -> None
     assert pair.b.slots.in_use == 0
 
 
+class Loads:
+    """In the place of an engine's `load`: the loads that have begun, and ended; each waits for `filled`."""
+
+    def __init__(self) -> None:
+        self.filled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.begun: list[str] = []
+        self.ended: list[str] = []
+
+    async def __call__(self, load: str, tokens: tuple[int, ...], first: Blocks, last: Blocks) -> None:
+        self.begun.append(f"{load} [{first}, {last}) of {len(tokens)}")
+        try:
+            await asyncio.shield(self.filled)
+        finally:
+            self.ended.append(load)
+
+
+FIRST_ROUND = CopyRound("m", 1, Blocks(0), Blocks(8), 0, ())
+
+
+def prepared_loading(pair: Pair, path: PathRequest = PathRequest.AUTO) -> Loads:
+    """Replica b's loads after a preparation that has the first round begin."""
+    pair.b.engine.load = loads = Loads()  # type: ignore[assignment,method-assign]
+    pair.b.moves.prepare(replace(prepare(pair), path=path, first_round=FIRST_ROUND))
+    return loads
+
+
+async def test_target_begins_the_first_round_once_before_its_message(pair: Pair) -> None:
+    loads = prepared_loading(pair)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert loads.begun == ["m.1 [0, 8) of 33"]
+    round = asyncio.create_task(pair.b.moves.load(FIRST_ROUND))
+    await asyncio.sleep(0.01)
+    assert not round.done()
+    loads.filled.set_result(None)
+    await round
+    assert len(loads.begun) == 1
+    second = CopyRound("m", 2, Blocks(8), Blocks(9), 0, ())
+    await pair.b.moves.load(second)
+    assert loads.begun[1:] == ["m.2 [8, 9) of 37"]
+
+
+@pytest.mark.parametrize("end", ["cancel", "adopt", "lease"])
+async def test_first_round_without_a_message_ends_with_the_copying(end: str) -> None:
+    pair = make_pair(lease_s=0.02)
+    loads = prepared_loading(pair)
+    await asyncio.sleep(0.01)
+    match end:
+        case "cancel":
+            pair.b.moves.cancel("m")
+        case "adopt":
+            await pair.b.moves.adopt(Adopt("m", 0, ()))
+    await asyncio.sleep(0.02)
+    assert loads.ended == ["m.1"]
+
+
+async def test_first_round_that_failed_before_its_message_fails_it(pair: Pair) -> None:
+    loads = prepared_loading(pair)
+    loads.filled.set_exception(TransferFailed("the engine is full"))
+    await asyncio.sleep(0.01)
+    with pytest.raises(TransferFailed, match="the engine is full"):
+        await pair.b.moves.load(FIRST_ROUND)
+
+
+@pytest.mark.parametrize("why", ["tokens are asked for", "the caches differ"])
+async def test_request_that_comes_by_tokens_begins_no_round(why: str) -> None:
+    pair = make_pair(cache_b="other" if why == "the caches differ" else "fake-cache")
+    loads = prepared_loading(pair, PathRequest.TOKENS if why == "tokens are asked for" else PathRequest.AUTO)
+    await asyncio.sleep(0.01)
+    assert loads.begun == []
+
+
 async def test_chunk_may_overtake_its_round() -> None:
     pair = make_pair(transport=Copying(), lease_s=5.0)
     moves = pair.b.moves

@@ -9,7 +9,7 @@ from deployments.engine.port import Tie
 from deployments.engine.tokens import expected
 from migration.kv.staging import HEADER
 from migration.protocol.errors import PeerLost, Refused, TransferFailed
-from migration.protocol.messages import PathRequest, Shard, SlotRef
+from migration.protocol.messages import PathRequest, Prepare, Shard, SlotRef
 from migration.protocol.ports import Slot
 from migration.protocol.record import Outcome
 from migration.protocol.request import Doubt, Moving
@@ -47,6 +47,20 @@ async def test_kv_blocks_come_from_outside(workers: int) -> None:
     assert record.path == "kv" and record.blocks >= 11 and record.bytes > record.blocks * 16
     assert pair.b.engine.blocks_loaded == record.blocks
     assert await pair.finished(cursor) == expected(request.prompt, 60)
+
+
+@pytest.mark.parametrize(("path", "blocks"), [(KV, 12), (AUTO, 12), (TOKENS, None)])
+async def test_first_round_is_announced_with_the_preparation(path: PathRequest, blocks: int | None) -> None:
+    pair, request = make_pair(), spec()
+    cursor = pair.submit(request)
+    await pair.until(cursor, 10)
+    prepared: list[Prepare] = []
+    prepare = pair.b.moves.prepare
+    pair.b.moves.prepare = lambda message: prepared.append(message) or prepare(message)  # type: ignore
+    pair.move(request.id, path=path)
+    await pair.settled()
+    announced = prepared[0].first_round
+    assert (announced and (announced.number, announced.first, announced.last)) == (blocks and (1, 0, blocks))
 
 
 @pytest.mark.parametrize(("workers", "rank"), [(1, 0), (2, 0), (2, 1)])
