@@ -1,12 +1,15 @@
 """The speed of the copying phase of real migrations, beside that of the same code without engines.
 
-    python -m benchmarks.copying [--contexts 512 2048 3500] [--repeat 8] [--transport shared collective] [--device cuda]
-                                 [--json FILE]
+    python -m benchmarks.copying [--contexts 512 2048 3500] [--repeat 8] [--transport shared collective] [--slot-mib 8]
+                                 [--streams 4] [--rounds 0] [--device cuda] [--json FILE]
 
 A stream is moved between two replicas by pre-copied KV, with nothing else running. Its copying phase (`copy_s` of the
-record) covers all rounds: from the first gather and the target's allocation of blocks to the moment when all of them
-are in the target's prefix cache. Then `benchmarks.transfer` moves as many bytes between two processes without engines,
-on the same transport: gather, send and scatter alone, with Mell's messages.
+record) covers all rounds: from the first gather to the moment when the target has confirmed all blocks. Then
+`benchmarks.transfer` moves as many bytes between two processes without engines, on the same transport: gather, send and
+scatter alone, with Mell's messages.
+
+With `--rounds`, streams of the longest context also move beside `--streams` background streams on each replica, whose
+gaps during these moves are compared with their other gaps.
 
 Figures are medians; the exit status is 1 if a migration failed or used another path.
 """
@@ -18,13 +21,14 @@ import os
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import ray
 from tqdm import tqdm
 
 from benchmarks.admin import Admin
+from benchmarks.beside import Effect, disturb, print_effects
 from benchmarks.load import spread
 from benchmarks.moved import MODES, MoveSample, move_one
 from benchmarks.servers import ROOT, Rig, add_rig_options, mell, transports_of
@@ -36,52 +40,90 @@ OUTPUT = 300
 PRE_COPY = MODES[0]
 
 
+@dataclass(frozen=True, slots=True)
+class CopyingVariant:
+    """The settings of one server: transport, and size of a staging slot."""
+
+    transport: str
+    slot_mib: int
+
+    def __str__(self) -> str:
+        return f"{self.transport}, slots of {self.slot_mib} MiB"
+
+
+@dataclass(frozen=True, slots=True)
+class CopyingResults:
+    """The moves of one server by context, alone and beside other streams; the effects on these; transfers alone."""
+
+    alone: dict[int, list[MoveSample]]
+    beside: list[MoveSample] = field(default_factory=list)
+    effects: list[Effect] = field(default_factory=list)
+    transfer_s: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def whole(self) -> bool:
+        """True if all moves went as ordered."""
+        return all(s.as_asked for s in [*self.beside, *(s for samples in self.alone.values() for s in samples)])
+
+
 def main() -> None:
     """Parse the options, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--contexts", type=int, nargs="+", default=[512, 2048, 3500])
     parser.add_argument("--transport", nargs="+", choices=transports_of("cuda"), default=["shared", "collective"])
     parser.add_argument("--repeat", type=int, default=8)
-    parser.add_argument("--slot-mib", type=int, default=8, help="size of a staging slot")
+    parser.add_argument("--slot-mib", type=int, nargs="+", default=[8], help="sizes of staging slots")
+    parser.add_argument("--streams", type=int, default=4, help="background streams per replica")
+    parser.add_argument("--rounds", type=int, default=0, help="moves beside background streams")
     parser.add_argument("--json", type=Path)
     add_rig_options(parser)
     options = parser.parse_args()
     rig = Rig.of(options)
     if not set(options.transport) <= set(transports_of(rig.device)):
         parser.error(f"--transport {' '.join(options.transport)} needs --device cuda")
-    moved: dict[str, dict[int, list[MoveSample]]] = {}
-    for transport in options.transport:
-        with mell(PORT, 2, rig, migration={"transport": transport, "slot_mib": options.slot_mib}):
-            moved[transport] = asyncio.run(_move(options.contexts, options.repeat))
+    variants = [CopyingVariant(transport, mib) for transport in options.transport for mib in options.slot_mib]
+    results: dict[CopyingVariant, CopyingResults] = {}
+    for variant in variants:
+        with mell(PORT, 2, rig, migration=asdict(variant)):
+            results[variant] = asyncio.run(_move(options))
     os.environ.update(rig.environment | {"PYTHONPATH": str(ROOT)})
     ray.init(num_cpus=2, include_dashboard=False, logging_level="warning")
-    bare = {transport: _transfer(transport, moved[transport], options) for transport in moved}
+    for variant, found in results.items():
+        found.transfer_s.update(_transfer(variant, found.alone, options))
     ray.shutdown()
-    for transport, by_context in moved.items():
-        _print(transport, by_context, bare[transport])
+    for variant, found in results.items():
+        _print(variant, found)
+        if found.effects:
+            print_effects(found.effects, options.streams, max(options.contexts))
     if options.json:
-        raw = {t: {c: [asdict(s) for s in samples] for c, samples in b.items()} for t, b in moved.items()}
-        options.json.write_text(json.dumps({"moved": raw, "transfer_s": bare}, indent=1))
-    sys.exit(not all(s.as_asked for by_context in moved.values() for samples in by_context.values() for s in samples))
+        raw = [asdict(variant) | asdict(found) for variant, found in results.items()]
+        options.json.write_text(json.dumps(raw, indent=1))
+    sys.exit(not all(found.whole for found in results.values()))
 
 
-async def _move(contexts: Sequence[int], repeat: int) -> dict[int, list[MoveSample]]:
-    """Move streams of all contexts in turns, after one that is not measured."""
-    samples: dict[int, list[MoveSample]] = {context: [] for context in contexts}
+async def _move(options: argparse.Namespace) -> CopyingResults:
+    """Move streams of all contexts in turns, after one that is not measured; then beside background streams."""
+    contexts: Sequence[int] = options.contexts
+    results = CopyingResults({context: [] for context in contexts})
     async with Admin(PORT) as admin:
         await move_one(admin, PORT, PRE_COPY, contexts[0], OUTPUT, "warm")
-        for i, context in tqdm([(i, c) for i in range(repeat) for c in contexts], unit="migration"):
+        for i, context in tqdm([(i, c) for i in range(options.repeat) for c in contexts], unit="migration"):
             sample, _ = await move_one(admin, PORT, PRE_COPY, context, OUTPUT, f"{context}/{i}")
-            samples[context].append(sample)
-    return samples
+            results.alone[context].append(sample)
+        for i in tqdm(range(options.rounds), desc="beside others", unit="round"):
+            modes = [PRE_COPY]
+            samples, effects = await disturb(admin, PORT, modes, options.streams, max(contexts), OUTPUT, f"round/{i}")
+            results.beside.extend(samples)
+            results.effects.extend(effects)
+    return results
 
 
 def _transfer(
-    transport: str, moved: Mapping[int, Sequence[MoveSample]], options: argparse.Namespace
+    variant: CopyingVariant, moved: Mapping[int, Sequence[MoveSample]], options: argparse.Namespace
 ) -> dict[int, float]:
     """The median seconds that as many bytes take without engines, in whole MiB, by context."""
     sizes = {context: max(MIB, round(_bytes(samples) / MIB) * MIB) for context, samples in moved.items()}
-    pair = EndPair(transport, max(sizes.values()), options.device, options.slot_mib, options.gpus)
+    pair = EndPair(variant.transport, max(sizes.values()), options.device, variant.slot_mib, options.gpus)
     try:
         runs = {context: pair.measure(size, options.repeat)[PIPELINE] for context, size in sizes.items()}
     finally:
@@ -96,15 +138,16 @@ def _bytes(samples: Sequence[MoveSample]) -> float:
     return float(statistics.median(sample.record["bytes"] for sample in samples))
 
 
-def _print(transport: str, moved: Mapping[int, Sequence[MoveSample]], bare: Mapping[int, float]) -> None:
-    print(f"\n{transport}: median [min, max]")
+def _print(variant: CopyingVariant, results: CopyingResults) -> None:
+    print(f"\n{variant}: median [min, max]")
     print(f"{'context':>7}{'n':>4}{'MiB':>7}{'copying, ms':>26}{'GB/s':>20}{'transfer, ms':>14}{'share':>7}")
-    for context, samples in moved.items():
+    for context, samples in results.alone.items():
+        bare = results.transfer_s[context]
         took = [s.record["copy_s"] for s in samples]
         rates = [s.record["bytes"] / s.record["copy_s"] / 1e9 for s in samples]
         print(
             f"{context:7}{len(samples):4}{_bytes(samples) / MIB:7.1f}{spread([s * 1e3 for s in took]):>26}"
-            f"{spread(rates, 2):>20}{bare[context] * 1e3:14.1f}{bare[context] / statistics.median(took):7.2f}"
+            f"{spread(rates, 2):>20}{bare * 1e3:14.1f}{bare / statistics.median(took):7.2f}"
         )
 
 

@@ -156,7 +156,7 @@ class LoadingVllm:
     def __init__(self) -> None:
         self.end = asyncio.Event()
         self.error: Exception | None = None
-        self.aborted = False
+        self.aborts = 0
         self.transfers: list[dict[str, Any]] = []
 
     async def generate(self, prompt: Any, params: Any, key: str, *, priority: int) -> AsyncIterator[Any]:
@@ -166,7 +166,7 @@ class LoadingVllm:
         try:
             await self.end.wait()
         except asyncio.CancelledError:
-            self.aborted = True
+            self.aborts += 1
             raise
         if self.error is not None:
             raise self.error
@@ -237,10 +237,10 @@ async def test_load_ends_when_its_blocks_have_arrived_and_its_request_never_runs
     loading = await Loading().begin()
     assert loading.vllm.transfers == [LOAD] and not loading.task.done()
     await loading.arrive()
-    assert not loading.vllm.aborted, "vLLM would free the blocks before they have a name"
+    assert loading.vllm.aborts == 0, "vLLM would free the blocks before they have a name"
     loading.copiers.cached.set()
     await loading.settle()
-    assert loading.vllm.aborted and loading.copiers.forgotten == ["m.1"]
+    assert loading.vllm.aborts == 1 and loading.copiers.forgotten == ["m.1"]
 
 
 async def test_requests_name_a_loads_blocks_from_their_arrival_until_they_are_cached() -> None:
@@ -261,7 +261,7 @@ async def test_load_without_anything_to_fill_ends_with_its_request() -> None:
     loading = await Loading().begin()
     loading.vllm.end.set()
     await loading.task
-    assert not loading.vllm.aborted and loading.copiers.forgotten == ["m.1"]
+    assert loading.vllm.aborts == 0 and loading.copiers.forgotten == ["m.1"]
     assert await loading.submit() is None
 
 
@@ -296,7 +296,7 @@ async def test_cancelled_load_aborts_its_request() -> None:
     loading.task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await loading.task
-    assert loading.vllm.aborted and loading.copiers.forgotten == ["m.1"]
+    assert loading.vllm.aborts == 1 and loading.copiers.forgotten == ["m.1"]
 
 
 async def test_blocks_of_chunks_that_arrive_at_once_are_all_counted() -> None:

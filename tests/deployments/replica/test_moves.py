@@ -312,7 +312,7 @@ FIRST_ROUND = CopyRound("m", 1, Blocks(0), Blocks(8), 0, ())
 
 def prepared_loading(pair: Pair, path: PathRequest = PathRequest.AUTO) -> Loads:
     """Replica b's loads after a preparation that has the first round begin."""
-    pair.b.engine.load = loads = Loads()  # type: ignore[assignment,method-assign]
+    pair.b.engine.load = loads = Loads()  # type: ignore[method-assign]
     pair.b.moves.prepare(replace(prepare(pair), path=path, first_round=FIRST_ROUND))
     return loads
 
