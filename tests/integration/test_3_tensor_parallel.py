@@ -117,7 +117,7 @@ async def test_requests_move_by_tokens_to_replicas_of_another_layout(split: Appl
     tokens, answers = prompt(150, "layouts"), list[str]()
     async with split.client() as client:
         want = await reference(client, tokens, 400)
-        before = {r["id"] for r in await client.running()}
+        old = {r["id"]: r["pids"] for r in await client.running()}
         updated = asyncio.Event()
 
         async def keep_reading() -> None:
@@ -130,13 +130,14 @@ async def test_requests_move_by_tokens_to_replicas_of_another_layout(split: Appl
 
         async def replaced() -> bool:
             state = await client.state()
-            return not before & {r["id"] for r in state["replicas"]} and len(await client.running()) == 2
+            return not {*old} & {r["id"] for r in state["replicas"]} and len(await client.running()) == 2
 
         await eventually(replaced, within_s=300)
         updated.set()
         await asyncio.gather(*reading)
         assert set(answers) == {want}
-        left = [m for m in await client.migrations() if m["source"] in before and m["target"] not in before]
+        assert not any(psutil.pid_exists(pid) for pids in old.values() for pid in pids)
+        left = [m for m in await client.migrations() if m["source"] in old and m["target"] not in old]
         assert {m["path"] for m in left if m["outcome"] == "committed"} == {"tokens"}, left
         assert {len(r["pids"]) for r in await client.running()} == {3}
     stage.clear()  # the next test with two workers starts them again
