@@ -83,9 +83,11 @@ async def ends(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tupl
     await asyncio.sleep(0)
 
 
-async def transfer(ends: tuple[End, End], slots: tuple[Slot, Slot], size: int = HEADER + PAYLOAD) -> SlotRef:
-    """Send one chunk from A to B; return its slot at B."""
-    channel = ends[0].transport.channel(A, B, 0)
+async def transfer(
+    ends: tuple[End, End], slots: tuple[Slot, Slot], size: int = HEADER + PAYLOAD, rank: int = 0
+) -> SlotRef:
+    """Send one shard from A to B; return its slot at B."""
+    channel = ends[0].transport.channel(A, B, rank)
     staged = SlotRef("cuda:at the source", 0, 77)
     _, there = await asyncio.gather(
         ends[0].transport.send(channel, slots[0], Bytes(size)),
@@ -117,6 +119,31 @@ async def test_chunks_keep_their_order(ends: tuple[End, End]) -> None:
         source[i].payload[:] = i + 1
     await asyncio.gather(*(transfer(ends, (source[i], target[i])) for i in range(2)))
     assert [slot.payload[0] for slot in target] == [1, 2]
+
+
+async def test_workers_of_each_rank_have_a_communicator_of_their_own(ends: tuple[End, End], cupy: Any) -> None:
+    source, target = [await ends[0].slot() for _ in range(2)], [await ends[1].slot() for _ in range(2)]
+    for rank in range(2):
+        source[rank].payload[:] = rank + 1
+    for _ in range(2):
+        await asyncio.gather(*(transfer(ends, (source[rank], target[rank]), rank=rank) for rank in (1, 0)))
+        assert [slot.payload[0] for slot in target] == [1, 2]
+    assert len(cupy.cuda.nccl.ids) == 2 and len(cupy.cuda.nccl.made) == 4
+
+
+async def test_silent_receiver_of_one_rank_holds_up_no_other(
+    ends: tuple[End, End], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(NcclPair, "timeout_s", 2.0)
+    slots = await ends[0].slot(), await ends[1].slot()
+    other = await ends[0].slot(), await ends[1].slot()
+    sending = asyncio.create_task(
+        ends[0].transport.send(ends[0].transport.channel(A, B, 1), other[0], Bytes(HEADER + PAYLOAD))
+    )
+    await transfer(ends, slots)
+    assert not sending.done()
+    with pytest.raises(TransferTimeout):
+        await sending
 
 
 async def test_silent_receiver_times_out_and_the_next_chunk_arrives(
