@@ -5,6 +5,8 @@ import os
 import random
 import signal
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import psutil
@@ -12,7 +14,7 @@ import pytest
 
 from tests.counts import LONG
 from tests.integration import faults
-from tests.integration.application import BLOCK, Answer, Application, eventually, prompt
+from tests.integration.application import BLOCK, Answer, Application, Client, eventually, prompt
 from tests.integration.conftest import Stage
 from tests.integration.faults import Fault
 from tests.integration.serving import redeploy_with
@@ -92,23 +94,51 @@ async def test_failed_transfer_of_one_shard_fails_the_chunk(split: Application, 
         await client.idle()
 
 
+@asynccontextmanager
+async def three_streams(client: Client, name: str) -> AsyncIterator[None]:
+    """Three streams, which have had ten tokens each when the body begins, and are whole when it has ended."""
+    prompts = [prompt(100 + 50 * i, f"{name}/{i}") for i in range(3)]
+    want = [text for text, _ in await asyncio.gather(*(client.complete(p, 300) for p in prompts))]
+    answers = [Answer() for _ in prompts]
+    tasks = [
+        asyncio.create_task(client.stream(a, p, 300, f"{name}-{i}"))
+        for i, (a, p) in enumerate(zip(answers, prompts, strict=True))
+    ]
+    for answer in answers:
+        await answer.until(10)
+    yield
+    await asyncio.gather(*tasks)
+    assert [a.text for a in answers] == want
+
+
 async def test_streams_survive_the_death_of_one_worker(split: Application) -> None:
     async with split.client() as client:
-        prompts = [prompt(100 + 50 * i, f"one worker/{i}") for i in range(3)]
-        want = [text for text, _ in await asyncio.gather(*(client.complete(p, 300) for p in prompts))]
-        answers = [Answer() for _ in prompts]
-        tasks = [
-            asyncio.create_task(client.stream(a, p, 300, f"one-worker-{i}"))
-            for i, (a, p) in enumerate(zip(answers, prompts, strict=True))
-        ]
-        for answer in answers:
-            await answer.until(10)
-        doomed = await home(client)
-        os.kill(doomed["pids"][3], signal.SIGKILL)
-        await asyncio.gather(*tasks)
-        assert [a.text for a in answers] == want
+        async with three_streams(client, "one-worker"):
+            doomed = await home(client)
+            os.kill(doomed["pids"][3], signal.SIGKILL)
         await lost_and_replaced(client, doomed)
         assert {len(r["pids"]) for r in await client.running()} == {4}
+
+
+@pytest.mark.skipif(not LONG, reason="starts another engine")
+async def test_drained_replica_hands_its_streams_over_and_ends(split: Application) -> None:
+    async with split.client() as client:
+        async with three_streams(client, "drained"):
+            drained = await home(client)
+            assert (await client.drain(drained["id"])).status_code == 202
+
+        async def ended() -> bool:
+            ids = [r["id"] for r in (await client.state())["replicas"]]
+            return drained["id"] not in ids and not any(map(psutil.pid_exists, drained["pids"]))
+
+        await eventually(ended, within_s=60)
+        left = [m for m in await client.migrations() if m["source"] == drained["id"] and m["trigger"] == "drain"]
+        assert "committed" in {m["outcome"] for m in left}, left
+
+        async def replaced() -> bool:
+            return len(await client.running()) == 2
+
+        await eventually(replaced, within_s=180)
 
 
 @pytest.mark.skipif(not LONG, reason="starts two more engines")
