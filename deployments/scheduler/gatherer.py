@@ -147,25 +147,23 @@ class Gatherer:
         self._began = self._clock()
         serving = tuple(dict.fromkeys(self._reporters.serving()))
         self._forget_others(serving)
-        for fault in await self._ask_all([replica for replica in serving if replica not in self._probes]):
-            if isinstance(fault, BaseException):
-                raise fault
+        await self._ask_all([replica for replica in serving if replica not in self._probes])
         limit = self._clock() - SILENCE_S
         for replica in [replica for replica, at in self._reported_at.items() if at < limit]:
             self._forget(replica)
         self._on_gathered()
 
-    async def _ask_all(self, replicas: Sequence[ReplicaId]) -> list[BaseException | None]:
-        """Take the reports of all replicas. Returns the exception of each `_ask`, or None."""
-        requests: list[asyncio.Task[None]] = []
+    async def _ask_all(self, replicas: Sequence[ReplicaId]) -> None:
+        """Take the reports of all replicas. Raises Refused."""
         try:
-            for first in range(0, len(replicas), AT_ONCE):
-                requests += [asyncio.create_task(self._ask(replica)) for replica in replicas[first : first + AT_ONCE]]
-                await asyncio.sleep(0)
-            return await asyncio.gather(*requests, return_exceptions=True)
-        finally:
-            for request in requests:
-                request.cancel()
+            # The group drops each request at its end. A list of all would take milliseconds at once to drop.
+            async with asyncio.TaskGroup() as requests:
+                for first in range(0, len(replicas), AT_ONCE):
+                    for replica in replicas[first : first + AT_ONCE]:
+                        requests.create_task(self._ask(replica))
+                    await asyncio.sleep(0)
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
 
     async def _turn(self) -> None:
         """Wait until the next gathering may begin."""

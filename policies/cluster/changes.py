@@ -1,6 +1,7 @@
 """The input of an epoch: the differences between two observations that matter to policies."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from policies.cluster.classes import Kind
 from policies.cluster.replica import Replica, Request
@@ -15,8 +16,7 @@ class Arrival:
     tokens: Tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Departure:
+class Departure(NamedTuple):
     """The end of a request of class `kind` on `replica`, which still exists."""
 
     request: RequestId
@@ -24,8 +24,7 @@ class Departure:
     replica: Replica
 
 
-@dataclass(frozen=True, slots=True)
-class Crossing:
+class Crossing(NamedTuple):
     """The change of a request's size class by growth or shrinkage; `was` is the former class."""
 
     request: Request

@@ -56,6 +56,7 @@ class Cluster:
     awaits_start: bool = False
     moves_left: float = float("inf")
     classes: Classes = field(init=False)
+    _running: int = 0
     _rooms: Rooms | None = None
     _activations: int = 0
     _arrivals: int = 0
@@ -90,13 +91,16 @@ class Cluster:
             lead=self.lead,
         )
         self.replicas[replica_id] = replica
-        if self._rooms is not None and state is _RUNNING:
-            self._rooms.add(replica)
+        if state is _RUNNING:
+            self._running += 1
+            if self._rooms is not None:
+                self._rooms.add(replica)
         return replica
 
     def update_replica(self, replica: Replica, state: ReplicaState, capacity: Tokens, max_requests: int) -> None:
         """Set the replica's state and limits to the reported ones."""
         if (replica.state, replica.capacity, replica.max_requests) != (state, capacity, max_requests):
+            self._running += (state is _RUNNING) - (replica.state is _RUNNING)
             replica.state, replica.capacity, replica.max_requests = state, capacity, max_requests
             self._rooms = None
 
@@ -107,6 +111,7 @@ class Cluster:
         for request_id in [r for r in self.held if self.requests[r].source is replica]:
             self.release(self.requests[request_id])
         del self.replicas[replica.id]
+        self._running -= replica.state is _RUNNING
         self.supply.give_back(replica.id)
         self._rooms = None
 
@@ -176,7 +181,9 @@ class Cluster:
             request.source = None
 
     def remove_request(self, request: Request) -> None:
-        """Remove a request that has ended, and free its room."""
+        """Remove a request that has ended, free its room, and take back the decisions on it."""
+        if request in self._trail.traces:
+            self.take_back(request)
         self.release(request)
         self._leave(request)
         self.resting.pop(request.id, None)
@@ -314,6 +321,7 @@ class Cluster:
         if replica.requests or replica.held:
             raise ValueError(f"{replica.id} is not empty")
         del self.replicas[replica.id]
+        self._running -= replica.state is _RUNNING
         if self._rooms is not None:
             self._rooms.remove(replica)
         self._trail.freeze()
@@ -432,7 +440,7 @@ class Cluster:
 
     def may_close(self, count: int = 1, times: float = 1.0) -> bool:
         """True if `count` replicas can close without violating `min_replicas` or the slack, multiplied by `times`."""
-        if len(self.running()) - count < self.min_replicas:
+        if self._running - count < self.min_replicas:
             return False
         return not self.slack or self.spare() - count * self.capacity >= times * self.slack
 
@@ -477,6 +485,7 @@ class Cluster:
             assert all(q.replica is replica for q in replica.requests.values()), f"requests of {replica.id}"
             assert replica.load == sum(q.tokens for q in replica.requests.values()), f"load of {replica.id}"
             assert replica.held == held[replica.id], f"held on {replica.id}"
+        assert self._running == len(self.running()), "the number of running replicas"
         if self._rooms is not None:
             self._rooms.check_integrity(self.running())
 

@@ -90,6 +90,7 @@ def _decide_pool(memory: PoolMemory, seen: PoolReport, now: float) -> Generator[
         return tuple(_one_by_one(memory, changes, limits, now))
     memory.rule.rebalance(cluster, changes)
     limits.open_slack(cluster)
+    yield
     return (_settle(memory, limits, now, close=True),)
 
 
@@ -102,7 +103,7 @@ def place(
     fewest requests, queued ones included, and of equals on the one with the most free room.
     """
     cluster, barred = memory.cluster, frozenset(exclude)
-    if all(replica.id in barred for replica in cluster.running()):
+    if not _has_running(cluster, barred):
         return NoReplica()
     if arrival.id in cluster.requests:
         cluster.remove_request(cluster.requests[arrival.id])
@@ -119,7 +120,7 @@ def place(
 def preview(memory: PoolMemory, arrival: Arrival, exclude: Collection[ReplicaId] = ()) -> Decision:
     """The replica that `place` would choose now. Changes nothing."""
     cluster, barred = memory.cluster, frozenset(exclude)
-    if all(replica.id in barred for replica in cluster.running()):
+    if not _has_running(cluster, barred):
         return NoReplica()
     existing = cluster.requests.get(arrival.id)
     request = existing or cluster.add_request(arrival.id, arrival.tokens)
@@ -177,6 +178,11 @@ def one_by_one(changes: Changes) -> Iterator[Changes]:
 
 
 # --- the parts of an epoch ----------------------------------------------------------------------------
+
+
+def _has_running(cluster: Cluster, barred: Barred) -> bool:
+    """True if a replica outside of `barred` is running."""
+    return any(r.state is ReplicaState.RUNNING and r.id not in barred for r in cluster.replicas.values())
 
 
 def _limits(memory: PoolMemory, seen: PoolReport) -> Limits:

@@ -129,8 +129,9 @@ class PoolMemory:
         for first in range(0, len(seen.gone), SLICE):
             departed += self._take_gone(seen.gone[first : first + SLICE])
             yield
-        self._measure_growth(seen.requests, grown, now)
-        self._take_requests(seen.requests, crossed)
+        decoding = self._take_requests(seen.requests, crossed)
+        if self.learns:
+            self.experience.observe_growth(grown, self._decoding - decoding, now)
         yield
         removed = self._take_replicas(seen, now)
         self._relocate(removed)
@@ -171,7 +172,8 @@ class PoolMemory:
         self._closed.update(idle)
 
     def add_placement(self, request_id: RequestId, placed: Placed) -> None:
-        """Add the placement of an arrival."""
+        """Add the placement of an arrival, or of a request that a replica has lost or refused."""
+        self._forget_location(request_id)
         self.placed[request_id] = placed
         self._stale[request_id] = None
         self._unsettled[request_id] = None
@@ -224,11 +226,10 @@ class PoolMemory:
         cluster = self.cluster
         if self.learns:
             self.experience.observe_replicas(seen.replicas, seen.lost, now)
-        changed = dict.fromkeys((*seen.lost, *self._closed, *self._expected))
-        switched = self._take_statuses(seen)
-        closed = (self.statuses[r] for r in self._closed if r in self.statuses)
-        for status in (*seen.replicas, *closed):
-            changed[status.id] = None
+        statuses, switched = self._take_statuses(seen)
+        statuses += (self.statuses[r] for r in self._closed if r in self.statuses)
+        changed = dict.fromkeys((*seen.lost, *self._closed, *self._expected, *(status.id for status in statuses)))
+        for status in statuses:
             if status.state in UP:
                 self._add_or_change(status)
         self._closed.clear()
@@ -242,9 +243,13 @@ class PoolMemory:
             self._stale.update((q, None) for q, resident in self._residents.items() if resident.replica in switched)
         return {r: cluster.replicas[r] for r in changed if r in cluster.replicas and not self._is_up(r)}
 
-    def _take_statuses(self, seen: PoolReport) -> set[ReplicaId]:
-        """Store the reported statuses. Returns the replicas that have come up or gone down."""
-        switched = set()
+    def _take_statuses(self, seen: PoolReport) -> tuple[list[Status], set[ReplicaId]]:
+        """Store the reported statuses.
+
+        Returns those that are new, closed or different in more than their free blocks, and the replicas that have come
+        up or gone down.
+        """
+        changed, switched = [], set()
         for replica_id in seen.lost:
             self.statuses.pop(replica_id, None)
             self._closed.pop(replica_id, None)
@@ -254,9 +259,13 @@ class PoolMemory:
         for status in seen.replicas:
             was = self.statuses.get(status.id)
             self.statuses[status.id] = status
-            if was is not None and (was.state in UP) is not (status.state in UP):
-                switched.add(status.id)
-        return switched
+            if was is None or status.id in self._closed:
+                changed.append(status)
+            elif (was.state, was.capacity, was.max_requests) != (status.state, status.capacity, status.max_requests):
+                changed.append(status)
+                if (was.state in UP) is not (status.state in UP):
+                    switched.add(status.id)
+        return changed, switched
 
     def _is_up(self, replica: ReplicaId) -> bool:
         status = self.statuses.get(replica)
@@ -315,30 +324,29 @@ class PoolMemory:
         self._absent.update((q, sizes[q]) for q in self._absent if q in sizes)
         return ((q, tokens) for q, tokens in sizes.items() if q not in self._absent)
 
-    def _measure_growth(self, changed: Iterable[Resident], grown: int, now: float) -> None:
-        """Measure the decode rate: `grown` is the total growth of all decoding requests but the `changed` ones."""
-        if self.learns:
-            former = (self._residents.get(resident.load.id) for resident in changed)
-            others = sum(resident is not None and resident.load.phase is Phase.DECODE for resident in former)
-            self.experience.observe_growth(grown, self._decoding - others, now)
+    def _take_requests(self, residents: Sequence[Resident], crossed: list[Crossing]) -> int:
+        """Store new and changed requests. Appends those in another size class to `crossed`.
 
-    def _take_requests(self, residents: Sequence[Resident], crossed: list[Crossing]) -> None:
-        """Store new and changed requests. Appends those in another size class to `crossed`."""
+        Returns the number of those that decode now. All other decoding requests have also decoded before.
+        """
         cluster = self.cluster
         others = ((cluster.requests.get(resident.load.id), resident.load.tokens) for resident in residents)
         resized = [(q.id, Tokens(max(1, tokens))) for q, tokens in others if q is not None and q.tokens != tokens]
         if resized:
             cluster.resize(resized, crossed)
+        decoding = 0
         for resident in residents:
             request_id = resident.load.id
             was = self._residents.get(request_id)
             self._residents[request_id] = resident
-            self._decoding += resident.load.phase is Phase.DECODE
+            decoding += resident.load.phase is Phase.DECODE
             self._decoding -= was is not None and was.load.phase is Phase.DECODE
             placed = self.placed.get(request_id)
             if placed is not None and placed.replica == resident.replica:
                 del self.placed[request_id]
             self._stale[request_id] = None
+        self._decoding += decoding
+        return decoding
 
     def _relocate(self, removed: Mapping[ReplicaId, Replica]) -> None:
         """Derive the locations of all stale requests anew. No location is on a `removed` replica."""
@@ -444,10 +452,11 @@ class PoolMemory:
         for status in self.statuses.values():
             if status.free_blocks is not None and status.state is ReplicaState.RUNNING:
                 replica = cluster.replicas[status.id]
-                unsure = uncertain.get(status.id, 0)
                 used = max(0, status.capacity - status.free_blocks * status.block_size)
-                unexplained = used - (replica.load + replica.held - unsure)
-                cluster.correct(replica, unexplained - min(max(unexplained, 0), unsure))
+                unexplained = used - replica.load - replica.held
+                if unsure := uncertain.get(status.id):
+                    unexplained = max(unexplained, min(unexplained + unsure, 0))
+                cluster.correct(replica, unexplained)
 
 
 def finish(slices: Generator[None, None, T]) -> T:

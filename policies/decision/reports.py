@@ -10,15 +10,13 @@ is a snapshot. Late answers are dropped, and changes since another version than 
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import NamedTuple
 
 from policies.decision.observation import Pool, PoolReport, Resident, Status
-from policies.model import Blocks, Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestId, RequestLoad, Tokens
+from policies.model import Blocks, ReplicaId, ReplicaLoad, ReplicaState, RequestId, RequestLoad, Tokens
 from policies.paths.beliefs import Profile
 from policies.plan import MoveReport
-
-Condition = tuple[Phase, int, str | None]
-"""A request's phase, hop, and reason not to move: all that may change except size and age."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,24 +52,24 @@ class _ReportedState:
     """The requests of one replica as of its last report. `births` are their starting times by the replica's clock."""
 
     at: float = 0.0
-    conditions: dict[RequestId, Condition] = field(default_factory=dict)
-    tokens: dict[RequestId, Tokens] = field(default_factory=dict)
     loads: dict[RequestId, RequestLoad] = field(default_factory=dict)
+    tokens: dict[RequestId, Tokens] = field(default_factory=dict)
     births: dict[RequestId, float] = field(default_factory=dict)
 
     def changes(self, requests: Iterable[RequestLoad], at: float) -> _Changes:
         """Replace the state by `requests`, and return the difference."""
-        conditions, tokens = self.conditions, self.tokens
+        loads, tokens = self.loads, self.tokens
         changed: list[RequestLoad] = []
         sizes: dict[RequestId, Tokens] = {}
         seen: set[RequestId] = set()
         for load in requests:
             seen.add(load.id)
-            if conditions.get(load.id) != (load.phase, load.hop, load.immovable):
+            was = loads.get(load.id)
+            if was is None or _condition(was) != _condition(load):
                 changed.append(load)
             elif tokens[load.id] != load.tokens:
                 sizes[load.id] = load.tokens
-        found = _Changes(changed, sizes, [request for request in conditions if request not in seen])
+        found = _Changes(changed, sizes, [request for request in loads if request not in seen])
         self.take(found, at)
         return found
 
@@ -79,12 +77,11 @@ class _ReportedState:
         """Apply changes that were reported at `at`."""
         self.at = at
         for request in changes.gone:
-            if self.conditions.pop(request, None) is not None:
-                del self.tokens[request], self.loads[request], self.births[request]
+            if self.loads.pop(request, None) is not None:
+                del self.tokens[request], self.births[request]
         for load in changes.changed:
-            self.conditions[load.id] = (load.phase, load.hop, load.immovable)
-            self.tokens[load.id] = load.tokens
             self.loads[load.id] = load
+            self.tokens[load.id] = load.tokens
             self.births[load.id] = at - load.age_s
         self.tokens.update(changes.sizes)
 
@@ -93,6 +90,11 @@ class _ReportedState:
         for request, load in self.loads.items():
             age_s = round(self.at - self.births[request], 3)
             yield replace(load, tokens=self.tokens[request], age_s=age_s)
+
+
+def _condition(load: RequestLoad) -> tuple[str, int, str | None]:
+    """All of a request that may change except size and age: phase, hop, and reason not to move."""
+    return load.phase, load.hop, load.immovable
 
 
 class Reporter:
@@ -118,14 +120,21 @@ class Reporter:
 
 
 class Roster:
-    """The scheduler's side of the protocol: the newest state of every replica of a pool, and its unobserved changes."""
+    """The scheduler's side of the protocol: the newest state of every replica of a pool, and its unobserved changes.
+
+    Each report is compared with the last observation as it arrives, so that an observation need not look at replicas
+    and requests without changes.
+    """
 
     def __init__(self) -> None:
         self._statuses: dict[ReplicaId, Status] = {}
         self._versions: dict[ReplicaId, int] = {}
         self._states: dict[ReplicaId, _ReportedState] = {}
         self._locations: dict[RequestId, dict[ReplicaId, None]] = {}
+        # Observed statuses differ from the reported ones by design for the overridden replicas: unreported or leaving.
         self._observed: dict[ReplicaId, Status] = {}
+        self._overridden: dict[ReplicaId, Status] = {}
+        self._differing: dict[ReplicaId, None] = {}
         self._residents: dict[RequestId, ReplicaId] = {}
         self._changed: dict[RequestId, None] = {}
         self._sizes: dict[RequestId, Tokens] = {}
@@ -144,7 +153,9 @@ class Roster:
         replica = report.status.id
         if report.since is not None and report.since != self._versions.get(replica):
             raise ValueError(f"{replica} reports changes since {report.since}, not {self._versions.get(replica)}")
-        state = self._states.setdefault(replica, _ReportedState())
+        state = self._states.get(replica)
+        if state is None:
+            state = self._states[replica] = _ReportedState()
         if report.since is None:
             changes = state.changes(report.requests, report.at)
         else:
@@ -157,6 +168,10 @@ class Roster:
             self._changed[load.id] = None
         self._sizes.update(changes.sizes)
         self._statuses[replica] = report.status
+        if self._observed.get(replica) == report.status:
+            self._differing.pop(replica, None)
+        else:
+            self._differing[replica] = None
         self._versions[replica] = report.version
         if report.profile is not None and replica not in self._profiled:
             self._profiled.add(replica)
@@ -165,11 +180,12 @@ class Roster:
     def forget(self, replica: ReplicaId) -> None:
         """Remove the replica and its requests. Its next report must be a snapshot."""
         self._statuses.pop(replica, None)
+        self._differing.pop(replica, None)
         self._versions.pop(replica, None)
         self._profiles.pop(replica, None)
         self._profiled.discard(replica)
         state = self._states.pop(replica, None)
-        for request in state.conditions if state else ():
+        for request in state.loads if state else ():
             self._remove(request, replica)
 
     # --- the newest state -----------------------------------------------------------------------------
@@ -181,7 +197,7 @@ class Roster:
 
     def is_empty(self, replica: ReplicaId) -> bool:
         """True if no request is on the replica."""
-        return not self._states[replica].conditions
+        return not self._states[replica].loads
 
     def holds(self, request: RequestId) -> bool:
         """True if the request is on a replica that has reported."""
@@ -219,18 +235,20 @@ class Roster:
 
         `unreported` are the statuses of replicas without a report. Replicas in `leaving` count as DRAINING.
         """
-        statuses, observed = dict(self._statuses), self._observed
-        for replica in leaving:
-            if replica in statuses:
-                statuses[replica] = replace(statuses[replica], state=ReplicaState.DRAINING)
-        statuses.update((status.id, status) for status in unreported)
+        statuses, observed, former = dict(self._statuses), self._observed, self._overridden
+        overridden = {r: replace(statuses[r], state=ReplicaState.DRAINING) for r in leaving if r in statuses}
+        overridden.update((status.id, status) for status in unreported)
+        statuses.update(overridden)
         capacity = max((s.capacity for s in statuses.values()), default=Tokens(0)) or pool.capacity
-        fresh = sorted((s for s in statuses.values() if observed.get(s.id) != s), key=lambda s: s.id)
+        apart = former | overridden
+        fresh = [statuses[r] for r in self._differing if r not in apart]
+        fresh += [statuses[r] for r in apart if r in statuses and observed.get(r) != statuses[r]]
+        fresh.sort(key=attrgetter("id"))
         lost = tuple(sorted(r for r in observed if r not in statuses))
         residents, gone = self._settle()
         sizes, self._sizes = self._sizes, {}
         profiles, self._profiles = self._profiles, {}
-        self._observed = statuses
+        self._observed, self._overridden, self._differing = statuses, overridden, {}
         pool = replace(pool, capacity=capacity)
         return PoolReport(pool, tuple(fresh), lost, residents, gone, sizes, moves, profiles, opening)
 
@@ -248,18 +266,18 @@ class Roster:
         residents, gone = [], []
         for request in self._changed:
             self._sizes.pop(request, None)
-            self._doubled.pop(request, None)
             locations = self._locations.get(request)
+            if locations is None or len(locations) == 1:
+                self._doubled.pop(request, None)
+            else:
+                self._doubled[request] = None
             if locations is None:
                 if self._residents.pop(request, None) is not None:
                     gone.append(request)
                 continue
-            if len(locations) > 1:
-                self._doubled[request] = None
-            home = self._home(request)
-            load = self._states[home].loads[request]
-            tokens = self._states[home].tokens[request]
-            self._residents[request] = home
+            home = self._residents[request] = self._home(request, locations)
+            state = self._states[home]
+            load, tokens = state.loads[request], state.tokens[request]
             residents.append(Resident(home, load if load.tokens == tokens else replace(load, tokens=tokens)))
         for request in self._doubled:
             if request in self._sizes:
@@ -267,9 +285,8 @@ class Roster:
         self._changed = {}
         return tuple(sorted(residents, key=lambda r: (-r.load.age_s, r.load.id))), tuple(sorted(gone))
 
-    def _home(self, request: RequestId) -> ReplicaId:
+    def _home(self, request: RequestId, locations: Collection[ReplicaId]) -> ReplicaId:
         """The replica of a request. Of two it is the source of the move, since the hand-over may still fail."""
-        locations = self._locations[request]
         if len(locations) == 1:
             return next(iter(locations))
         return min(locations, key=lambda replica: (self._states[replica].loads[request].hop, replica))

@@ -1,5 +1,8 @@
 """Emptying replicas, the cheapest first."""
 
+from collections.abc import Iterator
+from itertools import islice
+
 from policies.cluster.replica import Replica
 from policies.plan import Reason
 from policies.rules.pack.room import Seeker, by_size
@@ -22,7 +25,7 @@ def _cheapest(seeker: Seeker, most: int, victims: int) -> Replica | None:
     """The replica that takes the fewest moves to empty; found by trial and undo."""
     cluster = seeker.cluster
     best = None
-    for replica in _candidates(seeker, most)[:victims]:
+    for replica in list(islice(_candidates(seeker, most), victims)):
         if most < 1 or len(replica.requests) > most:
             continue
         mark = cluster.mark()
@@ -33,22 +36,15 @@ def _cheapest(seeker: Seeker, most: int, victims: int) -> Replica | None:
     return best
 
 
-def _candidates(seeker: Seeker, most: int) -> list[Replica]:
+def _candidates(seeker: Seeker, most: int) -> Iterator[Replica]:
     """Replicas with at most `most` requests, all movable, that fit into the total room of the others; the least loaded
     first.
     """
-    used = [r for r in seeker.cluster.running() if r.requests]
-    room = sum(max(0, r.room) for r in used)
-    return sorted(
-        (
-            r
-            for r in used
-            if len(r.requests) <= most
-            and r.load <= room - max(0, r.room)
-            and all(seeker.cluster.may_move(q) for q in r.requests.values())
-        ),
-        key=lambda r: (r.load, r.order),
-    )
+    rooms = {r: max(0, r.room) for r in seeker.cluster.running() if r.requests}
+    total = sum(rooms.values())
+    fitting = (r for r, room in rooms.items() if len(r.requests) <= most and r.load <= total - room)
+    least_loaded = sorted(fitting, key=lambda r: (r.load, r.order))
+    return (r for r in least_loaded if all(seeker.cluster.may_move(q) for q in r.requests.values()))
 
 
 def _empty(seeker: Seeker, victim: Replica, most: int) -> bool:

@@ -44,6 +44,11 @@ def replica(cluster: Cluster, name: str) -> Replica:
     return cluster.replicas[ReplicaId(name)]
 
 
+def turn(cluster: Cluster, replica: Replica, state: ReplicaState) -> None:
+    """The replica reports another state."""
+    cluster.update_replica(replica, state, replica.capacity, replica.max_requests)
+
+
 def picture(cluster: Cluster) -> str:
     """The replicas as `named` takes them; in each of them the oldest request comes first."""
     return " | ".join(f"{name}: {_drawing(r.requests.values())}".rstrip() for name, r in cluster.replicas.items())

@@ -8,7 +8,7 @@ import pytest
 from policies.cluster.cluster import Cluster
 from policies.model import ReplicaId, ReplicaState, RequestId, Tokens
 from policies.plan import Eviction, Move, Opening, Placement, Plan, Reason
-from tests.policies.cluster.named import evict, lift, move, named, picture, place, replica, request, settled
+from tests.policies.cluster.named import evict, lift, move, named, picture, place, replica, request, settled, turn
 
 A, B, C, P, Q, S = ReplicaId("A"), ReplicaId("B"), ReplicaId("C"), RequestId("p"), RequestId("q"), RequestId("s")
 FILL, DRAIN = Reason.FILL, Reason.DRAIN
@@ -205,7 +205,7 @@ def test_a_running_request_that_is_put_on_a_starting_replica_is_evicted(leave: C
 
 def test_there_and_back_on_a_replica_that_drains_is_nothing() -> None:
     cluster = named("A: p30 | B:")
-    replica(cluster, "A").state = ReplicaState.DRAINING
+    turn(cluster, replica(cluster, "A"), ReplicaState.DRAINING)
     mark = cluster.mark()
     move(cluster, "p", "B")
     cluster.undo(mark)

@@ -6,7 +6,7 @@ from policies.cluster.cluster import Cluster
 from policies.cluster.supply import WINDOW_S, Demand
 from policies.decision.limits import Limits
 from policies.model import ReplicaState, Tokens
-from tests.policies.cluster.named import evict, move, named, picture, place, replica, request, settled
+from tests.policies.cluster.named import evict, move, named, picture, place, replica, request, settled, turn
 from tests.policies.stepping import Events, apply
 
 
@@ -54,7 +54,7 @@ def test_a_replica_is_not_idle_while_it_holds_blocks() -> None:
 @pytest.mark.parametrize("state", [ReplicaState.STARTING, ReplicaState.DRAINING])
 def test_replicas_that_do_not_run_are_neither_closed_nor_counted(state: ReplicaState) -> None:
     cluster = named("A: p10 | B: | C:")
-    replica(cluster, "C").state = state
+    turn(cluster, replica(cluster, "C"), state)
     assert scaled(cluster, Limits(min_replicas=2)) == "A: p10 | B: | C:"
     assert scaled(cluster, Limits(min_replicas=1)) == "A: p10 | C:"
 
@@ -119,7 +119,7 @@ def test_what_moves_away_leaves_room_for_the_slack() -> None:
 )
 def test_room_is_spare_on_what_is_up_or_will_be(state: ReplicaState, spare: int) -> None:
     cluster = named("A: p40 | B: q50")
-    replica(cluster, "B").state = state
+    turn(cluster, replica(cluster, "B"), state)
     assert cluster.spare() == spare
 
 

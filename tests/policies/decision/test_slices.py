@@ -12,7 +12,7 @@ from policies.decision import memory as memories
 from policies.decision.deciding import Plans, SchedulerMemory, decide_in_slices, place
 from policies.decision.limits import LiveLimits, Terms
 from policies.decision.memory import finish
-from policies.decision.observation import Observation
+from policies.decision.observation import ENGINE, Observation
 from policies.decision.placement import Decision, Place, Queue
 from policies.model import RequestId, Tokens
 from policies.rules.registry import POLICIES
@@ -41,18 +41,19 @@ class Deciding:
         """The decision on that cluster."""
         return decide_in_slices(self.memory, Observation(drawn.now, (self.watcher.report(drawn),)))
 
-    def place(self, number: int, tokens: int) -> Decision:
-        """Place a new request."""
+    def place(self, request: RequestId, tokens: int, now: float) -> Decision:
+        """Place a request."""
         pool = self.memory.pool()
-        decision = place(pool, Arrival(RequestId(f"new{number}"), Tokens(tokens)), float(number))
+        decision = place(pool, Arrival(request, Tokens(tokens)), now)
         pool.cluster.check_integrity()
         if isinstance(decision, Place | Queue):
-            assert pool.cluster.requests[RequestId(f"new{number}")].replica is not None
+            replica = pool.cluster.requests[request].replica
+            assert replica is not None and replica.id == decision.replica
         return decision
 
 
 @given(st.sampled_from(sorted(POLICIES)), histories(), st.integers(0, 1 << 32))
-def test_at_every_pause_arrivals_can_be_placed_and_a_replay_with_the_same_pauses_decides_alike(
+def test_at_every_pause_requests_can_be_placed_or_placed_anew_and_a_replay_with_the_same_pauses_decides_alike(
     name: str, history: list[Drawn], seed: int
 ) -> None:
     dice, numbers = random.Random(seed), iter(range(1000))
@@ -61,8 +62,9 @@ def test_at_every_pause_arrivals_can_be_placed_and_a_replay_with_the_same_pauses
         slices, done, entries = live.slices(drawn), 0, []
         while True:
             for number in [next(numbers) for _ in range(dice.choice([0, 0, 1, 2]))]:
-                tokens = dice.randrange(1, 60)
-                entries.append((done, number, tokens, live.place(number, tokens)))
+                new, present = RequestId(f"new{number}"), [q.id for load in drawn.loads for q in load.requests]
+                call = dice.choice([new, *present]), dice.randrange(1, 60), float(number)
+                entries.append((done, call, live.place(*call)))
             try:
                 next(slices)
             except StopIteration as end:
@@ -71,9 +73,13 @@ def test_at_every_pause_arrivals_can_be_placed_and_a_replay_with_the_same_pauses
             done += 1
         live.memory.pool().cluster.check_integrity()
         replayed, passed = again.slices(drawn), 0
-        for at, number, tokens, decision in entries:
+        for at, call, decision in entries:
             while passed < at:
                 next(replayed)
                 passed += 1
-            assert again.place(number, tokens) == decision
+            assert again.place(*call) == decision
         assert finish(replayed) == plans
+        moved = {move.request for plan in plans[ENGINE] for move in plan.moves}
+        assert moved.isdisjoint(request for at, (request, _, _), _ in entries if at == done), (
+            "the placement replaces the move"
+        )

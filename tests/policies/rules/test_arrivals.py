@@ -8,6 +8,7 @@ from policies.rules.best_fit import BestFit
 from policies.rules.load_balance import LoadBalance
 from policies.rules.policy import Policy
 from policies.rules.worst_fit import WorstFit
+from tests.policies.cluster.named import turn
 from tests.policies.rules.drawn import after, drawn, shown
 
 baselines = pytest.mark.parametrize("policy", [BestFit(), WorstFit(), LoadBalance()], ids=lambda p: type(p).__name__)
@@ -53,7 +54,7 @@ def test_a_request_runs_on_the_replica_it_waited_for(policy: Policy) -> None:
     cluster = drawn("80")
     cluster.starts_as = ReplicaState.STARTING
     after(policy, cluster, 40)
-    list(cluster.replicas.values())[1].state = ReplicaState.RUNNING
+    turn(cluster, list(cluster.replicas.values())[1], ReplicaState.RUNNING)
     assert after(policy, cluster) == "80 | 40"
 
 

@@ -6,6 +6,7 @@ from policies.decision.limits import Limits
 from policies.model import ReplicaId, ReplicaState, RequestId, Tokens
 from policies.plan import Reason
 from policies.rules.load_balance import LoadBalance
+from tests.policies.cluster.named import turn
 from tests.policies.rules.drawn import after, drawn, shown
 from tests.policies.stepping import Events, step
 
@@ -131,5 +132,5 @@ def test_an_overload_waits_for_a_replica_that_starts() -> None:
     cluster.starts_as = ReplicaState.STARTING
     assert after(LoadBalance(), cluster) == "60 50 | 60 | "
     assert after(LoadBalance(), cluster) == "60 50 | 60 | "
-    list(cluster.replicas.values())[2].state = ReplicaState.RUNNING
+    turn(cluster, list(cluster.replicas.values())[2], ReplicaState.RUNNING)
     assert after(LoadBalance(), cluster) == "60 | 60 | 50"
