@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from deployments.engine.port import EngineDead, Generated
+from migration.kv.staging import HostSegment
 from migration.protocol.errors import TransferFailed
 from migration.protocol.messages import Shard
 from migration.protocol.ports import Slot
@@ -31,8 +32,9 @@ class Timed(FakeEngine):
         delays: tuple[float, ...] = (),
         num_blocks: int = 1024,
         cache: str = "cache",
+        workers: int = 1,
     ) -> None:
-        super().__init__(step_s=0.0, num_blocks=num_blocks, slot_blocks=64, cache=cache)
+        super().__init__(step_s=0.0, num_blocks=num_blocks, slot_blocks=64, cache=cache, workers=workers)
         self.rate, self.latency_s, self.staging = rate, latency_s, staging
         self.now = 0.0
         self.prompts: list[tuple[int, ...]] = []
@@ -68,7 +70,7 @@ class Timed(FakeEngine):
 
 async def measured(engine: Timed) -> Profile:
     """The engine's profile. The measurement must leave nothing behind, with any end."""
-    slots = Slots(2, engine.fingerprint.slot_bytes)
+    slots = Slots(2, engine.fingerprint.slot_bytes, [HostSegment.create] * engine.fingerprint.workers)
     try:
         return await measure(engine, slots, "node", lambda: engine.now)
     finally:
@@ -76,15 +78,16 @@ async def measured(engine: Timed) -> Profile:
         slots.close()
 
 
+@pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("rate", [2_000.0, 10_000.0, 1e6])
-async def test_profile_equals_the_engines_speed(rate: float) -> None:
-    engine = Timed(rate)
+async def test_profile_equals_the_engines_speed(rate: float, workers: int) -> None:
+    engine = Timed(rate, workers=workers)
     profile = await measured(engine)
     assert profile.prefill.rate == pytest.approx(rate) and profile.prefill.latency_s == pytest.approx(0.005)
     assert profile.staging_bytes_per_s == pytest.approx(1e9)
     marks = engine.fingerprint
     assert (profile.node, profile.cache) == ("node", marks.cache)
-    assert profile.token_bytes * marks.block_size == marks.block_bytes
+    assert profile.token_bytes * marks.block_size == marks.block_bytes == 16, "a token's KV, over all workers"
 
 
 async def test_extra_time_of_the_first_request_does_not_count() -> None:
