@@ -132,7 +132,7 @@ async def test_drained_replica_hands_its_streams_over_and_ends(split: Applicatio
             return drained["id"] not in ids and not any(map(psutil.pid_exists, drained["pids"]))
 
         await eventually(ended, within_s=60)
-        left = [m for m in await client.migrations() if m["source"] == drained["id"] and m["trigger"] == "drain"]
+        left = [m for m in await client.migrations() if m["source"] == drained["id"] and m["trigger"] == "evacuate"]
         assert "committed" in {m["outcome"] for m in left}, left
 
         async def replaced() -> bool:
