@@ -80,7 +80,8 @@ def _engine_config(settings: Settings) -> EngineConfig:
     defaults = {} if settings.gpus or settings.engine == "paced" else _CPU_ENGINE
     # The model's name in vLLM's metrics.
     named = {} if settings.engine == "paced" else {"served_model_name": loading.model_id}
-    return EngineConfig(loading.model_id, source, {**named, **defaults, **settings.engine_kwargs}, settings.engine)
+    kwargs = {**named, **defaults, **settings.engine_kwargs}
+    return EngineConfig(loading.model_id, source, kwargs, settings.engine, on_gpu=settings.gpus > 0)
 
 
 def _scheduler_config(settings: Settings) -> SchedulerConfig:

@@ -273,8 +273,22 @@ _OTHER_LAYOUTS = (
 
 
 def describe_errors(error: ValidationError) -> list[str]:
-    """The errors, one line each: the path of the setting and the reason."""
-    return [f"{'.'.join(map(str, e['loc'])) or 'args'}: {_explain(e)}" for e in error.errors()]
+    """The errors, one line for each setting: its path and the reason."""
+    found: dict[str, list[str]] = {}
+    for each in error.errors():
+        path = each["loc"] if each["type"] == "extra_forbidden" else _setting(each["loc"])
+        found.setdefault(".".join(map(str, path)) or "args", []).append(_explain(each))
+    return [f"{path}: {', or '.join(reasons)}" for path, reasons in found.items()]
+
+
+def _setting(place: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """The path of the setting at an error's place, which may go on with one of several types of its value."""
+    kind: Any = Settings
+    for depth, part in enumerate(place):
+        if not (isinstance(kind, type) and issubclass(kind, SettingsSection)):
+            return place[:depth]
+        kind = kind.model_fields[str(part)].annotation
+    return place
 
 
 def _explain(error: Any) -> str:

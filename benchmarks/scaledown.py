@@ -182,10 +182,10 @@ async def _plain_engine(rig: Rig) -> Engine:
     if rig.device == "cuda":
         from deployments.engine.vllm_engine import VllmEngine
 
-        return await VllmEngine.start(str(rig.shape.folder()), rig.engine_kwargs, 1 << 20)
+        return await VllmEngine.start(str(rig.shape.folder()), rig.engine_kwargs)
     from deployments.engine.paced import PacedEngine
 
-    return await PacedEngine.start("plain", ENGINE, 1 << 20)
+    return await PacedEngine.start("plain", ENGINE)
 
 
 # --- the removal --------------------------------------------------------------------------------------

@@ -57,7 +57,6 @@ Device = Literal["cpu", "cuda"]
 _CPU_ENV = ("VLLM_CPU", "OMP")
 _CPU_ONLY: Mapping[str, Any] = {"dtype": "float32", "block_size": 32, "enforce_eager": True}
 """Mell's settings of engines on a CPU."""
-_GPU_SLOTS: Mapping[str, Any] = {"slot_mib": 64, "slots": 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +157,7 @@ class Rig:
             "model_loading_config": {"model_source": str(self.shape.folder())},
             "engine_kwargs": self.engine_kwargs,
             "deployment_config": {"num_gpus": share},
-            "migration": {"transport": "cuda_ipc", **_GPU_SLOTS},
+            "migration": {"transport": "cuda_ipc"},
         }
 
     def vllm_command(self, port: int) -> list[str]:

@@ -2,11 +2,12 @@
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from migration.protocol.rounds import CopyLimits
+from migration.protocol.sizing import time_limit_s
 from migration.run.world import MigrationLimits
 from policies.decision.limits import Limits, LiveLimits, Mode, Terms
 from policies.paths.estimates import Boundaries
@@ -14,6 +15,13 @@ from policies.rules.registry import policy
 
 ON_HOST, ON_GPU = ("shared", "collective"), ("cuda_ipc", "nccl")
 """Transports of slots in host memory and in GPU memory; `deployments.replica.transports` makes them."""
+
+Auto = Literal["auto"]
+"""The value of a setting that follows from others, or from measurements."""
+AUTO: Auto = "auto"
+
+TRANSFER_FLOOR_S = 3.0
+"""The least time limit of a transfer: a pair's first one also connects its two ends."""
 
 
 class SettingsSection(BaseModel):
@@ -32,15 +40,33 @@ class MigrationSettings(SettingsSection):
         description='Transport of KV blocks: "shared" (replicas of one node map each other\'s staging slots), '
         '"collective" (Ray collective groups over gloo), "cuda_ipc" and "nccl" on GPUs, or a custom "module:factory".',
     )
-    slot_mib: int = Field(8, ge=1, le=1024, description="Payload of one staging slot, in MiB.")
-    slots: int = Field(4, ge=2, le=64, description="Staging slots per replica, shared by all its migrations.")
-    transfer_timeout_s: float = Field(5.0, gt=0, description="Longest wait for the peer in one transfer.")
+    slot_mib: Auto | Annotated[int, Field(ge=1, le=1024)] = Field(
+        AUTO,
+        description="Payload of one staging slot of each worker, in MiB; auto: 8 MiB, on GPUs 64 MiB, rounded up to "
+        "whole KV blocks, at least two, and no more than the longest context.",
+    )
+    slots: Auto | Annotated[int, Field(ge=2, le=64)] = Field(
+        AUTO,
+        description="Staging slots of each worker, shared by all migrations of its replica; auto: 4, and 6 if blocks "
+        "are sent (collective, nccl, custom transports).",
+    )
+    transfer_timeout_s: Auto | Annotated[float, Field(gt=0)] = Field(
+        AUTO,
+        description="Longest wait for the peer in one transfer, of a full slot at most; auto: 3 s, and 4 times as long "
+        "as a slot takes at 100 MB/s.",
+    )
     lease_s: float = Field(
         10.0, gt=0, description="Time after which a target drops a request or memory that its source has not confirmed."
     )
     prepare_timeout_s: float = Field(2.0, gt=0, description="Longest wait for the target to reserve room.")
-    copy_timeout_s: float = Field(10.0, gt=0, description="Longest pre-copy round.")
-    final_copy_timeout_s: float = Field(2.0, gt=0, description="Longest final copy, during the pause.")
+    copy_timeout_s: Auto | Annotated[float, Field(gt=0)] = Field(
+        AUTO,
+        description="Longest pre-copy round; auto: 10 s, and 4 times as long as its bytes are expected to take "
+        "(100 MB/s or more).",
+    )
+    final_copy_timeout_s: Auto | Annotated[float, Field(gt=0)] = Field(
+        AUTO, description="Longest final copy, during the pause; auto: 2 s, and 4 times as long as expected likewise."
+    )
     adopt_timeout_s: float = Field(5.0, gt=0, description="Longest wait for the target to start the request.")
     max_rounds: int = Field(
         4, ge=0, description="Maximum number of pre-copy rounds; 0: everything is copied during the pause."
@@ -58,18 +84,19 @@ class MigrationSettings(SettingsSection):
             return value
         raise ValueError(f"{value!r} is not a transport: write {', '.join((*ON_HOST, *ON_GPU))} or module:factory")
 
-    @property
-    def slot_bytes(self) -> int:
-        """Payload of one staging slot."""
-        return self.slot_mib << 20
+    def transfer_s(self, slot_bytes: int) -> float:
+        """The longest wait for the peer in a transfer of a slot, whatever the link is expected to do."""
+        if self.transfer_timeout_s != AUTO:
+            return self.transfer_timeout_s
+        return time_limit_s(slot_bytes, None, TRANSFER_FLOOR_S)
 
     @property
     def limits(self) -> MigrationLimits:
         """The limits of one migration."""
         return MigrationLimits(
             prepare_s=self.prepare_timeout_s,
-            copy_s=self.copy_timeout_s,
-            final_s=self.final_copy_timeout_s,
+            copy_s=None if self.copy_timeout_s == AUTO else self.copy_timeout_s,
+            final_s=None if self.final_copy_timeout_s == AUTO else self.final_copy_timeout_s,
             adopt_s=self.adopt_timeout_s,
             copy=CopyLimits(self.max_rounds, self.final_blocks),
         )
@@ -163,13 +190,15 @@ class SchedulerConfig(SchedulerSettings):
 class EngineConfig:
     """One engine: its name in the API, the model (a folder or a hub name), and the engine's own arguments.
 
-    `kind` is "vllm", or "paced" for one without a model that keeps the pace of a GPU.
+    `kind` is "vllm", or "paced" for one without a model that keeps the pace of a GPU. `on_gpu` is the place of its KV
+    cache.
     """
 
     model_id: str
     model_source: str
     kwargs: dict[str, Any]
     kind: str = "vllm"
+    on_gpu: bool = False
 
 
 @dataclass(frozen=True, slots=True)

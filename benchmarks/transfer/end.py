@@ -26,6 +26,7 @@ from migration.protocol.messages import Adopt, Chunk, CopyRound, PathRequest, Pr
 from migration.protocol.record import Outcome
 from migration.protocol.request import IngressId, RequestSpec, Sampling
 from migration.protocol.rounds import CopyLimits
+from migration.protocol.sizing import MIB, StagingSizes
 from migration.run.slots import Lease
 from migration.run.source import Order, SourceRun
 from migration.run.target import TargetRun
@@ -44,13 +45,14 @@ class TransferEnd:
 
     def __init__(self, name: ReplicaId, transport: str, size: int, device: str, slot_mib: int) -> None:
         torch.set_num_threads(1)
-        config = MigrationSettings(transport=transport, transfer_timeout_s=LIMIT_S, slots=SLOTS, slot_mib=slot_mib)
+        config = MigrationSettings(transport=transport, transfer_timeout_s=LIMIT_S)
+        sizes = StagingSizes(workers=1, count=SLOTS, slot_bytes=slot_mib * MIB)
         self._name = name
-        self._slot_bytes = config.slot_bytes
-        self._cache = Cache(size // BLOCK_BYTES, name, device, config.slot_bytes)
-        self._slots = make_slots(config, workers=1)
+        self._slot_bytes = sizes.slot_bytes
+        self._cache = Cache(size // BLOCK_BYTES, name, device, sizes.slot_bytes)
+        self._slots = make_slots(config, sizes)
         (self._cache.segments.own,) = self._slots.segments
-        self._transport = make_transport(config, workers=1)
+        self._transport = make_transport(config, sizes)
         self._coming: TargetRun | None = None
         self._held: list[Lease] = []
         self._chunks: list[Mark] = []

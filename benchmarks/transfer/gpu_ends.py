@@ -15,6 +15,7 @@ import torch
 from migration.kv.layout import CacheLayout
 from migration.kv.staging import HEADER, Segments
 from migration.protocol.messages import SlotRef
+from migration.protocol.sizing import StagingSizes
 from policies.model import Bytes, ReplicaId
 
 
@@ -130,8 +131,10 @@ class NcclReplica:
         from deployments.config import MigrationSettings
         from deployments.replica.transports import make_slots, make_transport
 
-        config = MigrationSettings(transport="nccl", slot_mib=slot_bytes >> 20, transfer_timeout_s=60)
-        self._transport, self._slots, self._size = make_transport(config, 1), make_slots(config, 1), HEADER + slot_bytes
+        config = MigrationSettings(transport="nccl", transfer_timeout_s=60)
+        sizes = StagingSizes(workers=1, count=4, slot_bytes=slot_bytes)
+        self._transport, self._slots = make_transport(config, sizes), make_slots(config, sizes)
+        self._size = HEADER + slot_bytes
 
     async def channels(self, count: int) -> list[str]:
         """The next channels from source to target."""

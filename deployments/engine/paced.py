@@ -43,13 +43,11 @@ class PacedEngine:
     step.
     """
 
-    def __init__(self, model: str, pace: Pace, slot_bytes: int) -> None:
+    def __init__(self, model: str, pace: Pace) -> None:
         size = pace.block_size
         self.max_context = Tokens(pace.max_model_len)
         self.processes = EngineProcesses(core=os.getpid(), workers=(os.getpid(),))
-        self.fingerprint = Fingerprint(
-            f"paced|{model}|{pace.max_model_len}", f"paced|{size}", size, size * TOKEN_BYTES, slot_bytes
-        )
+        self.fingerprint = Fingerprint(f"paced|{model}|{pace.max_model_len}", f"paced|{size}", size, size * TOKEN_BYTES)
         self._pace = pace
         self._scheduler = BatchScheduler(pace)
         self._outputs: dict[str, _Output] = {}
@@ -64,7 +62,7 @@ class PacedEngine:
         self._loading: list[asyncio.Future[None]] = []
 
     @classmethod
-    async def start(cls, model: str, engine_kwargs: Mapping[str, Any], slot_bytes: int) -> Self:
+    async def start(cls, model: str, engine_kwargs: Mapping[str, Any]) -> Self:
         """Start an engine; `model` is only a name.
 
         Raises:
@@ -72,7 +70,7 @@ class PacedEngine:
         """
         pace = read_pace(engine_kwargs)
         await asyncio.sleep(pace.startup_s)
-        return cls(model, pace, slot_bytes)
+        return cls(model, pace)
 
     def tied(self, sampling: Sampling) -> Tie | None:
         """See `Engine.tied`."""

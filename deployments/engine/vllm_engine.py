@@ -79,7 +79,6 @@ class VllmEngine:
         engine: AsyncLLM,
         latest: "_Latest",
         workers: Sequence[Mapping[str, Any]],
-        slot_bytes: int,
         copiers: Copiers | None,
     ) -> None:
         """`workers` are the workers' own descriptions (`MellWorker.mell_describe`), in the order of their ranks."""
@@ -97,10 +96,10 @@ class VllmEngine:
         self._reasons = bool(config.structured_outputs_config.reasoning_parser)
         self.max_context = Tokens(config.model_config.max_model_len)
         self.processes = _processes(workers)
-        self.fingerprint = _fingerprint(config, workers, slot_bytes)
+        self.fingerprint = _fingerprint(config, workers)
 
     @classmethod
-    async def start(cls, model: str, engine_kwargs: Mapping[str, Any], slot_bytes: int) -> Self:
+    async def start(cls, model: str, engine_kwargs: Mapping[str, Any]) -> Self:
         """Start vLLM on `model` (a folder or a hub name).
 
         Raises:
@@ -112,7 +111,7 @@ class VllmEngine:
         workers = await engine.collective_rpc("mell_describe")
         addresses = [worker["copier"] for worker in workers]
         copiers = await Copiers.connect(addresses) if all(addresses) else None
-        started = cls(engine, latest, workers, slot_bytes, copiers)
+        started = cls(engine, latest, workers, copiers)
         await started._compile_sampling()
         return started
 
@@ -373,7 +372,7 @@ def _packed(flat: FlatLogprobs) -> tuple[bytes, ...]:
     )
 
 
-def _fingerprint(config: Any, workers: Sequence[Mapping[str, Any]], slot_bytes: int) -> Fingerprint:
+def _fingerprint(config: Any, workers: Sequence[Mapping[str, Any]]) -> Fingerprint:
     """The fingerprint of model and cache; an empty `cache` means that blocks cannot be moved."""
     model = config.model_config
     names = (model.model, model.revision, model.tokenizer, model.max_model_len, vllm.__version__)
@@ -390,6 +389,5 @@ def _fingerprint(config: Any, workers: Sequence[Mapping[str, Any]], slot_bytes: 
         cache="|".join(map(str, cache)) if all(layouts) else "",
         block_size=config.cache_config.block_size,
         shard_bytes=max(worker["block_bytes"] for worker in workers),
-        slot_bytes=slot_bytes,
         workers=len(workers),
     )

@@ -23,7 +23,7 @@ from deployments.replica.host import RequestHost
 from deployments.replica.moves import Moves
 from deployments.replica.outbox import Outboxes
 from deployments.replica.reporting import ReplicaReporter
-from deployments.replica.transports import make_slots, make_transport
+from deployments.replica.transports import make_slots, make_transport, size_slots
 from deployments.serve.membership import Membership, ServeMembership
 from deployments.serve.routing import own_id, own_node
 from deployments.serve.scaling import REQUESTS
@@ -89,15 +89,14 @@ class EngineReplica:
         self._silence_s = topology.engine_silence_s
         self._hung = False
         start_guard()
-        self._engine: Engine = await _engine_class(engine.kind).start(
-            engine.model_source, engine.kwargs, migration.slot_bytes
-        )
+        self._engine: Engine = await _engine_class(engine.kind).start(engine.model_source, engine.kwargs)
         self._outboxes = Outboxes(time.monotonic)
         self._host = RequestHost(self._engine, self._outboxes, time.monotonic, self._free_tokens)
-        self._slots = make_slots(migration, self._engine.fingerprint.workers)
+        sizes = size_slots(migration, self._engine.fingerprint, self._engine.max_context, engine.on_gpu)
+        self._slots = make_slots(migration, sizes)
         profile = await measure(self._engine, self._slots, self._node, time.perf_counter)
         self._reporter = ReplicaReporter(profile, first=time.time_ns())
-        self._transport = make_transport(migration, self._engine.fingerprint.workers)
+        self._transport = make_transport(migration, sizes)
         self._scheduler = ServeSchedulerClient(topology.app)
         self._moves = self._make_moves(migration, topology)
         self._membership = ServeMembership("Engine", topology.app, f"engine-{self._id}", self._peers_changed)

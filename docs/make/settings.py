@@ -1,11 +1,11 @@
 """docs/configuration.md from the settings: every name, type, default and description."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, MinLen
 from pydantic import Strict
@@ -90,7 +90,7 @@ def _row(path: str, name: str, field: FieldInfo) -> str:
     if _as_section(field):
         return f"| `{name}` | section [`{path}`](#{path.replace('.', '')}) |  | {field.description} |"
     default = json.dumps(field.get_default(call_default_factory=True, validated_data={}))
-    return f"| `{name}` | {_type(field.annotation)}{_bounds(field)} | `{default}` | {field.description} |"
+    return f"| `{name}` | {_type(field.annotation)}{_bounds(field.metadata)} | `{default}` | {field.description} |"
 
 
 def _as_section(field: FieldInfo) -> type[SettingsSection] | None:
@@ -100,8 +100,11 @@ def _as_section(field: FieldInfo) -> type[SettingsSection] | None:
 
 def _type(kind: Any) -> str:
     """The type in words."""
-    if get_origin(kind) is UnionType:
+    if get_origin(kind) in (UnionType, Union):
         return " or ".join(map(_type, get_args(kind)))
+    if get_origin(kind) is Annotated:
+        plain, bounded = get_args(kind)
+        return f"{_type(plain)}{_bounds(bounded.metadata)}"
     if get_origin(kind) is Literal:
         return " or ".join(f"`{value}`" for value in get_args(kind))
     if isinstance(kind, type) and issubclass(kind, StrEnum):
@@ -109,10 +112,10 @@ def _type(kind: Any) -> str:
     return "mapping" if get_origin(kind) is dict else _NAMES[kind]
 
 
-def _bounds(field: FieldInfo) -> str:
+def _bounds(metadata: Iterable[Any]) -> str:
     """The allowed values in words: ", 1 to 64"."""
     low, high, others = None, None, ""
-    for bound in field.metadata:
+    for bound in metadata:
         match bound:
             case Ge():
                 low = bound.ge

@@ -82,7 +82,9 @@ class DeviceSegment:
             except runtime.CUDARuntimeError as error:
                 full = "; lower engine_kwargs.gpu_memory_utilization, migration.slots or migration.slot_mib"
                 hint = full if error.status == _OUT_OF_MEMORY else ""
-                raise RuntimeError(f"{size >> 20} MiB of GPU memory for staging slots: {error}{hint}") from error
+                free, _ = runtime.memGetInfo()
+                wanted = f"{size >> 20} MiB of GPU memory for staging slots, {free >> 20} MiB are free"
+                raise RuntimeError(f"{wanted}: {error}{hint}") from error
             headers = HostSegment.create(size)
             handle: bytes = runtime.ipcGetMemHandle(pointer)
             return cls(f"{DEVICE}{handle.hex()}:{headers.path}", headers, pointer, owned=True)

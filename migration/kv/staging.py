@@ -14,12 +14,14 @@ import contextlib
 import mmap
 import os
 import struct
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from migration.protocol.errors import TransferFailed
 from migration.protocol.messages import SlotRef
 from migration.protocol.ports import Slot
+from policies.model import Bytes
 
 HEADER = 64
 """Bytes before the payload: room for the ticket, and a whole cache line so that the payload is aligned."""
@@ -29,6 +31,16 @@ DEVICE = "cuda:"
 
 TICKET = struct.Struct("<Q")
 """The ticket's encoding, in the first bytes of a header."""
+
+
+def free_host_memory(root: Path = Path("/")) -> Bytes:
+    """Bytes of memory that processes can still use: of this machine or, if less, of this process's control group."""
+    rows = (line.split() for line in (root / "proc/meminfo").read_text().splitlines())
+    free = next(1024 * int(row[1]) for row in rows if row[0] == "MemAvailable:")
+    group = root / "sys/fs/cgroup"
+    with contextlib.suppress(OSError, ValueError):  # no control group, or "max"
+        free = min(free, int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
+    return Bytes(max(0, free))
 
 
 class Staging(Protocol):

@@ -41,26 +41,19 @@ class Fingerprint:
     """The properties that two replicas must share: `model` to exchange requests at all, `cache` to exchange KV blocks.
 
     `model` names weights, revision, tokenizer and sampler; `cache` adds dtype, block size, layout and versions.
-    Each of the engine's `workers` holds a shard of every block, of `shard_bytes`, and stages it in slots of its own, of
-    `slot_bytes`.
+    Each of the engine's `workers` holds a shard of every block, of `shard_bytes`.
     """
 
     model: str
     cache: str
     block_size: int
     shard_bytes: int
-    slot_bytes: int
     workers: int = 1
 
     @property
     def block_bytes(self) -> Bytes:
         """Bytes of a KV block: of its shards together."""
         return Bytes(self.workers * self.shard_bytes)
-
-    @property
-    def blocks_per_slot(self) -> Blocks:
-        """The number of KV blocks whose shards fit into one slot of each worker."""
-        return Blocks(self.slot_bytes // self.shard_bytes)
 
 
 @dataclass(frozen=True, slots=True)

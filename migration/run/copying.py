@@ -7,7 +7,6 @@ import asyncio
 from collections.abc import Iterator, Sequence
 
 from migration.concurrency import gather
-from migration.protocol.errors import TransferFailed
 from migration.protocol.messages import Chunk, CopyRound
 from migration.protocol.ports import Hosted, Peer, Slot
 from migration.run.slots import Lease
@@ -55,8 +54,9 @@ class BlockCopy:
         try:
             async with asyncio.TaskGroup() as pushes:
                 pushes.create_task(self._peer.load(planned))
-                for low, high in _pieces(planned.first, planned.last, world.blocks.fingerprint.blocks_per_slot):
-                    lease = await world.slots.lease(world.limits.copy_s)
+                size = world.slots.blocks(world.blocks.fingerprint.shard_bytes)
+                for low, high in _pieces(planned.first, planned.last, size):
+                    lease = await world.slots.lease()
                     try:
                         chunk = await self._gather(planned.number, low, high, lease.slots)
                         push = pushes.create_task(self._push(chunk, lease))
@@ -131,7 +131,5 @@ async def _until_sent(sending: asyncio.Task[None], loading: asyncio.Task[None]) 
 
 def _pieces(first: Blocks, last: Blocks, size: Blocks) -> Iterator[tuple[Blocks, Blocks]]:
     """[first, last) in ranges of at most `size` blocks."""
-    if size < 1:
-        raise TransferFailed("a staging slot does not hold a single KV block: raise migration.slot_mib")
     for low in range(first, last, size):
         yield Blocks(low), Blocks(min(low + size, last))

@@ -116,7 +116,9 @@ async def _prefill_and_staging(
 async def _staging(engine: Profiled, slots: Slots, key: str, context: Tokens, clock: Clock) -> float | None:
     """Bytes per second, from the difference between one block and many, which excludes the fixed cost of a call."""
     marks = engine.fingerprint
-    many = Blocks(min(full_blocks(context, marks.block_size), marks.blocks_per_slot)) if marks.cache else Blocks(0)
+    if not marks.cache:
+        return None
+    many = Blocks(min(full_blocks(context, marks.block_size), slots.blocks(marks.shard_bytes)))
     if many < 2:
         return None
     with await slots.lease(SLOT_LIMIT_S) as leased:

@@ -7,6 +7,7 @@ from migration.kv.staging import HEADER, HostSegment, Staging
 from migration.protocol.errors import TransferTimeout
 from migration.protocol.ports import Slot
 from policies.causes import Cause
+from policies.model import Blocks
 
 
 class Slots:
@@ -19,6 +20,7 @@ class Slots:
     def __init__(
         self, count: int, slot_bytes: int, creates: Sequence[Callable[[int], Staging]] = (HostSegment.create,)
     ) -> None:
+        self._slot_bytes = slot_bytes
         stride = HEADER + slot_bytes
         self.segments: list[Staging] = []
         """The memory of each worker's slots."""
@@ -39,11 +41,15 @@ class Slots:
         """The number of leased slots of each worker."""
         return len(self._slots) - self._free.qsize()
 
-    async def lease(self, limit_s: float) -> "Lease":
+    def blocks(self, shard_bytes: int) -> Blocks:
+        """The number of KV blocks whose shards fit into one slot of each worker."""
+        return Blocks(self._slot_bytes // shard_bytes)
+
+    async def lease(self, limit_s: float | None = None) -> "Lease":
         """Lease a slot of each worker; waits for free ones.
 
         Raises:
-            TransferTimeout: no slot became free within `limit_s` seconds.
+            TransferTimeout: no slot became free within `limit_s` seconds; None: it waits until it is cancelled.
         """
         try:
             async with asyncio.timeout(limit_s):

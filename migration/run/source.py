@@ -21,7 +21,7 @@ from migration.run.copying import BlockCopy
 from migration.run.times import Times
 from migration.run.world import MigrationWorld
 from policies.causes import Cause
-from policies.model import Blocks, ReplicaId, RequestId, Tokens
+from policies.model import Blocks, Bytes, ReplicaId, RequestId, Tokens
 from policies.plan import Path, Reason
 
 log = logging.getLogger(__name__)
@@ -64,6 +64,7 @@ class SourceRun:
         self._spec = snapshot.spec
         self.hop = snapshot.hop
         self._copy = BlockCopy(order.id, snapshot, peer, world)
+        self._bytes_per_s = self._expected_rate()
         self._first_round: CopyRound | None = None
         self.next_hop = world.host.next_hop(order.request)
 
@@ -198,15 +199,25 @@ class SourceRun:
     def _start(self, command: SourceCommand) -> None:
         self._stop_activity()
         limits = self._world.limits
+        size = self._uncopied() if command in (SourceCommand.COPY_ROUND, SourceCommand.COPY_FINAL) else Bytes(0)
         activity, limit = {
             SourceCommand.PREPARE: (self._prepare, limits.prepare_s),
-            SourceCommand.COPY_ROUND: (self._copy_round, limits.copy_s),
-            SourceCommand.COPY_FINAL: (self._copy_final, limits.final_s),
+            SourceCommand.COPY_ROUND: (self._copy_round, limits.round_s(size, self._bytes_per_s)),
+            SourceCommand.COPY_FINAL: (self._copy_final, limits.last_s(size, self._bytes_per_s)),
             SourceCommand.ADOPT_KV: (self._adopt_kv, limits.adopt_s),
             SourceCommand.ADOPT_TOKENS: (self._adopt_tokens, limits.adopt_s),
             SourceCommand.ASK_READER: (self._ask_reader, limits.doubt_s),
         }[command]
         self._activity = asyncio.create_task(self._supervise(self._activity_no, activity, limit))
+
+    def _expected_rate(self) -> float | None:
+        """Bytes per second of this move, as the scheduler predicts it, all other moves on its link included."""
+        predicted_s = self._order.predicted_kv_s
+        return self._uncopied() / predicted_s if predicted_s else None
+
+    def _uncopied(self) -> Bytes:
+        """Bytes of the full blocks that are not copied yet. Raises RequestGone."""
+        return Bytes((self._full(self._hosted()) - self._progress.copied) * self._world.blocks.fingerprint.block_bytes)
 
     def _stop_activity(self) -> None:
         self._activity_no += 1
@@ -223,7 +234,7 @@ class SourceRun:
         except TimeoutError:
             event = SourceEvent.TIMEOUT
             cause = Cause.TRANSFER_TIMEOUT if copying else Cause.NO_ANSWER
-            self._failed(cause, f"no answer within {limit} s", copying)
+            self._failed(cause, f"no answer within {limit:.3g} s", copying)
         except RequestGone:
             event = SourceEvent.FINISHED
         except BlocksGone as error:

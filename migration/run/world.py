@@ -4,25 +4,38 @@ from dataclasses import dataclass, field
 
 from migration.protocol.ports import BlockStore, Clock, SourceHost, Transport
 from migration.protocol.rounds import CopyLimits
+from migration.protocol.sizing import time_limit_s
 from migration.run.slots import Slots
-from policies.model import ReplicaId
+from policies.model import Bytes, ReplicaId
+
+ROUND_FLOOR_S, FINAL_FLOOR_S = 10.0, 2.0
+"""The least time limits of copies while the request runs, and during its pause."""
 
 
 @dataclass(frozen=True, slots=True)
 class MigrationLimits:
     """Time limits of the activities, in seconds, and of pre-copying.
 
+    `copy_s` limits each round of pre-copying and `final_s` the copy during the pause; None: they follow the bytes.
     `doubt_s` is the time between two questions of a source in doubt to its reader. `resume_s` is the longest wait of a
     migration's record for the target's first token; nothing else waits for that.
     """
 
     prepare_s: float = 2.0
-    copy_s: float = 10.0
-    final_s: float = 2.0
+    copy_s: float | None = None
+    final_s: float | None = None
     adopt_s: float = 5.0
     copy: CopyLimits = field(default_factory=CopyLimits)
     doubt_s: float = 1.0
     resume_s: float = 30.0
+
+    def round_s(self, size: Bytes, bytes_per_s: float | None) -> float:
+        """The time limit of a round of pre-copying, of `size` bytes at an expected rate."""
+        return time_limit_s(size, bytes_per_s, ROUND_FLOOR_S) if self.copy_s is None else self.copy_s
+
+    def last_s(self, size: Bytes, bytes_per_s: float | None) -> float:
+        """The time limit of the copy during the pause, likewise."""
+        return time_limit_s(size, bytes_per_s, FINAL_FLOOR_S) if self.final_s is None else self.final_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ def test_every_deployment_gets_its_configuration(made: Path) -> None:
     assert isinstance(migration, MigrationSettings) and isinstance(scheduler, SchedulerConfig)
     assert (topology.app, ingress.max_context, ingress.initial_replicas) == (APP, 4096, 2)
     assert ingress.model_source == engine.model_source == str(made)
-    assert (migration.transport, migration.slot_bytes, scheduler.epoch_s) == ("shared", 8 << 20, 1.0)
+    assert (migration.transport, migration.slot_mib, scheduler.epoch_s) == ("shared", "auto", 1.0)
 
 
 NAMED = {"served_model_name": "mell-tiny"}

@@ -86,6 +86,12 @@ def test_every_error_has_its_line() -> None:
     ]
 
 
+def test_error_of_a_setting_names_both_kinds_of_its_value() -> None:
+    assert refused({"migration": {"slot_mib": 2048}}).splitlines()[1:] == [
+        "  migration.slot_mib: Input should be 'auto', or Input should be less than or equal to 1024"
+    ]
+
+
 NAN, INFINITY = float("nan"), float("inf")
 
 
@@ -111,6 +117,9 @@ NAN, INFINITY = float("nan"), float("inf")
         ("migration.transport", "module:"),
         ("migration.slots", 1),
         ("migration.slot_mib", 0.5),
+        ("migration.slot_mib", "Auto"),
+        ("migration.copy_timeout_s", 0),
+        ("migration.transfer_timeout_s", INFINITY),
         ("migration.lease_s", 0),
         ("migration.lease_s", NAN),
         ("migration.final_blocks", -1),

@@ -115,5 +115,5 @@ def test_settings_of_a_benchmark_come_last(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(InterruptedError), servers.mell(7, 2, Rig.on_gpus(1), migration={"transport": "shared"}):
         pass
     assert seen["engine_kwargs"] == Rig.on_gpus(1).engine_kwargs, "the shipped number of blocks is for CPUs"
-    assert seen["migration"] == {"transport": "shared", "slot_mib": 64, "slots": 4}
+    assert seen["migration"] == {"transport": "shared"}
     assert seen["deployment_config"]["autoscaling_config"] == {"min_replicas": 2, "max_replicas": 2}

@@ -6,6 +6,7 @@ from benchmarks.transfer.ports import BLOCK_BYTES, Cache
 from deployments.config import MigrationSettings
 from deployments.replica.transports import make_slots
 from migration.protocol.errors import TransferFailed
+from migration.protocol.sizing import MIB, StagingSizes
 from policies.model import Blocks
 from tests.migration import fake_cupy
 
@@ -14,9 +15,8 @@ BLOCKS = 6
 
 async def test_ends_cache_uses_gpu_slots_of_its_own_process() -> None:
     with fake_cupy.installed():
-        config = MigrationSettings(transport="cuda_ipc", slots=2, slot_mib=1)
-        slots = make_slots(config, workers=1)
-        source, target = (Cache(BLOCKS, name, "cpu", config.slot_bytes) for name in ("source", "target"))
+        slots = make_slots(MigrationSettings(transport="cuda_ipc"), StagingSizes(1, 2, MIB))
+        source, target = (Cache(BLOCKS, name, "cpu", MIB) for name in ("source", "target"))
         source.fill(1)
         lease = await slots.lease(1)
         with pytest.raises(TransferFailed, match="invalid device context"):

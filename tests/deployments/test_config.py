@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 from ray import cloudpickle
 
-from deployments.config import MigrationSettings, SchedulerConfig
+from deployments.config import TRANSFER_FLOOR_S, MigrationSettings, SchedulerConfig
 from migration.protocol.rounds import CopyLimits
+from migration.protocol.sizing import LATE
 from migration.run.world import MigrationLimits
 from policies.decision.limits import Limits, LiveLimits
 
@@ -25,6 +26,11 @@ def test_the_limits_of_a_migration_are_those_of_the_settings() -> None:
 
 def test_unset_limits_of_a_migration_are_the_protocols_own() -> None:
     assert MigrationSettings().limits == MigrationLimits()
+
+
+def test_the_limit_of_a_transfer_follows_the_slots_unless_it_is_set() -> None:
+    assert MigrationSettings().transfer_s(200_000_000) == TRANSFER_FLOOR_S + LATE * 2.0
+    assert MigrationSettings(transfer_timeout_s=1.5).transfer_s(200_000_000) == 1.5
 
 
 def test_the_limits_of_an_epoch_are_those_of_the_settings() -> None:

@@ -31,7 +31,7 @@ def test_every_setting_has_a_row(path: str) -> None:
 @pytest.mark.parametrize(
     ("path", "row"),
     [
-        ("migration", "| `slot_mib` | whole number, 1 to 1024 | `8` | Payload of one staging slot, in MiB. |"),
+        ("migration", '| `slot_mib` | `auto` or whole number, 1 to 1024 | `"auto"` | Payload of one staging slot'),
         ("ingress", "| `port` | whole number or null, 1 to 65535 | `8000` |"),
         ("ingress", "| `admin_key` | text or null, 8 characters or more | `null` |"),
         ("ingress", "| `lease_s` | number, more than 0 | `10.0` |"),

@@ -16,12 +16,12 @@ import pytest
 from migration.kv.device import DeviceSegment
 from migration.kv.staging import HEADER
 from migration.protocol.messages import SlotRef
+from migration.protocol.sizing import MIB, StagingSizes
 from policies.model import Bytes, ReplicaId
 from tests.migration.kv.kv_process import BLOCK_BYTES, Worker
 
 pytestmark = pytest.mark.integration
 
-MIB = 1 << 20
 LIMIT_S = 3.0
 """The time limit for a silent peer, and for creating a pair's communicator in its first transfer."""
 ABORT_S = 0.5
@@ -35,10 +35,11 @@ class Replica:
         from deployments.config import MigrationSettings
         from deployments.replica.transports import make_slots, make_transport
 
-        config = MigrationSettings(transport="nccl", transfer_timeout_s=LIMIT_S, slot_mib=8)
+        config = MigrationSettings(transport="nccl", transfer_timeout_s=LIMIT_S)
+        sizes = StagingSizes(workers=1, count=4, slot_bytes=8 * MIB)
         self._name = ReplicaId(name)
-        self._transport = make_transport(config, 1)
-        self._slots = make_slots(config, 1)
+        self._transport = make_transport(config, sizes)
+        self._slots = make_slots(config, sizes)
 
     async def ready(self) -> None:
         """Returns when the actor runs."""

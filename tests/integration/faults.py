@@ -23,12 +23,13 @@ from migration.kv.staging import HEADER, Segments
 from migration.protocol.errors import TransferFailed
 from migration.protocol.messages import Adopt, SlotRef
 from migration.protocol.ports import Slot, Transport
+from migration.protocol.sizing import MIB, StagingSizes
 from policies.model import Bytes, ReplicaId
 
 VARIABLE = "MELL_TEST_FAULTS"
 
-MOST_WORKERS = 2
-"""Workers of a replica, in any test."""
+SIZES = StagingSizes(workers=2, count=4, slot_bytes=8 * MIB)
+"""As many workers as any test has, and slots no smaller."""
 
 
 class Fault(StrEnum):
@@ -85,7 +86,7 @@ class FaultyTransport:
 
     def __init__(self, config: MigrationSettings) -> None:
         self._over = {
-            name: make_transport(config.model_copy(update={"transport": name}), MOST_WORKERS)
+            name: make_transport(config.model_copy(update={"transport": name}), SIZES)
             for name in ("collective", "shared")
         }
         self._segments = Segments()

@@ -42,6 +42,9 @@ class Runtime(ModuleType):
     def getDevice(self) -> int:
         return Device.current[-1]
 
+    def memGetInfo(self) -> tuple[int, int]:
+        return self.free_bytes, 1 << 30
+
     def malloc(self, size: int) -> int:
         if size > self.free_bytes:
             raise CUDARuntimeError(2, "cudaErrorMemoryAllocation: out of memory")

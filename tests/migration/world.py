@@ -24,6 +24,7 @@ from policies.plan import Reason
 from tests.deployments.engine.fake_engine import FakeEngine
 
 INGRESS = IngressId("ingress")
+SLOT_BLOCKS = 8
 LIMITS = MigrationLimits(prepare_s=0.5, copy_s=0.5, final_s=0.5, adopt_s=0.5, copy=CopyLimits())
 
 
@@ -84,7 +85,7 @@ class Replica:
         self.outboxes = Outboxes(clock)
         self.host = RequestHost(engine, self.outboxes, clock, lambda: self.room)
         workers = engine.fingerprint.workers
-        self.slots = Slots(2, engine.fingerprint.slot_bytes, [HostSegment.create] * workers)
+        self.slots = Slots(2, SLOT_BLOCKS * engine.fingerprint.shard_bytes, [HostSegment.create] * workers)
         world = MigrationWorld(self.id, self.host, engine, transport, self.slots, limits, clock, time.time)
         self.moves = Moves(world, self.host, lambda to: LocalPeer(cluster[to]), lease_s)
 

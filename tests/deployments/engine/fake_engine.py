@@ -23,13 +23,12 @@ class FakeEngine:
         step_s: float = 0.001,
         num_blocks: int = 256,
         block_size: int = 4,
-        slot_blocks: int = 8,
         model: str = "fake",
         cache: str = "fake-cache",
         workers: int = 1,
     ) -> None:
         shard_bytes = block_size * TOKEN_BYTES // workers
-        self.fingerprint = Fingerprint(model, cache, block_size, shard_bytes, slot_blocks * shard_bytes, workers)
+        self.fingerprint = Fingerprint(model, cache, block_size, shard_bytes, workers)
         self.processes = EngineProcesses(core=0, workers=(0,) * workers)
         self.max_context = Tokens(num_blocks * block_size)
         self.step_s = step_s

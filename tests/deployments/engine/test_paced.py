@@ -55,7 +55,7 @@ class Desk:
 
     @classmethod
     async def open(cls, **pace: Any) -> "Desk":
-        return cls(await PacedEngine.start("model", PACE | pace, SLOT_BYTES))
+        return cls(await PacedEngine.start("model", PACE | pace))
 
     def ask(self, key: str, prompt: tuple[int, ...], tokens: int, outputs: tuple[int, ...] = ()) -> Answer:
         self.answers[key] = Answer()
@@ -413,7 +413,7 @@ async def test_migration_protocol_moves_a_request_between_paced_engines() -> Non
     pace = PACE | {"num_gpu_blocks_override": 256, "max_model_len": 1024, "decode_s": 0.001, "decode_s_per_seq": 0.0}
     cluster: dict[ReplicaId, Replica] = {}
     for name in ("a", "b"):
-        engine = await PacedEngine.start("model", pace, SLOT_BYTES)
+        engine = await PacedEngine.start("model", pace)
         replica = Replica(name, cluster, cast(FakeEngine, engine), SharedSlots(), 1.0, LIMITS)
         cluster[replica.id] = replica
     pair = Pair(cluster[ReplicaId("a")], cluster[ReplicaId("b")])
@@ -429,7 +429,7 @@ async def test_migration_protocol_moves_a_request_between_paced_engines() -> Non
 
 
 async def test_logprobs_equal_those_of_the_fake_engine() -> None:
-    engine, request = await PacedEngine.start("model", PACE, SLOT_BYTES), prompt(8)
+    engine, request = await PacedEngine.start("model", PACE), prompt(8)
     sampling = Sampling(10, temperature=0.0, logprobs=2)
     steps = [step async for step in engine.generate("r", request, (), sampling)]
     assert tuple(packed for step in steps for packed in step.logprobs) == expected_logprobs(request, 10, 2)
@@ -504,10 +504,10 @@ async def test_invalid_requests_are_refused(length: int, tokens: int, outputs: t
 )
 async def test_invalid_arguments_are_named(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        await PacedEngine.start("model", PACE | change, SLOT_BYTES)
+        await PacedEngine.start("model", PACE | change)
 
 
 async def test_number_of_blocks_is_the_only_required_argument() -> None:
     with pytest.raises(ValueError, match=r"engine_kwargs\.num_gpu_blocks_override is required"):
-        await PacedEngine.start("model", {}, SLOT_BYTES)
-    await PacedEngine.start("model", {"num_gpu_blocks_override": 256}, SLOT_BYTES)
+        await PacedEngine.start("model", {})
+    await PacedEngine.start("model", {"num_gpu_blocks_override": 256})

@@ -92,7 +92,7 @@ async def running(tokens: int = 2, hop: int = 0, **knobs: int) -> Desk:
 
 
 def prepare(id: str = "new", prompt: int = 40, outputs: tuple[int, ...] = ()) -> Prepare:
-    marks = Fingerprint("fake", "fake-cache", 4, 16, 128)
+    marks = Fingerprint("fake", "fake-cache", 4, 16)
     return Prepare("m", spec(id, prompt), 0, 1, ReplicaId("a"), PathRequest.AUTO, marks, outputs)
 
 

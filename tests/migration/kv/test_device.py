@@ -76,7 +76,9 @@ def test_creating_a_segment_without_cupy_names_the_setup_command(monkeypatch: py
 
 def test_creating_a_segment_without_room_names_the_settings_to_lower(cupy: Any) -> None:
     cupy.cuda.runtime.free_bytes = 0
-    with pytest.raises(RuntimeError, match=r"8 MiB .*lower engine_kwargs\.gpu_memory_utilization, migration\.slots"):
+    with pytest.raises(
+        RuntimeError, match=r"8 MiB .* 0 MiB are free: .*lower engine_kwargs\.gpu_memory_utilization, migration\.slots"
+    ):
         DeviceSegment.create(8 << 20)
 
 

@@ -4,10 +4,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from migration.kv.staging import HEADER, HostSegment, Segments
+from migration.kv.staging import HEADER, HostSegment, Segments, free_host_memory
 from migration.protocol.errors import TransferFailed
 from migration.protocol.messages import SlotRef
 
@@ -133,3 +134,21 @@ def test_least_recently_used_segment_is_closed() -> None:
     segments.get(c.path)
     assert segments.get(a.path) is first
     assert segments.get(b.path) is not second
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "free"),
+    [(None, None, 3 << 30), ("max", "5", 3 << 30), (str(2 << 30), str(1 << 30), 1 << 30), ("5", "7", 0)],
+    ids=["no group", "no limit", "limit", "above the limit"],
+)
+def test_free_memory_is_the_machines_or_the_groups(
+    limit: str | None, used: str | None, free: int, tmp_path: Path
+) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal:  9999999 kB\nMemAvailable:  3145728 kB\n")
+    group = tmp_path / "sys/fs/cgroup"
+    group.mkdir(parents=True)
+    for name, value in (("memory.max", limit), ("memory.current", used)):
+        if value is not None:
+            (group / name).write_text(value + "\n")
+    assert free_host_memory(tmp_path) == free

@@ -17,6 +17,8 @@ from policies.model import Blocks
 from policies.paths.beliefs import Profile
 from tests.deployments.engine.fake_engine import FakeEngine
 
+SLOT_BLOCKS = 64
+
 
 class Timed(FakeEngine):
     """Prefills `rate` tokens per second after `latency_s`, and stages `staging` bytes per second after a millisecond.
@@ -34,7 +36,7 @@ class Timed(FakeEngine):
         cache: str = "cache",
         workers: int = 1,
     ) -> None:
-        super().__init__(step_s=0.0, num_blocks=num_blocks, slot_blocks=64, cache=cache, workers=workers)
+        super().__init__(step_s=0.0, num_blocks=num_blocks, cache=cache, workers=workers)
         self.rate, self.latency_s, self.staging = rate, latency_s, staging
         self.now = 0.0
         self.prompts: list[tuple[int, ...]] = []
@@ -70,7 +72,8 @@ class Timed(FakeEngine):
 
 async def measured(engine: Timed) -> Profile:
     """The engine's profile. The measurement must leave nothing behind, with any end."""
-    slots = Slots(2, engine.fingerprint.slot_bytes, [HostSegment.create] * engine.fingerprint.workers)
+    marks = engine.fingerprint
+    slots = Slots(2, SLOT_BLOCKS * marks.shard_bytes, [HostSegment.create] * marks.workers)
     try:
         return await measure(engine, slots, "node", lambda: engine.now)
     finally:
