@@ -8,7 +8,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Collection, Iterable
-from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
@@ -29,7 +28,7 @@ from deployments.scheduler.epochs import Epochs
 from deployments.scheduler.gatherer import EngineReporters, Gatherer
 from deployments.scheduler.listing import Listing, ServeListing
 from deployments.scheduler.pool import LivePool
-from deployments.scheduler.recording import Recorder
+from deployments.scheduler.recording import FileRecorder
 from deployments.scheduler.records import Records
 from deployments.scheduler.rehearsal import Rehearsal
 from deployments.scheduler.scaler import Scaler, ServeScaler
@@ -47,7 +46,7 @@ from policies.decision.observation import ENGINE
 from policies.decision.placement import Decision, Place, Queue, free_tokens
 from policies.decision.reports import Roster, load_of
 from policies.decision.shadow import Shadow
-from policies.model import ReplicaId, ReplicaState, RequestLoad, Tokens
+from policies.model import ReplicaId, RequestLoad, Tokens
 from policies.plan import Move, Reason
 
 log = logging.getLogger("ray.serve")
@@ -187,10 +186,8 @@ class LiveScheduler:
         return self._state(), self._migrations()
 
     def _state(self) -> dict[str, Any]:
-        roster, leaving = self._roster, frozenset(self._listing.leaving())
-        loads = [roster.load(replica) for replica in roster.statuses]
-        loads = [replace(load, state=ReplicaState.DRAINING) if load.id in leaving else load for load in loads]
-        replicas = [replica_json(load, self._gatherer.gauges[load.id]) for load in loads]
+        roster, gauges = self._roster, self._gatherer.gauges
+        replicas = [replica_json(load, gauges[load.id]) for load in roster.loads(self._listing.leaving())]
         replicas += [replica_json(load_of(status)) for status in self._listing.others(roster.statuses)]
         dry_run = self._rehearsal.to_json() if self._rehearsal else None
         memory, now = self._memory.pool(), self._clock()
@@ -338,12 +335,12 @@ def next_fence(app: str) -> int:
     return fence
 
 
-def _recorder(config: SchedulerConfig, fence: int) -> Recorder | None:
+def _recorder(config: SchedulerConfig, fence: int) -> FileRecorder | None:
     """The recorder of epochs, if they are recorded. Every scheduler writes a file of its own."""
     if config.record is None:
         return None
     path = FilePath(config.record) / f"epochs-{time.strftime('%Y%m%d-%H%M%S')}-{fence}.jsonl"
-    return Recorder(path, config.terms)
+    return FileRecorder(path, config.terms)
 
 
 def _rehearsal(config: SchedulerConfig, memory: SchedulerMemory, telemetry: Telemetry) -> Rehearsal | None:

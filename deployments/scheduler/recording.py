@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -50,8 +50,16 @@ _TERMS: TypeAdapter[Terms] = TypeAdapter(Terms)
 _EPOCH: TypeAdapter[Epoch] = TypeAdapter(Epoch)
 
 
-class Recorder:
-    """Writes a recording: the terms, then one line per epoch. Every scheduler writes a recording of its own."""
+class Recorder(Protocol):
+    """Keeps all epochs."""
+
+    def record(self, epoch: Epoch) -> None:
+        """Add an epoch."""
+        ...
+
+
+class FileRecorder:
+    """Implements `Recorder`: the terms, then one line per epoch. Every scheduler writes a recording of its own."""
 
     def __init__(self, path: Path, terms: Terms) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,7 +67,7 @@ class Recorder:
         self._write(_TERMS.dump_json(terms))
 
     def record(self, epoch: Epoch) -> None:
-        """Add an epoch."""
+        """See `Recorder.record`."""
         self._write(_EPOCH.dump_json(epoch))
 
     def _write(self, line: bytes) -> None:

@@ -216,6 +216,13 @@ class Roster:
         """The replica with all of its requests, as of its last report. Takes time in proportion to their number."""
         return load_of(self._statuses[replica], self._states[replica].requests())
 
+    def loads(self, leaving: Collection[ReplicaId] = ()) -> Iterable[ReplicaLoad]:
+        """Every replica that has reported, as by `load`. Replicas in `leaving` count as DRAINING."""
+        draining = self._draining(leaving)
+        for replica in self._statuses:
+            load = self.load(replica)
+            yield replace(load, state=draining[replica].state) if replica in draining else load
+
     @property
     def observed(self) -> Mapping[ReplicaId, Status]:
         """The statuses as of the last observation."""
@@ -236,7 +243,7 @@ class Roster:
         `unreported` are the statuses of replicas without a report. Replicas in `leaving` count as DRAINING.
         """
         statuses, observed, former = dict(self._statuses), self._observed, self._overridden
-        overridden = {r: replace(statuses[r], state=ReplicaState.DRAINING) for r in leaving if r in statuses}
+        overridden = self._draining(leaving)
         overridden.update((status.id, status) for status in unreported)
         statuses.update(overridden)
         capacity = max((s.capacity for s in statuses.values()), default=Tokens(0)) or pool.capacity
@@ -253,6 +260,11 @@ class Roster:
         return PoolReport(pool, tuple(fresh), lost, residents, gone, sizes, moves, profiles, opening)
 
     # --- inside ---------------------------------------------------------------------------------------
+
+    def _draining(self, leaving: Iterable[ReplicaId]) -> dict[ReplicaId, Status]:
+        """The statuses of leaving replicas: Serve is stopping them, and they need not know it yet."""
+        statuses = self._statuses
+        return {r: replace(statuses[r], state=ReplicaState.DRAINING) for r in leaving if r in statuses}
 
     def _remove(self, request: RequestId, replica: ReplicaId) -> None:
         locations = self._locations[request]

@@ -60,6 +60,12 @@ class Tree:
     def guards(self) -> list[ProcessIdentity]:
         return [e.identity for e in running() if f"{GUARD} {self._replica} " in command_line(e.pid)]
 
+    def wait_for_look(self) -> None:
+        """Wait for two more sleeps of the guard: between them it has looked at everything."""
+        guard = self.guard()
+        before = sleeps(guard.pid)
+        wait_until(lambda: sleeps(guard.pid) >= before + 2)
+
     def is_gone(self) -> bool:
         return not any(map(is_running, self.processes)) and not members(self.pids["replica"]) and not self.guards()
 
@@ -72,6 +78,12 @@ class Tree:
         self.raylet.kill()
         self.raylet.communicate()
         self.memory.unlink(missing_ok=True)  # a tree that is killed before its guard looks leaves it behind
+
+
+def sleeps(pid: int) -> int:
+    """The number of times that a process has gone to sleep."""
+    (count,) = re.findall(r"^voluntary_ctxt_switches:\s*(\d+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return int(count)
 
 
 def ignored(pid: int) -> set[int]:
@@ -120,7 +132,6 @@ def test_a_process_without_descendants_has_no_time_to_start_an_engine_unseen(tmp
 
 
 def test_a_guard_that_is_killed_is_replaced(tree: Tree) -> None:
-    time.sleep(1.0)  # the next starts at once if this one has lived for a while
     first = tree.guard()
     tree.kill("guard")
     wait_until(lambda: not is_running(first))
@@ -151,12 +162,12 @@ def test_guard_ignores_the_signals_of_an_init_system(tree: Tree) -> None:
     wait_until(lambda: ignored(guard.pid) >= {signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         tree.kill("guard", number)
-    time.sleep(0.5)
+    tree.wait_for_look()
     assert tree.guard() == guard
 
 
 def test_named_shared_memory_is_removed_even_if_the_whole_group_was_killed_by_another(tree: Tree) -> None:
-    time.sleep(1.0)  # the guard has looked since the segment was made
+    tree.wait_for_look()
     assert tree.memory.exists()
     os.killpg(tree.pids["replica"], signal.SIGKILL)
     wait_until(tree.is_gone)
@@ -165,7 +176,7 @@ def test_named_shared_memory_is_removed_even_if_the_whole_group_was_killed_by_an
 
 def test_named_shared_memory_is_removed_even_if_the_replica_kills_its_children_before_it_ends(tree: Tree) -> None:
     """Ray's workers do so, on SIGTERM for instance."""
-    time.sleep(1.0)  # the guard has looked since the segment was made
+    tree.wait_for_look()
     replica = tree.pids["replica"]
     tree.kill("replica", signal.SIGSTOP)  # it has no time to start another guard
     for child in [e for e in descendants(replica) if e.parent == replica]:
@@ -184,7 +195,7 @@ def test_a_replica_that_is_stuck_ends_with_its_raylet_but_not_at_once(tree: Tree
 
 
 def test_all_goes_on_while_replica_and_raylet_run(tree: Tree) -> None:
-    time.sleep(2.0)
+    tree.wait_for_look()
     assert all(map(is_running, tree.processes))
 
 

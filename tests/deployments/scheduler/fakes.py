@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from deployments.api.report import Gauges, ReplicaReport
 from deployments.replica.reporting import ReplicaReporter
@@ -63,10 +63,16 @@ class Answers:
         return await given(self.answers[replica])
 
 
-class AnsweringReplica:
-    """Implements `ControlApi`."""
+class AnswersCalls(Protocol):
+    """The replicas that calls are passed on to, by name."""
 
-    def __init__(self, answers: Answers, replica: ReplicaId) -> None:
+    async def answer(self, replica: ReplicaId, call: str, *args: Any) -> Any: ...
+
+
+class AnsweringReplica:
+    """Implements `ControlApi`: one replica of `answers`."""
+
+    def __init__(self, answers: AnswersCalls, replica: ReplicaId) -> None:
         self._answers = answers
         self._replica = replica
 

@@ -25,7 +25,7 @@ from deployments.api.report import ReplicaReport
 from deployments.config import SchedulerConfig
 from deployments.metrics.telemetry import Telemetry
 from deployments.scheduler.deployment import LiveScheduler
-from deployments.scheduler.recording import Epoch, Recorder
+from deployments.scheduler.recording import Epoch
 from migration.protocol.record import MigrationRecord, Outcome
 from migration.run.source import Order
 from policies.cluster.changes import Arrival
@@ -172,8 +172,8 @@ def record(order: Order, report: MoveReport) -> MigrationRecord:
     )
 
 
-class Kept(Recorder):
-    """Keeps plans instead of writing them."""
+class Kept:
+    """Implements `Recorder`: keeps plans."""
 
     def __init__(self) -> None:
         self.plans: list[tuple[Plan, ...]] = []

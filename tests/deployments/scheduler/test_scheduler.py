@@ -10,13 +10,12 @@ import pytest
 
 from app.simulator.command.replay import play
 from deployments.api.calls import MoveAccepted, MoveRejected, PlaceCall
-from deployments.api.report import ReplicaReport
 from deployments.config import SchedulerConfig
 from deployments.metrics.exposition import merge
 from deployments.metrics.telemetry import Telemetry
 from deployments.scheduler.deployment import LiveScheduler, check_epochs
 from deployments.scheduler.epochs import EARLIEST_S
-from deployments.scheduler.recording import Recorder, read_recording
+from deployments.scheduler.recording import FileRecorder, read_recording
 from deployments.scheduler.records import KEPT
 from migration.protocol.errors import PeerLost, Refused, RequestGone
 from migration.protocol.messages import PathRequest
@@ -79,26 +78,20 @@ class Fleet:
         """The other calls."""
         return self.others.asked
 
-    def at(self, replica: ReplicaId, routed: bool = True) -> "ReportingReplica":
-        return ReportingReplica(self, replica)
+    def at(self, replica: ReplicaId, routed: bool = True) -> AnsweringReplica:
+        return AnsweringReplica(self, replica)
 
     def forget(self, replica: ReplicaId) -> None:
         pass
 
-
-class ReportingReplica(AnsweringReplica):
-    """One of the fleet."""
-
-    def __init__(self, fleet: Fleet, replica: ReplicaId) -> None:
-        super().__init__(fleet.others, replica)
-        self._fleet = fleet
-
-    async def report(self, fence: int, version: int | None) -> ReplicaReport:
-        fleet, replica = self._fleet, self._replica
-        fleet.times_asked += 1
+    async def answer(self, replica: ReplicaId, call: str, *args: Any) -> Any:
+        if call != "report":
+            return await self.others.answer(replica, call, *args)
+        _, version = args
+        self.times_asked += 1
         await asyncio.sleep(0)
-        present: Present = await given("silent" if replica in fleet.silent else fleet.fault or fleet.reports[replica])
-        return fleet.reporting.report(present, version, now())
+        present: Present = await given("silent" if replica in self.silent else self.fault or self.reports[replica])
+        return self.reporting.report(present, version, now())
 
 
 class FakeScaler:
@@ -450,7 +443,7 @@ async def test_epochs_can_be_recorded_and_give_the_same_plans_again(tmp_path: Pa
         *half_empty(), epochs=0, mode=Mode.ACT, spec=NO_GROWTH, a=make_record("m2"), b=make_record("m3")
     )
     terms = scheduler.core._config.terms
-    scheduler.core._epochs._recorder = Recorder(tmp_path / "new" / "epochs.jsonl", terms)
+    scheduler.core._epochs._recorder = FileRecorder(tmp_path / "new" / "epochs.jsonl", terms)
     for n in range(3):
         await scheduler.epoch()
         await place(scheduler, 20, f"x{n}")
@@ -473,7 +466,7 @@ async def test_requests_are_placed_while_an_epoch_is_decided_and_recorded_where_
     scheduler = await make_scheduler(make_report("a", 236, tuple(requests)), make_report("b", 256))
     grown = tuple(replace(request, tokens=Tokens(12)) for request in requests)
     scheduler.fleet.reports[ReplicaId("a")] = make_report("a", 232, grown)
-    recorder = scheduler.core._epochs._recorder = Recorder(tmp_path / "epochs.jsonl", scheduler.core._config.terms)
+    recorder = scheduler.core._epochs._recorder = FileRecorder(tmp_path / "epochs.jsonl", scheduler.core._config.terms)
     epoch = asyncio.create_task(scheduler.epoch())
     while not scheduler.core._epochs._slices:
         await asyncio.sleep(0)

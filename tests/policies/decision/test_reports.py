@@ -181,4 +181,6 @@ def test_replicas_that_serve_stops_drain_whatever_they_report_and_others_have_no
     (a, b) = roster.observe(Pool(), unreported=[unreported], leaving=[ReplicaId("a"), ReplicaId("z")]).replicas
     assert (a.state, b) == (ReplicaState.DRAINING, unreported)
     assert roster.statuses.keys() == {"a"} and roster.observed == {"a": a, "b": b}
+    assert [load.state for load in roster.loads([ReplicaId("a")])] == [ReplicaState.DRAINING]
+    assert list(roster.loads()) == [roster.load(ReplicaId("a"))]
     assert [s.state for s in roster.observe(Pool()).replicas] == [ReplicaState.RUNNING]

@@ -6,7 +6,7 @@ import pytest
 
 from app.simulator.__main__ import BAD_INPUT, DIFFERENT, main
 from app.simulator.command.replay import replay
-from deployments.scheduler.recording import Epoch, PlacedCall, Recorder
+from deployments.scheduler.recording import Epoch, FileRecorder, PlacedCall
 from policies.cluster.changes import Arrival
 from policies.decision.deciding import SchedulerMemory, decide, place
 from policies.decision.limits import Limits, LiveLimits, Terms
@@ -22,7 +22,7 @@ def recording(path: Path, tampered: bool = False) -> Path:
     """Two epochs of one cluster, and an arrival between them."""
     memory = SchedulerMemory(TERMS)
     watcher = Watcher(memory.pool())
-    recorder = Recorder(path, TERMS)
+    recorder = FileRecorder(path, TERMS)
     entries: tuple[PlacedCall, ...] = ()
     for now in range(2):
         seen = Observation(float(now), (watcher.report(observed("a: p40! | b: r15", float(now))),))
