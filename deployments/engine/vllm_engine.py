@@ -378,12 +378,9 @@ def _fingerprint(config: Any, workers: Sequence[Mapping[str, Any]]) -> Fingerpri
     names = (model.model, model.revision, model.tokenizer, model.max_model_len, vllm.__version__)
     weights = hashlib.sha256(model.hf_config.to_json_string().encode()).hexdigest()[:16]
     layouts = [worker["layout"] for worker in workers]
-    cache = (
-        model.dtype,
-        config.cache_config.cache_dtype,
-        config.cache_config.block_size,
-        *layouts,
-    )
+    # A digest, since every worker lists all its layers, and fingerprints travel with every migration.
+    layout = hashlib.sha256("|".join(layouts).encode()).hexdigest()[:16]
+    cache = (model.dtype, config.cache_config.cache_dtype, config.cache_config.block_size, len(workers), layout)
     return Fingerprint(
         model="|".join(map(str, (*names, weights))),
         cache="|".join(map(str, cache)) if all(layouts) else "",
