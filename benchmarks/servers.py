@@ -180,8 +180,8 @@ class Rig:
         """The conditions, for a caption."""
         weights = "" if self.shape.spread is not None else ", dummy weights"
         graphs = "eager mode" if self.eager else "CUDA graphs"
-        where = "on the CPU" if self.device == "cpu" else f"{self.engines} engines on {self.gpus} GPU"
-        where += "s" if self.gpus > 1 else ""
+        counts = [f"{n} {name}" + "s" * (n != 1) for n, name in ((self.engines, "engine"), (self.gpus, "GPU"))]
+        where = "on the CPU" if self.device == "cpu" else " on ".join(counts)
         where += f", {self.workers} workers per engine" if self.workers > 1 else ""
         invariant = ", batch-invariant" if self.invariant else ""
         return f"{self.model} model, {self.dtype}{weights}, {graphs}{invariant}; {where}"

@@ -11,7 +11,7 @@ import asyncio
 import dataclasses
 import json
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tqdm import tqdm
@@ -21,6 +21,15 @@ from benchmarks.servers import MODEL, Rig, add_rig_options, bare_vllm, mell
 
 BARE_PORT, MELL_PORT = 8101, 8100
 PROMPT, OUTPUT = 64, 128
+FIGURES: Sequence[tuple[str, str, float]] = (
+    ("tokens_per_s", "tok/s", 1),
+    ("ttft_p50", "ms", 1e3),
+    ("ttft_p99", "ms", 1e3),
+    ("itl_p50", "ms", 1e3),
+    ("itl_p99", "ms", 1e3),
+    ("chunks_per_token", "", 1),
+)
+"""The figures of a `Load`, each with its unit and the factor for this unit."""
 
 
 def main() -> None:
@@ -41,15 +50,24 @@ def main() -> None:
 
 async def _pairs(streams: int, count: int) -> list[tuple[Load, Load]]:
     """Measure (Mell, bare) pairs; the order within a pair alternates."""
-    pairs: list[tuple[Load, Load]] = []
-    for warm in (MELL_PORT, BARE_PORT):
-        await offer(warm, MODEL, streams, PROMPT, OUTPUT, f"warm/{streams}")
-    for i in tqdm(range(count), desc=f"{streams} streams", unit="pair"):
-        loads: dict[int, Load] = {}
-        for port in (MELL_PORT, BARE_PORT)[:: 1 if i % 2 else -1]:
-            loads[port] = await offer(port, MODEL, streams, PROMPT, OUTPUT, f"{streams}/{i}/{port}")
-        pairs.append((loads[MELL_PORT], loads[BARE_PORT]))
-    return pairs
+    ports = (MELL_PORT, BARE_PORT)
+    await warm_up(ports, streams, PROMPT, OUTPUT)
+    turns = tqdm(range(count), desc=f"{streams} streams", unit="pair")
+    return [await measure_pair(ports, streams, PROMPT, OUTPUT, i) for i in turns]
+
+
+async def warm_up(ports: tuple[int, int], streams: int, prompt: int, output: int) -> None:
+    """Offer one load to each server."""
+    for port in ports:
+        await offer(port, MODEL, streams, prompt, output, f"warm/{streams}")
+
+
+async def measure_pair(ports: tuple[int, int], streams: int, prompt: int, output: int, turn: int) -> tuple[Load, Load]:
+    """Offer a load to both servers, one after the other: the second one first in even turns."""
+    loads: dict[int, Load] = {}
+    for port in ports[:: 1 if turn % 2 else -1]:
+        loads[port] = await offer(port, MODEL, streams, prompt, output, f"{streams}/{turn}/{port}")
+    return loads[ports[0]], loads[ports[1]]
 
 
 def write_pairs(results: Mapping[int, list[tuple[Load, Load]]], file: Path) -> None:
@@ -67,14 +85,7 @@ def print_pairs(first: str, second: str, results: Mapping[int, list[tuple[Load, 
 
 def _table(first: str, second: str, pairs: list[tuple[Load, Load]]) -> None:
     print(f"{'':18}{first:>10}{second:>10}   ratio of pairs: median [min, max]")
-    for name, unit, scale in (
-        ("tokens_per_s", "tok/s", 1),
-        ("ttft_p50", "ms", 1e3),
-        ("ttft_p99", "ms", 1e3),
-        ("itl_p50", "ms", 1e3),
-        ("itl_p99", "ms", 1e3),
-        ("chunks_per_token", "", 1),
-    ):
+    for name, unit, scale in FIGURES:
         ours = [getattr(m, name) * scale for m, _ in pairs]
         theirs = [getattr(b, name) * scale for _, b in pairs]
         ratios = [a / b for a, b in zip(ours, theirs, strict=True)]

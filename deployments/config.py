@@ -16,6 +16,9 @@ from policies.rules.registry import policy
 ON_HOST, ON_GPU = ("shared", "collective"), ("cuda_ipc", "nccl")
 """Transports of slots in host memory and in GPU memory; `deployments.replica.transports` makes them."""
 
+MAPPED = ("shared", "cuda_ipc")
+"""The transports that send nothing: the target maps the source's slots."""
+
 Auto = Literal["auto"]
 """The value of a setting that follows from others, or from measurements."""
 AUTO: Auto = "auto"

@@ -9,11 +9,10 @@ from tqdm import tqdm
 
 from benchmarks.transfer.end import LIMIT_S, SOURCE, TARGET, TransferEnd
 from benchmarks.transfer.ports import BLOCK_BYTES, ProcessSpan, pieces
+from deployments.config import MAPPED
 
 MIB = 1 << 20
 PIPELINE = "pipeline"
-MAPPED = ("shared", "cuda_ipc")
-"""The transports that send nothing: the target maps the source's slots."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ nccl         GPU memory     sent through Ray collective groups over NCCL; every 
 import importlib
 from functools import partial
 
-from deployments.config import AUTO, ON_GPU, MigrationSettings
+from deployments.config import AUTO, MAPPED, ON_GPU, MigrationSettings
 from migration.kv.device import DeviceSegment
 from migration.kv.staging import HostSegment, free_host_memory
 from migration.protocol.messages import Fingerprint
@@ -19,8 +19,6 @@ from migration.run.slots import Slots
 from migration.transport.shared import SharedSlots
 from policies.model import Blocks, Bytes, Tokens
 
-_MAPPED = ("shared", "cuda_ipc")
-"""Transports whose targets read the source's slots."""
 _THREADS = 8
 """Concurrent transfers of one worker's slots; each blocks a thread of the replica."""
 
@@ -73,7 +71,7 @@ def size_slots(config: MigrationSettings, cache: Fingerprint, context: Tokens, o
             raise RuntimeError(f"migration.slot_mib is {config.slot_mib}, and a KV block has {shard} bytes: {least}")
     count = config.slots
     if count == AUTO:
-        count = MAPPED_SLOTS if config.transport in _MAPPED else SENT_SLOTS
+        count = MAPPED_SLOTS if config.transport in MAPPED else SENT_SLOTS
     return StagingSizes(cache.workers, count, slot_bytes)
 
 

@@ -1,7 +1,7 @@
 """Writes the generated pages: `python -m docs.make`."""
 
-from docs.make import api, dashboard, settings
+from docs.make import api, dashboard, gpu, settings
 
 if __name__ == "__main__":
-    for generator in (api, dashboard, settings):
+    for generator in (api, dashboard, gpu, settings):
         generator.PAGE.write_text(generator.page())

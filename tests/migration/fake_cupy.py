@@ -169,14 +169,14 @@ class Nccl(ModuleType):
             """cupy.cuda.nccl.NcclCommunicator."""
 
             def __init__(self, ndev: int, commId: bytes, rank: int, config: object = None) -> None:
-                assert ndev == 2 and len(commId) == 128
+                assert ndev in (1, 2) and len(commId) == 128
                 self.rank, self.aborted = rank, False
                 self.transfers: list[tuple[int, int, Stream]] = []
                 with nccl.changed:
                     nccl.waiting.setdefault(commId, {})[rank] = self
                     nccl.changed.notify_all()
-                    nccl.changed.wait_for(lambda: len(nccl.waiting[commId]) == 2)
-                    self.peer = nccl.waiting[commId][1 - rank]
+                    nccl.changed.wait_for(lambda: len(nccl.waiting[commId]) == ndev)
+                    self.peer = nccl.waiting[commId][ndev - 1 - rank]
                     nccl.made.append(self)
 
             def send(self, pointer: int, count: int, datatype: int, peer: int, stream: int) -> None:

@@ -1,6 +1,6 @@
 """The cost of moving KV blocks through GPU memory, stage by stage, as shares of the GPU's own copy bandwidth.
 
-    python -m benchmarks.gpu [--slot-mib 8 64 256] [--repeat 20] [--json FILE]
+    python -m benchmarks.gpu.stages [--slot-mib 8 64 256] [--repeat 20] [--json FILE]
 
 The cache has the shape of an 8B model's with grouped-query attention: 32 layers, 8 KV heads of 128, bfloat16, 16 tokens
 per block (2 MiB), shuffled block tables, in the layout that vLLM prefers (LBNHC). Three processes, as in a replica and

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import STAGES, machine, measure
+from benchmarks.gpu.stages import STAGES, machine, measure
 from benchmarks.transfer.gpu_ends import CacheShape
 from tests.migration import fake_cupy
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_block_of_an_8b_model_is_2_mib() -> None:
@@ -29,6 +29,6 @@ def test_every_stage_is_measured_and_blocks_arrive() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(len(machine()) > 1, reason="there is a GPU")
 def test_benchmark_without_a_gpu_exits_with_2_and_the_reason() -> None:
-    done = subprocess.run([sys.executable, "-m", "benchmarks.gpu"], capture_output=True, text=True, cwd=ROOT)
+    done = subprocess.run([sys.executable, "-m", "benchmarks.gpu.stages"], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 2
     assert done.stderr.startswith("no CUDA device: ") and done.stderr.endswith("nothing was measured\n")

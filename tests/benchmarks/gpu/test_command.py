@@ -1,0 +1,100 @@
+"""The command: its exit status, its list, and the files that it brings out."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu import __main__ as command
+from benchmarks.gpu.__main__ import bring_out, gpus, main, software
+from benchmarks.gpu.plan import Part
+from benchmarks.gpu.record import PartRow, RunRecord
+from tests.benchmarks.gpu.rows import ORIGIN, ROWS
+
+
+@pytest.fixture
+def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with a GPU."""
+    monkeypatch.setattr(command, "gpus", lambda: ["H100, 80 GiB, driver 1"])
+
+
+def test_gpus_are_those_of_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert gpus() == []
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!{sys.executable}\nprint('NVIDIA H100, 81559 MiB, 580.1\\nNVIDIA H100, 81559 MiB, 580.1')")
+    program.chmod(0o755)
+    assert gpus() == ["NVIDIA H100, 81559 MiB, driver 580.1"] * 2
+
+
+def test_without_a_gpu_nothing_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "gpus", list)
+    assert main(["--state", str(tmp_path / "state")]) == 2
+    assert "nothing was measured" in capsys.readouterr().err and not (tmp_path / "state").exists()
+
+
+def test_parts_are_listed(one_gpu: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == [
+        "checks",
+        "moves",
+        "serving",
+        "texts-invariant",
+        "texts",
+        "stop-and-copy",
+    ]
+
+
+def test_unknown_part_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["everything"])
+    assert "no such part: everything" in capsys.readouterr().err
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Replaces parts by rows of their end; has their names. The part `serving` fails."""
+    names: list[str] = []
+
+    def play(part: Part, record: RunRecord, folder: Path) -> PartRow:
+        names.append(part.name)
+        row = PartRow(part.name, "failed" if part.name == "serving" else "whole", 1.0)
+        record.add(row)
+        return row
+
+    monkeypatch.setattr(command, "play", play)
+    monkeypatch.setattr("benchmarks.models.tinymodel.ensure_generated", lambda name, make: Path(name))
+    return names
+
+
+def test_calls_go_on_where_the_last_one_ended(one_gpu: None, played: list[str], tmp_path: Path) -> None:
+    state = ["--state", str(tmp_path / "state"), "--commit", "abc1234"]
+    assert main(["--minutes", "9", *state]) == 0
+    assert played == ["checks", "moves"]
+    assert main(["--minutes", "5", *state]) == 1, "a part failed"
+    assert played == ["checks", "moves", "serving"]
+    assert main(["--minutes", "5", *state]) == 1 and played[3:] == ["serving"], "it is tried again"
+    assert main(["checks", "texts", *state]) == 0 and played[4:] == ["checks", "texts"]
+    assert main([*state[:2], "--commit", "another"]) == 2 and len(played) == 6
+
+
+def test_results_are_at_most_8_files(tmp_path: Path) -> None:
+    state, out = tmp_path / "state", tmp_path / "out"
+    state.mkdir()
+    record = RunRecord.resume(state / "results.jsonl", ORIGIN)
+    for row in ROWS[1:]:
+        record.add(row)
+    for name in ("samples.jsonl", "a.log", "b.log", "stages.json"):
+        (state / name).write_text("{}")
+    bring_out(state, out)
+    names = sorted(path.name for path in out.iterdir())
+    assert {"results.jsonl", "samples.jsonl", "page.md", "logs.tgz"} < set(names) and len(names) <= 8
+    assert main(["--page", str(out / "results.jsonl"), "--out", str(tmp_path / "again")]) == 0
+    assert (tmp_path / "again" / "page.md").read_text() == (out / "page.md").read_text()
+
+
+def test_software_lists_what_is_installed() -> None:
+    assert software(["ray", "made-up-package"]).count(",") == 1
