@@ -5,7 +5,8 @@
 
 A stream is moved between two replicas while a client reads it, with nothing else running. Its pause is the gap at the
 client between the source's last chunk and the target's first, in milliseconds and as a multiple of the stream's own
-median gap. "vs tokens" divides this multiple by the token path's at the same context.
+median gap. "vs tokens" divides this multiple by the token path's at the same context. With `--workers 2` each replica
+splits the model over two workers.
 
 Then the same with background streams on both replicas, and their slowdown by migrations.
 
@@ -57,7 +58,7 @@ def main() -> None:
             asyncio.run(_measure(modes, options, measured))
     if options.json:
         options.json.write_text(json.dumps(asdict(measured), indent=1))
-    print(f"\ntransport {options.transport}: median [min, max]")
+    print(f"\n{rig}; transport {options.transport}: median [min, max]")
     _print(measured.alone, options.contexts)
     print_effects(measured.effects, options.streams, options.beside)
     if options.png:
