@@ -7,7 +7,7 @@ import pytest
 
 from deployments.engine.port import Tie
 from deployments.engine.tokens import expected
-from migration.kv.staging import HEADER
+from migration.kv.staging import HEADER, HostSegment
 from migration.protocol.errors import PeerLost, Refused, TransferFailed
 from migration.protocol.messages import PathRequest, Prepare, Shard, SlotRef
 from migration.protocol.ports import Slot
@@ -118,6 +118,30 @@ async def test_one_failed_rank_fails_the_chunk_and_the_request_moves_by_tokens(a
     record = await pair.settled()
     assert record.path == "tokens" and "broken for one rank" in record.reason
     assert pair.b.engine.blocks_loaded == 0 and transport.ended > 0
+    assert await pair.finished(cursor) == expected(request.prompt, 60)
+    await pair.both_idle()
+
+
+class CopiedSlots(SharedSlots):
+    """Copies the bytes to a slot of the target, as a transport between nodes does."""
+
+    shares_slots = False
+
+    async def receive(self, channel: str, staged: SlotRef, size: Bytes, slot: Slot | None) -> SlotRef:
+        assert slot is not None
+        with HostSegment.open(staged.segment) as source:
+            slot.memory[:size] = source.view(staged.offset, size)
+        return SlotRef(slot.segment, slot.offset, staged.ticket)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_each_shard_is_received_in_a_slot_of_its_own_worker(workers: int) -> None:
+    pair, request = make_pair(workers=workers, transport=CopiedSlots()), spec(prompt=300)
+    cursor = pair.submit(request)
+    await pair.until(cursor, 10)
+    pair.move(request.id)
+    record = await pair.settled()
+    assert record.path == "kv" and pair.b.engine.blocks_loaded == record.blocks >= 75
     assert await pair.finished(cursor) == expected(request.prompt, 60)
     await pair.both_idle()
 
