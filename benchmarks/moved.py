@@ -46,6 +46,17 @@ class MoveSample:
         return self.pause_s / self.gap_s
 
     @property
+    def paused_at(self) -> float:
+        """The beginning of the pause in Unix time."""
+        return self.resumed_at - self.pause_s
+
+    @property
+    def frozen_at(self) -> float:
+        """The freeze in Unix time, of a request that moved."""
+        record = self.record
+        return float(record["started_at"] + record["duration_s"] - record["pause_s"])
+
+    @property
     def committed(self) -> bool:
         """True if the request moved, by any path."""
         return bool(self.record["outcome"] == "committed")

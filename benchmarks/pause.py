@@ -1,12 +1,16 @@
 """The cost of a migration at the client: the pause of the stream, by pre-copied KV, stop-and-copy KV, and tokens.
 
     python -m benchmarks.pause [--contexts 256 1024 2048 3500] [--repeat 8] [--rounds 8] [--transport shared]
-                               [--device cuda] [--workers 2] [--json FILE] [--png FILE]
+                               [--device cuda] [--workers 2] [--parts] [--json FILE] [--png FILE]
 
 A stream is moved between two replicas while a client reads it, with nothing else running. Its pause is the gap at the
 client between the source's last chunk and the target's first, in milliseconds and as a multiple of the stream's own
 median gap. "vs tokens" divides this multiple by the token path's at the same context. With `--workers 2` each replica
 splits the model over two workers.
+
+With `--parts`, the pause of KV moves is taken apart: from the last chunk's arrival to the freeze (negative if the chunk
+was still on its way), from the freeze to the first token's publication at the target, and from there to the client. The
+hand-over's message to the target is in the last part: the two replicas' clocks are not compared.
 
 Then the same with background streams on both replicas, and their slowdown by migrations.
 
@@ -60,6 +64,8 @@ def main() -> None:
         options.json.write_text(json.dumps(asdict(measured), indent=1))
     print(f"\n{rig}; transport {options.transport}: median [min, max]")
     _print(measured.alone, options.contexts)
+    if options.parts:
+        _print_parts(measured.alone, options.contexts)
     print_effects(measured.effects, options.streams, options.beside)
     if options.png:
         _draw(measured.alone, options.contexts, options.png)
@@ -78,6 +84,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--streams", type=int, default=4, help="background streams per replica")
     parser.add_argument("--beside", type=int, default=2048, help="context of the moved stream beside these, in tokens")
     parser.add_argument("--rounds", type=int, default=8, help="rounds with background streams; 0 for none")
+    parser.add_argument("--parts", action="store_true", help="take the pause of KV moves apart")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--png", type=Path)
     add_rig_options(parser)
@@ -135,6 +142,21 @@ def _print(samples: Sequence[MoveSample], contexts: Sequence[int]) -> None:
                 f"{record['pause_s'] * 1e3:16.1f}{record['duration_s'] * 1e3:8.0f}{record['bytes'] / MIB:7.1f}"
                 f"{record['rounds']:8.1f}"
             )
+
+
+def _print_parts(samples: Sequence[MoveSample], contexts: Sequence[int]) -> None:
+    """Print the parts of the pause in milliseconds, for KV moves."""
+    print(f"\n{'context':>7} {'mode':14}{'chunk to freeze':>24}{'freeze to first token':>24}{'messages':>24}{'gap':>8}")
+    for context in contexts:
+        for mode in MODES:
+            moved = [s for s in _of(samples, context, mode.name) if s.record["resume_s"] is not None]
+            if mode.path != "kv" or not moved:
+                continue
+            before = [s.frozen_at - s.paused_at for s in moved]
+            inside = [s.record["resume_s"] for s in moved]
+            rest = [s.pause_s - b - i for s, b, i in zip(moved, before, inside, strict=True)]
+            parts = "".join(f"{spread([value * 1e3 for value in part]):>24}" for part in (before, inside, rest))
+            print(f"{context:7} {mode.name:14}{parts}{statistics.median(s.gap_s for s in moved) * 1e3:8.1f}")
 
 
 def _of(samples: Sequence[MoveSample], context: int, mode: str) -> list[MoveSample]:

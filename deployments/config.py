@@ -77,7 +77,7 @@ class MigrationSettings(SettingsSection):
     final_blocks: int = Field(
         1,
         ge=0,
-        description="Number of last full blocks that the target recomputes instead of receiving them during the pause.",
+        description="Number of last full blocks that are sent as the tail, before the pause, not in another round.",
     )
 
     @field_validator("transport")

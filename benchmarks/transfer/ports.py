@@ -14,7 +14,7 @@ import torch
 from migration.kv.layout import CacheLayout
 from migration.kv.staging import HEADER, Segments, Staging
 from migration.protocol.errors import TransferFailed
-from migration.protocol.messages import Adopt, Chunk, CopyRound, Fingerprint, Prepare, Prepared, Shard, SlotRef
+from migration.protocol.messages import Adopt, Chunk, CopyRound, Fingerprint, Prepare, Prepared, Shard, SlotRef, Tail
 from migration.protocol.ports import Hosted, Slot
 from migration.protocol.request import Doubt, Moved, Moving, RequestSpec
 from policies.model import Blocks, Bytes, ReplicaId, RequestId
@@ -118,6 +118,17 @@ class Cache:
         self._layout.scatter(self._table[first:last], last - first, 0, staged)
         self.segments.check(slot)
 
+    async def gather_tail(self, key: str, tail: Tail, slots: Sequence[Slot]) -> list[Shard]:
+        """See `BlockStore.gather_tail`; no migration here comes to its tail."""
+        raise NotImplementedError
+
+    async def hold(self, tail: Tail, slots: Sequence[SlotRef]) -> None:
+        """See `BlockStore.hold`; no migration here comes to its tail."""
+        raise NotImplementedError
+
+    def discard(self, tail: Tail) -> None:
+        """See `BlockStore.discard`."""
+
     async def _in_worker(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._worker, work)
 
@@ -151,6 +162,9 @@ class SingleRequestHost:
 
     mute = snapshot
 
+    async def next_output(self, request: RequestId, hop: int) -> None:
+        """See `SourceHost`."""
+
     def next_hop(self, request: RequestId) -> int:
         """See `SourceHost`."""
         return 1
@@ -158,7 +172,7 @@ class SingleRequestHost:
     def accept(self, message: Prepare) -> None:
         """See `TargetHost`."""
 
-    async def add(self, spec: RequestSpec, hop: int, outputs: tuple[int, ...]) -> None:
+    async def add(self, spec: RequestSpec, hop: int, outputs: tuple[int, ...], tail: Tail | None) -> None:
         """See `TargetHost`."""
 
     def announce(self, event: Moving | Moved | Doubt) -> None:

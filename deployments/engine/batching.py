@@ -28,6 +28,9 @@ class BatchedSequence:
     """The names of the context's first full blocks, computed on demand."""
     digest: ContextDigest = field(default_factory=ContextDigest)
     """The digest of the computed blocks."""
+    tail: bytes = b""
+    """Packed content of the blocks from index `tail_first` on, for the first step."""
+    tail_first: int = 0
 
     @property
     def todo(self) -> int:
@@ -115,6 +118,13 @@ class BatchScheduler:
             return None
         return b"".join(block.held for block in sequence.blocks[first:last])
 
+    def held_tail(self, sequence: BatchedSequence, first: int, tokens: int) -> bytes | None:
+        """The packed content of the blocks from `first` on, up to `tokens` tokens; None unless these are computed."""
+        if tokens > sequence.computed:
+            return None
+        held = b"".join(block.held for block in sequence.blocks[first:])
+        return held[: (tokens - first * self._size) * TOKEN_BYTES]
+
     def take_in(self, context: list[int], first: int, held: bytes) -> int | None:
         """Put packed blocks, from index `first` of the context on, into the prefix cache.
 
@@ -170,6 +180,9 @@ class BatchScheduler:
         sequence.digest = ContextDigest(b"".join(block.held for block in cached))
         for _ in range(missing):
             self._allocate(sequence)
+        if sequence.tail_first <= len(cached):
+            self._fill(sequence, sequence.tail[(len(cached) - sequence.tail_first) * self._size * TOKEN_BYTES :])
+        sequence.tail = b""
         return True
 
     def _allocate(self, sequence: BatchedSequence) -> Block:
@@ -185,11 +198,15 @@ class BatchScheduler:
 
     def _compute(self, sequence: BatchedSequence, count: int) -> None:
         """Write the next `count` tokens into the request's blocks, and seal full blocks."""
-        end = sequence.computed + count
+        self._fill(sequence, pack(sequence.context[sequence.computed : sequence.computed + count]))
+
+    def _fill(self, sequence: BatchedSequence, tokens: bytes) -> None:
+        """Write the next packed tokens into the request's blocks, and seal full blocks."""
+        began, end = sequence.computed, sequence.computed + len(tokens) // TOKEN_BYTES
         while sequence.computed < end:
             index = sequence.computed // self._size
             upto = min(end, (index + 1) * self._size)
-            held = pack(sequence.context[sequence.computed : upto])
+            held = tokens[(sequence.computed - began) * TOKEN_BYTES : (upto - began) * TOKEN_BYTES]
             sequence.blocks[index].held += held
             sequence.digest.extend(held)
             sequence.computed = upto

@@ -17,7 +17,7 @@ from deployments.engine.pace import Pace, read_pace
 from deployments.engine.port import EngineDead, EngineProcesses, EngineStats, Generated, InvalidRequest, Tie
 from deployments.engine.tokens import TOKEN_BYTES, TokenSlots
 from migration.protocol.errors import BlocksGone, TransferFailed
-from migration.protocol.messages import Fingerprint, Shard, SlotRef
+from migration.protocol.messages import Fingerprint, Shard, SlotRef, Tail
 from migration.protocol.ports import Slot
 from migration.protocol.request import Sampling
 from policies.model import Blocks, Tokens
@@ -77,11 +77,19 @@ class PacedEngine:
         return None
 
     async def generate(
-        self, key: str, prompt: tuple[int, ...], outputs: tuple[int, ...], sampling: Sampling
+        self,
+        key: str,
+        prompt: tuple[int, ...],
+        outputs: tuple[int, ...],
+        sampling: Sampling,
+        tail: Tail | None = None,
     ) -> AsyncIterator[Generated]:
         """See `Engine.generate`. The next token is a function of the context, independent of temperature and seed."""
+        held = self._slots.take(tail)
         self._check(prompt, outputs, sampling)
         sequence = BatchedSequence(key, [*prompt, *outputs], len(prompt) + sampling.max_tokens)
+        if tail is not None:
+            sequence.tail, sequence.tail_first = held, tail.first
         queue: asyncio.Queue[Generated | EngineDead] = asyncio.Queue()
         self._outputs[key] = _Output(sequence, queue, sampling.logprobs)
         self._scheduler.add(sequence)
@@ -100,12 +108,10 @@ class PacedEngine:
 
     async def gather(self, key: str, first: Blocks, last: Blocks, slots: Sequence[Slot]) -> Sequence[Shard]:
         """See `Engine.gather`."""
-        output = self._outputs.get(key)
-        if output is None or not output.sequence.blocks:
-            raise BlocksGone("the request holds no blocks (waiting, preempted or ended)")
-        held = self._scheduler.held(output.sequence, first, last)
+        sequence = self._holding(key)
+        held = self._scheduler.held(sequence, first, last)
         if held is None:
-            raise TransferFailed(f"only {output.sequence.computed} tokens are computed, block {last} is not full")
+            raise TransferFailed(f"only {sequence.computed} tokens are computed, block {last} is not full")
         return self._slots.write(slots, held)
 
     async def load(self, load: str, tokens: tuple[int, ...], first: Blocks, last: Blocks) -> None:
@@ -126,6 +132,23 @@ class PacedEngine:
     async def put(self, load: str, first: Blocks, last: Blocks, slots: Sequence[SlotRef]) -> None:
         """See `Engine.put`."""
         self._slots.put(load, first, last, slots)
+
+    async def gather_tail(self, key: str, tail: Tail, slots: Sequence[Slot]) -> Sequence[Shard]:
+        """See `Engine.gather_tail`."""
+        sequence = self._holding(key)
+        held = self._scheduler.held_tail(sequence, tail.first, tail.tokens)
+        if held is None:
+            raise TransferFailed(f"only {sequence.computed} of {tail.tokens} tokens are computed")
+        return self._slots.write(slots, held)
+
+    async def hold(self, tail: Tail, slots: Sequence[SlotRef]) -> None:
+        """See `Engine.hold`."""
+        self._slots.hold(tail, self._pace.block_size, slots)
+        self.blocks_loaded += tail.last(self._pace.block_size) - tail.first
+
+    def discard(self, tail: Tail) -> None:
+        """See `Engine.discard`."""
+        self._slots.take(tail)
 
     def stats(self) -> EngineStats:
         """See `Engine.stats`."""
@@ -154,6 +177,13 @@ class PacedEngine:
         self._die("it was shut down")
 
     # --- inside ---------------------------------------------------------------------------------------
+
+    def _holding(self, key: str) -> BatchedSequence:
+        """The run `key`. Raises BlocksGone if it holds no blocks."""
+        output = self._outputs.get(key)
+        if output is None or not output.sequence.blocks:
+            raise BlocksGone("the request holds no blocks (waiting, preempted or ended)")
+        return output.sequence
 
     def _check_alive(self) -> None:
         if self._death is not None:

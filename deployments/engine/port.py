@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from migration.protocol.messages import Fingerprint, Shard, SlotRef
+from migration.protocol.messages import Fingerprint, Shard, SlotRef, Tail
 from migration.protocol.ports import Slot
 from migration.protocol.request import Sampling
 from policies.model import Blocks, Tokens
@@ -73,11 +73,17 @@ class Engine(Protocol):
         ...
 
     def generate(
-        self, key: str, prompt: tuple[int, ...], outputs: tuple[int, ...], sampling: Sampling
+        self,
+        key: str,
+        prompt: tuple[int, ...],
+        outputs: tuple[int, ...],
+        sampling: Sampling,
+        tail: Tail | None = None,
     ) -> AsyncIterator[Generated]:
         """Continue a request after `outputs`; yields once per step. Closing the iterator aborts the request.
 
-        `sampling` is the whole request's: the engine subtracts `outputs` from its max_tokens and min_tokens.
+        `sampling` is the whole request's: the engine subtracts `outputs` from its max_tokens and min_tokens. The first
+        step reads a held `tail` if the prefix cache has the blocks before it; the tail is freed in any case.
 
         Raises:
             InvalidRequest: before the first token.
@@ -112,6 +118,26 @@ class Engine(Protocol):
         Raises:
             TransferFailed: a slot has another ticket, or the load ended.
         """
+        ...
+
+    async def gather_tail(self, key: str, tail: Tail, slots: Sequence[Slot]) -> Sequence[Shard]:
+        """Copy the tail of the running request `key`, which has output behind its tokens, as `gather` does.
+
+        Raises:
+            TransferFailed: as `gather`, or the engine computes the request's known tokens anew.
+        """
+        ...
+
+    async def hold(self, tail: Tail, slots: Sequence[SlotRef]) -> None:
+        """Copy a staged tail into the workers' memory, for `generate`.
+
+        Raises:
+            TransferFailed: a slot has another ticket.
+        """
+        ...
+
+    def discard(self, tail: Tail) -> None:
+        """Free a tail that `generate` will not get. A tail that is not held is no error."""
         ...
 
     def stats(self) -> EngineStats:

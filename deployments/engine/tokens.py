@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from migration.kv.staging import HEADER, Segments
 from migration.protocol.errors import TransferFailed
-from migration.protocol.messages import Shard, SlotRef
+from migration.protocol.messages import Shard, SlotRef, Tail
 from migration.protocol.ports import Slot
 from migration.protocol.request import pack_logprobs
 from policies.model import Bytes
@@ -98,7 +98,7 @@ class StagedLoad:
 
 
 class TokenSlots:
-    """Writes blocks of packed tokens into staging slots, and reads them from slots into loads.
+    """Writes blocks of packed tokens into staging slots, and reads them from slots into loads and tails.
 
     As with real workers, each of `workers` slots takes a shard of every block, of `shard_bytes`.
     """
@@ -109,6 +109,7 @@ class TokenSlots:
         self._segments = Segments()
         self._tickets = iter(range(1, 1 << 62))
         self._loads: dict[str, StagedLoad] = {}
+        self._tails: dict[str, bytes] = {}
 
     @contextlib.contextmanager
     def loading(self, load: str, first: int, last: int) -> Iterator[StagedLoad]:
@@ -127,19 +128,36 @@ class TokenSlots:
         """
         if load not in self._loads:
             raise TransferFailed("the load has ended")
+        self._loads[load].put(first, self._read(slots, last - first))
+
+    def hold(self, tail: Tail, block_size: int, slots: Sequence[SlotRef]) -> None:
+        """Copy a staged tail into memory. Raises TransferFailed if a slot does not carry its ticket."""
+        held = self._read(slots, tail.last(block_size) - tail.first)
+        self._tails[tail.name] = held[: (tail.tokens - tail.first * block_size) * TOKEN_BYTES]
+
+    def take(self, tail: Tail | None) -> bytes:
+        """The packed tokens of a held tail, which is not held any more; empty without one."""
+        return self._tails.pop(tail.name, b"") if tail is not None else b""
+
+    @property
+    def held_tails(self) -> int:
+        """The number of held tails."""
+        return len(self._tails)
+
+    def _read(self, slots: Sequence[SlotRef], count: int) -> bytes:
+        """`count` blocks, put together from the workers' shards."""
         size = self._shard_bytes
-        shards = [bytes(self._segments.payload(slot, (last - first) * size)) for slot in slots]
-        self._loads[load].put(
-            first, b"".join(shard[i * size : (i + 1) * size] for i in range(last - first) for shard in shards)
-        )
+        shards = [bytes(self._segments.payload(slot, count * size)) for slot in slots]
+        return b"".join(shard[i * size : (i + 1) * size] for i in range(count) for shard in shards)
 
     def write(self, slots: Sequence[Slot], held: bytes) -> list[Shard]:
-        """Write blocks into a slot of each worker.
+        """Write blocks into a slot of each worker, the last one padded if it is not full.
 
         Raises:
             TransferFailed: the blocks do not fit, or a segment's process has ended.
         """
         size = self._shard_bytes
+        held += bytes(-len(held) % (self._workers * size))
         shards = [held[i : i + size] for i in range(0, len(held), size)]
         return [self._write(slot, b"".join(shards[rank :: self._workers])) for rank, slot in enumerate(slots)]
 

@@ -26,7 +26,7 @@ from deployments.engine.port import EngineDead, EngineProcesses, EngineStats, Ge
 from migration.kv.client import Copiers
 from migration.kv.connector import WantedBlocks
 from migration.protocol.errors import TransferFailed
-from migration.protocol.messages import Fingerprint, Shard, SlotRef
+from migration.protocol.messages import Fingerprint, Shard, SlotRef, Tail
 from migration.protocol.ports import Slot
 from migration.protocol.request import Sampling, Structured, pack_logprobs
 from policies.model import Blocks, Tokens
@@ -139,18 +139,32 @@ class VllmEngine:
         return None
 
     async def generate(
-        self, key: str, prompt: tuple[int, ...], outputs: tuple[int, ...], sampling: Sampling
+        self,
+        key: str,
+        prompt: tuple[int, ...],
+        outputs: tuple[int, ...],
+        sampling: Sampling,
+        tail: Tail | None = None,
     ) -> AsyncIterator[Generated]:
         """See `Engine.generate`."""
-        with _refusals():
-            transfer = self._transfer(mell_key=key, mell_output=len(outputs))
-            params = _sampling_params(sampling, len(outputs), transfer)
-        async for output in self._run(key, prompt + outputs, params, sampling.priority):
-            completion = output.outputs[0]
-            if completion.finish_reason == "error":
-                raise (InvalidRequest if sampling.structured else RuntimeError)("the engine aborted the request")
-            scores = () if sampling.logprobs is None else _packed(completion.logprobs)
-            yield Generated(tuple(completion.token_ids), completion.finish_reason, scores)
+        held = {} if tail is None else {"mell_tail": asdict(tail)}
+        try:
+            with _refusals():
+                transfer = self._transfer(mell_key=key, mell_output=len(outputs), **held)
+                params = _sampling_params(sampling, len(outputs), transfer)
+            async for output in self._run(key, prompt + outputs, params, sampling.priority):
+                if tail is not None:
+                    # The first step has taken it, or found the blocks before it gone.
+                    self.discard(tail)
+                    tail = None
+                completion = output.outputs[0]
+                if completion.finish_reason == "error":
+                    raise (InvalidRequest if sampling.structured else RuntimeError)("the engine aborted the request")
+                scores = () if sampling.logprobs is None else _packed(completion.logprobs)
+                yield Generated(tuple(completion.token_ids), completion.finish_reason, scores)
+        finally:
+            if tail is not None:
+                self.discard(tail)
 
     async def gather(self, key: str, first: Blocks, last: Blocks, slots: Sequence[Slot]) -> Sequence[Shard]:
         """See `Engine.gather`."""
@@ -208,6 +222,22 @@ class VllmEngine:
         # In two statements: `+=` reads the count before it waits, and forgets what other chunks add meanwhile.
         loaded = await self._blocks().scatter(load, first, last, slots)
         self.blocks_loaded += loaded
+
+    async def gather_tail(self, key: str, tail: Tail, slots: Sequence[Slot]) -> Sequence[Shard]:
+        """See `Engine.gather_tail`."""
+        last = tail.last(self._block_size)
+        return await self._blocks().gather(key, tail.first, last, slots, partial=True)
+
+    async def hold(self, tail: Tail, slots: Sequence[SlotRef]) -> None:
+        """See `Engine.hold`."""
+        blocks = tail.last(self._block_size) - tail.first
+        await self._blocks().hold(tail.name, blocks, slots)
+        self.blocks_loaded += blocks
+
+    def discard(self, tail: Tail) -> None:
+        """See `Engine.discard`."""
+        if self._copiers is not None:
+            self._copiers.discard(tail.name)
 
     def _blocks(self) -> Copiers:
         if self._copiers is None:

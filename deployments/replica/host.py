@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from deployments.engine.port import Engine, EngineDead, Generated, InvalidRequest, Tie
 from deployments.replica.outbox import Outboxes
 from migration.protocol.errors import Refused, RequestGone, Stopping
-from migration.protocol.messages import Prepare
+from migration.protocol.messages import Prepare, Tail
 from migration.protocol.ports import Clock, Hosted
 from migration.protocol.request import Delta, Doubt, IngressId, Lost, Moved, Moving, RequestSpec
 from policies.causes import Cause
@@ -41,9 +41,13 @@ class Run:
     restarts: int = 0
     finish: str | None = None
     last_hop: int = 0
+    tail: Tail | None = None
+    """KV that the engine holds for the run's first step, until the engine is given the run."""
     task: asyncio.Task[None] | None = field(default=None, repr=False)
     first: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
     first_s: float | None = None
+    awaited: asyncio.Event | None = field(default=None, repr=False)
+    """Set at the next published token."""
     logprobs: list[bytes] = field(default_factory=list, repr=False)
     """The packed logprobs of the tokens from `resumed_at` on, if the request asks for logprobs."""
 
@@ -96,8 +100,8 @@ class RequestHost:
 
     # --- for the ingress ------------------------------------------------------------------------------
 
-    def submit(self, spec: RequestSpec, hop: int, outputs: tuple[int, ...]) -> None:
-        """Run a request under `hop`, after its output tokens so far.
+    def submit(self, spec: RequestSpec, hop: int, outputs: tuple[int, ...], tail: Tail | None = None) -> None:
+        """Run a request under `hop`, after its output tokens so far, with a tail that the engine holds.
 
         Raises:
             Stopping: the replica is stopping.
@@ -115,7 +119,9 @@ class RequestHost:
         if current is not None:
             self._remove(current)
             self.on_end(spec.id, True)
-        run = Run(spec, hop, list(outputs), self._clock(), len(outputs), resumed_at=len(outputs), last_hop=hop)
+        run = Run(
+            spec, hop, list(outputs), self._clock(), len(outputs), resumed_at=len(outputs), last_hop=hop, tail=tail
+        )
         self._begin(run)
 
     def abort(self, request: RequestId, hop: int) -> None:
@@ -178,6 +184,12 @@ class RequestHost:
         run.last_hop += 1
         return run.last_hop
 
+    async def next_output(self, request: RequestId, hop: int) -> None:
+        """See `SourceHost.next_output`."""
+        run = self._live(request, hop)
+        run.awaited = run.awaited or asyncio.Event()
+        await run.awaited.wait()
+
     def mute(self, request: RequestId, hop: int) -> Hosted:
         """See `SourceHost.mute`."""
         self._live(request, hop).muted = True
@@ -234,9 +246,9 @@ class RequestHost:
         """See `TargetHost.release`."""
         self._reserved.pop(migration, None)
 
-    async def add(self, spec: RequestSpec, hop: int, outputs: tuple[int, ...]) -> None:
+    async def add(self, spec: RequestSpec, hop: int, outputs: tuple[int, ...], tail: Tail | None) -> None:
         """See `TargetHost.add`."""
-        self.submit(spec, hop, outputs)
+        self.submit(spec, hop, outputs, tail)
 
     def silent_s(self) -> float:
         """Seconds without any token from the engine while requests run in it; 0 if none do."""
@@ -296,8 +308,9 @@ class RequestHost:
         return run
 
     async def _consume(self, run: Run) -> None:
-        spec = run.spec
-        stream = self._engine.generate(run.key, spec.prompt, tuple(run.outputs), spec.sampling)
+        spec, tail = run.spec, run.tail
+        run.tail = None
+        stream = self._engine.generate(run.key, spec.prompt, tuple(run.outputs), spec.sampling, tail)
         try:
             async with contextlib.aclosing(stream) as steps:  # type: ignore[type-var]
                 async for step in steps:
@@ -329,6 +342,9 @@ class RequestHost:
         fresh = index < run.published
         if fresh or run.finish:
             self._outboxes.put(run.spec.ingress, run.delta(index, run.finish))
+        if fresh and run.awaited is not None:
+            run.awaited.set()
+            run.awaited = None
         if fresh and not run.first.is_set():
             run.first_s = self._clock() - run.started
             run.first.set()
@@ -350,7 +366,12 @@ class RequestHost:
     def _retire(self, run: Run) -> None:
         if self._runs.get(run.spec.id) is run:
             del self._runs[run.spec.id]
+        if run.tail is not None:
+            self._engine.discard(run.tail)
+            run.tail = None
         run.first.set()
+        if run.awaited is not None:
+            run.awaited.set()
         self._ended[run.spec.id] = run
         if len(self._ended) > _REMEMBERED:
             self._ended.popitem(last=False)

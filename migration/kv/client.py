@@ -10,16 +10,19 @@ from typing import Self
 from migration.concurrency import gather
 from migration.kv.wire import (
     CallFailed,
+    DiscardTail,
     Filled,
     FilledCall,
     ForgetLoad,
     GatherCall,
     Gathered,
+    HoldTailCall,
     Loaded,
     LoadedCall,
     Reply,
     ScatterCall,
     Scattered,
+    TailHeld,
     decode,
 )
 from migration.kv.wire import encode as encoded
@@ -53,16 +56,18 @@ class CopierClient:
             connection.close()
             raise
 
-    async def gather(self, key: str, first: int, last: int, segment: str, offset: int) -> Shard:
-        """Copy full blocks [first, last) of the running request `key` into the slot at `offset` of `segment`.
+    async def gather(self, key: str, first: int, last: int, segment: str, offset: int, partial: bool = False) -> Shard:
+        """Copy blocks [first, last) of the running request `key` into the slot at `offset` of `segment`.
+
+        If `partial`, the last block need not be full.
 
         Cancelled, it returns only once the slot is no longer written.
 
         Raises:
             BlocksGone: the request holds no blocks.
-            TransferFailed: a block is not full.
+            TransferFailed: a block is not full, or the engine computes the request's known tokens anew.
         """
-        reply = await self._call(GatherCall(next(self._numbers), key, first, last, segment, offset))
+        reply = await self._call(GatherCall(next(self._numbers), key, first, last, segment, offset, partial))
         assert isinstance(reply, Gathered)
         return Shard(SlotRef(segment, offset, reply.ticket), Bytes(reply.size))
 
@@ -90,12 +95,23 @@ class CopierClient:
         """End a load: its calls that still wait fail."""
         self._writer.write(encoded(ForgetLoad(load)))
 
+    async def hold(self, tail: str, blocks: int, slot: SlotRef) -> None:
+        """Copy staged blocks into the worker's memory, under the name `tail`."""
+        reply = await self._call(
+            HoldTailCall(next(self._numbers), tail, blocks, slot.segment, slot.offset, slot.ticket)
+        )
+        assert isinstance(reply, TailHeld)
+
+    def discard(self, tail: str) -> None:
+        """Free a tail, if it is held."""
+        self._writer.write(encoded(DiscardTail(tail)))
+
     def close(self) -> None:
         """End the connection."""
         self._writer.close()
         self._reading.cancel()
 
-    async def _call(self, call: GatherCall | ScatterCall | FilledCall | LoadedCall) -> Reply:
+    async def _call(self, call: GatherCall | ScatterCall | FilledCall | LoadedCall | HoldTailCall) -> Reply:
         if self._reading.done():
             raise TransferFailed("the connection to the engine's worker has ended")
         future = self._calls[call.number] = asyncio.get_running_loop().create_future()
@@ -147,10 +163,12 @@ class Copiers:
             raise
         return cls(clients)
 
-    async def gather(self, key: str, first: int, last: int, slots: Sequence[Slot]) -> list[Shard]:
+    async def gather(
+        self, key: str, first: int, last: int, slots: Sequence[Slot], partial: bool = False
+    ) -> list[Shard]:
         """See `CopierClient.gather`; each worker has a slot of its own."""
         pairs = zip(self._clients, slots, strict=True)
-        return await gather([client.gather(key, first, last, slot.segment, slot.offset) for client, slot in pairs])
+        return await gather([client.gather(key, first, last, s.segment, s.offset, partial) for client, s in pairs])
 
     async def scatter(self, load: str, first: int, last: int, slots: Sequence[SlotRef]) -> int:
         """See `CopierClient.scatter`; each worker has a slot of its own."""
@@ -169,6 +187,15 @@ class Copiers:
         """See `CopierClient.forget`."""
         for client in self._clients:
             client.forget(load)
+
+    async def hold(self, tail: str, blocks: int, slots: Sequence[SlotRef]) -> None:
+        """See `CopierClient.hold`; each worker has a slot of its own."""
+        await gather([client.hold(tail, blocks, slot) for client, slot in zip(self._clients, slots, strict=True)])
+
+    def discard(self, tail: str) -> None:
+        """See `CopierClient.discard`."""
+        for client in self._clients:
+            client.discard(tail)
 
     def close(self) -> None:
         """End the connections."""

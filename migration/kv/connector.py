@@ -1,19 +1,20 @@
 """The vLLM connector: tracks the blocks of every request, and has staged blocks loaded into new requests.
 
 Scheduler side (EngineCore process), in time order; the connector owns no blocks, vLLM frees them as always:
-    on_new_request               record the request's key, its output so far, or the load that it waits for; name the
-                                 blocks of the loads that it may use in the prefix cache
-    get_num_new_matched_tokens   number of context tokens that the load covers beyond the local cache
-    update_state_after_alloc     record the cache blocks that the load fills
-    build_connector_meta         each step: loads, output to restore, and changes of block tables
+    on_new_request               record the request's key, its output so far and its tail, or the load that it waits
+                                 for; name the blocks of the loads that it may use in the prefix cache
+    get_num_new_matched_tokens   number of context tokens that the load or the tail covers beyond the local cache
+    update_state_after_alloc     record the cache blocks that the load or the tail fills
+    build_connector_meta         each step: loads, tails, output to restore, and changes of block tables
     update_connector_output      name the blocks of complete loads in the prefix cache, if no request needed them before
     request_finished             forget a load that ends
 
 Worker side:
     register_kv_caches           record the cache's layout, and start the copier
     handle_preemptions           each step, before it writes to any block: void block tables, begin and end loads
-    start_load_kv                restore output
+    start_load_kv                before the forward pass of a step with tails: copy these; in any step: restore output
     get_finished                 at the end of the step: update block tables, report ended loads
+    get_block_ids_with_load_errors   at the end of the step: blocks of tails that could not be copied
     build_connector_worker_meta  at the end of the step: the loads whose blocks have all arrived
 
 A load is a request that vLLM admits and never runs. vLLM allocates the blocks of its whole range at once and has it
@@ -27,16 +28,23 @@ The scheduler side learns in two ways that blocks have arrived, and acts on the 
 step, or from the replica, which asked the copiers, with the next request. So that request finds the blocks, whatever
 step is in flight.
 
+A tail is the end of a context, with a block that is not full, which vLLM's prefix cache cannot name. The copiers of all
+workers hold it before its request comes. vLLM admits the request with the tail as computed tokens, and its first step
+copies the tail into the request's blocks before it reads them: that step computes only the tokens behind the tail. If
+the copy fails, vLLM ends the request with an error, and its reader submits it again.
+
 vLLM cannot preempt a request that waits for its blocks. Loads under way therefore hold at most half of the cache,
 except that one load is always admitted; the others stay in the queue, without blocks.
 
 A request's parameters are in `SamplingParams.extra_args["kv_transfer_params"]`: "mell_key": str, Mell's own key of the
 run (independent of vLLM's request ids); "mell_output": int, the number of tokens at the end of the prompt that are
-output (see `history`); "mell_load": the request's `WantedBlocks` as a mapping, if it is a load; "mell_filled": list of
-str, the loads whose blocks have arrived in all workers.
+output (see `history`); "mell_tail": the request's `Tail` as a mapping, if one is held; "mell_load": the request's
+`WantedBlocks` as a mapping, if it is a load; "mell_filled": list of str, the loads whose blocks have arrived in all
+workers.
 An exception in the worker half would end the engine and every request on it, so none of these functions raises.
 """
 
+import logging
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -55,6 +63,7 @@ from migration.kv.device import preload
 from migration.kv.layout import CacheLayout
 from migration.kv.tables import BlockLoad, BlockLoads, BlockTables, Fence, TableChange
 from migration.protocol.errors import TransferFailed
+from migration.protocol.messages import Tail
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -63,6 +72,8 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
+
+log = logging.getLogger(__name__)
 
 _LOADS_HOLD_AT_MOST = 0.5
 """The share of the cache that loads under way hold."""
@@ -77,6 +88,15 @@ class WantedBlocks:
     last: int
 
 
+@dataclass(frozen=True, slots=True)
+class TailLoad:
+    """A held tail that a step copies into `blocks`, without its first `skip` blocks, which the cache has."""
+
+    tail: str
+    skip: int
+    blocks: list[int]
+
+
 @dataclass
 class StepMetadata(KVConnectorMetadata):
     """The metadata of one step, from the scheduler side to the worker side."""
@@ -89,6 +109,8 @@ class StepMetadata(KVConnectorMetadata):
     """Names of loads whose blocks are in the prefix cache."""
     ended: list[str] = field(default_factory=list)
     """Names of loads whose request has ended."""
+    tails: list[TailLoad] = field(default_factory=list)
+    """Tails of the requests whose first step this is."""
     outputs: dict[str, int] = field(default_factory=dict)
     """Output tokens of each new request to be restored, by vLLM's request id; 0 for a seeded request without output."""
 
@@ -114,6 +136,15 @@ class _FillingLoad:
     workers: int
 
 
+@dataclass(slots=True)
+class _KeyedRequest:
+    """A request that replicas know by a key; `caught_up` as in its newest `TableChange`."""
+
+    key: str
+    request: "Request"
+    caught_up: bool = False
+
+
 class MellConnector(KVConnectorBase_V1):
     """Both halves of the connector; vLLM creates one instance per role."""
 
@@ -124,7 +155,9 @@ class MellConnector(KVConnectorBase_V1):
         self._groups = len(kv_cache_config.kv_cache_groups)
         self._workers: int = vllm_config.parallel_config.world_size
         # scheduler side
-        self._keys: dict[str, str] = {}
+        self._keyed: dict[str, _KeyedRequest] = {}
+        self._tails: dict[str, Tail] = {}
+        self._tail_loads: list[TailLoad] = []
         self._wanted: dict[str, WantedBlocks] = {}
         self._names: dict[str, str] = {}
         self._admitted: list[BlockLoad] = []
@@ -138,6 +171,9 @@ class MellConnector(KVConnectorBase_V1):
         self.unsupported: str | None = None
         self.tables = BlockTables(self.block_size)
         self.loads = BlockLoads()
+        self.tails: dict[str, torch.Tensor] = {}
+        """Held tails by their names. The copier adds them, the first step of their request takes them."""
+        self._failed_blocks: set[int] = set()
         self.copier: Copier | None = None
 
     # --- scheduler side -------------------------------------------------------------------------------
@@ -148,7 +184,9 @@ class MellConnector(KVConnectorBase_V1):
         for name in params.get("mell_filled", ()):
             self._name(name)
         if key := params.get("mell_key"):
-            self._keys[request.request_id] = key
+            self._keyed[request.request_id] = _KeyedRequest(key, request)
+            if tail := params.get("mell_tail"):
+                self._tails[request.request_id] = Tail(**tail)
             outputs = params.get("mell_output", 0)
             if outputs:
                 history.replay(request, outputs)
@@ -160,12 +198,15 @@ class MellConnector(KVConnectorBase_V1):
             self._names[request.request_id] = wanted.load
 
     def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
-        """Tokens beyond the local cache that a load covers; 0 if there is a gap between the two.
+        """Tokens beyond the local cache that a load or a tail covers; 0 if there is a gap between the two.
 
         None has vLLM ask again in the next step: other loads hold too many blocks. vLLM calls this again also when the
         request could not be scheduled. After the load, and when the request resumes after a preemption, the result
         is 0.
         """
+        if tail := self._tails.get(request.request_id):
+            adjoins = num_computed_tokens >= tail.first * self.block_size
+            return max(0, self._tail_end(tail, request) - num_computed_tokens) if adjoins else 0, False
         wanted = self._wanted.get(request.request_id)
         if wanted is None:
             return 0, False
@@ -178,7 +219,12 @@ class MellConnector(KVConnectorBase_V1):
         return covered, True
 
     def update_state_after_alloc(self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int) -> None:
-        """Record the cache blocks that a load fills: none if the cache has what it covers, or lacks what is before."""
+        """Record the cache blocks that a load or a tail fills.
+
+        None if the cache has what it covers, or lacks what is before.
+        """
+        if tail := self._tails.pop(request.request_id, None):
+            self._take_tail(tail, request, blocks, num_external_tokens)
         wanted = self._wanted.pop(request.request_id, None)
         if wanted is None:
             return
@@ -188,6 +234,19 @@ class MellConnector(KVConnectorBase_V1):
         if filled:
             self._held[request.request_id] = len(filled)
             self._filling[wanted.load] = _FillingLoad(request, wanted.last * self.block_size, self._workers)
+
+    def _tail_end(self, tail: Tail, request: "Request") -> int:
+        """The number of context tokens up to the tail's end; vLLM computes at least one more."""
+        known: int = request.num_tokens
+        return min(tail.tokens, known - 1)
+
+    def _take_tail(self, tail: Tail, request: "Request", blocks: "KVCacheBlocks", tokens: int) -> None:
+        """Record the cache blocks of a request for the last `tokens` tokens of its tail."""
+        if tokens:
+            end = self._tail_end(tail, request)
+            start = (end - tokens) // self.block_size
+            ids = blocks.get_block_ids()[0][start : -(-end // self.block_size)]
+            self._tail_loads.append(TailLoad(tail.name, start - tail.first, list(ids)))
 
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
         """Name the blocks of complete loads in the prefix cache; count the blocks of ended loads as free."""
@@ -214,28 +273,31 @@ class MellConnector(KVConnectorBase_V1):
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> StepMetadata:
         """The step's metadata for the worker."""
-        meta = StepMetadata(loads=self._admitted, cached=self._cached)
-        self._admitted, self._cached = [], []
+        meta = StepMetadata(loads=self._admitted, cached=self._cached, tails=self._tail_loads)
+        self._admitted, self._cached, self._tail_loads = [], [], []
         self._add_gone(scheduler_output, meta)
         self._add_outputs(scheduler_output, meta)
         if self._groups > 1:
             return meta
         scheduled = scheduler_output.num_scheduled_tokens
         for new in scheduler_output.scheduled_new_reqs:
-            if key := self._keys.get(new.req_id):
+            if keyed := self._keyed.get(new.req_id):
                 computed = new.num_computed_tokens + scheduled[new.req_id]
-                meta.changes.append(TableChange(key, computed, list(new.block_ids[0]), replace=True))
+                meta.changes.append(_change(keyed, computed, list(new.block_ids[0]), replace=True))
         cached = scheduler_output.scheduled_cached_reqs
         for request_id, blocks, before in zip(
             cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
         ):
-            key = self._keys.get(request_id)
+            keyed = self._keyed.get(request_id)
+            if keyed is None:
+                continue
             fresh = list(blocks[0]) if blocks else []
             resumed = request_id in cached.resumed_req_ids
             computed = before + scheduled[request_id]
+            completes = scheduled[request_id] > 1 or computed % self.block_size == 0
             # A decode step inside a block completes none: most steps of most requests need no entry.
-            if key and (fresh or resumed or scheduled[request_id] > 1 or computed % self.block_size == 0):
-                meta.changes.append(TableChange(key, computed, fresh, resumed))
+            if fresh or resumed or completes or not keyed.caught_up:
+                meta.changes.append(_change(keyed, computed, fresh, resumed))
         return meta
 
     def _add_gone(self, scheduler_output: "SchedulerOutput", meta: StepMetadata) -> None:
@@ -245,11 +307,12 @@ class MellConnector(KVConnectorBase_V1):
             self._to_restore.pop(request_id, None)
             if load := self._names.pop(request_id, None):
                 meta.ended.append(load)
-            if key := self._keys.pop(request_id, None):
-                meta.gone.append(key)
+            self._tails.pop(request_id, None)
+            if keyed := self._keyed.pop(request_id, None):
+                meta.gone.append(keyed.key)
         for request_id in scheduler_output.preempted_req_ids or ():
-            if key := self._keys.get(request_id):
-                meta.gone.append(key)
+            if keyed := self._keyed.get(request_id):
+                meta.gone.append(keyed.key)
 
     def _add_outputs(self, scheduler_output: "SchedulerOutput", meta: StepMetadata) -> None:
         """Add the first-time scheduled requests whose output or seeded generator the worker has to restore."""
@@ -271,7 +334,7 @@ class MellConnector(KVConnectorBase_V1):
             self.layout = CacheLayout(kv_caches, self.num_blocks)
             if self.layout.device.type == "cuda":
                 preload()
-            self.copier = Copier(self.layout, self.tables, self.loads)
+            self.copier = Copier(self.layout, self.tables, self.loads, self.tails)
         except (TransferFailed, OSError) as error:
             self.layout = None
             self.unsupported = str(error)
@@ -293,12 +356,28 @@ class MellConnector(KVConnectorBase_V1):
             self.copier.wake()
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Restore output."""
+        """Copy tails, and restore output. vLLM calls this before the forward pass if the step has tails."""
         meta = self._step()
+        for tail in meta.tails:
+            self._place(tail)
         for request_id, outputs in meta.outputs.items():
             history.restore(self.runner, request_id, outputs)
         if meta.outputs:
             history.refresh(self.runner)
+
+    def _place(self, load: TailLoad) -> None:
+        try:
+            assert self.layout is not None, "a tail came by the copier, which has a layout"
+            held = self.tails.pop(load.tail)
+            self.layout.place(load.blocks, len(held) // self.layout.block_bytes, load.skip, held)
+        except Exception:
+            log.exception("tail %s could not be copied", load.tail)
+            self._failed_blocks.update(load.blocks)
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        """The blocks of tails that could not be copied in this step; vLLM ends their request with an error."""
+        failed, self._failed_blocks = self._failed_blocks, set()
+        return failed
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         """Update the block tables, and report ended loads; the forward pass is complete, or launched on a GPU."""
@@ -340,3 +419,9 @@ class MellConnector(KVConnectorBase_V1):
         if self.copier is not None:
             self.copier.close()
             self.copier = None
+
+
+def _change(keyed: _KeyedRequest, computed: int, blocks: list[int], replace: bool) -> TableChange:
+    """The change of a request's block table in a step after which `computed` tokens are computed."""
+    keyed.caught_up = computed >= keyed.request.num_tokens
+    return TableChange(keyed.key, computed, blocks, replace, keyed.caught_up)

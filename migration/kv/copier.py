@@ -1,9 +1,9 @@
 """The copier: a thread of an engine's worker that copies KV blocks for the replica while the engine's steps run.
 
 It listens on a Unix socket of its own (an abstract name, which ends with the process) and serves the calls of `wire`:
-it gathers full blocks of running requests into staging slots, and scatters staged blocks into blocks that wait for
-them. `tables` defines which blocks these are, and why no step touches them meanwhile. On a GPU, copies run in a stream
-of their own.
+it gathers blocks of running requests into staging slots, scatters staged blocks into blocks that wait for them, and
+copies the tails of requests that are about to come into memory of the worker. `tables` defines the blocks that it may
+touch, and why no step touches them meanwhile. On a GPU, copies run in a stream of their own.
 
 Each worker has a copier, so a replica with several workers has several. An exception in this thread never reaches the
 engine: a call that fails is answered with its error.
@@ -17,7 +17,7 @@ import selectors
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 
 import torch
 
@@ -28,16 +28,19 @@ from migration.kv.tables import BlockLoads, BlockTables
 from migration.kv.wire import (
     Call,
     CallFailed,
+    DiscardTail,
     Filled,
     FilledCall,
     ForgetLoad,
     GatherCall,
     Gathered,
+    HoldTailCall,
     Loaded,
     LoadedCall,
     Reply,
     ScatterCall,
     Scattered,
+    TailHeld,
     decode,
 )
 from migration.kv.wire import encode as encoded
@@ -60,11 +63,15 @@ WaitingCall = ScatterCall | FilledCall | LoadedCall
 class Copier:
     """Serves the calls of one replica. `address` is the socket's name."""
 
-    def __init__(self, layout: CacheLayout, tables: BlockTables, loads: BlockLoads) -> None:
+    def __init__(
+        self, layout: CacheLayout, tables: BlockTables, loads: BlockLoads, tails: MutableMapping[str, torch.Tensor]
+    ) -> None:
+        """Tails are put into `tails`, a dictionary from which the main thread takes them."""
         self.address = f"\0mell-copier-{os.getpid()}-{secrets.token_hex(8)}"
         self._layout = layout
         self._tables = tables
         self._loads = loads
+        self._tails = tails
         self._segments = Segments()
         self._waiting: list[tuple[_Connection, WaitingCall]] = []
         self._closing = False
@@ -160,6 +167,10 @@ class Copier:
                     self._answer_when_due(connection, call)
                 case ForgetLoad(load):
                     self._forget(load)
+                case HoldTailCall():
+                    connection.reply(self._hold(call))
+                case DiscardTail(tail):
+                    self._tails.pop(tail, None)
 
     def _forget(self, load: str) -> None:
         self._loads.forget(load)
@@ -178,7 +189,7 @@ class Copier:
             size = (call.last - call.first) * self._layout.block_bytes
             payload = memory.view(call.offset + HEADER, size)
             memory.stamp(call.offset, 0)
-            with self._tables.reading(call.key, call.first, call.last) as (blocks, fence):
+            with self._tables.reading(call.key, call.first, call.last, call.partial) as (blocks, fence):
                 if fence is not None:
                     fence.wait()
                 self._layout.gather(blocks, payload)
@@ -187,6 +198,16 @@ class Copier:
         except Exception as error:
             return _failed(call.number, error)
         return Gathered(call.number, ticket, HEADER + size)
+
+    def _hold(self, call: HoldTailCall) -> Reply:
+        slot = SlotRef(call.segment, call.offset, call.ticket)
+        try:
+            held = self._layout.take(self._segments.payload(slot, call.blocks * self._layout.block_bytes))
+            self._segments.check(slot)
+        except Exception as error:
+            return _failed(call.number, error)
+        self._tails[call.tail] = held
+        return TailHeld(call.number)
 
     def _answer_when_due(self, connection: "_Connection", call: WaitingCall) -> None:
         """Answer a call that waits for a state of its load, or keep it."""

@@ -81,15 +81,28 @@ class CacheLayout:
         Raises:
             TransferFailed: a block does not exist, or too few are staged; nothing was copied.
         """
-        if skip < 0 or skip + len(blocks) > staged_count:
-            raise TransferFailed(f"{len(blocks)} blocks after {skip} are more than the {staged_count} staged")
-        index = self._index(blocks)
         try:
-            for run, staged in self._staged(staged_count, source):
-                run.index_copy_(self._axis, index, staged.narrow(self._axis, skip, len(blocks)).to(run.device))
+            self.place(blocks, staged_count, skip, source)
         finally:
             # Also if a copy failed: the caller may free the blocks, and no copy before it may still write to them.
             self._settle()
+
+    def place(self, blocks: Sequence[int], staged_count: int, skip: int, source: Any) -> None:
+        """Like `scatter`, but on a GPU the copy is only launched, in the calling thread's current stream."""
+        if skip < 0 or skip + len(blocks) > staged_count:
+            raise TransferFailed(f"{len(blocks)} blocks after {skip} are more than the {staged_count} staged")
+        index = self._index(blocks)
+        for run, staged in self._staged(staged_count, source):
+            run.index_copy_(self._axis, index, staged.narrow(self._axis, skip, len(blocks)).to(run.device))
+        if isinstance(source, torch.Tensor) and source.device.type == "cuda":
+            # The allocator of the copier's stream must not give the memory to somebody else before the copy is made.
+            source.record_stream(torch.cuda.current_stream(source.device))
+
+    def take(self, source: Any) -> torch.Tensor:
+        """A copy of staged bytes in memory of the cache's device, for `place`. Returns when they have been read."""
+        taken = _flat(source, self._device).to(self._device, copy=True)
+        self._settle()
+        return taken
 
     def _index(self, blocks: Sequence[int]) -> torch.Tensor:
         """Block ids as a tensor. Checked, since an index out of range inside the worker would end the engine."""
@@ -119,6 +132,8 @@ class CacheLayout:
 
 def _flat(memory: Any, device: torch.device) -> torch.Tensor:
     """Staged bytes as a tensor over the same memory: a memoryview is host memory, a CuPy array GPU memory."""
+    if isinstance(memory, torch.Tensor):
+        return memory
     if isinstance(memory, memoryview):
         return torch.frombuffer(memory, dtype=torch.uint8)
     # Without `device`, torch asks CUDA for the memory's device, and copies memory of another GPU.

@@ -51,22 +51,28 @@ class TableChange:
     """The change of one request's block table in one step.
 
     `computed` is the number of tokens whose KV is complete after the step. `blocks` are appended to the table, or
-    replace it.
+    replace it. `caught_up` if the step yields a token: none of the request's known tokens remains to be computed, and
+    from now on each step computes one.
     """
 
     key: str
     computed: int
     blocks: list[int]
     replace: bool
+    caught_up: bool
 
 
 @dataclass(slots=True)
 class BlockTable:
-    """A running request's cache blocks in context order, and the number of tokens whose KV they hold after `fence`."""
+    """A running request's cache blocks in context order, and the number of tokens whose KV they hold after `fence`.
+
+    Once it has `caught_up`, they hold the KV of all tokens that the replica knows but the newest.
+    """
 
     computed: int
     blocks: list[int]
     fence: Fence | None
+    caught_up: bool
 
 
 class BlockTables:
@@ -92,24 +98,30 @@ class BlockTables:
             for change in changes:
                 table = self._tables.get(change.key)
                 if table is None or change.replace:
-                    self._tables[change.key] = BlockTable(change.computed, change.blocks, fence)
+                    self._tables[change.key] = BlockTable(change.computed, change.blocks, fence, change.caught_up)
                 else:
-                    table.computed, table.fence = change.computed, fence
+                    table.computed, table.fence, table.caught_up = change.computed, fence, change.caught_up
                     table.blocks.extend(change.blocks)
 
     @contextmanager
-    def reading(self, key: str, first: int, last: int) -> Iterator[FencedBlocks]:
-        """Full blocks [first, last) of a request, which the body copies.
+    def reading(self, key: str, first: int, last: int, partial: bool = False) -> Iterator[FencedBlocks]:
+        """Full blocks [first, last) of a request, which the body copies; if `partial`, the last one need not be full.
+
+        A step may write into a partial block during the copy, behind the tokens that the replica knows. These are
+        out of the engine, so the steps that computed their KV are complete: no fence is needed for them.
 
         Raises:
             BlocksGone: the request holds no blocks, or lost them meanwhile: the copy may hold another request's KV.
-            TransferFailed: a block is not full.
+            TransferFailed: a block is not full, or known tokens are not computed.
         """
         with self._lock:
             table = self._tables.get(key)
             if table is None:
                 raise BlocksGone("the request holds no blocks (waiting, preempted or ended)")
-            if last * self._block_size > table.computed:
+            if partial:
+                if not table.caught_up or last > len(table.blocks):
+                    raise TransferFailed(f"only {table.computed} of the known tokens are computed")
+            elif last * self._block_size > table.computed:
                 raise TransferFailed(f"only {table.computed} tokens are computed, block {last} is not full")
             held = FencedBlocks(table.blocks[first:last], table.fence)
         yield held

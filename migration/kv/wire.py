@@ -1,7 +1,7 @@
 """The messages between a replica and the copier of one of its engine's workers: one line of JSON each, over a socket.
 
-Each call but `ForgetLoad` is answered once, in any order, under its number: with `Gathered`, `Scattered`, `Filled` or
-`Loaded`, or with `CallFailed`.
+Each call but `ForgetLoad` and `DiscardTail` is answered once, in any order, under its number: with `Gathered`,
+`Scattered`, `Filled`, `Loaded` or `TailHeld`, or with `CallFailed`.
 """
 
 import json
@@ -11,7 +11,10 @@ from typing import get_args
 
 @dataclass(frozen=True, slots=True)
 class GatherCall:
-    """Copy full blocks [first, last) of the running request `key` into the slot at `offset` of `segment`."""
+    """Copy blocks [first, last) of the running request `key` into the slot at `offset` of `segment`.
+
+    All of them are full; if `partial`, all but the last, which has the KV of the request's known tokens but the newest.
+    """
 
     number: int
     key: str
@@ -19,6 +22,7 @@ class GatherCall:
     last: int
     segment: str
     offset: int
+    partial: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,25 @@ class ForgetLoad:
 
 
 @dataclass(frozen=True, slots=True)
+class HoldTailCall:
+    """Copy `blocks` staged blocks from a slot with this ticket into memory of the worker, under the name `tail`."""
+
+    number: int
+    tail: str
+    blocks: int
+    segment: str
+    offset: int
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class DiscardTail:
+    """Free `tail`, if it is held."""
+
+    tail: str
+
+
+@dataclass(frozen=True, slots=True)
 class Gathered:
     """The slot holds the blocks under `ticket`; `size` is the transfer in bytes, header included."""
 
@@ -89,6 +112,13 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True)
+class TailHeld:
+    """The worker holds the tail."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class CallFailed:
     """The call had no effect; `gone` if the request holds no blocks."""
 
@@ -97,8 +127,8 @@ class CallFailed:
     gone: bool = False
 
 
-Call = GatherCall | ScatterCall | FilledCall | LoadedCall | ForgetLoad
-Reply = Gathered | Scattered | Filled | Loaded | CallFailed
+Call = GatherCall | ScatterCall | FilledCall | LoadedCall | ForgetLoad | HoldTailCall | DiscardTail
+Reply = Gathered | Scattered | Filled | Loaded | TailHeld | CallFailed
 
 _KINDS = {kind.__name__: kind for kind in get_args(Call | Reply)}
 

@@ -2,7 +2,7 @@
 
     source -> target   Prepare    ->  Prepared
                        CopyRound  ->  blocks loaded   (any number; none on the token path)
-                       Chunk      ->  blocks copied   (a round's, while it is loaded)
+                       Chunk      ->  blocks copied   (a round's, while it is loaded; the tail's, after the rounds)
                        Adopt      ->  nothing         (the target runs the request under the new hop)
                        cancel, by migration id
                        resumed    ->  seconds from the adoption to its first token, once that is out
@@ -77,6 +77,22 @@ class Shard(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Tail:
+    """The end of a context's KV: the blocks from index `first` on, which hold the KV of its first `tokens` tokens.
+
+    The last block need not be full. `name` is never reused.
+    """
+
+    name: str
+    first: Blocks
+    tokens: int
+
+    def last(self, block_size: int) -> Blocks:
+        """The index behind the last block."""
+        return Blocks(-(-self.tokens // block_size))
+
+
+@dataclass(frozen=True, slots=True)
 class CopyRound:
     """Load blocks [first, last), which come as chunks; `outputs` are the tokens that came since.
 
@@ -120,6 +136,8 @@ class Prepared:
 class Chunk:
     """Blocks [first, last) of a round, staged in slots of the source. It may arrive before its round.
 
+    With a `tail`, the blocks are this one's, and belong to no round.
+
     Shards and channels are in the order of the workers' ranks: the shard of a rank goes through the channel of the same
     rank, to the worker of the same rank.
     """
@@ -130,6 +148,7 @@ class Chunk:
     last: Blocks
     shards: tuple[Shard, ...]
     channels: tuple[str, ...]
+    tail: Tail | None = None
 
     @property
     def size(self) -> Bytes:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from migration.protocol.messages import Adopt, Chunk, CopyRound, Fingerprint, Prepare, Prepared, Shard, SlotRef
+from migration.protocol.messages import Adopt, Chunk, CopyRound, Fingerprint, Prepare, Prepared, Shard, SlotRef, Tail
 from migration.protocol.reading import Output, Reader, SegmentOrigin
 from migration.protocol.request import Doubt, Moved, Moving, RequestSpec
 from policies.model import Blocks, Bytes, ReplicaId, RequestId
@@ -60,6 +60,10 @@ class SourceHost(Protocol):
         """A hop that no attempt to move this request has used."""
         ...
 
+    async def next_output(self, request: RequestId, hop: int) -> None:
+        """Wait until the request has published another token, or has ended."""
+        ...
+
     def mute(self, request: RequestId, hop: int) -> Hosted:
         """Stop publishing tokens (the engine computes on); return the request as it is frozen."""
         ...
@@ -99,8 +103,12 @@ class TargetHost(Protocol):
         """Give the room back; an unknown migration is no error."""
         ...
 
-    async def add(self, spec: RequestSpec, hop: int, outputs: tuple[int, ...]) -> None:
-        """Run the request under `hop`, after `outputs`. Raises Refused if the engine will not."""
+    async def add(self, spec: RequestSpec, hop: int, outputs: tuple[int, ...], tail: Tail | None) -> None:
+        """Run the request under `hop`, after `outputs`, with a tail that the block store holds.
+
+        Raises:
+            Refused: the engine will not. The tail is still held.
+        """
         ...
 
     def abort(self, request: RequestId, hop: int) -> None:
@@ -138,6 +146,26 @@ class BlockStore(Protocol):
         Raises:
             TransferFailed: a slot has another ticket, or the load ended, for any worker.
         """
+        ...
+
+    async def gather_tail(self, key: str, tail: Tail, slots: Sequence[Slot]) -> Sequence[Shard]:
+        """Copy the tail of the running request `key`, which has output behind its tokens, as `gather` does.
+
+        Raises:
+            TransferFailed: as `gather`, or the engine computes the request's known tokens anew.
+        """
+        ...
+
+    async def hold(self, tail: Tail, slots: Sequence[SlotRef]) -> None:
+        """Copy a staged tail into memory of the workers, for the request that will be added with it.
+
+        Raises:
+            TransferFailed: a slot has another ticket, for any worker.
+        """
+        ...
+
+    def discard(self, tail: Tail) -> None:
+        """Free a tail that no request will be added with."""
         ...
 
 

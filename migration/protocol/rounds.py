@@ -2,9 +2,12 @@
 
 KV is append-only, so full blocks can be copied while the request decodes. Each round copies the blocks that
 filled during the one before; once the remainder is small, or does not shrink, copying on gains nothing.
+
+A small remainder, with the block that is not full, is the tail. It is copied while the request decodes, too, so that
+the target computes only the tokens that came meanwhile.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from policies.model import Blocks
 
@@ -15,21 +18,31 @@ class CopyLimits:
 
     max_rounds: int = 4
     final_blocks: int = 1
-    """Freeze once at most this many full blocks are not copied; fewer blocks than this are not worth a
-    transfer inside the pause either: the target recomputes them in its first step."""
+    """Send the tail, and freeze, once at most this many full blocks are not copied. Fewer blocks than this are not
+    worth a transfer inside the pause: the target recomputes them in its first step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The blocks copied so far; `last_round` is the number of blocks in the newest round."""
+    """The blocks copied so far by rounds, and by the tail; `last_round` is the number of blocks in the newest round."""
 
     copied: Blocks = Blocks(0)
     rounds: int = 0
     last_round: Blocks = Blocks(0)
+    tail: Blocks = Blocks(0)
 
     def add(self, upto: Blocks) -> "Progress":
         """The progress after a round that copied the blocks up to `upto`."""
         return Progress(upto, self.rounds + 1, Blocks(upto - self.copied))
+
+    def add_tail(self, blocks: Blocks) -> "Progress":
+        """The progress after a tail of that many blocks."""
+        return replace(self, tail=blocks)
+
+    @property
+    def sent(self) -> Blocks:
+        """All blocks sent."""
+        return Blocks(self.copied + self.tail)
 
 
 def full_blocks(tokens: int, block_size: int) -> Blocks:
@@ -50,6 +63,16 @@ def worth_another_round(progress: Progress, full: Blocks, limits: CopyLimits) ->
 
 def final_range(progress: Progress, full: Blocks, limits: CopyLimits) -> tuple[Blocks, Blocks] | None:
     """The blocks to copy inside the pause, None when recomputing them is the cheaper choice."""
-    if full - progress.copied <= limits.final_blocks:
+    if progress.tail or full - progress.copied <= limits.final_blocks:
         return None
     return progress.copied, full
+
+
+def tail_blocks(progress: Progress, tokens: int, block_size: int, limits: CopyLimits, most: Blocks) -> Blocks:
+    """The number of blocks of the tail when `tokens` tokens are known.
+
+    0 if none is left, they are more than `most`, or blocks have to be copied inside the pause anyway.
+    """
+    blocks = Blocks(-(-max(0, tokens - 1) // block_size) - progress.copied)
+    few = full_blocks(tokens, block_size) - progress.copied <= limits.final_blocks
+    return blocks if few and 0 < blocks <= most else Blocks(0)

@@ -1,4 +1,4 @@
-"""Copies KV blocks of a running request to the target, in rounds of slot-sized chunks.
+"""Copies KV blocks of a running request to the target, in rounds of slot-sized chunks, and its tail in one chunk.
 
 Gathering, sending and loading overlap as far as there are free slots.
 """
@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 
 from migration.concurrency import gather
-from migration.protocol.messages import Chunk, CopyRound
+from migration.protocol.messages import Chunk, CopyRound, Shard, Tail
 from migration.protocol.ports import Hosted, Peer, Slot
 from migration.run.slots import Lease
 from migration.run.world import MigrationWorld
@@ -72,21 +72,52 @@ class BlockCopy:
         finally:
             self.seconds += world.clock() - began
             if not done and chunk is not None:
-                # The two ends may disagree on the next transfer.
-                for channel in chunk.channels:
-                    world.transport.drop(channel)
+                self._drop(chunk)
+
+    async def copy_tail(self, first: Blocks, tokens: int) -> None:
+        """Have the target hold the KV of the context's first `tokens` tokens from block `first` on.
+
+        Raises:
+            TransferFailed, PeerLost, Refused, RequestGone: as gathering, sending and the target's holding do.
+        """
+        world = self._world
+        tail = Tail(f"{self._migration}.tail", first, tokens)
+        began = world.clock()
+        lease = await world.slots.lease()
+        try:
+            shards = await world.blocks.gather_tail(self._hosted.key, tail, lease.slots)
+            last = tail.last(world.blocks.fingerprint.block_size)
+            chunk = self._chunk(self._rounds, first, last, shards, tail)
+            try:
+                await self._push(chunk, lease)
+            except BaseException:
+                self._drop(chunk)
+                raise
+        finally:
+            lease.end()
+            self.seconds += world.clock() - began
+
+    def _drop(self, chunk: Chunk) -> None:
+        """Give up the channels of a chunk that failed: the two ends may disagree on the next transfer."""
+        for channel in chunk.channels:
+            self._world.transport.drop(channel)
 
     async def _gather(self, number: int, first: Blocks, last: Blocks, slots: Sequence[Slot]) -> Chunk:
-        world = self._world
-        shards = tuple(await world.blocks.gather(self._hosted.key, first, last, slots))
-        ranks = range(len(shards))
+        shards = await self._world.blocks.gather(self._hosted.key, first, last, slots)
+        return self._chunk(number, first, last, shards)
+
+    def _chunk(
+        self, number: int, first: Blocks, last: Blocks, shards: Sequence[Shard], tail: Tail | None = None
+    ) -> Chunk:
+        world, ranks = self._world, range(len(shards))
         return Chunk(
             migration=self._migration,
             round=number,
             first=first,
             last=last,
-            shards=shards,
+            shards=tuple(shards),
             channels=tuple(world.transport.channel(world.replica, self._peer.id, rank) for rank in ranks),
+            tail=tail,
         )
 
     async def _push(self, chunk: Chunk, lease: Lease) -> None:

@@ -5,6 +5,7 @@ happens arrives through one queue, so there is one order of events.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from migration.protocol.messages import Adopt, CopyRound, PathRequest, Prepare
 from migration.protocol.ports import Hosted, Peer
 from migration.protocol.record import MigrationRecord, Outcome
 from migration.protocol.request import Doubt, Moved, Moving
-from migration.protocol.rounds import Progress, final_range, full_blocks, worth_another_round
+from migration.protocol.rounds import Progress, final_range, full_blocks, tail_blocks, worth_another_round
 from migration.protocol.source import ACTIVITIES, FINAL, SourceCommand, SourceEvent, SourceState
 from migration.run.copying import BlockCopy
 from migration.run.times import Times
@@ -96,7 +97,7 @@ class SourceRun:
             error=self._error,
             cause=self._cause,
             bytes=self._copy.sent,
-            blocks=self._progress.copied,
+            blocks=self._progress.sent,
             rounds=self._progress.rounds,
             pause_s=self._times.pause_s,
             duration_s=self._times.duration_s,
@@ -298,8 +299,25 @@ class SourceRun:
         self._first_round = None
         if planned is not None:
             await self._copy_blocks(planned)
-        more = worth_another_round(self._progress, self._full(self._hosted()), self._world.limits.copy)
-        return SourceEvent.COPIED_MORE if more else SourceEvent.COPIED_ENOUGH
+        if worth_another_round(self._progress, self._full(self._hosted()), self._world.limits.copy):
+            return SourceEvent.COPIED_MORE
+        await self._copy_tail()
+        await self._token()
+        return SourceEvent.COPIED_ENOUGH
+
+    async def _copy_tail(self) -> None:
+        """Send what the rounds have left, unless it has to be copied inside the pause."""
+        world, marks, context = self._world, self._world.blocks.fingerprint, self._hosted().context
+        most = world.slots.blocks(marks.shard_bytes)
+        if tail := tail_blocks(self._progress, context, marks.block_size, world.limits.copy, most):
+            await self._copy.copy_tail(self._progress.copied, context - 1)
+            self._progress = self._progress.add_tail(tail)
+
+    async def _token(self) -> None:
+        """Wait for the next token, so that the reader has it at the beginning of the pause and not in the middle."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._world.limits.token_s):
+                await self._world.host.next_output(self._order.request, self.hop)
 
     def _next_round(self, hosted: Hosted) -> CopyRound | None:
         """The next round of pre-copying; None if none pays."""

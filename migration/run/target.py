@@ -7,7 +7,17 @@ from collections.abc import Callable, Coroutine, Sequence
 from migration.concurrency import gather
 from migration.protocol import target
 from migration.protocol.errors import Refused, TransferFailed
-from migration.protocol.messages import Adopt, Chunk, CopyRound, Fingerprint, PathRequest, Prepare, Prepared, SlotRef
+from migration.protocol.messages import (
+    Adopt,
+    Chunk,
+    CopyRound,
+    Fingerprint,
+    PathRequest,
+    Prepare,
+    Prepared,
+    SlotRef,
+    Tail,
+)
 from migration.protocol.ports import BlockStore, TargetHost, Transport
 from migration.protocol.target import TargetCommand, TargetEvent, TargetState
 from migration.run.slots import Slots
@@ -62,6 +72,7 @@ class TargetRun:
         """The newest rounds that have begun, that have ended, and whose blocks are all in the cache."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._first_round: asyncio.Task[None] | None = None
+        self._tail: Tail | None = None
         self._lease: asyncio.TimerHandle | None = None
 
     @property
@@ -123,7 +134,7 @@ class TargetRun:
             loading.cancel()
 
     async def receive(self, chunk: Chunk) -> None:
-        """Copy a chunk of a round into the cache. Raises TransferFailed."""
+        """Copy a chunk of a round into the cache, or hold the tail. Raises TransferFailed."""
         self._live(TargetEvent.ROUND)
         self._renew()
         await self._until_stopped(self._start(self._put(chunk)))
@@ -134,6 +145,9 @@ class TargetRun:
         try:
             transfers = zip(chunk.channels, chunk.shards, slots, strict=True)
             staged = await gather([self._transport.receive(c, s.slot, s.size, slot) for c, s, slot in transfers])
+            if chunk.tail is not None:
+                await self._hold(chunk.tail, staged)
+                return
             async with self._rounds:
                 # A chunk may overtake the message that begins its round.
                 await self._rounds.wait_for(lambda: self._begun >= chunk.round)
@@ -141,6 +155,15 @@ class TargetRun:
         finally:
             if lease is not None:
                 lease.end()
+
+    async def _hold(self, tail: Tail, staged: Sequence[SlotRef]) -> None:
+        try:
+            await self._blocks.hold(tail, staged)
+        except BaseException:
+            # Cancelled, some worker may hold it already, or is about to.
+            self._blocks.discard(tail)
+            raise
+        self._tail = tail
 
     async def _put_staged(self, chunk: Chunk, staged: Sequence[SlotRef]) -> None:
         """Put a chunk into its load, unless that ended without it: the cache may have held these blocks before."""
@@ -190,7 +213,8 @@ class TargetRun:
         self.post(TargetEvent.ADOPT)
         try:
             self._merge(message.outputs_from, message.outputs)
-            await self._host.add(self._message.spec, self.hop, tuple(self._outputs))
+            await self._host.add(self._message.spec, self.hop, tuple(self._outputs), self._tail)
+            self._tail = None
         except BaseException as error:
             self._post_if_allowed(TargetEvent.ADD_FAILED)
             if isinstance(error, TransferFailed):
@@ -254,5 +278,8 @@ class TargetRun:
         if self._lease is not None:
             self._lease.cancel()
             self._lease = None
+        if self._tail is not None:
+            self._blocks.discard(self._tail)
+            self._tail = None
         if before not in (TargetState.OWNED, TargetState.CLOSED):
             self._on_end(self._message.migration)

@@ -18,7 +18,8 @@ class MigrationLimits:
 
     `copy_s` limits each round of pre-copying and `final_s` the copy during the pause; None: they follow the bytes.
     `doubt_s` is the time between two questions of a source in doubt to its reader. `resume_s` is the longest wait of a
-    migration's record for the target's first token; nothing else waits for that.
+    migration's record for the target's first token; nothing else waits for that. `token_s` is the longest wait for the
+    token behind which a request is frozen.
     """
 
     prepare_s: float = 2.0
@@ -28,6 +29,7 @@ class MigrationLimits:
     copy: CopyLimits = field(default_factory=CopyLimits)
     doubt_s: float = 1.0
     resume_s: float = 30.0
+    token_s: float = 0.25
 
     def round_s(self, size: Bytes, bytes_per_s: float | None) -> float:
         """The time limit of a round of pre-copying, of `size` bytes at an expected rate."""

@@ -103,7 +103,7 @@ def test_gather_is_ordered_with_its_stream() -> None:
 async def desk() -> AsyncIterator[tuple[dict[str, torch.Tensor], BlockTables, BlockLoads, CopierClient]]:
     """A cache with a copier, and a client of it."""
     caches, tables, loads = paged("LBNHC", BLOCKS, device=GPU), BlockTables(4), BlockLoads()
-    copier = Copier(CacheLayout(caches, BLOCKS), tables, loads)
+    copier = Copier(CacheLayout(caches, BLOCKS), tables, loads, {})
     client = await CopierClient.connect(copier.address)
     yield caches, tables, loads, client
     client.close()
@@ -125,7 +125,7 @@ async def test_copier_waits_for_the_step_that_filled_a_block_and_for_no_later_on
         torch.cuda._sleep(200_000_000)
         for layer in caches.values():
             layer.view(torch.int16)[3] = -1
-        tables.apply([TableChange("r.0", 4, [3], replace=True)], recorded())
+        tables.apply([TableChange("r.0", 4, [3], replace=True, caught_up=True)], recorded())
         torch.cuda._sleep(2_000_000_000)
         _, size = await client.gather("r.0", 0, 1, segment.path, 0)
         assert not torch.cuda.current_stream().query(), "the later step has ended: the gather may have waited for it"
@@ -138,7 +138,7 @@ async def test_copier_fills_blocks_after_their_former_steps_and_before_it_report
 ) -> None:
     caches, tables, loads, client = desk
     with HostSegment.create(1 << 20) as segment:
-        tables.apply([TableChange("r.0", 4, [3], replace=True)], recorded())
+        tables.apply([TableChange("r.0", 4, [3], replace=True, caught_up=True)], recorded())
         slot, _ = await client.gather("r.0", 0, 1, segment.path, 0)
         torch.cuda._sleep(200_000_000)
         for layer in caches.values():

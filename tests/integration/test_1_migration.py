@@ -144,6 +144,21 @@ async def test_corrupted_blocks_change_the_output(application: Application, over
 
 
 @pytest.mark.parametrize("over", ["collective", "shared"])
+async def test_corrupted_tail_changes_the_output(application: Application, over: str) -> None:
+    """All of this context is in one block that is not full."""
+    tokens = prompt(4, f"corrupt tail/{over}")
+    async with application.client() as client:
+        want = await reference(client, tokens, 200)
+        answer, (record,) = await moved(client, f"tail-{over}", tokens, 200, [2], ["kv"])
+        assert (record["outcome"], record["path"], record["blocks"]) == ("committed", "kv", 1)
+        assert answer.text == want
+        faults.write(application.faults, over, Fault.CORRUPT)
+        answer, (record,) = await moved(client, f"corrupt-tail-{over}", tokens, 200, [2], ["kv"])
+        assert (record["outcome"], record["path"], record["blocks"]) == ("committed", "kv", 1)
+    assert answer.text != want
+
+
+@pytest.mark.parametrize("over", ["collective", "shared"])
 @pytest.mark.parametrize("fault", [Fault.SILENT, Fault.FAIL])
 async def test_move_with_a_failing_transfer_falls_back_to_tokens(
     application: Application, fault: Fault, over: str

@@ -95,6 +95,7 @@ class Replica:
         return not (
             list(self.host.loads())
             or self.engine._contexts
+            or self.engine.held_tails
             or self.slots.in_use
             or self.host.reserved_tokens
             or self.moves.pending

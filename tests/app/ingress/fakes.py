@@ -27,7 +27,7 @@ from deployments.engine.port import Generated, Tie
 from deployments.replica.moves import Moves
 from deployments.serve.routing import Unrouted
 from migration.protocol.errors import PeerLost, Refused
-from migration.protocol.messages import PathRequest
+from migration.protocol.messages import PathRequest, Tail
 from migration.protocol.record import MigrationRecord
 from migration.protocol.request import IngressId, Sampling
 from migration.protocol.rounds import CopyLimits
@@ -56,10 +56,15 @@ class StoppingEngine(FakeEngine):
     script: tuple[int, ...] | None = None
 
     async def generate(
-        self, key: str, prompt: tuple[int, ...], outputs: tuple[int, ...], sampling: Sampling
+        self,
+        key: str,
+        prompt: tuple[int, ...],
+        outputs: tuple[int, ...],
+        sampling: Sampling,
+        tail: Tail | None = None,
     ) -> AsyncIterator[Generated]:
         count = len(outputs)
-        drawing = super().generate(key, prompt, outputs, sampling)
+        drawing = super().generate(key, prompt, outputs, sampling, tail)
         async with contextlib.aclosing(drawing) as steps:  # type: ignore[type-var]
             async for step in steps:
                 count += len(step.tokens)

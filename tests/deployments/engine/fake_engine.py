@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from deployments.engine.port import EngineDead, EngineProcesses, EngineStats, Generated, Tie
 from deployments.engine.tokens import TOKEN_BYTES, ContextDigest, TokenSlots, expected, pack, unpack
 from migration.protocol.errors import BlocksGone, TransferFailed
-from migration.protocol.messages import Fingerprint, Shard, SlotRef
+from migration.protocol.messages import Fingerprint, Shard, SlotRef, Tail
 from migration.protocol.ports import Slot
 from migration.protocol.request import Sampling
 from policies.model import Blocks, Tokens
@@ -36,6 +36,8 @@ class FakeEngine:
         self.ties: Tie | None = None
         self.preempted: set[str] = set()
         self.blocks_loaded = 0
+        self.tail_ends: list[int] = []
+        """For each context that began with a tail: the tokens up to the tail's end."""
         self._num_blocks = num_blocks
         self._contexts: dict[str, list[int]] = {}
         self._cache: dict[tuple[int, ...], tuple[int, ...]] = {}
@@ -46,11 +48,16 @@ class FakeEngine:
         return self.ties
 
     async def generate(
-        self, key: str, prompt: tuple[int, ...], outputs: tuple[int, ...], sampling: Sampling
+        self,
+        key: str,
+        prompt: tuple[int, ...],
+        outputs: tuple[int, ...],
+        sampling: Sampling,
+        tail: Tail | None = None,
     ) -> AsyncIterator[Generated]:
         """See `Engine.generate`."""
         context = list(prompt + outputs)
-        digest = ContextDigest(pack(self._read(context)))
+        digest = ContextDigest(pack(self._read(context, tail)))
         self._contexts[key] = context
         try:
             for count in range(len(outputs) + 1, sampling.max_tokens + 1):
@@ -92,6 +99,27 @@ class FakeEngine:
         """See `Engine.put`."""
         self._slots.put(load, first, last, slots)
 
+    async def gather_tail(self, key: str, tail: Tail, slots: Sequence[Slot]) -> Sequence[Shard]:
+        """See `Engine.gather_tail`."""
+        context = self._contexts.get(key)
+        if context is None or key in self.preempted:
+            raise BlocksGone("the request holds no blocks")
+        return self._slots.write(slots, pack(context[tail.first * self.fingerprint.block_size : tail.tokens]))
+
+    async def hold(self, tail: Tail, slots: Sequence[SlotRef]) -> None:
+        """See `Engine.hold`."""
+        self._slots.hold(tail, self.fingerprint.block_size, slots)
+        self.blocks_loaded += tail.last(self.fingerprint.block_size) - tail.first
+
+    def discard(self, tail: Tail) -> None:
+        """See `Engine.discard`."""
+        self._slots.take(tail)
+
+    @property
+    def held_tails(self) -> int:
+        """The number of held tails."""
+        return self._slots.held_tails
+
     def stats(self) -> EngineStats:
         """See `Engine.stats`."""
         used = sum(-(-len(c) // self.fingerprint.block_size) for c in self._contexts.values())
@@ -118,15 +146,20 @@ class FakeEngine:
         """See `Engine.shutdown`."""
         self.dead = True
 
-    def _read(self, context: list[int]) -> list[int]:
-        """The context as read from its KV blocks."""
+    def _read(self, context: list[int], tail: Tail | None) -> list[int]:
+        """The context as read from its KV blocks, and behind them from the tail."""
         size = self.fingerprint.block_size
-        read = list(context)
-        for block in range((len(context) - 1) // size):
-            held = self._cache.get(tuple(context[: (block + 1) * size]))
+        read, cached = list(context), 0
+        while cached < (len(context) - 1) // size:
+            held = self._cache.get(tuple(context[: (cached + 1) * size]))
             if held is None:
                 break
-            read[block * size : (block + 1) * size] = held
+            read[cached * size : (cached + 1) * size] = held
+            cached += 1
+        rest = unpack(self._slots.take(tail))
+        if tail is not None and tail.first <= cached < tail.last(size):
+            read[cached * size : tail.tokens] = rest[(cached - tail.first) * size :]
+            self.tail_ends.append(tail.tokens)
         return read
 
 

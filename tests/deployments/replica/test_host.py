@@ -10,10 +10,10 @@ from deployments.engine.port import EngineDead, Generated, InvalidRequest, Tie
 from deployments.replica.host import RequestHost, Run, queued_keys
 from deployments.replica.outbox import Outboxes
 from migration.protocol.errors import Refused, RequestGone
-from migration.protocol.messages import Fingerprint, PathRequest, Prepare
+from migration.protocol.messages import Fingerprint, PathRequest, Prepare, Tail
 from migration.protocol.request import Delta, IngressId, Lost, Moving, Sampling, StreamEvent
 from policies.causes import Cause
-from policies.model import Phase, ReplicaId, RequestId
+from policies.model import Blocks, Phase, ReplicaId, RequestId
 from tests.deployments.engine.fake_engine import FakeEngine
 from tests.migration.world import spec
 
@@ -27,13 +27,21 @@ class StepEngine(FakeEngine):
     def __init__(self) -> None:
         super().__init__()
         self.started: list[tuple[str, tuple[int, ...]]] = []
+        self.tails: list[Tail | None] = []
+        self.discarded: list[Tail] = []
         self.ended: list[str] = []
         self._steps: dict[str, asyncio.Queue[Generated | Exception | None]] = {}
 
     async def generate(
-        self, key: str, prompt: tuple[int, ...], outputs: tuple[int, ...], sampling: Sampling
+        self,
+        key: str,
+        prompt: tuple[int, ...],
+        outputs: tuple[int, ...],
+        sampling: Sampling,
+        tail: Tail | None = None,
     ) -> AsyncIterator[Generated]:
         self.started.append((key, outputs))
+        self.tails.append(tail)
         steps = self._steps.setdefault(key, asyncio.Queue())
         try:
             while (step := await steps.get()) is not None:
@@ -42,6 +50,9 @@ class StepEngine(FakeEngine):
                 yield step
         finally:
             self.ended.append(key)
+
+    def discard(self, tail: Tail) -> None:
+        self.discarded.append(tail)
 
     async def step(self, *tokens: int, finish: str | None = None, key: str = "r.0") -> None:
         await self.give(Generated(tokens, finish), key)
@@ -363,6 +374,19 @@ async def test_end_while_muted_reaches_the_migration_and_is_published_on_unmute(
     assert desk.published() == [delta(1, 1, finish="stop")] and not list(desk.host.loads())
 
 
+@pytest.mark.parametrize("ends", [False, True], ids=["a token", "the end"])
+async def test_migration_can_wait_for_the_next_output(ends: bool) -> None:
+    desk = await running(2)
+    waiting = [asyncio.create_task(desk.host.next_output(R, 0)) for _ in range(2)]
+    await settle()
+    assert not any(task.done() for task in waiting)
+    if ends:
+        desk.host.client_gone(R)
+    else:
+        await desk.engine.step(2)
+    await asyncio.gather(*waiting)
+
+
 async def halted(withheld: int = 0) -> Desk:
     """A desk whose request r has published two tokens, was muted, and halted after `withheld` more."""
     desk = await running(2)
@@ -514,7 +538,26 @@ async def test_nothing_comes_to_a_replica_that_stops() -> None:
     host.stopping = True
     assert refusal(host, prepare()) == (Cause.STOPPING, "the replica is stopping")
     with pytest.raises(Refused, match="stopping"):
-        await host.add(spec(), 1, ())
+        await host.add(spec(), 1, (), None)
+
+
+async def test_tail_of_an_adopted_request_is_given_to_its_first_run_only() -> None:
+    desk, tail = make_desk(), Tail("m.tail", Blocks(1), 6)
+    await desk.host.add(spec(), 1, (7,), tail)
+    await settle()
+    desk.host.mute(R, 1)
+    desk.host.halt(R, 1)
+    desk.host.unmute(R, 1)
+    await settle()
+    assert desk.engine.tails == [tail, None] and desk.engine.discarded == []
+
+
+async def test_tail_of_a_run_that_never_begins_is_discarded() -> None:
+    desk, tail = make_desk(), Tail("m.tail", Blocks(1), 6)
+    await desk.host.add(spec(), 1, (7,), tail)
+    desk.host.abort(R, 1)
+    await settle()
+    assert desk.engine.tails == [] and desk.engine.discarded == [tail]
 
 
 # --- loads --------------------------------------------------------------------------------------------

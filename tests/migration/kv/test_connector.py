@@ -29,6 +29,7 @@ class Request:
     kv_transfer_params: dict[str, Any] | None = None
     prompt_token_ids: list[int] = field(default_factory=lambda: [1, 2, 3, 4])
     num_prompt_tokens: int = 4
+    num_tokens: int = 4
     sampling_params: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(seed=None))
     structured_output_request: SimpleNamespace | None = None
     _output_token_ids: list[int] = field(default_factory=list)
@@ -117,8 +118,8 @@ def decode(
     return changes
 
 
-def change(computed: int, *blocks: int, replace: bool = False) -> TableChange:
-    return TableChange("r.0", computed, list(blocks), replace)
+def change(computed: int, *blocks: int, replace: bool = False, caught_up: bool = True) -> TableChange:
+    return TableChange("r.0", computed, list(blocks), replace, caught_up)
 
 
 # --- scheduler side: loads ----------------------------------------------------------------------------
@@ -287,6 +288,53 @@ def test_load_larger_than_the_bound_is_admitted_alone() -> None:
     assert connector.get_num_new_matched_tokens(asked, 0) == (48, True)
 
 
+# --- scheduler side: tails ----------------------------------------------------------------------------
+
+
+def with_tail(first: int, tokens: int, known_tokens: int = 12) -> tuple[Any, Request]:
+    """A request of `known_tokens` tokens, which comes with a tail."""
+    connector = make_connector()
+    params = {"mell_key": "r.0", "mell_tail": {"name": "m.tail", "first": first, "tokens": tokens}}
+    asked = Request("v1", params, num_tokens=known_tokens)
+    connector.on_new_request(asked)
+    return connector, asked
+
+
+@pytest.mark.parametrize(
+    ("first", "tokens", "computed", "covered"),
+    [(2, 10, 8, 2), (1, 10, 8, 2), (1, 10, 4, 6), (2, 8, 8, 0), (2, 10, 4, 0), (2, 12, 8, 3), (2, 7, 8, 0)],
+    ids=[
+        "behind the cache",
+        "a block of it in the cache",
+        "two blocks",
+        "all of it in the cache",
+        "a gap before it",
+        "never the last token",
+        "the cache has more",
+    ],
+)
+def test_tail_counts_as_computed(first: int, tokens: int, computed: int, covered: int) -> None:
+    connector, asked = with_tail(first, tokens)
+    assert connector.get_num_new_matched_tokens(asked, computed) == (covered, False)
+
+
+def test_first_step_copies_the_tail_into_the_requests_blocks() -> None:
+    from migration.kv.connector import TailLoad
+
+    connector, asked = with_tail(1, 10)
+    covered, _ = connector.get_num_new_matched_tokens(asked, 8)
+    connector.update_state_after_alloc(asked, Allocated([5, 6, 7]), covered)
+    assert start(connector, [5, 6, 7], 2, 10).tails == [TailLoad("m.tail", 1, [7])]
+    assert connector.build_connector_meta(Scheduled()).tails == []
+    assert connector.get_num_new_matched_tokens(asked, 0) == (0, False), "after a preemption it is not there any more"
+
+
+def test_tail_that_covers_nothing_is_not_copied() -> None:
+    connector, asked = with_tail(2, 10)
+    connector.update_state_after_alloc(asked, Allocated([5, 6, 7]), 0)
+    assert start(connector, [5, 6, 7], 12).tails == []
+
+
 # --- scheduler side: output so far --------------------------------------------------------------------
 
 
@@ -399,6 +447,24 @@ def test_step_reports(before: int, fresh: list[int] | None, tokens: int, changes
     connector, _ = known()
     start(connector, [5, 6], 5)
     assert decode(connector, before, fresh, tokens) == ([change(before + tokens, *fresh or [])] if changes else [])
+
+
+def test_request_is_caught_up_once_its_known_tokens_are_computed() -> None:
+    """A step that computes one token inside a block may be the end of a prefill: it is reported, later ones are not."""
+    connector, asked = known()
+    asked.num_tokens = 7
+    assert start(connector, [5, 6], 5).changes == [change(5, 5, 6, replace=True, caught_up=False)]
+    assert decode(connector, 5) == [change(6, caught_up=False)]
+    assert decode(connector, 6) == [change(7)]
+    asked.num_tokens = 9
+    assert decode(connector, 8) == []
+
+
+def test_resumed_request_has_to_catch_up() -> None:
+    connector, asked = known()
+    start(connector, [5, 6], 5)
+    asked.num_tokens = 8
+    assert decode(connector, 0, [8, 9], 5, resumed=True) == [change(5, 8, 9, replace=True, caught_up=False)]
 
 
 def test_resumed_request_replaces_its_table() -> None:
@@ -530,6 +596,35 @@ def test_worker_learns_that_a_load_is_in_the_cache() -> None:
     assert not connector.loads.loaded("m.1")
     step(connector, cached=["m.1"])
     assert connector.loads.loaded("m.1")
+
+
+def tail_of(connector: Any, *values: float) -> torch.Tensor:
+    """A held tail: blocks of these values."""
+    blocks = torch.zeros(len(values), 2, BLOCK, 3) + torch.tensor(values).reshape(-1, 1, 1, 1)
+    held: torch.Tensor = connector.layout.take(memoryview(bytearray(blocks.numpy().tobytes())))
+    return held
+
+
+def test_tail_is_in_its_blocks_before_the_forward_pass_and_taken_once() -> None:
+    from migration.kv.connector import TailLoad
+
+    connector, cache = make_worker()
+    connector.tails["m.tail"] = tail_of(connector, 1.0, 2.0, 3.0)
+    step(connector, tails=[TailLoad("m.tail", 1, [9, 4])])
+    assert cache[9].unique().tolist() == [2.0] and cache[4].unique().tolist() == [3.0]
+    assert connector.tails == {} and connector.get_block_ids_with_load_errors() == set()
+
+
+@pytest.mark.parametrize("blocks", [1, 2], ids=["not held", "too few blocks"])
+def test_tail_that_cannot_be_copied_fails_its_request_and_not_the_engine(blocks: int) -> None:
+    from migration.kv.connector import TailLoad
+
+    connector, _ = make_worker()
+    if blocks == 2:
+        connector.tails["m.tail"] = tail_of(connector, 1.0)
+    step(connector, tails=[TailLoad("m.tail", 0, [9, 4][:blocks])])
+    assert connector.get_block_ids_with_load_errors() == {9, 4} - ({4} if blocks == 1 else set())
+    assert connector.get_block_ids_with_load_errors() == set()
 
 
 @pytest.mark.parametrize(

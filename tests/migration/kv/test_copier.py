@@ -34,6 +34,7 @@ class Desk:
     layout: CacheLayout
     tables: BlockTables
     loads: BlockLoads
+    tails: dict[str, torch.Tensor]
     copier: Copier
     client: CopierClient
     segment: HostSegment
@@ -64,11 +65,12 @@ async def open_desk() -> AsyncGenerator[Desk]:
     """A desk with one connection."""
     cache = torch.zeros(BLOCKS, 2, BLOCK, 3) + torch.arange(BLOCKS).reshape(-1, 1, 1, 1)
     layout, tables, loads = CacheLayout({"layer": cache}, BLOCKS), BlockTables(BLOCK), BlockLoads()
-    tables.apply([TableChange("r.0", 10, [5, 9, 2], replace=True)], None)
-    copier = Copier(layout, tables, loads)
+    tables.apply([TableChange("r.0", 10, [5, 9, 2], replace=True, caught_up=True)], None)
+    tails: dict[str, torch.Tensor] = {}
+    copier = Copier(layout, tables, loads, tails)
     with HostSegment.create(1 << 16) as segment:
         client = await CopierClient.connect(copier.address)
-        yield Desk(cache, layout, tables, loads, copier, client, segment)
+        yield Desk(cache, layout, tables, loads, tails, copier, client, segment)
         client.close()
         copier.close()
 
@@ -92,6 +94,27 @@ async def test_replica_learns_when_the_blocks_have_arrived(desk: Desk) -> None:
     async with asyncio.timeout(5):
         await asyncio.gather(filled, chunk)
     assert desk.held(11, 12) == [5, 9]
+
+
+async def test_tail_is_held_until_it_is_taken_or_discarded(desk: Desk) -> None:
+    slot, _ = await desk.client.gather("r.0", 1, 3, desk.segment.path, 0, partial=True)
+    for tail in ("a", "b"):
+        await desk.client.hold(tail, 2, slot)
+    desk.segment.stamp(0, 0)
+    desk.layout.place([11], 2, 1, desk.tails.pop("a"))
+    assert desk.held(11) == [2]
+    for _ in range(2):
+        desk.client.discard("b")
+    await desk.staged()
+    assert desk.tails == {}
+
+
+async def test_tail_in_a_slot_that_was_reused_is_not_held(desk: Desk) -> None:
+    slot, _ = await desk.client.gather("r.0", 1, 3, desk.segment.path, 0, partial=True)
+    await desk.staged()
+    with pytest.raises(TransferFailed, match="reused"):
+        await desk.client.hold("a", 2, slot)
+    assert desk.tails == {}
 
 
 async def test_replica_learns_when_the_blocks_are_in_the_cache(desk: Desk) -> None:
@@ -124,7 +147,7 @@ async def test_nothing_waits_for_a_load_that_the_replica_gives_up(desk: Desk, en
 def test_connection_works_in_a_loop_of_uvloop() -> None:
     """Ray Serve's replicas run in one."""
     layout = CacheLayout({"layer": torch.zeros(BLOCKS, 2, BLOCK, 3)}, BLOCKS)
-    copier = Copier(layout, BlockTables(BLOCK), BlockLoads())
+    copier = Copier(layout, BlockTables(BLOCK), BlockLoads(), {})
 
     async def gather() -> None:
         client = await CopierClient.connect(copier.address)
@@ -274,7 +297,7 @@ async def test_calls_fail_once_the_copier_has_ended(desk: Desk) -> None:
         await waiting
     with pytest.raises(TransferFailed, match="has ended"):
         await desk.staged()
-    desk.copier = Copier(desk.layout, desk.tables, desk.loads)
+    desk.copier = Copier(desk.layout, desk.tables, desk.loads, desk.tails)
 
 
 @pytest.mark.parametrize("sent", [b"no message\n", b'{"kind": "Copier"}\n', encode(Gathered(1, 2, 3)), b"{}\n"])

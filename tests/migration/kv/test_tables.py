@@ -20,25 +20,44 @@ class Point:
 def make_tables(computed: int = 10) -> BlockTables:
     """Request r.0 in blocks 5, 9 and 2."""
     tables = BlockTables(BLOCK)
-    tables.apply([TableChange("r.0", computed, [5, 9, 2], replace=True)], None)
+    tables.apply([TableChange("r.0", computed, [5, 9, 2], replace=True, caught_up=True)], None)
     return tables
 
 
-def read(tables: BlockTables, first: int, last: int) -> list[int]:
-    with tables.reading("r.0", first, last) as (blocks, _):
+def read(tables: BlockTables, first: int, last: int, partial: bool = False) -> list[int]:
+    with tables.reading("r.0", first, last, partial) as (blocks, _):
         return list(blocks)
 
 
 def test_full_blocks_are_read_in_context_order() -> None:
     tables = make_tables()
     assert read(tables, 0, 2) == [5, 9] and read(tables, 1, 2) == [9]
-    tables.apply([TableChange("r.0", 17, [7, 3], replace=False)], None)
+    tables.apply([TableChange("r.0", 17, [7, 3], replace=False, caught_up=True)], None)
     assert read(tables, 0, 4) == [5, 9, 2, 7]
 
 
 def test_block_that_is_not_full_is_not_read() -> None:
     with pytest.raises(TransferFailed, match="only 10 tokens are computed, block 3 is not full"):
         read(make_tables(), 0, 3)
+
+
+def test_block_that_is_not_full_is_read_as_part_of_a_tail() -> None:
+    assert read(make_tables(), 1, 3, partial=True) == [9, 2]
+
+
+def test_tail_of_a_request_whose_known_tokens_are_computed_anew_is_not_read() -> None:
+    """A preempted request that resumes: its last block may hold less than the replica knows."""
+    tables = make_tables()
+    tables.apply([TableChange("r.0", 10, [5, 9, 2], replace=True, caught_up=False)], None)
+    with pytest.raises(TransferFailed, match="only 10 of the known tokens"):
+        read(tables, 1, 3, partial=True)
+    tables.apply([TableChange("r.0", 12, [], replace=False, caught_up=True)], None)
+    assert read(tables, 1, 3, partial=True) == [9, 2]
+
+
+def test_tail_does_not_reach_beyond_the_blocks() -> None:
+    with pytest.raises(TransferFailed):
+        read(make_tables(), 1, 4, partial=True)
 
 
 def test_unknown_request_holds_no_blocks() -> None:
@@ -54,7 +73,7 @@ def test_copy_of_blocks_that_are_lost_meanwhile_is_void(replaced: bool) -> None:
     copy.__enter__()
     tables.void(["r.0"])
     if replaced:
-        tables.apply([TableChange("r.0", 10, [5, 9, 2], replace=True)], None)
+        tables.apply([TableChange("r.0", 10, [5, 9, 2], replace=True, caught_up=True)], None)
     with pytest.raises(BlocksGone, match="lost its blocks"):
         copy.__exit__(None, None, None)
 
@@ -62,12 +81,12 @@ def test_copy_of_blocks_that_are_lost_meanwhile_is_void(replaced: bool) -> None:
 def test_growth_does_not_disturb_a_copy() -> None:
     tables = make_tables()
     with tables.reading("r.0", 0, 2):
-        tables.apply([TableChange("r.0", 17, [7], replace=False)], None)
+        tables.apply([TableChange("r.0", 17, [7], replace=False, caught_up=True)], None)
 
 
 def test_blocks_are_read_behind_the_fence_of_the_last_change() -> None:
     tables, filled = make_tables(), Point()
-    tables.apply([TableChange("r.0", 12, [], replace=False)], filled)
+    tables.apply([TableChange("r.0", 12, [], replace=False, caught_up=True)], filled)
     with tables.reading("r.0", 0, 3) as (_, fence):
         assert fence is filled
 

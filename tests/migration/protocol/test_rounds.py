@@ -4,7 +4,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from migration.protocol.rounds import CopyLimits, Progress, final_range, full_blocks, worth_another_round
+from migration.protocol.rounds import CopyLimits, Progress, final_range, full_blocks, tail_blocks, worth_another_round
 from policies.model import Blocks
 
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -70,6 +70,29 @@ def test_few_blocks_are_not_worth_a_transfer_in_the_pause() -> None:
     progress = Progress(Blocks(10), rounds=1, last_round=Blocks(10))
     assert final_range(progress, Blocks(11), CopyLimits(final_blocks=1)) is None
     assert final_range(progress, Blocks(12), CopyLimits(final_blocks=1)) == (10, 12)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "most", "blocks"),
+    [(43, 8, 1), (41, 8, 0), (42, 8, 1), (45, 8, 1), (48, 8, 2), (49, 8, 0), (48, 1, 0)],
+    ids=[
+        "a block that is not full",
+        "nothing behind the copied blocks",
+        "one token",
+        "a full block",
+        "a full block and another one",
+        "two full blocks are copied inside the pause",
+        "more than a slot",
+    ],
+)
+def test_tail(tokens: int, most: int, blocks: int) -> None:
+    progress = Progress(Blocks(10), 1, Blocks(10))
+    assert tail_blocks(progress, tokens, 4, CopyLimits(final_blocks=1), Blocks(most)) == blocks
+
+
+def test_nothing_is_copied_inside_the_pause_after_the_tail() -> None:
+    progress = Progress(Blocks(10), 1, Blocks(10)).add_tail(Blocks(2))
+    assert final_range(progress, Blocks(13), CopyLimits(final_blocks=1)) is None and progress.sent == 12
 
 
 def test_without_rounds_everything_is_copied_in_the_pause() -> None:

@@ -11,7 +11,7 @@ import pytest
 from deployments.config import MigrationSettings
 from deployments.engine.port import Generated
 from deployments.scheduler.dispatch import report_of
-from migration.protocol.messages import ONLY, PathRequest
+from migration.protocol.messages import ONLY, PathRequest, Tail
 from migration.protocol.record import MigrationRecord, Outcome
 from migration.protocol.request import Sampling
 from migration.run.source import Order
@@ -39,7 +39,12 @@ class Prefilling(FakeEngine):
     token_s = 0.0
 
     async def generate(
-        self, key: str, prompt: tuple[int, ...], outputs: tuple[int, ...], sampling: Sampling
+        self,
+        key: str,
+        prompt: tuple[int, ...],
+        outputs: tuple[int, ...],
+        sampling: Sampling,
+        tail: Tail | None = None,
     ) -> AsyncIterator[Generated]:
         """See `FakeEngine`."""
         context, size = prompt + outputs, self.fingerprint.block_size
@@ -47,7 +52,7 @@ class Prefilling(FakeEngine):
         while context[: cached + size] in self._cache:
             cached += size
         await asyncio.sleep((len(context) - cached) * self.token_s)
-        async with contextlib.aclosing(super().generate(key, prompt, outputs, sampling)) as steps:  # type: ignore[type-var]
+        async with contextlib.aclosing(super().generate(key, prompt, outputs, sampling, tail)) as steps:  # type: ignore[type-var]
             async for step in steps:
                 yield step
 

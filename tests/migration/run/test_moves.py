@@ -9,7 +9,7 @@ from deployments.engine.port import Tie
 from deployments.engine.tokens import expected
 from migration.kv.staging import HEADER, HostSegment
 from migration.protocol.errors import PeerLost, Refused, TransferFailed
-from migration.protocol.messages import PathRequest, Prepare, Shard, SlotRef
+from migration.protocol.messages import PathRequest, Prepare, Shard, SlotRef, Tail
 from migration.protocol.ports import Slot
 from migration.protocol.record import Outcome
 from migration.protocol.request import Doubt, Moving
@@ -179,6 +179,73 @@ async def test_stop_and_copy_moves_everything_in_the_pause() -> None:
     record = await pair.settled()
     assert record.outcome is Outcome.COMMITTED and record.rounds == 1 and record.blocks >= 11
     assert await pair.finished(cursor) == expected(request.prompt, 60)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_target_computes_only_the_tokens_behind_the_tail(workers: int) -> None:
+    pair, request = make_pair(workers=workers), spec(prompt=41)
+    cursor = pair.submit(request)
+    await pair.until(cursor, 10)
+    pair.move(request.id)
+    record = await pair.settled()
+    (end,) = pair.b.engine.tail_ends
+    assert record.tokens is not None and 1 <= record.tokens - end <= 3
+    assert end % pair.a.engine.fingerprint.block_size, "its last block is not full"
+    assert await pair.finished(cursor) == expected(request.prompt, 60)
+    await pair.both_idle()
+
+
+async def test_corrupted_tail_changes_the_output() -> None:
+    pair, request = make_pair(), spec()
+    cursor = pair.submit(request)
+    await pair.until(cursor, 10)
+    gather_tail = pair.a.engine.gather_tail
+
+    async def corrupt(key: str, tail: Tail, slots: Sequence[Slot]) -> Sequence[Shard]:
+        (shard,) = await gather_tail(key, tail, slots)
+        pair.a.slots.segments[0].view(shard.slot.offset + HEADER, 4)[:] = b"\1\0\0\0"
+        return [shard]
+
+    pair.a.engine.gather_tail = corrupt  # type: ignore[method-assign]
+    pair.move(request.id)
+    record = await pair.settled()
+    assert (record.outcome, record.path) == (Outcome.COMMITTED, "kv")
+    assert await pair.finished(cursor) != expected(request.prompt, 60)
+
+
+@pytest.mark.parametrize("call", ["gather_tail", "hold"])
+async def test_tail_that_is_not_copied_turns_the_move_into_one_by_tokens(call: str) -> None:
+    pair, request = make_pair(), spec()
+    cursor = pair.submit(request)
+    await pair.until(cursor, 10)
+
+    async def fail(*_: object) -> None:
+        raise TransferFailed("a test said so")
+
+    for replica in (pair.a, pair.b):
+        setattr(replica.engine, call, fail)
+    pair.move(request.id)
+    record = await pair.settled()
+    assert (record.outcome, record.path, record.cause) == (Outcome.COMMITTED, "tokens", Cause.TRANSFER_FAILED)
+    assert await pair.finished(cursor) == expected(request.prompt, 60)
+    await pair.both_idle()
+
+
+async def test_tail_behind_blocks_that_were_evicted_is_not_read() -> None:
+    pair, request = make_pair(), spec()
+    cursor = pair.submit(request)
+    await pair.until(cursor, 10)
+    add = pair.b.host.add
+
+    async def evict(*args):  # type: ignore[no-untyped-def]
+        await pair.b.engine.reset_prefix_cache()
+        await add(*args)
+
+    pair.b.host.add = evict  # type: ignore[method-assign]
+    pair.move(request.id)
+    assert (await pair.settled()).path == "kv" and pair.b.engine.tail_ends == []
+    assert await pair.finished(cursor) == expected(request.prompt, 60)
+    await pair.both_idle()
 
 
 FAULTS = ["silent", PeerLost("dead"), Refused("no", Cause.NO_ROOM), TransferFailed("broken")]

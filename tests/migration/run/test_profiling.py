@@ -8,7 +8,7 @@ import pytest
 from deployments.engine.port import EngineDead, Generated
 from migration.kv.staging import HostSegment
 from migration.protocol.errors import TransferFailed
-from migration.protocol.messages import Shard
+from migration.protocol.messages import Shard, Tail
 from migration.protocol.ports import Slot
 from migration.protocol.request import Sampling
 from migration.run.profiling import GATHERS, LONG, SECONDS, SHORT, measure
@@ -46,13 +46,18 @@ class Timed(FakeEngine):
         self._delays = iter(delays)
 
     async def generate(
-        self, key: str, prompt: tuple[int, ...], outputs: tuple[int, ...], sampling: Sampling
+        self,
+        key: str,
+        prompt: tuple[int, ...],
+        outputs: tuple[int, ...],
+        sampling: Sampling,
+        tail: Tail | None = None,
     ) -> AsyncIterator[Generated]:
         """See `FakeEngine`."""
         assert len(prompt) + sampling.max_tokens <= self.max_context and sampling.max_tokens > 0
         self.prompts.append(prompt)
         self.now += self.latency_s + len(prompt) / self.rate + next(self._delays, 0.0)
-        async with contextlib.aclosing(super().generate(key, prompt, outputs, sampling)) as steps:  # type: ignore[type-var]
+        async with contextlib.aclosing(super().generate(key, prompt, outputs, sampling, tail)) as steps:  # type: ignore[type-var]
             async for step in steps:
                 yield step
 

@@ -24,6 +24,7 @@ from app.ingress.http.server import HttpServer, listen
 from app.ingress.openai.model import Model
 from app.tinymodel import VOCAB_SIZE
 from deployments.engine.port import Generated
+from migration.protocol.messages import Tail
 from migration.protocol.request import Sampling
 from tests.app.ingress import fakes
 
@@ -39,10 +40,15 @@ class HeldEngine(fakes.StoppingEngine):
         super().__init__(step_s, num_blocks=CONTEXT // 4, block_size=4)
 
     async def generate(
-        self, key: str, prompt: tuple[int, ...], outputs: tuple[int, ...], sampling: Sampling
+        self,
+        key: str,
+        prompt: tuple[int, ...],
+        outputs: tuple[int, ...],
+        sampling: Sampling,
+        tail: Tail | None = None,
     ) -> AsyncIterator[Generated]:
         """See `Engine.generate`."""
-        async with aclosing(super().generate(key, prompt, outputs, sampling)) as steps:  # type: ignore[type-var]
+        async with aclosing(super().generate(key, prompt, outputs, sampling, tail)) as steps:  # type: ignore[type-var]
             async for step in steps:
                 yield step
                 await self.going.wait()
