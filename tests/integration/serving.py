@@ -26,22 +26,10 @@ async def stop_replica(replica: str) -> None:
 
 async def redeploy_engines(application: Application) -> None:
     """Apply the configuration again, with engines that ask for a little more of a CPU."""
-    config = _configuration(application)
+    config = yaml.safe_load((application.folder / "serve_config.yaml").read_text())
     engine = {"name": "Engine", "ray_actor_options": {"num_cpus": 0.06}}
     config["applications"][0]["deployments"] = [engine]
     await _joined(_deploy, config)
-
-
-async def redeploy_with(application: Application, **engine_kwargs: Any) -> None:
-    """Apply the configuration with other arguments of the engines."""
-    config = _configuration(application)
-    config["applications"][0]["args"]["engine_kwargs"] |= engine_kwargs
-    await _joined(_deploy, config)
-
-
-def _configuration(application: Application) -> dict[str, Any]:
-    config: dict[str, Any] = yaml.safe_load((application.folder / "serve_config.yaml").read_text())
-    return config
 
 
 async def _joined(done: Callable[[Any], None], argument: Any) -> None:

@@ -15,9 +15,7 @@ import pytest
 from tests.counts import LONG
 from tests.integration import faults
 from tests.integration.application import BLOCK, Answer, Application, Client, eventually, prompt
-from tests.integration.conftest import Stage
 from tests.integration.faults import Fault
-from tests.integration.serving import redeploy_with
 from tests.integration.test_1_migration import loaded, moved, reference
 from tests.integration.test_3_failures import home, lost_and_replaced
 
@@ -139,35 +137,3 @@ async def test_drained_replica_hands_its_streams_over_and_ends(split: Applicatio
             return len(await client.running()) == 2
 
         await eventually(replaced, within_s=180)
-
-
-@pytest.mark.skipif(not LONG, reason="starts two more engines")
-async def test_requests_move_by_tokens_to_replicas_of_another_layout(split: Application, stage: Stage) -> None:
-    """A rolling update from two workers per replica to one, beside streams."""
-    tokens, answers = prompt(150, "layouts"), list[str]()
-    async with split.client() as client:
-        want = await reference(client, tokens, 400)
-        old = {r["id"]: r["pids"] for r in await client.running()}
-        updated = asyncio.Event()
-
-        async def keep_reading() -> None:
-            while not updated.is_set():
-                text, _ = await client.complete(tokens, 400)
-                answers.append(text)
-
-        reading = [asyncio.create_task(keep_reading()) for _ in range(3)]
-        await redeploy_with(split, tensor_parallel_size=1)
-
-        async def replaced() -> bool:
-            state = await client.state()
-            return not {*old} & {r["id"] for r in state["replicas"]} and len(await client.running()) == 2
-
-        await eventually(replaced, within_s=300)
-        updated.set()
-        await asyncio.gather(*reading)
-        assert set(answers) == {want}
-        assert not any(psutil.pid_exists(pid) for pids in old.values() for pid in pids)
-        left = [m for m in await client.migrations() if m["source"] in old and m["target"] not in old]
-        assert {m["path"] for m in left if m["outcome"] == "committed"} == {"tokens"}, left
-        assert {len(r["pids"]) for r in await client.running()} == {3}
-    stage.clear()  # the next test with two workers starts them again
