@@ -193,12 +193,13 @@ def make_pair(
     model_b: str = "fake",
     cache_b: str = "fake-cache",
     workers: int = 1,
+    workers_b: int | None = None,
 ) -> Pair:
     """Two replicas whose streams are read; the engines' knobs are on `pair.a.engine`."""
     cluster: dict[ReplicaId, Replica] = {}
     engines = {
         "a": FakeEngine(step_s, workers=workers),
-        "b": FakeEngine(step_s, model=model_b, cache=cache_b, workers=workers),
+        "b": FakeEngine(step_s, model=model_b, cache=cache_b, workers=workers_b or workers),
     }
     for name, engine in engines.items():
         replica = Replica(name, cluster, engine, transport or SharedSlots(), lease_s, limits)

@@ -146,6 +146,19 @@ async def test_each_shard_is_received_in_a_slot_of_its_own_worker(workers: int) 
     await pair.both_idle()
 
 
+@pytest.mark.parametrize(("workers", "workers_b"), [(2, 1), (1, 2)])
+async def test_requests_move_by_tokens_between_layouts(workers: int, workers_b: int) -> None:
+    pair, request = make_pair(workers=workers, workers_b=workers_b, cache_b="another layout"), spec(tokens=120)
+    cursor = pair.submit(request)
+    for turn, (source, target) in enumerate([("a", "b"), ("b", "a")]):
+        await pair.until(cursor, 20 * (turn + 1))
+        pair.move(request.id, source, target, AUTO)
+        record = await pair.settled(source)
+        assert (record.outcome, record.path, record.blocks) == (Outcome.COMMITTED, "tokens", 0)
+    assert await pair.finished(cursor) == expected(request.prompt, 120)
+    await pair.both_idle()
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_back_and_forth(workers: int) -> None:
     pair, request = make_pair(workers=workers), spec(tokens=200)
