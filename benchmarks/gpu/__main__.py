@@ -25,7 +25,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from app.tinymodel import cache_root
-from benchmarks.gpu.page import write_page
 from benchmarks.gpu.plan import Part, full_plan, next_parts, short_plan
 from benchmarks.gpu.record import OriginRow, OtherOrigin, PartRow, RunRecord
 from benchmarks.gpu.running import play
@@ -39,8 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run parts, and write the page; the exit status."""
     options = _options(argv)
     if options.page:
-        write_page(RunRecord.read(options.page), options.out or Path.cwd())
-        return 0
+        return int(not write(RunRecord.read(options.page), options.out or Path.cwd()))
     machine = gpus() if options.device == "cuda" else [cpu()]
     parts = _parts(options, len(machine))
     if options.list:
@@ -112,10 +110,21 @@ def bring_out(state: Path, out: Path) -> None:
     for name in ("results.jsonl", "samples.jsonl"):
         if (state / name).exists():
             shutil.copy(state / name, out / name)
-    write_page(RunRecord.read(state / "results.jsonl"), out)
+    write(RunRecord.read(state / "results.jsonl"), out)
     with tarfile.open(out / "logs.tgz", "w:gz") as packed:
         for log in sorted(state.glob("*.log")):
             packed.add(log, log.name)
+
+
+def write(record: RunRecord, out: Path) -> bool:
+    """Write the page of a record; False without matplotlib, which a machine for measurements may lack."""
+    try:
+        from benchmarks.gpu.page import write_page
+    except ImportError as error:
+        print(f"no page ({error}): write it on another machine, with --page", file=sys.stderr)
+        return False
+    write_page(record, out)
+    return True
 
 
 # --- the origin of the figures ------------------------------------------------------------------------

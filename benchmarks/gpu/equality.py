@@ -118,7 +118,7 @@ class CompareMoved:
     streams: int = 16
     prompt: int = 400
     output: int = 400
-    rounds: int = 2
+    rounds: int = 1
     kinds: Sequence[tuple[str, Sampled]] = (("kv", "greedy"), ("tokens", "greedy"), ("kv", "seeded"))
     weight: float = 2.0
 
@@ -157,7 +157,7 @@ class CompareStock:
     streams: int = 16
     prompt: int = 400
     output: int = 400
-    rounds: int = 2
+    rounds: int = 1
     alone: int = 4
     weight: float = 1.0
 

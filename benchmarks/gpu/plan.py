@@ -14,7 +14,6 @@ from benchmarks.gpu.equality import CompareMoved, CompareStock
 from benchmarks.gpu.faults import Strike
 from benchmarks.gpu.moving import MeasureMoves, MeasureNeighbours
 from benchmarks.gpu.serving import MeasureServing
-from benchmarks.moved import STOP_AND_COPY
 from benchmarks.servers import Rig
 from deployments.config import MAPPED, ON_GPU
 from migration.protocol.sizing import GPU_CHUNK, HOST_CHUNK, MAPPED_SLOTS, SENT_SLOTS
@@ -87,12 +86,11 @@ def full_plan(rig: Rig) -> list[Part]:
 
 def _on_gpus(rig: Rig) -> list[Part]:
     small, large = replace(rig, model="small"), replace(rig, model="8b")
-    texts: tuple[PartStep, ...] = (CompareMoved(), CompareStock())
     return [
         Part(
             "checks",
             "the tests for GPUs, the stages of a move without an engine, NCCL",
-            140,
+            120,
             (RunTests(), MeasureStages(), CheckNccl()),
         ),
         Part(
@@ -110,30 +108,30 @@ def _on_gpus(rig: Rig) -> list[Part]:
         Part(
             "serving",
             "throughput and latency beside vLLM's own server at 16, 64 and 256 streams (8B shape)",
-            270,
+            230,
             (MeasureServing((16, 64, 256)),),
             ServerSet(large, 1, bare=True),
         ),
         Part(
             "texts-invariant",
             "moved against unmoved texts with controls, batch-invariant kernels; kill -9 of a replica",
-            330,
-            (*texts, Strike("kill", back_s=90)),
+            340,
+            (CompareMoved(rounds=2), CompareStock(rounds=2), Strike("kill", back_s=80)),
             ServerSet(replace(small, invariant=True), 2, bare=True),
         ),
         Part(
             "texts",
             "moved against unmoved texts with controls, vLLM's usual kernels",
-            220,
-            texts,
+            200,
+            (CompareMoved(rounds=1), CompareStock(rounds=1)),
             ServerSet(small, 2, bare=True),
         ),
         Part(
-            "stop-and-copy",
-            "the pause without pre-copy, slots of 256 MiB",
+            "shared",
+            "pause and copying against the context over `shared`, through host memory",
             150,
-            (MeasureMoves((512, 8192), ("stop-and-copy",), repeat=3),),
-            ServerSet(large, 2, migration={**STOP_AND_COPY, "final_copy_timeout_s": 10.0, "slot_mib": 256}),
+            (MeasureMoves((512, 8192, 24576), ("pre-copy",), repeat=3),),
+            ServerSet(large, 2, migration={"transport": "shared"}),
         ),
         Part(
             "nccl",

@@ -44,7 +44,7 @@ def test_parts_are_listed(one_gpu: None, capsys: pytest.CaptureFixture[str]) -> 
         "serving",
         "texts-invariant",
         "texts",
-        "stop-and-copy",
+        "shared",
     ]
 
 
@@ -94,6 +94,18 @@ def test_results_are_at_most_8_files(tmp_path: Path) -> None:
     assert {"results.jsonl", "samples.jsonl", "page.md", "logs.tgz"} < set(names) and len(names) <= 8
     assert main(["--page", str(out / "results.jsonl"), "--out", str(tmp_path / "again")]) == 0
     assert (tmp_path / "again" / "page.md").read_text() == (out / "page.md").read_text()
+
+
+def test_results_come_out_without_matplotlib_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    RunRecord.resume(tmp_path / "results.jsonl", ORIGIN)
+    monkeypatch.delitem(sys.modules, "benchmarks.gpu.page", raising=False)
+    monkeypatch.setitem(sys.modules, "benchmarks.gpu.sections", None)
+    bring_out(tmp_path, tmp_path / "out")
+    assert "write it on another machine" in capsys.readouterr().err
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["logs.tgz", "results.jsonl"]
+    assert main(["--page", str(tmp_path / "results.jsonl"), "--out", str(tmp_path)]) == 1
 
 
 def test_software_lists_what_is_installed() -> None:

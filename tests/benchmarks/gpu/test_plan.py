@@ -7,8 +7,9 @@ import pytest
 
 from app.settings import Settings
 from benchmarks.gpu.moving import MeasureMoves, MeasureNeighbours
-from benchmarks.gpu.plan import PART_S, TOTAL_S, Part, full_plan, next_parts, short_plan
+from benchmarks.gpu.plan import PART_S, TOTAL_S, Part, ServerSet, full_plan, next_parts, short_plan
 from benchmarks.gpu.serving import MeasureServing
+from benchmarks.moved import STOP_AND_COPY
 from benchmarks.servers import Rig
 
 
@@ -92,7 +93,10 @@ def test_short_plan_has_every_step_with_servers() -> None:
 def test_conditions_name_what_a_part_sets() -> None:
     by_name = {part.name: part.servers.conditions for part in full_plan(GPU) if part.servers}
     assert by_name["moves"].endswith("2 engines on 1 GPU; cuda_ipc, 4 slots of 64 MiB")
-    assert "4 slots of 256 MiB, max_rounds: 0, final_blocks: 0" in by_name["stop-and-copy"]
+    assert by_name["shared"].endswith("shared, 4 slots of 64 MiB")
+    stop = ServerSet(GPU, 2, migration=STOP_AND_COPY | {"slots": 5, "slot_mib": 256})
+    assert stop.conditions.endswith("cuda_ipc, 5 slots of 256 MiB, max_rounds: 0, final_blocks: 0")
+    assert stop.gpu_slots_mib == 1280 and short_plan(CPU)[0].servers.gpu_slots_mib == 0  # type: ignore[union-attr]
     assert "batch-invariant; 3 engines on 1 GPU" in by_name["texts-invariant"]
     (short,) = short_plan(CPU)
     assert short.servers is not None and short.servers.conditions.endswith("on the CPU; shared, 4 slots of 8 MiB")
