@@ -53,6 +53,7 @@ def test_both_servers_on_gpus_have_the_same_settings(arguments: list[str]) -> No
     for name, value in settings["engine_kwargs"].items():
         assert options[f"--{name.replace('_', '-')}"] == ("" if value is True else str(value))
     assert ("--enforce-eager" in options) == ("--eager" in arguments)
+    assert options["--dtype"] == (arguments[-1] if "--dtype" in arguments else "bfloat16")
 
 
 def test_dummy_weights_are_for_models_without_weights_only() -> None:
