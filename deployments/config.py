@@ -174,7 +174,6 @@ class SchedulerConfig(SchedulerSettings):
             moves_per_epoch=self.moves_per_epoch,
             cooldown_s=self.cooldown_s,
             headroom_s=self.headroom_s,
-            min_replicas=self.bounds[0],
             slack=self.slack,
         )
         return Terms(

@@ -184,7 +184,6 @@ def setup_of(case: LiveCase, costs: Costs) -> Setup:
     limits = Limits(
         moves_per_epoch=moves,
         cooldown_s=LIVE.cooldown_s,
-        min_replicas=1,
         slack=conditions.slack,
         foresight_s=conditions.foresight_s,
         linger_s=costs.startup_s,
@@ -194,6 +193,7 @@ def setup_of(case: LiveCase, costs: Costs) -> Setup:
         epoch_s=conditions.epoch_s,
         gpus_per_node=conditions.max_replicas,
         horizon_s=conditions.until_s + TAIL_S,
+        min_replicas=1,
         max_gpus=conditions.max_replicas,
         limits=limits,
         moves_at_once=LIVE.moves_at_once,

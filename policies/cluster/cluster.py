@@ -244,10 +244,13 @@ class Cluster:
             replica.lead = lead
         self._rooms = None
 
-    def bound(self, moves_left: float, slack: int, min_replicas: int) -> None:
-        """Set an epoch's bounds: its number of moves, the slack in tokens and the least number of replicas."""
+    def bound(self, moves_left: float, slack: int) -> None:
+        """Set an epoch's bounds: its number of moves, and the slack in tokens."""
         self.moves_left = moves_left
         self.slack = slack
+
+    def keep(self, min_replicas: int) -> None:
+        """Set the minimum number of replicas, which stay open."""
         self.min_replicas = min_replicas
 
     def rest(self, request_id: RequestId, until: float) -> None:

@@ -76,7 +76,7 @@ def decide_pool(memory: PoolMemory, seen: PoolReport, now: float) -> tuple[Plan,
 def _decide_pool(memory: PoolMemory, seen: PoolReport, now: float) -> Generator[None, None, tuple[Plan, ...]]:
     terms, cluster = memory.terms, memory.cluster
     changes = yield from memory.observe_in_slices(seen, now)
-    limits = _limits(memory, seen)
+    limits = terms.limits.resolve(memory.experience)
     rate = memory.experience.decode_rate
     cluster.reserve(headroom(memory.rule, limits, rate), lead(limits, rate))
     limits.begin(cluster, now)
@@ -183,11 +183,6 @@ def one_by_one(changes: Changes) -> Iterator[Changes]:
 def _has_running(cluster: Cluster, barred: Barred) -> bool:
     """True if a replica outside of `barred` is running."""
     return any(r.state is ReplicaState.RUNNING and r.id not in barred for r in cluster.replicas.values())
-
-
-def _limits(memory: PoolMemory, seen: PoolReport) -> Limits:
-    limits = memory.terms.limits.resolve(memory.experience)
-    return replace(limits, min_replicas=max(limits.min_replicas, seen.pool.min_replicas))
 
 
 def _evacuate(memory: PoolMemory) -> None:

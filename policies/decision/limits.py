@@ -16,7 +16,7 @@ class Limits:
     where it is for `cooldown_s` seconds. Placements keep `lead_s` + `headroom_s` seconds of growth free per request
     (more if the policy asks for a larger headroom): `lead_s` is the time until a decision takes effect.
 
-    At least `min_replicas` stay open. The pool keeps free `slack`, as a number of replicas, and the largest recent rise
+    The pool keeps free `slack`, as a number of replicas, and the largest recent rise
     in demand within `foresight_s` seconds; with a replica's start-up time as `foresight_s`, replicas open before they
     are needed. An empty replica stays open for `linger_s` seconds. The natural value is the start-up time, too, since
     that is the time it saves if it is needed again.
@@ -26,7 +26,6 @@ class Limits:
     cooldown_s: float = 0.0
     headroom_s: float = 0.0
     lead_s: float = 0.0
-    min_replicas: int = 0
     slack: float = 0.0
     foresight_s: float = 0.0
     linger_s: float = 0.0
@@ -39,7 +38,7 @@ class Limits:
             cluster.demand.observe(now, cluster.total(), self.foresight_s)
             slack += cluster.demand.rise
         moves = float("inf") if self.moves_per_epoch is None else self.moves_per_epoch
-        cluster.bound(moves, slack, self.min_replicas)
+        cluster.bound(moves, slack)
 
     def open_slack(self, cluster: Cluster) -> None:
         """Open replicas until the slack is free, or no more may be opened."""

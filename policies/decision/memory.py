@@ -116,6 +116,7 @@ class PoolMemory:
         cluster = self.cluster
         if seen.pool.capacity:
             cluster.set_capacity(seen.pool.capacity)
+        cluster.keep(seen.pool.min_replicas)
         for report in seen.moves:
             self._take_move(report, now)
         self._expire(now)

@@ -76,7 +76,6 @@ class Shadow:
         self._pool = Pool()
         self._homes: dict[RequestId, ReplicaId | None] = {}
         self._open: dict[ReplicaId, Status] = {}
-        self._min_replicas = 0
         self._lost: tuple[ReplicaId, ...] = ()
         self._memory = self._new_memory(1)
 
@@ -164,13 +163,12 @@ class Shadow:
         running = [status for status in up if status.state is ReplicaState.RUNNING]
         limit = max(seen.pool.max_replicas or 0, len(up)) if seen.pool.max_replicas is not None else None
         capacity = min(status.capacity for status in running)
-        self._min_replicas = max(self._terms.limits.limits.min_replicas, seen.pool.min_replicas)
         self._pool = replace(seen.pool, capacity=capacity, max_replicas=limit)
         per_node = max(Counter(status.node for status in up).values())
         self._memory = self._new_memory(per_node)
         supply = Supply(per_node, limit)
         homes = {status.id: self._add_replica(*supply.take(), running) for status in up}
-        while len(self._open) < self._min_replicas and supply.left > 0:
+        while len(self._open) < self._pool.min_replicas and supply.left > 0:
             self._add_replica(*supply.take(), running)
         for request, resident in self._residents.items():
             waits = resident.load.phase is Phase.WAITING

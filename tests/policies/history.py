@@ -35,6 +35,7 @@ class Setting:
     starts_as: ReplicaState = ReplicaState.RUNNING
     supply: int | None = None
     headroom: int = 0
+    least: int = 0
     limits: Limits = field(default_factory=Limits)
 
 
@@ -70,6 +71,7 @@ class World:
             holds=setting.holds,
             starts_as=setting.starts_as,
         )
+        self.cluster.keep(setting.least)
         self.cluster.reserve(Tokens(setting.headroom), lead(setting.limits, decode_rate=1.0))
         self.policy = policy
         self.setting = setting
@@ -141,7 +143,7 @@ class World:
             if self.now - self._moved_at.get(move.request, -limits.cooldown_s) < limits.cooldown_s:
                 wrong.append(f"{move.request} is moved again")
             self._moved_at[move.request] = self.now
-        if plan.closed and len(self.cluster.running()) < limits.min_replicas:
+        if plan.closed and len(self.cluster.running()) < self.setting.least:
             wrong.append(f"{plan.closed} are closed")
         return wrong
 

@@ -8,7 +8,9 @@ from policies.model import Tokens
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """A cluster of replicas with `capacity` tokens of KV cache each, `gpus_per_node` per node, at most `max_gpus`.
+    """A cluster of replicas with `capacity` tokens of KV cache each, `gpus_per_node` per node.
+
+    At least `min_replicas` replicas are open from the start and stay, and at most `max_gpus` exist.
 
     `decode_rate` is in tokens per second and request, and applies if the costs have no decode times. `epoch_s` are the
     seconds between epochs, `horizon_s` the seconds until the end of the simulation. With `batched` an epoch decides all
@@ -21,6 +23,7 @@ class Setup:
     epoch_s: float = 1.0
     gpus_per_node: int = 8
     horizon_s: float = 3600.0
+    min_replicas: int = 0
     max_gpus: int | None = None
     batched: bool = True
     limits: Limits = field(default_factory=Limits)

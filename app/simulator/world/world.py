@@ -59,7 +59,7 @@ class World:
         self._observer = observer
         self._times = StepTimes(costs.compute, _rate(setup, costs))
         self._memory = PoolMemory(terms_of(setup, costs), policy)
-        pool = Pool(capacity=setup.capacity, max_replicas=setup.max_gpus)
+        pool = Pool(capacity=setup.capacity, min_replicas=setup.min_replicas, max_replicas=setup.max_gpus)
         self._reports = Reports(pool, costs.slots)
         self.replicas = Replicas(self.loop, self._times, _memory(costs), self)
         self.mover = Mover(self.loop, costs.migration, self) if costs.migration else None
@@ -165,7 +165,7 @@ class World:
     def _open_first(self) -> None:
         """Open the minimum number of replicas, already running."""
         supply = Supply(self._setup.gpus_per_node, self._setup.max_gpus)
-        for _ in range(self._setup.limits.min_replicas):
+        for _ in range(self._setup.min_replicas):
             if supply.left > 0:
                 self._open(*supply.take(), ReplicaState.RUNNING)
 

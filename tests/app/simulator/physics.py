@@ -15,7 +15,6 @@ from app.simulator.world.world import World
 from policies.cluster.changes import Changes
 from policies.cluster.cluster import Cluster
 from policies.cluster.replica import Replica, Request
-from policies.decision.limits import Limits
 from policies.model import ReplicaId, RequestId, Tokens
 from policies.plan import Plan, Reason
 from policies.rules.policy import NONE, Barred
@@ -144,7 +143,7 @@ def world(
 ) -> tuple[World, Log]:
     """A world that has not begun, and its observer; `up` replicas are open from the start and stay."""
     log = Log()
-    setup = Setup(Tokens(capacity), rate, gpus_per_node=nodes_of, horizon_s=until, limits=Limits(min_replicas=up))
+    setup = Setup(Tokens(capacity), rate, gpus_per_node=nodes_of, horizon_s=until, min_replicas=up)
     return World(policy.under(costs), setup, costs, log), log
 
 

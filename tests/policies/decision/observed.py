@@ -52,10 +52,11 @@ def observed(
 
 
 class Watcher:
-    """Reports drawn clusters to a memory, as replicas and their migrations would be reported."""
+    """Reports drawn clusters to a memory, as replicas and their migrations would be reported. `least` replicas stay."""
 
-    def __init__(self, memory: PoolMemory) -> None:
+    def __init__(self, memory: PoolMemory, least: int = 0) -> None:
         self.memory = memory
+        self.least = least
         self.roster = Roster()
         self._version = 0
 
@@ -66,7 +67,7 @@ class Watcher:
             self.roster.forget(replica)
         for load in drawn.loads:
             self.roster.take(Report(self._version, status_of(load), None, load.requests))
-        found = self.roster.observe(Pool(max_replicas=drawn.most))
+        found = self.roster.observe(Pool(min_replicas=self.least, max_replicas=drawn.most))
         return replace(found, moves=tuple(self._moves(drawn)), opening=drawn.opening)
 
     def observe(self, drawn: Drawn) -> Changes:

@@ -33,9 +33,10 @@ def watcher(
     by_hand_s: float = 60.0,
     lead_s: float = 0.0,
     mode: Mode = Mode.ACT,
+    least: int = 0,
 ) -> Watcher:
     terms = Terms(spec, LiveLimits(limits or Limits(), linger_s, 0.0, by_hand_s, lead_s), mode=mode)
-    return Watcher(PoolMemory(terms))
+    return Watcher(PoolMemory(terms), least)
 
 
 def decide(made: Watcher, seen: Drawn) -> Plan:
@@ -63,13 +64,13 @@ def test_a_replica_that_can_be_emptied_is_emptied_and_closed_after_a_while() -> 
 
 
 def test_the_fewest_replicas_stay() -> None:
-    made = watcher(limits=Limits(min_replicas=2), linger_s=0.0)
+    made = watcher(least=2, linger_s=0.0)
     decided = decide(made, observed("a: p40 | b: | c:"))
     assert len(decided.closed) == 1
 
 
 def test_what_is_missing_to_the_fewest_is_opened() -> None:
-    made = watcher(limits=Limits(min_replicas=3))
+    made = watcher(least=3)
     assert len(decide(made, observed("a: p40", most=5)).opened) == 2
 
 

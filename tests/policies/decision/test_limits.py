@@ -44,6 +44,7 @@ KEEP = 9
 
 def moved(cluster: Cluster, limits: Limits, policy: Policy = Wander(), now: float = 0.0) -> str:
     """The requests that an epoch moves."""
+    cluster.keep(KEEP)
     plan = step(cluster, Events(), policy, limits, now)
     cluster.check_integrity()
     return "".join(m.request for m in plan.moves)
@@ -51,24 +52,24 @@ def moved(cluster: Cluster, limits: Limits, policy: Policy = Wander(), now: floa
 
 @pytest.mark.parametrize(("budget", "expected"), [(0, ""), (1, "p"), (2, "pq"), (None, "pqr")])
 def test_budget_bounds_an_epochs_moves(budget: int | None, expected: str) -> None:
-    assert moved(named("A: p10 q10 r10 | B:"), Limits(budget, min_replicas=KEEP)) == expected
+    assert moved(named("A: p10 q10 r10 | B:"), Limits(budget)) == expected
 
 
 def test_each_epoch_has_a_budget_of_its_own() -> None:
     cluster = named("A: p10 q10 r10 | B:")
-    limits = Limits(moves_per_epoch=2, min_replicas=KEEP)
+    limits = Limits(moves_per_epoch=2)
     assert [moved(cluster, limits) for _ in range(3)] == ["pq", "pq", "pq"]
 
 
 def test_moves_there_and_back_leave_the_budget_to_others() -> None:
     cluster = named("A: p10 q10 | B:")
-    assert moved(cluster, Limits(1, min_replicas=KEEP), Wander(back=True)) == ""
+    assert moved(cluster, Limits(1), Wander(back=True)) == ""
     assert cluster.moves_left == 1
 
 
 def test_what_was_moved_stays_until_its_time() -> None:
     cluster = named("A: p10 | B:")
-    limits = Limits(cooldown_s=5.0, min_replicas=KEEP)
+    limits = Limits(cooldown_s=5.0)
     times = [10.0, 14.9, 15.0, 19.9, 20.0]
     assert [moved(cluster, limits, now=now) for now in times] == ["p", "", "p", "", "p"]
     cluster.wake(now=25.0)
@@ -77,13 +78,13 @@ def test_what_was_moved_stays_until_its_time() -> None:
 
 def test_without_a_cooldown_nothing_rests() -> None:
     cluster = named("A: p10 | B:")
-    moved(cluster, Limits(min_replicas=KEEP))
+    moved(cluster, Limits())
     assert not cluster.resting and request(cluster, "p").movable
 
 
 def test_only_what_was_moved_rests() -> None:
     cluster = named("A: p10 q10 | B:", "s10")
-    moved(cluster, Limits(1, cooldown_s=5.0, min_replicas=KEEP))
+    moved(cluster, Limits(1, cooldown_s=5.0))
     assert sorted(cluster.resting) == ["p"]
 
 

@@ -10,8 +10,9 @@ from tests.policies.cluster.named import evict, move, named, picture, place, rep
 from tests.policies.stepping import Events, apply
 
 
-def scaled(cluster: Cluster, limits: Limits, now: float = 0.0) -> str:
+def scaled(cluster: Cluster, limits: Limits, now: float = 0.0, least: int = 0) -> str:
     """The cluster after an epoch in which no policy does anything."""
+    cluster.keep(least)
     limits.begin(cluster, now)
     limits.open_slack(cluster)
     cluster.close_idle(now, limits.linger_s)
@@ -32,11 +33,12 @@ def scaled(cluster: Cluster, limits: Limits, now: float = 0.0) -> str:
     ],
 )
 def test_idle_replicas_are_closed(least: int, expected: str) -> None:
-    assert scaled(named("A: | B: p10 | C: | D:"), Limits(min_replicas=least)) == expected
+    assert scaled(named("A: | B: p10 | C: | D:"), Limits(), least=least) == expected
 
 
 def test_the_order_in_which_they_are_closed() -> None:
-    cluster, limits = named("A: | B: | C:"), Limits(min_replicas=1)
+    cluster, limits = named("A: | B: | C:"), Limits()
+    cluster.keep(1)
     limits.begin(cluster, now=0.0)
     limits.open_slack(cluster)
     cluster.close_idle(0.0, limits.linger_s)
@@ -55,8 +57,8 @@ def test_a_replica_is_not_idle_while_it_holds_blocks() -> None:
 def test_replicas_that_do_not_run_are_neither_closed_nor_counted(state: ReplicaState) -> None:
     cluster = named("A: p10 | B: | C:")
     turn(cluster, replica(cluster, "C"), state)
-    assert scaled(cluster, Limits(min_replicas=2)) == "A: p10 | B: | C:"
-    assert scaled(cluster, Limits(min_replicas=1)) == "A: p10 | C:"
+    assert scaled(cluster, Limits(), least=2) == "A: p10 | B: | C:"
+    assert scaled(cluster, Limits(), least=1) == "A: p10 | C:"
 
 
 def test_an_idle_replica_lingers() -> None:

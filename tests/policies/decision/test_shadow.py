@@ -27,8 +27,8 @@ NO_GROWTH = "pack:headroom_s=0,comfort=0,rest=0"
 class Rehearsed:
     """A shadow beside a memory that watches the same drawn clusters."""
 
-    def __init__(self, terms: Terms) -> None:
-        self.watcher = Watcher(PoolMemory(terms))
+    def __init__(self, terms: Terms, least: int = 0) -> None:
+        self.watcher = Watcher(PoolMemory(terms), least)
         self.shadow = Shadow(terms, self.watcher.memory.experience)
 
     @property
@@ -42,10 +42,14 @@ class Rehearsed:
 
 
 def shadow(
-    spec: str = NO_GROWTH, limits: Limits | None = None, linger_s: float = 0.0, foresight_s: float = 0.0
+    spec: str = NO_GROWTH,
+    limits: Limits | None = None,
+    linger_s: float = 0.0,
+    foresight_s: float = 0.0,
+    least: int = 0,
 ) -> Rehearsed:
     limits = limits or Limits()
-    return Rehearsed(Terms(spec, LiveLimits(limits, linger_s, foresight_s), epoch_s=0.0, mode=Mode.OBSERVE))
+    return Rehearsed(Terms(spec, LiveLimits(limits, linger_s, foresight_s), epoch_s=0.0, mode=Mode.OBSERVE), least)
 
 
 def live(made: Rehearsed, *history: Drawn) -> list[Plan]:
@@ -174,7 +178,7 @@ def test_a_replica_runs_no_more_requests_than_its_engine_does() -> None:
 
 def test_the_fewest_replicas_stay() -> None:
     for found in "a: p10 | b: | c:", "a: p10":
-        made = shadow(limits=Limits(min_replicas=2))
+        made = shadow(least=2)
         live(made, observed(found, most=3))
         assert so_far(made).replicas_needed == 2
 
@@ -240,24 +244,21 @@ def histories(draw: st.DrawFn) -> list[Drawn]:
     return history
 
 
-limits = st.sampled_from(
-    [Limits(), Limits(min_replicas=2), Limits(slack=0.5), Limits(cooldown_s=0.5), Limits(headroom_s=0.1)]
-)
+limits = st.sampled_from([Limits(), Limits(slack=0.5), Limits(cooldown_s=0.5), Limits(headroom_s=0.1)])
 
 
 @pytest.mark.parametrize("spec", [spec for spec in SPECS if "stall" not in spec])
 @few
-@given(histories(), limits, st.sampled_from([0.0, 2.0]))
+@given(histories(), limits, st.sampled_from([0, 2]), st.sampled_from([0.0, 2.0]))
 def test_no_request_is_lost_and_no_replica_too_full(
-    spec: str, history: Sequence[Drawn], limits: Limits, linger_s: float
+    spec: str, history: Sequence[Drawn], limits: Limits, least: int, linger_s: float
 ) -> None:
-    made, again = shadow(spec, limits, linger_s), shadow(spec, limits, linger_s)
+    made, again = (shadow(spec, limits, linger_s, least=least) for _ in range(2))
     for seen in history:
         assert made.observe(seen) == again.observe(seen), "equal observations, other decisions"
         made.cluster.check_integrity()
         sizes = {q.id: q.tokens for load in seen.loads for q in load.requests}
         assert {q.id: q.tokens for q in made.cluster.requests.values()} == sizes
         assert not made.cluster.waiting and not made.cluster.overloaded()
-        least = max(martello_toth_l2(sizes.values(), C), limits.min_replicas)
-        assert so_far(made).replicas_needed >= least
+        assert so_far(made).replicas_needed >= max(martello_toth_l2(sizes.values(), C), least)
         assert so_far(made) == so_far(again)

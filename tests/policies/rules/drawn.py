@@ -8,7 +8,6 @@ from string import ascii_lowercase
 from policies.cluster.changes import Arrival
 from policies.cluster.cluster import Cluster
 from policies.cluster.supply import Supply
-from policies.decision.limits import Limits
 from policies.model import ReplicaId, RequestId, Tokens
 from policies.rules.policy import Policy
 from tests.policies.stepping import Events, step
@@ -35,6 +34,7 @@ def shown(cluster: Cluster) -> str:
 def after(policy: Policy, cluster: Cluster, *sizes: int) -> str:
     """The drawing after an epoch in which requests of those sizes arrive. Every replica is kept, empty or not."""
     arrived = [Arrival(RequestId(f"new{len(cluster.requests) + i}"), Tokens(size)) for i, size in enumerate(sizes)]
-    step(cluster, Events(arrived=arrived), policy, Limits(min_replicas=len(cluster.replicas)))
+    cluster.keep(len(cluster.replicas))
+    step(cluster, Events(arrived=arrived), policy)
     cluster.check_integrity()
     return shown(cluster)

@@ -30,13 +30,13 @@ limits = st.builds(
     moves_per_epoch=st.none() | st.integers(0, 3),
     cooldown_s=st.sampled_from([0.0, 1.0, 3.0]),
     lead_s=st.sampled_from([0.0, 1.0]),
-    min_replicas=st.integers(0, 2),
     slack=st.sampled_from([0.0, 0.0, 0.5, 2.0]),
     foresight_s=st.sampled_from([0.0, 0.0, 3.0]),
     linger_s=st.sampled_from([0.0, 0.0, 2.0]),
 )
 settings = st.builds(
     Setting,
+    least=st.integers(0, 2),
     holds=st.booleans(),
     starts_as=st.sampled_from([ReplicaState.RUNNING, ReplicaState.STARTING]),
     supply=st.none() | st.integers(0, 4),

@@ -56,7 +56,8 @@ def test_an_overload_is_cured_by_moves(before: str, expected: str) -> None:
 )
 def test_the_fullest_relieve_themselves_to_the_emptiest(before: str, expected: str) -> None:
     cluster = drawn(before)
-    plan = step(cluster, Events(), LoadBalance(), Limits(min_replicas=9))
+    cluster.keep(9)
+    plan = step(cluster, Events(), LoadBalance())
     assert shown(cluster) == expected
     assert all(m.reason is Reason.BALANCE for m in plan.moves)
 

@@ -11,7 +11,6 @@ from app.simulator.world.setup import Setup
 from app.simulator.world.world import World, simulate
 from policies.causes import Cause
 from policies.cluster.cluster import Cluster
-from policies.decision.limits import Limits
 from policies.model import ReplicaId, RequestId, Tokens
 from policies.plan import MoveReport, Path, Reason
 from tests.app.simulator.physics import COMPUTE, MIGRATION, Log, Scripted, job, move, play, world
@@ -247,7 +246,7 @@ def test_the_number_of_moves_under_way_is_limited(at_once: int | None, per_repli
         Tokens(3000),
         10.0,
         horizon_s=3.0,
-        limits=Limits(min_replicas=2),
+        min_replicas=2,
         moves_at_once=at_once,
         moves_per_replica=per_replica,
     )

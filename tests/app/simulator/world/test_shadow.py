@@ -37,9 +37,9 @@ NOTHING_FOR_GROWTH = [
 class Follower:
     """Has a shadow live through what a world goes through: only which requests there are, and how large."""
 
-    def __init__(self, spec: str, limits: Limits) -> None:
+    def __init__(self, spec: str, limits: Limits, least: int) -> None:
         terms = Terms(spec, LiveLimits(limits, limits.linger_s, limits.foresight_s), epoch_s=0.0)
-        self.watcher = Watcher(PoolMemory(replace(terms, mode=Mode.OBSERVE)))
+        self.watcher = Watcher(PoolMemory(replace(terms, mode=Mode.OBSERVE)), least)
         self.shadow = Shadow(terms, self.watcher.memory.experience)
         self.moves = 0
         self.gpu_seconds = 0
@@ -75,17 +75,17 @@ def _all_on_one(cluster: Cluster) -> ReplicaLoad:
 
 
 LIMITS = {
-    "none": Limits(min_replicas=1),
-    "budget": Limits(min_replicas=1, moves_per_epoch=2, cooldown_s=5.0),
-    "slack": Limits(min_replicas=2, slack=0.5, foresight_s=20.0, linger_s=10.0),
+    "none": (1, Limits()),
+    "budget": (1, Limits(moves_per_epoch=2, cooldown_s=5.0)),
+    "slack": (2, Limits(slack=0.5, foresight_s=20.0, linger_s=10.0)),
 }
 
 
-@pytest.mark.parametrize("limits", LIMITS.values(), ids=LIMITS)
+@pytest.mark.parametrize(("least", "limits"), LIMITS.values(), ids=LIMITS)
 @pytest.mark.parametrize("spec", NOTHING_FOR_GROWTH)
-def test_it_is_the_idealised_world_whatever_replicas_are_really_there(spec: str, limits: Limits) -> None:
-    setup = Setup(CAPACITY, 25.0, horizon_s=90.0, gpus_per_node=1, limits=limits)
-    follower = Follower(spec, limits)
+def test_it_is_the_idealised_world_whatever_replicas_are_really_there(spec: str, least: int, limits: Limits) -> None:
+    setup = Setup(CAPACITY, 25.0, horizon_s=90.0, gpus_per_node=1, min_replicas=least, limits=limits)
+    follower = Follower(spec, limits, least)
     simulate(workload(3, 70.0, rate=1.0), policy(spec), setup, IDEAL, follower)
     assert follower.gpu_seconds > 90
     assert follower.moves > 5

@@ -31,11 +31,14 @@ class Shortage:
     replicas: int | None
     max_requests: int
     limits: Limits
+    least: int
 
     def cluster(self, policy: Mell) -> Cluster:
         """An empty one."""
         headroom = Tokens(round(10 * policy.headroom_s))
-        return Cluster(C, Supply(limit=self.replicas), headroom, holds=self.holds, starts_as=self.starts_as)
+        cluster = Cluster(C, Supply(limit=self.replicas), headroom, holds=self.holds, starts_as=self.starts_as)
+        cluster.keep(self.least)
+        return cluster
 
 
 policies = st.sampled_from([mell(), mell_repaired(), mell_repaired(0)])
@@ -57,8 +60,8 @@ shortages = st.builds(
         Limits,
         moves_per_epoch=st.sampled_from([None, 0, 2, 6]),
         cooldown_s=st.sampled_from([0.0, 2.0]),
-        min_replicas=st.sampled_from([0, 2]),
     ),
+    least=st.sampled_from([0, 2]),
 )
 
 

@@ -106,7 +106,8 @@ def test_where_moves_take_time_room_cannot_be_made() -> None:
 @both
 def test_where_moves_take_time_the_rest_of_a_large_replica_stays(policy: Mell) -> None:
     made = cluster("A: x.6 M.4 | B: | C: L.9", holds=True, starts_as=ReplicaState.STARTING)
-    plan = plan_after(policy, made, departed="x", limits=Limits(min_replicas=3))
+    made.keep(3)
+    plan = plan_after(policy, made, departed="x")
     assert (shown(made), plan.moves) == ("A: M.4 | B: | C: L.9", ())
 
 

@@ -17,9 +17,12 @@ PACK = Pack(comfort=0.0)
 """Without comfort, room is tight room: what is drawn is easier to follow."""
 
 
-def decided(text: str, policy: Pack = PACK, limits: Limits | None = None, headroom: int = 0) -> tuple[Plan, str]:
+def decided(
+    text: str, policy: Pack = PACK, limits: Limits | None = None, headroom: int = 0, least: int = 0
+) -> tuple[Plan, str]:
     """The cluster after an epoch without events."""
     cluster = drawn(text, headroom=headroom)
+    cluster.keep(least)
     plan = step(cluster, Events(), policy, limits or Limits())
     cluster.check_integrity()
     return plan, shown(cluster)
@@ -118,7 +121,7 @@ def test_headroom_is_left_when_a_replica_is_emptied() -> None:
 
 
 def test_replicas_that_must_stay_open_are_not_emptied_but_evened_out() -> None:
-    plan, outcome = decided("20 20 20 20 | 20", limits=Limits(min_replicas=2))
+    plan, outcome = decided("20 20 20 20 | 20", least=2)
     assert outcome == "20 20 20 | 20 20"
     assert [m.reason for m in plan.moves] == [Reason.BALANCE]
 
