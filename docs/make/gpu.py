@@ -21,7 +21,7 @@ def page(pictures: Path = RECORDS) -> str:
         "## Not run yet",
         "",
         *open_questions(records),
-        "- MPS; several nodes with GPUs; 8B with real weights.",
+        "- `cuda_ipc` across two GPUs; several GPUs per replica; several nodes with GPUs; MPS; 8B with real weights.",
         "",
     ]
     before, rest = PAGE.read_text().split(BEGIN)
