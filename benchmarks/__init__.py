@@ -9,6 +9,7 @@ this one; figures go to the terminal, to JSON files and, by hand, by `evaluation
     pause, adaptive, scaledown      moves as a client sees them
     transfer                        the stages of a move of KV blocks
     gpu                             all that only a GPU can settle, part by part
+    starting                        the start of a replica, from the order to the first token
     soak, chaos                     thousands of moves; faults at random times
     epoch, planner, floor           the processor time of decisions
     economics, evaluation           GPUs and latencies: of the closed loop, and of the simulated policies

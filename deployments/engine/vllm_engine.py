@@ -320,9 +320,9 @@ def _refusals() -> Iterator[None]:
 
 
 def _processes(workers: Sequence[Mapping[str, Any]]) -> EngineProcesses:
-    """The engine's processes: a worker's parent is EngineCore, or this process if the worker is in EngineCore."""
-    pids, parent = tuple(worker["worker_pid"] for worker in workers), workers[0]["parent_pid"]
-    return EngineProcesses(core=pids[0] if parent == os.getpid() else parent, workers=pids)
+    """The engine's processes. EngineCore has started the workers, or is the only worker if this process has."""
+    pids, starter = tuple(worker["worker_pid"] for worker in workers), workers[0]["starter_pid"]
+    return EngineProcesses(core=pids[0] if starter == os.getpid() else starter, workers=pids)
 
 
 class _Latest:

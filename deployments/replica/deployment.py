@@ -20,6 +20,7 @@ from deployments.metrics.exposition import Family, expose
 from deployments.processes.guard import start_guard
 from deployments.processes.heap import freeze_heap
 from deployments.replica.host import RequestHost
+from deployments.replica.imports import import_vllm
 from deployments.replica.moves import Moves
 from deployments.replica.outbox import Outboxes
 from deployments.replica.reporting import ReplicaReporter
@@ -306,21 +307,15 @@ if TYPE_CHECKING:
 
 
 def _engine_class(kind: str) -> Any:
-    """The engine class of that kind.
-
-    vLLM must not configure logging in this process: it would close all existing handlers, among them that of Serve's
-    replica log. vLLM's lines go to that log instead.
-    """
+    """The engine class of that kind. vLLM's lines go to Serve's replica log."""
     if kind == "paced":
         from deployments.engine.paced import PacedEngine
 
         return PacedEngine
-    os.environ["VLLM_CONFIGURE_LOGGING"] = "0"
-    from deployments.engine.vllm_engine import VllmEngine
-
+    engine = import_vllm()
     for handler in log.handlers:
         logging.getLogger("vllm").addHandler(handler)
-    return VllmEngine
+    return engine
 
 
 def is_stopping() -> bool:

@@ -33,7 +33,8 @@ Keys outside `args` belong to Ray Serve: `proxy_location`, `http_options`, `logg
 clients connect to the ingress directly and Serve's proxy is not needed. To serve through the proxy, write `port: null`,
 set `proxy_location` to `HeadOnly` or `EveryNode`, and set address and port in `http_options`.
 
-The environment variable `MELL_CACHE` names the folder for models that Mell generates (default: `~/.cache/mell`), and
+The environment variable `MELL_CACHE` names the folder for models that Mell generates and, without GPUs, for functions
+that torch has compiled (default: `~/.cache/mell`), and
 `MELL_API_KEYS` can hold the list of API keys instead of `ingress.api_keys_file` ([operations.md](operations.md)).
 """
 

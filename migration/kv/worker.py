@@ -4,6 +4,7 @@ vLLM mixes this class into its Worker (`worker_extension_cls`); `collective_rpc`
 the steps. Blocks are copied by the copier (`copier`), which waits for no step.
 """
 
+import multiprocessing
 import os
 from typing import Any
 
@@ -28,6 +29,7 @@ class MellWorker:
         """
         connector = _connector()
         connector.runner = self.model_runner
+        starter = multiprocessing.parent_process()  # not the operating system's parent, which may be a fork server
         layout = connector.layout
         return {
             "layout": layout.describe() if layout else "",
@@ -36,7 +38,7 @@ class MellWorker:
             "unsupported": connector.unsupported,
             "copier": connector.copier.address if connector.copier else None,
             "worker_pid": os.getpid(),
-            "parent_pid": os.getppid(),
+            "starter_pid": starter.pid if starter else None,
         }
 
 

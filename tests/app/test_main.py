@@ -58,6 +58,18 @@ def test_engine_defaults_without_gpus() -> None:
     assert engine.ray_actor_options["runtime_env"]["env_vars"]["OMP_NUM_THREADS"] == "1"
 
 
+def test_compiled_functions_outlive_a_restart_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def folder(args: dict[str, Any]) -> str | None:
+        found: dict[str, str] = deployments(args)["Engine"].ray_actor_options["runtime_env"]["env_vars"]
+        return found.get("TORCHINDUCTOR_CACHE_DIR")
+
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    assert folder({}) == str(tmp_path / "compiled")
+    assert folder({"accelerator_type": "H100"}) is None
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/elsewhere")
+    assert folder({}) == "/elsewhere"
+
+
 def test_engine_defaults_with_gpus_are_vllms() -> None:
     engine = deployments({"accelerator_type": "H100"})["Engine"]
     assert engine.init_args[0].kwargs == NAMED

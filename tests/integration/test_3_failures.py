@@ -8,6 +8,7 @@ from typing import Any
 import psutil
 import pytest
 
+from deployments.processes.forkserver import FORK_SERVER
 from tests.integration import faults
 from tests.integration.application import Answer, Application, Client, eventually, process, prompt
 from tests.integration.faults import Fault
@@ -107,7 +108,7 @@ async def test_death_of_a_replica_ends_neither_its_streams_nor_those_moving_to_i
         await lost_and_replaced(client, target)
 
 
-@pytest.mark.parametrize("victim", ["engine core", "worker", "engine core that stands still"])
+@pytest.mark.parametrize("victim", ["engine core", "worker", "fork server", "engine core that stands still"])
 async def test_streams_survive_the_death_of_each_process(application: Application, victim: str) -> None:
     async with application.client() as client:
         want = await undisturbed(client, victim)
@@ -115,7 +116,11 @@ async def test_streams_survive_the_death_of_each_process(application: Applicatio
         whole = asyncio.create_task(client.complete(prompt(100, f"{victim}/0"), TOKENS))
         await asyncio.sleep(0.2)
         doomed = await home(client)
-        os.kill(doomed["pids"][2 if victim == "worker" else 1], signal.SIGSTOP if "still" in victim else signal.SIGKILL)
+        _, core, worker = doomed["pids"]
+        forkers = {psutil.Process(pid).ppid() for pid in (core, worker)}
+        assert [FORK_SERVER in psutil.Process(pid).cmdline() for pid in forkers] == [True]
+        pid = {"worker": worker, "fork server": forkers.pop()}.get(victim, core)
+        os.kill(pid, signal.SIGSTOP if "still" in victim else signal.SIGKILL)
         await asyncio.gather(*tasks)
         assert [a.text for a in answers] == want
         assert (await whole)[0] == want[0]

@@ -22,6 +22,7 @@ import pytest
 import yaml
 
 from deployments.processes.ending import GUARD
+from deployments.processes.forkserver import FORK_SERVER
 from deployments.processes.guard import ORPHAN_S
 from deployments.processes.table import (
     ProcessEntry,
@@ -263,7 +264,7 @@ def test_nothing_is_left(start: Start, command: str, end: Callable[[Run], None],
 @pytest.mark.parametrize("command", [SERVE_RUN, LAUNCHER] if LONG else [SERVE_RUN])
 def test_an_engine_that_starts_ends_too(start: Start, command: str, after_s: float) -> None:
     run = start(one_engine, command)
-    wait_until(lambda: run.has("multiprocessing.spawn") or run.has("VLLM::"), START_LIMIT_S)
+    wait_until(lambda: run.has(FORK_SERVER) or run.has("VLLM::"), START_LIMIT_S)
     time.sleep(after_s)
     left = Left(run)
     run.signal_group(signal.SIGKILL)

@@ -128,7 +128,7 @@ def test_several_workers_are_processes_of_the_replica_and_one_is_where_vllm_has_
 
 
 def described(pid: int, layout: str = "layers", parent: int = 7) -> dict[str, Any]:
-    return {"layout": layout, "block_bytes": 100, "num_blocks": 9, "worker_pid": pid, "parent_pid": parent}
+    return {"layout": layout, "block_bytes": 100, "num_blocks": 9, "worker_pid": pid, "starter_pid": parent}
 
 
 def test_processes_are_the_core_and_all_workers_by_rank() -> None:

@@ -45,7 +45,7 @@ def test_cache_and_processes_are_described(group: dict[str, Any]) -> None:
         "unsupported": None,
         "copier": connector.copier.address,
         "worker_pid": os.getpid(),
-        "parent_pid": os.getppid(),
+        "starter_pid": None,
     }
     assert connector.runner is extension.model_runner
 

@@ -1,0 +1,107 @@
+"""The start of a replica, from the order to the first token: `python -m benchmarks.starting [--starts 5]`.
+
+Mell runs one replica, which is drained and closes, so that Serve starts another one at once. A request that arrives
+meanwhile waits for it. Printed are the medians, and the seconds of each start, from the order to drain until
+
+    process       the new replica's process starts
+    engine core   the process of vLLM's engine core starts: the replica has imported vLLM and read the configuration
+    worker        the worker's process starts: the engine core has vLLM imported
+    running       the replica accepts requests
+    first token   the waiting client has a token
+
+and the memory of the last replica's processes (PSS). The start of the application itself is not measured: it fills the
+caches of files and compiled functions.
+"""
+
+import argparse
+import asyncio
+import os
+import sys
+import time
+from dataclasses import astuple, dataclass, fields
+from typing import Any
+
+from app.client.api import ApiClient
+from benchmarks.admin import Admin, OpenedStream
+from benchmarks.chaos.processes import Processes, memory_mb
+from benchmarks.load import spread
+from benchmarks.servers import mell
+from deployments.processes.table import identity_of
+
+PORT = 8100
+WAIT_S = 120.0
+POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class StartTimes:
+    """The marks of one start, in seconds since the order."""
+
+    process: float
+    engine_core: float
+    worker: float
+    running: float
+    first_token: float
+
+
+def main() -> int:
+    """Measure and print; the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--starts", type=int, default=5, help="measured starts")
+    parser.add_argument("--pause", type=float, default=15.0, help="seconds of rest before each")
+    options = parser.parse_args()
+    bounds = {"min_replicas": 1, "max_replicas": 2}  # the only possible replica cannot be drained
+    deployment = {"autoscaling_config": bounds}
+    waits = {"no_replica_timeout_s": WAIT_S}
+    with mell(PORT, 1, deployment_config=deployment, ingress=waits, scheduler={"epoch_s": 0.2}):
+        asyncio.run(_measure(options))
+    return 0
+
+
+async def _measure(options: argparse.Namespace) -> None:
+    names = [field.name.replace("_", " ") for field in fields(StartTimes)]
+    print(f"{'start':14s}" + "".join(f"{name:>20s}" for name in names), flush=True)
+    times: list[StartTimes] = []
+    for number in range(options.starts):
+        await asyncio.sleep(options.pause)
+        times.append(await _start(number))
+        print(f"{number:<14d}" + "".join(f"{at:20.2f}" for at in astuple(times[-1])), flush=True)
+    columns = zip(*map(astuple, times), strict=True)
+    print(f"{'median [range]':14s}" + "".join(f"{spread(column, 2):>20s}" for column in columns))
+    async with ApiClient(f"http://127.0.0.1:{PORT}") as server:
+        (replica,) = (await server.state())["replicas"]
+    for process in Processes(replica["pids"][0]).tree(replica["pids"][0]):
+        print(f"memory of {process.name()}: {sum(memory_mb(process.pid).values()):.0f} MB")
+
+
+async def _start(number: int) -> StartTimes:
+    """Have the only replica replaced, and wait for its successor's first token."""
+    async with Admin(PORT) as admin, ApiClient(f"http://127.0.0.1:{PORT}") as server:
+        (old,) = await admin.replicas()
+        ordered = time.monotonic()
+        await admin.drain(old)
+        waiting = OpenedStream(PORT, f"start-{number}", prompt=32, output=4)
+        while not (found := await _running(server, old)):
+            if time.monotonic() - ordered > WAIT_S:
+                raise TimeoutError(f"no replica runs {WAIT_S} s after the order")
+            await asyncio.sleep(POLL_S)
+        running = time.monotonic()
+        answer = await waiting.whole()
+    marks = [_started(pid) for pid in found["pids"]] + [running, answer.arrivals[0]]
+    return StartTimes(*(mark - ordered for mark in marks))
+
+
+async def _running(server: ApiClient, old: str) -> dict[str, Any] | None:
+    """The successor of `old` in the server's state, None until it runs."""
+    replicas = (await server.state())["replicas"]
+    return next((r for r in replicas if r["id"] != old and r["state"] == "RUNNING" and r["pids"]), None)
+
+
+def _started(pid: int) -> float:
+    """The start of a process by the monotonic clock, in seconds."""
+    ticks = identity_of(pid).started / os.sysconf("SC_CLK_TCK")
+    return ticks + time.monotonic() - time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
