@@ -81,6 +81,7 @@ class Cache:
         self._worker = ThreadPoolExecutor(1)
         self._missing = 0
         self._whole = asyncio.Event()
+        self.links = None
         self.fingerprint = Fingerprint("tiny", self._layout.describe(), BLOCK_SIZE, BLOCK_BYTES)
         self.gathers: list[Mark] = []
         """The beginnings of all gathers."""

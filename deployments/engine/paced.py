@@ -47,6 +47,7 @@ class PacedEngine:
         size = pace.block_size
         self.max_context = Tokens(pace.max_model_len)
         self.processes = EngineProcesses(core=os.getpid(), workers=(os.getpid(),))
+        self.links = None
         self.fingerprint = Fingerprint(f"paced|{model}|{pace.max_model_len}", f"paced|{size}", size, size * TOKEN_BYTES)
         self._pace = pace
         self._scheduler = BatchScheduler(pace)

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from migration.protocol.messages import Fingerprint, Shard, SlotRef, Tail
-from migration.protocol.ports import Slot
+from migration.protocol.ports import Slot, WorkerLinks
 from migration.protocol.request import Sampling
 from policies.model import Blocks, Tokens
 
@@ -67,6 +67,11 @@ class Engine(Protocol):
     max_context: Tokens
     blocks_loaded: int
     """The number of KV blocks loaded from staging slots since the start."""
+
+    @property
+    def links(self) -> WorkerLinks | None:
+        """The workers' connections; None if only the replica exchanges blocks."""
+        ...
 
     def tied(self, sampling: Sampling) -> Tie | None:
         """The reason why another engine of this kind cannot continue such a request exactly; None if it can."""

@@ -90,6 +90,11 @@ class StagedLoad:
         if not self._missing:
             self._whole.set()
 
+    @property
+    def missing(self) -> int:
+        """The number of blocks that have not arrived."""
+        return len(self._missing)
+
     async def whole(self) -> bytes:
         """Wait for the last part; all blocks, packed."""
         if self._missing:
@@ -119,6 +124,10 @@ class TokenSlots:
             yield self._loads[load]
         finally:
             del self._loads[load]
+
+    def missing(self, load: str) -> int | None:
+        """The number of a load's blocks that have not arrived; None without such a load."""
+        return self._loads[load].missing if load in self._loads else None
 
     def put(self, load: str, first: int, last: int, slots: Sequence[SlotRef]) -> None:
         """Copy staged blocks [first, last) into a load.

@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import vllm
 from vllm import SamplingParams
@@ -39,6 +39,8 @@ _OWNED = (
     "enable_prefix_caching",
     "max_logprobs",
 )
+
+T = TypeVar("T")
 
 _FIRST_ID = 0
 """A token id that every vocabulary has."""
@@ -186,15 +188,16 @@ class VllmEngine:
         )
         copiers = self._blocks()
         request = asyncio.create_task(self._exhaust(load, tokens, params))
-        over = True
+        filled: int | None = None
         try:
-            over = await _ends_during(copiers.filled(load), request)
+            filled = await _before(request, copiers.filled(load))
         except InvalidRequest as error:
             raise TransferFailed(str(error)) from error
         finally:
-            if over:
+            if filled is None:
                 await _end_load(load, request, copiers)
-        if not over:
+        if filled is not None:
+            self.blocks_loaded += filled
             self._filled.add(load)
             caching = asyncio.create_task(self._until_cached(load, request, copiers))
             self._caching.add(caching)
@@ -204,7 +207,7 @@ class VllmEngine:
         """End a load whose blocks have arrived, once they are in the prefix cache. A failure costs only the blocks."""
         try:
             with contextlib.suppress(TransferFailed, EngineDead):
-                await _ends_during(copiers.loaded(load), request)
+                await _before(request, copiers.loaded(load))
         finally:
             self._filled.discard(load)
             await _end_load(load, request, copiers)
@@ -219,9 +222,12 @@ class VllmEngine:
 
     async def put(self, load: str, first: Blocks, last: Blocks, slots: Sequence[SlotRef]) -> None:
         """See `Engine.put`."""
-        # In two statements: `+=` reads the count before it waits, and forgets what other chunks add meanwhile.
-        loaded = await self._blocks().scatter(load, first, last, slots)
-        self.blocks_loaded += loaded
+        await self._blocks().scatter(load, first, last, slots)
+
+    @property
+    def links(self) -> Copiers | None:
+        """See `Engine.links`."""
+        return self._copiers
 
     async def gather_tail(self, key: str, tail: Tail, slots: Sequence[Slot]) -> Sequence[Shard]:
         """See `Engine.gather_tail`."""
@@ -291,16 +297,18 @@ class VllmEngine:
         self._engine.shutdown()
 
 
-async def _ends_during(waiting: Coroutine[Any, Any, None], request: asyncio.Task[None]) -> bool:
-    """Wait for either; True if it was the request that ended. Raises its exception, or that of the other one."""
+async def _before(request: asyncio.Task[None], waiting: Coroutine[Any, Any, T]) -> T | None:
+    """The result of `waiting`, or None if the request ends before. Raises the exception of whichever ends first."""
     other = asyncio.create_task(waiting)
     try:
         await asyncio.wait((other, request), return_when=asyncio.FIRST_COMPLETED)
+        if request.done():
+            request.result()
+            return None
+        return other.result()
     finally:
         other.cancel()
         await asyncio.wait((other,))
-    (request if request.done() else other).result()
-    return request.done()
 
 
 async def _end_load(load: str, request: asyncio.Task[None], copiers: Copiers) -> None:

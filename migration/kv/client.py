@@ -19,14 +19,19 @@ from migration.kv.wire import (
     HoldTailCall,
     Loaded,
     LoadedCall,
+    Missing,
+    MissingCall,
     Reply,
     ScatterCall,
     Scattered,
+    SendCall,
+    Sent,
+    StopCall,
     TailHeld,
     decode,
 )
 from migration.kv.wire import encode as encoded
-from migration.protocol.errors import BlocksGone, TransferFailed
+from migration.protocol.errors import BlocksGone, LoadOver, TransferFailed
 from migration.protocol.messages import Shard, SlotRef
 from migration.protocol.ports import Slot
 from policies.model import Bytes
@@ -71,20 +76,44 @@ class CopierClient:
         assert isinstance(reply, Gathered)
         return Shard(SlotRef(segment, offset, reply.ticket), Bytes(reply.size))
 
-    async def scatter(self, load: str, first: int, last: int, slot: SlotRef) -> int:
+    async def send(
+        self, key: str, first: int, last: int, slots: Sequence[Slot], blocks: int, load: str, address: str
+    ) -> Bytes:
+        """Copy full blocks [first, last) of the running request `key` into a load of the worker at `address`.
+
+        They pass through `slots` of one segment, each of which holds `blocks` blocks. Returns the bytes transferred
+        (headers included). Cancelled, it returns only once the slots are no longer used.
+
+        Raises:
+            BlocksGone: the request holds no blocks.
+            TransferFailed: a block is not full, or the other worker cannot be reached, or failed.
+        """
+        number, offsets = next(self._numbers), [slot.offset for slot in slots]
+        reply = await self._call(SendCall(number, key, first, last, slots[0].segment, offsets, blocks, address, load))
+        assert isinstance(reply, Sent)
+        return Bytes(reply.size)
+
+    async def scatter(self, load: str, first: int, last: int, slot: SlotRef) -> None:
         """Copy staged blocks [first, last) of a load into the cache, as soon as vLLM has admitted it.
 
-        Returns the number of blocks that the cache did not hold before.
+        Raises:
+            LoadOver: the load has ended.
         """
         call = ScatterCall(next(self._numbers), load, first, last, slot.segment, slot.offset, slot.ticket)
         reply = await self._call(call)
         assert isinstance(reply, Scattered)
-        return reply.blocks
 
-    async def filled(self, load: str) -> None:
-        """Wait until this worker has all blocks of a load."""
+    async def filled(self, load: str) -> int:
+        """Wait until this worker has all blocks of a load; the number of those that the cache did not hold before."""
         reply = await self._call(FilledCall(next(self._numbers), load))
         assert isinstance(reply, Filled)
+        return reply.blocks
+
+    async def missing(self, load: str) -> int | None:
+        """The number of a load's blocks that have not arrived; None before its admission, and after its end."""
+        reply = await self._call(MissingCall(next(self._numbers), load))
+        assert isinstance(reply, Missing)
+        return reply.blocks
 
     async def loaded(self, load: str) -> None:
         """Wait until the blocks of a load are in the prefix cache."""
@@ -111,7 +140,10 @@ class CopierClient:
         self._writer.close()
         self._reading.cancel()
 
-    async def _call(self, call: GatherCall | ScatterCall | FilledCall | LoadedCall | HoldTailCall) -> Reply:
+    async def _call(
+        self,
+        call: GatherCall | SendCall | ScatterCall | FilledCall | MissingCall | LoadedCall | HoldTailCall,
+    ) -> Reply:
         if self._reading.done():
             raise TransferFailed("the connection to the engine's worker has ended")
         future = self._calls[call.number] = asyncio.get_running_loop().create_future()
@@ -119,11 +151,13 @@ class CopierClient:
         try:
             reply: Reply = await asyncio.shield(future)
         except asyncio.CancelledError:
-            if isinstance(call, GatherCall):
+            if isinstance(call, SendCall) and not self._reading.done():
+                self._writer.write(encoded(StopCall(call.number)))
+            if isinstance(call, GatherCall | SendCall):
                 await asyncio.wait({future})
             raise
         if isinstance(reply, CallFailed):
-            raise (BlocksGone if reply.gone else TransferFailed)(reply.text)
+            raise (BlocksGone if reply.gone else LoadOver if reply.over else TransferFailed)(reply.text)
         return reply
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
@@ -147,8 +181,9 @@ class Copiers:
     Every worker copies its shard of the blocks. A call that fails at one worker fails, once it has ended at the others.
     """
 
-    def __init__(self, clients: Sequence[CopierClient]) -> None:
+    def __init__(self, clients: Sequence[CopierClient], addresses: Sequence[str]) -> None:
         self._clients = clients
+        self.addresses = tuple(addresses)
 
     @classmethod
     async def connect(cls, addresses: Sequence[str]) -> Self:
@@ -161,7 +196,7 @@ class Copiers:
             for client in clients:
                 client.close()
             raise
-        return cls(clients)
+        return cls(clients, addresses)
 
     async def gather(
         self, key: str, first: int, last: int, slots: Sequence[Slot], partial: bool = False
@@ -170,14 +205,43 @@ class Copiers:
         pairs = zip(self._clients, slots, strict=True)
         return await gather([client.gather(key, first, last, s.segment, s.offset, partial) for client, s in pairs])
 
-    async def scatter(self, load: str, first: int, last: int, slots: Sequence[SlotRef]) -> int:
+    def reaches(self, addresses: Sequence[str]) -> bool:
+        """See `WorkerLinks.reaches`."""
+        if len(addresses) != len(self._clients):
+            return False
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            for address in addresses:
+                stack.enter_context(socket.socket(socket.AF_UNIX)).connect(address)
+            return True
+        return False
+
+    async def send(
+        self,
+        key: str,
+        first: int,
+        last: int,
+        slots: Sequence[Sequence[Slot]],
+        blocks: int,
+        load: str,
+        addresses: Sequence[str],
+    ) -> Bytes:
+        """See `WorkerLinks.send`."""
+        ranks = zip(self._clients, zip(*slots, strict=True), addresses, strict=True)
+        return Bytes(sum(await gather([c.send(key, first, last, s, blocks, load, a) for c, s, a in ranks])))
+
+    async def scatter(self, load: str, first: int, last: int, slots: Sequence[SlotRef]) -> None:
         """See `CopierClient.scatter`; each worker has a slot of its own."""
         pairs = zip(self._clients, slots, strict=True)
-        return max(await gather([client.scatter(load, first, last, slot) for client, slot in pairs]))
+        await gather([client.scatter(load, first, last, slot) for client, slot in pairs])
 
-    async def filled(self, load: str) -> None:
-        """Wait until all workers have all blocks of a load."""
-        await gather([client.filled(load) for client in self._clients])
+    async def filled(self, load: str) -> int:
+        """Wait until all workers have all blocks of a load; the number of those that the cache did not hold before."""
+        return max(await gather([client.filled(load) for client in self._clients]))
+
+    async def missing(self, load: str) -> int | None:
+        """See `WorkerLinks.missing`."""
+        missing = [blocks for blocks in await gather([c.missing(load) for c in self._clients]) if blocks is not None]
+        return sum(missing) if missing else None
 
     async def loaded(self, load: str) -> None:
         """See `CopierClient.loaded`. All workers share the prefix cache, so the first one answers for all."""

@@ -5,11 +5,15 @@ it gathers blocks of running requests into staging slots, scatters staged blocks
 copies the tails of requests that are about to come into memory of the worker. `tables` defines the blocks that it may
 touch, and why no step touches them meanwhile. On a GPU, copies run in a stream of their own.
 
+Between engines of one node, it sends blocks to the other engine's copier by itself (`sending`), so that no process but
+the two workers has a part in the copying.
+
 Each worker has a copier, so a replica with several workers has several. An exception in this thread never reaches the
 engine: a call that fails is answered with its error.
 """
 
 import contextlib
+import itertools
 import logging
 import os
 import secrets
@@ -17,12 +21,13 @@ import selectors
 import socket
 import struct
 import threading
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 
 import torch
 
 from migration.kv.device import use
 from migration.kv.layout import CacheLayout
+from migration.kv.sending import Part, Sending
 from migration.kv.staging import HEADER, Segments
 from migration.kv.tables import BlockLoads, BlockTables
 from migration.kv.wire import (
@@ -37,14 +42,19 @@ from migration.kv.wire import (
     HoldTailCall,
     Loaded,
     LoadedCall,
+    Missing,
+    MissingCall,
     Reply,
     ScatterCall,
     Scattered,
+    SendCall,
+    Sent,
+    StopCall,
     TailHeld,
     decode,
 )
 from migration.kv.wire import encode as encoded
-from migration.protocol.errors import BlocksGone, MigrationError
+from migration.protocol.errors import BlocksGone, LoadOver, MigrationError, TransferFailed
 from migration.protocol.messages import SlotRef
 
 log = logging.getLogger(__name__)
@@ -74,6 +84,9 @@ class Copier:
         self._tails = tails
         self._segments = Segments()
         self._waiting: list[tuple[_Connection, WaitingCall]] = []
+        self._sendings: list[tuple[_Connection, Sending]] = []
+        self._links: dict[str, _Link] = {}
+        self._numbers = itertools.count()
         self._closing = False
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(self.address)
@@ -103,7 +116,7 @@ class Copier:
         with self._device():
             while not self._closing:
                 try:
-                    self._serve(self._selector.select())
+                    self._serve(self._selector.select(0 if self._advance() else None))
                 except Exception:
                     log.exception("the copier of KV blocks failed to serve a call")
         for key in list(self._selector.get_map().values()):
@@ -130,6 +143,8 @@ class Copier:
             elif key.fileobj == self._wakeup:
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(self._wakeup)
+            elif isinstance(key.data, _Link):
+                self._take_answers(key.data)
             else:
                 self._read(key.data)
         waiting, self._waiting = self._waiting, []
@@ -158,26 +173,48 @@ class Copier:
             self._selector.unregister(connection.socket)
             connection.socket.close()
             self._waiting = [(other, call) for other, call in self._waiting if other is not connection]
+            for other, sending in list(self._sendings):
+                if other is connection:
+                    self._end(sending)
             return
         for call in calls:
-            match call:
-                case GatherCall():
-                    connection.reply(self._gather(call))
-                case ScatterCall() | FilledCall() | LoadedCall():
-                    self._answer_when_due(connection, call)
-                case ForgetLoad(load):
-                    self._forget(load)
-                case HoldTailCall():
-                    connection.reply(self._hold(call))
-                case DiscardTail(tail):
-                    self._tails.pop(tail, None)
+            self._take(connection, call)
+
+    def _take(self, connection: "_Connection", call: Call) -> None:
+        match call:
+            case GatherCall():
+                connection.reply(self._gather(call))
+            case SendCall():
+                self._sendings.append((connection, Sending(call, self._layout.block_bytes)))
+            case StopCall(number):
+                self._stop(connection, number)
+            case ScatterCall() | FilledCall() | LoadedCall():
+                self._answer_when_due(connection, call)
+            case MissingCall():
+                connection.reply(Missing(call.number, self._loads.missing(call.load)))
+            case ForgetLoad(load):
+                self._forget(load)
+            case HoldTailCall():
+                connection.reply(self._hold(call))
+            case DiscardTail(tail):
+                self._tails.pop(tail, None)
 
     def _forget(self, load: str) -> None:
         self._loads.forget(load)
+        self._fail(lambda _, call: call.load == load, "the load has ended", over=True)
+
+    def _stop(self, connection: "_Connection", number: int) -> None:
+        for other, sending in list(self._sendings):
+            if other is connection and sending.call.number == number:
+                self._end(sending, CallFailed(number, "the copying was stopped"))
+        self._fail(lambda other, call: other is connection and call.number == number, "the copying was stopped")
+
+    def _fail(self, chosen: "Callable[[_Connection, WaitingCall], bool]", text: str, over: bool = False) -> None:
+        """Answer the chosen ones of the calls that wait."""
         waiting, self._waiting = self._waiting, []
         for connection, call in waiting:
-            if call.load == load:
-                connection.reply(CallFailed(call.number, "the load has ended"))
+            if chosen(connection, call):
+                connection.reply(CallFailed(call.number, text, over=over))
             else:
                 self._waiting.append((connection, call))
 
@@ -185,19 +222,26 @@ class Copier:
 
     def _gather(self, call: GatherCall) -> Reply:
         try:
-            memory = self._segments.get(call.segment)
-            size = (call.last - call.first) * self._layout.block_bytes
-            payload = memory.view(call.offset + HEADER, size)
-            memory.stamp(call.offset, 0)
-            with self._tables.reading(call.key, call.first, call.last, call.partial) as (blocks, fence):
-                if fence is not None:
-                    fence.wait()
-                self._layout.gather(blocks, payload)
-            ticket = secrets.randbits(63) | 1
-            memory.stamp(call.offset, ticket)
+            ticket, size = self._stage(call.key, call.first, call.last, call.segment, call.offset, call.partial)
         except Exception as error:
             return _failed(call.number, error)
-        return Gathered(call.number, ticket, HEADER + size)
+        return Gathered(call.number, ticket, size)
+
+    def _stage(
+        self, key: str, first: int, last: int, segment: str, offset: int, partial: bool = False
+    ) -> tuple[int, int]:
+        """Gather blocks into a slot; its ticket, and the bytes with the header. Raises MigrationError."""
+        memory = self._segments.get(segment)
+        size = (last - first) * self._layout.block_bytes
+        payload = memory.view(offset + HEADER, size)
+        memory.stamp(offset, 0)
+        with self._tables.reading(key, first, last, partial) as (blocks, fence):
+            if fence is not None:
+                fence.wait()
+            self._layout.gather(blocks, payload)
+        ticket = secrets.randbits(63) | 1
+        memory.stamp(offset, ticket)
+        return ticket, HEADER + size
 
     def _hold(self, call: HoldTailCall) -> Reply:
         slot = SlotRef(call.segment, call.offset, call.ticket)
@@ -215,7 +259,8 @@ class Copier:
             case ScatterCall():
                 reply = self._scatter(call) if self._loads.decided(call.load) else None
             case FilledCall():
-                reply = Filled(call.number) if self._loads.filled(call.load) else None
+                blocks = self._loads.filled(call.load)
+                reply = Filled(call.number, blocks) if blocks is not None else None
             case LoadedCall():
                 reply = Loaded(call.number) if self._loads.loaded(call.load) else None
         if reply is None:
@@ -235,7 +280,80 @@ class Copier:
                     self._segments.check(slot)
         except Exception as error:
             return _failed(call.number, error)
-        return Scattered(call.number, len(blocks))
+        return Scattered(call.number)
+
+    # --- sending to another copier --------------------------------------------------------------------
+
+    def _advance(self) -> bool:
+        """Gather and send one part of each call under way; True if there is more to gather now."""
+        for _, sending in list(self._sendings):
+            if sending.ready:
+                try:
+                    self._send_part(sending)
+                except Exception as error:
+                    self._end(sending, _failed(sending.call.number, error))
+        return any(sending.ready for _, sending in self._sendings)
+
+    def _send_part(self, sending: Sending) -> None:
+        call, part = sending.call, sending.take()
+        link = self._link(call.address)
+        ticket, size = self._stage(call.key, part.first, part.last, call.segment, part.offset)
+        sending.size += size
+        number = next(self._numbers)
+        link.parts[number] = (sending, part)
+        link.send(ScatterCall(number, call.load, part.first, part.last, call.segment, part.offset, ticket))
+
+    def _link(self, address: str) -> "_Link":
+        """The connection to the copier at `address`. Raises TransferFailed if it cannot be reached."""
+        if address not in self._links:
+            link = _Link(address)
+            self._selector.register(link.socket, selectors.EVENT_READ, link)
+            self._links[address] = link
+        return self._links[address]
+
+    def _take_answers(self, link: "_Link") -> None:
+        """Take another copier's answers; a connection that ends, or sends anything else, fails what it was used for."""
+        try:
+            replies = link.receive()
+        except (OSError, ValueError) as error:
+            log.warning("a connection between copiers of KV blocks failed: %s", error)
+            replies = None
+        for reply in replies or ():
+            sending, part = link.parts.pop(reply.number)
+            if isinstance(reply, CallFailed) and not reply.over:
+                self._end(sending, CallFailed(sending.call.number, reply.text))
+            else:
+                # A load that is over may have ended well: the target's replica knows.
+                sending.answered(part)
+                if sending.done:
+                    self._end(sending, Sent(sending.call.number, sending.size))
+        if replies is None:
+            self._selector.unregister(link.socket)
+            link.socket.close()
+            del self._links[link.address]
+            for sending, _ in link.parts.values():
+                self._end(sending, CallFailed(sending.call.number, "the connection to the target's worker has ended"))
+
+    def _end(self, sending: Sending, reply: Reply | None = None) -> None:
+        """Answer a call, if it is under way, and use its slot no more."""
+        for connection, other in self._sendings:
+            if other is sending:
+                self._sendings.remove((connection, other))
+                self._give_up(sending)
+                if reply is not None:
+                    connection.reply(reply)
+                return
+
+    def _give_up(self, sending: Sending) -> None:
+        """Stop the calls that have not been answered; a copier that reads the slot just now finds its tickets void."""
+        with contextlib.suppress(TransferFailed):
+            memory = self._segments.get(sending.call.segment)
+            for offset in sending.offsets:
+                memory.stamp(offset, 0)
+            if link := self._links.get(sending.call.address):
+                for number, (other, _) in link.parts.items():
+                    if other is sending:
+                        link.send(StopCall(number))
 
 
 class _Connection:
@@ -270,8 +388,45 @@ class _Connection:
             self.socket.sendall(encoded(reply))
 
 
+class _Link:
+    """The connection to another copier, with the parts that it has to answer for, by the numbers of their calls."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.parts: dict[int, tuple[Sending, Part]] = {}
+        self._partial = b""
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.socket.settimeout(_REPLY_S)
+        try:
+            self.socket.connect(address)
+        except OSError as error:
+            self.socket.close()
+            raise TransferFailed(f"the target's worker cannot be reached: {error}") from error
+
+    def send(self, call: ScatterCall | StopCall) -> None:
+        """Send a call. Raises TransferFailed if the connection has ended."""
+        try:
+            self.socket.sendall(encoded(call))
+        except OSError as error:
+            raise TransferFailed(f"the connection to the target's worker has ended: {error}") from error
+
+    def receive(self) -> list[Scattered | CallFailed] | None:
+        """The replies that arrived; None at the end of the connection. Raises as `_Connection.receive`."""
+        arrived = self.socket.recv(_READ)
+        if not arrived:
+            return None
+        *lines, self._partial = (self._partial + arrived).split(b"\n")
+        replies: list[Scattered | CallFailed] = []
+        for line in lines:
+            message = decode(line)
+            if not isinstance(message, Scattered | CallFailed) or message.number not in self.parts:
+                raise ValueError(f"{message} answers no call")
+            replies.append(message)
+        return replies
+
+
 def _failed(number: int, error: Exception) -> CallFailed:
     if not isinstance(error, MigrationError):
         log.exception("copying KV blocks failed")
         return CallFailed(number, f"copying KV blocks failed: {error!r}")
-    return CallFailed(number, str(error), isinstance(error, BlocksGone))
+    return CallFailed(number, str(error), isinstance(error, BlocksGone), isinstance(error, LoadOver))

@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from migration.protocol.errors import BlocksGone, TransferFailed
+from migration.protocol.errors import BlocksGone, LoadOver, TransferFailed
 
 
 class Fence(Protocol):
@@ -220,11 +220,19 @@ class BlockLoads:
             progress = self._loads.get(load)
             return progress is not None and (progress.admitted is not None or progress.ended or progress.forgotten)
 
-    def filled(self, load: str) -> bool:
-        """True once all blocks of the load have arrived, while its request waits for them."""
+    def filled(self, load: str) -> int | None:
+        """The number of blocks, once all of them have arrived and while the load's request waits; before, None."""
         with self._lock:
             progress = self._loads.get(load)
-            return progress is not None and progress.filled
+            if progress is None or progress.admitted is None or not progress.filled:
+                return None
+            return len(progress.admitted.blocks)
+
+    def missing(self, load: str) -> int | None:
+        """The number of blocks that have not arrived; None if the load is not admitted, or over."""
+        with self._lock:
+            progress = self._loads.get(load)
+            return len(progress.missing) if progress is not None and progress.open else None
 
     def loaded(self, load: str) -> bool:
         """True once the load's blocks are in vLLM's prefix cache."""
@@ -239,12 +247,13 @@ class BlockLoads:
         The body fills the blocks, if there are any. If it raises, they stay missing.
 
         Raises:
-            TransferFailed: the load has ended, or does not wait for these blocks.
+            LoadOver: the load has ended.
+            TransferFailed: it does not wait for these blocks.
         """
         with self._lock:
             progress = self._loads.get(load)
             if progress is None or progress.admitted is None or not progress.open:
-                raise TransferFailed("the load has ended")
+                raise LoadOver("the load has ended")
             start, blocks = progress.admitted.first, progress.admitted.blocks
             low = max(first, start)
             if not 0 <= first < last <= start + len(blocks) or not progress.missing.issuperset(range(low, last)):

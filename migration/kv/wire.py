@@ -1,7 +1,8 @@
-"""The messages between a replica and the copier of one of its engine's workers: one line of JSON each, over a socket.
+"""The messages to the copier of an engine's worker: one line of JSON each, over a socket.
 
-Each call but `ForgetLoad` and `DiscardTail` is answered once, in any order, under its number: with `Gathered`,
-`Scattered`, `Filled`, `Loaded` or `TailHeld`, or with `CallFailed`.
+They come from the worker's replica, and `ScatterCall` also from copiers of other engines on the node. Each call but
+`ForgetLoad`, `StopCall` and `DiscardTail` is answered once, in any order, under its number: with the reply of its name,
+or with `CallFailed`.
 """
 
 import json
@@ -26,6 +27,31 @@ class GatherCall:
 
 
 @dataclass(frozen=True, slots=True)
+class SendCall:
+    """Copy full blocks [first, last) of the running request `key` into the load `load` of the worker at `address`.
+
+    They pass through the slots at `offsets` of `segment`, each of which holds `blocks` blocks.
+    """
+
+    number: int
+    key: str
+    first: int
+    last: int
+    segment: str
+    offsets: list[int]
+    blocks: int
+    address: str
+    load: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopCall:
+    """Give up the `SendCall`, or the waiting `ScatterCall`, with this number: it fails, and uses its slot no more."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class ScatterCall:
     """Copy blocks [first, last) of the load `load` from a slot with this ticket into the cache."""
 
@@ -41,6 +67,14 @@ class ScatterCall:
 @dataclass(frozen=True, slots=True)
 class FilledCall:
     """Answer once this worker has all blocks of `load`."""
+
+    number: int
+    load: str
+
+
+@dataclass(frozen=True, slots=True)
+class MissingCall:
+    """Count the blocks of `load` that this worker lacks."""
 
     number: int
     load: str
@@ -90,18 +124,34 @@ class Gathered:
 
 
 @dataclass(frozen=True, slots=True)
+class Sent:
+    """The other worker has the blocks; `size` is the transfer in bytes, headers included."""
+
+    number: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
 class Scattered:
-    """The cache holds the blocks; `blocks` of them were not in it before."""
+    """The cache holds the blocks."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """This worker has all blocks of the load; `blocks` of them were not in the cache before."""
 
     number: int
     blocks: int
 
 
 @dataclass(frozen=True, slots=True)
-class Filled:
-    """This worker has all blocks of the load."""
+class Missing:
+    """The number of blocks that have not arrived; None if vLLM has not admitted the load, or it is over."""
 
     number: int
+    blocks: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,15 +170,27 @@ class TailHeld:
 
 @dataclass(frozen=True, slots=True)
 class CallFailed:
-    """The call had no effect; `gone` if the request holds no blocks."""
+    """The call had no effect: the request holds no blocks (`gone`), the load has ended (`over`), or as `text` says."""
 
     number: int
     text: str
     gone: bool = False
+    over: bool = False
 
 
-Call = GatherCall | ScatterCall | FilledCall | LoadedCall | ForgetLoad | HoldTailCall | DiscardTail
-Reply = Gathered | Scattered | Filled | Loaded | TailHeld | CallFailed
+Call = (
+    GatherCall
+    | SendCall
+    | StopCall
+    | ScatterCall
+    | FilledCall
+    | MissingCall
+    | LoadedCall
+    | ForgetLoad
+    | HoldTailCall
+    | DiscardTail
+)
+Reply = Gathered | Sent | Scattered | Filled | Missing | Loaded | TailHeld | CallFailed
 
 _KINDS = {kind.__name__: kind for kind in get_args(Call | Reply)}
 

@@ -9,6 +9,7 @@ MigrationError
   TransferFailed      the environment: blocks did not arrive whole
     TransferTimeout   ... in time
     BlocksGone        the request was preempted: its blocks are not there to be copied
+    LoadOver          the load that blocks were sent to has ended
 """
 
 from typing import Self
@@ -76,3 +77,7 @@ class BlocksGone(TransferFailed):
     """The request holds no blocks just now: it waits, or was preempted."""
 
     cause = Cause.BLOCKS_GONE
+
+
+class LoadOver(TransferFailed):
+    """The load takes no blocks any more. It may have ended well: without these, or before they came."""

@@ -2,7 +2,8 @@
 
     source -> target   Prepare    ->  Prepared
                        CopyRound  ->  blocks loaded   (any number; none on the token path)
-                       Chunk      ->  blocks copied   (a round's, while it is loaded; the tail's, after the rounds)
+                       Chunk      ->  blocks copied   (a round's, while it is loaded, unless the workers exchange its
+                                                       blocks by themselves; the tail's, after the rounds)
                        Adopt      ->  nothing         (the target runs the request under the new hop)
                        cancel, by migration id
                        resumed    ->  seconds from the adoption to its first token, once that is out
@@ -127,9 +128,18 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The target reserved room; `path` is the best it can do."""
+    """The target reserved room; `path` is the best it can do.
+
+    If its workers read staging slots of the same node, `workers` are their addresses, in the order of their ranks.
+    """
 
     path: Path
+    workers: tuple[str, ...] = ()
+
+
+def load_name(migration: str, round: int) -> str:
+    """The name of the load of a migration's round at the target's engine."""
+    return f"{migration}.{round}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,10 +116,51 @@ class TargetHost(Protocol):
         ...
 
 
+class WorkerLinks(Protocol):
+    """The connections of an engine's workers to those of other engines on the node."""
+
+    addresses: tuple[str, ...]
+    """The addresses of the workers, in the order of their ranks."""
+
+    def reaches(self, addresses: Sequence[str]) -> bool:
+        """True if these workers are on this node, as many as this engine's."""
+        ...
+
+    async def send(
+        self,
+        key: str,
+        first: Blocks,
+        last: Blocks,
+        slots: Sequence[Sequence[Slot]],
+        blocks: Blocks,
+        load: str,
+        addresses: Sequence[str],
+    ) -> Bytes:
+        """Copy full blocks [first, last) of a running request into a load of the workers at `addresses`.
+
+        They pass through `slots`, each of which is one per worker, for `blocks` blocks. Returns the bytes copied, once
+        the other workers have them or do not need them. Cancelled, it returns only once the slots are not used any
+        more.
+
+        Raises:
+            TransferFailed: as `BlockStore.gather` and `BlockStore.put`.
+        """
+        ...
+
+    async def missing(self, load: str) -> int | None:
+        """The number of a load's shards that have not arrived; None before its admission and after its end."""
+        ...
+
+
 class BlockStore(Protocol):
     """The engine's KV blocks, by way of staging slots: one slot per worker, in the order of their ranks."""
 
     fingerprint: Fingerprint
+
+    @property
+    def links(self) -> WorkerLinks | None:
+        """The workers' connections; None if only their replica exchanges blocks."""
+        ...
 
     async def gather(self, key: str, first: Blocks, last: Blocks, slots: Sequence[Slot]) -> Sequence[Shard]:
         """Copy blocks [first, last) of the running request `key`, each worker's shard into its slot.
@@ -206,6 +247,11 @@ class Transport(Protocol):
     """Carries the bytes of a staging slot to another replica."""
 
     name: str
+
+    @property
+    def direct(self) -> bool:
+        """True if `send` and `receive` have nothing to do where the workers can exchange blocks by themselves."""
+        ...
 
     @property
     def shares_slots(self) -> bool:

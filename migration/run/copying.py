@@ -4,10 +4,11 @@ Gathering, sending and loading overlap as far as there are free slots.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Iterator, Sequence
 
 from migration.concurrency import gather
-from migration.protocol.messages import Chunk, CopyRound, Shard, Tail
+from migration.protocol.messages import Chunk, CopyRound, Shard, Tail, load_name
 from migration.protocol.ports import Hosted, Peer, Slot
 from migration.run.slots import Lease
 from migration.run.world import MigrationWorld
@@ -31,6 +32,9 @@ class BlockCopy:
         self._peer = peer
         self._world = world
         self._rounds = 0
+        self._workers: tuple[str, ...] = ()
+        self._pushed: Chunk | None = None
+        """The newest chunk of a round that has not ended well."""
 
     def begin(self, outputs: int) -> None:
         """The target has the first `outputs` output tokens."""
@@ -41,38 +45,35 @@ class BlockCopy:
         self._rounds += 1
         return CopyRound(self._migration, self._rounds, first, last, self.confirmed, outputs[self.confirmed :])
 
+    def reach(self, workers: tuple[str, ...]) -> None:
+        """Have the workers send the blocks to the target's, at these addresses, if they can."""
+        links = self._world.blocks.links
+        if workers and links is not None and self._world.transport.direct and links.reaches(workers):
+            self._workers = workers
+
     async def copy(self, planned: CopyRound) -> None:
         """Move the blocks of a round: while a chunk is sent and loaded, the next is gathered.
 
         Raises:
             TransferFailed, PeerLost, Refused, RequestGone: as gathering, sending and the target's loading do.
         """
-        world = self._world
-        chunk: Chunk | None = None
-        done = False
-        began = world.clock()
+        began = self._world.clock()
         try:
             async with asyncio.TaskGroup() as pushes:
                 pushes.create_task(self._peer.load(planned))
-                size = world.slots.blocks(world.blocks.fingerprint.shard_bytes)
-                for low, high in _pieces(planned.first, planned.last, size):
-                    lease = await world.slots.lease()
-                    try:
-                        chunk = await self._gather(planned.number, low, high, lease.slots)
-                        push = pushes.create_task(self._push(chunk, lease))
-                    except BaseException:
-                        lease.end()
-                        raise
-                    # Also for a push that is cancelled before it begins.
-                    push.add_done_callback(lease.end_with)
-            done = True
+                if self._workers:
+                    await self._have_sent(planned)
+                else:
+                    await self._push_all(planned, pushes)
+            self._pushed = None
             self.confirmed = planned.outputs_from + len(planned.outputs)
         except* Exception as errors:
             raise errors.exceptions[0] from None
         finally:
-            self.seconds += world.clock() - began
-            if not done and chunk is not None:
-                self._drop(chunk)
+            self.seconds += self._world.clock() - began
+            if self._pushed is not None:
+                self._drop(self._pushed)
+                self._pushed = None
 
     async def copy_tail(self, first: Blocks, tokens: int) -> None:
         """Have the target hold the KV of the context's first `tokens` tokens from block `first` on.
@@ -101,6 +102,35 @@ class BlockCopy:
         """Give up the channels of a chunk that failed: the two ends may disagree on the next transfer."""
         for channel in chunk.channels:
             self._world.transport.drop(channel)
+
+    async def _have_sent(self, planned: CopyRound) -> None:
+        """Have the workers send a round's blocks to the target's workers."""
+        world, links = self._world, self._world.blocks.links
+        assert links is not None
+        size = world.slots.blocks(world.blocks.fingerprint.shard_bytes)
+        load = load_name(planned.migration, planned.number)
+        with contextlib.ExitStack() as leases:
+            slots = [leases.enter_context(await world.slots.lease())]
+            while len(slots) * size < planned.last - planned.first and (spare := world.slots.lease_spare()):
+                slots.append(leases.enter_context(spare))
+            sent = await links.send(self._hosted.key, planned.first, planned.last, slots, size, load, self._workers)
+        self.sent = Bytes(self.sent + sent)
+
+    async def _push_all(self, planned: CopyRound, pushes: asyncio.TaskGroup) -> None:
+        """Gather a round's chunks one after another, and begin to push each."""
+        world = self._world
+        size = world.slots.blocks(world.blocks.fingerprint.shard_bytes)
+        for low, high in _pieces(planned.first, planned.last, size):
+            lease = await world.slots.lease()
+            try:
+                chunk = await self._gather(planned.number, low, high, lease.slots)
+                self._pushed = chunk
+                push = pushes.create_task(self._push(chunk, lease))
+            except BaseException:
+                lease.end()
+                raise
+            # Also for a push that is cancelled before it begins.
+            push.add_done_callback(lease.end_with)
 
     async def _gather(self, number: int, first: Blocks, last: Blocks, slots: Sequence[Slot]) -> Chunk:
         shards = await self._world.blocks.gather(self._hosted.key, first, last, slots)

@@ -57,6 +57,10 @@ class Slots:
         except TimeoutError:
             raise TransferTimeout(f"no staging slot was free within {limit_s} s", Cause.NO_SLOT) from None
 
+    def lease_spare(self) -> "Lease | None":
+        """Lease a slot of each worker if more than half of them are free now."""
+        return Lease(self, self._free.get_nowait()) if self.in_use < len(self._slots) // 2 else None
+
     def _free_slots(self, slots: tuple[Slot, ...]) -> None:
         """Mark slots as free; their content is void from now on."""
         for segment, slot in zip(self.segments, slots, strict=True):

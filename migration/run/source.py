@@ -286,6 +286,7 @@ class SourceRun:
                 first_round=self._first_round,
             )
         )
+        self._copy.reach(prepared.workers)
         if prepared.path is Path.TOKENS:
             if self._order.path is PathRequest.AUTO:
                 self._cause = Cause.FINGERPRINT

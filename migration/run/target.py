@@ -1,6 +1,7 @@
 """Carries out the target's side of one migration: executes the session's commands, keeps its lease."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 
@@ -17,6 +18,7 @@ from migration.protocol.messages import (
     Prepared,
     SlotRef,
     Tail,
+    load_name,
 )
 from migration.protocol.ports import BlockStore, TargetHost, Transport
 from migration.protocol.target import TargetCommand, TargetEvent, TargetState
@@ -102,7 +104,8 @@ class TargetRun:
         if path is Path.KV and self._message.first_round is not None:
             # The engine admits the load while the source gathers.
             self._first_round = self._start(self._load(self._message.first_round))
-        return Prepared(path)
+        links = self._blocks.links if self._transport.direct else None
+        return Prepared(path, links.addresses if links is not None else ())
 
     async def load(self, message: CopyRound) -> None:
         """Load a round of blocks. Raises TransferFailed; the migration goes on without them."""
@@ -119,8 +122,9 @@ class TargetRun:
 
     async def _load(self, message: CopyRound) -> None:
         context = (self._message.spec.prompt + tuple(self._outputs))[: message.last * self._block_size + 1]
-        load = f"{message.migration}.{message.number}"
+        load = load_name(message.migration, message.number)
         loading = asyncio.create_task(self._blocks.load(load, context, message.first, message.last))
+        watching = asyncio.create_task(self._renew_while_filling(load))
         try:
             # From its first turn on, the engine takes the load's chunks.
             await asyncio.sleep(0)
@@ -132,6 +136,18 @@ class TargetRun:
         finally:
             self._ended = message.number
             loading.cancel()
+            watching.cancel()
+
+    async def _renew_while_filling(self, load: str) -> None:
+        """Renew the lease while the workers fill a load by themselves: no message comes meanwhile."""
+        links, before = self._blocks.links, None
+        with contextlib.suppress(TransferFailed):
+            while links is not None and self._transport.direct:
+                await asyncio.sleep(self._lease_s / 4)
+                missing = await links.missing(load)
+                if missing is not None and missing != before and self._session.allows(TargetEvent.ROUND):
+                    self._renew()
+                before = missing
 
     async def receive(self, chunk: Chunk) -> None:
         """Copy a chunk of a round into the cache, or hold the tail. Raises TransferFailed."""
@@ -170,7 +186,7 @@ class TargetRun:
         try:
             if chunk.round <= self._ended:
                 raise TransferFailed("the round has ended")
-            await self._blocks.put(f"{chunk.migration}.{chunk.round}", chunk.first, chunk.last, staged)
+            await self._blocks.put(load_name(chunk.migration, chunk.round), chunk.first, chunk.last, staged)
         except TransferFailed:
             if chunk.round > self._loaded:
                 raise

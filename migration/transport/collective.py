@@ -104,7 +104,7 @@ class CollectiveGroups:
     Each transfer blocks a thread of the transport's own pool, so that a silent peer stalls nothing else.
     """
 
-    shares_slots = False
+    direct = shares_slots = False
 
     def __init__(self, backend: str, timeout_s: float, threads: int, memory: SlotMemory | None = None) -> None:
         self.name = backend.lower()

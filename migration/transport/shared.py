@@ -23,7 +23,7 @@ class SharedSlots:
     `elsewhere` is the transport between nodes that the error's text recommends.
     """
 
-    shares_slots = True
+    direct = shares_slots = True
 
     def __init__(self, name: str = "shared", elsewhere: str = "collective") -> None:
         self.name = name

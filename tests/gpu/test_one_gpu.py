@@ -144,7 +144,7 @@ async def test_copier_fills_blocks_after_their_former_steps_and_before_it_report
         for layer in caches.values():
             layer.view(torch.int16)[5] = -1
         loads.begin(BlockLoad("m.1", "v1", 0, [5]), recorded())
-        assert await client.scatter("m.1", 0, 1, slot) == 1
+        await client.scatter("m.1", 0, 1, slot)
         assert loads.arrived() == ["m.1"]
         assert not any(layer.view(torch.int16)[5].any() for layer in caches.values())
 

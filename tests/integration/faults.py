@@ -97,6 +97,11 @@ class FaultyTransport:
         return self._over[_switches()["over"]]
 
     @property
+    def direct(self) -> bool:
+        """As the transport in use, but for faults."""
+        return self._real.direct and _switches()["fault"] is None
+
+    @property
     def shares_slots(self) -> bool:
         """As the transport in use."""
         return self._real.shares_slots

@@ -7,7 +7,7 @@ from deployments.engine.port import EngineDead, EngineProcesses, EngineStats, Ge
 from deployments.engine.tokens import TOKEN_BYTES, ContextDigest, TokenSlots, expected, pack, unpack
 from migration.protocol.errors import BlocksGone, TransferFailed
 from migration.protocol.messages import Fingerprint, Shard, SlotRef, Tail
-from migration.protocol.ports import Slot
+from migration.protocol.ports import Slot, WorkerLinks
 from migration.protocol.request import Sampling
 from policies.model import Blocks, Tokens
 
@@ -28,6 +28,7 @@ class FakeEngine:
         workers: int = 1,
     ) -> None:
         shard_bytes = block_size * TOKEN_BYTES // workers
+        self.links: WorkerLinks | None = None
         self.fingerprint = Fingerprint(model, cache, block_size, shard_bytes, workers)
         self.processes = EngineProcesses(core=0, workers=(0,) * workers)
         self.max_context = Tokens(num_blocks * block_size)

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -18,7 +18,6 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from app.tinymodel import ensure_tiny_model
 from deployments.engine.vllm_engine import USAGE, VllmEngine, _fingerprint, _processes, engine_args
 from migration.protocol.errors import TransferFailed
-from migration.protocol.messages import SlotRef
 from migration.protocol.request import Sampling
 from policies.model import Blocks
 
@@ -180,8 +179,9 @@ class LoadingCopiers:
         self.lost = False
         self.forgotten: list[str] = []
 
-    async def filled(self, load: str) -> None:
+    async def filled(self, load: str) -> int:
         await self._until(self.arrived)
+        return 2
 
     async def loaded(self, load: str) -> None:
         await self._until(self.cached)
@@ -240,6 +240,7 @@ async def test_load_ends_when_its_blocks_have_arrived_and_its_request_never_runs
     loading.copiers.cached.set()
     await loading.settle()
     assert loading.vllm.aborts == 1 and loading.copiers.forgotten == ["m.1"]
+    assert loading.engine.blocks_loaded == 2
 
 
 async def test_requests_name_a_loads_blocks_from_their_arrival_until_they_are_cached() -> None:
@@ -296,15 +297,3 @@ async def test_cancelled_load_aborts_its_request() -> None:
     with pytest.raises(asyncio.CancelledError):
         await loading.task
     assert loading.vllm.aborts == 1 and loading.copiers.forgotten == ["m.1"]
-
-
-async def test_blocks_of_chunks_that_arrive_at_once_are_all_counted() -> None:
-    class Scattering:
-        async def scatter(self, load: str, first: int, last: int, slots: Sequence[SlotRef]) -> int:
-            await asyncio.sleep(0)
-            return last - first
-
-    engine = bare(None, Scattering())
-    slots = [SlotRef("", 0, 7)]
-    await asyncio.gather(*(engine.put("m.1", Blocks(low), Blocks(low + 5), slots) for low in (0, 5)))
-    assert engine.blocks_loaded == 10

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.virtual_time
 class Copying(SharedSlots):
     """Takes a slot at the target too, as a transport between nodes does; what it "receives" is `arrived`."""
 
-    shares_slots = False
+    direct = shares_slots = False
 
     async def receive(self, channel: str, staged: SlotRef, size: Bytes, slot: Slot | None) -> SlotRef:
         assert slot is not None

@@ -41,7 +41,8 @@ def test_collective_is_made_without_a_group() -> None:
 
 @pytest.mark.parametrize(("name", "shares"), [("cuda_ipc", True), ("nccl", False)])
 def test_transports_between_gpus_are_made_without_one(name: str, shares: bool) -> None:
-    assert make_transport(MigrationSettings(transport=name), SIZES).shares_slots is shares
+    transport = make_transport(MigrationSettings(transport=name), SIZES)
+    assert transport.shares_slots is transport.direct is shares
 
 
 @pytest.mark.parametrize("name", [*NAMES, f"{__name__}:factory"])

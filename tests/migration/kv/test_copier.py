@@ -16,9 +16,10 @@ import uvloop
 from migration.kv.client import CopierClient, Copiers
 from migration.kv.copier import Copier
 from migration.kv.layout import CacheLayout
+from migration.kv.sending import Sending
 from migration.kv.staging import HEADER, HostSegment
 from migration.kv.tables import BlockLoad, BlockLoads, BlockTables, TableChange
-from migration.kv.wire import GatherCall, Gathered, ScatterCall, decode, encode
+from migration.kv.wire import GatherCall, Gathered, ScatterCall, SendCall, decode, encode
 from migration.protocol.errors import BlocksGone, TransferFailed
 from migration.protocol.messages import SlotRef
 from migration.protocol.ports import Slot
@@ -79,7 +80,8 @@ async def test_blocks_move_through_a_slot(desk: Desk) -> None:
     slot, size = await desk.client.gather("r.0", 0, 2, desk.segment.path, 128)
     assert size == HEADER + 2 * desk.layout.block_bytes and slot.offset == 128
     desk.admit(11, 12)
-    assert await desk.client.scatter("m.1", 0, 2, slot) == 2
+    await desk.client.scatter("m.1", 0, 2, slot)
+    assert await desk.client.filled("m.1") == 2
     assert desk.held(11, 12) == [5, 9]
     assert desk.loads.arrived() == ["m.1"]
 
@@ -164,7 +166,8 @@ def test_connection_works_in_a_loop_of_uvloop() -> None:
 async def test_blocks_that_the_cache_holds_are_left_alone(desk: Desk) -> None:
     slot = await desk.staged()
     desk.admit(12, start=1)
-    assert await desk.client.scatter("m.1", 0, 2, slot) == 1
+    await desk.client.scatter("m.1", 0, 2, slot)
+    assert await desk.client.filled("m.1") == 1
     assert desk.held(11, 12) == [11, 9]
 
 
@@ -174,7 +177,8 @@ async def test_chunk_waits_for_its_load_and_holds_up_no_other_call(desk: Desk) -
     assert (await desk.client.gather("r.0", 0, 1, desk.segment.path, 1024))[0].ticket
     assert not waiting.done()
     desk.admit(11, 12)
-    assert await waiting == 2
+    await waiting
+    assert desk.held(11, 12) == [5, 9]
 
 
 async def test_chunk_of_a_load_that_is_given_up_fails(desk: Desk) -> None:
@@ -361,7 +365,7 @@ async def test_every_worker_copies_its_shard(desks: Desks) -> None:
     assert len({shard.slot.ticket for shard in shards}) == 2
     for desk in desks.ranks:
         desk.admit(11, 12)
-    assert await desks.copiers.scatter("m.1", 0, 2, [shard.slot for shard in shards]) == 2
+    await desks.copiers.scatter("m.1", 0, 2, [shard.slot for shard in shards])
     assert [desk.held(11, 12) for desk in desks.ranks] == [[5, 9], [105, 109]]
 
 
@@ -411,6 +415,155 @@ async def test_load_that_the_replica_gives_up_ends_in_every_worker(desks: Desks)
 async def test_worker_without_a_copier_closes_the_connections_to_the_others(desks: Desks) -> None:
     with pytest.raises(OSError, match="refused"):
         await Copiers.connect([desks.ranks[0].copier.address, "\0nobody"])
+
+
+# --- sending to another copier ------------------------------------------------------------------------
+
+LONG = [5, 9, 2, 7, 1, 3, 8, 6, 4, 10]
+TAKEN = [15, 14, 13, 12, 11, 10, 9, 8, 7, 6]
+
+
+@dataclass
+class Journey:
+    """Two workers: `source` runs r.1 in the blocks `LONG`, and sends through a slot for eight blocks."""
+
+    source: Desk
+    target: Desk
+
+    def send(self, first: int = 0, last: int = 10, key: str = "r.1", address: str = "") -> asyncio.Task[int]:
+        slot = self.source.segment.slot(0, HEADER + 8 * self.source.layout.block_bytes)
+        address = address or self.target.copier.address
+        sending = self.source.client.send(key, first, last, [slot], 8, "m.1", address)
+        return asyncio.create_task(sending)
+
+    async def waiting(self, chunks: int) -> None:
+        """Wait until chunks wait at the target for their load."""
+        async with asyncio.timeout(5):
+            while len(self.target.copier._waiting) != chunks:
+                await asyncio.sleep(0.001)
+
+    @property
+    def tickets(self) -> list[int]:
+        """The tickets in the slot."""
+        offsets = Sending(SendCall(0, "", 0, 1, "", [0], 8, "", ""), self.source.layout.block_bytes).offsets
+        return [self.source.segment.ticket(offset) for offset in offsets]
+
+
+@pytest.fixture
+async def journey() -> AsyncIterator[Journey]:
+    async with open_desk() as source, open_desk() as target:
+        pair = Journey(source, target)
+        pair.source.tables.apply([TableChange("r.1", 40, LONG, replace=True, caught_up=True)], None)
+        pair.target.cache.zero_()
+        yield pair
+
+
+async def test_blocks_travel_between_workers(journey: Journey) -> None:
+    sending = journey.send()
+    await journey.waiting(4)
+    assert not sending.done()
+    await journey.source.client.gather("r.0", 0, 2, journey.source.segment.path, 8192)
+    journey.target.admit(*TAKEN)
+    async with asyncio.timeout(5):
+        size = await sending
+        assert await journey.target.client.filled("m.1") == 10
+    assert journey.target.held(*TAKEN) == LONG
+    assert size == 10 * journey.source.layout.block_bytes + 10 * HEADER
+
+
+async def test_slot_is_void_once_the_blocks_have_arrived(journey: Journey) -> None:
+    journey.target.admit(*TAKEN)
+    await journey.send()
+    assert journey.tickets == [0] * 4
+
+
+async def test_two_requests_travel_at_once(journey: Journey) -> None:
+    source = journey.source
+    journey.target.admit(*TAKEN)
+    journey.target.loads.begin(BlockLoad("m.2", "v2", 0, [1, 2]), None)
+    slot = source.segment.slot(4096, HEADER + 8 * source.layout.block_bytes)
+    other = source.client.send("r.0", 0, 2, [slot], 8, "m.2", journey.target.copier.address)
+    await asyncio.gather(journey.send(), other)
+    assert journey.target.held(*TAKEN, 1, 2) == [*LONG, 5, 9]
+
+
+@pytest.mark.parametrize(
+    ("key", "first", "address", "error"),
+    [
+        ("r.9", 0, "", "holds no blocks"),
+        ("r.0", 0, "", "block 3 is not full"),
+        ("r.1", 0, "\0nobody", "cannot be reached"),
+        ("r.1", 4, "", "does not wait for blocks"),
+    ],
+    ids=["a request without blocks", "a block that is not full", "a lost worker", "blocks that nobody wants"],
+)
+async def test_sending_fails_for(journey: Journey, key: str, first: int, address: str, error: str) -> None:
+    journey.target.admit(*TAKEN[:7])
+    with pytest.raises(TransferFailed, match=error):
+        await journey.send(first, 10, key, address)
+    assert journey.source.copier._sendings == [] and journey.tickets == [0] * 4
+
+
+async def test_sending_to_a_load_that_is_over_ends_well(journey: Journey) -> None:
+    """It may have ended without these blocks; the target knows."""
+    sending = journey.send()
+    await journey.waiting(4)
+    journey.target.client.forget("m.1")
+    async with asyncio.timeout(5):
+        await sending
+
+
+async def test_request_that_loses_its_blocks_is_not_sent_on(journey: Journey) -> None:
+    sending = journey.send()
+    await journey.waiting(4)
+    journey.source.tables.void(["r.1"])
+    journey.target.admit(*TAKEN)
+    with pytest.raises(BlocksGone):
+        await sending
+    assert await journey.target.client.missing("m.1") == 6
+
+
+async def test_cancelled_sending_stops_at_both_ends(journey: Journey) -> None:
+    sending = journey.send()
+    await journey.waiting(4)
+    sending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await sending
+    assert journey.tickets == [0] * 4 and journey.source.copier._sendings == []
+    await journey.waiting(0)
+    journey.target.admit(*TAKEN)
+    assert await journey.target.client.missing("m.1") == 10
+    async with asyncio.timeout(5):
+        await journey.send()
+    assert journey.target.held(*TAKEN) == LONG, "the connection of both workers is as good as before"
+
+
+async def test_sending_ends_with_its_replica(journey: Journey) -> None:
+    sending = journey.send()
+    await journey.waiting(4)
+    journey.source.client.close()
+    await journey.waiting(0)
+    assert journey.source.copier._sendings == [] and journey.tickets == [0] * 4
+    sending.cancel()
+
+
+async def test_sending_fails_with_the_other_worker(journey: Journey) -> None:
+    sending = journey.send()
+    await journey.waiting(4)
+    await asyncio.to_thread(journey.target.copier.close)
+    with pytest.raises(TransferFailed, match="has ended"):
+        await sending
+    assert journey.source.copier._links == {}
+    target = journey.target
+    target.copier = Copier(target.layout, target.tables, target.loads, {})
+
+
+async def test_workers_reach_each_other_rank_by_rank(journey: Journey) -> None:
+    address = journey.target.copier.address
+    copiers = await Copiers.connect([journey.source.copier.address])
+    assert copiers.reaches([address])
+    assert not copiers.reaches([address, address]) and not copiers.reaches(["\0nobody"])
+    copiers.close()
 
 
 def test_messages_round_trip() -> None:

@@ -187,20 +187,20 @@ def test_blocks_that_have_arrived_are_not_written_again() -> None:
 
 def test_load_is_filled_from_its_last_chunk_until_its_request_ends() -> None:
     loads = make_loads()
-    assert not BlockLoads().filled("m.1")
+    assert BlockLoads().filled("m.1") is None and BlockLoads().missing("m.1") is None
     write(loads, 3, 4)
-    assert not loads.filled("m.1")
+    assert loads.filled("m.1") is None and loads.missing("m.1") == 2
     write(loads, 1, 3)
-    assert loads.filled("m.1")
+    assert loads.filled("m.1") == 3 and loads.missing("m.1") == 0
     loads.arrived()
-    assert loads.filled("m.1")
+    assert loads.filled("m.1") == 3
     loads.close("m.1")
-    assert not loads.filled("m.1")
+    assert loads.filled("m.1") is None and loads.missing("m.1") is None
 
 
 def test_load_of_blocks_that_the_cache_holds_is_never_filled() -> None:
     """Its request runs: the load ends with that."""
-    assert not make_loads(4).filled("m.1")
+    assert make_loads(4).filled("m.1") is None
 
 
 def test_load_is_complete_when_its_blocks_are_in_the_cache() -> None:

@@ -8,9 +8,9 @@ import pytest
 from deployments.engine.port import Tie
 from deployments.engine.tokens import expected
 from migration.kv.staging import HEADER, HostSegment
-from migration.protocol.errors import PeerLost, Refused, TransferFailed
-from migration.protocol.messages import PathRequest, Prepare, Shard, SlotRef, Tail
-from migration.protocol.ports import Slot
+from migration.protocol.errors import BlocksGone, PeerLost, Refused, TransferFailed
+from migration.protocol.messages import Chunk, PathRequest, Prepare, Shard, SlotRef, Tail
+from migration.protocol.ports import Slot, Transport
 from migration.protocol.record import Outcome
 from migration.protocol.request import Doubt, Moving
 from migration.protocol.rounds import CopyLimits
@@ -18,7 +18,8 @@ from migration.run.world import MigrationLimits
 from migration.transport.shared import SharedSlots
 from policies.causes import Cause
 from policies.model import Blocks, Bytes, Phase, ReplicaId
-from tests.migration.world import make_pair, spec
+from tests.deployments.engine.fake_engine import FakeEngine
+from tests.migration.world import Pair, make_pair, spec
 
 pytestmark = pytest.mark.virtual_time
 KV, TOKENS, AUTO = PathRequest.KV, PathRequest.TOKENS, PathRequest.AUTO
@@ -79,6 +80,123 @@ async def test_corrupted_blocks_of_any_worker_change_the_output(workers: int, ra
     pair.move(request.id)
     assert (await pair.settled()).outcome is Outcome.COMMITTED
     assert await pair.finished(cursor) != expected(request.prompt, 60)
+
+
+def chunks_received(pair: Pair) -> list[int]:
+    """The first blocks of the chunks of rounds that come to b by messages, as they come."""
+    received: list[int] = []
+    receive = pair.b.moves.receive
+
+    async def noted(message: Chunk) -> None:
+        if message.tail is None:
+            received.append(message.first)
+        await receive(message)
+
+    pair.b.moves.receive = noted  # type: ignore[method-assign]
+    return received
+
+
+class FakeLinks:
+    """The links of a fake engine's workers to those of `other`; faults are knobs."""
+
+    def __init__(self, own: FakeEngine, other: FakeEngine, address: str) -> None:
+        self.addresses: tuple[str, ...] = (address,)
+        self.reachable = True
+        self.fault: Exception | None = None
+        self.pace_s = 0.0
+        self.sent: list[tuple[int, int]] = []
+        self._own, self._other = own, other
+
+    def reaches(self, addresses: Sequence[str]) -> bool:
+        return self.reachable and len(addresses) == 1
+
+    async def send(
+        self,
+        key: str,
+        first: Blocks,
+        last: Blocks,
+        slots: Sequence[Sequence[Slot]],
+        blocks: Blocks,
+        load: str,
+        addresses: Sequence[str],
+    ) -> Bytes:
+        if self.fault is not None:
+            raise self.fault
+        size = 0
+        for low in range(first, last, blocks):
+            await asyncio.sleep(self.pace_s)
+            high = Blocks(min(low + blocks, last))
+            shards = await self._own.gather(key, Blocks(low), high, slots[-1])
+            await self._other.put(load, Blocks(low), high, [shard.slot for shard in shards])
+            self.sent.append((low, high))
+            size += sum(shard.size for shard in shards)
+        return Bytes(size)
+
+    async def missing(self, load: str) -> int | None:
+        return self._own._slots.missing(load)
+
+
+def linked(transport: Transport | None = None, lease_s: float = 1.0, step_s: float = 0.001) -> tuple[Pair, FakeLinks]:
+    """A pair whose workers exchange blocks by themselves, and those from a to b."""
+    pair = make_pair(transport=transport, lease_s=lease_s, step_s=step_s)
+    pair.a.engine.links = there = FakeLinks(pair.a.engine, pair.b.engine, "a")
+    pair.b.engine.links = FakeLinks(pair.b.engine, pair.a.engine, "b")
+    return pair, there
+
+
+async def test_workers_of_one_node_exchange_blocks_without_messages() -> None:
+    (pair, links), request = linked(), spec(prompt=100)
+    received, cursor = chunks_received(pair), pair.submit(request)
+    await pair.until(cursor, 10)
+    pair.move(request.id)
+    record = await pair.settled()
+    assert record.path == "kv" and received == []
+    assert 0 < links.sent[-1][1] <= record.blocks
+    assert record.bytes >= sum(HEADER + (high - low) * 16 for low, high in links.sent)
+    assert pair.b.engine.blocks_loaded >= record.blocks
+    assert await pair.finished(cursor) == expected(request.prompt, 60)
+    await pair.both_idle()
+
+
+@pytest.mark.parametrize("why", ["transport", "node", "target"])
+async def test_blocks_come_by_messages_if_the_workers_cannot_exchange_them(why: str) -> None:
+    transport = SharedSlots()
+    transport.direct = why != "transport"
+    (pair, links), request = linked(transport), spec()
+    links.reachable = why != "node"
+    if why == "target":
+        pair.b.engine.links = None
+    received, cursor = chunks_received(pair), pair.submit(request)
+    await pair.until(cursor, 10)
+    pair.move(request.id)
+    assert (await pair.settled()).path == "kv" and links.sent == [] and received
+    assert await pair.finished(cursor) == expected(request.prompt, 60)
+
+
+@pytest.mark.parametrize("fault", [TransferFailed("the worker is lost"), BlocksGone("preempted")])
+async def test_failed_exchange_of_blocks_turns_the_move_into_one_by_tokens(fault: Exception) -> None:
+    (pair, links), request = linked(), spec()
+    links.fault = fault
+    cursor = pair.submit(request)
+    await pair.until(cursor, 10)
+    pair.move(request.id)
+    record = await pair.settled()
+    assert record.path == "tokens" and str(fault) in record.reason
+    assert await pair.finished(cursor) == expected(request.prompt, 60)
+    await pair.both_idle()
+
+
+@pytest.mark.parametrize("progress", [True, False])
+async def test_lease_of_a_long_round_lasts_while_blocks_arrive(progress: bool) -> None:
+    """No message of the source comes meanwhile."""
+    (pair, links), request = linked(lease_s=0.1, step_s=0.01), spec(prompt=700, tokens=300)
+    links.pace_s = 0.02 if progress else 0.2
+    cursor = pair.submit(request)
+    await pair.until(cursor, 2)
+    pair.move(request.id)
+    record = await pair.settled()
+    assert (record.path == "kv" and record.outcome is Outcome.COMMITTED) is progress
+    assert await pair.finished(cursor) == expected(request.prompt, 300)
 
 
 class OneRankFails(SharedSlots):

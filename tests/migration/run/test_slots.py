@@ -96,3 +96,14 @@ async def test_end_of_the_lease_voids_the_content(slots: Slots) -> None:
         reader.check(SlotRef(slot.segment, slot.offset, 7))
     with pytest.raises(TransferFailed, match="reused"):
         reader.check(SlotRef(slot.segment, slot.offset, 7))
+
+
+async def test_spare_slots_are_the_half_that_may_be_taken_without_waiting() -> None:
+    slots = Slots(4, 1 << 12)
+    first = await slots.lease()
+    spare = slots.lease_spare()
+    assert spare is not None and slots.in_use == 2
+    assert slots.lease_spare() is None
+    first.end()
+    assert slots.lease_spare() is not None
+    slots.close()
