@@ -30,6 +30,8 @@ class MoveSample:
     """One migration as the client measured it, and its record.
 
     `asked` is the path of the order, `gap_s` the stream's median gap, `resumed_at` the end of the pause in Unix time.
+    `handed_s` is the gap between the last token of the source and the first of the target, which a larger gap during
+    the copying does not hide; None if some chunk of the stream has several tokens.
     """
 
     mode: str
@@ -39,22 +41,12 @@ class MoveSample:
     gap_s: float
     resumed_at: float
     record: dict[str, Any]
+    handed_s: float | None = None
 
     @property
     def multiple(self) -> float:
         """The pause in median gaps of the same stream."""
         return self.pause_s / self.gap_s
-
-    @property
-    def paused_at(self) -> float:
-        """The beginning of the pause in Unix time."""
-        return self.resumed_at - self.pause_s
-
-    @property
-    def frozen_at(self) -> float:
-        """The freeze in Unix time, of a request that moved."""
-        record = self.record
-        return float(record["started_at"] + record["duration_s"] - record["pause_s"])
 
     @property
     def committed(self) -> bool:
@@ -86,7 +78,15 @@ async def move_one(
     record = await admin.record(migration)
     began, ended = find_pause(stream, record)
     gap = statistics.median(stream.gaps)
-    return MoveSample(mode.name, mode.path, context, ended - began, gap, ended, record), stream
+    handed = handed_over(stream, record["tokens"], context, output)
+    return MoveSample(mode.name, mode.path, context, ended - began, gap, ended, record, handed), stream
+
+
+def handed_over(stream: TimedStream, frozen_at: int | None, context: int, output: int) -> float | None:
+    """The gap behind the last token of a context of `frozen_at` tokens; None if chunks and tokens do not correspond."""
+    if frozen_at is None or len(stream.arrivals) != output or not context < frozen_at < context + output:
+        return None
+    return stream.gaps[frozen_at - context - 1]
 
 
 def find_pause(stream: TimedStream, record: dict[str, Any]) -> tuple[float, float]:

@@ -8,9 +8,9 @@ client between the source's last chunk and the target's first, in milliseconds a
 median gap. "vs tokens" divides this multiple by the token path's at the same context. With `--workers 2` each replica
 splits the model over two workers.
 
-With `--parts`, the pause of KV moves is taken apart: from the last chunk's arrival to the freeze (negative if the chunk
-was still on its way), from the freeze to the first token's publication at the target, and from there to the client. The
-hand-over's message to the target is in the last part: the two replicas' clocks are not compared.
+With `--parts`, the pause of KV moves is taken apart. The hand-over is the gap between the source's last token and the
+target's first; the pause is longer than that if the copying caused a larger gap. Of the hand-over, "engine" is the time
+from the freeze to the target's first token, but for the message to the target, and "messages" is all the rest.
 
 Then the same with background streams on both replicas, and their slowdown by migrations.
 
@@ -145,18 +145,20 @@ def _print(samples: Sequence[MoveSample], contexts: Sequence[int]) -> None:
 
 
 def _print_parts(samples: Sequence[MoveSample], contexts: Sequence[int]) -> None:
-    """Print the parts of the pause in milliseconds, for KV moves."""
-    print(f"\n{'context':>7} {'mode':14}{'chunk to freeze':>24}{'freeze to first token':>24}{'messages':>24}{'gap':>8}")
+    """Print the parts of KV moves: hand-over and its parts in milliseconds, and the hand-over in median gaps."""
+    print(f"\n{'':26}{'hand-over: ms':>24}{'median gaps':>20}{'engine, ms':>24}{'messages, ms':>24}")
     for context in contexts:
         for mode in MODES:
-            moved = [s for s in _of(samples, context, mode.name) if s.record["resume_s"] is not None]
-            if mode.path != "kv" or not moved:
-                continue
-            before = [s.frozen_at - s.paused_at for s in moved]
-            inside = [s.record["resume_s"] for s in moved]
-            rest = [s.pause_s - b - i for s, b, i in zip(moved, before, inside, strict=True)]
-            parts = "".join(f"{spread([value * 1e3 for value in part]):>24}" for part in (before, inside, rest))
-            print(f"{context:7} {mode.name:14}{parts}{statistics.median(s.gap_s for s in moved) * 1e3:8.1f}")
+            moved = [
+                (s.handed_s, s.gap_s, s.record["resume_s"])
+                for s in _of(samples, context, mode.name)
+                if mode.path == "kv" and s.handed_s is not None and s.record["resume_s"] is not None
+            ]
+            if moved:
+                parts = [[handed, engine, handed - engine] for handed, _, engine in moved]
+                whole, engine_s, rest = (spread([part * 1e3 for part in column]) for column in zip(*parts, strict=True))
+                gaps = spread([handed / gap for handed, gap, _ in moved])
+                print(f"{context:7} {mode.name:14}{len(moved):4}{whole:>24}{gaps:>20}{engine_s:>24}{rest:>24}")
 
 
 def _of(samples: Sequence[MoveSample], context: int, mode: str) -> list[MoveSample]:
