@@ -180,8 +180,9 @@ class BatchScheduler:
         sequence.digest = ContextDigest(b"".join(block.held for block in cached))
         for _ in range(missing):
             self._allocate(sequence)
-        if sequence.tail_first <= len(cached):
-            self._fill(sequence, sequence.tail[(len(cached) - sequence.tail_first) * self._size * TOKEN_BYTES :])
+        known = sequence.computed - sequence.tail_first * self._size
+        if known >= 0:
+            self._fill(sequence, sequence.tail[known * TOKEN_BYTES :])
         sequence.tail = b""
         return True
 

@@ -13,7 +13,7 @@ from deployments.engine.port import EngineDead, InvalidRequest
 from deployments.engine.tokens import expected
 from migration.kv.staging import HEADER, HostSegment
 from migration.protocol.errors import BlocksGone, TransferFailed
-from migration.protocol.messages import PathRequest, SlotRef
+from migration.protocol.messages import PathRequest, SlotRef, Tail
 from migration.protocol.ports import Slot
 from migration.protocol.record import Outcome
 from migration.protocol.request import Sampling
@@ -57,18 +57,23 @@ class Desk:
     async def open(cls, **pace: Any) -> "Desk":
         return cls(await PacedEngine.start("model", PACE | pace))
 
-    def ask(self, key: str, prompt: tuple[int, ...], tokens: int, outputs: tuple[int, ...] = ()) -> Answer:
+    def ask(
+        self, key: str, prompt: tuple[int, ...], tokens: int, outputs: tuple[int, ...] = (), tail: Tail | None = None
+    ) -> Answer:
         self.answers[key] = Answer()
-        self.tasks[key] = asyncio.create_task(self._read(key, prompt, tokens, outputs))
+        self.tasks[key] = asyncio.create_task(self._read(key, prompt, tokens, outputs, tail))
         return self.answers[key]
 
     async def done(self, *keys: str) -> None:
         await asyncio.gather(*(self.tasks[key] for key in keys or self.tasks))
 
-    async def _read(self, key: str, prompt: tuple[int, ...], tokens: int, outputs: tuple[int, ...]) -> None:
+    async def _read(
+        self, key: str, prompt: tuple[int, ...], tokens: int, outputs: tuple[int, ...], tail: Tail | None
+    ) -> None:
         answer, sampling = self.answers[key], Sampling(tokens, temperature=0.0)
-        async with aclosing(self.engine.generate(key, prompt, outputs, sampling)) as stream:  # type: ignore[type-var]
-            async for generated in stream:
+        stream = self.engine.generate(key, prompt, outputs, sampling, tail)
+        async with aclosing(stream) as steps:  # type: ignore[type-var]
+            async for generated in steps:
                 answer.tokens += generated.tokens
                 answer.times.append(virtual_loop().time())
                 answer.finish = generated.finish
@@ -338,6 +343,48 @@ async def test_moved_request_continues_without_prefill(segment: HostSegment) -> 
     assert outputs + tuple(rest.tokens) == expected(prompt(32), 20)
     assert rest.times[0] - began == pytest.approx(0.010 + 0.004)
     assert target.engine.blocks_loaded == 9
+    await source.done()
+
+
+@pytest.mark.parametrize("flip", [None, 7], ids=["whole", "corrupted"])
+async def test_tail_is_not_computed(segment: HostSegment, flip: int | None) -> None:
+    source, target = await Desk.open(), await Desk.open()
+    outputs = await half_done(source)
+    await moved(segment, source, target, prompt(32) + outputs, 8)
+    tail = Tail("tail", Blocks(8), 39)
+    ((slot, _),) = await source.engine.gather_tail("r", tail, slots(segment))
+    if flip is not None:
+        segment.view(HEADER, SLOT_BYTES)[flip] ^= 1
+    await target.engine.hold(tail, [slot])
+    began = virtual_loop().time()
+    rest = target.ask("r", prompt(32), 20, outputs, tail)
+    await target.done()
+    assert rest.times[0] - began == pytest.approx(0.010 + 0.001), "one token is computed"
+    assert (outputs + tuple(rest.tokens) == expected(prompt(32), 20)) is (flip is None)
+    await source.done()
+
+
+@pytest.mark.parametrize("first", [7, 9], ids=["some of it in the cache", "a gap before it"])
+async def test_tail_that_does_not_begin_behind_the_cache(segment: HostSegment, first: int) -> None:
+    source, target = await Desk.open(), await Desk.open()
+    outputs = await half_done(source)
+    await moved(segment, source, target, prompt(32) + outputs, 8)
+    tail = Tail("tail", Blocks(first), 39)
+    ((slot, _),) = await source.engine.gather_tail("r", tail, slots(segment))
+    await target.engine.hold(tail, [slot])
+    began = virtual_loop().time()
+    rest = target.ask("r", prompt(32), 20, outputs, tail)
+    await target.done()
+    assert rest.times[0] - began == pytest.approx(0.010 + (0.001 if first == 7 else 0.008))
+    assert outputs + tuple(rest.tokens) == expected(prompt(32), 20)
+    await source.done()
+
+
+async def test_tail_beyond_the_computed_tokens_is_not_gathered(segment: HostSegment) -> None:
+    source = await Desk.open()
+    await half_done(source)
+    with pytest.raises(TransferFailed, match="tokens are computed"):
+        await source.engine.gather_tail("r", Tail("tail", Blocks(8), 50), slots(segment))
     await source.done()
 
 

@@ -326,7 +326,7 @@ def test_first_step_copies_the_tail_into_the_requests_blocks() -> None:
     connector.update_state_after_alloc(asked, Allocated([5, 6, 7]), covered)
     assert start(connector, [5, 6, 7], 2, 10).tails == [TailLoad("m.tail", 1, [7])]
     assert connector.build_connector_meta(Scheduled()).tails == []
-    assert connector.get_num_new_matched_tokens(asked, 0) == (0, False), "after a preemption it is not there any more"
+    assert connector.get_num_new_matched_tokens(asked, 8) == (0, False), "after a preemption it is not there any more"
 
 
 def test_tail_that_covers_nothing_is_not_copied() -> None:

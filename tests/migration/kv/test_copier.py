@@ -111,9 +111,20 @@ async def test_tail_is_held_until_it_is_taken_or_discarded(desk: Desk) -> None:
     assert desk.tails == {}
 
 
-async def test_tail_in_a_slot_that_was_reused_is_not_held(desk: Desk) -> None:
+@pytest.mark.parametrize("during", [False, True], ids=["before", "during the copy"])
+async def test_tail_in_a_slot_that_was_reused_is_not_held(desk: Desk, during: bool) -> None:
     slot, _ = await desk.client.gather("r.0", 1, 3, desk.segment.path, 0, partial=True)
-    await desk.staged()
+    if during:
+        take = desk.layout.take
+
+        def reused(source: object) -> torch.Tensor:
+            taken = take(source)
+            desk.segment.stamp(0, 1)
+            return taken
+
+        desk.layout.take = reused  # type: ignore[method-assign]
+    else:
+        await desk.staged()
     with pytest.raises(TransferFailed, match="reused"):
         await desk.client.hold("a", 2, slot)
     assert desk.tails == {}
