@@ -35,6 +35,7 @@ ENV: dict[str, str] = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "512",
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -54,7 +55,7 @@ ROOT = Path(__file__).parent.parent
 
 Device = Literal["cpu", "cuda"]
 
-_CPU_ENV = ("VLLM_CPU", "OMP")
+_CPU_ENV = ("VLLM_CPU", "OMP", "ONEDNN")
 _CPU_ONLY: Mapping[str, Any] = {"dtype": "float32", "block_size": 32, "enforce_eager": True}
 """Mell's settings of engines on a CPU."""
 

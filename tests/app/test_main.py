@@ -55,7 +55,8 @@ def test_engine_defaults_without_gpus() -> None:
     engine = deployments({})["Engine"]
     assert engine.init_args[0].kwargs == {**NAMED, "dtype": "float32", "block_size": 32, "enforce_eager": True}
     assert "num_gpus" not in engine.ray_actor_options
-    assert engine.ray_actor_options["runtime_env"]["env_vars"]["OMP_NUM_THREADS"] == "1"
+    environment = engine.ray_actor_options["runtime_env"]["env_vars"]
+    assert environment["OMP_NUM_THREADS"] == "1" and environment["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "512"
 
 
 def test_compiled_functions_outlive_a_restart_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +76,7 @@ def test_engine_defaults_with_gpus_are_vllms() -> None:
     assert engine.init_args[0].kwargs == NAMED
     assert engine.ray_actor_options["num_gpus"] == 1.0
     assert engine.ray_actor_options["accelerator_type"] == "H100"
-    assert "OMP_NUM_THREADS" not in engine.ray_actor_options["runtime_env"]["env_vars"]
+    assert engine.ray_actor_options["runtime_env"]["env_vars"].keys() == {"VLLM_NO_USAGE_STATS"}
 
 
 def test_replica_of_several_workers_has_a_gpu_for_each() -> None:
