@@ -90,7 +90,7 @@ def _on_gpus(rig: Rig) -> list[Part]:
         Part(
             "checks",
             "the tests for GPUs, the stages of a move without an engine, NCCL",
-            120,
+            160,
             (RunTests(), MeasureStages(), CheckNccl()),
         ),
         Part(

@@ -306,12 +306,7 @@ SECTIONS: Sequence[RecordSection] = (
     RecordSection(
         "Drain and kill",
         _faults,
-        {
-            f"A {fault} of a replica under load": lambda r, fault=fault: any(
-                row.fault == fault for row in r.of(FaultRow)
-            )  # type: ignore[misc]
-            for fault in ("drain", "kill")
-        },
+        {f"A {fault} of a replica under load": _struck(fault) for fault in ("drain", "kill")},
     ),
     RecordSection(
         "NCCL",

@@ -72,7 +72,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_calls_go_on_where_the_last_one_ended(one_gpu: None, played: list[str], tmp_path: Path) -> None:
     state = ["--state", str(tmp_path / "state"), "--commit", "abc1234"]
-    assert main(["--minutes", "9", *state]) == 0
+    assert main(["--minutes", "9.5", *state]) == 0
     assert played == ["checks", "moves"]
     assert main(["--minutes", "5", *state]) == 1, "a part failed"
     assert played == ["checks", "moves", "serving"]

@@ -67,7 +67,7 @@ async def test_process_that_hangs_is_killed(bench: Bench) -> None:
 
 def test_rates_of_stages() -> None:
     seconds = {"8": {"copy": [1.0], "open": [9.0], "move": [0.5, 1.0, 2.0]}}
-    rows = stage_rows({"copy_1_gib_gb_s": 1433.0, "seconds": seconds})  # type: ignore[dict-item]
+    rows = stage_rows({"copy_1_gib_gb_s": 1433.0, "seconds": seconds})
     assert rows == [
         StageRow("copy", 0, Spread(1, 1433, 1433, 1433)),
         StageRow("copy", 8, Spread(1, *[0.008389] * 3)),
