@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from app.tinymodel import cache_root
-from benchmarks.gpu.plan import Part, full_plan, next_parts, short_plan
+from benchmarks.gpu.plan import RunPart, full_plan, next_parts, short_plan
 from benchmarks.gpu.record import OriginRow, OtherOrigin, PartRow, RunRecord
 from benchmarks.gpu.running import play
 from benchmarks.servers import ROOT, Rig
@@ -86,12 +86,12 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def _parts(options: argparse.Namespace, gpus: int) -> list[Part]:
+def _parts(options: argparse.Namespace, gpus: int) -> list[RunPart]:
     rig = Rig.on_gpus(max(1, gpus)) if options.device == "cuda" else Rig()
     return short_plan(rig) if options.short else full_plan(rig)
 
 
-def _play(part: Part, record: RunRecord, options: argparse.Namespace) -> PartRow:
+def _play(part: RunPart, record: RunRecord, options: argparse.Namespace) -> PartRow:
     """Run a part and bring the results out, also those of a part that is interrupted."""
     if part.servers is not None:
         part.servers.rig.shape.folder()

@@ -35,6 +35,7 @@ class MovedCell:
         copied = [r for r in records if r["bytes"] and r["copy_s"]]
         found = {
             "client_ms": Spread.of(sample.pause_s * 1e3 for sample in self.samples),
+            "handed_ms": Spread.of(s.handed_s * 1e3 for s in self.samples if s.handed_s is not None),
             "gaps": Spread.of(sample.multiple for sample in self.samples),
             "gap_ms": Spread.of(sample.gap_s * 1e3 for sample in self.samples),
             "source_ms": Spread.of(r["pause_s"] * 1e3 for r in records),

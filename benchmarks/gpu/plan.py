@@ -67,7 +67,7 @@ class ServerSet:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RunPart:
     """Servers and steps. `purpose` is a sentence for the list of parts; it needs `gpus` GPUs."""
 
     name: str
@@ -78,22 +78,22 @@ class Part:
     gpus: int = 1
 
 
-def full_plan(rig: Rig) -> list[Part]:
+def full_plan(rig: Rig) -> list[RunPart]:
     """The parts of a run on the rig's device."""
     parts = _on_gpus(rig) if rig.device == "cuda" else _on_cpu(rig)
     return [part for part in parts if part.gpus <= max(1, rig.gpus)]
 
 
-def _on_gpus(rig: Rig) -> list[Part]:
+def _on_gpus(rig: Rig) -> list[RunPart]:
     small, large = replace(rig, model="small"), replace(rig, model="8b")
     return [
-        Part(
+        RunPart(
             "checks",
             "the tests for GPUs, the stages of a move without an engine, NCCL",
             160,
             (RunTests(), MeasureStages(), CheckNccl()),
         ),
-        Part(
+        RunPart(
             "moves",
             "pause and copying against the context, neighbours, memory, a drain (8B shape, cuda_ipc)",
             390,
@@ -105,35 +105,35 @@ def _on_gpus(rig: Rig) -> list[Part]:
             ),
             ServerSet(large, 2),
         ),
-        Part(
+        RunPart(
             "serving",
             "throughput and latency beside vLLM's own server at 16, 64 and 256 streams (8B shape)",
             230,
             (MeasureServing((16, 64, 256)),),
             ServerSet(large, 1, bare=True),
         ),
-        Part(
+        RunPart(
             "texts-invariant",
             "moved against unmoved texts with controls, batch-invariant kernels; kill -9 of a replica",
             340,
             (CompareMoved(rounds=2), CompareStock(rounds=2), Strike("kill", back_s=80)),
             ServerSet(replace(small, invariant=True), 2, bare=True),
         ),
-        Part(
+        RunPart(
             "texts",
             "moved against unmoved texts with controls, vLLM's usual kernels",
             200,
             (CompareMoved(rounds=1), CompareStock(rounds=1)),
             ServerSet(small, 2, bare=True),
         ),
-        Part(
+        RunPart(
             "shared",
             "pause and copying against the context over `shared`, through host memory",
             150,
             (MeasureMoves((512, 8192, 24576), ("pre-copy",), repeat=3),),
             ServerSet(large, 2, migration={"transport": "shared"}),
         ),
-        Part(
+        RunPart(
             "nccl",
             "pause and copying over NCCL between two GPUs, neighbours",
             300,
@@ -144,7 +144,7 @@ def _on_gpus(rig: Rig) -> list[Part]:
     ]
 
 
-def _on_cpu(rig: Rig) -> list[Part]:
+def _on_cpu(rig: Rig) -> list[RunPart]:
     """The same parts without those that need a GPU's kernels, in sizes for two cores."""
     texts: tuple[PartStep, ...] = (
         CompareMoved(streams=4, prompt=200, output=150, rounds=1),
@@ -157,18 +157,18 @@ def _on_cpu(rig: Rig) -> list[Part]:
         Strike("drain", streams=8, prompt=200, output=300),
     )
     return [
-        Part("checks", "the tests for GPUs, which are all skipped", 60, (RunTests(),)),
-        Part(
+        RunPart("checks", "the tests for GPUs, which are all skipped", 60, (RunTests(),)),
+        RunPart(
             "moves", "pause and copying against the context, neighbours, memory, a drain", 300, moves, ServerSet(rig, 2)
         ),
-        Part(
+        RunPart(
             "serving",
             "throughput and latency beside vLLM's own server",
             240,
             (MeasureServing((4, 16), pairs=3),),
             ServerSet(rig, 1, bare=True),
         ),
-        Part(
+        RunPart(
             "texts",
             "moved against unmoved texts with controls; kill -9 of a replica",
             300,
@@ -178,7 +178,7 @@ def _on_cpu(rig: Rig) -> list[Part]:
     ]
 
 
-def short_plan(rig: Rig) -> list[Part]:
+def short_plan(rig: Rig) -> list[RunPart]:
     """One part with every step that servers are measured by, as small as it can be."""
     steps: tuple[PartStep, ...] = (
         MeasureMemory(),
@@ -189,12 +189,12 @@ def short_plan(rig: Rig) -> list[Part]:
         CompareStock(2, 40, 60, rounds=1, alone=1),
         Strike("drain", 2, 40, 200),
     )
-    return [Part("short", "every step with servers, as small as can be", 300, steps, ServerSet(rig, 2, bare=True))]
+    return [RunPart("short", "every step with servers, as small as can be", 300, steps, ServerSet(rig, 2, bare=True))]
 
 
-def next_parts(parts: Iterable[Part], done: set[str], seconds: float) -> list[Part]:
+def next_parts(parts: Iterable[RunPart], done: set[str], seconds: float) -> list[RunPart]:
     """The parts that are not done, in order, as long as their limits fit into `seconds` together."""
-    chosen: list[Part] = []
+    chosen: list[RunPart] = []
     for part in parts:
         if part.name in done:
             continue

@@ -11,7 +11,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from benchmarks.gpu.bench import BARE_PORT, MELL_PORT, Allotment, Bench, PartStep
-from benchmarks.gpu.plan import Part, ServerSet
+from benchmarks.gpu.plan import RunPart, ServerSet
 from benchmarks.gpu.record import FailureRow, PartRow, RunRecord, StartRow
 from benchmarks.servers import bare_vllm, mell
 
@@ -21,7 +21,7 @@ GRACE_S = 5.0
 """The time that a step may take beyond its share, before it is cancelled."""
 
 
-def play(part: Part, record: RunRecord, folder: Path) -> PartRow:
+def play(part: RunPart, record: RunRecord, folder: Path) -> PartRow:
     """Run a part; its rows, and those of its failures, are added to the record."""
     began = time.monotonic()
     try:
@@ -44,7 +44,7 @@ def share(steps: Sequence[PartStep], left_s: float) -> float:
     return max(0.0, left_s) * steps[0].weight / sum(step.weight for step in steps)
 
 
-def run_step(step: PartStep, part: Part, time_: Allotment, record: RunRecord, folder: Path) -> bool:
+def run_step(step: PartStep, part: RunPart, time_: Allotment, record: RunRecord, folder: Path) -> bool:
     """Run one step; True if it did all its turns without an error."""
     bench = make_bench(part, time_, record, folder)
     name = type(step).__name__
@@ -61,7 +61,7 @@ async def _within(step: PartStep, bench: Bench, limit_s: float) -> None:
         await step.run(bench)
 
 
-def make_bench(part: Part, time_: Allotment, record: RunRecord, folder: Path) -> Bench:
+def make_bench(part: RunPart, time_: Allotment, record: RunRecord, folder: Path) -> Bench:
     """The surroundings of a step of the part."""
     servers = part.servers
     if servers is None:
@@ -72,7 +72,7 @@ def make_bench(part: Part, time_: Allotment, record: RunRecord, folder: Path) ->
 
 
 @contextlib.contextmanager
-def open_servers(part: Part, record: RunRecord, folder: Path) -> Iterator[None]:
+def open_servers(part: RunPart, record: RunRecord, folder: Path) -> Iterator[None]:
     """Start the part's servers, all at once: most of a start is imports. Their output goes to `folder`.
 
     Raises:

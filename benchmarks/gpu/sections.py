@@ -96,6 +96,7 @@ def _checks(record: RunRecord, pictures: Pictures) -> list[str]:
 
 _MOVED = {
     "client_ms": "at the client, ms",
+    "handed_ms": "between the tokens of the hand-over, ms",
     "gaps": "in median gaps",
     "source_ms": "source, ms",
     "whole_ms": "whole move, ms",

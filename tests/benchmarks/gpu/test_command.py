@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu.__main__ import bring_out, gpus, main, software
-from benchmarks.gpu.plan import Part
+from benchmarks.gpu.plan import RunPart
 from benchmarks.gpu.record import PartRow, RunRecord
 from tests.benchmarks.gpu.rows import ORIGIN, ROWS
 
@@ -59,7 +59,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Replaces parts by rows of their end; has their names. The part `serving` fails."""
     names: list[str] = []
 
-    def play(part: Part, record: RunRecord, folder: Path) -> PartRow:
+    def play(part: RunPart, record: RunRecord, folder: Path) -> PartRow:
         names.append(part.name)
         row = PartRow(part.name, "failed" if part.name == "serving" else "whole", 1.0)
         record.add(row)

@@ -7,7 +7,7 @@ import pytest
 
 from app.settings import Settings
 from benchmarks.gpu.moving import MeasureMoves, MeasureNeighbours
-from benchmarks.gpu.plan import PART_S, TOTAL_S, Part, ServerSet, full_plan, next_parts, short_plan
+from benchmarks.gpu.plan import PART_S, TOTAL_S, RunPart, ServerSet, full_plan, next_parts, short_plan
 from benchmarks.gpu.serving import MeasureServing
 from benchmarks.moved import STOP_AND_COPY
 from benchmarks.servers import Rig
@@ -22,7 +22,7 @@ def folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 GPU, GPUS, CPU = Rig.on_gpus(1), Rig.on_gpus(2), Rig()
 
 
-def every_part() -> Iterator[Part]:
+def every_part() -> Iterator[RunPart]:
     for rig in (GPU, GPUS, CPU):
         yield from full_plan(rig)
         yield from short_plan(rig)
@@ -103,7 +103,7 @@ def test_conditions_name_what_a_part_sets() -> None:
 
 
 def test_next_parts_are_those_that_fit() -> None:
-    parts = [Part(name, "", limit, ()) for name, limit in (("a", 100), ("b", 300), ("c", 50))]
+    parts = [RunPart(name, "", limit, ()) for name, limit in (("a", 100), ("b", 300), ("c", 50))]
     assert [p.name for p in next_parts(parts, set(), 400)] == ["a", "b"]
     assert [p.name for p in next_parts(parts, {"a"}, 360)] == ["b", "c"]
     assert [p.name for p in next_parts(parts, set(), 399)] == ["a"], "a later part does not overtake"

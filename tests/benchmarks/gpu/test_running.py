@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.gpu import running
 from benchmarks.gpu.bench import Allotment, Bench
-from benchmarks.gpu.plan import Part, ServerSet
+from benchmarks.gpu.plan import RunPart, ServerSet
 from benchmarks.gpu.record import FailureRow, NoteRow, PartRow, RunRecord, StartRow
 from benchmarks.gpu.running import play, share
 from benchmarks.servers import Rig
@@ -94,8 +94,8 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return events
 
 
-def part(*steps: FakeStep, bare: bool = True, limit_s: float = 100) -> Part:
-    return Part("a part", "", limit_s, steps, ServerSet(Rig(), 2, bare=bare))
+def part(*steps: FakeStep, bare: bool = True, limit_s: float = 100) -> RunPart:
+    return RunPart("a part", "", limit_s, steps, ServerSet(Rig(), 2, bare=bare))
 
 
 def test_steps_run_between_the_start_and_the_end_of_servers(servers: list[str], tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_servers_that_do_not_start_fail_the_part_and_end_the_others(servers: lis
 
 def test_part_without_servers_has_no_rig(tmp_path: Path) -> None:
     step = FakeStep()
-    assert play(Part("checks", "", 60, [step]), RunRecord([ORIGIN]), tmp_path).outcome == "whole"
+    assert play(RunPart("checks", "", 60, [step]), RunRecord([ORIGIN]), tmp_path).outcome == "whole"
     assert step.seen[0].rig is None
     step.seen[0].keep("kind", {"a": 1})
     assert (tmp_path / "samples.jsonl").read_text() == '{"part": "checks", "kind": "kind", "sample": {"a": 1}}\n'

@@ -140,7 +140,7 @@ def test_figures_of_moves() -> None:
     figures = MovedCell(made, []).figures()
     assert figures["client_ms"] == Spread(2, 30.0, 30.0, 30.0) and figures["gaps"].median == 5.0
     assert figures["gb_s"] == Spread(1, 21.47, 21.47, 21.47) and figures["mib"].median == 1024.0
-    assert "resume_ms" not in figures and MovedCell().figures() == {}
+    assert "resume_ms" not in figures and "handed_ms" not in figures and MovedCell().figures() == {}
 
 
 # --- texts --------------------------------------------------------------------------------------------
