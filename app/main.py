@@ -84,7 +84,8 @@ def _engine_config(settings: Settings) -> EngineConfig:
     # The model's name in vLLM's metrics.
     named = {} if settings.engine == "paced" else {"served_model_name": loading.model_id}
     kwargs = {**named, **defaults, **settings.engine_kwargs}
-    return EngineConfig(loading.model_id, source, kwargs, settings.engine, on_gpu=settings.gpus > 0)
+    standby = settings.deployment_config.standby
+    return EngineConfig(loading.model_id, source, kwargs, settings.engine, settings.gpus > 0, standby)
 
 
 def _scheduler_config(settings: Settings) -> SchedulerConfig:
@@ -120,10 +121,11 @@ def _listed_keys(file: str | None) -> tuple[ApiKey, ...]:
 
 def _engine_deployment(settings: Settings) -> Any:
     from deployments.replica.deployment import EngineReplica
+    from deployments.replica.standby import HOOK
 
     config = settings.deployment_config
     scaling = config.autoscaling_config
-    env = _ENV | ({} if settings.gpus else _CPU_ENV | _compiled())
+    env = _ENV | ({} if settings.gpus else _CPU_ENV | _compiled()) | (HOOK if config.standby else {})
     resources: dict[str, Any] = {"num_cpus": config.num_cpus, "runtime_env": {"env_vars": env}}
     if settings.gpus:
         resources["num_gpus"] = settings.gpus

@@ -105,6 +105,11 @@ class DeploymentSettings(SettingsSection):
     health_check_timeout_s: float = Field(
         10.0, gt=0, description="A replica without an answer to its health check for this time is replaced."
     )
+    standby: bool = Field(
+        False,
+        description="Keep a process with vLLM imported on every node of a replica, for the next replica there: that "
+        "starts sooner, and the process takes host memory, see operations.md.",
+    )
     engine_silence_s: float = Field(
         30.0,
         gt=0,
@@ -245,6 +250,8 @@ class Settings(SettingsSection):
         on_cpu = not self.gpus and self.engine == "vllm"
         if on_cpu and block_size is not None and block_size % 32:
             raise ValueError(f"engine_kwargs.block_size is {block_size}: on CPU write a multiple of 32")
+        if self.deployment_config.standby and self.engine == "paced":
+            raise ValueError("deployment_config.standby: a paced engine imports nothing; remove it")
         self._check_layout()
         return self
 

@@ -9,7 +9,8 @@ meanwhile waits for it. Printed are the medians, and the seconds of each start, 
     running       the replica accepts requests
     first token   the waiting client has a token
 
-and the memory of the last replica's processes (PSS). The start of the application itself is not measured: it fills the
+and the memory of the last replica's processes and of the standby's (PSS). The process of a replica that was a standby
+began before the order, so its time is negative. The start of the application itself is not measured: it fills the
 caches of files and compiled functions.
 """
 
@@ -21,6 +22,8 @@ import time
 from dataclasses import astuple, dataclass, fields
 from typing import Any
 
+import psutil
+
 from app.client.api import ApiClient
 from benchmarks.admin import Admin, OpenedStream
 from benchmarks.chaos.processes import Processes, memory_mb
@@ -31,6 +34,8 @@ from deployments.processes.table import identity_of
 PORT = 8100
 WAIT_S = 120.0
 POLL_S = 0.05
+IDLE = "ray::IDLE"
+"""The title of Ray's workers without an actor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +54,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--starts", type=int, default=5, help="measured starts")
     parser.add_argument("--pause", type=float, default=15.0, help="seconds of rest before each")
+    parser.add_argument("--standby", action="store_true", help="with deployment_config.standby")
     options = parser.parse_args()
     bounds = {"min_replicas": 1, "max_replicas": 2}  # the only possible replica cannot be drained
-    deployment = {"autoscaling_config": bounds}
+    deployment = {"autoscaling_config": bounds, "standby": options.standby}
     waits = {"no_replica_timeout_s": WAIT_S}
     with mell(PORT, 1, deployment_config=deployment, ingress=waits, scheduler={"epoch_s": 0.2}):
         asyncio.run(_measure(options))
@@ -68,10 +74,19 @@ async def _measure(options: argparse.Namespace) -> None:
         print(f"{number:<14d}" + "".join(f"{at:20.2f}" for at in astuple(times[-1])), flush=True)
     columns = zip(*map(astuple, times), strict=True)
     print(f"{'median [range]':14s}" + "".join(f"{spread(column, 2):>20s}" for column in columns))
+    await asyncio.sleep(options.pause)
+    for owner, process in await _processes():
+        print(f"memory of {owner}, {process.name()}: {sum(memory_mb(process.pid).values()):.0f} MB")
+
+
+async def _processes() -> list[tuple[str, psutil.Process]]:
+    """The processes of the replica and, if there is one, of the standby."""
     async with ApiClient(f"http://127.0.0.1:{PORT}") as server:
         (replica,) = (await server.state())["replicas"]
-    for process in Processes(replica["pids"][0]).tree(replica["pids"][0]):
-        print(f"memory of {process.name()}: {sum(memory_mb(process.pid).values()):.0f} MB")
+    node = Processes(replica["pids"][0])
+    idle = [tree for process in node.titled(IDLE) if len(tree := node.tree(process.pid)) > 1]
+    trees = {"the replica": node.tree(replica["pids"][0]), "the standby": [part for tree in idle for part in tree]}
+    return [(owner, process) for owner, tree in trees.items() for process in tree]
 
 
 async def _start(number: int) -> StartTimes:

@@ -193,7 +193,7 @@ class EngineConfig:
     """One engine: its name in the API, the model (a folder or a hub name), and the engine's own arguments.
 
     `kind` is "vllm", or "paced" for one without a model that keeps the pace of a GPU. `on_gpu` is the place of its KV
-    cache.
+    cache. With `standby`, each node keeps a process that has imported vLLM, for the next replica.
     """
 
     model_id: str
@@ -201,6 +201,7 @@ class EngineConfig:
     kwargs: dict[str, Any]
     kind: str = "vllm"
     on_gpu: bool = False
+    standby: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from deployments.replica.imports import import_vllm
 from deployments.replica.moves import Moves
 from deployments.replica.outbox import Outboxes
 from deployments.replica.reporting import ReplicaReporter
+from deployments.replica.standby import keep_standby, take
 from deployments.replica.transports import make_slots, make_transport, size_slots
 from deployments.serve.membership import Membership, ServeMembership
 from deployments.serve.routing import own_id, own_node
@@ -89,7 +90,8 @@ class EngineReplica:
         self._fence = 0
         self._silence_s = topology.engine_silence_s
         self._hung = False
-        start_guard()
+        if not take():
+            start_guard()
         self._engine: Engine = await _engine_class(engine.kind).start(engine.model_source, engine.kwargs)
         self._outboxes = Outboxes(time.monotonic)
         self._host = RequestHost(self._engine, self._outboxes, time.monotonic, self._free_tokens)
@@ -101,7 +103,9 @@ class EngineReplica:
         self._scheduler = ServeSchedulerClient(topology.app)
         self._moves = self._make_moves(migration, topology)
         self._membership = ServeMembership("Engine", topology.app, f"engine-{self._id}", self._peers_changed)
-        self._reaper = asyncio.create_task(self._watch())
+        self._tasks = [asyncio.create_task(self._watch())]
+        if engine.standby:
+            self._tasks.append(asyncio.create_task(keep_standby()))
         freeze_heap()
 
     def _peers_changed(self, membership: Membership) -> None:
@@ -146,7 +150,8 @@ class EngineReplica:
         return {REQUESTS: float(sum(1 for _ in self._host.loads()))}
 
     async def __del__(self) -> None:
-        self._reaper.cancel()
+        for task in self._tasks:
+            task.cancel()
         self._membership.stop()
         self._outboxes.close()
         self._transport.close()

@@ -4,12 +4,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray._common.utils import load_class
+from ray._private.ray_constants import WORKER_PROCESS_SETUP_HOOK_ENV_VAR
 
 from app.ingress.access.keys import ApiKey, digest, entry
 from app.ingress.config import IngressConfig
 from app.main import APP, build_app
 from app.tinymodel import VERSION
 from deployments.config import EngineConfig, MigrationSettings, SchedulerConfig
+from deployments.replica.standby import HOOK, prepare
 from tests.app.test_settings import shipped
 
 
@@ -103,6 +106,19 @@ def test_replica_that_fits_on_no_node_is_refused(
             build_app(args)
     else:
         build_app(args)
+
+
+def test_only_with_a_standby_rays_workers_prepare_for_a_replica() -> None:
+    without, with_it = (deployments({"deployment_config": {"standby": on}})["Engine"] for on in (False, True))
+    assert not HOOK.keys() & without.ray_actor_options["runtime_env"]["env_vars"].keys()
+    assert HOOK.items() <= with_it.ray_actor_options["runtime_env"]["env_vars"].items()
+    assert [e.init_args[0].standby for e in (without, with_it)] == [False, True]
+
+
+def test_rays_hook_has_the_name_that_ray_looks_for() -> None:
+    (variable,), (name,) = HOOK.keys(), HOOK.values()
+    assert variable == WORKER_PROCESS_SETUP_HOOK_ENV_VAR
+    assert load_class(name) is prepare
 
 
 def test_engine_kwargs_override_defaults() -> None:

@@ -185,6 +185,8 @@ def test_seconds_may_be_whole_numbers() -> None:
         (nested("engine_kwargs.tensor_parallel_size", 2) | nested("deployment_config.num_gpus", 4), "the same number"),
         (nested("deployment_config.num_gpus", 2), "the same number"),
         (nested("deployment_config.num_gpus", 1.5), "the same number"),
+        (nested("deployment_config.standby", True) | {"engine": "paced"}, "a paced engine imports nothing"),
+        (nested("deployment_config.standby", 1), "valid boolean"),
         (nested("engine_kwargs.tensor_parallel_size", "two"), "write a positive whole number"),
         (nested("migration.transport", "ncll"), "write shared, collective, cuda_ipc, nccl or module:factory"),
         (nested("migration.transport", "nccl"), "without GPUs write shared"),

@@ -83,6 +83,17 @@ class Run:
         assert self.process.poll() is None, self.output
         return answers(self.url)
 
+    def replicas(self) -> list[dict[str, Any]]:
+        """The engine replicas in its state."""
+        state: dict[str, Any] = httpx.get(f"{self.url}/mell/state", trust_env=False).json()
+        return list(state["replicas"])
+
+    def standby(self) -> ProcessIdentity | None:
+        """Its idle Ray worker with a fork server, if there is one."""
+        idle = {entry.pid: entry.identity for entry in self.below() if command_line(entry.pid).startswith("ray::IDLE")}
+        servers = (entry for entry in self.below() if FORK_SERVER in command_line(entry.pid))
+        return next((idle[entry.parent] for entry in servers if entry.parent in idle), None)
+
     def signal_group(self, number: signal.Signals) -> None:
         os.killpg(self.process.pid, number)
 
@@ -183,6 +194,11 @@ def one_engine(folder: Path, command: str) -> Run:
     return Run(folder, command, deployment_config=config)
 
 
+def with_standby(folder: Path, command: str) -> Run:
+    config = {"num_cpus": 0.1, "autoscaling_config": {"min_replicas": 1, "max_replicas": 1}, "standby": True}
+    return Run(folder, command, deployment_config=config)
+
+
 def paced_engines(folder: Path, command: str) -> Run:
     settings = {"num_gpu_blocks_override": 256, "block_size": 16, "max_model_len": 4000, "startup_s": 0.5}
     config = {"num_cpus": 0.05, "autoscaling_config": {"min_replicas": 2, "max_replicas": 2}}
@@ -278,7 +294,7 @@ def test_engine_ends_with_its_replica_and_another_starts(start: Start, attempt: 
     """Worker and engine core are stopped: they notice nothing."""
     run = start(one_engine, LAUNCHER)
     wait_until(run.healthy, START_LIMIT_S)
-    (replica,) = httpx.get(f"{run.url}/mell/state", trust_env=False).json()["replicas"]
+    (replica,) = run.replicas()
     old: list[ProcessIdentity] = [entry.identity for entry in descendants(replica["pids"][0])]
     for pid in replica["pids"][1:]:
         os.kill(pid, signal.SIGSTOP)
@@ -289,6 +305,24 @@ def test_engine_ends_with_its_replica_and_another_starts(start: Start, attempt: 
     run.signal_group(signal.SIGINT)
     assert run.process.wait(60) == 0
     assert left.nothing()
+
+
+def test_a_standby_becomes_the_next_replica_and_ends_with_the_rest(start: Start) -> None:
+    run = start(with_standby, LAUNCHER)
+    wait_until(run.healthy, START_LIMIT_S)
+    (first,) = run.replicas()
+    wait_until(lambda: run.standby() is not None, START_LIMIT_S)
+    standby = run.standby()
+    assert standby is not None
+    os.kill(first["pids"][0], signal.SIGKILL)
+    wait_until(lambda: any(r["id"] != first["id"] and r["pids"] for r in run.replicas()), START_LIMIT_S)
+    (second,) = [r for r in run.replicas() if r["id"] != first["id"]]
+    assert second["pids"][0] == standby.pid
+    wait_until(lambda: run.standby() not in (None, standby), START_LIMIT_S)
+    left = Left(run)
+    run.signal_group(signal.SIGINT)
+    assert run.process.wait(60) == 0
+    left.wait()
 
 
 @pytest.fixture
