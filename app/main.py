@@ -32,8 +32,9 @@ _CPU_ENV = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
-    # oneDNN keeps compiled kernels for each batch size. With its default of 1,024 kernels, a worker's memory grows for
-    # an hour or more (docs/performance.md). 512 kernels suffice for up to 64 decoding requests and 38 sizes of prefills.
+    # oneDNN keeps compiled kernels for each batch size. With its default of 1,024 kernels, a worker's memory grows
+    # for an hour or more (docs/performance.md). 512 kernels suffice for up to 64 decoding requests and 38 sizes of
+    # prefills.
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "512",
 }
 _ENV = {"VLLM_NO_USAGE_STATS": "1"}
