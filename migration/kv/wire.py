@@ -170,7 +170,7 @@ class TailHeld:
 
 @dataclass(frozen=True, slots=True)
 class CallFailed:
-    """The call had no effect: the request holds no blocks (`gone`), the load has ended (`over`), or as `text` says."""
+    """A call without effect, for the reason `text`. `gone`: the request holds no blocks. `over`: the load has ended."""
 
     number: int
     text: str
