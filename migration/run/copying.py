@@ -84,7 +84,7 @@ class BlockCopy:
         world = self._world
         tail = Tail(f"{self._migration}.tail", first, tokens)
         began = world.clock()
-        lease = await world.slots.lease()
+        lease = await world.slots.lease(to_send=not world.transport.shares_slots)
         try:
             shards = await world.blocks.gather_tail(self._hosted.key, tail, lease.slots)
             last = tail.last(world.blocks.fingerprint.block_size)
@@ -121,7 +121,7 @@ class BlockCopy:
         world = self._world
         size = world.slots.blocks(world.blocks.fingerprint.shard_bytes)
         for low, high in _pieces(planned.first, planned.last, size):
-            lease = await world.slots.lease()
+            lease = await world.slots.lease(to_send=not world.transport.shares_slots)
             try:
                 chunk = await self._gather(planned.number, low, high, lease.slots)
                 self._pushed = chunk

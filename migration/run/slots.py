@@ -15,6 +15,10 @@ class Slots:
 
     A lease is for one slot of each worker, since these hold the shards of the same blocks. `creates` make the workers'
     segments, in the order of their ranks; `DeviceSegment.create` makes one in GPU memory.
+
+    A transfer between nodes needs a slot at both ends, and its sender has one before its receiver. So all sends
+    together leave one slot free (of two or more): otherwise two replicas that send to each other could hold all slots,
+    and wait for each other.
     """
 
     def __init__(
@@ -33,6 +37,7 @@ class Slots:
             raise
         self._slots = tuple(tuple(s.slot(i * stride, stride) for s in self.segments) for i in range(count))
         self._free: asyncio.Queue[tuple[Slot, ...]] = asyncio.Queue()
+        self._sends = asyncio.Semaphore(max(1, count - 1))
         for slots in self._slots:
             self._free.put_nowait(slots)
 
@@ -45,24 +50,37 @@ class Slots:
         """The number of KV blocks whose shards fit into one slot of each worker."""
         return Blocks(self._slot_bytes // shard_bytes)
 
-    async def lease(self, limit_s: float | None = None) -> "Lease":
-        """Lease a slot of each worker; waits for free ones.
+    async def lease(self, limit_s: float | None = None, *, to_send: bool = False) -> "Lease":
+        """Lease a slot of each worker; waits for free ones. `to_send`: the receiver needs a slot of its own as well.
 
         Raises:
             TransferTimeout: no slot became free within `limit_s` seconds; None: it waits until it is cancelled.
         """
         try:
             async with asyncio.timeout(limit_s):
-                return Lease(self, await self._free.get())
+                return await (self._lease_to_send() if to_send else self._lease())
         except TimeoutError:
             raise TransferTimeout(f"no staging slot was free within {limit_s} s", Cause.NO_SLOT) from None
+
+    async def _lease(self) -> "Lease":
+        return Lease(self, await self._free.get())
+
+    async def _lease_to_send(self) -> "Lease":
+        await self._sends.acquire()
+        try:
+            return Lease(self, await self._free.get(), to_send=True)
+        except BaseException:
+            self._sends.release()
+            raise
 
     def lease_spare(self) -> "Lease | None":
         """Lease a slot of each worker if more than half of them are free now."""
         return Lease(self, self._free.get_nowait()) if self.in_use < len(self._slots) // 2 else None
 
-    def _free_slots(self, slots: tuple[Slot, ...]) -> None:
+    def _free_slots(self, slots: tuple[Slot, ...], to_send: bool) -> None:
         """Mark slots as free; their content is void from now on."""
+        if to_send:
+            self._sends.release()
         for segment, slot in zip(self.segments, slots, strict=True):
             segment.stamp(slot.offset, 0)
         self._free.put_nowait(slots)
@@ -85,9 +103,10 @@ class Lease:
     Ending a lease twice is allowed: of several users of the slots, each may end the lease.
     """
 
-    def __init__(self, owner: Slots, slots: tuple[Slot, ...]) -> None:
+    def __init__(self, owner: Slots, slots: tuple[Slot, ...], to_send: bool = False) -> None:
         self.slots = slots
         self._owner: Slots | None = owner
+        self._to_send = to_send
 
     def __enter__(self) -> tuple[Slot, ...]:
         return self.slots
@@ -99,7 +118,7 @@ class Lease:
         """Free the slots."""
         owner, self._owner = self._owner, None
         if owner is not None:
-            owner._free_slots(self.slots)
+            owner._free_slots(self.slots, self._to_send)
 
     def end_with(self, task: "asyncio.Task[None]") -> None:
         """`end`, as a task's callback."""

@@ -264,6 +264,40 @@ async def test_each_shard_is_received_in_a_slot_of_its_own_worker(workers: int) 
     await pair.both_idle()
 
 
+class SentSlots(CopiedSlots):
+    """A send lasts until its bytes have been received."""
+
+    def __init__(self) -> None:
+        self._received: dict[str, asyncio.Event] = {}
+
+    def channel(self, source: ReplicaId, target: ReplicaId, rank: int) -> str:
+        name = f"{source}-{target}-{len(self._received)}"
+        self._received[name] = asyncio.Event()
+        return name
+
+    async def send(self, channel: str, slot: Slot, size: Bytes) -> None:
+        await self._received[channel].wait()
+
+    async def receive(self, channel: str, staged: SlotRef, size: Bytes, slot: Slot | None) -> SlotRef:
+        received = await super().receive(channel, staged, size, slot)
+        self._received[channel].set()
+        return received
+
+
+async def test_replicas_that_send_to_each_other_do_not_wait_for_each_others_slots() -> None:
+    pair, requests = make_pair(transport=SentSlots()), {"a": spec("r", prompt=300), "b": spec("q", prompt=300)}
+    cursors = {name: pair.submit(request, on=name) for name, request in requests.items()}
+    for cursor in cursors.values():
+        await pair.until(cursor, 10)
+    pair.move(requests["a"].id, "a", "b")
+    pair.move(requests["b"].id, "b", "a")
+    for name, request in requests.items():
+        record = await pair.settled(name)
+        assert (record.outcome, record.path) == (Outcome.COMMITTED, "kv"), record
+        assert await pair.finished(cursors[name]) == expected(request.prompt, 60)
+    await pair.both_idle()
+
+
 @pytest.mark.parametrize(("workers", "workers_b"), [(2, 1), (1, 2)])
 async def test_requests_move_by_tokens_between_layouts(workers: int, workers_b: int) -> None:
     pair, request = make_pair(workers=workers, workers_b=workers_b, cache_b="another layout"), spec(tokens=120)

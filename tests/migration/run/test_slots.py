@@ -73,6 +73,23 @@ async def test_lease_waits_for_a_free_slot(slots: Slots) -> None:
     assert (await waiting).slots == first.slots
 
 
+async def test_sends_leave_a_slot_for_what_arrives(slots: Slots) -> None:
+    sent = await slots.lease(1, to_send=True)
+    with pytest.raises(TransferTimeout):
+        await slots.lease(0.01, to_send=True)
+    with await slots.lease(1):
+        waiting = asyncio.create_task(slots.lease(1, to_send=True))
+        sent.end()
+        (await waiting).end()
+    assert slots.in_use == 0
+
+
+async def test_send_that_gives_up_while_it_waits_for_a_slot_holds_up_no_other(slots: Slots) -> None:
+    with await slots.lease(1), await slots.lease(1), pytest.raises(TransferTimeout):
+        await slots.lease(0.01, to_send=True)
+    (await slots.lease(1, to_send=True)).end()
+
+
 async def test_lease_waits_no_longer_than_the_limit(slots: Slots) -> None:
     first, second = await slots.lease(1), await slots.lease(1)
     with first, second, pytest.raises(TransferTimeout, match=r"no staging slot was free within 0\.01 s"):
