@@ -3,7 +3,7 @@
 Named in the test application's settings as `tests.integration.faults:make`; both ends of a migration read the same
 file, whose path is in MELL_TEST_FAULTS: {"over": "collective" | "shared", "fault": null | a `Fault`, "rank": null | the
 only worker with the fault, "bytes_per_s": null | a number, for `Fault.SLOW`, "stop": null | the process that is stopped
-in the hand-over}.
+in the hand-over, "refuse": true if the target adopts nothing}.
 """
 
 import asyncio
@@ -20,10 +20,11 @@ from deployments.config import MigrationSettings
 from deployments.replica.moves import Moves
 from deployments.replica.transports import make_transport
 from migration.kv.staging import HEADER, Segments
-from migration.protocol.errors import TransferFailed
+from migration.protocol.errors import Refused, TransferFailed
 from migration.protocol.messages import Adopt, SlotRef
 from migration.protocol.ports import Slot, Transport
 from migration.protocol.sizing import MIB, StagingSizes
+from policies.causes import Cause
 from policies.model import Bytes, ReplicaId
 
 VARIABLE = "MELL_TEST_FAULTS"
@@ -49,28 +50,33 @@ def write(
     bytes_per_s: float | None = None,
     stop: int | None = None,
     rank: int | None = None,
+    refuse: bool = False,
 ) -> None:
     """Switch, for all processes at once. Raises ValueError if SLOW is without a speed, or a speed without SLOW."""
     if (fault is Fault.SLOW) != (bytes_per_s is not None):
         raise ValueError("bytes_per_s goes with Fault.SLOW")
     fresh = path.with_suffix(".new")
-    fresh.write_text(json.dumps({"over": over, "fault": fault, "rank": rank, "bytes_per_s": bytes_per_s, "stop": stop}))
+    switches = {"over": over, "fault": fault, "rank": rank, "bytes_per_s": bytes_per_s, "stop": stop, "refuse": refuse}
+    fresh.write_text(json.dumps(switches))
     fresh.replace(path)
 
 
 def make(config: MigrationSettings) -> Transport:
     """The factory that the settings name. It is called once in every replica."""
-    Moves.adopt = _adopt_and_stop_the_source  # type: ignore[method-assign, assignment]
+    Moves.adopt = _faulty_adopt  # type: ignore[method-assign, assignment]
     return FaultyTransport(config)
 
 
 _ADOPT = Moves.adopt
 
 
-async def _adopt_and_stop_the_source(moves: Moves, message: Adopt) -> None:
-    """The target runs the request, and the source's process stands still before it can learn of that."""
+async def _faulty_adopt(moves: Moves, message: Adopt) -> None:
+    """The target refuses the request, or it runs it and the source's process stands still before it learns of that."""
+    switches = _switches() if VARIABLE in os.environ else {}
+    if switches.get("refuse"):
+        raise Refused("a test wants it so", Cause.NO_ROOM)
     await _ADOPT(moves, message)
-    if VARIABLE in os.environ and (pid := _switches()["stop"]):
+    if pid := switches.get("stop"):
         os.kill(pid, signal.SIGSTOP)
 
 

@@ -236,6 +236,23 @@ async def test_sampling_that_depends_on_earlier_output_is_the_same_after_a_move(
     assert answer.text == want
 
 
+@pytest.mark.parametrize("sampling", STATEFUL.values(), ids=STATEFUL)
+async def test_request_that_the_target_does_not_adopt_continues_at_its_source(
+    application: Application, sampling: dict[str, Any]
+) -> None:
+    """The source has taken it out of its engine by then."""
+    tokens = prompt(400, f"refused/{sorted(sampling)}")
+    async with application.client() as client:
+        want, _ = await client.complete(tokens, 200, **sampling)
+        faults.write(application.faults, "shared", refuse=True)
+        answer, records = await moved(
+            client, f"refused-{len(sampling)}", tokens, 200, [20, 80, 100], ["kv", "tokens", "kv"], **sampling
+        )
+        await client.idle()
+    assert [(r["outcome"], r["cause"]) for r in records] == [("aborted", "no_room")] * 3
+    assert answer.text == want
+
+
 async def test_a_seeded_prompt_in_many_pieces_does_not_end_its_engine(application: Application) -> None:
     """It is sampled after each piece, and what was sampled is taken back."""
     tokens = prompt(3500, "pieces")
