@@ -145,16 +145,19 @@ async def test_corrupted_blocks_change_the_output(application: Application, over
 
 @pytest.mark.parametrize("over", ["collective", "shared"])
 async def test_corrupted_tail_changes_the_output(application: Application, over: str) -> None:
-    """All of this context is in one block that is not full."""
-    tokens = prompt(4, f"corrupt tail/{over}")
+    """All that is sent is one block that is not full. On a busy machine a request may have filled it before: again then."""
     async with application.client() as client:
-        want = await reference(client, tokens, 200)
-        answer, (record,) = await moved(client, f"tail-{over}", tokens, 200, [2], ["kv"])
-        assert (record["outcome"], record["path"], record["blocks"]) == ("committed", "kv", 1)
-        assert answer.text == want
-        faults.write(application.faults, over, Fault.CORRUPT)
-        answer, (record,) = await moved(client, f"corrupt-tail-{over}", tokens, 200, [2], ["kv"])
-        assert (record["outcome"], record["path"], record["blocks"]) == ("committed", "kv", 1)
+        for attempt in range(8):
+            tokens = prompt(4, f"corrupt tail/{over}/{attempt}")
+            want = await reference(client, tokens, 200)
+            faults.write(application.faults, over, Fault.CORRUPT)
+            answer, (record,) = await moved(client, f"corrupt-tail-{over}-{attempt}", tokens, 200, [1], ["kv"])
+            faults.write(application.faults, over)
+            assert (record["outcome"], record["path"]) == ("committed", "kv")
+            if record["blocks"] == 1:
+                break
+        else:
+            pytest.fail("every request had filled a block before it moved")
     assert answer.text != want
 
 
