@@ -145,7 +145,7 @@ async def test_corrupted_blocks_change_the_output(application: Application, over
 
 @pytest.mark.parametrize("over", ["collective", "shared"])
 async def test_corrupted_tail_changes_the_output(application: Application, over: str) -> None:
-    """All that is sent is one block that is not full. On a busy machine a request may have filled it before: again then."""
+    """All that is sent is one block that is not full; if a request has filled it, another one is moved."""
     async with application.client() as client:
         for attempt in range(8):
             tokens = prompt(4, f"corrupt tail/{over}/{attempt}")
