@@ -26,9 +26,13 @@ SAMPLINGS: list[dict[str, Any]] = [{"temperature": 0}, {"temperature": 0.8, "see
 async def test_replica_lists_both_workers(split: Application) -> None:
     async with split.client() as client:
         for replica in await client.running():
-            own, core, *workers = map(psutil.Process, replica["pids"])
-            assert core.ppid() == own.pid and [w.ppid() for w in workers] == [core.pid] * 2
-            assert len({os.getpgid(process.pid) for process in (own, core, *workers)}) == 1
+            own, *engine = map(psutil.Process, replica["pids"])
+            assert len({process.pid for process in engine}) == 3
+            (server,) = {process.ppid() for process in engine}
+            assert psutil.Process(server).ppid() == own.pid, (
+                "a core and two workers, forks of the replica's fork server"
+            )
+            assert len({os.getpgid(process.pid) for process in (own, *engine)}) == 1
 
 
 async def test_moves_both_ways_change_nothing(split: Application) -> None:
