@@ -7,7 +7,6 @@ outlive it.
 import asyncio
 import multiprocessing
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import ray
@@ -33,8 +32,15 @@ async def redeploy_engines(application: Application) -> None:
 
 
 async def _joined(done: Callable[[Any], None], argument: Any) -> None:
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), ray.init, ("auto",)) as pool:
-        await asyncio.get_running_loop().run_in_executor(pool, done, argument)
+    process = multiprocessing.get_context("spawn").Process(target=_connected, args=(done, argument))
+    process.start()
+    await asyncio.to_thread(process.join)
+    assert process.exitcode == 0
+
+
+def _connected(done: Callable[[Any], None], argument: Any) -> None:
+    ray.init("auto")
+    done(argument)
 
 
 def _stop_replica(replica: str) -> None:
