@@ -11,7 +11,15 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouter
 
 from app.ingress.access.keys import VARIABLE, ApiKey, parse_keys
 from app.ingress.config import IngressConfig
-from app.settings import AutoscalingSettings, Settings, check_installed, check_nodes, describe_errors
+from app.settings import (
+    CPU_ENGINE,
+    CPU_ENV,
+    AutoscalingSettings,
+    Settings,
+    check_installed,
+    check_nodes,
+    describe_errors,
+)
 from app.tinymodel import cache_root, ensure_tiny_model
 from app.versions import installed_version
 from deployments.config import EngineConfig, SchedulerConfig, Topology
@@ -27,16 +35,6 @@ UNLIMITED = 1_000_000_000
 _METRICS_S = 2.0
 """Interval at which replicas report their requests to Serve's own autoscaler."""
 
-_CPU_ENGINE = {"dtype": "float32", "block_size": 32, "enforce_eager": True}
-_CPU_ENV = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "OMP_NUM_THREADS": "1",
-    # oneDNN keeps compiled kernels for each batch size. With its default of 1,024 kernels, a worker's memory grows
-    # for an hour or more (docs/performance.md). 512 kernels suffice for up to 64 decoding requests and 38 sizes of
-    # prefills.
-    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "512",
-}
 _ENV = {"VLLM_NO_USAGE_STATS": "1"}
 
 
@@ -81,7 +79,7 @@ def _warn_untested() -> None:
 def _engine_config(settings: Settings) -> EngineConfig:
     loading = settings.model_loading_config
     source = loading.model_source or str(ensure_tiny_model())
-    defaults = {} if settings.gpus or settings.engine == "paced" else _CPU_ENGINE
+    defaults = {} if settings.gpus or settings.engine == "paced" else CPU_ENGINE
     # The model's name in vLLM's metrics.
     named = {} if settings.engine == "paced" else {"served_model_name": loading.model_id}
     kwargs = {**named, **defaults, **settings.engine_kwargs}
@@ -126,7 +124,7 @@ def _engine_deployment(settings: Settings) -> Any:
 
     config = settings.deployment_config
     scaling = config.autoscaling_config
-    env = _ENV | ({} if settings.gpus else _CPU_ENV | _compiled()) | (HOOK if config.standby else {})
+    env = _ENV | ({} if settings.gpus else {**CPU_ENV, **_compiled()}) | (HOOK if config.standby else {})
     resources: dict[str, Any] = {"num_cpus": config.num_cpus, "runtime_env": {"env_vars": env}}
     if settings.gpus:
         resources["num_gpus"] = settings.gpus

@@ -4,8 +4,7 @@ Names follow ray.serve.llm where it has them (model_loading_config, engine_kwarg
 deployment_config.autoscaling_config).
 """
 
-import importlib.metadata
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 from urllib.parse import urlsplit
@@ -14,7 +13,22 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from app.ingress.access.keys import KeyFile
 from deployments.config import ON_GPU, ON_HOST, MigrationSettings, SchedulerSettings, SettingsSection
+from deployments.replica.imports import CPU_BUILD, is_installed
 from policies.decision.limits import Mode
+
+CPU_ENGINE: Mapping[str, Any] = {"dtype": "float32", "block_size": 32, "enforce_eager": True}
+"""The engine settings of vLLM's CPU build, unless `engine_kwargs` has others."""
+
+CPU_ENV: Mapping[str, str] = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    # oneDNN keeps compiled kernels for each batch size. With its default of 1,024 kernels, a worker's memory grows
+    # for an hour or more (docs/performance.md). 512 kernels suffice for up to 64 decoding requests and 38 sizes of
+    # prefills.
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "512",
+}
+"""The environment of vLLM's CPU build."""
 
 
 class ModelLoadingSettings(SettingsSection):
@@ -307,12 +321,12 @@ def _explain(error: Any) -> str:
 
 def check_installed(settings: Settings) -> None:
     """Compare the settings with the installed build of vLLM. Raises ValueError with the correction."""
-    cpu_build = _installed("vllm-cpu")
+    cpu_build = is_installed(CPU_BUILD)
     if settings.gpus and cpu_build:
         raise ValueError(
             "the settings ask for GPUs but the CPU build of vLLM is installed: run `make setup DEVICE=cuda`"
         )
-    if not settings.gpus and not cpu_build and _installed("vllm"):
+    if not settings.gpus and not cpu_build and is_installed("vllm"):
         raise ValueError("the CUDA build of vLLM is installed: set deployment_config.num_gpus: 1, or `make setup`")
 
 
@@ -327,11 +341,3 @@ def check_nodes(settings: Settings, gpus_of_nodes: Collection[float]) -> None:
             f"a replica has {settings.gpus:g} GPUs (engine_kwargs.tensor_parallel_size) and must fit on one node, but "
             f"no node has more than {largest:g}: write tensor_parallel_size: {largest:g}"
         )
-
-
-def _installed(distribution: str) -> bool:
-    try:
-        importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True

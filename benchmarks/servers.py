@@ -22,6 +22,7 @@ from typing import Any, Literal, Self, get_args
 
 import yaml
 
+from app.settings import CPU_ENGINE, CPU_ENV
 from benchmarks.models import MODELS, ModelShape
 from deployments.processes.keeper import keep
 
@@ -32,10 +33,7 @@ ENGINE: dict[str, Any] = {"max_model_len": 4096, "max_num_seqs": 64, "num_gpu_bl
 """The engine settings on a CPU, those of `serve_config.yaml`."""
 
 ENV: dict[str, str] = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "OMP_NUM_THREADS": "1",
-    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "512",
+    **CPU_ENV,
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -54,10 +52,6 @@ PACED: dict[str, Any] = {
 ROOT = Path(__file__).parent.parent
 
 Device = Literal["cpu", "cuda"]
-
-_CPU_ENV = ("VLLM_CPU", "OMP", "ONEDNN")
-_CPU_ONLY: Mapping[str, Any] = {"dtype": "float32", "block_size": 32, "enforce_eager": True}
-"""Mell's settings of engines on a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +115,7 @@ class Rig:
     @property
     def environment(self) -> dict[str, str]:
         """The environment of servers."""
-        chosen = ENV if self.device == "cpu" else {n: v for n, v in ENV.items() if not n.startswith(_CPU_ENV)}
+        chosen = ENV if self.device == "cpu" else {n: v for n, v in ENV.items() if n not in CPU_ENV}
         return chosen | ({"VLLM_BATCH_INVARIANT": "1"} if self.invariant else {})
 
     @property
@@ -166,7 +160,7 @@ class Rig:
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.shape.folder())]
         command += ["--served-model-name", MODEL, "--port", str(port), "--host", "127.0.0.1"]
         command += ["--disable-uvicorn-access-log"]
-        kwargs = self.engine_kwargs if self.device == "cuda" else {**_CPU_ONLY, **self.engine_kwargs}
+        kwargs = self.engine_kwargs if self.device == "cuda" else {**CPU_ENGINE, **self.engine_kwargs}
         for name, value in kwargs.items():
             command += _option(name, value)
         return command

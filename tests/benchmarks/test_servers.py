@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from app.main import _CPU_ENV
-from app.settings import Settings
+from app.settings import CPU_ENV, Settings
 from benchmarks import servers
 from benchmarks.models import MODELS
 from benchmarks.servers import ENGINE, Rig, add_rig_options, transports_of
@@ -86,7 +85,7 @@ def test_stock_vllm_takes_the_last_of_several_gpus() -> None:
 
 
 def test_environment_has_the_cpus_settings_on_cpus_only() -> None:
-    assert _CPU_ENV.items() <= Rig().environment.items() and not _CPU_ENV.keys() & Rig.on_gpus(1).environment.keys()
+    assert CPU_ENV.items() <= Rig().environment.items() and not CPU_ENV.keys() & Rig.on_gpus(1).environment.keys()
     assert "VLLM_BATCH_INVARIANT" not in Rig.on_gpus(1).environment
     assert Rig(invariant=True).environment["VLLM_BATCH_INVARIANT"] == "1"
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from app.main import _CPU_ENGINE
-from app.settings import Settings
+from app.settings import CPU_ENGINE, Settings
 from docs.make.settings import PAGE, page, sections
 
 
@@ -43,7 +42,7 @@ def test_a_row_has_type_bounds_and_default(path: str, row: str) -> None:
     assert row in table_of(path)
 
 
-@pytest.mark.parametrize(("name", "value"), _CPU_ENGINE.items(), ids=list(_CPU_ENGINE))
+@pytest.mark.parametrize(("name", "value"), CPU_ENGINE.items(), ids=list(CPU_ENGINE))
 def test_page_names_the_defaults_of_cpu_engines(name: str, value: object) -> None:
     shown = str(value).lower() if isinstance(value, bool) else value
     assert f"`{name}: {shown}`" in page()
