@@ -356,12 +356,29 @@ class Copier:
                         link.send(StopCall(number))
 
 
-class _Connection:
-    """A connection's socket, and the part of a line that has arrived."""
+class _MessageSocket:
+    """A connected socket, and the part of a message that has arrived."""
 
-    def __init__(self, accepted: socket.socket) -> None:
-        self.socket = accepted
+    def __init__(self, connected: socket.socket) -> None:
+        self.socket = connected
         self._partial = b""
+
+    def _arrived(self) -> list[Call | Reply] | None:
+        """The messages that arrived; None at the end of the connection.
+
+        Raises:
+            OSError: the connection failed.
+            ValueError: something else than a message arrived.
+        """
+        arrived = self.socket.recv(_READ)
+        if not arrived:
+            return None
+        *lines, self._partial = (self._partial + arrived).split(b"\n")
+        return [decode(line) for line in lines]
+
+
+class _Connection(_MessageSocket):
+    """The connection of a replica, or of another copier."""
 
     def receive(self) -> list[Call] | None:
         """The calls that arrived; None at the end of the connection.
@@ -370,13 +387,10 @@ class _Connection:
             OSError: the connection failed.
             ValueError: something else than a call arrived.
         """
-        arrived = self.socket.recv(_READ)
-        if not arrived:
+        if (messages := self._arrived()) is None:
             return None
-        *lines, self._partial = (self._partial + arrived).split(b"\n")
-        calls = []
-        for line in lines:
-            message = decode(line)
+        calls: list[Call] = []
+        for message in messages:
             if not isinstance(message, Call):
                 raise ValueError(f"{message} is no call")
             calls.append(message)
@@ -388,14 +402,13 @@ class _Connection:
             self.socket.sendall(encoded(reply))
 
 
-class _Link:
+class _Link(_MessageSocket):
     """The connection to another copier, with the parts that it has to answer for, by the numbers of their calls."""
 
     def __init__(self, address: str) -> None:
+        super().__init__(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         self.address = address
         self.parts: dict[int, tuple[Sending, Part]] = {}
-        self._partial = b""
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.socket.settimeout(_REPLY_S)
         try:
             self.socket.connect(address)
@@ -412,13 +425,10 @@ class _Link:
 
     def receive(self) -> list[Scattered | CallFailed] | None:
         """The replies that arrived; None at the end of the connection. Raises as `_Connection.receive`."""
-        arrived = self.socket.recv(_READ)
-        if not arrived:
+        if (messages := self._arrived()) is None:
             return None
-        *lines, self._partial = (self._partial + arrived).split(b"\n")
         replies: list[Scattered | CallFailed] = []
-        for line in lines:
-            message = decode(line)
+        for message in messages:
             if not isinstance(message, Scattered | CallFailed) or message.number not in self.parts:
                 raise ValueError(f"{message} answers no call")
             replies.append(message)
