@@ -21,8 +21,8 @@ _KEEP_S = 365 * 86_400
 _LIMIT_S = 10.0
 
 
-async def prestart_worker() -> bool:
-    """Have this node start a worker for an actor like this one. False if that fails, with a warning."""
+async def prestart_worker() -> None:
+    """Have this node start a worker for an actor like this one. A failure is a warning in the log."""
     context = ray.get_runtime_context()
     node = ray._private.worker._global_node
     request = PrestartWorkersRequest(
@@ -37,5 +37,3 @@ async def prestart_worker() -> bool:
             await NodeManagerServiceStub(channel).PrestartWorkers(request, timeout=_LIMIT_S)
     except Exception as error:
         log.warning("Ray starts no worker in advance: %r", error)
-        return False
-    return True
