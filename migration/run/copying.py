@@ -84,7 +84,7 @@ class BlockCopy:
         world = self._world
         tail = Tail(f"{self._migration}.tail", first, tokens)
         began = world.clock()
-        lease = await world.slots.lease(to_send=not world.transport.shares_slots)
+        lease = await self._lease()
         try:
             shards = await world.blocks.gather_tail(self._hosted.key, tail, lease.slots)
             last = tail.last(world.blocks.fingerprint.block_size)
@@ -121,7 +121,7 @@ class BlockCopy:
         world = self._world
         size = world.slots.blocks(world.blocks.fingerprint.shard_bytes)
         for low, high in _pieces(planned.first, planned.last, size):
-            lease = await world.slots.lease(to_send=not world.transport.shares_slots)
+            lease = await self._lease()
             try:
                 chunk = await self._gather(planned.number, low, high, lease.slots)
                 self._pushed = chunk
@@ -131,6 +131,10 @@ class BlockCopy:
                 raise
             # Also for a push that is cancelled before it begins.
             push.add_done_callback(lease.end_with)
+
+    async def _lease(self) -> Lease:
+        """A slot for a chunk."""
+        return await self._world.slots.lease(to_send=not self._world.transport.shares_slots)
 
     async def _gather(self, number: int, first: Blocks, last: Blocks, slots: Sequence[Slot]) -> Chunk:
         shards = await self._world.blocks.gather(self._hosted.key, first, last, slots)
