@@ -32,7 +32,8 @@ from benchmarks.beside import Effect, disturb, print_effects
 from benchmarks.load import spread
 from benchmarks.moved import MODES, MoveSample, move_one
 from benchmarks.servers import ROOT, Rig, add_rig_options, mell, transports_of
-from benchmarks.transfer.pair import MIB, PIPELINE, EndPair
+from benchmarks.transfer.pair import PIPELINE, EndPair
+from migration.protocol.sizing import MIB
 
 PORT = 8100
 OUTPUT = 300

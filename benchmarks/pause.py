@@ -36,9 +36,9 @@ from benchmarks.beside import Effect, disturb, print_effects
 from benchmarks.load import spread
 from benchmarks.moved import MODES, STOP_AND_COPY, MoveMode, MoveSample, move_one
 from benchmarks.servers import Rig, add_rig_options, mell, transports_of
+from migration.protocol.sizing import MIB
 
 PORT = 8100
-MIB = 1 << 20
 
 
 @dataclass(slots=True)

@@ -18,8 +18,8 @@ from app.client.api import ApiClient
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.record import MemoryRow, NcclRow, Spread, StageRow, SuiteRow
 from benchmarks.servers import ROOT
+from migration.protocol.sizing import MIB
 
-MIB = 1 << 20
 TESTS = ("tests/gpu", "tests/migration/test_cupy_surface.py")
 OWNERS = ("replica", "engine core", "worker")
 """The processes of a replica in the order of its pids; all further ones are workers."""

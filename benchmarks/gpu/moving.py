@@ -11,8 +11,8 @@ from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.record import MovesRow, NeighbourRow, Spread
 from benchmarks.load import percentile
 from benchmarks.moved import MODES, MoveMode, MoveSample, move_one
+from migration.protocol.sizing import MIB
 
-MIB = 1 << 20
 FAILED = (RuntimeError, TimeoutError, ClientError)
 KEPT_FAILURES = 3
 

@@ -31,8 +31,8 @@ from benchmarks.load import spread
 from benchmarks.transfer.gpu_ends import CacheShape, NcclReplica, WorkerProcess
 from migration.kv.device import DeviceSegment
 from migration.kv.staging import HEADER
+from migration.protocol.sizing import MIB
 
-MIB = 1 << 20
 STAGES = ("copy", "gather", "scatter", "move")
 
 

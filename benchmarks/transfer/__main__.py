@@ -32,7 +32,8 @@ import ray
 
 from benchmarks.load import spread
 from benchmarks.servers import ENV, ROOT, transports_of
-from benchmarks.transfer.pair import MIB, PIPELINE, EndPair, StageTiming
+from benchmarks.transfer.pair import PIPELINE, EndPair, StageTiming
+from migration.protocol.sizing import MIB
 
 YARDSTICKS = ("memcpy", "tcp")
 

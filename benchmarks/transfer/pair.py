@@ -10,8 +10,8 @@ from tqdm import tqdm
 from benchmarks.transfer.end import LIMIT_S, SOURCE, TARGET, TransferEnd
 from benchmarks.transfer.ports import BLOCK_BYTES, ProcessSpan, pieces
 from deployments.config import MAPPED
+from migration.protocol.sizing import MIB
 
-MIB = 1 << 20
 PIPELINE = "pipeline"
 
 
