@@ -16,10 +16,10 @@ class Limits:
     where it is for `cooldown_s` seconds. Placements keep `lead_s` + `headroom_s` seconds of growth free per request
     (more if the policy asks for a larger headroom): `lead_s` is the time until a decision takes effect.
 
-    The pool keeps free `slack`, as a number of replicas, and the largest recent rise
-    in demand within `foresight_s` seconds; with a replica's start-up time as `foresight_s`, replicas open before they
-    are needed. An empty replica stays open for `linger_s` seconds. The natural value is the start-up time, too, since
-    that is the time it saves if it is needed again.
+    The pool keeps free `slack`, as a number of replicas, and the largest recent rise in demand within `foresight_s`
+    seconds; with a replica's start-up time as `foresight_s`, replicas open before they are needed. An empty replica
+    stays open for `linger_s` seconds. The natural value is the start-up time, too, since that is the time it saves if
+    it is needed again.
     """
 
     moves_per_epoch: int | None = None
