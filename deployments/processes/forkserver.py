@@ -221,6 +221,7 @@ def serve(server_fd: int, client_fd: int, modules: Sequence[str]) -> None:
         importlib.import_module(module)
     if not _can_fork():
         return
+    _find_title()
     gc.collect()
     gc.freeze()  # a collection in a fork would write to the shared pages
     _ForkServer(socket.socket(fileno=server_fd)).run()
@@ -233,6 +234,12 @@ def _can_fork() -> bool:
     if (pid := os.fork()) == 0:
         os._exit(int(torch.cuda._is_in_bad_fork()))
     return os.waitpid(pid, 0)[1] == 0
+
+
+def _find_title() -> None:
+    """Have setproctitle find where the title is kept. A fork that has changed its environment could not find it."""
+    with contextlib.suppress(ImportError):  # engines go without titles, too
+        importlib.import_module("setproctitle").getproctitle()
 
 
 class _ForkServer:

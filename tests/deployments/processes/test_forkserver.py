@@ -1,5 +1,6 @@
 """Processes of the `spawn` context, forked off a fork server that runs for real."""
 
+import importlib
 import multiprocessing
 import os
 import signal
@@ -58,6 +59,15 @@ def describe(pipe: Connection) -> None:
     sys.exit(pipe.recv())
 
 
+def rename(pipe: Connection) -> None:
+    """Take a title as engine processes do, and send what others see of it."""
+    importlib.import_module("setproctitle").setproctitle("A::Title")
+    pipe.send(
+        {"name": Path("/proc/self/comm").read_text().strip(), "command": Path("/proc/self/cmdline").read_text()[:8]}
+    )
+    sys.exit(pipe.recv())
+
+
 def nest(pipe: Connection) -> None:
     """Start `describe` from a fork, and exit as it does."""
     process = multiprocessing.get_context("spawn").Process(target=describe, args=(pipe,))
@@ -100,6 +110,14 @@ def test_a_process_is_a_fork_with_the_imports_and_none_of_the_state(
     assert seen["threads"] == 1
     assert process.is_alive()
     assert end(process, pipe, 7) == 7
+
+
+def test_a_fork_takes_a_title(server: "subprocess.Popen[bytes]", monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("setproctitle")
+    monkeypatch.setenv("A_VARIABLE", "x" * 1000)
+    process, pipe, seen = start(rename)
+    assert seen == {"name": "A::Title", "command": "A::Title"}
+    assert end(process, pipe) == 0
 
 
 def test_a_fork_has_others_forked(server: "subprocess.Popen[bytes]") -> None:
