@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from deployments.processes.forkserver import FORK_SERVER
+from deployments.processes.table import command_line
 from tests.integration import faults
 from tests.integration.application import Answer, Application, Client, eventually, process, prompt
 from tests.integration.faults import Fault
@@ -67,8 +68,8 @@ async def test_streams_survive_the_death_of_the_scheduler(application: Applicati
         answers, tasks = await under_way(client, "scheduler")
         before = await client.state()
         process("ServeReplica:mell:Scheduler").kill()
-        placed_without, _ = await client.complete(prompt(10, "while away"), 5)
         stale = await client.state()
+        placed_without, _ = await client.complete(prompt(10, "while away"), 5)
         await asyncio.gather(*tasks)
         assert placed_without
         assert stale["fence"] == before["fence"]
@@ -118,7 +119,7 @@ async def test_streams_survive_the_death_of_each_process(application: Applicatio
         doomed = await home(client)
         _, core, worker = doomed["pids"]
         forkers = {psutil.Process(pid).ppid() for pid in (core, worker)}
-        assert [FORK_SERVER in psutil.Process(pid).cmdline() for pid in forkers] == [True]
+        assert [FORK_SERVER in command_line(pid) for pid in forkers] == [True]
         pid = {"worker": worker, "fork server": forkers.pop()}.get(victim, core)
         os.kill(pid, signal.SIGSTOP if "still" in victim else signal.SIGKILL)
         await asyncio.gather(*tasks)
