@@ -98,6 +98,7 @@ def _ingress_config(settings: Settings, engine: EngineConfig) -> IngressConfig:
         **dict(settings.ingress),
         model_id=engine.model_id,
         model_source=engine.model_source,
+        engine_kwargs=engine.kwargs,
         max_context=engine.kwargs.get("max_model_len"),
         chat_template=loading.read_chat_template(),
         tool_call_parser=loading.tool_call_parser,

@@ -47,8 +47,7 @@ class ModelLoadingSettings(SettingsSection):
         None,
         min_length=1,
         description="Name of vLLM's parser for the model's tool calls (`hermes`, `llama3_json`, ...); null: chats with "
-        '`tool_choice: "auto"` are refused. With a parser the ingress imports vLLM, which adds about 5 s to its start '
-        "and 130 MiB to its memory.",
+        '`tool_choice: "auto"` are refused.',
     )
 
     @field_validator("chat_template")

@@ -123,7 +123,8 @@ async def _serve(options: argparse.Namespace) -> RemovalResult:
     from ray.serve._private.common import DeploymentID
 
     from deployments.serve.retirement import controller
-    from migration.protocol.request import Sampling
+    from migration.protocol.continuing import plain_spec
+    from migration.run.outputs import running
 
     rig = Rig.of(options)
 
@@ -137,9 +138,10 @@ async def _serve(options: argparse.Namespace) -> RemovalResult:
         async def generate(self, prompt: list[int], tokens: int) -> AsyncIterator[list[int]]:
             """The tokens of each step."""
             self._count += 1
-            sampling = Sampling(max_tokens=tokens, temperature=0.0, ignore_eos=True)
-            async for step in self._engine.generate(f"r{self._count}", tuple(prompt), (), sampling):
-                yield list(step.tokens)
+            key = f"r{self._count}"
+            async with running(self._engine, key, plain_spec(key, tuple(prompt), tokens, ignore_eos=True)) as steps:
+                async for step in steps:
+                    yield list(step.tokens)
 
     resources = {"num_cpus": 0.1} | rig.mell_settings().get("deployment_config", {})
     environment = {"env_vars": rig.environment} if rig.device == "cuda" else {}

@@ -1,5 +1,7 @@
 """Configuration of an ingress replica."""
 
+from typing import Any
+
 from app.ingress.access.keys import ApiKey
 from app.settings import IngressSettings
 
@@ -7,12 +9,13 @@ from app.settings import IngressSettings
 class IngressConfig(IngressSettings):
     """The ingress's settings, with the values that it needs of the other sections; times in seconds.
 
-    `max_context` None means the model's own limit. `chat_template` is the template itself. `api_keys` are the keys from
-    the environment; `api_keys_file` names a file with others.
+    `engine_kwargs` are the arguments of its engines. `max_context` None means the model's own limit. `chat_template` is
+    the template itself. `api_keys` are the keys from the environment; `api_keys_file` names a file with others.
     """
 
     model_id: str
     model_source: str
+    engine_kwargs: dict[str, Any]
     max_context: int | None
     initial_replicas: int
     grace_s: float

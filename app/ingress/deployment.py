@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import os
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -19,6 +20,7 @@ from app.ingress.config import IngressConfig
 from app.ingress.http.routes import Routes
 from app.ingress.http.server import HttpServer, endpoint, listen
 from app.ingress.openai.answers.tool_parser import ToolParser
+from app.ingress.openai.core_requests import CoreRequests, VllmRequests
 from app.ingress.openai.model import Model
 from app.ingress.openai.requests.template import ChatTemplate
 from app.ingress.streams.placing import Placer
@@ -26,6 +28,7 @@ from app.ingress.streams.streams import Streams
 from app.ingress.telemetry.requests import RequestTelemetry
 from app.ingress.telemetry.scrape import MetricsCollector
 from app.ingress.telemetry.tracing import NO_TRACER, KeepHttpScope, Tracer
+from app.ingress.telemetry.vllm_requests import VllmRequestMetrics
 from app.settings import IngressSettings
 from app.versions import VERSION, installed_version
 from deployments.api.calls import MoveAnswer, MoveRejected
@@ -61,7 +64,9 @@ class IngressBackend:
         self.settings: IngressSettings = config
         self._key_file = KeyFile(config.api_keys_file) if config.api_keys_file is not None else None
         self.gate = Gate(self._key_file.read() if self._key_file is not None else config.api_keys, config.max_requests)
-        self.model = _load_model(config)
+        vllm_config = _frontend_config(config)
+        self.model = _load_model(config, VllmRequests(vllm_config))
+        self._statistics = VllmRequestMetrics(vllm_config)
         self._tracer = _make_tracer(config, self.id)
         self.telemetry = _make_telemetry(config, self.model, self._tracer)
         self._initial = config.initial_replicas
@@ -90,6 +95,7 @@ class IngressBackend:
             config.no_replica_timeout_s,
             lost=self.telemetry.lost.inc,
             tracer=self._tracer,
+            statistics=self._statistics,
         )
         self._state: dict[str, Any] = {"as_of": 0.0, "mode": "off", "replicas": []}
         self._migrations: dict[str, Any] = {"migrations": []}
@@ -135,7 +141,7 @@ class IngressBackend:
 
     def own_metrics(self) -> Sequence[Family]:
         """The metrics of this ingress."""
-        return self.telemetry.expose(self.id)
+        return (*self.telemetry.expose(self.id), *self._statistics.expose(self.id))
 
     async def metrics(self) -> bytes:
         """See `Backend.metrics`."""
@@ -209,7 +215,7 @@ class IngressBackend:
         await self._tracer.close(within_s)
 
 
-def _load_model(config: IngressConfig) -> Model:
+def _load_model(config: IngressConfig, requests: CoreRequests) -> Model:
     from transformers import AutoConfig, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(config.model_source)
@@ -220,9 +226,23 @@ def _load_model(config: IngressConfig) -> Model:
         vocab_size=model.vocab_size,
         max_context=config.max_context or model.max_position_embeddings,
         created=int(time.time()),
+        requests=requests,
         chat=ChatTemplate.of(tokenizer, config.chat_template),
         parser=ToolParser.load(config.tool_call_parser, tokenizer) if config.tool_call_parser is not None else None,
     )
+
+
+def _frontend_config(config: IngressConfig) -> Any:
+    """vLLM's configuration, made without a device, even if there is one, and without vLLM's logging.
+
+    vLLM would close all existing handlers, among them that of Serve's log.
+    """
+    # Engines refuse a context that their model does not have; paced ones have no model.
+    environment = {"VLLM_CONFIGURE_LOGGING": "0", "VLLM_TARGET_DEVICE": "cpu", "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}
+    os.environ.update(environment)
+    from deployments.engine.arguments import frontend_config
+
+    return frontend_config(config.model_source, {"served_model_name": config.model_id, **config.engine_kwargs})
 
 
 def _make_telemetry(config: IngressConfig, model: Model, tracer: Tracer) -> RequestTelemetry:

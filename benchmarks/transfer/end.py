@@ -22,16 +22,16 @@ from benchmarks.transfer.ports import (
 from deployments.config import MigrationSettings
 from deployments.replica.transports import make_slots, make_transport
 from migration.kv.staging import HEADER
+from migration.protocol.continuing import plain_spec
 from migration.protocol.messages import Adopt, Chunk, CopyRound, PathRequest, Prepare, Prepared, SlotRef
 from migration.protocol.record import Outcome
-from migration.protocol.request import IngressId, RequestSpec, Sampling
 from migration.protocol.rounds import CopyLimits
 from migration.protocol.sizing import MIB, StagingSizes
 from migration.run.slots import Lease
 from migration.run.source import Order, SourceRun
 from migration.run.target import TargetRun
 from migration.run.world import MigrationLimits, MigrationWorld
-from policies.model import Blocks, Bytes, ReplicaId, RequestId
+from policies.model import Blocks, Bytes, ReplicaId
 from policies.plan import Path, Reason
 
 SLOTS = 4
@@ -74,7 +74,7 @@ class TransferEnd:
     async def move(self, target: Any, blocks: int) -> ProcessSpan:
         """Migrate a request of `blocks` full blocks; the span from the first gather to the last confirmation."""
         prompt = (0,) * (blocks * BLOCK_SIZE + 1)
-        spec = RequestSpec(RequestId("moved"), "", prompt, Sampling(max_tokens=1), IngressId(""))
+        spec = plain_spec("moved", prompt, 1)
         peer, cache = ActorPeer(TARGET, target), self._cache
         world = MigrationWorld(
             self._name,

@@ -100,7 +100,7 @@ class Cache:
         memory.stamp(offset, ticket)
         return Shard(SlotRef(segment, offset, ticket), Bytes(HEADER + size))
 
-    async def load(self, load: str, tokens: tuple[int, ...], first: Blocks, last: Blocks) -> None:
+    async def load(self, load: str, spec: RequestSpec, outputs: tuple[int, ...], first: Blocks, last: Blocks) -> None:
         """See `BlockStore.load`."""
         self._missing = last - first
         self._whole.clear()

@@ -8,18 +8,19 @@ application, and the effects of policies can be measured. It only lacks a model 
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 from deployments.engine.batching import BatchedSequence, BatchScheduler, EngineStep
 from deployments.engine.pace import Pace, read_pace
-from deployments.engine.port import EngineDead, EngineProcesses, EngineStats, Generated, InvalidRequest, Tie
+from deployments.engine.port import EngineDead, EngineProcesses, EngineStats, InvalidRequest, Tie
 from deployments.engine.tokens import TOKEN_BYTES, TokenSlots
+from migration.protocol.core_messages import decode_request
 from migration.protocol.errors import BlocksGone, TransferFailed
 from migration.protocol.messages import Fingerprint, Shard, SlotRef, Tail
-from migration.protocol.ports import Slot
-from migration.protocol.request import Sampling
+from migration.protocol.ports import Generated, OutputSink, Slot
+from migration.protocol.request import RequestSpec, Trait
 from policies.model import Blocks, Tokens
 
 log = logging.getLogger(__name__)
@@ -29,10 +30,10 @@ _NOTHING = EngineStep((), 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class _Output:
-    """The output queue of one run, and its number of logprobs (see `Sampling.logprobs`)."""
+    """One run, its sink, and the number of likeliest tokens with every token's logprob; None: no logprobs."""
 
     sequence: BatchedSequence
-    queue: asyncio.Queue[Generated | EngineDead]
+    sink: OutputSink
     logprobs: int | None
 
 
@@ -73,39 +74,33 @@ class PacedEngine:
         await asyncio.sleep(pace.startup_s)
         return cls(model, pace)
 
-    def tied(self, sampling: Sampling) -> Tie | None:
+    def tied(self, traits: frozenset[Trait]) -> Tie | None:
         """See `Engine.tied`."""
         return None
 
-    async def generate(
-        self,
-        key: str,
-        prompt: tuple[int, ...],
-        outputs: tuple[int, ...],
-        sampling: Sampling,
-        tail: Tail | None = None,
-    ) -> AsyncIterator[Generated]:
-        """See `Engine.generate`. The next token is a function of the context, independent of temperature and seed."""
-        held = self._slots.take(tail)
-        self._check(prompt, outputs, sampling)
-        sequence = BatchedSequence(key, [*prompt, *outputs], len(prompt) + sampling.max_tokens)
+    def add(
+        self, key: str, spec: RequestSpec, outputs: tuple[int, ...], sink: OutputSink, tail: Tail | None = None
+    ) -> None:
+        """See `Engine.add`. The next token is a function of the context, independent of temperature and seed."""
+        request, held = decode_request(spec.body), self._slots.take(tail)
+        try:
+            self._check(spec, outputs)
+        except (EngineDead, InvalidRequest) as error:
+            self._loop.call_soon(sink.fail, error)
+            return
+        context = [*(request.prompt_token_ids or ()), *outputs]
+        sequence = BatchedSequence(key, context, spec.prompt_tokens + spec.max_tokens)
         if tail is not None:
             sequence.tail, sequence.tail_first = held, tail.first
-        queue: asyncio.Queue[Generated | EngineDead] = asyncio.Queue()
-        self._outputs[key] = _Output(sequence, queue, sampling.logprobs)
+        self._outputs[key] = _Output(sequence, sink, request.sampling.get("logprobs"))
         self._scheduler.add(sequence)
         self._wake()
-        try:
-            while True:
-                generated = await queue.get()
-                if isinstance(generated, EngineDead):
-                    raise generated
-                yield generated
-                if generated.finish:
-                    return
-        finally:
-            self._outputs.pop(key, None)
-            self._scheduler.remove(sequence)
+
+    def abort(self, key: str) -> None:
+        """See `Engine.abort`."""
+        output = self._outputs.pop(key, None)
+        if output is not None:
+            self._scheduler.remove(output.sequence)
 
     async def gather(self, key: str, first: Blocks, last: Blocks, slots: Sequence[Slot]) -> Sequence[Shard]:
         """See `Engine.gather`."""
@@ -115,7 +110,7 @@ class PacedEngine:
             raise TransferFailed(f"only {sequence.computed} tokens are computed, block {last} is not full")
         return self._slots.write(slots, held)
 
-    async def load(self, load: str, tokens: tuple[int, ...], first: Blocks, last: Blocks) -> None:
+    async def load(self, load: str, spec: RequestSpec, outputs: tuple[int, ...], first: Blocks, last: Blocks) -> None:
         """See `Engine.load`. Once whole, a load takes part in one step, like a decoding request."""
         self._check_alive()
         with self._slots.loading(load, first, last) as staged:
@@ -125,7 +120,8 @@ class PacedEngine:
             self._loads.append(stepped)
             self._wake()
             await stepped
-        loaded = self._scheduler.take_in(list(tokens), first, held)
+        context = [*(decode_request(spec.body).prompt_token_ids or ()), *outputs]
+        loaded = self._scheduler.take_in(context, first, held)
         if loaded is None:
             raise TransferFailed(f"no room for {last - first} blocks")
         self.blocks_loaded += loaded
@@ -190,15 +186,13 @@ class PacedEngine:
         if self._death is not None:
             raise TransferFailed(f"the engine died: {self._death}")
 
-    def _check(self, prompt: tuple[int, ...], outputs: tuple[int, ...], sampling: Sampling) -> None:
+    def _check(self, spec: RequestSpec, outputs: tuple[int, ...]) -> None:
         if self._death is not None:
             raise EngineDead(self._death)
-        if not prompt:
-            raise InvalidRequest("the prompt is empty")
-        if len(prompt) + sampling.max_tokens > self._pace.max_model_len:
+        if spec.prompt_tokens + spec.max_tokens > self._pace.max_model_len:
             raise InvalidRequest(f"prompt and max_tokens exceed max_model_len, {self._pace.max_model_len}")
-        if len(outputs) >= sampling.max_tokens:
-            raise InvalidRequest(f"all {sampling.max_tokens} output tokens have been generated already")
+        if len(outputs) >= spec.max_tokens:
+            raise InvalidRequest(f"all {spec.max_tokens} output tokens have been generated already")
 
     def _wake(self) -> None:
         """Schedule a step for the next turn of the event loop, unless one is in progress."""
@@ -217,10 +211,11 @@ class PacedEngine:
 
     def _end_step(self) -> None:
         for token in self._scheduler.end(self._step):
-            output = self._outputs[token.sequence.key]
+            key = token.sequence.key
+            output = self._outputs.pop(key) if token.last else self._outputs[key]
             # The digest does not include the new token yet: its logprobs follow from the context before it.
-            scores = () if output.logprobs is None else (token.sequence.digest.next_logprobs(output.logprobs),)
-            output.queue.put_nowait(Generated((token.token,), "length" if token.last else None, scores))
+            rest = None if output.logprobs is None else token.sequence.digest.next_logprobs(output.logprobs)
+            output.sink.take(Generated((token.token,), "length" if token.last else None, rest))
         for load in self._loading:
             if not load.done():
                 load.set_result(None)
@@ -240,8 +235,9 @@ class PacedEngine:
         self._death = self._death or why
         if self._timer is not None:
             self._timer.cancel()
-        for output in self._outputs.values():
-            output.queue.put_nowait(EngineDead(self._death))
+        outputs, self._outputs = self._outputs, {}
+        for output in outputs.values():
+            output.sink.fail(EngineDead(self._death))
         for load in (*self._loads, *self._loading):
             if not load.done():
                 load.set_exception(TransferFailed(f"the engine died: {self._death}"))

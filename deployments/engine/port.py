@@ -1,26 +1,14 @@
 """The port between a replica and its inference engine."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
 from migration.protocol.messages import Fingerprint, Shard, SlotRef, Tail
-from migration.protocol.ports import Slot, WorkerLinks
-from migration.protocol.request import Sampling
+from migration.protocol.ports import OutputSink, Slot, WorkerLinks
+from migration.protocol.request import RequestSpec, Trait
 from policies.model import Blocks, Tokens
-
-
-@dataclass(frozen=True, slots=True)
-class Generated:
-    """The output of one engine step for one request; `finish` is "stop" or "length" in the last one.
-
-    `logprobs` has one packed entry per token (`migration.protocol.request`) if the request asks for them, else none.
-    """
-
-    tokens: tuple[int, ...]
-    finish: str | None = None
-    logprobs: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +47,15 @@ class InvalidRequest(Exception):
     """The engine rejects the request; the text is the reason."""
 
 
+class RequestFailed(Exception):
+    """The engine ended a valid request without its output, for a reason of its own."""
+
+
 class Engine(Protocol):
-    """One inference engine. `key` is the caller's name for one run of one request; it is never reused."""
+    """One inference engine, with the interface of vLLM's core: requests are added and aborted, and outputs come.
+
+    `key` is the caller's name for one run of one request; it is never reused.
+    """
 
     fingerprint: Fingerprint
     processes: EngineProcesses
@@ -73,27 +68,22 @@ class Engine(Protocol):
         """The workers' connections; None if only the replica exchanges blocks."""
         ...
 
-    def tied(self, sampling: Sampling) -> Tie | None:
+    def tied(self, traits: frozenset[Trait]) -> Tie | None:
         """The reason why another engine of this kind cannot continue such a request exactly; None if it can."""
         ...
 
-    def generate(
-        self,
-        key: str,
-        prompt: tuple[int, ...],
-        outputs: tuple[int, ...],
-        sampling: Sampling,
-        tail: Tail | None = None,
-    ) -> AsyncIterator[Generated]:
-        """Continue a request after `outputs`; yields once per step. Closing the iterator aborts the request.
+    def add(
+        self, key: str, spec: RequestSpec, outputs: tuple[int, ...], sink: OutputSink, tail: Tail | None = None
+    ) -> None:
+        """Continue a request after `outputs`. Returns at once.
 
-        `sampling` is the whole request's: the engine subtracts `outputs` from its max_tokens and min_tokens. The first
-        step reads a held `tail` if the prefix cache has the blocks before it; the tail is freed in any case.
-
-        Raises:
-            InvalidRequest: before the first token.
-            EngineDead: at any time.
+        `sink` gets the output, or one of this module's errors. The first step reads a held `tail` if the prefix cache
+        has the blocks before it; the tail is freed in any case.
         """
+        ...
+
+    def abort(self, key: str) -> None:
+        """End a run, if it has not ended: its sink gets nothing more."""
         ...
 
     async def gather(self, key: str, first: Blocks, last: Blocks, slots: Sequence[Slot]) -> Sequence[Shard]:
@@ -106,8 +96,8 @@ class Engine(Protocol):
         """
         ...
 
-    async def load(self, load: str, tokens: tuple[int, ...], first: Blocks, last: Blocks) -> None:
-        """Allocate blocks [first, last) of the context `tokens`; return once `put` has filled them all.
+    async def load(self, load: str, spec: RequestSpec, outputs: tuple[int, ...], first: Blocks, last: Blocks) -> None:
+        """Allocate blocks [first, last) of the request's prompt and outputs; return once `put` has filled them all.
 
         Requests that are added from then on find them in the prefix cache. Cancelled, it frees them. A name of a load
         is never reused.

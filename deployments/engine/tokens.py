@@ -11,10 +11,10 @@ import struct
 from collections.abc import Iterator, Sequence
 
 from migration.kv.staging import HEADER, Segments
+from migration.protocol.core_messages import encode_logprobs
 from migration.protocol.errors import TransferFailed
 from migration.protocol.messages import Shard, SlotRef, Tail
 from migration.protocol.ports import Slot
-from migration.protocol.request import pack_logprobs
 from policies.model import Bytes
 
 TOKEN_BYTES = 4
@@ -51,13 +51,13 @@ class ContextDigest:
         return _FIRST_TOKEN + self._drawn() % (_VOCABULARY - _FIRST_TOKEN)
 
     def next_logprobs(self, top: int) -> bytes:
-        """The packed logprobs of the next token and of the `top` likeliest ones, also determined by the context.
+        """An output with the logprobs of the next token and the `top` likeliest ones, also determined by the context.
 
         The next token is the likeliest one; the tokens with the following ids have falling logprobs.
         """
         first, best = self.next_token() - _FIRST_TOKEN, -(self._drawn() % 512) / 256
         ids = [_FIRST_TOKEN + (first + i) % (_VOCABULARY - _FIRST_TOKEN) for i in range(top)]
-        return pack_logprobs(best, ids, [best - i / 4 for i in range(top)])
+        return encode_logprobs([self.next_token(), *ids], [best, *(best - i / 4 for i in range(top))])
 
     def _drawn(self) -> int:
         return int.from_bytes(self._digest.digest(), "little")

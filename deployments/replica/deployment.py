@@ -17,6 +17,7 @@ from deployments.api.stubs import ServeSchedulerClient, engines
 from deployments.config import EngineConfig, MigrationSettings, Topology
 from deployments.engine.port import Engine, EngineDead
 from deployments.metrics.exposition import Family, expose
+from deployments.metrics.vllm import of_requests
 from deployments.processes.guard import start_guard
 from deployments.processes.heap import freeze_heap
 from deployments.replica.host import RequestHost
@@ -160,7 +161,11 @@ class EngineReplica:
 
     async def metrics(self) -> tuple[Family, ...]:
         """See `MetricsApi.metrics`. Renders vLLM's own metrics in a thread, so that the event loop does not wait."""
-        return await asyncio.to_thread(expose, REGISTRY, {"replica": self._id}, "vllm:")
+        return await asyncio.to_thread(self._expose)
+
+    def _expose(self) -> tuple[Family, ...]:
+        families = expose(REGISTRY, {"replica": self._id}, "vllm:")
+        return tuple(family for family in families if not of_requests(family.name))
 
     # --- for the ingress ------------------------------------------------------------------------------
 

@@ -5,18 +5,18 @@ no step while its target takes it over, and continues after its tokens so far if
 """
 
 import asyncio
-import contextlib
 import logging
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from deployments.engine.port import Engine, EngineDead, Generated, InvalidRequest, Tie
+from deployments.engine.port import Engine, EngineDead, InvalidRequest, Tie
 from deployments.replica.outbox import Outboxes
 from migration.protocol.errors import Refused, RequestGone, Stopping
 from migration.protocol.messages import Prepare, Tail
-from migration.protocol.ports import Clock, Hosted
-from migration.protocol.request import Delta, Doubt, IngressId, Lost, Moved, Moving, RequestSpec
+from migration.protocol.ports import Clock, Generated, Hosted
+from migration.protocol.request import Delta, Doubt, Extras, IngressId, Lost, Moved, Moving, RequestSpec, Trait
 from policies.causes import Cause
 from policies.model import Phase, RequestId, RequestLoad, Tokens
 
@@ -41,15 +41,12 @@ class Run:
     restarts: int = 0
     finish: str | None = None
     last_hop: int = 0
-    tail: Tail | None = None
-    """KV that the engine holds for the run's first step, until the engine is given the run."""
-    task: asyncio.Task[None] | None = field(default=None, repr=False)
     first: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
     first_s: float | None = None
     awaited: asyncio.Event | None = field(default=None, repr=False)
     """Set at the next published token."""
-    logprobs: list[bytes] = field(default_factory=list, repr=False)
-    """The packed logprobs of the tokens from `resumed_at` on, if the request asks for logprobs."""
+    extras: list[tuple[int, bytes]] = field(default_factory=list, repr=False)
+    """Those of this run's steps (see `migration.protocol.request.Extras`)."""
 
     @property
     def decodes(self) -> bool:
@@ -64,13 +61,34 @@ class Run:
     @property
     def context(self) -> int:
         """Prompt and output tokens."""
-        return len(self.spec.prompt) + len(self.outputs)
+        return self.spec.prompt_tokens + len(self.outputs)
 
     def delta(self, index: int, finish: str | None) -> Delta:
         """The published output from token `index` on."""
         tokens = tuple(self.outputs[index : self.published])
-        scores = self.logprobs[index - self.resumed_at : self.published - self.resumed_at] if self.logprobs else ()
-        return Delta(self.spec.id, self.hop, index, tokens, finish, tuple(scores))
+        return Delta(self.spec.id, self.hop, index, tokens, finish, self._extras(index, finish) if self.extras else ())
+
+    def _extras(self, index: int, finish: str | None) -> Extras:
+        """Those of the steps from token `index` on. A last step without tokens stands behind all tokens."""
+        end = self.published + (finish is not None)
+        first, last = (bisect_left(self.extras, (at, b"")) for at in (index, end))
+        return tuple(self.extras[first:last])
+
+
+@dataclass(frozen=True, slots=True)
+class RunSink:
+    """Implements `OutputSink` for one run on a host."""
+
+    host: "RequestHost"
+    run: Run
+
+    def take(self, step: Generated) -> None:
+        """See `OutputSink.take`."""
+        self.host.took(self.run, step)
+
+    def fail(self, error: Exception) -> None:
+        """See `OutputSink.fail`."""
+        self.host.failed(self.run, error)
 
 
 class RequestHost:
@@ -109,9 +127,9 @@ class RequestHost:
         """
         if self.stopping:
             raise Stopping("the replica is stopping")
-        if len(spec.prompt) + spec.sampling.max_tokens > self._engine.max_context:
+        if spec.prompt_tokens + spec.max_tokens > self._engine.max_context:
             raise Refused("prompt and max_tokens exceed the model's context", Cause.TOO_LONG)
-        if outputs and (tied := self._engine.tied(spec.sampling)):
+        if outputs and (tied := self._engine.tied(spec.traits)):
             raise Refused(f"the answer cannot be continued here exactly ({tied})", Cause.IMMOVABLE)
         current = self._runs.get(spec.id)
         if current is not None and current.hop >= hop:
@@ -119,10 +137,8 @@ class RequestHost:
         if current is not None:
             self._remove(current)
             self.on_end(spec.id, True)
-        run = Run(
-            spec, hop, list(outputs), self._clock(), len(outputs), resumed_at=len(outputs), last_hop=hop, tail=tail
-        )
-        self._begin(run)
+        run = Run(spec, hop, list(outputs), self._clock(), len(outputs), resumed_at=len(outputs), last_hop=hop)
+        self._begin(run, tail)
 
     def abort(self, request: RequestId, hop: int) -> None:
         """Abort a request if it runs under exactly this hop; otherwise do nothing."""
@@ -156,7 +172,7 @@ class RequestHost:
             return False
         if request not in self._runs and (run.muted or run.finish is None):
             return False
-        if index < run.resumed_at and run.spec.sampling.logprobs is not None:
+        if index < run.resumed_at and Trait.SCORED in run.spec.traits:
             return False
         if index < run.published or (run.finish and not run.muted):
             self._outboxes.put(run.spec.ingress, run.delta(index, None if run.muted else run.finish))
@@ -199,8 +215,7 @@ class RequestHost:
         """See `SourceHost.halt`."""
         run = self._live(request, hop)
         run.halted = True
-        if run.task is not None:
-            run.task.cancel()
+        self._engine.abort(run.key)
 
     def unmute(self, request: RequestId, hop: int) -> None:
         """See `SourceHost.unmute`."""
@@ -224,7 +239,7 @@ class RequestHost:
 
     def why_immovable(self, request: RequestId) -> Tie | None:
         """The reason why a request must stay; None if it may move. Raises RequestGone."""
-        return self._engine.tied(self._live(request).spec.sampling)
+        return self._engine.tied(self._live(request).spec.traits)
 
     # --- TargetHost -----------------------------------------------------------------------------------
 
@@ -234,7 +249,7 @@ class RequestHost:
             raise Stopping("the replica is stopping")
         if message.spec.id in self._runs:
             raise Refused("the request runs here already", Cause.ALREADY_THERE)
-        context = len(message.spec.prompt) + len(message.outputs)
+        context = message.spec.prompt_tokens + len(message.outputs)
         if self._room() - sum(self._reserved.values()) < context:
             raise Refused(f"no room for {context} tokens", Cause.NO_ROOM)
 
@@ -258,10 +273,8 @@ class RequestHost:
         """Give the engine up: notify every reader of the loss, and take no more requests."""
         self.stopping = True
         for run in list(self._runs.values()):
-            task = run.task
             self._lose(run, reason)
-            if task is not None:
-                task.cancel()
+            self._engine.abort(run.key)
 
     # --- inside ---------------------------------------------------------------------------------------
 
@@ -293,13 +306,13 @@ class RequestHost:
         """True if a request runs in the engine."""
         return any(not run.halted for run in self._runs.values())
 
-    def _begin(self, run: Run) -> None:
+    def _begin(self, run: Run, tail: Tail | None = None) -> None:
         """Run a request in the engine, after its output so far."""
         if not self._computes:
             self._last_output_s = self._clock()
         run.halted = False
         self._runs[run.spec.id] = run
-        run.task = asyncio.create_task(self._consume(run))
+        self._engine.add(run.key, run.spec, tuple(run.outputs), RunSink(self, run), tail)
 
     def _live(self, request: RequestId, hop: int | None = None) -> Run:
         run = self._runs.get(request)
@@ -307,34 +320,28 @@ class RequestHost:
             raise RequestGone(f"request {request} is not here")
         return run
 
-    async def _consume(self, run: Run) -> None:
-        spec, tail = run.spec, run.tail
-        run.tail = None
-        stream = self._engine.generate(run.key, spec.prompt, tuple(run.outputs), spec.sampling, tail)
-        try:
-            async with contextlib.aclosing(stream) as steps:  # type: ignore[type-var]
-                async for step in steps:
-                    self._take(run, step)
-            if run.finish is None:
-                self._lose(run, "the engine ended the request without a reason")
-        except EngineDead as error:
-            self._lose(run, f"the engine died: {error}")
-        except InvalidRequest as error:
-            self._lose(run, str(error), invalid=True)
-        except Exception as error:
-            log.exception("request %s failed in the engine", spec.id)
-            self._lose(run, f"the engine failed: {error}")
-
-    def _take(self, run: Run, step: Generated) -> None:
+    def took(self, run: Run, step: Generated) -> None:
+        """The engine has made a step for a run."""
         self._last_output_s = self._clock()
+        if step.rest is not None:
+            run.extras.append((len(run.outputs), step.rest))
         run.outputs.extend(step.tokens)
-        if step.logprobs:
-            run.logprobs.extend(step.logprobs)
         run.finish = step.finish
         if not run.muted:
             self._publish(run)
         elif run.finish:
             self.on_end(run.spec.id, False)
+
+    def failed(self, run: Run, error: Exception) -> None:
+        """The engine has ended a run without its output."""
+        match error:
+            case EngineDead():
+                self._lose(run, f"the engine died: {error}")
+            case InvalidRequest():
+                self._lose(run, str(error), invalid=True)
+            case _:
+                log.warning("request %s failed in the engine: %s", run.spec.id, error)
+                self._lose(run, f"the engine failed: {error}")
 
     def _publish(self, run: Run) -> None:
         """Publish the new tokens. With the end of the output, the run ends."""
@@ -360,15 +367,11 @@ class RequestHost:
 
     def _remove(self, run: Run) -> None:
         self._retire(run)
-        if run.task is not None:
-            run.task.cancel()
+        self._engine.abort(run.key)
 
     def _retire(self, run: Run) -> None:
         if self._runs.get(run.spec.id) is run:
             del self._runs[run.spec.id]
-        if run.tail is not None:
-            self._engine.discard(run.tail)
-            run.tail = None
         run.first.set()
         if run.awaited is not None:
             run.awaited.set()

@@ -9,7 +9,6 @@ the reader itself resubmits the request. So a lost confirmation can cost work, n
     hop > current    the new host is ahead of the old one's last event: kept until `Moved`
 """
 
-from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -25,14 +24,13 @@ class GapError(MigrationError):
 class Cursor:
     """Reassembles one request's output from the deltas of every replica it lived on.
 
-    `logprobs` are those of the newest tokens, one each, until the reader takes them from the left; none if the request
-    does not ask for them.
+    `extras` are those that the reader has not taken yet.
     """
 
     hop: int = 0
     tokens: list[int] = field(default_factory=list)
     finish: str | None = None
-    logprobs: deque[bytes] = field(default_factory=deque)
+    extras: list[tuple[int, bytes]] = field(default_factory=list)
     _early: list[Delta] = field(default_factory=list)
 
     @property
@@ -53,11 +51,11 @@ class Cursor:
             return ()
         if delta.index > self.next_index:
             raise GapError(f"token {self.next_index} is missing before {delta.index} (hop {delta.hop})")
-        overlap = self.next_index - delta.index
-        fresh = delta.tokens[overlap:]
+        index = self.next_index
+        fresh = delta.tokens[index - delta.index :]
         self.tokens.extend(fresh)
-        if delta.logprobs:
-            self.logprobs.extend(delta.logprobs[overlap:])
+        if delta.extras:
+            self.extras.extend(extra for extra in delta.extras if extra[0] >= index)
         self.finish = delta.finish
         return fresh
 

@@ -42,7 +42,7 @@ class Hosted:
     @property
     def context(self) -> int:
         """Prompt and output tokens."""
-        return len(self.spec.prompt) + len(self.outputs)
+        return self.spec.prompt_tokens + len(self.outputs)
 
 
 class SourceHost(Protocol):
@@ -152,6 +152,30 @@ class WorkerLinks(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """The output of one engine step for one request; `finish` is vLLM's finish reason in the last one.
+
+    `rest` is everything else in vLLM's output of this step, encoded (see `Extras`); None if there is nothing else.
+    """
+
+    tokens: tuple[int, ...]
+    finish: str | None = None
+    rest: bytes | None = None
+
+
+class OutputSink(Protocol):
+    """Takes the output of one run. Calls are made on the event loop, one at a time, and must not wait or raise."""
+
+    def take(self, step: Generated) -> None:
+        """The output of the next step. After one with a finish reason there are no more calls."""
+        ...
+
+    def fail(self, error: Exception) -> None:
+        """The run has ended without a finish reason. There are no more calls."""
+        ...
+
+
 class BlockStore(Protocol):
     """The engine's KV blocks, by way of staging slots: one slot per worker, in the order of their ranks."""
 
@@ -170,8 +194,8 @@ class BlockStore(Protocol):
         """
         ...
 
-    async def load(self, load: str, tokens: tuple[int, ...], first: Blocks, last: Blocks) -> None:
-        """Allocate blocks [first, last) of the context `tokens`; return once `put` has filled them all.
+    async def load(self, load: str, spec: RequestSpec, outputs: tuple[int, ...], first: Blocks, last: Blocks) -> None:
+        """Allocate blocks [first, last) of the request's prompt and outputs; return once `put` has filled them all.
 
         Requests that are added from then on find them in the prefix cache. Cancelled, it frees them. A name of a load
         is never reused.
@@ -324,7 +348,7 @@ class Listener(Protocol):
     """
 
     def deliver(self, output: Output) -> None:
-        """The next output tokens, with their logprobs if the request asks for them; with the last ones, its end."""
+        """The next output tokens, with the extras of their steps; with the last ones, its end."""
         ...
 
     def lost(self, loss: Loss) -> None:

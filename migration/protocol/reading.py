@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from migration.protocol.cursor import Cursor, GapError
 from migration.protocol.reader import FINAL, TABLE, TERM, ReaderCommand, ReaderEvent, ReaderState, classify
-from migration.protocol.request import Delta, Doubt, Lost, Moved, Moving, StreamEvent
+from migration.protocol.request import Delta, Doubt, Extras, Lost, Moved, Moving, StreamEvent
 from migration.protocol.table import Session
 from policies.model import ReplicaId
 
@@ -23,14 +23,13 @@ _OVER = sys.maxsize
 class Output:
     """Output tokens [index, index + len(tokens)) of a request, of one engine step or of several that came together.
 
-    `logprobs` has one packed entry per token (`migration.protocol.request`) if the request asks for them, else none.
-    `finish` is OpenAI's finish reason ("stop" or "length") on the last output, which may be without tokens; None on all
-    others. Not frozen: one is made for every engine step of every request, and freezing doubles its cost.
+    `finish` is vLLM's finish reason on the last output, which may lack tokens; None on all others. Not frozen: one
+    is made for every engine step of every request, and freezing doubles its cost.
     """
 
     index: int
     tokens: tuple[int, ...]
-    logprobs: tuple[bytes, ...] = ()
+    extras: Extras = ()
     finish: str | None = None
 
 
@@ -225,8 +224,9 @@ class Reader:
         cursor = self.cursor
         if not tokens and cursor.finish is None:
             return []
-        logprobs = tuple(cursor.logprobs.popleft() for _ in tokens) if cursor.logprobs else ()
-        output = Output(index, tokens, logprobs, cursor.finish)
+        extras = tuple(cursor.extras)
+        cursor.extras.clear()
+        output = Output(index, tokens, extras, cursor.finish)
         return [output] if cursor.finish is None else [output, *self._feed(ReaderEvent.ENDED)]
 
     def _heard(self, event: ReaderEvent, word: StreamEvent, replica: ReplicaId) -> list[Action]:

@@ -9,14 +9,15 @@ import contextlib
 import itertools
 import logging
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from typing import Any, Protocol, cast
+from collections.abc import AsyncGenerator, Sequence
+from typing import Protocol
 
+from migration.protocol.continuing import plain_spec
 from migration.protocol.errors import TransferFailed
 from migration.protocol.messages import Fingerprint, Shard
 from migration.protocol.ports import Clock, Slot
-from migration.protocol.request import Sampling
 from migration.protocol.rounds import full_blocks
+from migration.run.outputs import Runner, running
 from migration.run.slots import Slots
 from policies.model import Blocks, Tokens
 from policies.paths.beliefs import Profile
@@ -38,17 +39,11 @@ _ENDLESS = 1 << 10
 """Output tokens of a request that has to run until it is aborted."""
 
 
-class Profiled(Protocol):
+class Profiled(Runner, Protocol):
     """The part of `deployments.engine.port.Engine` that profiling uses."""
 
     fingerprint: Fingerprint
     max_context: Tokens
-
-    def generate(
-        self, key: str, prompt: tuple[int, ...], outputs: tuple[int, ...], sampling: Sampling
-    ) -> AsyncIterator[Any]:
-        """Run a request; yields once per step. Closing the iterator aborts the request."""
-        ...
 
     async def gather(self, key: str, first: Blocks, last: Blocks, slots: Sequence[Slot]) -> Sequence[Shard]:
         """Copy blocks of a running request into a slot of each worker."""
@@ -63,7 +58,7 @@ async def measure(engine: Profiled, slots: Slots, node: str, clock: Clock) -> Pr
     """Measure the replica's profile; takes about a second.
 
     Raises:
-        EngineDead, InvalidRequest: as the engine's `generate` does.
+        EngineDead, InvalidRequest, RequestFailed: the engine does not run a request.
     """
     prompts = _Prompts()
     most = max(1, engine.max_context // 2)
@@ -137,9 +132,8 @@ async def _gather_s(engine: Profiled, key: str, blocks: Blocks, slots: Sequence[
 async def _running(engine: Profiled, prompt: tuple[int, ...], max_tokens: int) -> AsyncGenerator[str]:
     """A running request after its first token, aborted at the end of the context."""
     key = f"profile-{prompt[0]}"
-    sampling = Sampling(max_tokens, temperature=0.0, ignore_eos=True)
-    steps = cast("AsyncGenerator[Any]", engine.generate(key, prompt, (), sampling))
-    async with contextlib.aclosing(steps):
+    spec = plain_spec(key, prompt, max_tokens, ignore_eos=True)
+    async with running(engine, key, spec) as steps:
         await anext(steps)
         yield key
 

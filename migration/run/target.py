@@ -121,9 +121,9 @@ class TargetRun:
         self._post_if_allowed(TargetEvent.LOADED)
 
     async def _load(self, message: CopyRound) -> None:
-        context = (self._message.spec.prompt + tuple(self._outputs))[: message.last * self._block_size + 1]
         load = load_name(message.migration, message.number)
-        loading = asyncio.create_task(self._blocks.load(load, context, message.first, message.last))
+        spec, outputs = self._message.spec, tuple(self._outputs)
+        loading = asyncio.create_task(self._blocks.load(load, spec, outputs, message.first, message.last))
         watching = asyncio.create_task(self._renew_while_filling(load))
         try:
             # From its first turn on, the engine takes the load's chunks.
@@ -213,10 +213,6 @@ class TargetRun:
             task.cancel()
             raise
 
-    @property
-    def _block_size(self) -> int:
-        return self._blocks.fingerprint.block_size
-
     def _merge(self, index: int, outputs: tuple[int, ...]) -> None:
         """Take over output tokens from `index` on; earlier ones stay."""
         if index > len(self._outputs):
@@ -270,7 +266,7 @@ class TargetRun:
         message = self._message
         match command:
             case TargetCommand.RESERVE:
-                self._host.reserve(message.migration, len(message.spec.prompt) + len(self._outputs))
+                self._host.reserve(message.migration, message.spec.prompt_tokens + len(self._outputs))
             case TargetCommand.RELEASE:
                 self._host.release(message.migration)
             case TargetCommand.STOP_LOADING:

@@ -2,7 +2,6 @@
 
 import pickle
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,7 +13,6 @@ from migration.protocol import errors
 from migration.protocol.errors import MigrationError, PeerLost, Refused, Stopping, TransferFailed, TransferTimeout
 from migration.protocol.messages import PathRequest
 from migration.protocol.record import MigrationRecord, Outcome
-from migration.protocol.request import Sampling
 from migration.run.slots import Slots
 from migration.run.world import MigrationLimits
 from policies.causes import Cause
@@ -176,7 +174,7 @@ async def order(prepare: Callable[[Pair], object], target: str = "b") -> None:
 
 async def too_long() -> None:
     pair = await begun()
-    pair.a.host.submit(replace(spec("long"), sampling=Sampling(1 << 20)), 0, ())
+    pair.a.host.submit(spec("long", tokens=1 << 20), 0, ())
 
 
 async def not_exact() -> None:

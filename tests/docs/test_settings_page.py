@@ -50,6 +50,6 @@ def test_page_names_the_defaults_of_cpu_engines(name: str, value: object) -> Non
 
 @pytest.mark.slow
 def test_page_lists_the_arguments_that_mell_owns() -> None:
-    from deployments.engine.vllm_engine import _OWNED
+    from deployments.engine.arguments import OWNED
 
-    assert all(f"`{name}`" in page() for name in _OWNED)
+    assert all(f"`{name}`" in page() for name in OWNED)

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 from prometheus_client import Metric
 
+from deployments.metrics.vllm import of_requests
 from tests.integration.application import Application, prompt, total
 from tests.integration.conftest import ROOT
 from tests.integration.test_1_migration import moved
@@ -46,5 +47,28 @@ async def test_metrics_count_requests_and_migrations(application: Application) -
     assert total(after, "mell_replicas", state="RUNNING") == 2 and more("mell_gpu_seconds_total") > 0
     assert (total(after, "mell_requests_running"), total(after, "mell_requests_lost_total")) == (0, 0)
     assert total(after, "mell_metrics_unreachable") == 0
-    assert len(replicas(family for name, family in after.items() if name.startswith("vllm:"))) == 2
+    engines = {name: family for name, family in after.items() if name.startswith("vllm:") and not of_requests(name)}
+    assert len(replicas(engines.values())) == 2
     assert more("vllm:generation_tokens_total") >= OUTPUT
+
+
+async def test_vllms_metrics_of_requests_count_a_moved_request_once(application: Application) -> None:
+    async with application.client() as client:
+        before = await client.metrics()
+        await moved(client, "whole", prompt(300, "whole"), 60, [20], ["kv"])
+        await client.complete(prompt(20, "stops"), max_tokens=60, stop="e")
+        await client.idle()
+        after = await client.metrics()
+
+    def more(name: str, **labels: str) -> float:
+        return total(after, f"vllm:{name}", **labels) - total(before, f"vllm:{name}", **labels)
+
+    assert [more("request_success_total", finished_reason=reason) for reason in ("length", "stop", "abort")] == [
+        1,
+        1,
+        0,
+    ]
+    assert more("time_to_first_token_seconds_count") == more("e2e_request_latency_seconds_count") == 2
+    assert more("request_prompt_tokens_sum") == 320 and 60 < more("request_generation_tokens_sum") <= 120
+    assert 0 < more("request_prefill_time_seconds_sum") < more("e2e_request_latency_seconds_sum")
+    assert len(replicas([after["vllm:request_success"]])) == 1, "replicas have none"

@@ -17,7 +17,7 @@ from app.ingress.access.keys import ApiKey, digest
 from app.ingress.access.limits import KeyLimits
 from app.ingress.openai.model import Model
 from app.tinymodel import VOCAB_SIZE, ensure_tiny_model
-from tests.app.ingress.fakes import MAX_CONTEXT, make_api
+from tests.app.ingress.fakes import MAX_CONTEXT, PlainRequests, make_api
 from tests.docs.markdown import PAGES, Block, blocks
 from tests.integration.application import MODEL, Application, prompt
 
@@ -174,7 +174,12 @@ def test_the_clients_request_id_is_returned(client: OpenAI) -> None:
 async def test_the_client_retries_after_the_time_in_retry_after(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     """The routes over fake engines: the other request ends while the client waits."""
     model = Model(
-        MODEL, AutoTokenizer.from_pretrained(ensure_tiny_model()).backend_tokenizer, VOCAB_SIZE, MAX_CONTEXT, 1
+        MODEL,
+        AutoTokenizer.from_pretrained(ensure_tiny_model()).backend_tokenizer,
+        VOCAB_SIZE,
+        MAX_CONTEXT,
+        1,
+        PlainRequests(),
     )
     other, waits = ExitStack(), list[float]()
     other.enter_context(gate.admit("Bearer alice-key"))

@@ -4,16 +4,18 @@ import asyncio
 import random
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 from deployments.replica.host import RequestHost
 from deployments.replica.moves import Moves
 from deployments.replica.outbox import Outboxes
 from migration.kv.staging import HostSegment
+from migration.protocol.continuing import plain_spec
 from migration.protocol.cursor import Cursor
 from migration.protocol.messages import Adopt, Chunk, CopyRound, PathRequest, Prepare, Prepared
 from migration.protocol.ports import Transport
 from migration.protocol.record import MigrationRecord
-from migration.protocol.request import Delta, Doubt, IngressId, Lost, Moved, Moving, RequestSpec, Sampling, StreamEvent
+from migration.protocol.request import Delta, Doubt, IngressId, Lost, Moved, Moving, RequestSpec, StreamEvent
 from migration.protocol.rounds import CopyLimits
 from migration.run.slots import Slots
 from migration.run.source import Order
@@ -177,11 +179,13 @@ class Pair:
                 pass
 
 
-def spec(name: str = "r", prompt: int = 40, tokens: int = 60, seed: int | None = None) -> RequestSpec:
-    """A greedy request with a prompt that no other request has."""
+def spec(name: str = "r", prompt: int = 40, tokens: int = 60, seed: int | None = None, **sampling: Any) -> RequestSpec:
+    """A greedy request with a prompt that no other request has; `sampling` are vLLM's sampling parameters."""
     draw = random.Random(name)
     ids = tuple(draw.randrange(3, 500) for _ in range(prompt))
-    return RequestSpec(RequestId(name), f"label-{name}", ids, Sampling(tokens, temperature=0.0, seed=seed), INGRESS)
+    if seed is not None:
+        sampling["seed"] = seed
+    return plain_spec(name, ids, tokens, label=f"label-{name}", ingress=INGRESS, **sampling)
 
 
 def make_pair(

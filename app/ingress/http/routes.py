@@ -301,7 +301,7 @@ class Routes:
 
 def max_usage_tokens(request: Generation, plan: Plan) -> int:
     """The request's maximum token usage; answers without `max_tokens` count as DEFAULT_CHARGE_TOKENS."""
-    lengths = [spec.sampling.max_tokens for spec in plan.specs]
+    lengths = [spec.max_tokens for spec in plan.specs]
     if request.longest[1] is None:
         lengths = [min(tokens, DEFAULT_CHARGE_TOKENS) for tokens in lengths]
     return plan.prompt_tokens + sum(lengths)

@@ -41,7 +41,8 @@ class Answer:
                     model.tokenizer,
                     shape,
                     request.stops,
-                    plan.echo(index),
+                    plan.prompt(index),
+                    plan.samplings[index],
                     observer.choice(opened.conversation),
                 )
             )

@@ -12,7 +12,7 @@ from app.ingress.openai.answers.calls import Calling, ListReading, NamedReading
 from app.ingress.openai.model import Model
 from app.ingress.openai.requests.schema import ChatRequest
 from app.ingress.openai.requests.tools import NamedTool, schema_of_calls
-from migration.protocol.request import Structured
+from app.ingress.openai.sampling import Structured
 
 STOP, TOOL_CALLS = "stop", "tool_calls"
 

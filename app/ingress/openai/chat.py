@@ -4,9 +4,10 @@ from app.ingress.errors import ApiError
 from app.ingress.openai.answers.choice import Shape
 from app.ingress.openai.answers.logprobs import chat_logprobs
 from app.ingress.openai.calling import calling
-from app.ingress.openai.generation import Endpoint, Prompt
+from app.ingress.openai.generation import Endpoint
 from app.ingress.openai.model import Model
 from app.ingress.openai.requests.schema import ChatRequest, parse_chat
+from app.ingress.openai.sampling import Prompt
 
 
 def prompts(request: ChatRequest, model: Model) -> tuple[Prompt]:

@@ -3,9 +3,10 @@
 from app.ingress.errors import ApiError
 from app.ingress.openai.answers.choice import Shape
 from app.ingress.openai.answers.logprobs import completion_logprobs
-from app.ingress.openai.generation import Endpoint, Prompt
+from app.ingress.openai.generation import Endpoint
 from app.ingress.openai.model import Model
 from app.ingress.openai.requests.schema import CompletionRequest, parse_completion
+from app.ingress.openai.sampling import Prompt
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default of the completions endpoint."""

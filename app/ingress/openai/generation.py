@@ -9,18 +9,13 @@ from app.ingress.openai.answers.calls import Calling
 from app.ingress.openai.answers.choice import Shape
 from app.ingress.openai.model import Model
 from app.ingress.openai.requests.schema import Generation
-from migration.protocol.request import IngressId, RequestSpec, Sampling, Structured
+from app.ingress.openai.sampling import Prompt, Sampling, Structured
+from migration.protocol.continuing import to_spec
+from migration.protocol.core_messages import Frames
+from migration.protocol.request import IngressId, RequestSpec
 from policies.model import RequestId
 
 Request = TypeVar("Request", bound=Generation)
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """One prompt; `echo` is the text that its answers begin with."""
-
-    tokens: tuple[int, ...]
-    echo: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +36,7 @@ class Endpoint(Generic[Request]):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a request asks of replicas: one spec per choice, `n` for each prompt, in the order of their indices.
+    """What a request asks of replicas: one spec and sampling per choice, `n` for each prompt, in the order of indices.
 
     `form` is the parameter that says what the answers have to match, None if they may be anything.
     """
@@ -49,6 +44,7 @@ class Plan:
     id: RequestId
     prompts: tuple[Prompt, ...]
     specs: tuple[RequestSpec, ...]
+    samplings: tuple[Sampling, ...]
     calling: Calling | None = None
     form: str | None = None
 
@@ -57,9 +53,9 @@ class Plan:
         """Tokens of all prompts, each counted once."""
         return sum(len(prompt.tokens) for prompt in self.prompts)
 
-    def echo(self, choice: int) -> str:
-        """The text that a choice begins with."""
-        return self.prompts[choice * len(self.prompts) // len(self.specs)].echo
+    def prompt(self, choice: int) -> Prompt:
+        """The prompt of a choice."""
+        return self.prompts[choice * len(self.prompts) // len(self.specs)]
 
 
 def to_plan(
@@ -78,15 +74,27 @@ def to_plan(
     structured = request.structured if calling is None else calling.structured
     form = request.form if structured == request.structured else "tools"
     prompts = tuple(endpoint.prompts(request, model))
+    blamed = form if structured is not None else None
     specs: list[RequestSpec] = []
+    samplings: list[Sampling] = []
     for prompt in prompts:
         longest = _longest(endpoint, request, len(prompt.tokens), model.max_context)
         sampling = _sampling(request, model, longest, structured)
         for index in range(request.choices):
             own_id = RequestId(f"{request_id}-{len(specs)}") if len(prompts) * request.choices > 1 else request_id
             own = sampling if sampling.seed is None else replace(sampling, seed=sampling.seed + index)
-            specs.append(RequestSpec(own_id, label, prompt.tokens, own, ingress))
-    return Plan(request_id, prompts, tuple(specs), calling, form if structured is not None else None)
+            specs.append(to_spec(_core_request(model, prompt, own, blamed), own_id, label, ingress))
+            samplings.append(own)
+    return Plan(request_id, prompts, tuple(specs), tuple(samplings), calling, blamed)
+
+
+def _core_request(model: Model, prompt: Prompt, sampling: Sampling, form: str | None) -> Frames:
+    """The request for an engine. Raises ApiError 400 for one that no engine runs, blamed on `form` if there is one."""
+    try:
+        return model.requests.make(prompt.tokens, sampling)
+    except ValueError as error:
+        text = f"{form}: {error}" if form is not None else str(error)
+        raise ApiError(400, text, param=form, code="invalid_value") from error
 
 
 def _longest(endpoint: Endpoint[Request], request: Request, prompt: int, context: int) -> int:

@@ -6,6 +6,7 @@ from typing import Any
 
 from app.ingress.errors import ApiError
 from app.ingress.openai.answers.calls import Calling
+from app.ingress.openai.core_requests import CoreRequests
 from app.ingress.openai.requests.schema import ChatRequest
 from app.ingress.openai.requests.template import ChatTemplate
 
@@ -14,7 +15,8 @@ from app.ingress.openai.requests.template import ChatTemplate
 class Model:
     """`tokenizer` is a `tokenizers.Tokenizer`; `chat` is None for a model without a chat template.
 
-    `parser` says how the model calls tools in its own manner, if that is known; it may raise ApiError.
+    `requests` makes the requests for its engines. `parser` says how the model calls tools in its own manner, if that is
+    known; it may raise ApiError.
     """
 
     id: str
@@ -22,6 +24,7 @@ class Model:
     vocab_size: int
     max_context: int
     created: int
+    requests: CoreRequests
     chat: ChatTemplate | None = None
     parser: Callable[[ChatRequest], Calling] | None = None
 

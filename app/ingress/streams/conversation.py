@@ -1,12 +1,12 @@
 """One request's output so far, from which the routes make an answer."""
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
 from app.ingress.errors import ApiError, saturated
+from app.ingress.telemetry.vllm_requests import NO_RECORD, RequestRecord
 from migration.concurrency import gather
 from migration.protocol.ports import Loss, LossKind
 from migration.protocol.reading import Output, Reader
@@ -18,14 +18,15 @@ from policies.model import RequestId
 class Conversation:
     """Implements `Listener`: keeps the delivered output until it is read.
 
-    `tokens` are all output tokens so far, `finish` is the finish reason, None while there is none. `logprobs` are those
-    of the newest tokens, one each, until they are taken from the left; none if the request does not ask for them.
+    `tokens` are all output tokens so far, `finish` is the finish reason, None while there is none. `extras` are those
+    that have not been taken.
     """
 
     spec: RequestSpec
     reader: Reader
+    record: RequestRecord = NO_RECORD
     tokens: list[int] = field(default_factory=list)
-    logprobs: deque[bytes] = field(default_factory=deque)
+    extras: list[tuple[int, bytes]] = field(default_factory=list)
     finish: str | None = None
     _steps: list[tuple[int, ...]] = field(default_factory=list)
     _ready: asyncio.Event = field(default_factory=asyncio.Event)
@@ -48,12 +49,18 @@ class Conversation:
 
     def deliver(self, output: Output) -> None:
         """See `Listener.deliver`."""
+        self.record.took(output)
         self.tokens.extend(output.tokens)
-        self.logprobs.extend(output.logprobs)
+        self.extras.extend(output.extras)
         self.finish = output.finish
         if output.tokens:
             self._steps.append(output.tokens)
         self._ready.set()
+
+    def stopped(self) -> None:
+        """A stop string was found in the text so far, which ends the answer before its end here."""
+        if self.finish is None:
+            self.record.stopped()
 
     def lost(self, loss: Loss) -> None:
         """See `Listener.lost`."""

@@ -15,6 +15,7 @@ from app.ingress.streams.conversation import Conversation, to_error
 from app.ingress.streams.placing import Placer
 from app.ingress.streams.replica_calls import RECONNECT_S, ROUTER_SKEW_S, EngineCalls
 from app.ingress.telemetry.tracing import NO_TRACER, Tracer
+from app.ingress.telemetry.vllm_requests import NO_STATISTICS, RequestStatistics
 from deployments.api.protocols import NoticeApi, RemoteReplicas, SchedulerClient, ServingApi
 from deployments.serve.membership import Membership
 from deployments.serve.routing import Unrouted
@@ -44,11 +45,13 @@ class Streams:
         lost: Callable[[], None] = lambda: None,
         tracer: Tracer = NO_TRACER,
         clock: Clock = time.monotonic,
+        statistics: RequestStatistics = NO_STATISTICS,
     ) -> None:
         self._ingress = ingress
         self._replicas = replicas
         self._placer = placer
         self._tracer = tracer
+        self._statistics = statistics
         self._clock = clock
         self._calls = EngineCalls(replicas, placer, clock)
         self._world = ReaderWorld(self._calls, RequestJournal(scheduler, tracer), clock, patience_s, on_lost=lost)
@@ -76,7 +79,7 @@ class Streams:
             ApiError: no replica took it.
         """
         reader = Reader()
-        conversation = Conversation(spec, reader)
+        conversation = Conversation(spec, reader, self._statistics.begin(spec))
         run = ReaderRun(spec, reader, conversation, self._world)
         self._live[spec.id] = run
         self._tracer.opened(spec.id)

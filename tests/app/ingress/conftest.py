@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 from app.ingress.openai.model import Model
 from app.ingress.openai.requests.template import ChatTemplate
 from app.tinymodel import VOCAB_SIZE, _make_tokenizer
-from tests.app.ingress.fakes import MAX_CONTEXT, Api, make_api
+from tests.app.ingress.fakes import MAX_CONTEXT, Api, PlainRequests, make_api
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +28,15 @@ def tokenizer(pretrained: Any) -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def model(pretrained: Any, tokenizer: Tokenizer) -> Model:
-    return Model("tiny", tokenizer, VOCAB_SIZE, MAX_CONTEXT, created=1, chat=ChatTemplate.of(pretrained))
+    return Model(
+        "tiny",
+        tokenizer,
+        VOCAB_SIZE,
+        MAX_CONTEXT,
+        created=1,
+        requests=PlainRequests(),
+        chat=ChatTemplate.of(pretrained),
+    )
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
 import httpx
@@ -17,19 +17,22 @@ from starlette.applications import Starlette
 from app.ingress.access.admission import Gate
 from app.ingress.http.routes import Routes
 from app.ingress.openai.model import Model
+from app.ingress.openai.sampling import Sampling
 from app.ingress.streams.conversation import Conversation
 from app.ingress.streams.placing import Placer
 from app.ingress.streams.streams import Streams
 from app.ingress.telemetry.requests import RequestTelemetry
 from app.settings import IngressSettings
 from deployments.api.calls import Batch, MoveAccepted, MoveAnswer, MoveRejected, PlaceCall, Submission
-from deployments.engine.port import Generated, Tie
+from deployments.engine.port import Tie
 from deployments.replica.moves import Moves
 from deployments.serve.routing import Unrouted
+from migration.protocol.core_messages import CoreRequest, Frames, decode_request, encode_request
 from migration.protocol.errors import PeerLost, Refused
 from migration.protocol.messages import PathRequest, Tail
+from migration.protocol.ports import Generated
 from migration.protocol.record import MigrationRecord
-from migration.protocol.request import IngressId, Sampling
+from migration.protocol.request import IngressId, RequestSpec
 from migration.protocol.rounds import CopyLimits
 from migration.run.reader import ReaderRun
 from migration.run.source import Order
@@ -39,7 +42,7 @@ from policies.causes import Cause
 from policies.decision.placement import Decision, NoReplica, Place
 from policies.model import ReplicaId, RequestId, Tokens
 from policies.plan import Reason
-from tests.deployments.engine.fake_engine import FakeEngine
+from tests.deployments.engine.fake_engine import FakeEngine, prompt_of
 from tests.deployments.scheduler.fakes import FakeMembership
 from tests.migration import world
 from tests.migration.world import INGRESS, spec
@@ -50,22 +53,29 @@ MAX_CONTEXT = 1024
 LOOPBACK = ("127.0.0.1", 4711)
 
 
+class PlainRequests:
+    """Implements `CoreRequests` without vLLM: requests as fake engines read them. `error` refuses them all."""
+
+    error: str | None = None
+
+    def make(self, prompt: tuple[int, ...], sampling: Sampling) -> Frames:
+        if self.error is not None:
+            raise ValueError(self.error)
+        return encode_request(CoreRequest("", list(prompt), sampling_params=asdict(sampling)))
+
+
 class StoppingEngine(FakeEngine):
     """A fake engine that observes `stop_token_ids`, from `min_tokens` on; a `script` replaces its tokens."""
 
     script: tuple[int, ...] | None = None
 
-    async def generate(
-        self,
-        key: str,
-        prompt: tuple[int, ...],
-        outputs: tuple[int, ...],
-        sampling: Sampling,
-        tail: Tail | None = None,
-    ) -> AsyncIterator[Generated]:
+    async def drawn(
+        self, key: str, spec: RequestSpec, outputs: tuple[int, ...], tail: Tail | None = None
+    ) -> AsyncGenerator[Generated]:
         count = len(outputs)
-        drawing = super().generate(key, prompt, outputs, sampling, tail)
-        async with contextlib.aclosing(drawing) as steps:  # type: ignore[type-var]
+        sampling = decode_request(spec.body).sampling
+        stops, least = sampling.get("stop_token_ids", ()), sampling.get("min_tokens", 0)
+        async with contextlib.aclosing(super().drawn(key, spec, outputs, tail)) as steps:
             async for step in steps:
                 count += len(step.tokens)
                 if self.script is not None:
@@ -75,7 +85,7 @@ class StoppingEngine(FakeEngine):
                     if count == len(self.script):
                         yield replace(step, finish="stop")
                         return
-                if step.tokens[-1] in sampling.stop_token_ids and count >= sampling.min_tokens:
+                if step.tokens[-1] in stops and count >= least:
                     yield replace(step, finish="stop")
                     return
                 yield step
@@ -471,7 +481,7 @@ class Api:
         return await self.post("/v1/chat/completions", json={"messages": MESSAGES, **fields}, headers=headers)
 
 
-PROMPT = list(spec().prompt)
+PROMPT = list(prompt_of(spec()))
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Where do blocks move?"}]
 
 

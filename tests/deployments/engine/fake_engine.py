@@ -1,14 +1,16 @@
 """An engine without a model, queues or memory limits; its failures are knobs."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import contextlib
+from collections.abc import AsyncGenerator, Sequence
 
-from deployments.engine.port import EngineDead, EngineProcesses, EngineStats, Generated, Tie
+from deployments.engine.port import EngineDead, EngineProcesses, EngineStats, InvalidRequest, Tie
 from deployments.engine.tokens import TOKEN_BYTES, ContextDigest, TokenSlots, expected, pack, unpack
+from migration.protocol.core_messages import decode_request
 from migration.protocol.errors import BlocksGone, TransferFailed
 from migration.protocol.messages import Fingerprint, Shard, SlotRef, Tail
-from migration.protocol.ports import Slot, WorkerLinks
-from migration.protocol.request import Sampling
+from migration.protocol.ports import Generated, OutputSink, Slot, WorkerLinks
+from migration.protocol.request import RequestSpec, Trait
 from policies.model import Blocks, Tokens
 
 
@@ -35,43 +37,72 @@ class FakeEngine:
         self.step_s = step_s
         self.dead = False
         self.ties: Tie | None = None
+        self.refusal: str | None = None
         self.preempted: set[str] = set()
         self.blocks_loaded = 0
         self.tail_ends: list[int] = []
         """For each context that began with a tail: the tokens up to the tail's end."""
         self._num_blocks = num_blocks
         self._contexts: dict[str, list[int]] = {}
+        self._runs: dict[str, asyncio.Task[None]] = {}
+        self._tails: dict[str, Tail | None] = {}
         self._cache: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._slots = TokenSlots(shard_bytes, workers)
 
-    def tied(self, sampling: Sampling) -> Tie | None:
+    def tied(self, traits: frozenset[Trait]) -> Tie | None:
         """See `Engine.tied`."""
         return self.ties
 
-    async def generate(
-        self,
-        key: str,
-        prompt: tuple[int, ...],
-        outputs: tuple[int, ...],
-        sampling: Sampling,
-        tail: Tail | None = None,
-    ) -> AsyncIterator[Generated]:
-        """See `Engine.generate`."""
-        context = list(prompt + outputs)
+    def add(
+        self, key: str, spec: RequestSpec, outputs: tuple[int, ...], sink: OutputSink, tail: Tail | None = None
+    ) -> None:
+        """See `Engine.add`."""
+        self._runs[key] = asyncio.create_task(self._run(key, spec, outputs, sink, tail))
+        self._tails[key] = tail
+
+    def abort(self, key: str) -> None:
+        """See `Engine.abort`."""
+        if run := self._runs.pop(key, None):
+            run.cancel()
+            self._contexts.pop(key, None)
+            self._slots.take(self._tails.pop(key))
+
+    async def _run(
+        self, key: str, spec: RequestSpec, outputs: tuple[int, ...], sink: OutputSink, tail: Tail | None
+    ) -> None:
+        if self.refusal is not None:
+            self._runs.pop(key)
+            sink.fail(InvalidRequest(self.refusal))
+            return
+        async with contextlib.aclosing(self.drawn(key, spec, outputs, tail)) as steps:
+            async for step in steps:
+                if self.dead:
+                    self._runs.pop(key)
+                    sink.fail(EngineDead("killed by a test"))
+                    return
+                if step.finish:
+                    self._runs.pop(key)
+                sink.take(step)
+
+    async def drawn(
+        self, key: str, spec: RequestSpec, outputs: tuple[int, ...], tail: Tail | None = None
+    ) -> AsyncGenerator[Generated]:
+        """The steps of a run, up to the last one."""
+        request = decode_request(spec.body)
+        top = request.sampling.get("logprobs")
+        context = [*prompt_of(spec), *outputs]
         digest = ContextDigest(pack(self._read(context, tail)))
         self._contexts[key] = context
         try:
-            for count in range(len(outputs) + 1, sampling.max_tokens + 1):
+            for count in range(len(outputs) + 1, spec.max_tokens + 1):
                 await asyncio.sleep(self.step_s)
-                if self.dead:
-                    raise EngineDead("killed by a test")
                 token = digest.next_token()
-                scores = () if sampling.logprobs is None else (digest.next_logprobs(sampling.logprobs),)
+                rest = None if top is None else digest.next_logprobs(top)
                 context.append(token)
                 digest.extend(pack((token,)))
-                yield Generated((token,), "length" if count == sampling.max_tokens else None, scores)
+                yield Generated((token,), "length" if count == spec.max_tokens else None, rest)
         finally:
-            del self._contexts[key]
+            self._contexts.pop(key, None)
 
     async def gather(self, key: str, first: Blocks, last: Blocks, slots: Sequence[Slot]) -> Sequence[Shard]:
         """See `Engine.gather`."""
@@ -83,8 +114,9 @@ class FakeEngine:
             raise TransferFailed(f"block {last} is not full")
         return self._slots.write(slots, pack(context[first * size : last * size]))
 
-    async def load(self, load: str, tokens: tuple[int, ...], first: Blocks, last: Blocks) -> None:
+    async def load(self, load: str, spec: RequestSpec, outputs: tuple[int, ...], first: Blocks, last: Blocks) -> None:
         """See `Engine.load`."""
+        tokens = prompt_of(spec) + outputs
         size = self.fingerprint.block_size
         with self._slots.loading(load, first, last) as staged:
             held = unpack(await staged.whole())
@@ -164,7 +196,12 @@ class FakeEngine:
         return read
 
 
-def expected_logprobs(prompt: tuple[int, ...], count: int, top: int) -> tuple[bytes, ...]:
-    """The logprobs of an undisturbed run."""
+def prompt_of(spec: RequestSpec) -> tuple[int, ...]:
+    """The prompt in a request's body."""
+    return tuple(decode_request(spec.body).prompt_token_ids or ())
+
+
+def expected_logprobs(prompt: tuple[int, ...], count: int, top: int) -> tuple[tuple[int, bytes], ...]:
+    """The logprobs of an undisturbed run, with the index of each token."""
     contexts = (prompt + expected(prompt, index) for index in range(count))
-    return tuple(ContextDigest(pack(context)).next_logprobs(top) for context in contexts)
+    return tuple((i, ContextDigest(pack(context)).next_logprobs(top)) for i, context in enumerate(contexts))

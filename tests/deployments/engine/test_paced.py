@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Iterator, Mapping
-from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -12,14 +11,15 @@ from deployments.engine.paced import PacedEngine
 from deployments.engine.port import EngineDead, InvalidRequest
 from deployments.engine.tokens import expected
 from migration.kv.staging import HEADER, HostSegment
+from migration.protocol.continuing import plain_spec
 from migration.protocol.errors import BlocksGone, TransferFailed
 from migration.protocol.messages import PathRequest, SlotRef, Tail
 from migration.protocol.ports import Slot
 from migration.protocol.record import Outcome
-from migration.protocol.request import Sampling
+from migration.run.outputs import running
 from migration.transport.shared import SharedSlots
 from policies.model import Blocks, ReplicaId
-from tests.deployments.engine.fake_engine import FakeEngine, expected_logprobs
+from tests.deployments.engine.fake_engine import FakeEngine, expected_logprobs, prompt_of
 from tests.migration.world import LIMITS, Pair, Replica, spec
 from tests.virtual_time import virtual_loop
 
@@ -70,9 +70,8 @@ class Desk:
     async def _read(
         self, key: str, prompt: tuple[int, ...], tokens: int, outputs: tuple[int, ...], tail: Tail | None
     ) -> None:
-        answer, sampling = self.answers[key], Sampling(tokens, temperature=0.0)
-        stream = self.engine.generate(key, prompt, outputs, sampling, tail)
-        async with aclosing(stream) as steps:  # type: ignore[type-var]
+        answer = self.answers[key]
+        async with running(self.engine, key, plain_spec(key, prompt, tokens), outputs, tail) as steps:
             async for generated in steps:
                 answer.tokens += generated.tokens
                 answer.times.append(virtual_loop().time())
@@ -299,7 +298,9 @@ def slots(segment: HostSegment, offset: int = 0) -> list[Slot]:
 async def load(target: Desk, context: tuple[int, ...], first: int, last: int, chunks: Mapping[int, SlotRef]) -> None:
     """Load blocks [first, last) of a context from slots, which hold the blocks from these indexes on."""
     name = f"load-{first}-{last}"
-    loading = asyncio.create_task(target.engine.load(name, context[: last * 4 + 1], Blocks(first), Blocks(last)))
+    loading = asyncio.create_task(
+        target.engine.load(name, plain_spec(name, context, 1), (), Blocks(first), Blocks(last))
+    )
     await asyncio.sleep(0)
     ends = [*list(chunks)[1:], last]
     try:
@@ -469,7 +470,7 @@ async def test_migration_protocol_moves_a_request_between_paced_engines() -> Non
     cursor = pair.submit(request)
     await pair.until(cursor, 10)
     pair.move(request.id, path=PathRequest.KV)
-    assert await pair.finished(cursor) == expected(request.prompt, 200)
+    assert await pair.finished(cursor) == expected(prompt_of(request), 200)
     record = await pair.settled()
     assert (record.outcome, record.path) == (Outcome.COMMITTED, "kv")
     assert 0 < record.blocks == pair.b.engine.blocks_loaded
@@ -477,12 +478,13 @@ async def test_migration_protocol_moves_a_request_between_paced_engines() -> Non
 
 async def test_logprobs_equal_those_of_the_fake_engine() -> None:
     engine, request = await PacedEngine.start("model", PACE), prompt(8)
-    sampling = Sampling(10, temperature=0.0, logprobs=2)
-    steps = [step async for step in engine.generate("r", request, (), sampling)]
-    assert tuple(packed for step in steps for packed in step.logprobs) == expected_logprobs(request, 10, 2)
-    plain = [step async for step in engine.generate("s", request, (), Sampling(10, temperature=0.0))]
+    async with running(engine, "r", plain_spec("r", request, 10, logprobs=2)) as run:
+        steps = [step async for step in run]
+    assert tuple((i, step.rest) for i, step in enumerate(steps)) == expected_logprobs(request, 10, 2)
+    async with running(engine, "s", plain_spec("s", request, 10)) as run:
+        plain = [step async for step in run]
     assert [step.tokens for step in plain] == [step.tokens for step in steps]
-    assert all(step.logprobs == () for step in plain)
+    assert all(step.rest is None for step in plain)
 
 
 # --- ends -----------------------------------------------------------------------------------------------
@@ -510,7 +512,7 @@ async def test_shutdown_fails_all_requests_and_loads() -> None:
 
 
 async def _load_nothing(engine: PacedEngine) -> None:
-    await engine.load("nothing", prompt(5), Blocks(0), Blocks(0))
+    await engine.load("nothing", plain_spec("", prompt(5), 1), (), Blocks(0), Blocks(0))
 
 
 async def test_exception_in_a_step_ends_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -526,8 +528,8 @@ async def test_exception_in_a_step_ends_the_engine(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize(
     ("length", "tokens", "outputs"),
-    [(0, 4, ()), (61, 4, ()), (4, 2, (5, 6))],
-    ids=["no prompt", "beyond the context", "nothing left to do"],
+    [(61, 4, ()), (4, 2, (5, 6))],
+    ids=["beyond the context", "nothing left to do"],
 )
 async def test_invalid_requests_are_refused(length: int, tokens: int, outputs: tuple[int, ...]) -> None:
     desk = await Desk.open()

@@ -1,76 +1,196 @@
-"""The arguments of requests to vLLM; their effects are in the integration tests."""
+"""Requests and outputs between the port and vLLM's core; their effects are in the integration tests."""
 
 import asyncio
+import itertools
 import os
 import re
-from collections.abc import AsyncIterator
+import time
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+import numpy as np
 import pytest
+import torch
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.engine import (
+    EngineCoreEvent,
+    EngineCoreEventType,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    FinishReason,
+)
 from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.metrics.stats import PrefillStats
+from vllm.v1.outputs import LogprobsLists, LogprobsTensors
+from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from app.tinymodel import ensure_tiny_model
-from deployments.engine.vllm_engine import USAGE, VllmEngine, _fingerprint, _processes, engine_args
+from deployments.engine.arguments import USAGE, engine_args
+from deployments.engine.core import CoreRuns
+from deployments.engine.port import EngineDead, InvalidRequest, RequestFailed
+from deployments.engine.vllm_engine import VllmEngine, _fingerprint, _processes
+from migration.protocol.continuing import plain_spec
+from migration.protocol.core_messages import Frames
 from migration.protocol.errors import TransferFailed
-from migration.protocol.request import Sampling
+from migration.protocol.messages import Tail
+from migration.protocol.ports import Generated
+from migration.run.outputs import OutputQueue
 from policies.model import Blocks
 
 
-def bare(vllm: Any, copiers: Any = None) -> VllmEngine:
-    """An engine around stand-ins for vLLM and the copiers, which has not been started."""
+class FakeCore:
+    """In the core's place: records requests and aborts; a test makes its outputs."""
+
+    def __init__(self) -> None:
+        self.requests: list[EngineCoreRequest] = []
+        self.aborted: list[str] = []
+        self.outputs: asyncio.Queue[EngineCoreOutputs | Exception] = asyncio.Queue()
+        self.dead = False
+
+    def send_request(self, frames: Frames) -> None:
+        if self.dead:
+            raise EngineDeadError
+        self.requests.append(MsgpackDecoder(EngineCoreRequest).decode(frames))
+
+    def send_abort(self, request_id: str) -> None:
+        self.aborted.append(request_id)
+
+    async def get_output_async(self) -> EngineCoreOutputs:
+        outputs = await self.outputs.get()
+        if isinstance(outputs, Exception):
+            raise outputs
+        return outputs
+
+    async def step(self, *outputs: EngineCoreOutput) -> None:
+        """The outputs of one step, as they come over the wire."""
+        step = EngineCoreOutputs(outputs=list(outputs))
+        self.outputs.put_nowait(MsgpackDecoder(EngineCoreOutputs).decode(MsgpackEncoder().encode(step)))
+        await settle()
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def over(core: FakeCore, copiers: Any = None) -> VllmEngine:
+    """An engine over a fake core and stand-ins for copiers."""
     engine = object.__new__(VllmEngine)
-    engine._engine, engine._copiers = vllm, copiers
-    engine._filled, engine._caching, engine.blocks_loaded = set(), set(), 0
+    engine._runs, engine._numbers = CoreRuns(core, lambda outputs: None), itertools.count()
+    engine._filled, engine._caching, engine._tails, engine.blocks_loaded = set(), set(), {}, 0
+    engine._block_size, engine._copiers = 16, copiers
+    engine._reading = asyncio.create_task(engine._runs.read())
     return engine
 
 
-class Asked:
-    """A stand-in for AsyncLLM that records arguments and generates nothing."""
+class Taken(OutputQueue):
+    """All that a run yielded."""
 
-    def __init__(self) -> None:
-        self.priorities: list[int] = []
-
-    async def generate(self, prompt: Any, params: Any, key: str, *, priority: int) -> AsyncIterator[Any]:
-        self.priorities.append(priority)
-        for step in list[Any]():
-            yield step
+    @property
+    def all(self) -> list[Generated | Exception]:
+        return [self._queue.get_nowait() for _ in range(self._queue.qsize())]
 
 
-@pytest.mark.parametrize("priority", [0, -3])
-async def test_priority_is_passed_to_vllm(priority: int) -> None:
-    asked = Asked()
-    engine = bare(asked)
-    assert [step async for step in engine.generate("r", (5,), (), Sampling(9, priority=priority))] == []
-    assert asked.priorities == [priority]
+async def test_requests_reach_the_core_under_names_that_are_never_used_twice() -> None:
+    engine = over(core := FakeCore())
+    for _ in range(2):
+        engine.add("r.0", plain_spec("r", (5, 6), 9, stop_token_ids=[7]), (), Taken())
+    first, second = core.requests
+    assert first.request_id != second.request_id
+    assert (first.prompt_token_ids, first.sampling_params.max_tokens) == ([5, 6], 9)
+    assert first.sampling_params.stop_token_ids == [7]
+    assert first.sampling_params.extra_args == {"kv_transfer_params": {"mell_key": "r.0", "mell_output": 0}}
 
 
-class Batches:
-    """In vLLM's place: the sampling of every batch that it ran, a batch being the requests that run at once."""
+async def test_outputs_go_to_their_runs_up_to_the_last() -> None:
+    engine = over(core := FakeCore())
+    one, two = Taken(), Taken()
+    for key, sink in (("1.0", one), ("2.0", two)):
+        engine.add(key, plain_spec(key, (5,), 9), (), sink)
+    first, second = (request.request_id for request in core.requests)
+    await core.step(EngineCoreOutput(first, [7]), EngineCoreOutput(second, [8, 9]), EngineCoreOutput("unknown", [1]))
+    await core.step(EngineCoreOutput(first, [], finish_reason=FinishReason.STOP))
+    engine.abort("1.0")
+    engine.abort("2.0")
+    await core.step(EngineCoreOutput(second, [1]))
+    assert one.all == [Generated((7,)), Generated((), "stop")] and two.all == [Generated((8, 9))]
+    assert core.aborted == [second]
 
-    def __init__(self) -> None:
-        self.batches: list[list[tuple[float, int | None]]] = []
-        self._running: list[tuple[float, int | None]] = []
 
-    async def generate(self, prompt: Any, params: Any, key: str, *, priority: int) -> AsyncIterator[Any]:
-        self._running.append((params.temperature, params.logprobs))
-        await asyncio.sleep(0)  # those that come at once are in the batch by now
-        if self._running:
-            self.batches.append(self._running)
-            self._running = []
-        for step in list[Any]():
-            yield step
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable")
+async def test_the_rest_of_an_output_is_all_of_it_but_id_and_tokens() -> None:
+    engine, sink = over(core := FakeCore()), Taken()
+    engine.add("r.0", plain_spec("r", (5,), 9, logprobs=1), (), sink)
+    scores = LogprobsLists(np.array([[7, 8]]), np.array([[-0.5, -1.5]], np.float32), np.array([1]))
+    prompt = LogprobsTensors(torch.ones(2, 200), torch.zeros(2, 200), torch.ones(2))
+    (name,) = (request.request_id for request in core.requests)
+    scheduled = EngineCoreEvent(EngineCoreEventType.SCHEDULED, time.monotonic() - 5)
+    await core.step(
+        EngineCoreOutput(name, [7], scores, prompt, events=[scheduled], prefill_stats=PrefillStats(num_prompt_tokens=1))
+    )
+    await core.step(EngineCoreOutput(name, [2], finish_reason=FinishReason.STOP, stop_reason=2))
+    first, last = (MsgpackDecoder(EngineCoreOutput).decode(step.rest) for step in sink.all)  # type: ignore[union-attr]
+    assert (first.request_id, first.new_token_ids) == ("", [])
+    assert first.new_logprobs.logprob_token_ids.tolist() == [[7, 8]]
+    assert torch.equal(first.new_prompt_logprobs_tensors.logprob_token_ids, torch.ones(2, 200))
+    assert first.prefill_stats.num_prompt_tokens == 1
+    assert first.events[0].timestamp == pytest.approx(-5, abs=1), "relative: other nodes have other clocks"
+    assert (last.finish_reason, last.stop_reason) == (FinishReason.STOP, 2)
+
+
+@pytest.mark.parametrize(
+    ("form", "error"), [({}, RequestFailed), ({"structured_outputs": {"regex": "a"}}, InvalidRequest)]
+)
+async def test_a_request_that_the_engine_aborts_is_invalid_if_it_has_a_grammar(form: Any, error: type) -> None:
+    engine, sink = over(core := FakeCore()), Taken()
+    engine.add("r.0", plain_spec("r", (5,), 9, **form), (), sink)
+    await core.step(EngineCoreOutput(core.requests[0].request_id, [], finish_reason=FinishReason.ERROR))
+    (failure,) = sink.all
+    assert type(failure) is error
+
+
+@pytest.mark.parametrize("error", [EngineDeadError(), ValueError("not a message")], ids=["dead", "unreadable"])
+async def test_every_run_fails_when_the_core_dies_and_later_ones_do(error: Exception) -> None:
+    engine, sink, late = over(core := FakeCore()), Taken(), Taken()
+    await engine.check_health()
+    engine.add("r.0", plain_spec("r", (5,), 9), (), sink)
+    core.outputs.put_nowait(error)
+    await settle()
+    core.dead = True
+    engine.add("r.1", plain_spec("r", (5,), 9), (), late)
+    assert late.all == []
+    await settle()
+    assert [type(each) for each in (*sink.all, *late.all)] == [EngineDead] * 2
+    with pytest.raises(EngineDead):
+        await engine.check_health()
+
+
+async def test_a_sink_that_fails_loses_its_own_request_alone(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Taken):
+        def take(self, step: Generated) -> None:
+            raise ZeroDivisionError
+
+    engine, bad, good = over(core := FakeCore()), Broken(), Taken()
+    for key, sink in (("1.0", bad), ("2.0", good)):
+        engine.add(key, plain_spec(key, (5,), 9), (), sink)
+    await core.step(*(EngineCoreOutput(request.request_id, [7]) for request in core.requests))
+    assert [type(each) for each in bad.all] == [RequestFailed] and good.all == [Generated((7,))]
 
 
 async def test_a_start_compiles_random_sampling_and_logprobs_for_one_request_and_for_several() -> None:
-    vllm = Batches()
-    await bare(vllm)._compile_sampling()
-    assert vllm.batches == [[(1.0, 1)], [(1.0, 1)] * 2]
+    engine = over(core := FakeCore())
+    compiling = asyncio.create_task(engine._compile_sampling())
+    for size in (1, 2):
+        await settle()
+        batch, core.requests = core.requests, []
+        assert [(r.sampling_params.temperature, r.sampling_params.logprobs) for r in batch] == [(1.0, 1)] * size
+        await core.step(*(EngineCoreOutput(r.request_id, [1], finish_reason=FinishReason.LENGTH) for r in batch))
+    await compiling
 
 
 MODEL = str(ensure_tiny_model())
@@ -148,29 +268,6 @@ def test_fingerprints_agree_on_the_cache_only_between_equal_layouts() -> None:
     assert (one.block_bytes, two.block_bytes) == (100, 200)
 
 
-class LoadingVllm:
-    """In vLLM's place: one request, which runs until `end` is set, or is aborted; later ones end at once."""
-
-    def __init__(self) -> None:
-        self.end = asyncio.Event()
-        self.error: Exception | None = None
-        self.aborts = 0
-        self.transfers: list[dict[str, Any]] = []
-
-    async def generate(self, prompt: Any, params: Any, key: str, *, priority: int) -> AsyncIterator[Any]:
-        self.transfers.append(params.extra_args["kv_transfer_params"])
-        if len(self.transfers) > 1:
-            return
-        try:
-            await self.end.wait()
-        except asyncio.CancelledError:
-            self.aborts += 1
-            raise
-        if self.error is not None:
-            raise self.error
-        yield None
-
-
 class LoadingCopiers:
     """In the copiers' place: a load whose blocks arrive, and are in the cache, when the events are set."""
 
@@ -199,19 +296,43 @@ class LoadingCopiers:
     def forget(self, load: str) -> None:
         self.forgotten.append(load)
 
+    def discard(self, name: str) -> None:
+        self.forgotten.append(name)
+
+
+@pytest.mark.parametrize("end", ["first step", "error", "abort"])
+async def test_tail_of_a_run_is_freed_once(end: str) -> None:
+    engine, tail = over(core := FakeCore(), copiers := LoadingCopiers()), Tail("m.tail", Blocks(1), 20)
+    engine.add("r.1", plain_spec("r", (5,) * 19, 9), (6,), sink := Taken(), tail)
+    (request,) = core.requests
+    transfer = request.sampling_params.extra_args["kv_transfer_params"]
+    assert transfer["mell_tail"] == {"name": "m.tail", "first": 1, "tokens": 20} and copiers.forgotten == []
+    if end != "abort":
+        finish = FinishReason.ERROR if end == "error" else None
+        await core.step(EngineCoreOutput(request.request_id, [7], finish_reason=finish))
+        assert len(sink.all) == 1
+    engine.abort("r.1")
+    engine.abort("r.1")
+    assert copiers.forgotten == ["m.tail"]
+
 
 @dataclass
 class Loading:
     """A load of blocks 1 and 2 under way."""
 
-    vllm: LoadingVllm = field(default_factory=LoadingVllm)
+    core: FakeCore = field(default_factory=FakeCore)
     copiers: LoadingCopiers = field(default_factory=LoadingCopiers)
 
     async def begin(self) -> Self:
-        self.engine = bare(self.vllm, self.copiers)
-        self.task = asyncio.create_task(self.engine.load("m.1", (5,) * 97, Blocks(1), Blocks(3)))
-        await asyncio.sleep(0.001)
+        self.engine = over(self.core, self.copiers)
+        self.task = asyncio.create_task(self.engine.load("m.1", SPEC, (6,) * 10, Blocks(1), Blocks(3)))
+        await settle()
         return self
+
+    @property
+    def transfers(self) -> list[dict[str, Any]]:
+        """The connector's parameters of all requests."""
+        return [request.sampling_params.extra_args["kv_transfer_params"] for request in self.core.requests]
 
     async def arrive(self) -> None:
         self.copiers.arrived.set()
@@ -219,8 +340,8 @@ class Loading:
 
     async def submit(self) -> list[str] | None:
         """Add a request; the loads that it may find arrived but not cached."""
-        assert [step async for step in self.engine.generate("r", (5,), (), Sampling(9))] == []
-        found: list[str] | None = self.vllm.transfers[-1].get("mell_filled")
+        self.engine.add(f"r.{len(self.core.requests)}", plain_spec("r", (5,), 9), (), Taken())
+        found: list[str] | None = self.transfers[-1].get("mell_filled")
         return found
 
     async def settle(self) -> None:
@@ -229,17 +350,22 @@ class Loading:
                 await asyncio.sleep(0)
 
 
+SPEC = plain_spec("r", (5,) * 90, 99, seed=1, logprobs=2)
+
 LOAD = {"mell_load": {"load": "m.1", "first": 1, "last": 3}}
 
 
 async def test_load_ends_when_its_blocks_have_arrived_and_its_request_never_runs() -> None:
     loading = await Loading().begin()
-    assert loading.vllm.transfers == [LOAD] and not loading.task.done()
+    (request,) = loading.core.requests
+    assert request.prompt_token_ids == [5] * 49 and request.sampling_params.max_tokens == 1
+    assert request.sampling_params.seed is None and request.sampling_params.logprobs is None
+    assert loading.transfers == [LOAD] and not loading.task.done()
     await loading.arrive()
-    assert loading.vllm.aborts == 0, "vLLM would free the blocks before they have a name"
+    assert not loading.core.aborted, "vLLM would free the blocks before they have a name"
     loading.copiers.cached.set()
     await loading.settle()
-    assert loading.vllm.aborts == 1 and loading.copiers.forgotten == ["m.1"]
+    assert loading.core.aborted == ["m.1"] and loading.copiers.forgotten == ["m.1"]
     assert loading.engine.blocks_loaded == 2
 
 
@@ -248,9 +374,9 @@ async def test_requests_name_a_loads_blocks_from_their_arrival_until_they_are_ca
     assert await loading.submit() is None
     await loading.arrive()
     assert await loading.submit() == ["m.1"]
-    later = asyncio.create_task(loading.engine.load("m.2", (5,) * 193, Blocks(3), Blocks(6)))
-    await asyncio.sleep(0.001)
-    assert loading.vllm.transfers[-1]["mell_filled"] == ["m.1"]
+    later = asyncio.create_task(loading.engine.load("m.2", SPEC, (), Blocks(3), Blocks(5)))
+    await settle()
+    assert loading.transfers[-1]["mell_filled"] == ["m.1"]
     await later
     loading.copiers.cached.set()
     await loading.settle()
@@ -259,9 +385,9 @@ async def test_requests_name_a_loads_blocks_from_their_arrival_until_they_are_ca
 
 async def test_load_without_anything_to_fill_ends_with_its_request() -> None:
     loading = await Loading().begin()
-    loading.vllm.end.set()
+    await loading.core.step(EngineCoreOutput("m.1", [1], finish_reason=FinishReason.LENGTH))
     await loading.task
-    assert loading.vllm.aborts == 0 and loading.copiers.forgotten == ["m.1"]
+    assert not loading.core.aborted and loading.copiers.forgotten == ["m.1"]
     assert await loading.submit() is None
 
 
@@ -269,8 +395,7 @@ async def test_load_without_anything_to_fill_ends_with_its_request() -> None:
 async def test_load_fails_if(cause: str) -> None:
     loading = await Loading().begin()
     if cause == "vLLM refuses it":
-        loading.vllm.error = ValueError("too long")
-        loading.vllm.end.set()
+        await loading.core.step(EngineCoreOutput("m.1", [], finish_reason=FinishReason.ERROR))
     else:
         loading.copiers.lose()
     with pytest.raises(TransferFailed):
@@ -283,8 +408,7 @@ async def test_loss_after_the_arrival_ends_the_load(lost: str) -> None:
     loading = await Loading().begin()
     await loading.arrive()
     if lost == "vLLM":
-        loading.vllm.error = EngineDeadError()
-        loading.vllm.end.set()
+        loading.core.outputs.put_nowait(EngineDeadError())
     else:
         loading.copiers.lose()
     await loading.settle()
@@ -296,4 +420,4 @@ async def test_cancelled_load_aborts_its_request() -> None:
     loading.task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await loading.task
-    assert loading.vllm.aborts == 1 and loading.copiers.forgotten == ["m.1"]
+    assert loading.core.aborted == ["m.1"] and loading.copiers.forgotten == ["m.1"]

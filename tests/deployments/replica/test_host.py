@@ -1,17 +1,17 @@
 """The requests on one replica, with an engine that yields a token at each order of a test."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 
 import pytest
 
-from deployments.engine.port import EngineDead, Generated, InvalidRequest, Tie
+from deployments.engine.port import EngineDead, InvalidRequest, RequestFailed, Tie
 from deployments.replica.host import RequestHost, Run, queued_keys
 from deployments.replica.outbox import Outboxes
 from migration.protocol.errors import Refused, RequestGone
 from migration.protocol.messages import Fingerprint, PathRequest, Prepare, Tail
-from migration.protocol.request import Delta, IngressId, Lost, Moving, Sampling, StreamEvent
+from migration.protocol.ports import Generated, OutputSink
+from migration.protocol.request import Delta, Extras, IngressId, Lost, Moving, RequestSpec, StreamEvent
 from policies.causes import Cause
 from policies.model import Blocks, Phase, ReplicaId, RequestId
 from tests.deployments.engine.fake_engine import FakeEngine
@@ -22,7 +22,7 @@ HERE = spec().ingress
 
 
 class StepEngine(FakeEngine):
-    """Yields what `step` is given; an exception is raised."""
+    """Makes the steps that a test orders."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,25 +30,17 @@ class StepEngine(FakeEngine):
         self.tails: list[Tail | None] = []
         self.discarded: list[Tail] = []
         self.ended: list[str] = []
-        self._steps: dict[str, asyncio.Queue[Generated | Exception | None]] = {}
+        self._sinks: dict[str, OutputSink] = {}
 
-    async def generate(
-        self,
-        key: str,
-        prompt: tuple[int, ...],
-        outputs: tuple[int, ...],
-        sampling: Sampling,
-        tail: Tail | None = None,
-    ) -> AsyncIterator[Generated]:
+    def add(
+        self, key: str, spec: RequestSpec, outputs: tuple[int, ...], sink: OutputSink, tail: Tail | None = None
+    ) -> None:
         self.started.append((key, outputs))
         self.tails.append(tail)
-        steps = self._steps.setdefault(key, asyncio.Queue())
-        try:
-            while (step := await steps.get()) is not None:
-                if isinstance(step, Exception):
-                    raise step
-                yield step
-        finally:
+        self._sinks[key] = sink
+
+    def abort(self, key: str) -> None:
+        if self._sinks.pop(key, None):
             self.ended.append(key)
 
     def discard(self, tail: Tail) -> None:
@@ -57,8 +49,13 @@ class StepEngine(FakeEngine):
     async def step(self, *tokens: int, finish: str | None = None, key: str = "r.0") -> None:
         await self.give(Generated(tokens, finish), key)
 
-    async def give(self, step: Generated | Exception | None, key: str = "r.0") -> None:
-        self._steps.setdefault(key, asyncio.Queue()).put_nowait(step)
+    async def give(self, step: Generated | Exception, key: str = "r.0") -> None:
+        """A run that was aborted gets nothing."""
+        sink = self._sinks.get(key)
+        if isinstance(step, Exception) or step.finish:
+            self._sinks.pop(key, None)
+        if sink is not None:
+            sink.fail(step) if isinstance(step, Exception) else sink.take(step)
         await settle()
 
 
@@ -177,12 +174,11 @@ async def test_end_of_the_output_ends_the_run() -> None:
     ("step", "reason"),
     [
         (EngineDead("gone"), "the engine died: gone"),
-        (RuntimeError("odd"), "the engine failed: odd"),
-        (None, "the engine ended the request without a reason"),
+        (RequestFailed("odd"), "the engine failed: odd"),
     ],
-    ids=["dies", "fails", "just stops"],
+    ids=["dies", "fails"],
 )
-async def test_reader_learns_of_a_loss_when_the_engine(step: Exception | None, reason: str) -> None:
+async def test_reader_learns_of_a_loss_when_the_engine(step: Exception, reason: str) -> None:
     desk = await running()
     await desk.engine.give(step)
     assert desk.published() == [Lost(R, 0, reason)]
@@ -285,44 +281,55 @@ async def test_request_that_was_lost_is_not_resumed() -> None:
     assert not desk.host.resume(R, 0, 0)
 
 
-# --- logprobs -----------------------------------------------------------------------------------------
+# --- extras -----------------------------------------------------------------------------------------
 
 
 async def scoring(resumed: tuple[int, ...] = ()) -> Desk:
-    """A desk whose request r, with those tokens from elsewhere, got 7, 8 and 9, with logprobs b"7", b"8" and b"9"."""
-    desk, request = make_desk(), spec()
-    desk.host.submit(replace(request, sampling=replace(request.sampling, logprobs=0)), 0, resumed)
-    await desk.engine.give(Generated((7,), None, (b"7",)))
-    await desk.engine.give(Generated((8, 9), None, (b"8", b"9")))
+    """A desk whose request r, with those tokens from elsewhere, got 7 in one step, then 8 and 9, both with a rest."""
+    desk = make_desk()
+    desk.host.submit(spec(logprobs=0), 0, resumed)
+    await desk.engine.give(Generated((7,), None, b"7"))
+    await desk.engine.give(Generated((8, 9), None, b"8 9"))
     return desk
 
 
-async def test_logprobs_are_published_with_their_tokens() -> None:
+async def test_extras_are_published_with_their_tokens() -> None:
     desk = await scoring(resumed=(5, 6))
     assert desk.published() == [
-        replace(delta(2, 7), logprobs=(b"7",)),
-        replace(delta(3, 8, 9), logprobs=(b"8", b"9")),
+        replace(delta(2, 7), extras=((2, b"7"),)),
+        replace(delta(3, 8, 9), extras=((3, b"8 9"),)),
     ]
 
 
-async def test_logprobs_are_withheld_with_their_tokens() -> None:
+async def test_extras_are_withheld_with_their_tokens() -> None:
     desk = await scoring()
     desk.published()
     desk.host.mute(R, 0)
-    await desk.engine.give(Generated((10,), None, (b"10",)))
+    await desk.engine.give(Generated((10,), None, b"10"))
     assert desk.host.resume(R, 0, 1)
-    assert desk.published() == [replace(delta(1, 8, 9), logprobs=(b"8", b"9"))]
+    assert desk.published() == [replace(delta(1, 8, 9), extras=((1, b"8 9"),))]
     desk.host.unmute(R, 0)
-    assert desk.published() == [replace(delta(3, 10), logprobs=(b"10",))]
+    assert desk.published() == [replace(delta(3, 10), extras=((3, b"10"),))]
 
 
-@pytest.mark.parametrize(("index", "again"), [(4, (b"9",)), (2, (b"7", b"8", b"9"))])
-async def test_logprobs_are_given_again_with_their_tokens(index: int, again: tuple[bytes, ...]) -> None:
+@pytest.mark.parametrize(("index", "again"), [(5, ()), (3, ((3, b"8 9"),)), (2, ((2, b"7"), (3, b"8 9")))])
+async def test_extras_are_given_again_with_their_tokens(index: int, again: Extras) -> None:
     desk = await scoring(resumed=(5, 6))
+    desk.published()
+    await desk.engine.step(10)
     desk.published()
     assert desk.host.resume(R, 0, index)
     (delta,) = desk.published()
-    assert isinstance(delta, Delta) and (delta.index, delta.logprobs) == (index, again)
+    assert isinstance(delta, Delta) and (delta.index, delta.extras) == (index, again)
+
+
+async def test_the_rest_of_an_end_without_tokens_is_published_with_it() -> None:
+    desk = await scoring()
+    desk.published()
+    await desk.engine.give(Generated((), "stop", b"why"))
+    assert desk.published() == [replace(delta(3, finish="stop"), extras=((3, b"why"),))]
+    assert desk.host.resume(R, 0, 3)
+    assert desk.published() == [replace(delta(3, finish="stop"), extras=((3, b"why"),))]
 
 
 async def test_tokens_from_elsewhere_cannot_be_given_with_their_logprobs() -> None:
@@ -549,15 +556,7 @@ async def test_tail_of_an_adopted_request_is_given_to_its_first_run_only() -> No
     desk.host.halt(R, 1)
     desk.host.unmute(R, 1)
     await settle()
-    assert desk.engine.tails == [tail, None] and desk.engine.discarded == []
-
-
-async def test_tail_of_a_run_that_never_begins_is_discarded() -> None:
-    desk, tail = make_desk(), Tail("m.tail", Blocks(1), 6)
-    await desk.host.add(spec(), 1, (7,), tail)
-    desk.host.abort(R, 1)
-    await settle()
-    assert desk.engine.tails == [] and desk.engine.discarded == [tail]
+    assert desk.engine.tails == [tail, None]
 
 
 # --- loads --------------------------------------------------------------------------------------------

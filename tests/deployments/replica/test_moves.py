@@ -18,6 +18,7 @@ from migration.run.source import Order
 from migration.transport.shared import SharedSlots
 from policies.model import Blocks, Bytes, ReplicaId, RequestId
 from policies.plan import Path, Reason
+from tests.deployments.engine.fake_engine import prompt_of
 from tests.migration.world import Pair, make_pair, spec
 
 A, B = ReplicaId("a"), ReplicaId("b")
@@ -162,7 +163,7 @@ async def test_tokens_that_rode_on_a_lost_chunk_are_handed_over_again(pair: Pair
     pair.move(RequestId("r"))
     record = await pair.settled()
     assert (record.outcome, record.path) == (Outcome.COMMITTED, Path.TOKENS)
-    assert await pair.finished(cursor) == expected(spec().prompt, 60)
+    assert await pair.finished(cursor) == expected(prompt_of(spec()), 60)
 
 
 # --- following ----------------------------------------------------------------------------------------
@@ -299,8 +300,10 @@ class Loads:
         self.begun: list[str] = []
         self.ended: list[str] = []
 
-    async def __call__(self, load: str, tokens: tuple[int, ...], first: Blocks, last: Blocks) -> None:
-        self.begun.append(f"{load} [{first}, {last}) of {len(tokens)}")
+    async def __call__(
+        self, load: str, spec: RequestSpec, outputs: tuple[int, ...], first: Blocks, last: Blocks
+    ) -> None:
+        self.begun.append(f"{load} [{first}, {last}) of {spec.prompt_tokens + len(outputs)}")
         try:
             await asyncio.shield(self.filled)
         finally:
@@ -321,7 +324,7 @@ async def test_target_begins_the_first_round_once_before_its_message(pair: Pair)
     loads = prepared_loading(pair)
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    assert loads.begun == ["m.1 [0, 8) of 33"]
+    assert loads.begun == ["m.1 [0, 8) of 40"]
     round = asyncio.create_task(pair.b.moves.load(FIRST_ROUND))
     await asyncio.sleep(0.01)
     assert not round.done()
@@ -330,7 +333,7 @@ async def test_target_begins_the_first_round_once_before_its_message(pair: Pair)
     assert len(loads.begun) == 1
     second = CopyRound("m", 2, Blocks(8), Blocks(9), 0, ())
     await pair.b.moves.load(second)
-    assert loads.begun[1:] == ["m.2 [8, 9) of 37"]
+    assert loads.begun[1:] == ["m.2 [8, 9) of 40"]
 
 
 @pytest.mark.parametrize("end", ["cancel", "adopt", "lease"])

@@ -94,12 +94,12 @@ def test_gap_is_asked_for() -> None:
     assert made.take(delta(1, 6, 7, 8), A) == [Output(1, (6, 7, 8))]
 
 
-def test_logprobs_go_with_their_tokens() -> None:
+def test_extras_go_with_their_tokens() -> None:
     made = reading()
-    made.take(Delta(R, 1, 1, (6,), None, (b"6",)), B)
-    assert made.take(Delta(R, 0, 0, (5,), None, (b"5",)), A) == [Output(0, (5,), (b"5",))]
+    made.take(Delta(R, 1, 1, (6,), None, ((1, b"6"),)), B)
+    assert made.take(Delta(R, 0, 0, (5,), None, ((0, b"5"),)), A) == [Output(0, (5,), ((0, b"5"),))]
     moved = made.take(Moved(R, 0, 1, 1, "b"), A)
-    assert Output(1, (6,), (b"6",)) in moved
+    assert Output(1, (6,), ((1, b"6"),)) in moved
 
 
 def test_reader_follows_a_move_and_attaches() -> None:

@@ -8,7 +8,6 @@ import pytest
 from migration.protocol.errors import PeerLost
 from migration.protocol.messages import PathRequest
 from migration.protocol.record import MigrationRecord, Outcome, Recent
-from migration.protocol.request import IngressId, RequestSpec, Sampling
 from migration.run.source import Order
 from migration.run.world import MigrationLimits
 from policies.model import ReplicaId, RequestId
@@ -165,7 +164,7 @@ async def test_an_unknown_run_has_no_first_token(request_id: str, hop: int) -> N
 
 async def test_a_muted_run_has_its_first_token_when_it_is_published() -> None:
     pair = make_pair(step_s=0.02)
-    pair.submit(RequestSpec(R, "", (5, 6, 7), Sampling(50, temperature=0.0), IngressId("ingress")))
+    pair.submit(spec(tokens=50))
     pair.a.host.mute(R, 0)
     waiting = asyncio.ensure_future(pair.a.host.first_token(R, 0))
     async with asyncio.timeout(5):

@@ -3,17 +3,17 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
 
 from deployments.config import MigrationSettings
-from deployments.engine.port import Generated
 from deployments.scheduler.dispatch import report_of
 from migration.protocol.messages import ONLY, PathRequest, Tail
+from migration.protocol.ports import Generated
 from migration.protocol.record import MigrationRecord, Outcome
-from migration.protocol.request import Sampling
+from migration.protocol.request import RequestSpec
 from migration.run.source import Order
 from policies.model import ReplicaId, RequestId, Tokens
 from policies.paths.beliefs import Priors, Profile
@@ -21,7 +21,7 @@ from policies.paths.choice import Choice
 from policies.paths.estimates import Boundaries, Estimates
 from policies.paths.lines import Line
 from policies.plan import Move, Reason
-from tests.deployments.engine.fake_engine import FakeEngine
+from tests.deployments.engine.fake_engine import FakeEngine, prompt_of
 from tests.integration import faults
 from tests.integration.faults import Fault
 from tests.migration.world import Pair, make_pair, spec
@@ -38,21 +38,16 @@ class Prefilling(FakeEngine):
 
     token_s = 0.0
 
-    async def generate(
-        self,
-        key: str,
-        prompt: tuple[int, ...],
-        outputs: tuple[int, ...],
-        sampling: Sampling,
-        tail: Tail | None = None,
-    ) -> AsyncIterator[Generated]:
+    async def drawn(
+        self, key: str, spec: RequestSpec, outputs: tuple[int, ...], tail: Tail | None = None
+    ) -> AsyncGenerator[Generated]:
         """See `FakeEngine`."""
-        context, size = prompt + outputs, self.fingerprint.block_size
+        context, size = prompt_of(spec) + outputs, self.fingerprint.block_size
         cached = 0
         while context[: cached + size] in self._cache:
             cached += size
         await asyncio.sleep((len(context) - cached) * self.token_s)
-        async with contextlib.aclosing(super().generate(key, prompt, outputs, sampling, tail)) as steps:  # type: ignore[type-var]
+        async with contextlib.aclosing(super().drawn(key, spec, outputs, tail)) as steps:
             async for step in steps:
                 yield step
 

@@ -18,7 +18,7 @@ from migration.run.world import MigrationLimits
 from migration.transport.shared import SharedSlots
 from policies.causes import Cause
 from policies.model import Blocks, Bytes, Phase, ReplicaId
-from tests.deployments.engine.fake_engine import FakeEngine
+from tests.deployments.engine.fake_engine import FakeEngine, prompt_of
 from tests.migration.world import Pair, make_pair, spec
 
 pytestmark = pytest.mark.virtual_time
@@ -33,7 +33,7 @@ async def test_output_of_a_moved_request_is_that_of_an_unmoved_one(path: PathReq
     await pair.until(cursor, after)
     pair.move(request.id, path=path)
     record = await pair.settled()
-    assert await pair.finished(cursor) == expected(request.prompt, 60)
+    assert await pair.finished(cursor) == expected(prompt_of(request), 60)
     assert record.outcome is Outcome.COMMITTED or record.error == "the request ended by itself"
     await pair.both_idle()
 
@@ -47,7 +47,7 @@ async def test_kv_blocks_come_from_outside(workers: int) -> None:
     record = await pair.settled()
     assert record.path == "kv" and record.blocks >= 11 and record.bytes > record.blocks * 16
     assert pair.b.engine.blocks_loaded == record.blocks
-    assert await pair.finished(cursor) == expected(request.prompt, 60)
+    assert await pair.finished(cursor) == expected(prompt_of(request), 60)
 
 
 @pytest.mark.parametrize(("path", "blocks"), [(KV, 12), (AUTO, 12), (TOKENS, None)])
@@ -79,7 +79,7 @@ async def test_corrupted_blocks_of_any_worker_change_the_output(workers: int, ra
     pair.a.engine.gather = corrupt  # type: ignore[method-assign]
     pair.move(request.id)
     assert (await pair.settled()).outcome is Outcome.COMMITTED
-    assert await pair.finished(cursor) != expected(request.prompt, 60)
+    assert await pair.finished(cursor) != expected(prompt_of(request), 60)
 
 
 def chunks_received(pair: Pair) -> list[int]:
@@ -154,7 +154,7 @@ async def test_workers_of_one_node_exchange_blocks_without_messages() -> None:
     assert 0 < links.sent[-1][1] <= record.blocks
     assert record.bytes >= sum(HEADER + (high - low) * 16 for low, high in links.sent)
     assert pair.b.engine.blocks_loaded >= record.blocks
-    assert await pair.finished(cursor) == expected(request.prompt, 60)
+    assert await pair.finished(cursor) == expected(prompt_of(request), 60)
     await pair.both_idle()
 
 
@@ -170,7 +170,7 @@ async def test_blocks_come_by_messages_if_the_workers_cannot_exchange_them(why: 
     await pair.until(cursor, 10)
     pair.move(request.id)
     assert (await pair.settled()).path == "kv" and links.sent == [] and received
-    assert await pair.finished(cursor) == expected(request.prompt, 60)
+    assert await pair.finished(cursor) == expected(prompt_of(request), 60)
 
 
 @pytest.mark.parametrize("fault", [TransferFailed("the worker is lost"), BlocksGone("preempted")])
@@ -182,7 +182,7 @@ async def test_failed_exchange_of_blocks_turns_the_move_into_one_by_tokens(fault
     pair.move(request.id)
     record = await pair.settled()
     assert record.path == "tokens" and str(fault) in record.reason
-    assert await pair.finished(cursor) == expected(request.prompt, 60)
+    assert await pair.finished(cursor) == expected(prompt_of(request), 60)
     await pair.both_idle()
 
 
@@ -196,7 +196,7 @@ async def test_lease_of_a_long_round_lasts_while_blocks_arrive(progress: bool) -
     pair.move(request.id)
     record = await pair.settled()
     assert (record.path == "kv" and record.outcome is Outcome.COMMITTED) is progress
-    assert await pair.finished(cursor) == expected(request.prompt, 300)
+    assert await pair.finished(cursor) == expected(prompt_of(request), 300)
 
 
 class OneRankFails(SharedSlots):
@@ -236,7 +236,7 @@ async def test_one_failed_rank_fails_the_chunk_and_the_request_moves_by_tokens(a
     record = await pair.settled()
     assert record.path == "tokens" and "broken for one rank" in record.reason
     assert pair.b.engine.blocks_loaded == 0 and transport.ended > 0
-    assert await pair.finished(cursor) == expected(request.prompt, 60)
+    assert await pair.finished(cursor) == expected(prompt_of(request), 60)
     await pair.both_idle()
 
 
@@ -260,7 +260,7 @@ async def test_each_shard_is_received_in_a_slot_of_its_own_worker(workers: int) 
     pair.move(request.id)
     record = await pair.settled()
     assert record.path == "kv" and pair.b.engine.blocks_loaded == record.blocks >= 75
-    assert await pair.finished(cursor) == expected(request.prompt, 60)
+    assert await pair.finished(cursor) == expected(prompt_of(request), 60)
     await pair.both_idle()
 
 
@@ -294,7 +294,7 @@ async def test_replicas_that_send_to_each_other_do_not_wait_for_each_others_slot
     for name, request in requests.items():
         record = await pair.settled(name)
         assert (record.outcome, record.path) == (Outcome.COMMITTED, "kv"), record
-        assert await pair.finished(cursors[name]) == expected(request.prompt, 60)
+        assert await pair.finished(cursors[name]) == expected(prompt_of(request), 60)
     await pair.both_idle()
 
 
@@ -307,7 +307,7 @@ async def test_requests_move_by_tokens_between_layouts(workers: int, workers_b: 
         pair.move(request.id, source, target, AUTO)
         record = await pair.settled(source)
         assert (record.outcome, record.path, record.blocks) == (Outcome.COMMITTED, "tokens", 0)
-    assert await pair.finished(cursor) == expected(request.prompt, 120)
+    assert await pair.finished(cursor) == expected(prompt_of(request), 120)
     await pair.both_idle()
 
 
@@ -319,7 +319,7 @@ async def test_back_and_forth(workers: int) -> None:
         await pair.until(cursor, 20 * (turn + 1))
         pair.move(request.id, source, target, KV if turn % 2 else TOKENS)
         assert (await pair.settled(source)).outcome is Outcome.COMMITTED
-    assert await pair.finished(cursor) == expected(request.prompt, 200)
+    assert await pair.finished(cursor) == expected(prompt_of(request), 200)
     await pair.both_idle()
 
 
@@ -331,7 +331,7 @@ async def test_long_context_moves_in_slot_sized_chunks(workers: int) -> None:
     pair.move(request.id)
     record = await pair.settled()
     assert record.outcome is Outcome.COMMITTED and record.blocks >= 175 and record.path == "kv"
-    assert await pair.finished(cursor) == expected(request.prompt, 60)
+    assert await pair.finished(cursor) == expected(prompt_of(request), 60)
     await pair.both_idle()
 
 
@@ -343,7 +343,7 @@ async def test_stop_and_copy_moves_everything_in_the_pause() -> None:
     pair.move(request.id)
     record = await pair.settled()
     assert record.outcome is Outcome.COMMITTED and record.rounds == 1 and record.blocks >= 11
-    assert await pair.finished(cursor) == expected(request.prompt, 60)
+    assert await pair.finished(cursor) == expected(prompt_of(request), 60)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -356,7 +356,7 @@ async def test_target_computes_only_the_tokens_behind_the_tail(workers: int) -> 
     (end,) = pair.b.engine.tail_ends
     assert record.tokens is not None and 1 <= record.tokens - end <= 3
     assert end % pair.a.engine.fingerprint.block_size, "its last block is not full"
-    assert await pair.finished(cursor) == expected(request.prompt, 60)
+    assert await pair.finished(cursor) == expected(prompt_of(request), 60)
     await pair.both_idle()
 
 
@@ -375,7 +375,7 @@ async def test_corrupted_tail_changes_the_output() -> None:
     pair.move(request.id)
     record = await pair.settled()
     assert (record.outcome, record.path) == (Outcome.COMMITTED, "kv")
-    assert await pair.finished(cursor) != expected(request.prompt, 60)
+    assert await pair.finished(cursor) != expected(prompt_of(request), 60)
 
 
 @pytest.mark.parametrize("call", ["gather_tail", "hold"])
@@ -392,7 +392,7 @@ async def test_tail_that_is_not_copied_turns_the_move_into_one_by_tokens(call: s
     pair.move(request.id)
     record = await pair.settled()
     assert (record.outcome, record.path, record.cause) == (Outcome.COMMITTED, "tokens", Cause.TRANSFER_FAILED)
-    assert await pair.finished(cursor) == expected(request.prompt, 60)
+    assert await pair.finished(cursor) == expected(prompt_of(request), 60)
     await pair.both_idle()
 
 
@@ -409,7 +409,7 @@ async def test_tail_behind_blocks_that_were_evicted_is_not_read() -> None:
     pair.b.host.add = evict  # type: ignore[method-assign]
     pair.move(request.id)
     assert (await pair.settled()).path == "kv" and pair.b.engine.tail_ends == []
-    assert await pair.finished(cursor) == expected(request.prompt, 60)
+    assert await pair.finished(cursor) == expected(prompt_of(request), 60)
     await pair.both_idle()
 
 
@@ -429,7 +429,7 @@ async def test_a_fault_at_any_step_costs_no_token_and_leaks_nothing(
     pair.b.faults[call] = fault
     pair.move(request.id, path=path)
     record = await pair.settled()
-    assert await pair.finished(cursor) == expected(request.prompt, 400)
+    assert await pair.finished(cursor) == expected(prompt_of(request), 400)
     harmless = call == "cancel" or (call == "receive" and not isinstance(fault, PeerLost))
     assert (record.outcome is Outcome.COMMITTED) == (harmless or (call == "receive" and path is TOKENS))
     if call == "receive" and path is KV and harmless:
@@ -445,7 +445,7 @@ async def test_preempted_source_hands_over_tokens() -> None:
     pair.move(request.id)
     record = await pair.settled()
     assert (record.outcome, record.path) == (Outcome.COMMITTED, "tokens")
-    assert await pair.finished(cursor) == expected(request.prompt, 60)
+    assert await pair.finished(cursor) == expected(prompt_of(request), 60)
 
 
 async def test_blocks_evicted_before_the_hand_over_are_recomputed() -> None:
@@ -461,7 +461,7 @@ async def test_blocks_evicted_before_the_hand_over_are_recomputed() -> None:
     pair.b.host.add = evict  # type: ignore[method-assign]
     pair.move(request.id)
     assert (await pair.settled()).outcome is Outcome.COMMITTED
-    assert await pair.finished(cursor) == expected(request.prompt, 60)
+    assert await pair.finished(cursor) == expected(prompt_of(request), 60)
 
 
 async def test_full_target_refuses_and_nothing_happens() -> None:
@@ -473,7 +473,7 @@ async def test_full_target_refuses_and_nothing_happens() -> None:
     record = await pair.settled()
     assert record.outcome is Outcome.REFUSED and "no room" in (record.error or "")
     assert not any(isinstance(e, Moving) for e in pair.events)
-    assert await pair.finished(cursor) == expected(request.prompt, 60)
+    assert await pair.finished(cursor) == expected(prompt_of(request), 60)
 
 
 @pytest.mark.parametrize(
@@ -487,7 +487,7 @@ async def test_unlike_caches_exchange_tokens_only(cache: str, path: PathRequest,
     pair.move(request.id, path=path)
     record = await pair.settled()
     assert (record.outcome, record.path) == (outcome, taken)
-    assert await pair.finished(cursor) == expected(request.prompt, 60)
+    assert await pair.finished(cursor) == expected(prompt_of(request), 60)
 
 
 async def test_unlike_models_exchange_nothing() -> None:
@@ -495,7 +495,7 @@ async def test_unlike_models_exchange_nothing() -> None:
     cursor = pair.submit(request)
     pair.move(request.id, path=AUTO)
     assert (await pair.settled()).outcome is Outcome.REFUSED
-    assert await pair.finished(cursor) == expected(request.prompt, 60)
+    assert await pair.finished(cursor) == expected(prompt_of(request), 60)
 
 
 @pytest.mark.parametrize("call", ["prepare", "receive", "adopt", "adopted"])
@@ -518,7 +518,7 @@ async def test_second_move_of_the_same_request_is_refused() -> None:
     pair.move(request.id)
     with pytest.raises(Refused, match="already moving"):
         pair.move(request.id)
-    assert await pair.finished(cursor) == expected(request.prompt, 60)
+    assert await pair.finished(cursor) == expected(prompt_of(request), 60)
 
 
 async def test_request_that_the_engine_cannot_continue_stays() -> None:
@@ -546,7 +546,7 @@ async def test_the_readers_decision_outlasts_the_lease() -> None:
     cursor = pair.submit(request)
     await pair.until(cursor, 5)
     pair.move(request.id)
-    assert await pair.finished(cursor) == expected(request.prompt, 400)
+    assert await pair.finished(cursor) == expected(prompt_of(request), 400)
 
 
 @pytest.mark.parametrize("words", [1, 3])
@@ -565,7 +565,7 @@ async def test_source_without_an_answer_goes_on_by_its_readers_decision(words: i
     frozen = len(cursor.tokens)
     assert [load.phase for load in pair.a.host.loads()] == [Phase.MOVING]
     pair.attach = True
-    assert await pair.finished(cursor) == expected(request.prompt, 200)
+    assert await pair.finished(cursor) == expected(prompt_of(request), 200)
     record = await pair.settled()
     assert (record.outcome, record.cause) == (Outcome.ABORTED, Cause.NO_ANSWER) and frozen < 200
     await pair.both_idle()
@@ -587,5 +587,5 @@ async def test_source_that_gets_no_answer_learns_from_its_reader_that_the_reques
     pair.attach = True
     record = await pair.settled()
     assert (record.outcome, record.error) == (Outcome.COMMITTED, None)
-    assert await pair.finished(cursor) == expected(request.prompt, 400)
+    assert await pair.finished(cursor) == expected(prompt_of(request), 400)
     await pair.both_idle()

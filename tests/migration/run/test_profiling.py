@@ -1,21 +1,21 @@
 """A replica's profile before it serves, on an engine whose clock advances only by the measured work."""
 
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 import pytest
 
-from deployments.engine.port import EngineDead, Generated
+from deployments.engine.port import EngineDead
 from migration.kv.staging import HostSegment
 from migration.protocol.errors import TransferFailed
 from migration.protocol.messages import Shard, Tail
-from migration.protocol.ports import Slot
-from migration.protocol.request import Sampling
+from migration.protocol.ports import Generated, Slot
+from migration.protocol.request import RequestSpec
 from migration.run.profiling import GATHERS, LONG, SECONDS, SHORT, measure
 from migration.run.slots import Slots
 from policies.model import Blocks
 from policies.paths.beliefs import Profile
-from tests.deployments.engine.fake_engine import FakeEngine
+from tests.deployments.engine.fake_engine import FakeEngine, prompt_of
 
 SLOT_BLOCKS = 64
 
@@ -45,19 +45,15 @@ class Timed(FakeEngine):
         self.broken = False
         self._delays = iter(delays)
 
-    async def generate(
-        self,
-        key: str,
-        prompt: tuple[int, ...],
-        outputs: tuple[int, ...],
-        sampling: Sampling,
-        tail: Tail | None = None,
-    ) -> AsyncIterator[Generated]:
+    async def drawn(
+        self, key: str, spec: RequestSpec, outputs: tuple[int, ...], tail: Tail | None = None
+    ) -> AsyncGenerator[Generated]:
         """See `FakeEngine`."""
-        assert len(prompt) + sampling.max_tokens <= self.max_context and sampling.max_tokens > 0
+        prompt = prompt_of(spec)
+        assert len(prompt) + spec.max_tokens <= self.max_context and spec.max_tokens > 0
         self.prompts.append(prompt)
         self.now += self.latency_s + len(prompt) / self.rate + next(self._delays, 0.0)
-        async with contextlib.aclosing(super().generate(key, prompt, outputs, sampling, tail)) as steps:  # type: ignore[type-var]
+        async with contextlib.aclosing(super().drawn(key, spec, outputs, tail)) as steps:
             async for step in steps:
                 yield step
 

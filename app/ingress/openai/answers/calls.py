@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from migration.protocol.request import Structured
+from app.ingress.openai.sampling import Structured
 
 
 @dataclass(frozen=True, slots=True)

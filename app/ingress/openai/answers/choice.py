@@ -7,6 +7,7 @@ from typing import Any
 
 from app.ingress.openai.answers.logprobs import Scored, Scorer
 from app.ingress.openai.answers.text import TextStream
+from app.ingress.openai.sampling import Prompt, Sampling
 from app.ingress.streams.conversation import Opened
 from app.ingress.telemetry.requests import StepTimer
 
@@ -31,14 +32,15 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Outset:
-    """What a choice is made of; `echo` is the text that it begins with."""
+    """What a choice is made of."""
 
     index: int
     opened: Opened
     tokenizer: Any
     shape: Shape
     stops: tuple[str, ...]
-    echo: str
+    prompt: Prompt
+    sampling: Sampling
     steps: StepTimer
 
 
@@ -49,16 +51,17 @@ class Choice:
     """
 
     def __init__(self, outset: Outset, special_tokens: bool = False) -> None:
-        spec, stops = outset.opened.conversation.spec, outset.stops
+        prompt, sampling, stops = outset.prompt, outset.sampling, outset.stops
         self._steps = outset.steps
         self._conversation, self._close = outset.opened.conversation, outset.opened.close
-        self._text = TextStream(outset.tokenizer, spec.prompt, stops, spec.sampling.min_tokens, special_tokens)
-        self._scorer = None if spec.sampling.logprobs is None else Scorer(outset.tokenizer)
-        self._top = spec.sampling.logprobs or 0
+        self._text = TextStream(outset.tokenizer, prompt.tokens, stops, sampling.min_tokens, special_tokens)
+        self._top = sampling.logprobs or 0
+        self._scorer = None if sampling.logprobs is None else Scorer(outset.tokenizer, self._top)
+        self._prompt = prompt.tokens
         self._index = outset.index
         self._shape = outset.shape
         self._by_one = bool(stops)
-        self._echo = outset.echo
+        self._echo = prompt.echo
         self._scored: list[Scored] = []
         """The tokens of the newest step, if logprobs are asked for."""
         self._finish: str | None = None
@@ -119,6 +122,7 @@ class Choice:
             # The end came without a token of its own.
             self._finish, self._scored = self._conversation.finish, []
             yield self._end()
+        self._conversation.stopped()
         # A stop string ends the choice here, and nowhere else yet. Others of the answer may go on for long.
         await self._close()
 
@@ -135,8 +139,9 @@ class Choice:
             text = self._feed(tokens)
         if self._scorer is not None:
             conversation = self._conversation
-            packed = [conversation.logprobs.popleft() for _ in range(first, self.completion_tokens)]
-            self._scored = self._scorer.read(conversation.tokens, first, packed)
+            extras, conversation.extras = conversation.extras, []
+            self._scorer.take(extras)
+            self._scored = self._scorer.read(conversation.tokens, first, self.completion_tokens)
         return self._echoed(text)
 
     def _feed(self, tokens: tuple[int, ...]) -> str:

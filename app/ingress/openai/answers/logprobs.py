@@ -5,11 +5,11 @@ completes a character stands for all of it, those before it are empty, and only 
 Leading spaces that decoding strips are put back for any SentencePiece tokenizer; vLLM does so for Metaspace ones only.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from migration.protocol.request import unpack_logprobs
+from migration.protocol.core_messages import TokenLogprobs, decode_logprobs
 
 _LEAST = -9999.0
 """What stands for minus infinity, which JSON does not know (as in vLLM)."""
@@ -39,17 +39,29 @@ class Scored:
 
 
 class Scorer:
-    """Reads the logprobs of one answer. `tokenizer` is the `tokenizers.Tokenizer` behind the model's tokenizer."""
+    """Reads the logprobs of one answer, each with those of the `top` likeliest tokens.
 
-    def __init__(self, tokenizer: Any) -> None:
+    `tokenizer` is the `tokenizers.Tokenizer` behind the model's tokenizer.
+    """
+
+    def __init__(self, tokenizer: Any, top: int) -> None:
         self._tokenizer = tokenizer
+        self._top = top
         self._offset = 0
+        self._told: dict[int, TokenLogprobs] = {}
 
-    def read(self, outputs: Sequence[int], first: int, packed: Sequence[bytes]) -> list[Scored]:
-        """Output tokens from `first` on, one for each of `packed`; to be called for each token once, in order."""
+    def take(self, extras: Iterable[tuple[int, bytes]]) -> None:
+        """The logprobs among the extras, for tokens that are still to be read."""
+        for first, rest in extras:
+            for index, told in enumerate(decode_logprobs(rest), first):
+                self._told[index] = told
+
+    def read(self, outputs: Sequence[int], first: int, end: int) -> list[Scored]:
+        """Output tokens [first, end), whose extras have been taken; to be called for each token once, in order."""
         scored = []
-        for index, scores in enumerate(packed, first):
-            logprob, top = unpack_logprobs(scores)
+        for index in range(first, end):
+            logprob, likeliest = self._told.pop(index)
+            top = likeliest[: self._top]
             # A token that is among the likeliest was told twice.
             likely = {outputs[index]: logprob} | dict(top)
             before = outputs[max(0, index - _LONGEST_CHARACTER) : index]

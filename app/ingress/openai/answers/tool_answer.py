@@ -60,7 +60,7 @@ class CallingChoice(Choice):
             opening = ""
 
     def _begin(self) -> Any:
-        return self._calling.begin(self._conversation.spec.prompt)
+        return self._calling.begin(self._prompt)
 
     def _heard(self, said: Said) -> Said:
         said = said if self._calling.parallel else said.first_call()

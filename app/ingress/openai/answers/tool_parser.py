@@ -11,7 +11,7 @@ from app.ingress.errors import ApiError
 from app.ingress.openai.answers.calls import Call, Calling, Said
 from app.ingress.openai.requests.schema import ChatRequest
 from app.ingress.openai.requests.tools import NamedTool
-from migration.protocol.request import Structured
+from app.ingress.openai.sampling import Structured
 
 log = logging.getLogger("ray.serve")
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self, cast
 from pydantic import BeforeValidator, Field, model_validator
 
 from app.ingress.openai.requests.strict import JsonObject, NotEmpty, Strict
-from migration.protocol.request import Kind, Structured
+from app.ingress.openai.sampling import Kind, Structured
 
 
 class JsonSchema(Strict):

@@ -11,8 +11,8 @@ from app.ingress.openai.requests.messages import Messages
 from app.ingress.openai.requests.refusals import parse
 from app.ingress.openai.requests.strict import NotEmpty, Strict
 from app.ingress.openai.requests.tools import NamedTool, ToolChoice, Tools
+from app.ingress.openai.sampling import Structured
 from migration.protocol.messages import PathRequest
-from migration.protocol.request import Structured
 
 _INT64 = 1 << 63
 MAX_STOPS = 16

@@ -9,7 +9,7 @@ import asyncio
 import gc
 import json
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import ClassVar
 
@@ -23,9 +23,9 @@ from app.ingress.http.connections import Bounds
 from app.ingress.http.server import HttpServer, listen
 from app.ingress.openai.model import Model
 from app.tinymodel import VOCAB_SIZE
-from deployments.engine.port import Generated
 from migration.protocol.messages import Tail
-from migration.protocol.request import Sampling
+from migration.protocol.ports import Generated
+from migration.protocol.request import RequestSpec
 from tests.app.ingress import fakes
 
 CONTEXT = 8192
@@ -39,16 +39,11 @@ class HeldEngine(fakes.StoppingEngine):
     def __init__(self, step_s: float) -> None:
         super().__init__(step_s, num_blocks=CONTEXT // 4, block_size=4)
 
-    async def generate(
-        self,
-        key: str,
-        prompt: tuple[int, ...],
-        outputs: tuple[int, ...],
-        sampling: Sampling,
-        tail: Tail | None = None,
-    ) -> AsyncIterator[Generated]:
+    async def drawn(
+        self, key: str, spec: RequestSpec, outputs: tuple[int, ...], tail: Tail | None = None
+    ) -> AsyncGenerator[Generated]:
         """See `Engine.generate`."""
-        async with aclosing(super().generate(key, prompt, outputs, sampling, tail)) as steps:  # type: ignore[type-var]
+        async with aclosing(super().drawn(key, spec, outputs, tail)) as steps:
             async for step in steps:
                 yield step
                 await self.going.wait()
@@ -60,7 +55,9 @@ async def _serve(tokenizer: Tokenizer) -> None:
     fakes.StoppingEngine = HeldEngine  # type: ignore[misc, assignment]
     service = fakes.make_service(step_s=0.002, lease_s=60, place_timeout_s=60)
     names = ("tiny", "tiny" + 4096 * "-")
-    apis = [fakes.make_api(Model(name, tokenizer, VOCAB_SIZE, CONTEXT, created=1), service) for name in names]
+    apis = [
+        fakes.make_api(Model(name, tokenizer, VOCAB_SIZE, CONTEXT, 1, fakes.PlainRequests()), service) for name in names
+    ]
 
     async def inside(http: Request) -> JSONResponse:
         gc.collect()

@@ -19,6 +19,7 @@ from app.ingress.openai.model import Model
 from deployments.engine.tokens import expected
 from tests.app.ingress.fakes import PROMPT, Api, body, eventually, make_api, make_service
 from tests.app.ingress.http.serving import Client, Server, post, serving
+from tests.deployments.engine.fake_engine import prompt_of
 from tests.migration.world import spec
 
 KIB = 1 << 10
@@ -247,7 +248,7 @@ def server(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> It
 
 def prompts(tokenizer: Tokenizer, count: int) -> list[list[int]]:
     """Prompts whose last character is complete, so that an answer begins with one of its own."""
-    drawn = (list(spec(f"p{number}").prompt) for number in range(100 * count))
+    drawn = (list(prompt_of(spec(f"p{number}"))) for number in range(100 * count))
     whole = (ids for ids in drawn if not tokenizer.decode(ids).endswith("\ufffd"))
     return [ids for ids, _ in zip(whole, range(count), strict=False)]
 

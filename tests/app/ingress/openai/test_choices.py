@@ -25,6 +25,7 @@ from tests.app.ingress.fakes import (
     make_api,
     make_service,
 )
+from tests.deployments.engine.fake_engine import prompt_of
 
 SLOW_S = 0.01
 """At this pace nothing ends by itself while a test waits for it to be ended."""
@@ -91,8 +92,9 @@ async def test_every_choice_of_a_chat_opens_with_the_role(api: Api) -> None:
 def plan(model: Model, **fields: Any) -> list[tuple[str, str, int | None, tuple[int, ...]]]:
     """Id, label, seed and prompt of what is submitted."""
     request = CompletionRequest.model_validate({"prompt": PROMPT, **fields})
-    specs = to_plan(COMPLETIONS, request, model, RequestId("r"), "label", IngressId("i")).specs
-    return [(spec.id, spec.label, spec.sampling.seed, spec.prompt) for spec in specs]
+    made = to_plan(COMPLETIONS, request, model, RequestId("r"), "label", IngressId("i"))
+    pairs = zip(made.specs, made.samplings, strict=True)
+    return [(spec.id, spec.label, sampling.seed, prompt_of(spec)) for spec, sampling in pairs]
 
 
 def test_choices_are_requests_with_seeds_of_their_own(model: Model) -> None:
@@ -145,9 +147,8 @@ async def test_one_choice_fails_and_all_of_the_answer_does(model: Model, stream:
     host = service.replica("a").host
     host.stopping = True
     run = host._runs[ids[1]]
-    assert run.task is not None
     host._lose(run, "lost by a test")
-    run.task.cancel()
+    service.replica("a").engine.abort(run.key)
     await exchange.ended()
     start, *rest = exchange.sent
     data = b"".join(message["body"] for message in rest).decode()

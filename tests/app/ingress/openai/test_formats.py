@@ -7,7 +7,7 @@ import pytest
 
 from app.ingress.errors import ApiError
 from app.ingress.openai.requests.schema import parse_chat, parse_completion
-from migration.protocol.request import Structured
+from app.ingress.openai.sampling import Structured
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 NAMED = {"name": "thing", "schema": SCHEMA, "strict": True}

@@ -4,7 +4,6 @@ import json
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -21,11 +20,12 @@ from vllm.v1.outputs import LogprobsLists
 from app.ingress.openai.answers.logprobs import Scored, Scorer, chat_logprobs, completion_logprobs
 from app.ingress.openai.model import Model
 from deployments.engine.tokens import expected
+from migration.protocol.core_messages import decode_logprobs, encode_logprobs
 from migration.protocol.messages import PathRequest
 from migration.protocol.reader import ReaderState
-from migration.protocol.request import Delta, pack_logprobs, unpack_logprobs
+from migration.protocol.request import Delta
 from tests.app.ingress.fakes import MESSAGES, PROMPT, Api, Exchange, body, events, eventually, make_api, make_service
-from tests.deployments.engine.fake_engine import expected_logprobs
+from tests.deployments.engine.fake_engine import expected_logprobs, prompt_of
 from tests.migration.world import spec
 
 # --- as vLLM writes them ------------------------------------------------------------------------------
@@ -53,9 +53,19 @@ def vllms(pretrained: Any, told: Sequence[Told], top: int, endpoint: str) -> Any
     return made.model_dump()
 
 
+def read(tokenizer: Tokenizer, ids: Sequence[int], rests: Sequence[bytes], top: int = 0) -> list[Scored]:
+    """Tokens that were a step each, with the rests of these steps."""
+    scorer = Scorer(tokenizer, top)
+    scorer.take(enumerate(rests))
+    return scorer.read(ids, 0, len(rests))
+
+
 def ours(tokenizer: Tokenizer, told: Sequence[Told], top: int, endpoint: str) -> Any:
-    packed = [pack_logprobs(logprob, [t for t, _ in likely], [v for _, v in likely]) for _, logprob, likely in told]
-    scored = Scorer(tokenizer).read([token for token, _, _ in told], 0, packed)
+    rests = [
+        encode_logprobs([token, *(t for t, _ in likely)], [logprob, *(v for _, v in likely)])
+        for token, logprob, likely in told
+    ]
+    scored = read(tokenizer, [token for token, _, _ in told], rests, top)
     return (chat_logprobs if endpoint == "chat" else completion_logprobs)(scored, top)
 
 
@@ -86,7 +96,7 @@ def test_characters_of_several_tokens_are_written_as_vllm_writes_them(
     ids = tokenizer.encode("naïve 🙂 tokens, ½ a 語 each", add_special_tokens=False).ids
     told: list[Told] = [(token, -0.5, [(token, -0.5), (300, -1.0)]) for token in ids]
     assert ours(tokenizer, told, 2, endpoint) == vllms(pretrained, told, 2, endpoint)
-    texts = [token.text for token in Scorer(tokenizer).read(ids, 0, [pack_logprobs(-1.0, [], [])] * len(ids))]
+    texts = [token.text for token in read(tokenizer, ids, [encode_logprobs([id], [-1.0]) for id in ids])]
     assert "".join(texts) == "naïve 🙂 tokens, ½ a 語 each" and "" in texts
 
 
@@ -98,7 +108,7 @@ def test_leading_spaces_are_written_as_vllm_writes_them() -> None:
     told = draw_told(5, 3, seed=1)
     pretrained = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
     assert ours(tokenizer, told, 3, "completions") == vllms(pretrained, told, 3, "completions")
-    the = Scorer(tokenizer).read([1, 2], 0, [pack_logprobs(-1.0, [], [])] * 2)
+    the = read(tokenizer, [1, 2], [encode_logprobs([id], [-1.0]) for id in (1, 2)])
     assert [token.text for token in the] == [" the", "   "]
 
 
@@ -109,7 +119,8 @@ TOKENS = expected(tuple(PROMPT), 300)
 
 def scored(model: Model, count: int, top: int, prompt: tuple[int, ...] = tuple(PROMPT)) -> list[Scored]:
     """What there is to be told of the first tokens of an undisturbed answer."""
-    return Scorer(model.tokenizer).read(expected(prompt, count), 0, expected_logprobs(prompt, count, top))
+    rests = [rest for _, rest in expected_logprobs(prompt, count, top)]
+    return read(model.tokenizer, expected(prompt, count), rests, top)
 
 
 def choice(response: Any) -> Any:
@@ -131,7 +142,7 @@ async def test_a_completion_has_its_logprobs(api: Api) -> None:
     logprobs = choice(await api.complete(max_tokens=20, logprobs=3))["logprobs"]
     assert logprobs == completion_logprobs(scored(api.backend.model, 20, 3), 3)
     assert max(len(top) for top in logprobs["top_logprobs"]) == 3
-    assert logprobs["token_logprobs"][0] == unpack_logprobs(expected_logprobs(tuple(PROMPT), 1, 0)[0]).logprob
+    assert logprobs["token_logprobs"][0] == decode_logprobs(expected_logprobs(tuple(PROMPT), 1, 0)[0][1])[0].logprob
 
 
 async def test_no_likeliest_are_the_token_itself(api: Api) -> None:
@@ -209,8 +220,8 @@ async def test_tokens_that_come_at_once_count_to_the_stop_string_only(model: Mod
 
 # --- moves and deaths ---------------------------------------------------------------------------------
 
-REQUEST = replace(spec(tokens=300), sampling=replace(spec(tokens=300).sampling, logprobs=2))
-LOGPROBS = expected_logprobs(REQUEST.prompt, 300, 2)
+REQUEST = spec(tokens=300, logprobs=2)
+LOGPROBS = expected_logprobs(prompt_of(REQUEST), 300, 2)
 
 
 @pytest.mark.parametrize("path", [PathRequest.KV, PathRequest.TOKENS])
@@ -234,7 +245,7 @@ async def test_an_answer_whose_replica_died_has_the_logprobs_of_another() -> Non
         await service.reading(conversation, 10)
         service.kill("a")
         await eventually(lambda: conversation.finish is not None)
-    assert tuple(conversation.logprobs) == LOGPROBS
+    assert tuple(conversation.extras) == LOGPROBS
     await service.idle()
 
 
@@ -257,6 +268,6 @@ async def test_tokens_that_came_without_their_logprobs_are_computed_anew() -> No
         assert len(missed) > conversation.reader.cursor.next_index, "nothing was missed"
         service.kill("a")
         await eventually(lambda: conversation.finish is not None)
-    assert tuple(conversation.tokens) == expected(REQUEST.prompt, 300)
-    assert tuple(conversation.logprobs) == LOGPROBS
+    assert tuple(conversation.tokens) == expected(prompt_of(REQUEST), 300)
+    assert tuple(conversation.extras) == LOGPROBS
     await service.idle()

@@ -1,11 +1,9 @@
 """What an engine refuses before the first token is blamed on the parameter that says what the answer has to match."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from deployments.engine.port import Generated, InvalidRequest
 from tests.app.ingress.fakes import Api, events
 
 SCHEMA = {"type": "object", "minProperties": -1}
@@ -17,14 +15,8 @@ FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
 @pytest.fixture
 def strict(api: Api) -> Api:
     """An API whose engines refuse everything."""
-
-    async def refuse(*asked: Any) -> AsyncIterator[Generated]:
-        if asked:
-            raise InvalidRequest("no engine compiles this")
-        yield Generated(())
-
     for replica in api.backend.service.replicas.values():
-        replica.engine.generate = refuse  # type: ignore[method-assign, assignment]
+        replica.engine.refusal = "no engine compiles this"
     return api
 
 

@@ -9,8 +9,9 @@ from app.ingress.openai.completions import COMPLETIONS
 from app.ingress.openai.generation import to_plan
 from app.ingress.openai.model import Model
 from app.ingress.openai.requests.schema import ChatRequest, CompletionRequest
+from app.ingress.openai.sampling import Sampling
 from deployments.engine.tokens import expected
-from migration.protocol.request import IngressId, Sampling
+from migration.protocol.request import IngressId
 from policies.model import RequestId
 from tests.app.ingress.fakes import MESSAGES, PROMPT, Api, events
 
@@ -41,7 +42,7 @@ def test_replicas_are_told_what_the_client_asks_for(model: Model, given: dict[st
     completion = CompletionRequest.model_validate({"prompt": PROMPT, "max_tokens": 9, **given})
     chat = ChatRequest.model_validate({"messages": MESSAGES, "max_completion_tokens": 9, **given})
     for plan in (to_plan(COMPLETIONS, completion, model, *names), to_plan(CHAT, chat, model, *names)):
-        assert [spec.sampling for spec in plan.specs] == [told]
+        assert plan.samplings == (told,)
 
 
 def reason_and_text(choice: Any) -> tuple[str | None, str]:

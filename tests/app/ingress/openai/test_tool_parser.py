@@ -13,9 +13,9 @@ from app.ingress.openai.answers.tool_parser import ToolParser
 from app.ingress.openai.model import Model
 from app.ingress.openai.requests.schema import ChatRequest, parse_chat
 from app.ingress.openai.requests.tools import Tool, schema_of_calls
+from app.ingress.openai.sampling import Structured
 from app.main import _engine_config, _ingress_config, read_settings
-from migration.protocol.request import Structured
-from tests.app.ingress.fakes import MESSAGES, Api
+from tests.app.ingress.fakes import MESSAGES, Api, PlainRequests
 from tests.app.ingress.openai.test_tools import (
     ARGUMENTS,
     CITY,
@@ -173,5 +173,5 @@ async def test_what_looked_like_the_beginning_of_a_call_is_told_in_the_end(model
 def test_the_setting_names_the_parser() -> None:
     settings = read_settings({"model_loading_config": {"tool_call_parser": "hermes"}})
     config = _ingress_config(settings, _engine_config(settings))
-    assert isinstance(_load_model(config).parser, ToolParser)
-    assert _load_model(config.model_copy(update={"tool_call_parser": None})).parser is None
+    assert isinstance(_load_model(config, PlainRequests()).parser, ToolParser)
+    assert _load_model(config.model_copy(update={"tool_call_parser": None}), PlainRequests()).parser is None

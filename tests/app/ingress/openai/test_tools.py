@@ -22,11 +22,11 @@ from app.ingress.openai.chat import CHAT
 from app.ingress.openai.model import Model
 from app.ingress.openai.requests.template import ChatTemplate
 from app.ingress.openai.requests.tools import Tool, schema_of_calls
+from app.ingress.openai.sampling import Prompt, Sampling, Structured
 from app.ingress.streams.conversation import Conversation, Opened
-from deployments.replica.host import RequestHost
+from migration.protocol.core_messages import Frames
 from migration.protocol.reading import Output, Reader
-from migration.protocol.request import Structured
-from tests.app.ingress.fakes import MESSAGES, Api, events, eventually, make_api, make_service
+from tests.app.ingress.fakes import MESSAGES, Api, PlainRequests, events, eventually, make_api, make_service
 from tests.migration.world import spec
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -173,13 +173,13 @@ async def test_tools_belong_to_messages(api: Api) -> None:
 async def told_the_engine(api: Api, monkeypatch: pytest.MonkeyPatch, **fields: Any) -> Structured | None:
     """What the engine is told of the form of an answer."""
     told: list[Structured | None] = []
-    submit = RequestHost.submit
+    make = PlainRequests.make
 
-    def note(host: RequestHost, spec: Any, *rest: Any) -> Any:
-        told.append(spec.sampling.structured)
-        return submit(host, spec, *rest)
+    def note(requests: PlainRequests, prompt: tuple[int, ...], sampling: Sampling) -> Frames:
+        told.append(sampling.structured)
+        return make(requests, prompt, sampling)
 
-    monkeypatch.setattr(RequestHost, "submit", note)
+    monkeypatch.setattr(PlainRequests, "make", note)
     assert (await api.chat(tools=TOOLS, max_tokens=1, **fields)).status_code == 200
     (structured,) = told
     return structured
@@ -411,7 +411,16 @@ async def test_a_reading_hears_one_token_at_a_time_however_they_come(model: Mode
     ids = tuple(model.tokenizer.encode(BOTH).ids)
     heard = Heard()
     conversation = Conversation(spec(), Reader())
-    outset = Outset(0, Opened(conversation, AsyncMock()), model.tokenizer, CHAT.shape, (), "", cast(Any, Unseen()))
+    outset = Outset(
+        0,
+        Opened(conversation, AsyncMock()),
+        model.tokenizer,
+        CHAT.shape,
+        (),
+        Prompt(()),
+        Sampling(9),
+        cast(Any, Unseen()),
+    )
     choice = CallingChoice(outset, Calling(lambda prompt: heard, None, "tool_calls"))
 
     async def come() -> None:

@@ -1,11 +1,10 @@
 """Shared by the tests of streams: requests, expected outputs, and reading."""
 
-from dataclasses import replace
-
 from deployments.engine.tokens import expected
 from migration.protocol.messages import PathRequest
-from migration.protocol.request import RequestSpec, Sampling
+from migration.protocol.request import RequestSpec
 from tests.app.ingress.fakes import Service, output
+from tests.deployments.engine.fake_engine import prompt_of
 from tests.migration.world import spec
 
 KV, TOKENS = PathRequest.KV, PathRequest.TOKENS
@@ -16,11 +15,11 @@ SLOW_S = 0.01
 
 def whole(request: RequestSpec) -> tuple[int, ...]:
     """The output of an undisturbed run."""
-    return expected(request.prompt, request.sampling.max_tokens)
+    return expected(prompt_of(request), request.max_tokens)
 
 
 def sampled(seed: int | None, tokens: int = LONG) -> RequestSpec:
-    return replace(spec(), sampling=Sampling(tokens, temperature=1.0, seed=seed))
+    return spec(tokens=tokens, seed=seed, temperature=1.0)
 
 
 async def served(service: Service, request: RequestSpec) -> tuple[int, ...]:

@@ -1,13 +1,10 @@
 """Streams that outlive replicas: whatever happens to a replica, the client gets the tokens of an undisturbed run."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from dataclasses import replace
 
 import pytest
 
 from app.ingress.errors import ApiError
-from deployments.engine.port import Generated, InvalidRequest
 from migration.protocol.errors import Refused
 from migration.protocol.messages import PathRequest
 from migration.protocol.request import Delta, Moved
@@ -109,12 +106,7 @@ async def test_a_request_without_output_begins_elsewhere_with_any_sampling() -> 
 async def test_a_request_that_no_engine_takes_is_the_clients_error_and_not_retried() -> None:
     service, request = make_service(), spec()
 
-    async def refuse(*args: object) -> AsyncIterator[Generated]:
-        for _ in range(1):
-            raise InvalidRequest("not a grammar")
-        yield Generated(())
-
-    service.replica("a").engine.generate = refuse  # type: ignore[assignment, method-assign]
+    service.replica("a").engine.refusal = "not a grammar"
     with pytest.raises(ApiError, match="not a grammar") as failed:
         await served(service, request)
     assert failed.value.status == 400
@@ -128,8 +120,8 @@ async def test_a_stop_ends_an_answer_on_any_replica(harm: str, min_tokens: int) 
     """The tokens from before count: towards the least there must be, and the most there may be."""
     service, request = make_service(), spec(tokens=LONG)
     drawn = whole(request)
-    sampling = replace(request.sampling, stop_token_ids=(drawn[30], drawn[50]), min_tokens=min_tokens)
-    async with service.streams.open(replace(request, sampling=sampling)) as conversation:
+    request = spec(tokens=LONG, stop_token_ids=[drawn[30], drawn[50]], min_tokens=min_tokens)
+    async with service.streams.open(request) as conversation:
         await service.reading(conversation, 10)
         if harm == "move":
             service.move(request.id, "b")

@@ -29,6 +29,7 @@ def config(log_text: bool = False, otlp_traces_endpoint: str | None = None) -> I
     return IngressConfig(
         model_id="tiny",
         model_source="",
+        engine_kwargs={},
         max_context=None,
         initial_replicas=1,
         grace_s=1.0,

@@ -1,0 +1,82 @@
+"""vLLM's arguments: of an engine with Mell's connector, and of a frontend that has none."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from vllm.config import KVTransferConfig, VllmConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.usage.usage_lib import UsageContext
+
+OWNED = (
+    "kv_transfer_config",
+    "worker_extension_cls",
+    "distributed_executor_backend",
+    "model",
+    "enable_prefix_caching",
+    "max_logprobs",
+)
+"""The arguments that Mell sets."""
+
+USAGE = UsageContext.OPENAI_API_SERVER
+"""vLLM's defaults depend on it, so that of vLLM's own server: on an H100, 8,192 tokens per step instead of 2,048."""
+
+
+def engine_args(model: str, engine_kwargs: Mapping[str, Any]) -> AsyncEngineArgs:
+    """vLLM's arguments for an engine with Mell's connector and worker extension.
+
+    Raises:
+        ValueError: `engine_kwargs` has an argument that Mell sets itself.
+    """
+    if owned := [name for name in OWNED if name in engine_kwargs]:
+        raise ValueError(f"engine_kwargs: Mell sets {', '.join(owned)}; remove it")
+    # Several workers are processes of this replica. Inside a placement group vLLM would make them actors of their own.
+    several = engine_kwargs.get("tensor_parallel_size", 1) > 1
+    return AsyncEngineArgs(
+        model=model,
+        enable_prefix_caching=True,
+        distributed_executor_backend="mp" if several else None,
+        worker_extension_cls="migration.kv.worker.MellWorker",
+        kv_transfer_config=KVTransferConfig(
+            kv_connector="MellConnector",
+            kv_connector_module_path="migration.kv.connector",
+            kv_role="kv_both",
+        ),
+        **engine_kwargs,
+    )
+
+
+_OF_FRONTENDS = (
+    "code_revision",
+    "config_format",
+    "download_dir",
+    "generation_config",
+    "hf_config_path",
+    "hf_overrides",
+    "hf_token",
+    "logits_processors",
+    "logprobs_mode",
+    "max_model_len",
+    "override_generation_config",
+    "reasoning_parser",
+    "reasoning_parser_plugin",
+    "revision",
+    "served_model_name",
+    "speculative_config",
+    "structured_outputs_config",
+    "tokenizer",
+    "tokenizer_mode",
+    "tokenizer_revision",
+    "trust_remote_code",
+)
+"""The arguments on which the making and the checking of requests depends."""
+
+
+def frontend_config(model: str, engine_kwargs: Mapping[str, Any]) -> VllmConfig:
+    """vLLM's configuration of a process that makes requests for engines with these arguments, and has no device.
+
+    Arguments of devices do not count, and neither does the model's quantization, which vLLM checks against the device.
+    """
+    kwargs = {name: engine_kwargs[name] for name in _OF_FRONTENDS if name in engine_kwargs}
+    overrides = {**kwargs.pop("hf_overrides", {}), "quantization_config": None}
+    args = AsyncEngineArgs(model=model, enable_prefix_caching=True, hf_overrides=overrides, **kwargs)
+    return args.create_engine_config(USAGE)

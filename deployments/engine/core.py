@@ -1,0 +1,199 @@
+"""vLLM's engine core over vLLM's own client, without the frontend half of vLLM: outputs come as the core sends them."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, Protocol
+
+from vllm.v1.engine import EngineCoreEventType, EngineCoreOutput, EngineCoreOutputs, EngineCoreRequestType, FinishReason
+from vllm.v1.engine.core_client import AsyncMPClient
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.metrics.loggers import PrometheusStatLogger
+from vllm.v1.metrics.stats import IterationStats, SchedulerStats
+from vllm.v1.serial_utils import MsgpackEncoder
+
+from deployments.engine.port import EngineDead, InvalidRequest, RequestFailed
+from migration.protocol.core_messages import Frames
+from migration.protocol.ports import Generated, OutputSink
+
+log = logging.getLogger(__name__)
+
+_WITHOUT_REST = ("request_id", "new_token_ids", "finish_reason", "trace_headers", "num_nans_in_logits")
+"""Members of an output that do not make up a rest by themselves."""
+_rest = attrgetter(*(name for name in EngineCoreOutput.__struct_fields__ if name not in _WITHOUT_REST))
+_INLINE = 1 << 62
+"""The size in bytes from which an array is a frame of its own: none is, so that a rest is one text of bytes."""
+
+
+class CoreClient(AsyncMPClient):
+    """Starts the engine's processes, and speaks with EngineCore."""
+
+    def send_request(self, frames: Frames) -> None:
+        """Add a request. Raises EngineDeadError."""
+        # The socket takes the message now or keeps it until it can: nobody has to wait for that.
+        self._send_input_message((EngineCoreRequestType.ADD.value, *frames), self.core_engine)
+
+    def send_abort(self, request_id: str) -> None:
+        """End a request that may have ended already. Does nothing if the engine is dead."""
+        if not self.resources.engine_dead:
+            self._send_input(EngineCoreRequestType.ABORT, [request_id])
+
+
+class Core(Protocol):
+    """The part of `CoreClient` that runs requests."""
+
+    def send_request(self, frames: Frames) -> None:
+        """Add a request. Raises EngineDeadError."""
+        ...
+
+    def send_abort(self, request_id: str) -> None:
+        """End a request that may have ended already."""
+        ...
+
+    async def get_output_async(self) -> EngineCoreOutputs:
+        """The outputs of the next step. Raises EngineDeadError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CoreRun:
+    """One request in a core: its key, vLLM's request id, and its sink; `structured` if its output follows a grammar."""
+
+    key: str
+    name: str
+    sink: OutputSink
+    structured: bool = False
+
+
+class CoreRuns:
+    """The requests in one core. `record` is called with the outputs of each step."""
+
+    def __init__(self, core: Core, record: Callable[[EngineCoreOutputs], None]) -> None:
+        self.death: str | None = None
+        """The reason why the core has ended; None while it runs."""
+        self._core = core
+        self._record = record
+        self._rests = RestEncoder()
+        self._runs: dict[str, CoreRun] = {}
+        self._names: dict[str, str] = {}
+
+    def start(self, run: CoreRun, request: Frames) -> None:
+        """Add a request."""
+        self._runs[run.name], self._names[run.key] = run, run.name
+        try:
+            self._core.send_request(request)
+        except EngineDeadError as error:
+            # The caller takes no calls before this one has returned.
+            asyncio.get_running_loop().call_soon(self._fail, run.name, EngineDead(str(error)))
+
+    def abort(self, key: str) -> None:
+        """End a run, if it has not ended."""
+        name = self._names.get(key)
+        if name is not None:
+            self._forget(name)
+            self._core.send_abort(name)
+
+    async def read(self) -> None:
+        """Take the core's outputs until it ends; then every run fails."""
+        reason = "it was shut down"
+        try:
+            while True:
+                self._take(await self._core.get_output_async())
+        except EngineDeadError as error:
+            reason = str(error)
+        except Exception as error:
+            log.exception("the engine's outputs cannot be read any more")
+            reason = repr(error)
+        finally:
+            self.death = reason
+            for name in list(self._runs):
+                self._fail(name, EngineDead(reason))
+
+    def _take(self, outputs: EngineCoreOutputs) -> None:
+        now = time.monotonic()
+        self._record(outputs)
+        for output in outputs.outputs:
+            if (run := self._runs.get(output.request_id)) is None:
+                continue  # It was aborted meanwhile.
+            try:
+                self._pass_on(run, output, now)
+            except Exception as error:
+                log.exception("the output of request %s could not be taken", run.key)
+                self._fail(run.name, RequestFailed(repr(error)))
+
+    def _pass_on(self, run: CoreRun, output: EngineCoreOutput, now: float) -> None:
+        tokens, finish = tuple(output.new_token_ids), output.finish_reason
+        if finish is not None:
+            self._forget(run.name)
+        if finish is FinishReason.ERROR:
+            error = InvalidRequest if run.structured else RequestFailed
+            run.sink.fail(error("the engine aborted the request"))
+        else:
+            rest = self._rests.encode(output, now)
+            run.sink.take(Generated(tokens, None if finish is None else str(finish), rest))
+
+    def _fail(self, name: str, error: Exception) -> None:
+        if run := self._forget(name):
+            run.sink.fail(error)
+
+    def _forget(self, name: str) -> CoreRun | None:
+        run = self._runs.pop(name, None)
+        if run is not None:
+            del self._names[run.key]
+        return run
+
+
+class RestEncoder:
+    """Encodes what outputs hold beside their tokens."""
+
+    def __init__(self) -> None:
+        self._encoder = MsgpackEncoder(size_threshold=_INLINE)
+
+    def encode(self, output: EngineCoreOutput, now: float) -> bytes | None:
+        """The rest of an output (see `migration.protocol.ports.Generated`); None if there is nothing. Changes `output`.
+
+        Times in it are from now on relative to `now`, since every node has a monotonic clock of its own.
+        """
+        for member in _rest(output):
+            if member is not None:
+                break
+        else:
+            return None
+        output.request_id, output.new_token_ids, output.kv_transfer_params = "", [], None
+        for event in output.events or ():
+            event.timestamp -= now
+        (rest,) = self._encoder.encode(output)
+        return bytes(rest)
+
+
+class EngineMetrics:
+    """vLLM's metrics of one engine's work, and its newest scheduler statistics.
+
+    Metrics of requests are not among them: a request may have been on several engines (`app.ingress.telemetry`).
+    """
+
+    def __init__(self, config: Any) -> None:
+        self._logger = PrometheusStatLogger(config, [0])
+        self._logger.log_engine_initialized()
+        self.scheduler = SchedulerStats()
+        self.preemptions = 0
+
+    def record(self, outputs: EngineCoreOutputs) -> None:
+        """Record one engine step."""
+        if outputs.scheduler_stats is not None:
+            self.scheduler = outputs.scheduler_stats
+        self._logger.record(outputs.scheduler_stats, self._work(outputs) if outputs.outputs else None)
+
+    def _work(self, outputs: EngineCoreOutputs) -> IterationStats:
+        work = IterationStats()
+        for output in outputs.outputs:
+            work.num_generation_tokens += len(output.new_token_ids)
+            if output.prefill_stats is not None:
+                work.prompt_token_stats.update_from_output(output.prefill_stats)
+            for event in output.events or ():
+                work.num_preempted_reqs += event.type == EngineCoreEventType.PREEMPTED
+        self.preemptions += work.num_preempted_reqs
+        return work

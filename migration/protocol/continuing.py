@@ -1,0 +1,116 @@
+"""The requests that engines run, made of the request that a client sent: the only place that edits one.
+
+A request travels as vLLM's own message to an engine core. An engine gets this message with few members replaced, on the
+first replica as on any later one; all others stay as the frontend has made them.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from migration.protocol.core_messages import NIL, CoreRequest, Frames, decode_request, encode_request
+from migration.protocol.request import IngressId, RequestSpec, Trait
+from policies.model import RequestId, Tokens
+
+NOTHING: Mapping[str, Any] = {}
+
+_OF_THE_PROMPT = ("prompt_logprobs", "prompt_logprob_start", "prompt_logprob_token_ids", "skip_reading_prefix_cache")
+"""Sampling parameters that demand a computation of the whole prompt: its result came with the first token."""
+
+
+def to_spec(frames: Frames, id: RequestId, label: str, ingress: IngressId) -> RequestSpec:
+    """A request as it comes from vLLM's frontend, with the facts that decisions need.
+
+    Raises:
+        ValueError: it has no prompt of token ids, or no bound on its output.
+    """
+    request = decode_request(frames)
+    sampling = request.sampling
+    tokens, max_tokens = request.prompt_token_ids, sampling.get("max_tokens")
+    if not tokens or max_tokens is None:
+        raise ValueError("the request has no prompt, or no max_tokens")
+    return RequestSpec(id, label, ingress, frames, Tokens(len(tokens)), max_tokens, _traits(sampling))
+
+
+def _traits(sampling: dict[str, Any]) -> frozenset[Trait]:
+    facts = {
+        Trait.SEEDED: sampling.get("seed") is not None and sampling.get("temperature", 1.0) > 0.0,
+        Trait.STRUCTURED: sampling.get("structured_outputs") is not None,
+        Trait.SCORED: sampling.get("logprobs") is not None,
+    }
+    return frozenset(trait for trait, holds in facts.items() if holds)
+
+
+def plain_spec(
+    id: str, prompt: tuple[int, ...], max_tokens: int, label: str = "", ingress: str = "", **sampling: Any
+) -> RequestSpec:
+    """A greedy request that no frontend has made, for measurements; `sampling` are further vLLM sampling parameters."""
+    params = {"max_tokens": max_tokens, "temperature": 0.0, **sampling}
+    frames = encode_request(CoreRequest(id, list(prompt), sampling_params=params))
+    return to_spec(frames, RequestId(id), label, IngressId(ingress))
+
+
+def continued(
+    spec: RequestSpec, name: str, key: str, outputs: tuple[int, ...], transfer: Mapping[str, Any] = NOTHING
+) -> Frames:
+    """The request that a replica's engine runs after `outputs`, under vLLM's request id `name` and Mell's `key`.
+
+    The output stands at the end of the prompt, and the connector turns it into output again (`migration.kv.history`).
+    vLLM then counts `max_tokens` and penalties from the first output token on. `transfer` are further parameters for
+    the connector.
+    """
+    request = decode_request(spec.body)
+    sampling = dict(request.sampling)
+    if outputs:
+        for parameter in _OF_THE_PROMPT:
+            sampling.pop(parameter, None)
+    if sampling.get("min_tokens", 0) <= len(outputs):
+        sampling.pop("min_tokens", None)
+    private = {"mell_key": key, "mell_output": len(outputs), **transfer}
+    return _edited(spec, request, name, outputs, sampling, private)
+
+
+def loading(
+    spec: RequestSpec,
+    name: str,
+    outputs: tuple[int, ...],
+    wanted: dict[str, Any],
+    last_token: int,
+    transfer: Mapping[str, Any] = NOTHING,
+) -> Frames:
+    """A request that waits for the KV blocks `wanted` of the context's first `last_token` tokens.
+
+    What distinguishes blocks of equal tokens in the prefix cache (adapter, salt, media) is that of the request.
+    """
+    request = decode_request(spec.body)
+    edited = msgspec.structs.replace(request, priority=0)
+    sampling = {"max_tokens": 1, "temperature": 0.0}
+    return _edited(spec, edited, name, outputs, sampling, {"mell_load": wanted, **transfer}, last_token)
+
+
+def _edited(
+    spec: RequestSpec,
+    request: CoreRequest,
+    name: str,
+    outputs: tuple[int, ...],
+    sampling: dict[str, Any],
+    private: dict[str, Any],
+    last_token: int | None = None,
+) -> Frames:
+    """`extra_args` is made anew: a client must name neither a file nor a slot to the connector."""
+    assert request.prompt_token_ids is not None
+    edited = msgspec.structs.replace(
+        request,
+        request_id=name,
+        external_req_id=name,
+        prompt_token_ids=[*request.prompt_token_ids, *outputs][:last_token],
+        sampling_params={**sampling, "extra_args": {"kv_transfer_params": private}},
+        client_index=0,
+        current_wave=0,
+        data_parallel_rank=None,
+        session_id=None,
+        kv_hints=NIL,
+        abort_immediately=False,
+    )
+    return encode_request(edited, spec.body[1:])

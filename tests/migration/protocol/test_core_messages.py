@@ -1,0 +1,175 @@
+"""Messages to and from an engine core, against vLLM's own."""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from vllm import SamplingParams
+from vllm.lora.request import LoRARequest
+from vllm.sampling_params import StructuredOutputsParams
+from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
+from vllm.v1.outputs import LogprobsLists
+from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+
+from migration.protocol.continuing import continued, loading, plain_spec, to_spec
+from migration.protocol.core_messages import (
+    CoreOutput,
+    CoreRequest,
+    Frames,
+    TokenLogprobs,
+    decode_logprobs,
+    decode_request,
+    encode_logprobs,
+    encode_request,
+)
+from migration.protocol.request import IngressId, RequestSpec, Trait
+from policies.model import RequestId
+
+
+def test_members_are_vllms_in_vllms_order() -> None:
+    """A new version of vLLM that adds one has to be looked at: what it is for when a request moves."""
+    assert CoreRequest.__struct_fields__ == EngineCoreRequest.__struct_fields__
+    assert CoreOutput.__struct_fields__ == EngineCoreOutput.__struct_fields__[: len(CoreOutput.__struct_fields__)]
+
+
+RICH = EngineCoreRequest(
+    request_id="client's",
+    prompt_token_ids=[5, 6, 7],
+    mm_features=None,
+    sampling_params=SamplingParams(
+        max_tokens=20,
+        min_tokens=4,
+        temperature=0.5,
+        seed=3,
+        logprobs=2,
+        prompt_logprobs=1,
+        bad_words=["x"],
+        allowed_token_ids=[5, 9],
+        logit_bias={5: 1.5},
+        structured_outputs=StructuredOutputsParams(regex="a+"),
+        extra_args={"kv_transfer_params": {"mell_load": {"load": "/etc/passwd", "first": 0, "last": 1}}, "other": 1},
+    ),
+    pooling_params=None,
+    arrival_time=12.5,
+    lora_request=LoRARequest("adapter", 1, "/adapters/a"),
+    cache_salt="salt",
+    data_parallel_rank=3,
+    prompt_embeds=torch.arange(300.0),
+    priority=-2,
+    trace_headers={"traceparent": "00"},
+    reasoning_ended=True,
+    session_id="client's",
+)
+
+
+def encoded(request: EngineCoreRequest) -> Frames:
+    return tuple(bytes(frame) for frame in MsgpackEncoder().encode(request))
+
+
+def decoded(frames: Frames) -> EngineCoreRequest:
+    request: EngineCoreRequest = MsgpackDecoder(EngineCoreRequest).decode([bytearray(frame) for frame in frames])
+    return request
+
+
+def spec(request: EngineCoreRequest = RICH) -> RequestSpec:
+    return to_spec(encoded(request), RequestId("r"), "label", IngressId("i"))
+
+
+def members(request: EngineCoreRequest, *without: str) -> dict[str, Any]:
+    """All members but these, in a form that can be compared."""
+    names = set(EngineCoreRequest.__struct_fields__) - set(without)
+    return {name: re.sub(r" at 0x\w+", "", repr(getattr(request, name))) for name in names}
+
+
+def test_a_request_survives_with_its_tensors() -> None:
+    frames = encoded(RICH)
+    assert len(frames) > 1
+    again = decoded(encode_request(decode_request(frames), frames[1:]))
+    assert members(again) == members(decoded(frames))
+    assert torch.equal(again.prompt_embeds, RICH.prompt_embeds)
+
+
+def test_a_spec_has_the_facts_that_decisions_need() -> None:
+    made = spec()
+    assert (made.prompt_tokens, made.max_tokens) == (3, 20) and made.traits == frozenset(Trait)
+    greedy = plain_spec("r", (5,), 9, seed=1)
+    assert greedy.traits == frozenset(), "a seed draws nothing when the likeliest token is taken"
+
+
+@pytest.mark.parametrize("request_", [CoreRequest("r", [5]), CoreRequest("r", None, sampling_params={"max_tokens": 1})])
+def test_a_request_without_a_prompt_or_an_end_is_refused(request_: CoreRequest) -> None:
+    with pytest.raises(ValueError, match="no prompt, or no max_tokens"):
+        to_spec(encode_request(request_), RequestId("r"), "", IngressId(""))
+
+
+EDITED = ("request_id", "external_req_id", "prompt_token_ids", "sampling_params", "data_parallel_rank", "session_id")
+
+
+@pytest.mark.parametrize("outputs", [(), (8,), (8, 9, 8, 9)], ids=len)
+def test_a_continued_request_differs_in_nothing_else(outputs: tuple[int, ...]) -> None:
+    made = decoded(continued(spec(), "name", "key", outputs))
+    assert members(made, *EDITED) == members(decoded(encoded(RICH)), *EDITED)
+    assert (made.request_id, made.external_req_id, made.data_parallel_rank, made.session_id) == (
+        "name",
+        "name",
+        None,
+        None,
+    )
+    assert made.prompt_token_ids == [5, 6, 7, *outputs]
+    expected = RICH.sampling_params.clone()
+    expected.extra_args = {"kv_transfer_params": {"mell_key": "key", "mell_output": len(outputs)}}
+    if outputs:
+        expected.prompt_logprobs, expected.skip_reading_prefix_cache = None, False
+    if len(outputs) >= 4:
+        expected.min_tokens = 0
+    assert made.sampling_params == expected
+
+
+def test_a_client_names_neither_a_file_nor_a_slot() -> None:
+    for frames in (continued(spec(), "n", "k", ()), loading(spec(), "n", (), {"load": "own"}, 2)):
+        assert not any(b"passwd" in frame for frame in frames)
+
+
+def test_a_load_has_blocks_that_are_named_like_the_requests() -> None:
+    made = decoded(loading(spec(), "name", (8, 9), {"load": "m.1", "first": 0, "last": 1}, 4))
+    assert made.prompt_token_ids == [5, 6, 7, 8]
+    assert (made.cache_salt, made.lora_request) == (RICH.cache_salt, RICH.lora_request)
+    assert made.sampling_params == SamplingParams(
+        max_tokens=1,
+        temperature=0.0,
+        extra_args={"kv_transfer_params": {"mell_load": {"load": "m.1", "first": 0, "last": 1}}},
+    )
+
+
+# --- outputs ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Row:
+    ids: list[int]
+    values: list[float]
+
+
+ROWS = [Row([7, 7, 9], [-0.5, -0.5, -float("inf")]), Row([2**31 - 1, 0, 3], [-2.25, -0.125, -1.0])]
+
+
+def test_logprobs_are_read_from_vllms_arrays() -> None:
+    lists = LogprobsLists(
+        np.array([row.ids for row in ROWS]), np.array([row.values for row in ROWS], np.float32), np.array([1, 3])
+    )
+    rest = bytes(MsgpackEncoder(size_threshold=1 << 62).encode(EngineCoreOutput("", [], lists))[0])
+    assert decode_logprobs(rest) == [
+        TokenLogprobs(row.values[0], tuple(zip(row.ids[1:], row.values[1:], strict=True))) for row in ROWS
+    ]
+    assert decode_logprobs(bytes(MsgpackEncoder().encode(EngineCoreOutput("", []))[0])) == []
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_vllm_reads_the_logprobs_of_engines_without_a_model(row: Row) -> None:
+    rest = encode_logprobs(row.ids, row.values)
+    lists = MsgpackDecoder(EngineCoreOutput).decode(rest).new_logprobs
+    assert (lists.logprob_token_ids.tolist(), lists.logprobs.tolist()) == ([row.ids], [row.values])
+    assert decode_logprobs(rest)[0].logprob == row.values[0]
