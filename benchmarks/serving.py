@@ -70,22 +70,29 @@ async def measure_pair(ports: tuple[int, int], streams: int, prompt: int, output
     return loads[ports[0]], loads[ports[1]]
 
 
-def write_pairs(results: Mapping[int, list[tuple[Load, Load]]], file: Path) -> None:
+def write_pairs(results: Mapping[int, Sequence[tuple[Load, Load]]], file: Path) -> None:
     """Write the pairs of each number of streams to a JSON file."""
     raw = {n: [[dataclasses.asdict(a), dataclasses.asdict(b)] for a, b in pairs] for n, pairs in results.items()}
     file.write_text(json.dumps(raw, indent=1))
 
 
-def print_pairs(first: str, second: str, results: Mapping[int, list[tuple[Load, Load]]]) -> None:
+def print_pairs(
+    first: str,
+    second: str,
+    results: Mapping[int, Sequence[tuple[Load, Load]]],
+    figures: Sequence[tuple[str, str, float]] = FIGURES,
+) -> None:
     """Print the medians of both, and the ratios first / second of the pairs, for each number of streams."""
     for streams, pairs in results.items():
         print(f"\n{streams} streams, {PROMPT} prompt and {OUTPUT} output tokens, {len(pairs)} pairs")
-        _table(first, second, pairs)
+        _table(first, second, pairs, figures)
 
 
-def _table(first: str, second: str, pairs: list[tuple[Load, Load]]) -> None:
+def _table(
+    first: str, second: str, pairs: Sequence[tuple[Load, Load]], figures: Sequence[tuple[str, str, float]]
+) -> None:
     print(f"{'':18}{first:>10}{second:>10}   ratio of pairs: median [min, max]")
-    for name, unit, scale in FIGURES:
+    for name, unit, scale in figures:
         ours = [getattr(m, name) * scale for m, _ in pairs]
         theirs = [getattr(b, name) * scale for _, b in pairs]
         ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
