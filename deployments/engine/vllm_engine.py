@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self, TypeVar
 
 import vllm
+from vllm.tracing import init_tracer
 from vllm.transformers_utils.config import maybe_register_config_serialize_by_value
 from vllm.v1.executor import Executor
 
@@ -73,6 +74,9 @@ class VllmEngine:
         """
         config = engine_args(model, engine_kwargs).create_engine_config(USAGE)
         maybe_register_config_serialize_by_value()
+        if endpoint := config.observability_config.otlp_traces_endpoint:
+            # The engine's other processes inherit it. They trace their start.
+            init_tracer("vllm.llm_engine", endpoint)
         core = CoreClient(config, Executor.get_class(config), log_stats=True)
         workers = await core.collective_rpc_async("mell_describe")
         addresses = [worker["copier"] for worker in workers]

@@ -30,6 +30,7 @@ from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from app.tinymodel import ensure_tiny_model
+from deployments.engine import vllm_engine
 from deployments.engine.arguments import USAGE, engine_args
 from deployments.engine.core import CoreRuns
 from deployments.engine.port import EngineDead, InvalidRequest, RequestFailed
@@ -421,3 +422,18 @@ async def test_cancelled_load_aborts_its_request() -> None:
     with pytest.raises(asyncio.CancelledError):
         await loading.task
     assert loading.core.aborted == ["m.1"] and loading.copiers.forgotten == ["m.1"]
+
+
+@pytest.mark.parametrize("endpoint", [None, "http://127.0.0.1:4317"])
+async def test_an_engine_traces_its_start_if_vllms_traces_are_on(
+    endpoint: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(*args: Any, **kwargs: Any) -> None:
+        raise EngineDeadError
+
+    traced: list[str] = []
+    monkeypatch.setattr(vllm_engine, "CoreClient", start)
+    monkeypatch.setattr(vllm_engine, "init_tracer", lambda name, collector: traced.append(collector))
+    with pytest.raises(EngineDeadError):
+        await VllmEngine.start(MODEL, {"otlp_traces_endpoint": endpoint})
+    assert traced == ([endpoint] if endpoint else [])
