@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NewType
 
+import msgspec
+
 from policies.model import RequestId, Tokens
 
 IngressId = NewType("IngressId", str)
@@ -49,8 +51,11 @@ are never split: a reader that has the first token of one has all of it.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class _Event(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """Made and encoded for every token of every request: a dataclass takes ten times the time."""
+
+
+class Delta(_Event, frozen=True):
     """Output tokens [index, index + len(tokens)) of a request, emitted under `hop`.
 
     `finish` is vLLM's finish reason on the last delta.
@@ -64,8 +69,7 @@ class Delta:
     extras: Extras = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Moving:
+class Moving(_Event, frozen=True):
     """The host is about to hand the request to `target`, which will emit under `next_hop`."""
 
     request: RequestId
@@ -74,8 +78,7 @@ class Moving:
     target: str
 
 
-@dataclass(frozen=True, slots=True)
-class Moved:
+class Moved(_Event, frozen=True):
     """The host's last event under `hop`: tokens from `index` on come from `target` under `next_hop`."""
 
     request: RequestId
@@ -85,8 +88,7 @@ class Moved:
     target: str
 
 
-@dataclass(frozen=True, slots=True)
-class Doubt:
+class Doubt(_Event, frozen=True):
     """The host has sent the request to a target under `next_hop` and got no answer: which of the two goes on?
 
     The host publishes nothing more under `hop` until the reader has answered.
@@ -97,8 +99,7 @@ class Doubt:
     next_hop: int
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
+class Lost(_Event, frozen=True):
     """The host cannot go on with the request; whoever reads it may continue it elsewhere.
 
     Unless it is `invalid`: then no engine takes it.

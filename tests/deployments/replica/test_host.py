@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import dataclass, field, replace
 
 import pytest
+from msgspec import structs
 
 from deployments.engine.port import EngineDead, InvalidRequest, RequestFailed, Tie
 from deployments.replica.host import RequestHost, Run, queued_keys
@@ -296,8 +297,8 @@ async def scoring(resumed: tuple[int, ...] = ()) -> Desk:
 async def test_extras_are_published_with_their_tokens() -> None:
     desk = await scoring(resumed=(5, 6))
     assert desk.published() == [
-        replace(delta(2, 7), extras=((2, b"7"),)),
-        replace(delta(3, 8, 9), extras=((3, b"8 9"),)),
+        structs.replace(delta(2, 7), extras=((2, b"7"),)),
+        structs.replace(delta(3, 8, 9), extras=((3, b"8 9"),)),
     ]
 
 
@@ -307,9 +308,9 @@ async def test_extras_are_withheld_with_their_tokens() -> None:
     desk.host.mute(R, 0)
     await desk.engine.give(Generated((10,), None, b"10"))
     assert desk.host.resume(R, 0, 1)
-    assert desk.published() == [replace(delta(1, 8, 9), extras=((1, b"8 9"),))]
+    assert desk.published() == [structs.replace(delta(1, 8, 9), extras=((1, b"8 9"),))]
     desk.host.unmute(R, 0)
-    assert desk.published() == [replace(delta(3, 10), extras=((3, b"10"),))]
+    assert desk.published() == [structs.replace(delta(3, 10), extras=((3, b"10"),))]
 
 
 @pytest.mark.parametrize(("index", "again"), [(5, ()), (3, ((3, b"8 9"),)), (2, ((2, b"7"), (3, b"8 9")))])
@@ -327,9 +328,9 @@ async def test_the_rest_of_an_end_without_tokens_is_published_with_it() -> None:
     desk = await scoring()
     desk.published()
     await desk.engine.give(Generated((), "stop", b"why"))
-    assert desk.published() == [replace(delta(3, finish="stop"), extras=((3, b"why"),))]
+    assert desk.published() == [structs.replace(delta(3, finish="stop"), extras=((3, b"why"),))]
     assert desk.host.resume(R, 0, 3)
-    assert desk.published() == [replace(delta(3, finish="stop"), extras=((3, b"why"),))]
+    assert desk.published() == [structs.replace(delta(3, finish="stop"), extras=((3, b"why"),))]
 
 
 async def test_tokens_from_elsewhere_cannot_be_given_with_their_logprobs() -> None:
