@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from deployments.api.calls import Batch, MoveAnswer, PlaceCall, Submission
+from deployments.api.channel import ChannelOffer
 from deployments.api.report import ReplicaReport
 from deployments.metrics.exposition import Family
 from migration.protocol.errors import Refused
@@ -27,12 +28,8 @@ class MetricsApi(Protocol):
         ...
 
 
-class ServingApi(Protocol):
-    """An engine replica, for ingresses."""
-
-    def events(self, ingress: IngressId) -> AsyncIterator[Batch]:
-        """All events for an ingress: one batch per engine step, and empty batches as heartbeats."""
-        ...
+class RequestApi(Protocol):
+    """An engine replica, for requests of ingresses."""
 
     async def submit(self, requests: tuple[Submission, ...]) -> list[Refused | str]:
         """Run requests. Returns for each the refusal, or the model that runs it."""
@@ -48,6 +45,14 @@ class ServingApi(Protocol):
 
     async def release(self, request: RequestId, hop: int | None) -> None:
         """End the runs of the request under hops below `hop`, which the reader reads now; None: end all of them."""
+        ...
+
+
+class ServingApi(RequestApi, Protocol):
+    """An engine replica, for ingresses."""
+
+    def events(self, ingress: IngressId) -> AsyncIterator[Batch]:
+        """All events for an ingress: one batch per engine step, and empty batches as heartbeats."""
         ...
 
 
@@ -103,8 +108,12 @@ class TargetApi(Protocol):
         ...
 
 
-class EngineApi(ServingApi, ControlApi, TargetApi, MetricsApi, Protocol):
+class EngineApi(RequestApi, ControlApi, TargetApi, MetricsApi, Protocol):
     """The Engine deployment."""
+
+    def channel(self, ingress: IngressId) -> AsyncIterator[ChannelOffer]:
+        """Offer a connection for the events of an ingress (`deployments.api.channel`); ends with the connection."""
+        ...
 
 
 class PlacingApi(Protocol):

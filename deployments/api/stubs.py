@@ -5,14 +5,15 @@ A stub takes the name of a remote method from the protocol's own method, so mypy
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from deployments.api.calls import Batch, MoveAnswer, PlaceCall, Submission
-from deployments.api.protocols import EngineApi, MetricsApi, SchedulerApi
+from deployments.api.channel import ChannelOffer, channel_batches
+from deployments.api.protocols import EngineApi, MetricsApi, SchedulerApi, ServingApi
 from deployments.api.report import ReplicaReport
 from deployments.metrics.exposition import Family
 from deployments.serve.cancellation import callee_cancelled
@@ -35,34 +36,37 @@ R = TypeVar("R")
 
 
 class ReplicaCalls:
-    """Calls to one replica. A stream without an item for `silence_s` seconds counts as broken."""
+    """Calls to one replica."""
 
-    def __init__(self, handles: ReplicaHandles, replica: ReplicaId, routed: bool, silence_s: float) -> None:
+    def __init__(self, handles: ReplicaHandles, replica: ReplicaId, routed: bool) -> None:
+        self.replica = replica
         self._handles = handles
-        self._replica = replica
         self._routed = routed
-        self._silence_s = silence_s
 
     async def call(
         self, method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], *args: P.args, **kwargs: P.kwargs
     ) -> R:
         """Call the replica's method of that name. Raises PeerLost, and the method's own exceptions."""
         send = self._handles.call if self._routed else self._handles.call_actor
-        answer: R = await send(self._replica, method.__name__, *args, **kwargs)
+        answer: R = await send(self.replica, method.__name__, *args, **kwargs)
         return answer
 
     def stream(
         self, method: Callable[Concatenate[Any, P], AsyncIterator[R]], *args: P.args, **kwargs: P.kwargs
-    ) -> AsyncIterator[R]:
+    ) -> AsyncGenerator[R]:
         """Iterate over the replica's generator of that name. Raises PeerLost when the stream breaks."""
-        return self._handles.stream(self._replica, method.__name__, *args, silence_s=self._silence_s, **kwargs)
+        return self._handles.stream(self.replica, method.__name__, *args, **kwargs)
 
 
 class EngineStub:
-    """Implements `EngineApi` for one replica."""
+    """Implements `EngineApi` and `ServingApi` for one replica.
 
-    def __init__(self, calls: ReplicaCalls) -> None:
+    A replica that sends no events for `silence_s` seconds counts as lost; a living one sends at least empty batches.
+    """
+
+    def __init__(self, calls: ReplicaCalls, silence_s: float) -> None:
         self._calls = calls
+        self._silence_s = silence_s
 
     async def metrics(self) -> Sequence[Family]:
         """See `MetricsApi.metrics`."""
@@ -70,7 +74,11 @@ class EngineStub:
 
     def events(self, ingress: IngressId) -> AsyncIterator[Batch]:
         """See `ServingApi.events`."""
-        return self._calls.stream(EngineApi.events, ingress)
+        return channel_batches(self._calls.replica, self.channel(ingress), self._silence_s)
+
+    def channel(self, ingress: IngressId) -> AsyncGenerator[ChannelOffer]:
+        """See `EngineApi.channel`."""
+        return self._calls.stream(EngineApi.channel, ingress)
 
     async def submit(self, requests: tuple[Submission, ...]) -> list[Refused | str]:
         """See `ServingApi.submit`."""
@@ -145,19 +153,15 @@ class IngressStub:
 
 
 class ServeReplicas(Generic[Api]):
-    """Implements `RemoteReplicas` for a deployment; `stub` makes a replica's stub.
+    """Implements `RemoteReplicas` for a deployment; `stub` makes a replica's stub."""
 
-    A replica that sends no event for `silence_s` seconds counts as lost; a living one sends at least empty batches.
-    """
-
-    def __init__(self, handles: ReplicaHandles, stub: Callable[[ReplicaCalls], Api], silence_s: float = 10.0) -> None:
+    def __init__(self, handles: ReplicaHandles, stub: Callable[[ReplicaCalls], Api]) -> None:
         self._handles = handles
         self._stub = stub
-        self._silence_s = silence_s
 
     def at(self, replica: ReplicaId, routed: bool = True) -> Api:
         """See `RemoteReplicas.at`."""
-        return self._stub(ReplicaCalls(self._handles, replica, routed, self._silence_s))
+        return self._stub(ReplicaCalls(self._handles, replica, routed))
 
     def forget(self, replica: ReplicaId) -> None:
         """See `RemoteReplicas.forget`."""
@@ -166,7 +170,7 @@ class ServeReplicas(Generic[Api]):
 
 def engines(app: str, silence_s: float = 10.0) -> ServeReplicas[EngineStub]:
     """The engine replicas of an application."""
-    return ServeReplicas(ReplicaHandles("Engine", app), EngineStub, silence_s)
+    return ServeReplicas(ReplicaHandles("Engine", app), lambda calls: EngineStub(calls, silence_s))
 
 
 def ingresses(app: str) -> ServeReplicas[IngressStub]:
@@ -238,7 +242,7 @@ class SchedulerStub:
 
 
 if TYPE_CHECKING:
-    _stubs: tuple[type[EngineApi], type[SchedulerApi]] = (EngineStub, SchedulerStub)
+    _stubs: tuple[type[EngineApi], type[ServingApi], type[SchedulerApi]] = (EngineStub, EngineStub, SchedulerStub)
 
 
 class ServeSchedulerClient:

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 from prometheus_client import REGISTRY
+from ray.util import get_node_ip_address
 
-from deployments.api.calls import Batch, Submission
+from deployments.api.calls import Submission
+from deployments.api.channel import ChannelOffer
 from deployments.api.protocols import EngineApi, RemoteReplicas, TargetApi
 from deployments.api.report import Gauges, ReplicaReport
 from deployments.api.stubs import ServeSchedulerClient, engines
@@ -20,6 +22,7 @@ from deployments.metrics.exposition import Family, expose
 from deployments.metrics.vllm import of_requests
 from deployments.processes.guard import start_guard
 from deployments.processes.heap import freeze_heap
+from deployments.replica.channels import ChannelListener
 from deployments.replica.host import RequestHost
 from deployments.replica.imports import import_vllm
 from deployments.replica.moves import Moves
@@ -95,6 +98,7 @@ class EngineReplica:
             start_guard()
         self._engine: Engine = await _engine_class(engine.kind).start(engine.model_source, engine.kwargs)
         self._outboxes = Outboxes(time.monotonic)
+        self._channels = await ChannelListener.start(self._outboxes, get_node_ip_address())
         self._host = RequestHost(self._engine, self._outboxes, time.monotonic, self._free_tokens)
         sizes = size_slots(migration, self._engine.fingerprint, self._engine.max_context, engine.on_gpu)
         self._slots = make_slots(migration, sizes)
@@ -155,6 +159,7 @@ class EngineReplica:
             task.cancel()
         self._membership.stop()
         self._outboxes.close()
+        self._channels.close()
         self._transport.close()
         self._slots.close()
         self._engine.shutdown()
@@ -169,10 +174,11 @@ class EngineReplica:
 
     # --- for the ingress ------------------------------------------------------------------------------
 
-    async def events(self, ingress: IngressId) -> AsyncIterator[Batch]:
-        """See `ServingApi.events`."""
-        async for batch in self._outboxes.read(ingress):
-            yield batch
+    async def channel(self, ingress: IngressId) -> AsyncIterator[ChannelOffer]:
+        """See `EngineApi.channel`."""
+        async with self._channels.offering(ingress) as channel:
+            yield channel.offer
+            await channel.over()
 
     async def submit(self, requests: tuple[Submission, ...]) -> list[Refused | str]:
         """See `ServingApi.submit`."""

@@ -1,11 +1,11 @@
-"""The events of a replica for each ingress: one stream per pair, one item per engine step.
+"""The events of a replica for each ingress: one channel per pair, one batch per engine step.
 
 A step of the engine yields a token for every running request. Sending each by itself would cost a message per token.
-Instead, all events published before the next poll of the stream travel as one item.
+Instead, all events published before the next send travel as one batch.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from deployments.api.calls import Batch
 from migration.protocol.ports import Clock
@@ -36,7 +36,7 @@ class Outbox:
         self._closed = True
         self._wake.set()
 
-    async def read(self, clock: Clock) -> AsyncIterator[Batch]:
+    async def read(self, clock: Clock) -> AsyncGenerator[Batch]:
         """All events so far, then those that follow, batch by batch. A new reader ends the previous one's stream.
 
         An empty first batch means that the reader is connected; a later empty batch is a heartbeat.
@@ -82,10 +82,9 @@ class Outboxes:
         """Publish an event to an ingress, which need not read yet."""
         self._box(ingress).put(event)
 
-    async def read(self, ingress: IngressId) -> AsyncIterator[Batch]:
+    def read(self, ingress: IngressId) -> AsyncGenerator[Batch]:
         """See `Outbox.read`."""
-        async for batch in self._box(ingress).read(self._clock):
-            yield batch
+        return self._box(ingress).read(self._clock)
 
     def silent(self, longer_than_s: float) -> tuple[IngressId, ...]:
         """The ingresses that have not read for more than `longer_than_s` seconds."""

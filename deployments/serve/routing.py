@@ -12,7 +12,7 @@ import pickle
 import random
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -148,26 +148,20 @@ class ReplicaHandles:
             raise Unrouted(f"replica {replica} is not routable") from error
         return await answer
 
-    async def stream(
-        self, replica: ReplicaId, method: str, *args: Any, silence_s: float, **kwargs: Any
-    ) -> AsyncIterator[Any]:
-        """Iterate over a generator method of one replica. Raises PeerLost after `silence_s` seconds without an item."""
+    async def stream(self, replica: ReplicaId, method: str, *args: Any, **kwargs: Any) -> AsyncGenerator[Any]:
+        """Iterate over a generator method of one replica."""
         handle = self._streams.get(replica)
         if handle is None:
             handle = self._handle.options(session_id=replica, stream=True, _by_reference=False)
             self._streams[replica] = handle
         items = getattr(handle, method).remote(*args, **kwargs)
         with _peer_errors(replica):
-            while True:
-                try:
-                    async with asyncio.timeout(silence_s):
-                        item = await anext(items)
-                except StopAsyncIteration:
-                    return
-                except TimeoutError:
-                    items.cancel()
-                    raise PeerLost(f"replica {replica} was silent for {silence_s:g} s") from None
-                yield item
+            try:
+                async for item in items:
+                    yield item
+            except (GeneratorExit, asyncio.CancelledError):
+                items.cancel()
+                raise
 
     def forget(self, replica: ReplicaId) -> None:
         """Drop the handles of a replica that is gone."""

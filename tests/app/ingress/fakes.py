@@ -192,7 +192,7 @@ class Wires:
             if pull is not None and not pull.done():
                 pull.cancel()
                 await asyncio.wait({pull})
-            await batches.aclose()  # type: ignore[attr-defined]
+            await batches.aclose()
 
     def forget(self, replica: ReplicaId) -> None:
         pass

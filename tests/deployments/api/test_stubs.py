@@ -52,19 +52,19 @@ class Handles:
         self.calls.append(("direct", replica, method, *args))
         return "done"
 
-    async def stream(self, replica: ReplicaId, method: str, *args: Any, silence_s: float) -> Any:
-        self.calls.append((silence_s, replica, method, *args))
-        yield ()
+    async def stream(self, replica: ReplicaId, method: str, *args: Any) -> Any:
+        self.calls.append(("stream", replica, method, *args))
+        yield "an item"
 
     def forget(self, replica: ReplicaId) -> None:
         self.calls.append(("forget", replica))
 
 
-def served(handles: Handles, silence_s: float = 10.0) -> ServeReplicas[EngineStub]:
-    return ServeReplicas(cast(ReplicaHandles, handles), EngineStub, silence_s)
+def served(handles: Handles) -> ServeReplicas[EngineStub]:
+    return ServeReplicas(cast(ReplicaHandles, handles), lambda calls: EngineStub(calls, 10.0))
 
 
-@pytest.mark.parametrize("method", sorted({*methods(EngineApi)} - {"events"}))
+@pytest.mark.parametrize("method", sorted({*methods(EngineApi)} - {"channel"}))
 @pytest.mark.parametrize("routed", [True, False], ids=["routed", "direct"])
 async def test_an_engines_stub_calls_the_method_of_that_name(method: str, routed: bool) -> None:
     handles, given = Handles(), arguments(EngineApi, method)
@@ -73,11 +73,12 @@ async def test_an_engines_stub_calls_the_method_of_that_name(method: str, routed
     assert inspect.iscoroutinefunction(getattr(EngineReplica, method))
 
 
-async def test_events_are_streamed_and_silence_ends_them() -> None:
+async def test_a_channel_is_a_stream() -> None:
     handles = Handles()
-    assert [batch async for batch in served(handles, 7.0).at(R).events(cast(Any, "i"))] == [()]
-    assert handles.calls == [(7.0, R, "events", "i")]
-    assert inspect.isasyncgenfunction(EngineReplica.events)
+    items: list[Any] = [item async for item in served(handles).at(R).channel(cast(Any, "i"))]
+    assert items == ["an item"]
+    assert handles.calls == [("stream", R, "channel", "i")]
+    assert inspect.isasyncgenfunction(EngineReplica.channel)
 
 
 async def test_the_state_kept_for_a_replica_can_be_dropped() -> None:

@@ -1,0 +1,331 @@
+"""The channel between a replica and an ingress: both ends over a real connection, and a stream of calls without Ray."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from ray._common.tls_utils import generate_self_signed_tls_certs
+
+from deployments.api.calls import Batch
+from deployments.api.channel import ChannelOffer, FrameDecoder, channel_batches, encode_frame
+from deployments.replica import channels
+from deployments.replica.channels import ChannelListener
+from deployments.replica.outbox import Outboxes
+from migration.protocol.errors import PeerLost
+from migration.protocol.request import Delta, Doubt, IngressId, Lost, Moved, Moving, StreamEvent
+from policies.model import ReplicaId, RequestId
+
+HERE, R, REPLICA = IngressId("here"), RequestId("r"), ReplicaId("replica")
+EVENTS: list[StreamEvent] = [
+    Delta(R, 3, 7, (1, 2), None, ((7, b"\x00\xff"),)),
+    Delta(R, 3, 9, (), "stop"),
+    Moving(R, 3, 4, "b"),
+    Moved(R, 3, 4, 9, "b"),
+    Doubt(R, 3, 4),
+    Lost(R, 3, "no grammar", invalid=True),
+]
+
+
+def event(index: int) -> Delta:
+    return Delta(R, 0, index, (index,))
+
+
+@dataclass
+class Ends:
+    """A replica's end, and the ingress's.
+
+    The replica's half of a stream of calls is a task (`served`), which the ingress does not reach: Ray need not cancel
+    it. `fault` breaks the streams of calls at the ingress.
+    """
+
+    outboxes: Outboxes
+    listener: ChannelListener
+    fault: "asyncio.Future[None]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    served: "list[asyncio.Task[None]]" = field(default_factory=list)
+    last: ChannelOffer | None = None
+
+    async def _serve(self, ingress: IngressId, offered: "asyncio.Future[ChannelOffer]") -> None:
+        """As `EngineReplica.channel`."""
+        async with self.listener.offering(ingress) as channel:
+            offered.set_result(channel.offer)
+            await channel.over()
+
+    async def calls(self, ingress: IngressId = HERE) -> AsyncGenerator[ChannelOffer]:
+        offered = asyncio.get_running_loop().create_future()
+        task = asyncio.create_task(self._serve(ingress, offered))
+        self.served.append(task)
+        self.last = await offered
+        yield self.last
+        await asyncio.wait({task, self.fault}, return_when=asyncio.FIRST_COMPLETED)
+        if self.fault.done():
+            self.fault.result()
+
+    @property
+    def under_way(self) -> int:
+        """Streams of calls that the replica serves."""
+        return sum(not task.done() for task in self.served)
+
+    def batches(self, silence_s: float = 5.0, ingress: IngressId = HERE) -> AsyncGenerator[Batch]:
+        return channel_batches(REPLICA, self.calls(ingress), silence_s)
+
+    async def connected(self, ingress: IngressId = HERE) -> AsyncGenerator[Batch]:
+        """The batches after the first, empty one."""
+        batches = self.batches(ingress=ingress)
+        assert await anext(batches) == ()
+        return batches
+
+
+@contextlib.asynccontextmanager
+async def listening() -> AsyncIterator[Ends]:
+    outboxes = Outboxes(asyncio.get_running_loop().time)
+    made = Ends(outboxes, await ChannelListener.start(outboxes, "127.0.0.1"))
+    yield made
+    made.listener.close()
+
+
+@pytest.fixture
+async def ends() -> AsyncIterator[Ends]:
+    async with listening() as made:
+        yield made
+
+
+async def eventually(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not holds():
+            await asyncio.sleep(0.001)
+
+
+async def test_events_of_every_kind_arrive_as_they_were_sent(ends: Ends) -> None:
+    batches = await ends.connected()
+    for each in EVENTS:
+        ends.outboxes.put(HERE, each)
+    assert await anext(batches) == tuple(EVENTS)
+    await batches.aclose()
+
+
+async def test_a_step_is_a_batch(ends: Ends) -> None:
+    batches = await ends.connected()
+    for index in range(3):
+        ends.outboxes.put(HERE, event(index))
+        assert await anext(batches) == (event(index),)
+    await batches.aclose()
+
+
+async def test_a_channel_has_the_events_of_its_ingress(ends: Ends) -> None:
+    here, there = await ends.connected(), await ends.connected(IngressId("other"))
+    ends.outboxes.put(IngressId("other"), event(1))
+    ends.outboxes.put(HERE, event(0))
+    assert (await anext(here), await anext(there)) == ((event(0),), (event(1),))
+    await here.aclose()
+    await there.aclose()
+
+
+async def test_large_batches_arrive_whole(ends: Ends) -> None:
+    batches, large = await ends.connected(), Delta(R, 0, 0, (1,), None, ((0, bytes(5_000_000)),))
+    ends.outboxes.put(HERE, large)
+    assert await anext(batches) == (large,)
+    await batches.aclose()
+
+
+async def test_a_closed_outbox_ends_the_events_after_those_so_far(ends: Ends) -> None:
+    batches = await ends.connected()
+    ends.outboxes.put(HERE, event(0))
+    ends.outboxes.close()
+    assert [batch async for batch in batches] == [(event(0),)]
+    await eventually(lambda: not ends.under_way)
+
+
+async def test_the_stream_of_calls_ends_when_the_ingress_leaves(ends: Ends) -> None:
+    batches = await ends.connected()
+    assert ends.under_way == 1
+    await batches.aclose()
+    await eventually(lambda: not ends.under_way and ends.outboxes.silent(-1.0) == (HERE,))
+
+
+async def test_the_connection_ends_with_the_stream_of_calls(ends: Ends) -> None:
+    batches = await ends.connected()
+    ends.served[0].cancel()
+    with pytest.raises(PeerLost):
+        await anext(batches)
+    assert ends.outboxes.silent(-1.0) == (HERE,)
+
+
+async def test_a_new_reader_ends_the_one_before(ends: Ends) -> None:
+    first = await ends.connected()
+    second = await ends.connected()
+    assert [batch async for batch in first] == []
+    ends.outboxes.put(HERE, event(0))
+    assert await anext(second) == (event(0),)
+    await second.aclose()
+
+
+# --- ends out of order --------------------------------------------------------------------------------
+
+
+async def test_a_connection_that_breaks_is_a_death(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channels, "END", b"")
+    batches = await ends.connected()
+    ends.outboxes.put(HERE, event(0))
+    ends.outboxes.close()
+    assert await anext(batches) == (event(0),)
+    with pytest.raises(PeerLost, match="its connection has ended"):
+        await anext(batches)
+
+
+async def test_a_stream_of_calls_that_breaks_is_a_death(ends: Ends) -> None:
+    batches = await ends.connected()
+    ends.fault.set_exception(PeerLost("the actor died"))
+    with pytest.raises(PeerLost, match="the actor died"):
+        await anext(batches)
+    await eventually(lambda: not ends.under_way)
+
+
+async def test_silence_is_a_death(ends: Ends) -> None:
+    batches = ends.batches(silence_s=0.05)
+    assert await anext(batches) == ()
+    with pytest.raises(PeerLost, match=r"silent for 0.05 s"):
+        await anext(batches)
+
+
+async def test_heartbeats_are_no_silence(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deployments.replica.outbox.HEARTBEAT_S", 0.02)
+    batches = ends.batches(silence_s=0.2)
+    async with asyncio.timeout(5):
+        assert [await anext(batches) for _ in range(20)] == [()] * 20
+    await batches.aclose()
+
+
+async def test_a_replica_that_does_not_offer_a_channel_is_silent() -> None:
+    async def none() -> AsyncGenerator[ChannelOffer]:
+        await asyncio.Event().wait()
+        yield ChannelOffer("", 0, b"")
+
+    with pytest.raises(PeerLost, match="silent"):
+        await anext(channel_batches(REPLICA, none(), 0.01))
+
+
+async def test_a_stream_of_calls_without_an_offer_has_no_events() -> None:
+    async def empty() -> AsyncGenerator[ChannelOffer]:
+        offers: list[ChannelOffer] = []
+        for offer in offers:
+            yield offer
+
+    assert [batch async for batch in channel_batches(REPLICA, empty(), 1.0)] == []
+
+
+async def test_a_replica_that_does_not_listen_is_unreachable(ends: Ends) -> None:
+    ends.listener.close()
+    with pytest.raises(PeerLost, match="cannot be reached"):
+        await anext(ends.batches())
+
+
+async def test_an_offer_that_nobody_takes_ends(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channels, "ADMISSION_S", 0.01)
+    async with asyncio.timeout(5):
+        assert len([offer async for offer in ends.calls()]) == 1
+
+
+async def test_what_is_no_batch_breaks_the_channel(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channels, "encode_frame", lambda batch: b"\0\0\0\1\xc1")
+    with pytest.raises(ValueError, match="malformed"):
+        await anext(ends.batches())
+
+
+async def test_a_machine_that_acknowledges_nothing_ends_the_connection(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limited: list[asyncio.StreamWriter] = []
+    limit = channels._limit_silence
+
+    def observed(writer: asyncio.StreamWriter) -> None:
+        limit(writer)
+        limited.append(writer)
+
+    monkeypatch.setattr(channels, "_limit_silence", observed)
+    batches = await ends.connected()
+    connection = limited[0].get_extra_info("socket")
+    assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 10_000
+    await batches.aclose()
+
+
+# --- who may connect ----------------------------------------------------------------------------------
+
+
+async def refused(offer: ChannelOffer, ticket: bytes) -> bool:
+    reader, writer = await asyncio.open_connection(offer.host, offer.port)
+    writer.write(ticket)
+    try:
+        with contextlib.suppress(ConnectionError):
+            async with asyncio.timeout(5):
+                return await reader.read() == b""
+        return True
+    finally:
+        writer.close()
+
+
+async def test_a_ticket_admits_one_connection(ends: Ends) -> None:
+    batches = await ends.connected()
+    assert ends.last is not None and await refused(ends.last, ends.last.ticket)
+    ends.outboxes.put(HERE, event(0))
+    assert await anext(batches) == (event(0),)
+    await batches.aclose()
+
+
+@pytest.mark.parametrize("ticket", [bytes(16), b"GET / HTTP/1.1\r\n\r\n"])
+async def test_strangers_are_refused(ends: Ends, ticket: bytes) -> None:
+    async with ends.listener.offering(HERE) as channel:
+        assert await refused(channel.offer, ticket)
+
+
+async def test_a_ticket_ends_with_its_stream_of_calls(ends: Ends) -> None:
+    async with ends.listener.offering(HERE) as channel:
+        pass
+    assert await refused(channel.offer, channel.offer.ticket)
+
+
+async def test_a_connection_without_a_ticket_is_closed(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channels, "ADMISSION_S", 0.01)
+    async with ends.listener.offering(HERE) as channel:
+        assert await refused(channel.offer, b"half")
+
+
+# --- encryption ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A certificate that is its own authority."""
+    certificate, key = generate_self_signed_tls_certs()
+    for name, text in (("SERVER_CERT", certificate), ("SERVER_KEY", key), ("CA_CERT", certificate)):
+        (tmp_path / name).write_text(text)
+        monkeypatch.setenv(f"RAY_TLS_{name}", str(tmp_path / name))
+    monkeypatch.setenv("RAY_USE_TLS", "1")
+
+
+@pytest.mark.usefixtures("certificates")
+async def test_a_channel_is_encrypted_if_rays_calls_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with listening() as ends:
+        batches = await ends.connected()
+        ends.outboxes.put(HERE, event(0))
+        assert await anext(batches) == (event(0),)
+        await batches.aclose()
+        await eventually(lambda: not ends.under_way)
+        monkeypatch.setenv("RAY_USE_TLS", "0")
+        with pytest.raises(PeerLost):
+            await anext(ends.batches())
+
+
+# --- frames -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+def test_frames_may_arrive_in_pieces(size: int) -> None:
+    sent: list[Batch] = [(), tuple(EVENTS), (event(0),), ()]
+    stream = b"".join(map(encode_frame, sent)) + bytes(4) + b"behind the end"
+    decoder = FrameDecoder()
+    found = [batch for at in range(0, len(stream), size) for batch in decoder.feed(stream[at : at + size])]
+    assert found == sent and decoder.ended
