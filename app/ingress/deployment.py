@@ -240,9 +240,14 @@ def _frontend_config(config: IngressConfig) -> Any:
     # Engines refuse a context that their model does not have; paced ones have no model.
     environment = {"VLLM_CONFIGURE_LOGGING": "0", "VLLM_TARGET_DEVICE": "cpu", "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}
     os.environ.update(environment)
+    from vllm.envs import enable_envs_cache
+
     from deployments.engine.arguments import frontend_config
 
-    return frontend_config(config.model_source, {"served_model_name": config.model_id, **config.engine_kwargs})
+    made = frontend_config(config.model_source, {"served_model_name": config.model_id, **config.engine_kwargs})
+    # As in the engine's processes: vLLM's statistics would otherwise read the environment for every token.
+    enable_envs_cache()
+    return made
 
 
 def _make_telemetry(config: IngressConfig, model: Model, tracer: Tracer) -> RequestTelemetry:

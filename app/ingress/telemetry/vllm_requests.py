@@ -70,6 +70,7 @@ class VllmRequestMetrics:
         self._logger = PrometheusStatLogger(config, [0])
         self.adapters = LoRARequestStates()
         self.decode = MsgpackDecoder(EngineCoreOutput).decode
+        self.make = EngineCoreOutput
         self._begin()
 
     def _begin(self) -> None:
@@ -118,10 +119,8 @@ class _VllmRecord:
 
     def took(self, output: Output) -> None:
         """See `RequestRecord.took`."""
-        from vllm.v1.engine import EngineCoreOutput
-
         now = time.monotonic()
-        made = EngineCoreOutput("", list(output.tokens))
+        made = self._metrics.make("", list(output.tokens))
         for _, rest in output.extras:
             self._add_rest(made, self._metrics.decode(rest), now)
         if output.tokens:
