@@ -26,11 +26,10 @@ def to_spec(frames: Frames, id: RequestId, label: str, ingress: IngressId) -> Re
         ValueError: it has no prompt of token ids, or no bound on its output.
     """
     request = decode_request(frames)
-    sampling = request.sampling
-    tokens, max_tokens = request.prompt_token_ids, sampling.get("max_tokens")
+    tokens, max_tokens = request.prompt_token_ids, request.max_tokens
     if not tokens or max_tokens is None:
-        raise ValueError("the request has no prompt, or no max_tokens")
-    return RequestSpec(id, label, ingress, frames, Tokens(len(tokens)), max_tokens, _traits(sampling))
+        raise ValueError("the request has no prompt of tokens, or no max_tokens")
+    return RequestSpec(id, label, ingress, frames, Tokens(len(tokens)), max_tokens, _traits(request.sampling))
 
 
 def _traits(sampling: dict[str, Any]) -> frozenset[Trait]:

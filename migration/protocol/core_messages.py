@@ -15,6 +15,8 @@ Frames = tuple[bytes, ...]
 
 NIL = msgspec.Raw(b"\xc0")
 """None, encoded."""
+_DEFAULT_MAX_TOKENS = 16
+"""vLLM's default, with which the parameter is not encoded."""
 _ARRAY = 3
 """The code of msgpack's extension type for the bytes of a small array (`CUSTOM_TYPE_RAW_VIEW`)."""
 
@@ -49,6 +51,11 @@ class CoreRequest(msgspec.Struct, array_like=True, gc=False):
     def sampling(self) -> dict[str, Any]:
         """The sampling parameters; empty for a pooling request."""
         return self.sampling_params or {}
+
+    @property
+    def max_tokens(self) -> int | None:
+        """The bound on the output; None without one, as for a pooling request."""
+        return None if self.sampling_params is None else self.sampling_params.get("max_tokens", _DEFAULT_MAX_TOKENS)
 
 
 class CoreOutput(msgspec.Struct, array_like=True, gc=False):

@@ -99,9 +99,24 @@ def test_a_spec_has_the_facts_that_decisions_need() -> None:
     assert greedy.traits == frozenset(), "a seed draws nothing when the likeliest token is taken"
 
 
-@pytest.mark.parametrize("request_", [CoreRequest("r", [5]), CoreRequest("r", None, sampling_params={"max_tokens": 1})])
+def test_vllms_default_of_max_tokens_is_not_encoded() -> None:
+    request = CoreRequest("r", [5], sampling_params={"temperature": 0.0})
+    default = SamplingParams().max_tokens
+    assert to_spec(encode_request(request), RequestId("r"), "", IngressId("")).max_tokens == default
+    sent = EngineCoreRequest("r", [5], None, SamplingParams(max_tokens=default), None, 0.0, None, None, None)
+    assert to_spec(encoded(sent), RequestId("r"), "", IngressId("")).max_tokens == default
+
+
+UNBOUNDED = CoreRequest("r", [5], sampling_params={"max_tokens": None})
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [CoreRequest("r", [5]), UNBOUNDED, CoreRequest("r", None, sampling_params={"max_tokens": 1})],
+    ids=["pooling", "unbounded", "no tokens"],
+)
 def test_a_request_without_a_prompt_or_an_end_is_refused(request_: CoreRequest) -> None:
-    with pytest.raises(ValueError, match="no prompt, or no max_tokens"):
+    with pytest.raises(ValueError, match="no prompt of tokens, or no max_tokens"):
         to_spec(encode_request(request_), RequestId("r"), "", IngressId(""))
 
 
