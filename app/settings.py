@@ -31,6 +31,34 @@ CPU_ENV: Mapping[str, str] = {
 """The environment of vLLM's CPU build."""
 
 
+FRONTEND_ARGUMENTS = frozenset(
+    {
+        "anthropic_disabled_thinking_effort",
+        "chat_template",
+        "chat_template_content_format",
+        "cohere_format",
+        "cohere_is_reasoning_model",
+        "default_chat_template_kwargs",
+        "enable_auto_tool_choice",
+        "enable_force_include_usage",
+        "enable_per_request_metrics",
+        "enable_prompt_tokens_details",
+        "exclude_tools_when_tool_choice_none",
+        "fingerprint_mode",
+        "fingerprint_value",
+        "log_error_stack",
+        "response_role",
+        "return_tokens_as_token_ids",
+        "sse_keep_alive_interval",
+        "tool_call_parser",
+        "tool_parser_plugin",
+        "tool_strict_level",
+        "trust_request_chat_template",
+    }
+)
+"""The arguments of vLLM's API server that concern texts and answers. Mell's settings have the place of all others."""
+
+
 class ModelLoadingSettings(SettingsSection):
     """The served model and its name."""
 
@@ -178,6 +206,16 @@ class IngressSettings(SettingsSection):
         min_length=8,
         description="Bearer key for the /mell routes; null: they are open on loopback only.",
     )
+    frontend: Literal["mell", "vllm"] = Field(
+        "mell",
+        description="Server application: `mell`, or `vllm` for vLLM's own, with all of its text endpoints and "
+        "parameters, see frontend.md.",
+    )
+    frontend_kwargs: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Arguments of the server application with `frontend: vllm`, with the names of `vllm serve`, see "
+        "frontend.md.",
+    )
     log_text: bool = Field(
         False,
         description="Include prompts and answers in the log lines of requests; off by default for the clients' "
@@ -189,6 +227,15 @@ class IngressSettings(SettingsSection):
         description="Collector for OpenTelemetry traces, such as `http://127.0.0.1:4317`, see metrics.md; null: no "
         "traces.",
     )
+
+    @model_validator(mode="after")
+    def _of_the_frontend(self) -> Self:
+        if self.frontend_kwargs and self.frontend != "vllm":
+            raise ValueError("frontend_kwargs: these are arguments of vLLM's application: write frontend: vllm")
+        if others := sorted(self.frontend_kwargs.keys() - FRONTEND_ARGUMENTS):
+            known = ", ".join(sorted(FRONTEND_ARGUMENTS))
+            raise ValueError(f"frontend_kwargs: remove {', '.join(others)}; there are {known}")
+        return self
 
     @field_validator("otlp_traces_endpoint")
     @classmethod
@@ -263,6 +310,10 @@ class Settings(SettingsSection):
         on_cpu = not self.gpus and self.engine == "vllm"
         if on_cpu and block_size is not None and block_size % 32:
             raise ValueError(f"engine_kwargs.block_size is {block_size}: on CPU write a multiple of 32")
+        loading = self.model_loading_config
+        for name in ("chat_template", "tool_call_parser"):
+            if name in self.ingress.frontend_kwargs and getattr(loading, name) is not None:
+                raise ValueError(f"{name} is in model_loading_config and in ingress.frontend_kwargs: remove one")
         if self.deployment_config.standby and self.engine == "paced":
             raise ValueError("deployment_config.standby: a paced engine imports nothing; remove it")
         self._check_layout()

@@ -1,6 +1,7 @@
-"""ASGI plumbing beyond Starlette, for all rooms: bounded bodies, event streams, deadlines, and disconnects."""
+"""ASGI plumbing beyond Starlette, for all rooms: labels, bounded bodies, event streams, deadlines, disconnects."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import aclosing, suppress
 from typing import Any, TypeVar
@@ -22,6 +23,9 @@ _BODY_BYTES_PER_S = 16 << 10
 """Time limit for a body: a constant, plus the time of its received bytes at a minimum rate, as in Apache's
 `RequestReadTimeout`."""
 
+
+MAX_LABEL = 128
+_NOT_IN_LABEL = re.compile(r"[^A-Za-z0-9._:/@+=-]")
 
 DONE = b"data: [DONE]\n\n"
 """The last event of a stream."""
@@ -82,6 +86,11 @@ async def read_body(http: Request, limit: int) -> bytes:
     except TimeoutError:
         raise ApiError(408, f"only {len(body)} bytes of the body arrived in time", code="timeout") from None
     return bytes(body)
+
+
+def read_label(header: str | None) -> str | None:
+    """The client's X-Request-Id, reduced to at most 128 allowed characters; None if none is left."""
+    return _NOT_IN_LABEL.sub("", header or "")[:MAX_LABEL] or None
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:

@@ -3,11 +3,9 @@
 import asyncio
 import contextlib
 import logging
-import os
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ray import serve
@@ -17,18 +15,14 @@ from starlette.applications import Starlette
 from app.ingress.access.admission import Gate
 from app.ingress.access.keys import KeyFile
 from app.ingress.config import IngressConfig
-from app.ingress.http.routes import Routes
+from app.ingress.frontends import Frontend, make_frontend
+from app.ingress.http.control import ControlRoutes
 from app.ingress.http.server import HttpServer, endpoint, listen
-from app.ingress.openai.answers.tool_parser import ToolParser
-from app.ingress.openai.core_requests import CoreRequests, VllmRequests
-from app.ingress.openai.model import Model
-from app.ingress.openai.requests.template import ChatTemplate
 from app.ingress.streams.placing import Placer
 from app.ingress.streams.streams import Streams
 from app.ingress.telemetry.requests import RequestTelemetry
 from app.ingress.telemetry.scrape import MetricsCollector
 from app.ingress.telemetry.tracing import NO_TRACER, KeepHttpScope, Tracer
-from app.ingress.telemetry.vllm_requests import VllmRequestMetrics
 from app.settings import IngressSettings
 from app.versions import VERSION, installed_version
 from deployments.api.calls import MoveAnswer, MoveRejected
@@ -59,16 +53,14 @@ _READY = """Mell is ready at {url}. Try:
 class IngressBackend:
     """Implements `Backend` over the deployments."""
 
-    def __init__(self, config: IngressConfig, topology: Topology) -> None:
+    def __init__(self, config: IngressConfig, topology: Topology, frontend: Frontend) -> None:
         self.id = IngressId(own_id())
         self.settings: IngressSettings = config
         self._key_file = KeyFile(config.api_keys_file) if config.api_keys_file is not None else None
         self.gate = Gate(self._key_file.read() if self._key_file is not None else config.api_keys, config.max_requests)
-        vllm_config = _frontend_config(config)
-        self.model = _load_model(config, VllmRequests(vllm_config))
-        self._statistics = VllmRequestMetrics(vllm_config)
-        self._tracer = _make_tracer(config, self.id)
-        self.telemetry = _make_telemetry(config, self.model, self._tracer)
+        self._statistics = frontend.statistics
+        self.tracer = _make_tracer(config, self.id)
+        self.telemetry = _make_telemetry(config, frontend.decode, self.tracer)
         self._initial = config.initial_replicas
         self._url = endpoint(config.host, config.port) if config.port else "http://127.0.0.1:8000"
         self._started = False
@@ -94,7 +86,7 @@ class IngressBackend:
             self._scheduler,
             config.no_replica_timeout_s,
             lost=self.telemetry.lost.inc,
-            tracer=self._tracer,
+            tracer=self.tracer,
             statistics=self._statistics,
         )
         self._state: dict[str, Any] = {"as_of": 0.0, "mode": "off", "replicas": []}
@@ -200,59 +192,16 @@ class IngressBackend:
                     return MoveRejected(503, "the scheduler is unavailable; try again")
             await asyncio.sleep(_CONTROL_RETRY_S)
 
-    def app(self, routes: Routes) -> Starlette:
-        """The routes, as an ASGI application."""
-        app = routes.app()
-        if self._tracer is not NO_TRACER:
-            app.add_middleware(KeepHttpScope)
-        return app
-
     async def close(self, within_s: float) -> None:
         """Stop the background tasks and flush the traces within `within_s` seconds."""
         self._refresher.cancel()
         self._membership.stop()
         self._ingresses.stop()
-        await self._tracer.close(within_s)
+        await self.tracer.close(within_s)
 
 
-def _load_model(config: IngressConfig, requests: CoreRequests) -> Model:
-    from transformers import AutoConfig, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(config.model_source)
-    model = AutoConfig.from_pretrained(config.model_source)
-    return Model(
-        id=config.model_id,
-        tokenizer=tokenizer.backend_tokenizer,
-        vocab_size=model.vocab_size,
-        max_context=config.max_context or model.max_position_embeddings,
-        created=int(time.time()),
-        requests=requests,
-        chat=ChatTemplate.of(tokenizer, config.chat_template),
-        parser=ToolParser.load(config.tool_call_parser, tokenizer) if config.tool_call_parser is not None else None,
-    )
-
-
-def _frontend_config(config: IngressConfig) -> Any:
-    """vLLM's configuration, made without a device, even if there is one, and without vLLM's logging.
-
-    vLLM would close all existing handlers, among them that of Serve's log.
-    """
-    # Engines refuse a context that their model does not have; paced ones have no model.
-    environment = {"VLLM_CONFIGURE_LOGGING": "0", "VLLM_TARGET_DEVICE": "cpu", "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}
-    os.environ.update(environment)
-    from vllm.envs import enable_envs_cache
-
-    from deployments.engine.arguments import frontend_config
-
-    made = frontend_config(config.model_source, {"served_model_name": config.model_id, **config.engine_kwargs})
-    # As in the engine's processes: vLLM's statistics would otherwise read the environment for every token.
-    enable_envs_cache()
-    return made
-
-
-def _make_telemetry(config: IngressConfig, model: Model, tracer: Tracer) -> RequestTelemetry:
-    decode = partial(model.tokenizer.decode, skip_special_tokens=False) if config.log_text else None
-    return RequestTelemetry(config.model_id, decode, tracer=tracer)
+def _make_telemetry(config: IngressConfig, decode: Callable[[Sequence[int]], str], tracer: Tracer) -> RequestTelemetry:
+    return RequestTelemetry(config.model_id, decode if config.log_text else None, tracer=tracer)
 
 
 def _make_tracer(config: IngressConfig, instance: str) -> Tracer:
@@ -276,29 +225,38 @@ class IngressReplica:
     ) -> None:
         """The handles make Serve deploy the other deployments; calls address them by name."""
         start_guard()
-        self._backend = IngressBackend(config, topology)
-        self._routes = Routes(self._backend)
+        self._frontend = make_frontend(config)
+        self._backend = IngressBackend(config, topology, self._frontend)
+        self._control = ControlRoutes(self._backend)
+        self._app = self._control.app(await self._frontend.routes(self._backend))
+        if self._backend.tracer is not NO_TRACER:
+            self._app.add_middleware(KeepHttpScope)
         self._grace_s = config.grace_s
         self._server: HttpServer | None = None
         freeze_heap()
         if config.port is not None:
             listening = await listen(config.host, config.port, config.shares_port, _BIND_WAIT_S)
-            self._server = HttpServer(self._backend.app(self._routes), listening)
+            self._server = HttpServer(self._app, listening)
             log.info("listening on %s", endpoint(config.host, config.port))
 
     async def __serve_build_asgi_app__(self) -> Starlette:
         """Called by Serve once this replica is constructed."""
-        return self._backend.app(self._routes)
+        return self._app
+
+    async def check_health(self) -> None:
+        """Raises RuntimeError if the API can answer no more requests: Serve then replaces this replica."""
+        self._frontend.check_health()
 
     async def metrics(self) -> Sequence[Family]:
         """The metrics of this ingress, for the scraped ingress."""
         return self._backend.own_metrics()
 
     async def __del__(self) -> None:
-        self._routes.close()
+        self._control.close()
         # Serve kills the process at the end of the grace period, so finish before.
         if self._server is not None:
             await self._server.close(self._grace_s * 0.9)
+        await self._frontend.close()
         await self._backend.close(self._grace_s * 0.05)
 
 

@@ -48,6 +48,8 @@ def engine_args(model: str, engine_kwargs: Mapping[str, Any]) -> AsyncEngineArgs
 _OF_FRONTENDS = (
     "code_revision",
     "config_format",
+    "convert",
+    "custom_histogram_buckets",
     "download_dir",
     "generation_config",
     "hf_config_path",
@@ -56,12 +58,20 @@ _OF_FRONTENDS = (
     "logits_processors",
     "logprobs_mode",
     "max_model_len",
+    "max_num_queued_reqs",
+    "max_num_queued_tokens",
     "override_generation_config",
+    "per_request_spec_decode_metrics",
+    "reasoning_config",
     "reasoning_parser",
     "reasoning_parser_plugin",
+    "renderer_num_workers",
     "revision",
+    "runner",
     "served_model_name",
+    "show_hidden_metrics_for_version",
     "speculative_config",
+    "stream_interval",
     "structured_outputs_config",
     "tokenizer",
     "tokenizer_mode",
@@ -71,12 +81,16 @@ _OF_FRONTENDS = (
 """The arguments on which the making and the checking of requests depends."""
 
 
-def frontend_config(model: str, engine_kwargs: Mapping[str, Any]) -> VllmConfig:
-    """vLLM's configuration of a process that makes requests for engines with these arguments, and has no device.
+def frontend_args(model: str, engine_kwargs: Mapping[str, Any]) -> AsyncEngineArgs:
+    """vLLM's arguments for a process that makes requests for engines with these arguments, and has no device.
 
     Arguments of devices do not count, and neither does the model's quantization, which vLLM checks against the device.
     """
     kwargs = {name: engine_kwargs[name] for name in _OF_FRONTENDS if name in engine_kwargs}
     overrides = {**kwargs.pop("hf_overrides", {}), "quantization_config": None}
-    args = AsyncEngineArgs(model=model, enable_prefix_caching=True, hf_overrides=overrides, **kwargs)
-    return args.create_engine_config(USAGE)
+    return AsyncEngineArgs(model=model, enable_prefix_caching=True, hf_overrides=overrides, **kwargs)
+
+
+def frontend_config(model: str, engine_kwargs: Mapping[str, Any]) -> VllmConfig:
+    """vLLM's configuration with `frontend_args`."""
+    return frontend_args(model, engine_kwargs).create_engine_config(USAGE)

@@ -9,6 +9,7 @@ _OF_REQUESTS = frozenset(
         "vllm:mm_cache_hits",
         "vllm:mm_cache_queries",
         "vllm:time_to_first_token_seconds",
+        "vllm:tool_call_parser_invocations",
         "vllm:watermark_requests",
     }
 )

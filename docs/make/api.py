@@ -52,7 +52,8 @@ _INTRO = """\
 <!-- Made by `python -m docs.make`; edit
      `app/ingress/openai/description/operations.py` and the request models. -->
 
-`GET /openapi.json` is the same as an OpenAPI 3.1 document.
+`GET /openapi.json` is the same as an OpenAPI 3.1 document. With `ingress.frontend: vllm`, vLLM's own server application
+answers everything but [Service](#service) and [Control](#control): see [frontend.md](frontend.md).
 
 **Keys.** If keys are configured, add `-H "Authorization: Bearer $KEY"` to the examples. An API key does not open
 `/mell`, and `ingress.admin_key` opens nothing else ([operations.md](operations.md)).

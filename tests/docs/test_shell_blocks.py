@@ -13,7 +13,6 @@ import app.keys
 import app.simulator.__main__ as simulator
 from app.ingress.access.keys import KeyFile
 from app.ingress.errors import ApiError
-from app.ingress.http.routes import Routes
 from app.ingress.openai.model import Model
 from app.ingress.openai.requests.schema import (
     parse_chat,
@@ -23,7 +22,7 @@ from app.ingress.openai.requests.schema import (
     parse_tokenize,
 )
 from tests.app.cli.shown import takes
-from tests.app.ingress.fakes import Backend, make_service
+from tests.app.ingress.fakes import Backend, make_app, make_service
 from tests.docs import markdown, shell
 from tests.docs.markdown import PAGES, ROOT, Block
 
@@ -90,7 +89,7 @@ def check_request(request: shell.Request, routes: list[Route]) -> None:
 
 @pytest.fixture
 async def routes(model: Model) -> list[Route]:
-    return [route for route in Routes(Backend(make_service(), model)).app().routes if isinstance(route, Route)]
+    return [route for route in make_app(Backend(make_service(), model)).routes if isinstance(route, Route)]
 
 
 @pytest.mark.parametrize("block", [*BLOCKS, *INLINE], ids=str)

@@ -1,6 +1,6 @@
 """The served model, as far as the ingress knows it: its name, its tokens and how a chat becomes a prompt."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +57,11 @@ class Model:
     def encode(self, text: str, special: bool) -> tuple[int, ...]:
         """Token ids of a text; `special`: with what the tokenizer puts around a text, such as a beginning."""
         return tuple(self.tokenizer.encode(text, add_special_tokens=special).ids)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, special ones included."""
+        text: str = self.tokenizer.decode(tokens, skip_special_tokens=False)
+        return text
 
     def template(self) -> ChatTemplate:
         """The chat template. Raises ApiError 400 when there is none."""

@@ -20,7 +20,7 @@ from deployments.api.protocols import NoticeApi, RemoteReplicas, SchedulerClient
 from deployments.serve.membership import Membership
 from deployments.serve.routing import Unrouted
 from migration.protocol.errors import MigrationError, PeerLost
-from migration.protocol.ports import Clock
+from migration.protocol.ports import Clock, Listener
 from migration.protocol.reading import Reader, SegmentOrigin
 from migration.protocol.record import MigrationRecord, Outcome
 from migration.protocol.request import Delta, IngressId, Lost, Moved, RequestSpec, StreamEvent
@@ -58,15 +58,31 @@ class Streams:
         self._live: dict[RequestId, ReaderRun] = {}
         self._readers: dict[ReplicaId, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._serving = asyncio.Event()
 
     @property
     def count(self) -> int:
         """Requests under way."""
         return len(self._live)
 
+    @property
+    def serving(self) -> bool:
+        """True if a replica is running."""
+        return self._serving.is_set()
+
+    async def wait_until_serving(self, within_s: float) -> None:
+        """Return once a replica is running, or after `within_s` seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._serving.wait()
+
     def watch(self, membership: Membership) -> None:
         """Read every replica that is running. A replica that is stopping is read until it ends its stream."""
         self._calls.running = membership.running
+        if membership.running:
+            self._serving.set()
+        else:
+            self._serving.clear()
         for replica in membership.running:
             if replica not in self._readers or self._readers[replica].done():
                 self._readers[replica] = asyncio.create_task(self._read(replica))
@@ -80,14 +96,25 @@ class Streams:
         """
         reader = Reader()
         conversation = Conversation(spec, reader, self._statistics.begin(spec))
-        run = ReaderRun(spec, reader, conversation, self._world)
+        try:
+            async with self.run(spec, reader, conversation):
+                yield conversation
+        except NotServed as error:
+            raise to_error(error.loss) from error
+
+    @contextlib.asynccontextmanager
+    async def run(self, spec: RequestSpec, reader: Reader, listener: Listener) -> AsyncIterator[None]:
+        """Have a request served, with its output for `listener`; on leaving, it is ended wherever it is.
+
+        Raises:
+            NotServed: no replica took it.
+        """
+        run = ReaderRun(spec, reader, listener, self._world)
         self._live[spec.id] = run
         self._tracer.opened(spec.id)
         try:
             await run.start()
-            yield conversation
-        except NotServed as error:
-            raise to_error(error.loss) from error
+            yield
         finally:
             del self._live[spec.id]
             run.leave()

@@ -36,6 +36,10 @@ class RequestStatistics(Protocol):
         """A request has arrived."""
         ...
 
+    def expose(self, replica: str) -> tuple[Family, ...]:
+        """The metrics of whole requests, labelled with `replica`, this ingress replica's id."""
+        ...
+
 
 class _NoRecord:
     def took(self, output: Output) -> None:
@@ -45,16 +49,23 @@ class _NoRecord:
         pass
 
 
-class NoStatistics:
-    """Implements `RequestStatistics`: keeps none."""
+class FrontendStatistics:
+    """Implements `RequestStatistics` where vLLM's own application keeps them, or nobody does."""
 
     def begin(self, spec: RequestSpec) -> RequestRecord:
         """See `RequestStatistics.begin`."""
         return NO_RECORD
 
+    def expose(self, replica: str) -> tuple[Family, ...]:
+        """See `RequestStatistics.expose`."""
+        from prometheus_client import REGISTRY
+
+        families = expose(REGISTRY, {"replica": replica}, "vllm:")
+        return tuple(family for family in families if of_requests(family.name))
+
 
 NO_RECORD = _NoRecord()
-NO_STATISTICS = NoStatistics()
+NO_STATISTICS = FrontendStatistics()
 
 
 class VllmRequestMetrics:
@@ -95,12 +106,9 @@ class VllmRequestMetrics:
         self._begin()
 
     def expose(self, replica: str) -> tuple[Family, ...]:
-        """The metrics of whole requests, labelled with `replica`, this ingress replica's id."""
-        from prometheus_client import REGISTRY
-
+        """See `RequestStatistics.expose`."""
         self.flush()
-        families = expose(REGISTRY, {"replica": replica}, "vllm:")
-        return tuple(family for family in families if of_requests(family.name))
+        return NO_STATISTICS.expose(replica)
 
 
 class _VllmRecord:

@@ -15,6 +15,7 @@ import httpx
 from starlette.applications import Starlette
 
 from app.ingress.access.admission import Gate
+from app.ingress.http.control import ControlRoutes
 from app.ingress.http.routes import Routes
 from app.ingress.openai.model import Model
 from app.ingress.openai.sampling import Sampling
@@ -389,7 +390,7 @@ def make_service(
 
 
 class Backend:
-    """Implements `app.ingress.http.routes.Backend` over a service; `answer` replaces the answers to orders."""
+    """Implements `ControlBackend` and `Backend` over a service; `answer` replaces the answers to orders."""
 
     def __init__(
         self,
@@ -488,14 +489,24 @@ MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "conten
 def make_api(model: Model, service: Service | None = None, **options: Any) -> Api:
     """The routes over a service."""
     backend = Backend(service or make_service(), model, **options)
-    return Api(backend, Routes(backend).app())
+    return Api(backend, make_app(backend))
+
+
+def make_app(backend: Backend) -> Starlette:
+    """All routes over a backend."""
+    return ControlRoutes(backend).app(Routes(backend, backend.model).routes())
 
 
 class Exchange:
     """One HTTP request, message by message. After a disconnect, sending continues without effect, as with uvicorn."""
 
     def __init__(
-        self, api: Api, body: bytes, path: str = "/v1/completions", headers: dict[str, str] | None = None
+        self,
+        api: Api,
+        body: bytes,
+        path: str = "/v1/completions",
+        headers: dict[str, str] | None = None,
+        spec_version: str = "2.4",
     ) -> None:
         self.sent: list[dict[str, Any]] = []
         self._incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
@@ -505,7 +516,7 @@ class Exchange:
         self.left = self.failing = False
         scope = {
             "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.4"},
+            "asgi": {"version": "3.0", "spec_version": spec_version},
             "http_version": "1.1",
             "method": "POST",
             "scheme": "http",

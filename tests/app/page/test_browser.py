@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import uvicorn
 
-from app.ingress.http.routes import Routes
+from app.ingress.http.control import ControlRoutes
 from policies.model import ReplicaState
 from policies.plan import Reason
 from tests.app.page.synthetic import SyntheticBackend, SyntheticCluster
@@ -45,8 +45,8 @@ class Served:
 
     async def _serve(self) -> None:
         self.backend = SyntheticBackend(self.cluster, self.admin_key, self.live)
-        self.routes = Routes(self.backend)
-        config = uvicorn.Config(self.routes.app(), log_config=None, lifespan="off", timeout_graceful_shutdown=1)
+        self.routes = ControlRoutes(self.backend)
+        config = uvicorn.Config(self.routes.app([]), log_config=None, lifespan="off", timeout_graceful_shutdown=1)
         self.server = uvicorn.Server(config)
         self.loop = asyncio.get_running_loop()
         self.ready.set()

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.ingress.http.routes import MAX_LABEL, read_label
+from app.ingress.asgi import MAX_LABEL, read_label
 from app.ingress.openai.model import Model
 from deployments.api.calls import MoveAccepted, MoveRejected
 from deployments.engine.tokens import expected

@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from schemathesis import Case, GenerationMode
 from schemathesis.checks import CHECKS, load_all_checks
 
-from app.ingress.http.routes import Routes
 from app.ingress.openai.description.openapi import document
 from app.ingress.openai.description.operations import EVENTS, OPERATIONS, Operation
 from app.ingress.openai.model import Model
-from tests.app.ingress.fakes import Api, Backend, make_service
+from tests.app.ingress.fakes import Api, Backend, make_app, make_service
 from tests.app.ingress.openai.conformance import check
 from tests.deployments.scheduler.fakes import make_report
 from tests.deployments.scheduler.test_scheduler import make_scheduler, running
@@ -50,7 +49,7 @@ async def api(model: Model) -> Api:
     backend = Backend(make_service(step_s=0.0), replace(model, max_context=CONTEXT))
     scheduler = await make_scheduler(make_report("a"), make_report("b", requests=(running("r", "mine"),)))
     backend.state, backend.migrations = scheduler.core.state, scheduler.core.migrations  # type: ignore[method-assign]
-    return Api(backend, Routes(backend).app())
+    return Api(backend, make_app(backend))
 
 
 async def checked(api: Api, operation: Operation, case: Case[Any]) -> int:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from app.ingress.deployment import _load_model
 from app.ingress.errors import ApiError
+from app.ingress.frontends import _load_model
 from app.ingress.openai.answers.tool_parser import ToolParser
 from app.ingress.openai.model import Model
 from app.ingress.openai.requests.schema import ChatRequest, parse_chat

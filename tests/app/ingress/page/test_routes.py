@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.ingress.http.routes import Routes
+from app.ingress.http.control import ControlRoutes
 from tests.app.ingress.fakes import Api, eventually
 from tests.app.page.synthetic import SyntheticBackend, SyntheticCluster
 
@@ -56,10 +56,10 @@ class Following:
         return b"".join(bytes(m.get("body", b"")) for m in self.sent)  # type: ignore[call-overload]
 
 
-def make(admin_key: str | None = None) -> tuple[Api, Routes, SyntheticBackend]:
+def make(admin_key: str | None = None) -> tuple[Api, ControlRoutes, SyntheticBackend]:
     backend = SyntheticBackend(SyntheticCluster(3, 12), admin_key)
-    routes = Routes(backend)
-    return Api(backend, routes.app()), routes, backend
+    routes = ControlRoutes(backend)
+    return Api(backend, routes.app([])), routes, backend
 
 
 async def refused(api: Api, headers: dict[str, str] | None = None) -> httpx.Response:

@@ -17,7 +17,6 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from app.ingress.http.routes import Routes
 from app.ingress.openai.model import Model
 from app.ingress.streams.streams import Streams
 from app.ingress.telemetry.requests import RequestTelemetry
@@ -26,7 +25,7 @@ from app.ingress.telemetry.tracing import KeepHttpScope
 from migration.protocol.messages import PathRequest
 from migration.run.reader import ReaderRun
 from tests.app.ingress import fakes
-from tests.app.ingress.fakes import Api, Backend, Exchange, Service, body, eventually, make_service
+from tests.app.ingress.fakes import Api, Backend, Exchange, Service, body, eventually, make_app, make_service
 
 TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SLOW_S = 0.01
@@ -73,7 +72,7 @@ def make_traced(
     service = make_service(**options)
     backend = Backend(service, model)
     backend.telemetry = RequestTelemetry(model.id, decode=model.tokenizer.decode, tracer=tracer)
-    app = Routes(backend).app()
+    app = make_app(backend)
     app.add_middleware(KeepHttpScope)
     return Traced(service, Api(backend, app), tracer, exporter)
 

@@ -9,10 +9,9 @@ import pytest
 
 from app.ingress.config import IngressConfig
 from app.ingress.deployment import _make_telemetry, _make_tracer
-from app.ingress.http.routes import Routes
 from app.ingress.openai.model import Model
 from app.ingress.telemetry.tracing import NO_TRACER
-from tests.app.ingress.fakes import Api, Backend, make_service
+from tests.app.ingress.fakes import Api, Backend, make_app, make_service
 
 ROOT = Path(__file__).parents[4]
 OFF = """
@@ -63,9 +62,9 @@ async def test_text_is_logged_only_with_log_text(
     model: Model, log_text: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     backend = Backend(make_service(), model)
-    backend.telemetry = _make_telemetry(config(log_text), model, NO_TRACER)
+    backend.telemetry = _make_telemetry(config(log_text), model.decode, NO_TRACER)
     with caplog.at_level(logging.INFO, "ray.serve.mell.request"):
-        await Api(backend, Routes(backend).app()).complete(prompt=["Where do", "blocks move?"], max_tokens=3)
+        await Api(backend, make_app(backend)).complete(prompt=["Where do", "blocks move?"], max_tokens=3)
     (line,) = (record.__dict__["request"] for record in caplog.records if "request" in record.__dict__)
     assert ("prompts" in line, "texts" in line, "trace_id" in line) == (log_text, log_text, False)
     if log_text:
@@ -74,6 +73,6 @@ async def test_text_is_logged_only_with_log_text(
 
 
 def test_logged_text_includes_special_tokens(model: Model) -> None:
-    decode = _make_telemetry(config(log_text=True), model, NO_TRACER).decode
+    decode = _make_telemetry(config(log_text=True), model.decode, NO_TRACER).decode
     special = next(id for id, token in model.tokenizer.get_added_tokens_decoder().items() if token.special)
     assert decode is not None and decode((special,)) == model.tokenizer.id_to_token(special)

@@ -115,7 +115,7 @@ def test_every_metric_of_vllm_is_of_requests_or_of_engines(metrics: VllmRequestM
     """No name in the table of those of requests is outdated."""
     from deployments.metrics.vllm import _OF_REQUESTS
 
-    optional = {"vllm:corrupted_requests", "vllm:watermark_requests"}
+    optional = {"vllm:corrupted_requests", "vllm:tool_call_parser_invocations", "vllm:watermark_requests"}
     names = {family.name for family in REGISTRY.collect() if family.name.startswith("vllm:")}
     assert names >= _OF_REQUESTS - optional
     assert {"vllm:num_requests_running", "vllm:kv_cache_usage_perc", "vllm:generation_tokens"} <= {

@@ -1,0 +1,133 @@
+"""vLLM's server application, made in the ingress's process and on its event loop, without an engine or a device."""
+
+import dataclasses
+from argparse import Namespace
+from collections.abc import Sequence
+from typing import Any, Self
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+from vllm.config import VllmConfig
+from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+from vllm.entrypoints.launchers.app import build_app
+from vllm.entrypoints.launchers.cli_args import FrontendArgs, validate_parsed_serve_args
+from vllm.reasoning import ReasoningParserManager
+from vllm.tool_parsers import ToolParserManager
+from vllm.v1.engine import EngineCoreReadyResponse
+from vllm.version import __version__
+
+from app.frontend.core import ClusterCore
+from app.frontend.engine_client import ClusterLLM
+from app.ingress.config import IngressConfig
+from app.ingress.streams.streams import Streams
+from deployments.engine.arguments import USAGE, frontend_args
+from migration.protocol.request import IngressId
+
+
+class VllmFrontend:
+    """vLLM's application over the ingress's streams; `app` serves it."""
+
+    def __init__(self, application: ASGIApp, client: ClusterLLM, patience_s: float) -> None:
+        self._application = application
+        self._client = client
+        self._patience_s = patience_s
+
+    @classmethod
+    async def start(cls, config: IngressConfig, streams: Streams, ingress: IngressId) -> Self:
+        """Make the application.
+
+        Raises:
+            ValueError, TypeError: an argument of vLLM has an invalid value.
+        """
+        args, vllm_config = serve_args(config)
+        core = ClusterCore(streams, ingress, _ready(vllm_config))
+        client = ClusterLLM.from_vllm_config(vllm_config, usage_context=USAGE, client_addresses=core.addresses)
+        client.core = core
+        core.serve()
+        tasks = await client.get_supported_tasks()
+        core.unlink()
+        application = build_app(args, tasks, client.model_config)
+        await init_app_state(client, application.state, args, tasks)
+        # vLLM's handlers of errors would stop their own server here (`check_health` does so).
+        application.state.server = Namespace(should_exit=False)
+        return cls(application, client, config.no_replica_timeout_s)
+
+    async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The ASGI application. While no replica is running, a request waits for one, up to `no_replica_timeout_s`."""
+        if not self._client.core.serving and scope["type"] == "http" and scope["method"] == "POST":
+            await self._client.core.wait_until_serving(self._patience_s)
+        await self._application(scope, receive, send)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, special ones included."""
+        text: str = self._client.get_tokenizer().decode(list(tokens), skip_special_tokens=False)
+        return text
+
+    def check_health(self) -> None:
+        """Raises RuntimeError once vLLM's application can answer no more requests."""
+        if self._client.errored or not self._client.core.reading:
+            raise RuntimeError("vLLM's application has failed")
+
+    async def close(self) -> None:
+        """End all requests."""
+        await self._client.core.close()
+        self._client.shutdown()
+
+
+def serve_args(config: IngressConfig) -> tuple[Namespace, VllmConfig]:
+    """The arguments of `vllm serve` that the settings stand for, and vLLM's configuration, made without a device."""
+    frontend = FrontendArgs(**_frontend_kwargs(config))
+    engine = frontend_args(config.model_source, {"served_model_name": config.model_id, **config.engine_kwargs})
+    # Media would have to be in every engine's cache: requests with media get vLLM's error.
+    engine.language_model_only = True
+    if frontend.tool_parser_plugin:
+        ToolParserManager.import_tool_parser(frontend.tool_parser_plugin)
+    if engine.reasoning_parser_plugin:
+        ReasoningParserManager.import_reasoning_parser(engine.reasoning_parser_plugin)
+    vllm_config = engine.create_engine_config(USAGE)
+    if vllm_config.model_config.runner_type != "generate":
+        raise ValueError("model_loading_config.model_source: the model generates no text; Mell serves models that do")
+    args = Namespace(grpc=False, headless=False, **_members(engine) | _members(frontend))
+    if isinstance(args.served_model_name, str):
+        args.served_model_name = [args.served_model_name]
+    validate_parsed_serve_args(args)
+    return args, vllm_config
+
+
+def _frontend_kwargs(config: IngressConfig) -> dict[str, Any]:
+    kwargs = dict(config.frontend_kwargs)
+    if config.chat_template is not None:
+        kwargs["chat_template"] = config.chat_template
+    if config.tool_call_parser is not None:
+        kwargs |= {"tool_call_parser": config.tool_call_parser, "enable_auto_tool_choice": True}
+    return kwargs
+
+
+def _members(args: Any) -> dict[str, Any]:
+    return {field.name: getattr(args, field.name) for field in dataclasses.fields(args)}
+
+
+def _ready(config: VllmConfig) -> EngineCoreReadyResponse:
+    """The replicas' engines as one core describes itself. All have the ingress's own configuration of the model.
+
+    The frontend needs of it the model's context; the number of KV blocks is only in metrics that engines expose.
+    """
+    cache = config.cache_config
+    return EngineCoreReadyResponse(
+        max_model_len=config.model_config.max_model_len,
+        num_gpu_blocks=0,
+        block_size=cache.block_size,
+        dp_stats_address=None,
+        dtype=str(config.model_config.dtype).removeprefix("torch."),
+        vllm_version=__version__,
+        world_size=1,
+        data_parallel_size=1,
+        tensor_parallel_size=1,
+        pipeline_parallel_size=1,
+        decode_context_parallel_size=1,
+        data_parallel_rank=0,
+        max_num_seqs=config.scheduler_config.max_num_seqs,
+        max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
+        instance_id=config.instance_id,
+        supports_lora=False,
+        max_loras=0,
+    )

@@ -1,0 +1,327 @@
+"""Mell's replicas as one engine core of vLLM, for a frontend that connects to cores started elsewhere.
+
+    core -> frontend    READY                  once, before the frontend exists: it blocks until it has read READY
+    frontend -> core    ADD, ABORT, UTILITY    on the socket on which READY came (vllm/v1/engine/core_client.py)
+    core -> frontend    EngineCoreOutputs      on a socket of its own
+
+An ADD is a request as vLLM's input processor has made it. It is placed, read, continued and moved like any other
+request of the ingress; vLLM sees one core that never dies. A request that cannot go on ends with vLLM's finish reason
+`error`. The outputs of all requests that arrive together, as those of one engine step do, are one message.
+"""
+
+import asyncio
+import itertools
+import logging
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zmq
+import zmq.asyncio
+from vllm.v1.engine import (
+    EngineCoreEventType,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreReadyResponse,
+    EngineCoreRequestType,
+    FinishReason,
+    UtilityOutput,
+)
+from vllm.v1.serial_utils import MsgpackEncoder, UtilityResult
+
+from app.frontend.calls import ApiCall, EngineRequest
+from app.ingress.asgi import read_label
+from app.ingress.streams.streams import Streams
+from migration.protocol.continuing import to_spec
+from migration.protocol.core_messages import CoreRequest, Frames, decode_request
+from migration.protocol.ports import Loss, LossKind
+from migration.protocol.reading import Output, Reader
+from migration.protocol.request import IngressId
+from migration.run.reader import NotServed
+from policies.model import RequestId
+
+log = logging.getLogger("ray.serve")
+
+_RANK_0 = bytes(2)
+"""The identity of vLLM's first engine core."""
+
+_FINISHES = {str(reason): int(reason) for reason in FinishReason}
+_MEMBERS = EngineCoreOutput.__struct_fields__
+_FINISH, _EVENTS, _PREFILL = map(_MEMBERS.index, ("finish_reason", "events", "prefill_stats"))
+
+_ANSWERS: Mapping[str, Any] = {
+    "get_supported_tasks": ["generate"],
+    "is_scheduler_paused": False,
+    "is_sleeping": False,
+    "list_loras": [],
+}
+"""The utility calls that Mell answers. It refuses all others, which change an engine behind its back."""
+
+_members = msgspec.msgpack.Decoder(list[msgspec.Raw])
+_events = msgspec.msgpack.Decoder(list[dict[str, Any]] | None)
+_encoder = msgspec.msgpack.Encoder()
+
+
+class AddCall:
+    """One request of vLLM's frontend as its caller sees it: one ADD, or `n` for a request of several choices.
+
+    `id` is the session id of these ADDs. `api_call` is the HTTP call that it belongs to.
+    """
+
+    def __init__(self, id: str, adds: int, api_call: ApiCall | None) -> None:
+        self.id = id
+        self.api_call = api_call
+        self._missing = adds
+        self._placed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def placed(self) -> None:
+        """Wait until replicas have taken all ADDs.
+
+        Raises:
+            NotServed: no replica takes one of them.
+        """
+        await self._placed
+
+    def take(self, request: EngineRequest) -> None:
+        """A replica has taken one."""
+        if self.api_call is not None:
+            self.api_call.requests.append(request)
+        self._missing -= 1
+        if not self._missing and not self._placed.done():
+            self._placed.set_result(None)
+
+    def refuse(self, error: NotServed) -> bool:
+        """No replica takes one. Returns False if nobody waits for that any more."""
+        if self._placed.done():
+            return False
+        self._placed.set_exception(error)
+        return True
+
+
+class ClusterCore:
+    """The core. It exists before its frontend: `serve` once that exists, and `unlink` once it has had an answer."""
+
+    def __init__(self, streams: Streams, ingress: IngressId, ready: EngineCoreReadyResponse) -> None:
+        """`ready` describes the replicas' engines to the frontend."""
+        self._streams = streams
+        self._ingress = ingress
+        self._calls: dict[str, AddCall] = {}
+        self._numbers = itertools.count()
+        self._requests: dict[str, asyncio.Task[None]] = {}
+        self._folder = Path(tempfile.mkdtemp(prefix="mell-"))
+        self.addresses = {
+            "input_address": f"ipc://{self._folder}/in",
+            "output_address": f"ipc://{self._folder}/out",
+        }
+        self._context = zmq.Context()
+        self._input = zmq.asyncio.Context(self._context).socket(zmq.DEALER)
+        self._input.setsockopt(zmq.IDENTITY, _RANK_0)
+        self._wire = OutputWire(self._context.socket(zmq.PUSH))
+        self._input.connect(self.addresses["input_address"])
+        self._wire.socket.connect(self.addresses["output_address"])
+        zmq.Socket.shadow(self._input).send(msgspec.msgpack.encode(ready))
+        self._reading: asyncio.Task[None] | None = None
+
+    def serve(self) -> None:
+        """Take requests from now on."""
+        self._reading = asyncio.create_task(self._read())
+
+    def unlink(self) -> None:
+        """Remove the addresses, once both ends are connected: they would outlive a process that is killed."""
+        shutil.rmtree(self._folder)
+
+    @property
+    def reading(self) -> bool:
+        """True while the core takes requests."""
+        return self._reading is not None and not self._reading.done()
+
+    def expect(self, adds: int, api_call: ApiCall | None) -> AddCall:
+        """Expect that many ADDs under the session id of the returned call, until `forget`."""
+        call = AddCall(str(next(self._numbers)), adds, api_call)
+        self._calls[call.id] = call
+        return call
+
+    def forget(self, call: AddCall) -> None:
+        """Nobody waits for a call any more."""
+        del self._calls[call.id]
+
+    @property
+    def serving(self) -> bool:
+        """True if a replica accepts requests."""
+        return self._streams.serving
+
+    async def wait_until_serving(self, within_s: float) -> None:
+        """Return once a replica accepts requests, or after `within_s` seconds."""
+        await self._streams.wait_until_serving(within_s)
+
+    async def close(self) -> None:
+        """End all requests, and the connection."""
+        tasks = [*self._requests.values(), *((self._reading,) if self._reading is not None else ())]
+        for ending in tasks:
+            ending.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        self._input.close(linger=0)
+        self._wire.socket.close(linger=0)
+        self._context.term()
+
+    # --- from the frontend ----------------------------------------------------------------------------
+
+    async def _read(self) -> None:
+        while True:
+            kind, *frames = await self._input.recv_multipart()
+            try:
+                self._take(EngineCoreRequestType(kind), tuple(frames))
+            except Exception:
+                log.exception("a message of vLLM's frontend could not be taken")
+
+    def _take(self, kind: EngineCoreRequestType, frames: Frames) -> None:
+        match kind:
+            case EngineCoreRequestType.ADD:
+                request = decode_request(frames)
+                running = asyncio.create_task(self._run(request, frames))
+                self._requests[request.request_id] = running
+                running.add_done_callback(lambda _: self._requests.pop(request.request_id))
+            case EngineCoreRequestType.ABORT:
+                for name in msgspec.msgpack.decode(frames[0], type=list[str]):
+                    if task := self._requests.get(name):
+                        task.cancel()
+            case EngineCoreRequestType.UTILITY:
+                _, call, method, _ = msgspec.msgpack.decode(frames[0])
+                self._wire.answer(call, method)
+
+    async def _run(self, request: CoreRequest, frames: Frames) -> None:
+        """Have a request served, to its end."""
+        call = self._calls.get(request.session_id or "")
+        try:
+            await self._run_placed(request, frames, call)
+        except NotServed as error:
+            refusal = error
+        except Exception:
+            log.exception("request %s failed", read_label(request.request_id))
+            refusal = NotServed(Loss(LossKind.INTERNAL, "internal error"))
+        else:
+            return
+        if call is None or not call.refuse(refusal):
+            self._wire.fail(request.request_id)
+
+    async def _run_placed(self, request: CoreRequest, frames: Frames, call: AddCall | None) -> None:
+        name = request.external_req_id or request.request_id
+        label = call.api_call.label if call is not None and call.api_call is not None else ""
+        try:
+            # A client chooses a part of vLLM's name, of any length.
+            spec = to_spec(frames, RequestId(uuid.uuid4().hex), read_label(label or name) or "", self._ingress)
+        except ValueError as error:
+            raise NotServed(Loss(LossKind.INVALID, str(error))) from error
+        reader, outlet = Reader(), Outlet(spec.id, request.request_id, self._wire)
+        async with self._streams.run(spec, reader, outlet):
+            if call is not None:
+                call.take(EngineRequest(name, spec, reader))
+            await outlet.ended.wait()
+
+
+class Outlet:
+    """Implements `Listener`: the output of request `id` goes to vLLM's frontend, which calls it `name`."""
+
+    def __init__(self, id: RequestId, name: str, wire: "OutputWire") -> None:
+        self.ended = asyncio.Event()
+        self._id = id
+        self._name = name
+        self._wire = wire
+
+    def deliver(self, output: Output) -> None:
+        """See `Listener.deliver`."""
+        self._wire.put(core_outputs(self._name, output))
+        if output.finish is not None:
+            self.ended.set()
+
+    def lost(self, loss: Loss) -> None:
+        """See `Listener.lost`."""
+        log.error("request %s cannot be completed: %s", self._id, loss.text)
+        self._wire.fail(self._name)
+        self.ended.set()
+
+
+class OutputWire:
+    """The messages to vLLM's frontend. Outputs that are put before the event loop's next turn are one message."""
+
+    def __init__(self, socket: "zmq.Socket[bytes]") -> None:
+        # The frontend's end has no limit either: as with a core of vLLM, what it has not read is in its memory.
+        socket.setsockopt(zmq.SNDHWM, 0)
+        self.socket = socket
+        self._outputs: list[list[Any]] = []
+        self._utilities = MsgpackEncoder()
+
+    def put(self, outputs: Sequence[list[Any]]) -> None:
+        """Send members of `EngineCoreOutput`s, with everything that is put meanwhile."""
+        if not self._outputs:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._outputs.extend(outputs)
+
+    def fail(self, name: str) -> None:
+        """The request cannot go on."""
+        self.put(([name, [], *[None] * (_FINISH - 2), int(FinishReason.ERROR)],))
+
+    def answer(self, call: int, method: str) -> None:
+        """Answer a utility call, or refuse it."""
+        output = UtilityOutput(call)
+        if method in _ANSWERS:
+            output.result = UtilityResult(_ANSWERS[method])
+        else:
+            output.failure_message = f"{method} is not available: Mell moves requests between several engines"
+        self.socket.send_multipart(self._utilities.encode(EngineCoreOutputs(utility_output=output)))
+
+    def _flush(self) -> None:
+        outputs, self._outputs = self._outputs, []
+        # engine_index, outputs, scheduler_stats, timestamp
+        self.socket.send(_encoder.encode((0, outputs, None, time.monotonic())))
+
+
+def core_outputs(name: str, output: Output) -> list[list[Any]]:
+    """The members of the `EngineCoreOutput`s for a request's next output: one, or one for each step with extras.
+
+    Statistics of a prefill, and events but preemptions, count once: with the first token of the whole output.
+    """
+    finish = None if output.finish is None else _FINISHES[output.finish]
+    if not output.extras:
+        tokens: list[Any] = [name, output.tokens]
+        return [tokens if finish is None else [*tokens, *[None] * (_FINISH - 2), finish]]
+    starts = [index for index, _ in output.extras]
+    outputs: list[list[Any]] = []
+    if starts[0] > output.index:
+        outputs.append([name, output.tokens[: starts[0] - output.index]])
+    for (start, rest), end in zip(output.extras, [*starts[1:], None], strict=True):
+        tokens = [name, output.tokens[start - output.index : end if end is None else end - output.index]]
+        outputs.append(_with_rest(tokens, _members.decode(rest), first=start == 0))
+    last = outputs[-1]
+    last += [None] * (_FINISH + 1 - len(last))
+    last[_FINISH] = finish
+    return outputs
+
+
+def _with_rest(tokens: list[Any], rest: list[Any], first: bool) -> list[Any]:
+    """The members of a step with tokens and rest (`migration.protocol.request.Extras`)."""
+    members = [*tokens, *rest[len(tokens) :]]
+    if len(members) > _FINISH:
+        members[_FINISH] = None
+    if len(members) > _EVENTS:
+        members[_EVENTS] = _rebased(members[_EVENTS], first)
+    if len(members) > _PREFILL and not first:
+        members[_PREFILL] = None
+    return members
+
+
+def _rebased(events: msgspec.Raw, first: bool) -> list[dict[str, Any]] | None:
+    """Events whose times were relative to their replica's sending, relative to this process's start of time."""
+    now = time.monotonic()
+    kept = [
+        {**event, "timestamp": event["timestamp"] + now}
+        for event in _events.decode(events) or ()
+        if first or event["type"] == EngineCoreEventType.PREEMPTED
+    ]
+    return kept or None

@@ -1,0 +1,71 @@
+"""vLLM's own client of engines, connected to Mell's core; refusals become HTTP statuses, and private members go."""
+
+from collections.abc import AsyncGenerator
+from http import HTTPStatus
+from typing import Any
+
+from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMError, VLLMValidationError
+from vllm.sampling_params import SamplingParams
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.output_processor import RequestOutputCollector
+
+from app.frontend.calls import CURRENT
+from app.frontend.core import ClusterCore
+from migration.protocol.ports import Loss, LossKind
+from migration.run.reader import NotServed
+
+
+class ClusterLLM(AsyncLLM):
+    """vLLM's `AsyncLLM` over a `ClusterCore`, which is set once, right after the construction."""
+
+    core: ClusterCore
+
+    def check_admission(self, n: int = 1, request_id: str | None = None) -> None:
+        """Refuse a call before its response begins, if no replica is running.
+
+        vLLM calls it again with a `request_id` when the request is added; its placement then decides.
+
+        Raises:
+            GracefulHTTPError: 503.
+        """
+        if request_id is None and not self.core.serving:
+            raise GracefulHTTPError("no replica accepts requests", HTTPStatus.SERVICE_UNAVAILABLE)
+        super().check_admission(n, request_id)
+
+    async def add_request(self, request_id: str, prompt: Any, params: Any, **others: Any) -> RequestOutputCollector:
+        """Add a request, and wait until replicas have taken it.
+
+        The members of a request that choose an engine, or a state on one, are Mell's and not the client's.
+
+        Raises:
+            VLLMError: with the HTTP status of the refusal.
+        """
+        if isinstance(prompt, AsyncGenerator):
+            raise VLLMValidationError("input streaming is not available: a request must be complete to be moved")
+        if isinstance(params, SamplingParams):
+            params.extra_args = None  # vLLM reads connectors' parameters in it before anybody has checked them.
+        call = self.core.expect(getattr(params, "n", 1), CURRENT.get())
+        own = {"session_id": call.id, "kv_hints": None, "data_parallel_rank": None}
+        try:
+            queue = await super().add_request(request_id, prompt, params, **{**others, **own})
+            try:
+                await call.placed()
+            except BaseException:
+                await self.abort(queue.request_id, internal=True)
+                raise
+        except NotServed as error:
+            raise to_vllm_error(error.loss) from error
+        finally:
+            self.core.forget(call)
+        return queue
+
+
+def to_vllm_error(loss: Loss) -> VLLMError:
+    """The error that vLLM's application answers with a status of its own: 400, 503 or 500."""
+    match loss.kind:
+        case LossKind.INVALID:
+            return VLLMClientError(loss.text)
+        case LossKind.UNAVAILABLE:
+            return GracefulHTTPError(loss.text, HTTPStatus.SERVICE_UNAVAILABLE)
+        case LossKind.INTERNAL:
+            return GracefulHTTPError(loss.text, HTTPStatus.INTERNAL_SERVER_ERROR)

@@ -1,0 +1,176 @@
+"""The routes of operation: health, metrics, the live page, and the admin API."""
+
+import hmac
+import ipaddress
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from app.ingress.asgi import read_body
+from app.ingress.errors import ApiError
+from app.ingress.openai.requests.schema import parse_move
+from app.ingress.page.routes import PageRoutes
+from app.ingress.telemetry.requests import CLIENT_CLOSED_STATUS, RequestTelemetry
+from app.ingress.telemetry.scrape import CONTENT_TYPE
+from app.settings import IngressSettings
+from deployments.api.calls import MoveAccepted, MoveAnswer
+from migration.protocol.messages import PathRequest
+
+
+class ControlBackend(Protocol):
+    """The port of these routes to the ingress replica."""
+
+    telemetry: RequestTelemetry
+    settings: IngressSettings
+
+    def health(self) -> str | None:
+        """The reason why no request can be served now, None if requests can be served."""
+        ...
+
+    def version(self) -> dict[str, str]:
+        """Versions of Mell, vLLM, Ray and torch."""
+        ...
+
+    async def metrics(self) -> bytes:
+        """The body of `/metrics`."""
+        ...
+
+    async def state(self) -> dict[str, Any]:
+        """The body of `/mell/state`."""
+        ...
+
+    async def migrations(self) -> dict[str, Any]:
+        """The body of `/mell/migrations`."""
+        ...
+
+    async def snapshot(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """`/mell/state` and `/mell/migrations` as of the scheduler's last epoch, without a call to any replica."""
+        ...
+
+    async def migrate(self, reference: str, target: str | None, path: PathRequest) -> MoveAnswer:
+        """Move a request to `target`, or to a replica of the scheduler's choice. `reference` is its id or label."""
+        ...
+
+    async def drain(self, replica: str) -> MoveAnswer:
+        """Drain a replica, then stop it."""
+        ...
+
+
+class ControlRoutes:
+    """The handlers of these routes over a backend."""
+
+    def __init__(self, backend: ControlBackend) -> None:
+        self._backend = backend
+        self._page = PageRoutes(backend, self._check_admin)
+
+    def close(self) -> None:
+        """End the streams of open pages, for which a stopping server would otherwise wait."""
+        self._page.feed.close()
+
+    def app(self, api: Sequence[BaseRoute]) -> Starlette:
+        """These routes and, behind them, those of `api`, as an ASGI application."""
+        routes = [
+            Route("/health", self.health, methods=["GET"]),
+            Route("/live", self.live, methods=["GET"]),
+            Route("/version", self.version, methods=["GET"]),
+            Route("/metrics", self.metrics, methods=["GET"]),
+            Route("/mell/state", self.state, methods=["GET"]),
+            Route("/mell/migrations", self.migrations, methods=["GET"]),
+            Route("/mell/migrations", self.migrate, methods=["POST"]),
+            Route("/mell/replicas/{replica}/drain", self.drain, methods=["POST"]),
+            *self._page.routes(),
+            *api,
+        ]
+        handlers = {
+            ApiError: _api_error,
+            HTTPException: _http_error,
+            ClientDisconnect: _client_disconnected,
+            Exception: _internal_error,
+        }
+        return Starlette(routes=routes, exception_handlers=handlers)  # type: ignore[arg-type]
+
+    async def health(self, http: Request) -> Response:
+        """GET /health: 200 if requests can be served."""
+        if reason := self._backend.health():
+            raise ApiError(503, reason, code="unavailable")
+        return PlainTextResponse("OK")
+
+    async def live(self, http: Request) -> Response:
+        """GET /live: 200 as long as the ingress runs."""
+        return PlainTextResponse("OK")
+
+    async def version(self, http: Request) -> Response:
+        """GET /version."""
+        return JSONResponse(self._backend.version())
+
+    async def metrics(self, http: Request) -> Response:
+        """GET /metrics: open to every client, since it reveals nothing about any single request."""
+        return Response(await self._backend.metrics(), media_type=CONTENT_TYPE)
+
+    async def state(self, http: Request) -> Response:
+        """GET /mell/state."""
+        self._check_admin(http)
+        return JSONResponse(await self._backend.state())
+
+    async def migrations(self, http: Request) -> Response:
+        """GET /mell/migrations."""
+        self._check_admin(http)
+        return JSONResponse(await self._backend.migrations())
+
+    async def migrate(self, http: Request) -> Response:
+        """POST /mell/migrations."""
+        self._check_admin(http)
+        order = parse_move(await read_body(http, self._backend.settings.max_body_bytes))
+        answer = await self._backend.migrate(order.request_id, order.target, order.path)
+        if isinstance(answer, MoveAccepted):
+            return JSONResponse({"id": answer.id}, 202)
+        raise ApiError(answer.status, answer.message, details=answer.details)
+
+    async def drain(self, http: Request) -> Response:
+        """POST /mell/replicas/{id}/drain."""
+        self._check_admin(http)
+        answer = await self._backend.drain(http.path_params["replica"])
+        if isinstance(answer, MoveAccepted):
+            return JSONResponse({"id": answer.id, "state": "DRAINING"}, 202)
+        raise ApiError(answer.status, answer.message, details=answer.details)
+
+    def _check_admin(self, http: Request) -> None:
+        """Raise ApiError unless the caller has the admin key or, without one, calls from loopback."""
+        key = self._backend.settings.admin_key
+        if key is None:
+            if not _is_loopback(http):
+                raise ApiError(403, "without an admin key, /mell is open on loopback only: set ingress.admin_key")
+            return
+        given = http.headers.get("authorization", "")
+        if not hmac.compare_digest(given.encode(), f"Bearer {key}".encode()):
+            raise ApiError(401, "this call requires Authorization: Bearer <admin key>", code="invalid_api_key")
+
+
+def _is_loopback(http: Request) -> bool:
+    try:
+        return http.client is not None and ipaddress.ip_address(http.client.host).is_loopback
+    except ValueError:
+        return False
+
+
+def _api_error(http: Request, error: ApiError) -> Response:
+    return JSONResponse(error.body(), error.status, error.headers)
+
+
+def _http_error(http: Request, error: HTTPException) -> Response:
+    return JSONResponse(ApiError(error.status_code, str(error.detail)).body(), error.status_code, error.headers)
+
+
+def _client_disconnected(http: Request, error: ClientDisconnect) -> Response:
+    """The status is for the log only: the client is gone."""
+    return Response(status_code=CLIENT_CLOSED_STATUS)
+
+
+def _internal_error(http: Request, error: Exception) -> Response:
+    """Starlette logs the exception; the response reveals no internals."""
+    return JSONResponse(ApiError(500, "internal error").body(), 500)
