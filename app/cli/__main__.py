@@ -177,6 +177,12 @@ def doctor(
 
 
 @app.command(context_settings=_REST)
+def serve(rest: Rest = None) -> None:
+    """Serve a model, by the flags of `vllm serve` (app.vllm_cli)."""
+    programs.execute("app.vllm_cli", rest or ())
+
+
+@app.command(context_settings=_REST)
 def replay(rest: Rest = None) -> None:
     """Replay a trace (app.replay)."""
     programs.execute("app.replay", programs.with_url(rest or ()))

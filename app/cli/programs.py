@@ -1,4 +1,4 @@
-"""`mell replay`, `mell simulate` and `mell keys`: other programs of the project, with their own options and status."""
+"""`mell serve`, `replay`, `simulate` and `keys`: other programs of the project, with their own options and status."""
 
 import os
 import sys

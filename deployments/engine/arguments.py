@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from vllm.config import KVTransferConfig, VllmConfig
+from vllm.config import KVTransferConfig, ReasoningConfig, StructuredOutputsConfig, VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.usage.usage_lib import UsageContext
 
@@ -41,8 +41,22 @@ def engine_args(model: str, engine_kwargs: Mapping[str, Any]) -> AsyncEngineArgs
             kv_connector_module_path="migration.kv.connector",
             kv_role="kv_both",
         ),
-        **engine_kwargs,
+        **_with_objects(engine_kwargs),
     )
+
+
+_OBJECTS: Mapping[str, Any] = {
+    "reasoning_config": ReasoningConfig,
+    "structured_outputs_config": StructuredOutputsConfig,
+}
+"""The arguments that vLLM's command line makes objects of, and its engine does not."""
+
+
+def _with_objects(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: _OBJECTS[name](**value) if name in _OBJECTS and isinstance(value, Mapping) else value
+        for name, value in kwargs.items()
+    }
 
 
 _OF_FRONTENDS = (
@@ -86,7 +100,7 @@ def frontend_args(model: str, engine_kwargs: Mapping[str, Any]) -> AsyncEngineAr
 
     Arguments of devices do not count, and neither does the model's quantization, which vLLM checks against the device.
     """
-    kwargs = {name: engine_kwargs[name] for name in _OF_FRONTENDS if name in engine_kwargs}
+    kwargs = _with_objects({name: engine_kwargs[name] for name in _OF_FRONTENDS if name in engine_kwargs})
     overrides = {**kwargs.pop("hf_overrides", {}), "quantization_config": None}
     return AsyncEngineArgs(model=model, enable_prefix_caching=True, hf_overrides=overrides, **kwargs)
 

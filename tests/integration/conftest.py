@@ -68,7 +68,7 @@ class Stage:
             environment = os.environ | {faults.VARIABLE: str(switches), "RAY_USAGE_STATS_ENABLED": "0"}
             self._process = keep(["serve", "run", str(path)], environment=environment, output=output)
         url = f"http://127.0.0.1:{port}"
-        _wait_until_healthy(self._process, url, log)
+        wait_until_healthy(self._process, url, log)
         return Application(url, switches, (BLOCKS - 1) * 32, folder)
 
     def clear(self) -> None:
@@ -175,7 +175,7 @@ def _paced(recordings: Path) -> dict[str, Any]:
     return config
 
 
-def _wait_until_healthy(process: "subprocess.Popen[bytes]", url: str, log: Path) -> None:
+def wait_until_healthy(process: "subprocess.Popen[bytes]", url: str, log: Path) -> None:
     deadline = time.monotonic() + START_LIMIT_S
     while time.monotonic() < deadline and process.poll() is None:
         try:

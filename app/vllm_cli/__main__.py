@@ -1,0 +1,143 @@
+"""`mell serve MODEL [FLAGS]`: serve a model by the flags of `vllm serve`.
+
+The flags become a configuration, which is shown on standard error and started as by `make serve`. With `--dry-run` it
+is printed instead, with `--write FILE` written.
+"""
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pydantic
+import yaml
+
+from app.ingress.access.keys import VARIABLE, digest
+from app.settings import Settings, check_installed, describe_errors
+from app.tinymodel import cache_root
+from app.vllm_cli.document import render
+from app.vllm_cli.translation import FlagsRefused, Host, Translation, translate
+from deployments.replica.imports import CPU_BUILD, is_installed
+
+ROOT = Path(__file__).resolve().parents[2]
+"""The project's root folder; Mell runs from its source tree."""
+
+_QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+"""The environment in which nothing that is started reports home."""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run the command; a start does not return. Exits with status 1 for flags with which Mell cannot serve."""
+    from app.vllm_cli.command_line import parse  # imports vLLM, in seconds
+
+    try:
+        flags, own = parse(arguments)
+        translation = translate(flags, Host(not is_installed(CPU_BUILD), locate), own.min_replicas, own.max_replicas)
+        check(translation.args)
+        keys = api_keys(translation, os.environ)
+        if own.write is not None:
+            write(translation, keys, Path(own.write).absolute())
+        elif own.dry_run:
+            say(
+                [
+                    *translation.notes,
+                    *(f"the keys are in {name}={shlex.quote(value)}" for name, value in variables(keys).items()),
+                ]
+            )
+            print(render(translation), end="")
+        else:
+            start(translation, keys)
+    except FlagsRefused as refused:
+        fail(refused.lines)
+    except (ValueError, TypeError, OSError) as error:
+        fail([str(error)])
+
+
+def fail(lines: Iterable[str]) -> NoReturn:
+    """Exit with status 1."""
+    raise SystemExit("\n".join(f"mell serve: {line}" for line in lines))
+
+
+def locate(name: str) -> str | None:
+    """The absolute path of an existing file or folder, None if there is none."""
+    return str(Path(name).absolute()) if os.path.exists(name) else None
+
+
+def check(args: Mapping[str, Any]) -> None:
+    """Validate settings as a start does, before anything starts. Raises FlagsRefused, ValueError."""
+    try:
+        check_installed(Settings.model_validate(args))
+    except pydantic.ValidationError as error:
+        raise FlagsRefused(describe_errors(error)) from None
+
+
+def api_keys(translation: Translation, environment: Mapping[str, str]) -> list[dict[str, str]]:
+    """The entries of the given API keys, those of vLLM's environment variable included, without the keys themselves.
+
+    Raises:
+        ValueError: there are keys in Mell's environment variable as well.
+    """
+    given = translation.api_keys
+    if VARIABLE in environment:
+        if given:
+            raise ValueError(f"--api-key: {VARIABLE} holds API keys as well: remove one of them")
+        return []
+    if not given and environment.get("VLLM_API_KEY"):
+        given = [environment["VLLM_API_KEY"]]
+    return [{"name": f"key-{number}", "sha256": digest(key)} for number, key in enumerate(given, 1)]
+
+
+def variables(keys: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """The environment variable that holds the keys' entries; empty without keys."""
+    return {VARIABLE: json.dumps(keys)} if keys else {}
+
+
+def write(translation: Translation, keys: Sequence[Mapping[str, str]], file: Path) -> None:
+    """Write the configuration and, beside it, the digests of the API keys. Raises FileExistsError."""
+    texts = {file: render(translation)}
+    if keys:
+        listed = file.with_suffix(".keys.yaml")
+        ingress = {**translation.args["ingress"], "api_keys_file": str(listed)}
+        texts = {
+            file: render(replace(translation, args={**translation.args, "ingress": ingress})),
+            listed: yaml.safe_dump(list(keys), sort_keys=False),
+        }
+    if existing := [str(path) for path in texts if path.exists()]:
+        raise FileExistsError(f"{', '.join(existing)} exists: remove it, or write another file")
+    for path, text in texts.items():
+        with open(path, "x", opener=_private) as opened:
+            opened.write(text)
+    say([*translation.notes, f"start it with: make serve CONFIG={file}"])
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def start(translation: Translation, keys: Sequence[Mapping[str, str]]) -> NoReturn:
+    """Replace this process by the launcher. The last configuration of each port stays in Mell's cache folder."""
+    text = render(translation)
+    file = cache_root() / "serve" / f"{translation.args['ingress']['port']}.yaml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    say([*translation.notes, f"starts with {file}:"])
+    print(text, file=sys.stderr, flush=True)
+    # Ray starts `python` by name in places, so this environment's has to come first.
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    os.chdir(ROOT)
+    environment = {**os.environ, **_QUIET, **variables(keys), "PATH": path}
+    os.execve(sys.executable, [sys.executable, "-m", "app.serve", str(file)], environment)
+
+
+def say(lines: Iterable[str]) -> None:
+    """Print lines to standard error."""
+    for line in lines:
+        print(f"mell serve: {line}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,214 @@
+"""Every flag of `vllm serve` by its name in vLLM's parser: passed on, placed, without effect, or refused.
+
+A test compares these tables with the parser of the installed vLLM, so that a new version's flags are noticed.
+"""
+
+from collections.abc import Mapping, Sequence
+
+
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
+PLACED: Mapping[str, str] = {
+    "model": "`model_loading_config.model_source`",
+    "model_tag": "`model_loading_config.model_source`",
+    "served_model_name": "`model_loading_config.model_id`; a second name is refused",
+    "chat_template": "`model_loading_config.chat_template`, a file; a template in the flag itself is refused",
+    "tool_call_parser": "`model_loading_config.tool_call_parser`",
+    "enable_auto_tool_choice": "part of `model_loading_config.tool_call_parser`",
+    "tensor_parallel_size": "`engine_kwargs.tensor_parallel_size`, and as many GPUs per replica",
+    "data_parallel_size": "`deployment_config.autoscaling_config.max_replicas`",
+    "shutdown_timeout": "`deployment_config.graceful_shutdown_timeout_s`",
+    "host": "`ingress.host`; without the flag all addresses, as in vLLM",
+    "port": "`ingress.port`",
+    "api_server_count": "`ingress.num_replicas`",
+    "api_key": "a list of digests: `ingress.api_keys_file`, or `MELL_API_KEYS` in the environment",
+    "enable_log_outputs": "`ingress.log_text`, prompts included",
+    "otlp_traces_endpoint": "`ingress.otlp_traces_endpoint`",
+    "hf_token": "`engine_kwargs.hf_token` for the token of the Hugging Face login; a token belongs into `HF_TOKEN`",
+    "enable_prefix_caching": "always on; turning it off is refused",
+    "runner": "`generate` is Mell's only one; others are refused",
+    "convert": "`none` is Mell's only one; others are refused",
+    "data_parallel_backend": "`ray` and `mp` are the same, since Mell's replicas are Ray actors",
+}
+"""Flags with a place of their own in Mell's settings, and that place."""
+
+ENGINE = frozenset(
+    _words(
+        # the model and its files
+        "tokenizer tokenizer_mode trust_remote_code dtype seed hf_config_path revision code_revision "
+        "tokenizer_revision max_model_len quantization quantization_config allow_deprecated_quantization "
+        "enforce_eager logprobs_mode use_fp64_gumbel disable_sliding_window disable_cascade_attn config_format "
+        "hf_overrides model_class_overrides generation_config override_generation_config model_impl "
+        "logits_processors language_model_only "
+        "load_format download_dir safetensors_load_strategy safetensors_prefetch_num_threads "
+        "safetensors_prefetch_block_size model_loader_extra_config ignore_patterns use_tqdm_on_load "
+        "pt_load_map_location reasoning_parser reasoning_parser_plugin reasoning_config structured_outputs_config "
+        "speculative_config spec_method spec_model spec_tokens "
+        # its KV cache, and other states
+        "block_size gpu_memory_utilization kv_cache_memory_bytes kv_cache_dtype num_gpu_blocks_override "
+        "prefix_caching_hash_algo prefix_cache_retention_interval kv_cache_dtype_skip_layers kv_sharing_fast_prefill "
+        "swa_bounded_replay mamba_backend mamba_ssu_algorithm enable_mamba_cache_stochastic_rounding "
+        "mamba_cache_philox_rounds mamba_cache_dtype mamba_ssm_cache_dtype mamba_block_size prefix_match_unit "
+        "mamba_cache_mode enable_mamba_shared_prefix_checkpoint replayssm_buffer_len use_replayssm "
+        "disable_hybrid_kv_cache_manager "
+        # weights outside the GPU
+        "offload_backend cpu_offload_gb cpu_offload_params offload_group_size offload_num_in_group "
+        "offload_prefetch_step offload_params "
+        # kernels and compilation
+        "attention_backend attention_config gdn_prefill_backend kda_prefill_backend kda_decode_backend "
+        "cudagraph_capture_sizes max_cudagraph_capture_size compilation_config optimization_level performance_mode "
+        "ir_op_priority enable_flashinfer_autotune moe_backend linear_backend sparse_indexer_topk_backend "
+        "kernel_config engram_config additional_config "
+        # the workers of one replica
+        "numa_bind numa_bind_nodes numa_bind_cpus distributed_timeout_seconds cpu_distributed_timeout_seconds "
+        "disable_custom_all_reduce worker_cls max_parallel_loading_workers enable_expert_parallel "
+        "enable_ep_weight_filter expert_placement_strategy enable_eplb eplb_config enable_hc_sp "
+        "enable_batch_sharded_sampling enable_shm_tensor_arena "
+        # the engine's scheduler
+        "max_num_batched_tokens max_num_scheduled_tokens max_num_seqs max_num_active_seqs "
+        "long_prefill_token_threshold long_prefill_token_threshold_adaptive scheduling_policy enable_chunked_prefill "
+        "scheduler_reserve_full_isl watermark prefill_schedule_interval async_scheduling "
+        # its own log lines and metrics
+        "show_hidden_metrics_for_version kv_cache_metrics kv_cache_metrics_sample cudagraph_metrics "
+        "enable_layerwise_nvtx_tracing enable_mfu_metrics enable_logging_iteration_details jit_monitor_mode "
+        "jit_monitor_verbose fail_on_environ_validation"
+    )
+)
+"""Flags that become `engine_kwargs` of the same name."""
+
+_LOGGED = "Mell logs one line per request"
+_FORM = "it has a log format of its own"
+
+IGNORED: Mapping[str, str] = {
+    "aggregate_engine_logging": f"{_LOGGED}, and {_FORM}",
+    "disable_access_log_for_endpoints": f"{_LOGGED}, and none for health checks and metrics",
+    "disable_fastapi_docs": "Mell serves no such pages",
+    "disable_log_stats": "Mell's scheduler and metrics need the statistics of the engines",
+    "disable_uvicorn_access_log": _LOGGED,
+    "enable_log_deltas": "Mell logs whole texts only",
+    "enable_log_requests": _LOGGED,
+    "enable_request_id_headers": "Mell returns the X-Request-Id that a client sends",
+    "uvicorn_log_level": f"{_LOGGED}, and {_FORM}",
+}
+"""Flags without effect, since Mell does what they ask for or has nothing to change, and the reason."""
+
+_ADAPTERS = "Mell serves no adapters yet: serve a model with the adapter merged into its weights"
+_CLIENTS_OF_TOKENS = "Mell's clients send and receive text: remove it"
+_ANSWERS = "Mell's own server application has no such setting yet: remove it"
+_CROSS_ORIGIN = "set cross-origin headers at a reverse proxy"
+_EXTRA_OUTPUTS = "Mell's answers do not carry this output: remove it"
+_HEADS = "Mell bounds the head of a request itself (64 KiB, 20 s): remove it"
+_LOGS = "Mell logs through Ray Serve: write its logging_config into the configuration (--write FILE)"
+_MULTIMODAL = "Mell serves text: remove it, or write --language-model-only for a multimodal model"
+_NODES = "Ray knows the nodes: start Ray on each, and write --max-replicas for the replicas on all of them"
+_ONE_SOURCE = "Mell's own connector moves the KV cache: remove it"
+_PARALLEL = "only --tensor-parallel-size splits a replica: write it, or more replicas with --max-replicas"
+_PER_REPLICA = "replicas on one machine would use the same address: remove it"
+_PLACING = "Mell distributes requests over its replicas itself: write --data-parallel-size or --max-replicas only"
+_POOLING = "Mell serves models that generate text: remove it"
+_PROXY = "terminate TLS at a reverse proxy in front of ingress.port (docs/operations.md)"
+_QUEUES = "write ingress.max_requests, or limits of API keys, into the configuration (--write FILE)"
+_ROUTES = "Mell does not open this route: remove it"
+_SLEEP = "Mell frees GPUs by closing replicas: write --min-replicas 1 and a higher --max-replicas"
+
+_REFUSED: Mapping[str, Sequence[str]] = {
+    _ADAPTERS: _words(
+        "default_mm_loras enable_lora enable_mixed_moe_lora_format enable_moe_shared_loras "
+        "enable_tower_connector_lora fully_sharded_loras lora_dtype lora_modules lora_target_modules max_cpu_loras "
+        "max_lora_cls_labels max_lora_rank max_loras specialize_active_lora"
+    ),
+    _ANSWERS: _words(
+        "anthropic_disabled_thinking_effort chat_template_content_format cohere_format cohere_is_reasoning_model "
+        "default_chat_template_kwargs enable_force_include_usage enable_per_request_metrics "
+        "enable_prompt_tokens_details exclude_tools_when_tool_choice_none fingerprint_mode fingerprint_value "
+        "log_error_stack response_role return_tokens_as_token_ids sse_keep_alive_interval tool_parser_plugin "
+        "tool_strict_level trust_request_chat_template"
+    ),
+    _CLIENTS_OF_TOKENS: _words("enable_prompt_embeds enable_scale_out skip_tokenizer_init tokens_only"),
+    _CROSS_ORIGIN: _words("allow_credentials allowed_headers allowed_methods allowed_origins"),
+    _EXTRA_OUTPUTS: _words(
+        "aux_output_config enable_return_routed_experts enable_trace_replay per_request_spec_decode_metrics "
+        "return_sampling_mask"
+    ),
+    _HEADS: _words("h11_max_header_count h11_max_incomplete_event_size"),
+    _LOGS: _words("log_config_file log_level logging_config"),
+    _MULTIMODAL: _words(
+        "allowed_local_media_path allowed_media_domains disable_chunked_mm_input ec_manager_config ec_transfer_config "
+        "enable_mm_embeds interleave_mm_strings limit_mm_per_prompt media_io_kwargs mm_device_do_normalize "
+        "mm_encoder_attn_backend mm_encoder_attn_dtype mm_encoder_fp8_scale_path mm_encoder_fp8_scale_save_margin "
+        "mm_encoder_fp8_scale_save_path mm_encoder_only mm_encoder_tp_mode mm_hasher_algorithm mm_ipc_gpu_memory_gb "
+        "mm_processor_cache_gb mm_processor_cache_type mm_processor_device mm_processor_kwargs "
+        "mm_shm_cache_max_object_size_mb mm_tensor_ipc skip_mm_profiling trust_request_mm_kwargs video_pruning_method "
+        "video_pruning_rate"
+    ),
+    _NODES: _words("headless master_addr master_port nnodes node_rank"),
+    _ONE_SOURCE: _words("kv_offloading_backend kv_offloading_size kv_transfer_config"),
+    _PARALLEL: _words(
+        "cp_kv_cache_interleave_size dcp_comm_backend dcp_kv_cache_interleave_size dcp_q_replicate "
+        "decode_context_parallel_size pipeline_parallel_size prefill_context_parallel_size"
+    ),
+    _PER_REPLICA: ["kv_events_config"],
+    _PLACING: _words(
+        "all2all_backend data_parallel_address data_parallel_external_lb data_parallel_hybrid_lb "
+        "data_parallel_multi_port_external_lb data_parallel_rank data_parallel_rpc_port data_parallel_size_local "
+        "data_parallel_start_rank data_parallel_supervisor_port dbo_decode_token_threshold dbo_prefill_token_threshold "
+        "disable_nccl_for_dp_synchronization dp_supervisor_probe_failure_threshold dp_supervisor_probe_interval_s "
+        "dp_supervisor_probe_timeout_s dp_sync_interval elastic_ep_max_dp_size enable_dbo enable_elastic_ep "
+        "ubatch_size"
+    ),
+    _POOLING: _words("enable_flash_late_interaction io_processor_plugin pooler_config"),
+    _PROXY: _words("enable_ssl_refresh ssl_ca_certs ssl_cert_reqs ssl_certfile ssl_ciphers ssl_keyfile"),
+    _QUEUES: _words("max_num_queued_reqs max_num_queued_tokens"),
+    _ROUTES: _words("enable_offline_docs enable_server_load_tracking enable_tokenizer_info_endpoint"),
+    _SLEEP: _words(
+        "enable_cumem_allocator enable_nccl_comm_suspend enable_sleep_mode sleep_mode_offload_cudagraph "
+        "sleep_preserve_parameter_names"
+    ),
+    "write it with a space, --config FILE: vLLM does not read --config=FILE": ["config"],
+    "spans of requests need --otlp-traces-endpoint only: remove it": ["collect_detailed_traces"],
+    "histograms have vLLM's own buckets: remove it": ["custom_histogram_buckets"],
+    "Ray assigns the GPUs: set CUDA_VISIBLE_DEVICES in the environment": ["device_ids"],
+    "diffusion models are not served: remove it": ["diffusion_config"],
+    "the workers of a replica are its own processes, and replicas are Ray actors: remove it": [
+        "distributed_executor_backend",
+        "ray_workers_use_nsight",
+    ],
+    "Mell serves HTTP: remove it": ["grpc", "grpc_port"],
+    "Mell logs texts whole with --enable-log-outputs, and not at all without: remove it": ["max_log_len"],
+    "Mell continues the requests of a failed replica on others: remove it": [
+        "enable_fault_tolerance",
+        "fault_tolerance_config",
+    ],
+    "Mell fixes vLLM's limit of 20: remove it": ["max_logprobs"],
+    "put it into a reverse proxy in front of ingress.port": ["middleware"],
+    "engines are profiled without Mell, by vllm serve: remove it": ["profiler_config"],
+    "one thread of the ingress tokenizes; for more processes write --api-server-count": ["renderer_num_workers"],
+    "have the reverse proxy take the prefix off the paths": ["root_path"],
+    "Mell moves requests through vLLM's own scheduler: remove it": ["scheduler_cls"],
+    "every token is sent as it comes: remove it": ["stream_interval"],
+    "clients run tools themselves: remove it": ["tool_server"],
+    "write --host and --port: Mell listens on TCP": ["uds"],
+    "texts are not marked: remove it": ["watermark_config"],
+    "engines keep the weights that they started with: remove it": ["weight_transfer_config"],
+    "Mell extends vLLM's workers itself: remove it": ["worker_extension_cls"],
+}
+
+REFUSED: Mapping[str, str] = {name: reason for reason, names in _REFUSED.items() for name in names}
+"""Flags that Mell cannot serve with, and what to write instead; a default value is accepted."""
+
+PATHS = (
+    "chat_template",
+    "download_dir",
+    "hf_config_path",
+    "reasoning_parser_plugin",
+    "spec_model",
+    "tokenizer",
+)
+"""Passed flags that may name a file or folder; replicas have another working directory."""
+
+
+def option(name: str, value: object = None) -> str:
+    """The flag of a name as it is written; `value` False: its negation."""
+    return f"--{'no-' if value is False else ''}{name.replace('_', '-')}"

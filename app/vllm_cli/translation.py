@@ -1,0 +1,161 @@
+"""From the flags of `vllm serve` to Mell's settings, as a pure mapping."""
+
+from collections.abc import Callable, Iterator, Mapping, Set
+from dataclasses import dataclass
+from typing import Any
+
+from app.settings import CPU_ENGINE
+from app.vllm_cli.flags import ENGINE, IGNORED, PATHS, REFUSED, option
+
+Flags = Mapping[str, Any]
+"""The given flags whose values differ from vLLM's defaults, by their names in vLLM's parser."""
+
+MELL_DEFAULTS = frozenset(CPU_ENGINE)
+"""Flags for which Mell has defaults of its own: vLLM's default is passed on, too, if it is given."""
+
+
+class FlagsRefused(ValueError):
+    """Flags that Mell cannot serve with; `lines` has one line per flag, with what to write instead."""
+
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__("\n".join(lines))
+        self.lines = lines
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The machine as the settings see it. `gpus`: vLLM's build is the one for GPUs.
+
+    `locate` gives the absolute path of an existing file or folder, None if there is none.
+    """
+
+    gpus: bool
+    locate: Callable[[str], str | None]
+
+    def path(self, name: str) -> str:
+        """The absolute path of what exists, else the name itself, as that of a model on a hub."""
+        return self.locate(name) or name
+
+
+@dataclass(frozen=True, slots=True)
+class Translation:
+    """Mell's configuration for a command line of vLLM.
+
+    `args` are the settings, by section; `comments` explain settings, by path; `notes` are lines on ignored flags.
+    `api_keys` are the keys themselves, which no file may hold.
+    """
+
+    args: dict[str, Any]
+    comments: dict[str, str]
+    notes: list[str]
+    api_keys: list[str]
+
+
+def translate(
+    flags: Flags, host: Host, min_replicas: int | None = None, max_replicas: int | None = None
+) -> Translation:
+    """Mell's settings for vLLM's flags. Values are not validated; settings with a default are left out.
+
+    Raises:
+        FlagsRefused: Mell cannot serve with one of the flags.
+    """
+    if refusals := list(_refusals(flags, host, max_replicas)):
+        raise FlagsRefused(refusals)
+    comments: dict[str, str] = {}
+    at_least = 1 if min_replicas is None else min_replicas
+    at_most = max(at_least, flags.get("data_parallel_size", 1)) if max_replicas is None else max_replicas
+    args = {
+        "model_loading_config": _model(flags, host),
+        "engine_kwargs": _engine(flags, host),
+        "deployment_config": _deployment(flags, host, at_least, at_most, comments),
+        "migration": _migration(host, comments),
+        "ingress": _ingress(flags, comments),
+    }
+    notes = [f"{option(name, flags[name])} has no effect: {IGNORED[name]}" for name in IGNORED if name in flags]
+    return Translation({name: held for name, held in args.items() if held}, comments, notes, flags.get("api_key", []))
+
+
+def _refusals(flags: Flags, host: Host, max_replicas: int | None) -> Iterator[str]:
+    if not _model_name(flags):
+        yield "name a model: mell serve MODEL"
+    for name in sorted(REFUSED.keys() & flags.keys()):
+        yield f"{option(name, flags[name])}: {REFUSED[name]}"
+    if len(flags.get("served_model_name", [])) > 1:
+        yield "--served-model-name: a model has one name yet: write one"
+    if "chat_template" in flags and host.locate(flags["chat_template"]) is None:
+        yield "--chat-template: write the template into a file, and name the file"
+    if flags.get("enable_prefix_caching") is False:
+        yield "--no-enable-prefix-caching: moved requests find their KV cache by its prefix: remove it"
+    if flags.get("runner", "generate") != "generate":
+        yield f"--runner {flags['runner']}: Mell serves models that generate text: remove it"
+    if flags.get("convert", "none") != "none":
+        yield f"--convert {flags['convert']}: Mell serves models that generate text: remove it"
+    if isinstance(flags.get("hf_token"), str):
+        yield "--hf-token: set HF_TOKEN in the environment instead, so that no file has the token"
+    if flags.get("data_parallel_backend", "mp") not in ("mp", "ray"):
+        yield f"--data-parallel-backend {flags['data_parallel_backend']}: Mell's replicas are Ray actors: remove it"
+    if "data_parallel_size" in flags and max_replicas is not None:
+        yield "--data-parallel-size: --max-replicas is the same bound: remove one of them"
+
+
+def _model_name(flags: Flags) -> str | None:
+    name: str | None = flags.get("model_tag") or flags.get("model")
+    return name
+
+
+def _model(flags: Flags, host: Host) -> dict[str, Any]:
+    name = _model_name(flags)
+    assert name is not None
+    section = {"model_id": flags.get("served_model_name", [name])[0], "model_source": host.path(name)}
+    if "chat_template" in flags:
+        section["chat_template"] = host.path(flags["chat_template"])
+    if "tool_call_parser" in flags and flags.get("enable_auto_tool_choice"):
+        section["tool_call_parser"] = flags["tool_call_parser"]
+    return section
+
+
+def _engine(flags: Flags, host: Host) -> dict[str, Any]:
+    passed = _passed(flags, ENGINE | {"tensor_parallel_size", "hf_token"}, host)
+    defaults = {} if host.gpus else CPU_ENGINE
+    return {name: value for name, value in passed.items() if name not in defaults or value != defaults[name]}
+
+
+def _passed(flags: Flags, names: Set[str], host: Host) -> dict[str, Any]:
+    return {name: host.path(value) if name in PATHS else value for name, value in flags.items() if name in names}
+
+
+def _deployment(flags: Flags, host: Host, at_least: int, at_most: int, comments: dict[str, str]) -> dict[str, Any]:
+    section: dict[str, Any] = {}
+    if host.gpus:
+        section["num_gpus"] = flags.get("tensor_parallel_size", 1)
+        comments["deployment_config.num_gpus"] = "of one replica"
+    else:
+        section["num_cpus"] = 0.1
+        comments["deployment_config.num_cpus"] = "the replicas share the machine"
+    if "shutdown_timeout" in flags:
+        section["graceful_shutdown_timeout_s"] = flags["shutdown_timeout"]
+    section["autoscaling_config"] = {"min_replicas": at_least, "max_replicas": at_most}
+    comments["deployment_config.autoscaling_config.max_replicas"] = (
+        "with two or more, running requests move between them" if at_most == 1 else "opened and closed by the scheduler"
+    )
+    return section
+
+
+def _migration(host: Host, comments: dict[str, str]) -> dict[str, Any]:
+    if not host.gpus:
+        return {}
+    comments["migration.transport"] = "between replicas of one machine; nccl: also of several"
+    return {"transport": "cuda_ipc"}
+
+
+def _ingress(flags: Flags, comments: dict[str, str]) -> dict[str, Any]:
+    section: dict[str, Any] = {"host": flags.get("host") or "0.0.0.0", "port": flags.get("port", 8000)}
+    if "host" not in flags:
+        comments["ingress.host"] = "all addresses, as in vLLM; 127.0.0.1: this machine only"
+    if "api_server_count" in flags:
+        section["num_replicas"] = flags["api_server_count"]
+    if flags.get("enable_log_outputs"):
+        section["log_text"] = True
+    if "otlp_traces_endpoint" in flags:
+        section["otlp_traces_endpoint"] = flags["otlp_traces_endpoint"]
+    return section

@@ -1,0 +1,64 @@
+"""Every flag of the installed vLLM is in exactly one table, and the page lists all of them."""
+
+from collections import Counter
+from collections.abc import Iterable
+from itertools import chain
+
+import pytest
+
+from app.vllm_cli.flags import ENGINE, IGNORED, PATHS, PLACED, REFUSED, option
+from docs.make.flags import PAGE, page
+
+TABLES: tuple[Iterable[str], ...] = (PLACED, ENGINE, IGNORED, REFUSED)
+NAMES = frozenset(chain(*TABLES))
+
+
+def test_a_flag_is_in_one_table_only() -> None:
+    assert [name for name, count in Counter(chain(*TABLES)).items() if count > 1] == []
+
+
+@pytest.mark.slow
+def test_the_tables_have_every_flag_of_vllm() -> None:
+    from app.vllm_cli.command_line import OWN, make_parser
+
+    _, parser = make_parser()
+    names = {action.dest for action in parser._actions} - {"help", *OWN}
+    assert sorted(names ^ NAMES) == []
+
+
+@pytest.mark.slow
+def test_flags_are_written_as_vllm_writes_them() -> None:
+    from app.vllm_cli.command_line import make_parser
+
+    _, parser = make_parser()
+    spelled = {flag for action in parser._actions for flag in action.option_strings}
+    assert {option(name) for name in NAMES - {"model_tag"}} <= spelled
+    assert option("enforce_eager", False) in spelled
+
+
+@pytest.mark.slow
+def test_engine_flags_are_arguments_of_vllms_engine() -> None:
+    from dataclasses import fields
+
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    from deployments.engine.arguments import OWNED
+
+    assert {field.name for field in fields(AsyncEngineArgs)} - set(OWNED) >= ENGINE
+    assert set(OWNED) <= REFUSED.keys() | PLACED.keys()
+
+
+def test_files_are_named_by_flags_that_are_passed_on() -> None:
+    assert {*PATHS} <= {*ENGINE, "chat_template"}
+
+
+def test_a_reason_ends_a_message() -> None:
+    assert [reason for reason in (*REFUSED.values(), *IGNORED.values()) if not reason or reason.endswith(".")] == []
+
+
+def test_page_is_up_to_date() -> None:
+    assert PAGE.read_text() == page(), "run: python -m docs.make"
+
+
+def test_page_has_every_flag() -> None:
+    assert [name for name in NAMES - {"model_tag"} if f"`{option(name)}`" not in page()] == []
