@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
@@ -117,44 +117,56 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-async def within(timeout_s: float | None, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> ApiError | None:
+class TrackedSend:
+    """Passes messages on and tracks the progress of the answer. `status` is None until the answer has started."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.status: int | None = None
+        self.complete = self.is_event_stream = False
+
+    async def __call__(self, message: Message) -> None:
+        """Send a message."""
+        await self._send(message)
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self.is_event_stream = Headers(scope=message).get("content-type", "").startswith(EventStream.media_type)
+        else:
+            self.complete = not message.get("more_body", False)
+
+
+def last_event(error: ApiError) -> bytes:
+    """The end of an event stream that failed, as OpenAI defines it."""
+    return error.event() + DONE
+
+
+async def within(
+    timeout_s: float | None,
+    app: ASGIApp,
+    scope: Scope,
+    receive: Receive,
+    send: TrackedSend,
+    ending: Callable[[ApiError], bytes] = last_event,
+) -> ApiError | None:
     """Run `app`, cancel it after `timeout_s`, and then send the client an error. Returns the error, None without one.
 
-    An event stream ends with the error and [DONE]; any other answer that has begun is cut off.
+    An event stream ends with `ending` of the error; any other answer that has begun is cut off.
 
     Raises:
         ApiError: 504 if nothing had been sent yet.
     """
-    answer = _TrackedSend(send)
     try:
         async with asyncio.timeout(timeout_s) as deadline:
-            await app(scope, receive, answer)
+            await app(scope, receive, send)
     except TimeoutError:
         if not deadline.expired():
             raise
         error = ApiError(504, f"the request took longer than {timeout_s:g} s", code="timeout")
-        if not answer.started:
+        if send.status is None:
             raise error from None
-        if answer.is_event_stream and not answer.complete:
-            last = error.event() + DONE
+        if send.is_event_stream and not send.complete:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LAST_EVENT_S):
-                    await send({"type": "http.response.body", "body": last, "more_body": False})
+                    await send({"type": "http.response.body", "body": ending(error), "more_body": False})
         return error
     return None
-
-
-class _TrackedSend:
-    """Passes messages on and tracks the progress of the answer."""
-
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self.started = self.complete = self.is_event_stream = False
-
-    async def __call__(self, message: Message) -> None:
-        await self._send(message)
-        if message["type"] == "http.response.start":
-            self.started = True
-            self.is_event_stream = Headers(scope=message).get("content-type", "").startswith(EventStream.media_type)
-        else:
-            self.complete = not message.get("more_body", False)

@@ -2,16 +2,17 @@
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from starlette.requests import Request
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.ingress.access.keys import ApiKey, KeyFile, KeyListError, bearer, find
 from app.ingress.access.limits import Exceeded, Meter
-from app.ingress.asgi import within
+from app.ingress.asgi import TrackedSend, last_event, within
 from app.ingress.errors import ApiError
 from app.ingress.telemetry.requests import RequestObserver
 
@@ -55,25 +56,24 @@ class Gate:
             self.replace_keys(keys)
             log.info("%d API keys loaded", len(keys))
 
-    def authenticate(self, authorization: str | None) -> ApiKey | None:
-        """The client's API key, None if no keys are configured. Raises ApiError 401."""
+    def authenticate(self, given: str | None) -> ApiKey | None:
+        """The API key whose text is `given`, None if no keys are configured. Raises ApiError 401."""
         if not self._keys:
             return None
-        given = bearer(authorization)
         if given is None:
             raise ApiError(401, "this call requires Authorization: Bearer <API key>", code="invalid_api_key")
         if (key := find(self._keys, given)) is None:
             raise ApiError(401, "the API key is not valid", code="invalid_api_key")
         return key
 
-    def admit(self, authorization: str | None) -> "Admission":
-        """Admit a request until its admission's `with` block ends.
+    def admit(self, given: str | None) -> "Admission":
+        """Admit a request with the API key `given` until its admission's `with` block ends.
 
         Raises:
             ApiError: 401 without a valid key, 503 if the ingress is saturated, 429 if a limit of the key is reached.
                 The refused request is not counted.
         """
-        key = self.authenticate(authorization)
+        key = self.authenticate(given)
         if self._max_requests is not None and self._running >= self._max_requests:
             message = f"{self._running} requests are running; try again"
             raise ApiError(503, message, code="saturated", retry_after_s=_RETRY_S)
@@ -115,33 +115,58 @@ class Admission:
         self._leave()
 
 
-class ClientCall:
-    """ASGI endpoint of a call that needs admission, is observed, and has a total time limit of `timeout_s`."""
+@dataclass(frozen=True, slots=True)
+class AdmittedCall:
+    """A call inside `AdmissionLayer`; `sent` is the progress of its answer."""
+
+    admission: Admission
+    observer: RequestObserver
+    sent: TrackedSend
+
+
+class AdmissionLayer:
+    """ASGI layer around an application: calls need admission, are observed, and have a total time limit of `timeout_s`.
+
+    `key` reads the API key from a call's headers; `ending` is the end of an event stream that exceeds its time.
+    """
 
     def __init__(
         self,
+        app: ASGIApp,
         gate: Gate,
         timeout_s: float | None,
         begin: Callable[[], RequestObserver],
-        answer: Callable[[Request, Admission, RequestObserver], Awaitable[ASGIApp]],
+        key: Callable[[Headers], str | None] = lambda headers: bearer(headers.get("authorization")),
+        ending: Callable[[ApiError], bytes] = last_event,
     ) -> None:
+        self._app = app
         self._gate = gate
         self._timeout_s = timeout_s
         self._begin = begin
-        self._answer = answer
+        self._key = key
+        self._ending = ending
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Admit the request and answer it. Raises ApiError if nothing was sent yet."""
-        http = Request(scope, receive)
-        with self._begin() as observer, self._gate.admit(http.headers.get("authorization")) as admission:
+        """Admit the call and pass it on; the application finds it with `admitted`.
+
+        Raises:
+            ApiError: the call is refused or late, and nothing was sent yet.
+        """
+        with self._begin() as observer, self._gate.admit(self._key(Headers(scope=scope))) as admission:
             observer.key = admission.key
-
-            async def call(scope: Scope, receive: Receive, send: Send) -> None:
-                response = await self._answer(http, admission, observer)
-                await response(scope, receive, send)
-
-            if late := await within(self._timeout_s, call, scope, receive, send):
+            sent = TrackedSend(send)
+            scope = {**scope, _ADMITTED: AdmittedCall(admission, observer, sent)}
+            if late := await within(self._timeout_s, self._app, scope, receive, sent, self._ending):
                 observer.failed(late)
+
+
+_ADMITTED = "mell.admitted"
+
+
+def admitted(scope: Scope) -> AdmittedCall:
+    """The call of a scope that has passed `AdmissionLayer`."""
+    call: AdmittedCall = scope[_ADMITTED]
+    return call
 
 
 def _too_many(exceeded: Exceeded) -> ApiError:

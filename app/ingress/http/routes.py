@@ -11,7 +11,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.ingress.access.admission import Admission, ClientCall, Gate
+from app.ingress.access.admission import Admission, AdmissionLayer, Gate, admitted
+from app.ingress.access.keys import bearer
 from app.ingress.asgi import EventStream, read_body, read_label, unless_disconnected
 from app.ingress.errors import ApiError
 from app.ingress.openai.answer import Answer
@@ -33,6 +34,7 @@ from policies.model import RequestId
 DEFAULT_CHARGE_TOKENS = 256
 """Provisional charge for an answer without `max_tokens`: about the length of a usual answer."""
 
+ClientHandler = Callable[[Request, Admission, RequestObserver], Awaitable[ASGIApp]]
 Body = TypeVar("Body")
 RequestBody = TypeVar("RequestBody", bound=Generation)
 
@@ -100,12 +102,9 @@ class Routes:
         """All routes."""
         backend = self._backend
 
-        def limited(
-            name: str, answer: Callable[[Request, Admission, RequestObserver], Awaitable[ASGIApp]]
-        ) -> ClientCall:
-            return ClientCall(
-                backend.gate, backend.settings.request_timeout_s, partial(backend.telemetry.begin, name), answer
-            )
+        def limited(name: str, answer: ClientHandler) -> ASGIApp:
+            begin = partial(backend.telemetry.begin, name)
+            return AdmissionLayer(_endpoint(answer), backend.gate, backend.settings.request_timeout_s, begin)
 
         return [
             Route("/v1/completions", limited("completions", self.completions), methods=["POST"]),
@@ -178,7 +177,18 @@ class Routes:
 
     def _check_client(self, http: Request) -> None:
         """Raise ApiError unless the caller has a valid API key or no keys are configured."""
-        self._backend.gate.authenticate(http.headers.get("authorization"))
+        self._backend.gate.authenticate(bearer(http.headers.get("authorization")))
+
+
+def _endpoint(answer: ClientHandler) -> ASGIApp:
+    """A handler of admitted calls as an application."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        http, call = Request(scope, receive), admitted(scope)
+        response = await answer(http, call.admission, call.observer)
+        await response(scope, receive, send)
+
+    return app
 
 
 def max_usage_tokens(request: Generation, plan: Plan) -> int:

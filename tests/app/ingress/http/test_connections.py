@@ -12,7 +12,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 from tokenizers import Tokenizer
 
-from app.ingress.asgi import EventStream, within
+from app.ingress.asgi import EventStream, TrackedSend, within
 from app.ingress.http.connections import Bounds
 from app.ingress.http.server import HttpServer, listen
 from app.ingress.openai.model import Model
@@ -219,7 +219,7 @@ async def _endless(scope: Scope, receive: Receive, send: Send) -> None:
             yield b"x" * 65536
             await asyncio.sleep(0)
 
-    await within(0.3, EventStream(events()), scope, receive, send)
+    await within(0.3, EventStream(events()), scope, receive, TrackedSend(send))
 
 
 async def test_a_client_that_does_not_read_is_cut_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:

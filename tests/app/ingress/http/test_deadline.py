@@ -8,7 +8,7 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from app.ingress.access.admission import Gate
-from app.ingress.asgi import within
+from app.ingress.asgi import TrackedSend, within
 from app.ingress.errors import ApiError
 from app.ingress.openai.model import Model
 from tests.app.ingress.fakes import Api, Exchange, body, events, make_api, make_service
@@ -118,7 +118,7 @@ async def run(app: Any) -> list[Message]:
     async def send(message: Message) -> None:
         sent.append(message)
 
-    await within(0.02, app, {"type": "http"}, _receive, send)
+    await within(0.02, app, {"type": "http"}, _receive, TrackedSend(send))
     return sent
 
 
