@@ -135,7 +135,7 @@ class Routes:
         plan = to_plan(endpoint, request, self._model, request_id, label, backend.id)
         self._check_prompt(request, max(len(prompt.tokens) for prompt in plan.prompts))
         admission.charge(max_usage_tokens(request, plan))
-        observer.accepted(request_id, label, [prompt.tokens for prompt in plan.prompts])
+        observer.accepted(request_id, label, plan.prompt_tokens, lambda: [prompt.tokens for prompt in plan.prompts])
         return CompletionResponse(request, plan, backend, self._model, endpoint.shape, admission, observer)
 
     def _check_prompt(self, request: Generation, tokens: int) -> None:

@@ -2,7 +2,7 @@
 
 with telemetry.begin("completions") as observer:      # the request has arrived; an exception in here is the outcome
     observer.key = ...                                # name of the client's API key, once authenticated
-    observer.accepted(id, label, prompts)             # the body is valid
+    observer.accepted(id, label, tokens, prompts)     # the body is valid
     timer = observer.choice(conversation)             # one choice of the answer runs
     timer.step()                                      # the tokens of one engine step are passed on
     observer.answered(completion_tokens, finishes)    # progress of the answer when the client stops reading
@@ -43,7 +43,10 @@ _ITL_S = (
 class ObservedConversation(Protocol):
     """The part of a conversation that the log line of its request shows."""
 
-    tokens: list[int]
+    @property
+    def tokens(self) -> Sequence[int]:
+        """Output tokens so far."""
+        ...
 
     @property
     def moves(self) -> int:
@@ -118,18 +121,24 @@ class RequestObserver:
         self._endpoint = endpoint
         self._id: str | None = None
         self._label: str | None = None
-        self._prompts: Sequence[Sequence[int]] = ()
+        self._prompt_tokens = 0
+        self._prompts: Callable[[], Sequence[Sequence[int]]] = tuple
         self._conversations: list[ObservedConversation] = []
         self._completion_tokens = 0
         self._outcome, self._status = CLIENT_CLOSED, CLIENT_CLOSED_STATUS
 
-    def accepted(self, id: str, label: str, prompts: Sequence[Sequence[int]]) -> None:
-        """The request is valid; `prompts` are token ids, each distinct prompt once."""
-        self._id, self._label, self._prompts = id, label, prompts
+    def accepted(self, id: str, label: str, prompt_tokens: int, prompts: Callable[[], Sequence[Sequence[int]]]) -> None:
+        """The request is valid; `prompts` gives the token ids of each distinct prompt, `prompt_tokens` in all."""
+        self._id, self._label = id, label
+        self._prompt_tokens, self._prompts = prompt_tokens, prompts
 
     def choice(self, conversation: ObservedConversation) -> "StepTimer":
         """Start timing one choice of the answer."""
         self._conversations.append(conversation)
+        return self.timer()
+
+    def timer(self) -> "StepTimer":
+        """Start timing steps of the answer."""
         return StepTimer(self._telemetry, self)
 
     def answered(self, completion_tokens: int, finishes: Sequence[str | None]) -> None:
@@ -175,7 +184,7 @@ class RequestObserver:
         telemetry.requests.labels(self._endpoint, self._outcome).inc()
         telemetry.completion_tokens.inc(self._completion_tokens)
         if self.ttft_s is not None:
-            telemetry.prompt_tokens.inc(sum(map(len, self._prompts)))
+            telemetry.prompt_tokens.inc(self._prompt_tokens)
 
     def _line(self) -> dict[str, Any]:
         line: dict[str, Any] = {
@@ -184,7 +193,7 @@ class RequestObserver:
             "endpoint": self._endpoint,
             "key": self.key,
             "model": self._telemetry.model,
-            "prompt_tokens": sum(map(len, self._prompts)),
+            "prompt_tokens": self._prompt_tokens,
             "completion_tokens": self._completion_tokens,
             "ttft_s": None if self.ttft_s is None else round(self.ttft_s, 6),
             "duration_s": round(self._telemetry.clock() - self.began, 6),
@@ -196,7 +205,7 @@ class RequestObserver:
         if (trace_id := self._trace.id) is not None:
             line["trace_id"] = trace_id
         if (decode := self._telemetry.decode) is not None:
-            line["prompts"] = [decode(prompt) for prompt in self._prompts]
+            line["prompts"] = [decode(prompt) for prompt in self._prompts()]
             line["texts"] = [decode(conversation.tokens) for conversation in self._conversations]
         return line
 

@@ -72,7 +72,7 @@ def answer(telemetry: RequestTelemetry, clock: Clock, steps: int = 3, finish: st
     """A request with one choice: the first tokens after 2 s, then one step every 0.25 s."""
     with telemetry.begin("completions") as observer:
         observer.key = "team"
-        observer.accepted("cmpl-1", "mine", [(1, 2, 3, 4)])
+        observer.accepted("cmpl-1", "mine", 4, lambda: [(1, 2, 3, 4)])
         choice = observer.choice(Conversation(moves=1, resubmissions=2))
         clock.now += 1.75
         for _ in range(steps):
@@ -169,7 +169,7 @@ def test_an_error_sent_as_an_event_sets_the_outcome(telemetry: RequestTelemetry,
 
 def test_a_prompt_counts_only_if_its_answer_has_begun(telemetry: RequestTelemetry) -> None:
     with telemetry.begin("completions") as observer:
-        observer.accepted("id", "label", [(1, 2, 3)])
+        observer.accepted("id", "label", 3, tuple)
         observer.failed(ApiError(503, "full", code="unavailable"))
     assert values(telemetry)["mell_request_prompt_tokens_total"] == {("i",): 0}
 
@@ -178,7 +178,7 @@ def test_several_choices_are_one_request(
     telemetry: RequestTelemetry, clock: Clock, lines: list[dict[str, Any]]
 ) -> None:
     with telemetry.begin("completions") as observer:
-        observer.accepted("id", "label", [(1, 2), (3,)])
+        observer.accepted("id", "label", 3, lambda: [(1, 2), (3,)])
         first, second = (observer.choice(Conversation(moves=1)) for _ in range(2))
         for choice, now in ((first, 101.0), (second, 102.0), (first, 103.0), (second, 104.5)):
             clock.now = now
@@ -209,6 +209,6 @@ def test_text_is_not_logged_by_default(clock: Clock, lines: list[dict[str, Any]]
 def test_text_is_logged_if_enabled(clock: Clock, lines: list[dict[str, Any]]) -> None:
     telemetry = RequestTelemetry("tiny", decode=lambda tokens: "".join(map(chr, tokens)), clock=clock)
     with telemetry.begin("completions") as observer:
-        observer.accepted("id", "label", [(72, 105)])
+        observer.accepted("id", "label", 2, lambda: [(72, 105)])
         observer.choice(Conversation([111, 107]))
     assert (lines[0]["prompts"], lines[0]["texts"]) == (["Hi"], ["ok"])
