@@ -4,6 +4,7 @@ Names follow ray.serve.llm where it has them (model_loading_config, engine_kwarg
 deployment_config.autoscaling_config).
 """
 
+import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -168,6 +169,14 @@ class IngressSettings(SettingsSection):
     )
     num_replicas: int = Field(1, ge=1, description="Number of ingress processes; those on one node share the port.")
     max_body_bytes: int = Field(4 << 20, ge=1024, description="Largest request body, in bytes.")
+    max_choices: int = Field(
+        128, ge=1, description="Maximum number of choices of one request (prompts times `n`), with vLLM's frontend."
+    )
+    allowed_media_domains: list[str] = Field(
+        default_factory=list,
+        description="Domains of the addresses of images, audio and video in requests, with vLLM's frontend; of all "
+        "other domains, and of files, none is fetched.",
+    )
     place_timeout_s: float = Field(
         0.5, gt=0, description="Longest wait for the scheduler before the ingress places a request itself."
     )
@@ -237,6 +246,14 @@ class IngressSettings(SettingsSection):
             raise ValueError(f"frontend_kwargs: remove {', '.join(others)}; there are {known}")
         return self
 
+    @field_validator("allowed_media_domains")
+    @classmethod
+    def _are_domains(cls, value: list[str]) -> list[str]:
+        for domain in value:
+            if not _DOMAIN.fullmatch(domain):
+                raise ValueError(f"{domain!r} is no domain: write its name alone, such as images.example.com")
+        return [domain.lower() for domain in value]
+
     @field_validator("otlp_traces_endpoint")
     @classmethod
     def _is_url(cls, value: str | None) -> str | None:
@@ -251,6 +268,9 @@ class IngressSettings(SettingsSection):
             return None
         KeyFile(value).read()
         return str(Path(value).absolute())  # replicas have another working directory
+
+
+_DOMAIN = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
 
 
 def _is_http_url(url: str) -> bool:

@@ -1,11 +1,13 @@
 """vLLM's server application, made in the ingress's process and on its event loop, without an engine or a device."""
 
 import dataclasses
+import json
 from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any, Self
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from fastapi import FastAPI
+from starlette.types import Receive, Scope, Send
 from vllm.config import VllmConfig
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
@@ -17,6 +19,8 @@ from vllm.version import __version__
 
 from app.frontend.core import ClusterCore
 from app.frontend.engine_client import ClusterLLM
+from app.frontend.guard.layers import vllm_media_domains
+from app.frontend.guard.routes import described
 from app.ingress.config import IngressConfig
 from app.ingress.streams.streams import Streams
 from deployments.engine.arguments import USAGE, frontend_args
@@ -26,10 +30,11 @@ from migration.protocol.request import IngressId
 class VllmFrontend:
     """vLLM's application over the ingress's streams; `app` serves it."""
 
-    def __init__(self, application: ASGIApp, client: ClusterLLM, patience_s: float) -> None:
+    def __init__(self, application: FastAPI, client: ClusterLLM, patience_s: float) -> None:
         self._application = application
         self._client = client
         self._patience_s = patience_s
+        self._document = b""
 
     @classmethod
     async def start(cls, config: IngressConfig, streams: Streams, ingress: IngressId) -> Self:
@@ -42,6 +47,7 @@ class VllmFrontend:
         core = ClusterCore(streams, ingress, _ready(vllm_config))
         client = ClusterLLM.from_vllm_config(vllm_config, usage_context=USAGE, client_addresses=core.addresses)
         client.core = core
+        client.max_prompt_tokens = config.max_prompt_tokens
         core.serve()
         tasks = await client.get_supported_tasks()
         core.unlink()
@@ -56,6 +62,18 @@ class VllmFrontend:
         if not self._client.core.serving and scope["type"] == "http" and scope["method"] == "POST":
             await self._client.core.wait_until_serving(self._patience_s)
         await self._application(scope, receive, send)
+
+    @property
+    def max_context(self) -> int:
+        """The model's context in tokens."""
+        context: int = self._client.model_config.max_model_len
+        return context
+
+    def document(self) -> bytes:
+        """The OpenAPI document of the open routes. Its first making takes a second or two."""
+        if not self._document:
+            self._document = json.dumps(described(self._application.openapi())).encode()
+        return self._document
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens, special ones included."""
@@ -79,6 +97,7 @@ def serve_args(config: IngressConfig) -> tuple[Namespace, VllmConfig]:
     engine = frontend_args(config.model_source, {"served_model_name": config.model_id, **config.engine_kwargs})
     # Media would have to be in every engine's cache: requests with media get vLLM's error.
     engine.language_model_only = True
+    engine.allowed_media_domains = vllm_media_domains(config)
     if frontend.tool_parser_plugin:
         ToolParserManager.import_tool_parser(frontend.tool_parser_plugin)
     if engine.reasoning_parser_plugin:

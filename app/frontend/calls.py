@@ -3,9 +3,12 @@
 A layer around vLLM's application begins a call (`CURRENT`); tasks that the application starts for it inherit it.
 """
 
-from contextvars import ContextVar
+import re
+from collections.abc import Callable
+from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
 
+from app.ingress.telemetry.requests import StepTimer
 from migration.protocol.reading import Reader
 from migration.protocol.request import RequestSpec
 
@@ -39,12 +42,44 @@ class EngineRequest:
         return self.reader.resubmissions
 
 
-@dataclass(frozen=True, slots=True)
+_BEAM = re.compile(r"-[0-9a-f]+-beam-[0-9]+$")
+"""The end of vLLM's names for the requests of a beam search (vllm/entrypoints/generate/beam_search/online.py)."""
+
+
+@dataclass(slots=True)
 class ApiCall:
-    """One HTTP call. `label` is the client's name for it; empty: vLLM's name for the request."""
+    """One HTTP call. `label` is the client's name for it; empty: vLLM's name for the request.
+
+    `timer` begins to time the outputs of one request. `context` is that of the call, for tasks that work for it.
+    """
 
     label: str = ""
+    timer: Callable[[], StepTimer] | None = None
+    context: Context = field(default_factory=copy_context)
     requests: list[EngineRequest] = field(default_factory=list)
+    """Its requests; of a beam search, which makes one for every token of every beam, the first for each prompt."""
+    prompts: dict[str, RequestSpec] = field(default_factory=dict)
+    """One request for each distinct prompt, by vLLM's name for it."""
+    _beam_tokens: int = 0
+
+    def add(self, request: EngineRequest) -> None:
+        """A replica has taken a request of the call."""
+        prompt = _BEAM.sub("", request.external_id)
+        if prompt != request.external_id and prompt in self.prompts:
+            self._beam_tokens += 1
+        else:
+            self.prompts.setdefault(prompt, request.spec)
+            self.requests.append(request)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts, each counted once."""
+        return sum(spec.prompt_tokens for spec in self.prompts.values())
+
+    @property
+    def completion_tokens(self) -> int:
+        """Output tokens of all requests so far."""
+        return self._beam_tokens + sum(len(request.tokens) for request in self.requests)
 
 
 CURRENT: ContextVar[ApiCall | None] = ContextVar("current", default=None)

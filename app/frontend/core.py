@@ -37,6 +37,7 @@ from vllm.v1.serial_utils import MsgpackEncoder, UtilityResult
 from app.frontend.calls import ApiCall, EngineRequest
 from app.ingress.asgi import read_label
 from app.ingress.streams.streams import Streams
+from app.ingress.telemetry.requests import StepTimer
 from migration.protocol.continuing import to_spec
 from migration.protocol.core_messages import CoreRequest, Frames, decode_request
 from migration.protocol.ports import Loss, LossKind
@@ -90,7 +91,7 @@ class AddCall:
     def take(self, request: EngineRequest) -> None:
         """A replica has taken one."""
         if self.api_call is not None:
-            self.api_call.requests.append(request)
+            self.api_call.add(request)
         self._missing -= 1
         if not self._missing and not self._placed.done():
             self._placed.set_result(None)
@@ -184,7 +185,9 @@ class ClusterCore:
         match kind:
             case EngineCoreRequestType.ADD:
                 request = decode_request(frames)
-                running = asyncio.create_task(self._run(request, frames))
+                call = self._calls.get(request.session_id or "")
+                context = call.api_call.context if call is not None and call.api_call is not None else None
+                running = asyncio.create_task(self._run(request, frames, call), context=context)
                 self._requests[request.request_id] = running
                 running.add_done_callback(lambda _: self._requests.pop(request.request_id))
             case EngineCoreRequestType.ABORT:
@@ -192,12 +195,11 @@ class ClusterCore:
                     if task := self._requests.get(name):
                         task.cancel()
             case EngineCoreRequestType.UTILITY:
-                _, call, method, _ = msgspec.msgpack.decode(frames[0])
-                self._wire.answer(call, method)
+                _, number, method, _ = msgspec.msgpack.decode(frames[0])
+                self._wire.answer(number, method)
 
-    async def _run(self, request: CoreRequest, frames: Frames) -> None:
+    async def _run(self, request: CoreRequest, frames: Frames, call: AddCall | None) -> None:
         """Have a request served, to its end."""
-        call = self._calls.get(request.session_id or "")
         try:
             await self._run_placed(request, frames, call)
         except NotServed as error:
@@ -212,13 +214,15 @@ class ClusterCore:
 
     async def _run_placed(self, request: CoreRequest, frames: Frames, call: AddCall | None) -> None:
         name = request.external_req_id or request.request_id
-        label = call.api_call.label if call is not None and call.api_call is not None else ""
+        api_call = call.api_call if call is not None else None
+        label = api_call.label if api_call is not None else ""
         try:
             # A client chooses a part of vLLM's name, of any length.
             spec = to_spec(frames, RequestId(uuid.uuid4().hex), read_label(label or name) or "", self._ingress)
         except ValueError as error:
             raise NotServed(Loss(LossKind.INVALID, str(error))) from error
-        reader, outlet = Reader(), Outlet(spec.id, request.request_id, self._wire)
+        timer = api_call.timer() if api_call is not None and api_call.timer is not None else None
+        reader, outlet = Reader(), Outlet(spec.id, request.request_id, self._wire, timer)
         async with self._streams.run(spec, reader, outlet):
             if call is not None:
                 call.take(EngineRequest(name, spec, reader))
@@ -228,15 +232,18 @@ class ClusterCore:
 class Outlet:
     """Implements `Listener`: the output of request `id` goes to vLLM's frontend, which calls it `name`."""
 
-    def __init__(self, id: RequestId, name: str, wire: "OutputWire") -> None:
+    def __init__(self, id: RequestId, name: str, wire: "OutputWire", timer: StepTimer | None = None) -> None:
         self.ended = asyncio.Event()
         self._id = id
         self._name = name
         self._wire = wire
+        self._timer = timer
 
     def deliver(self, output: Output) -> None:
         """See `Listener.deliver`."""
         self._wire.put(core_outputs(self._name, output))
+        if self._timer is not None and output.tokens:
+            self._timer.step()
         if output.finish is not None:
             self.ended.set()
 

@@ -19,6 +19,7 @@ class ClusterLLM(AsyncLLM):
     """vLLM's `AsyncLLM` over a `ClusterCore`, which is set once, right after the construction."""
 
     core: ClusterCore
+    max_prompt_tokens: int | None = None
 
     def check_admission(self, n: int = 1, request_id: str | None = None) -> None:
         """Refuse a call before its response begins, if no replica is running.
@@ -44,6 +45,7 @@ class ClusterLLM(AsyncLLM):
             raise VLLMValidationError("input streaming is not available: a request must be complete to be moved")
         if isinstance(params, SamplingParams):
             params.extra_args = None  # vLLM reads connectors' parameters in it before anybody has checked them.
+        self._check_prompt(prompt)
         call = self.core.expect(getattr(params, "n", 1), CURRENT.get())
         own = {"session_id": call.id, "kv_hints": None, "data_parallel_rank": None}
         try:
@@ -58,6 +60,13 @@ class ClusterLLM(AsyncLLM):
         finally:
             self.core.forget(call)
         return queue
+
+    def _check_prompt(self, prompt: Any) -> None:
+        tokens = prompt.get("prompt_token_ids", ()) if isinstance(prompt, dict) else ()
+        limit = self.max_prompt_tokens
+        if limit is not None and len(tokens) > limit:
+            reason = f"the prompt has {len(tokens)} tokens, and the limit is {limit}"
+            raise VLLMValidationError(reason, parameter="prompt")
 
 
 def to_vllm_error(loss: Loss) -> VLLMError:

@@ -1,12 +1,16 @@
 """The API of an ingress: Mell's own, or that of vLLM's server application."""
 
+import asyncio
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from starlette.routing import BaseRoute, Mount
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Mount, Route
 
+from app.frontend.guard.layers import guarded, vllm_environment
 from app.ingress.config import IngressConfig
 from app.ingress.http.routes import Backend, Routes
 from app.ingress.openai.answers.tool_parser import ToolParser
@@ -56,7 +60,7 @@ class Frontend(Protocol):
 
 def make_frontend(config: IngressConfig) -> Frontend:
     """The API that the settings name."""
-    os.environ.update(ENVIRONMENT)
+    os.environ.update(ENVIRONMENT | vllm_environment(config))
     return VllmApi(config) if config.frontend == "vllm" else MellApi(config)
 
 
@@ -128,7 +132,9 @@ class VllmApi:
         self._frontend = await VllmFrontend.start(self._config, backend.streams, backend.id)
         # As in the engine's processes: vLLM's statistics would otherwise read the environment for every token.
         enable_envs_cache()
-        return [Mount("", self._frontend.app)]
+        frontend = self._frontend
+        application = guarded(frontend.app, backend.gate, backend.telemetry, backend.settings, frontend.max_context)
+        return [Route("/openapi.json", _described(frontend), methods=["GET"]), Mount("", application)]
 
     def check_health(self) -> None:
         """See `Frontend.check_health`."""
@@ -139,3 +145,11 @@ class VllmApi:
         """See `Frontend.close`."""
         if self._frontend is not None:
             await self._frontend.close()
+
+
+def _described(frontend: "VllmFrontend") -> Callable[[Request], Awaitable[Response]]:
+    async def document(http: Request) -> Response:
+        """GET /openapi.json."""
+        return Response(await asyncio.to_thread(frontend.document), media_type="application/json")
+
+    return document

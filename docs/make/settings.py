@@ -110,6 +110,8 @@ def _type(kind: Any) -> str:
         return " or ".join(f"`{value}`" for value in get_args(kind))
     if isinstance(kind, type) and issubclass(kind, StrEnum):
         return " or ".join(f"`{value}`" for value in kind)
+    if get_origin(kind) is list:
+        return f"list of {_type(get_args(kind)[0])}"
     return "mapping" if get_origin(kind) is dict else _NAMES[kind]
 
 

@@ -136,6 +136,11 @@ NAN, INFINITY = float("nan"), float("inf")
         ("ingress.request_timeout_s", NAN),
         ("ingress.api_keys_file", ""),
         ("ingress.api_keys_file", "/no/such/file"),
+        ("ingress.max_choices", 0),
+        ("ingress.allowed_media_domains", "images.example.com"),
+        ("ingress.allowed_media_domains", ["https://images.example.com"]),
+        ("ingress.allowed_media_domains", ["a.example/x"]),
+        ("ingress.allowed_media_domains", [""]),
         ("ingress.place_timeout_s", INFINITY),
         ("ingress.log_text", "no"),
         ("ingress.otlp_traces_endpoint", ""),
@@ -156,6 +161,11 @@ def test_an_error_names_a_wrong_value(path: str, value: Any) -> None:
 @pytest.mark.parametrize("url", ["http://127.0.0.1:4317", "https://collector/v1/traces", "http://[::1]:4318"])
 def test_valid_collector_urls(url: str) -> None:
     assert read_settings(nested("ingress.otlp_traces_endpoint", url)).ingress.otlp_traces_endpoint == url
+
+
+def test_domains_are_compared_in_lower_case() -> None:
+    settings = read_settings(nested("ingress.allowed_media_domains", ["Images.Example.COM", "127.0.0.1"]))
+    assert settings.ingress.allowed_media_domains == ["images.example.com", "127.0.0.1"]
 
 
 def test_seconds_may_be_whole_numbers() -> None:

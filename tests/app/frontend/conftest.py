@@ -10,13 +10,15 @@ import httpx
 import pytest_asyncio
 from starlette.types import ASGIApp
 
+from app.frontend.guard.layers import vllm_environment
 from app.ingress.config import IngressConfig
 from app.ingress.frontends import ENVIRONMENT
 from app.main import _engine_config, _ingress_config, read_settings
+from app.settings import IngressSettings
 from tests.app.ingress.fakes import Service, make_service
 from tests.migration.world import INGRESS
 
-os.environ.update(ENVIRONMENT)
+os.environ.update(ENVIRONMENT | vllm_environment(IngressSettings()))
 
 CONTEXT = 512
 PATIENCE_S = 0.3

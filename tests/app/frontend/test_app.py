@@ -154,7 +154,8 @@ async def test_beams_are_requests_of_one_token(api: FrontendApi) -> None:
     answer = await api.post("/v1/completions", prompt=PROMPT, max_tokens=3, n=2, use_beam_search=True, temperature=0)
     CURRENT.reset(token)
     assert [len(choice["text"]) > 0 for choice in answer.json()["choices"]] == [True, True]
-    assert len(call.requests) == 5 and all(len(request.tokens) == 1 for request in call.requests)
+    assert (call.prompt_tokens, call.completion_tokens) == (len(PROMPT), 5)
+    assert len(call.requests) == len(call.prompts) == 1, "what a call keeps does not grow with the length of its beams"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,279 @@
+"""Checks of request bodies that vLLM's frontend would accept, or would be brought down by.
+
+They bound the work of one request before vLLM reads it: the shape of its JSON, its choices and inputs, and what the
+samplers of engines hold. Members that operators and Mell set are refused or dropped. All else is vLLM's to judge.
+"""
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from app.frontend.guard.constraints import check_constraints
+from app.frontend.guard.items import check_items
+from app.frontend.guard.media import check_media
+from app.frontend.guard.routes import RESPONSES, OpenRoute, Work
+from app.ingress.asgi import read_label
+from app.ingress.errors import ApiError
+
+MAX_DEPTH = 64
+"""Nesting of objects and lists: deeper ones exhaust the stack of validators and templates."""
+MAX_VALUES = 20_000
+"""Members and elements over all objects and lists; lists of token ids do not count."""
+MAX_LENGTH = 2048
+"""Members or elements of one object or list, token ids aside. OpenAI's API has as many inputs for embeddings.
+
+vLLM's validators collect every error of every element, for each type that it could have, at 3 KB an error.
+"""
+MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 1024
+
+_MAX_LENGTHS = {
+    "stop_token_ids": 120,
+    "logit_bias": 1024,
+    "allowed_token_ids": 1024,
+    "logprob_token_ids": 1024,
+}
+"""Longer ones fail inside an engine, where they end it (vllm/v1/worker/gpu/sample/logit_bias.py). An engine adds the
+model's own ids to the first."""
+
+_PRIVATE = ("kv_transfer_params", "ec_transfer_params")
+"""Members for the connectors of engines, which are Mell's: a client must name neither paths nor blocks."""
+
+DEFAULT_CHARGE_TOKENS = 256
+"""Provisional charge for an answer without a length: about that of a usual answer."""
+_COMPLETION_TOKENS = 16
+"""vLLM's default length of a completion."""
+_BYTES_PER_TOKEN = 4
+"""Of usual text. The estimate is corrected at the end of the request."""
+
+
+@dataclass(frozen=True, slots=True)
+class BodyLimits:
+    """The operator's limits: choices of one request, tokens of one prompt, and domains of media addresses."""
+
+    choices: int
+    prompt_tokens: int
+    media_domains: Collection[str] = field(default_factory=frozenset)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedBody:
+    """A body that may reach vLLM. `max_tokens` is the provisional charge for it."""
+
+    content: bytes
+    max_tokens: int
+
+
+def check_body(content: bytes, route: OpenRoute, limits: BodyLimits) -> CheckedBody:
+    """Read and check a body. The result is encoded anew, so vLLM reads what was checked.
+
+    Raises:
+        ApiError: 400 for a body that is refused.
+    """
+    body = _decode(content)
+    _check_shape(body, content)
+    if _LONG_NUMBER.search(content):
+        _check_numbers(body)
+    _check_types(body)
+    _drop_private(body)
+    _check_sampling(body)
+    check_constraints(body)
+    if route.dialect is RESPONSES:
+        check_items(body.get("input"))
+    prompts, tokens = _count_prompts(body, limits) if route.work is Work.GENERATE else (1, 0)
+    choices = _check_choices(body, prompts, limits) if route.work is Work.GENERATE else 0
+    encoded = msgspec.json.encode(body)
+    if b'url"' in encoded or b'"images"' in encoded:
+        check_media(body, limits.media_domains, pooling=route.work is Work.POOL)
+    return CheckedBody(encoded, (tokens or len(encoded) // _BYTES_PER_TOKEN) + choices * _answer_tokens(body))
+
+
+def invalid(param: str, reason: str, code: str = "invalid_value") -> ApiError:
+    """400: the member `param` is refused."""
+    return ApiError(400, f"{param}: {reason}", param=param, code=code)
+
+
+# --- JSON -----------------------------------------------------------------------------------------------
+
+
+def _decode(content: bytes) -> dict[str, Any]:
+    try:
+        body = msgspec.json.decode(content)
+    except RecursionError:
+        raise _too_deep() from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
+    if not isinstance(body, dict):
+        raise ApiError(400, "the body must be a JSON object", code="invalid_body")
+    return body
+
+
+def _too_deep() -> ApiError:
+    return ApiError(400, f"the body has more than {MAX_DEPTH} levels of objects and lists", code="invalid_json")
+
+
+def _check_shape(body: dict[str, Any], content: bytes) -> None:
+    """Bound depth and number of values. Few brackets and commas bound both without a look at the values."""
+    if content.count(b"[") + content.count(b"{") <= MAX_DEPTH and content.count(b",") < MAX_LENGTH:
+        return
+    values, depth = 0, 0
+    level: list[Any] = [body]
+    while level:
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise _too_deep()
+        below: list[Any] = []
+        for container in level:
+            members = container.values() if isinstance(container, dict) else container
+            kinds = set(map(type, members))
+            if kinds == {int} and isinstance(container, list) and depth <= _TOKENS_DEPTH and min(container) >= 0:
+                continue
+            values += len(container)
+            if len(container) > MAX_LENGTH or values > MAX_VALUES:
+                most = f"{MAX_LENGTH} members or elements each, and {MAX_VALUES} in all"
+                raise ApiError(400, f"the body's objects and lists may have {most}", code="invalid_body")
+            if kinds & {dict, list}:
+                below.extend(each for each in members if isinstance(each, dict | list))
+        level = below
+
+
+_TOKENS_DEPTH = 3
+"""The depth of a list of token ids in a list of prompts."""
+
+_LONG_NUMBER = re.compile(rb"[0-9]{19}")
+
+
+def _check_numbers(body: dict[str, Any]) -> None:
+    """Refuse whole numbers of more than 64 bits, which requests for engines cannot hold."""
+    for name, member in body.items():
+        pending = [member]
+        while pending:
+            value = pending.pop()
+            if isinstance(value, dict):
+                pending.extend(value.values())
+            elif isinstance(value, list):
+                pending.extend(value)
+            elif isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+                raise invalid(name, "a number has more than 64 bits")
+
+
+_TYPES: Mapping[str, type] = {
+    "messages": list,
+    "tools": list,
+    "stream": bool,
+    "n": int,
+    "structured_outputs": dict,
+    "stream_options": dict,
+    "vllm_xargs": dict,
+}
+"""Types of members that vLLM's validators take for granted, or that the checks here read."""
+
+
+def _check_types(body: dict[str, Any]) -> None:
+    for name, kind in _TYPES.items():
+        value = body.get(name)
+        if value is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
+            raise invalid(name, f"must be {_NAMES[kind]}")
+    for name in ("messages", "tools"):
+        if not all(isinstance(each, dict) for each in body.get(name) or ()):
+            raise invalid(name, "must be a list of objects")
+    choice = body.get("tool_choice")
+    if isinstance(choice, dict) and "function" in choice and not all(map(_is_named, body.get("tools") or ())):
+        raise invalid("tools", "each must have a function with a name")
+
+
+def _is_named(tool: dict[str, Any]) -> bool:
+    function = tool.get("function")
+    return isinstance(function, dict) and isinstance(function.get("name"), str)
+
+
+_NAMES: Mapping[Any, str] = {list: "a list", dict: "an object", bool: "true or false", int: "a whole number"}
+
+
+# --- members that are not the client's --------------------------------------------------------------------
+
+
+def _drop_private(body: dict[str, Any]) -> None:
+    """Refuse members for connectors; drop and bound those by which vLLM would route or name the request."""
+    extra = body.get("vllm_xargs") or {}
+    for name in _PRIVATE:
+        if body.pop(name, None) is not None or name in extra:
+            raise invalid(name, "cannot be set by a client", "unsupported_parameter")
+    extra.pop("session_id", None)
+    body.pop("session_id", None)
+    if (name := body.pop("request_id", None)) is not None:
+        # vLLM repeats it in every chunk of the answer.
+        if not isinstance(name, str):
+            raise invalid("request_id", "must be a text")
+        if label := read_label(name):
+            body["request_id"] = label
+
+
+# --- bounds -----------------------------------------------------------------------------------------------
+
+
+def _check_sampling(body: dict[str, Any]) -> None:
+    for name in ("stop", "stop_sequences"):
+        stops = body.get(name)
+        stops = [stops] if isinstance(stops, str) else stops
+        if not isinstance(stops, list):
+            continue
+        if len(stops) > MAX_STOPS:
+            raise invalid(name, f"at most {MAX_STOPS} strings")
+        if any(isinstance(stop, str) and len(stop) > MAX_STOP_CHARACTERS for stop in stops):
+            raise invalid(name, f"at most {MAX_STOP_CHARACTERS} characters each")
+    for name, most in _MAX_LENGTHS.items():
+        value = body.get(name)
+        if isinstance(value, list | dict) and len(value) > most:
+            raise invalid(name, f"at most {most}")
+
+
+def _count_prompts(body: dict[str, Any], limits: BodyLimits) -> tuple[int, int]:
+    """The number of prompts, and of their tokens where the client gives token ids."""
+    prompt = body.get("prompt")
+    embeddings = body.get("prompt_embeds")
+    others = len(embeddings) if isinstance(embeddings, list) else 0
+    if not isinstance(prompt, list) or not prompt:
+        return max(1, others), 0
+    kinds = set(map(type, prompt))
+    if kinds == {int}:
+        _check_prompt(prompt, limits)
+        return 1 + others, len(prompt)
+    if kinds == {str}:
+        return len(prompt) + others, 0
+    if kinds != {list}:
+        raise invalid("prompt", "must be a text, a list of token ids, or a list of texts or of such lists")
+    for each in prompt:
+        if set(map(type, each)) - {int}:
+            raise invalid("prompt", "must be a text, a list of token ids, or a list of texts or of such lists")
+        _check_prompt(each, limits)
+    return len(prompt) + others, sum(map(len, prompt))
+
+
+def _check_prompt(prompt: list[int], limits: BodyLimits) -> None:
+    if len(prompt) > limits.prompt_tokens:
+        reason = f"the prompt has {len(prompt)} tokens, and the limit is {limits.prompt_tokens}"
+        raise invalid("prompt", reason, "context_length_exceeded")
+    if prompt and min(prompt) < 0:
+        raise invalid("prompt", f"{min(prompt)} is not a token id")
+
+
+def _check_choices(body: dict[str, Any], prompts: int, limits: BodyLimits) -> int:
+    n = body.get("n")
+    choices = prompts * (1 if n is None else max(1, n))
+    if choices > limits.choices:
+        param = "prompt" if prompts > limits.choices else "n"
+        raise invalid(param, f"{choices} choices, prompts times n, and the limit is {limits.choices}")
+    return choices
+
+
+def _answer_tokens(body: dict[str, Any]) -> int:
+    """The length of one answer that the client asks for."""
+    lengths = [body.get(name) for name in ("max_tokens", "max_completion_tokens", "max_output_tokens")]
+    asked = [length for length in lengths if isinstance(length, int) and length > 0]
+    if asked:
+        return min(asked)
+    return _COMPLETION_TOKENS if "prompt" in body else DEFAULT_CHARGE_TOKENS

@@ -1,0 +1,231 @@
+"""The layers around vLLM's application, outermost first:
+
+    OpenRoutes        other paths and methods are refused
+    DialectErrors     errors of the layers below are answered as the route's clients expect
+    AdmissionLayer    log line and metrics, API key and its limits, time limit (`app.ingress.access.admission`)
+    BodyGuard         the body is read within its limits, checked, and charged to the key
+    CallLayer         the call is known to the core below vLLM's application; at its end, its use of tokens is settled
+
+Chunks of answers pass through unread.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from functools import partial
+
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.frontend.calls import CURRENT, ApiCall
+from app.frontend.guard.bodies import MAX_STOPS, BodyLimits, check_body
+from app.frontend.guard.media import NO_DOMAIN
+from app.frontend.guard.routes import OPEN_ROUTES, OPENAI, Dialect, OpenRoute
+from app.ingress.access.admission import AdmissionLayer, AdmittedCall, Gate, admitted
+from app.ingress.asgi import TrackedSend, read_body, read_label
+from app.ingress.errors import ApiError
+from app.ingress.telemetry.requests import CLIENT_CLOSED_STATUS, RequestTelemetry
+from app.settings import IngressSettings
+from migration.protocol.core_messages import decode_request
+from migration.protocol.request import RequestSpec
+
+_PRIORITY = re.compile(rb"-?[0-9]{1,18}")
+
+
+def guarded(
+    app: ASGIApp, gate: Gate, telemetry: RequestTelemetry, settings: IngressSettings, max_context: int
+) -> ASGIApp:
+    """vLLM's application `app` as clients may reach it. `max_context` is the model's context, in tokens."""
+    limits = BodyLimits(
+        settings.max_choices,
+        settings.max_prompt_tokens or max_context,
+        frozenset(settings.allowed_media_domains),
+    )
+
+    def layered(route: OpenRoute) -> ASGIApp:
+        if route.endpoint is None:
+            return DialectErrors(KeyLayer(app, gate, route.dialect), route.dialect)
+        guard = BodyGuard(CallLayer(app), route, limits, settings.max_body_bytes)
+        begin, dialect = partial(telemetry.begin, route.endpoint), route.dialect
+        admission = AdmissionLayer(guard, gate, settings.request_timeout_s, begin, dialect.key, dialect.ending)
+        return DialectErrors(admission, dialect)
+
+    return OpenRoutes({path: (route.method, layered(route)) for path, route in OPEN_ROUTES.items()})
+
+
+def vllm_environment(settings: IngressSettings) -> dict[str, str]:
+    """Environment variables that vLLM has to find when it is imported: its limits are not below the guard's."""
+    return {
+        "VLLM_MAX_STOP_STRINGS": str(MAX_STOPS),
+        "VLLM_MAX_COMPLETION_PROMPTS": str(settings.max_choices),
+        "VLLM_MAX_N_SEQUENCES": str(settings.max_choices),
+        "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",
+    }
+
+
+def vllm_media_domains(settings: IngressSettings) -> list[str]:
+    """vLLM's own list of allowed domains for the settings."""
+    return list(settings.allowed_media_domains) or [NO_DOMAIN]
+
+
+class OpenRoutes:
+    """Passes a call on to its path's application; other paths and methods are refused, and websockets closed.
+
+    `routes` are methods and applications by path.
+    """
+
+    def __init__(self, routes: Mapping[str, tuple[str, ASGIApp]]) -> None:
+        self._routes = routes
+        self._refusal = DialectErrors(_refuse, OPENAI)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the call on, or refuse it."""
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1000})
+        elif scope["type"] == "http":
+            method, app = self._routes.get(scope["path"], ("", self._refusal))
+            if method in ("", scope["method"]):
+                await app(scope, receive, send)
+            else:
+                refusal = JSONResponse(ApiError(405, "Method Not Allowed").body(), 405, {"Allow": method})
+                await refusal(scope, receive, send)
+
+
+async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
+    raise ApiError(404, "Not Found")
+
+
+class DialectErrors:
+    """Answers an ApiError of the layers below in a dialect."""
+
+    def __init__(self, app: ASGIApp, dialect: Dialect) -> None:
+        self._app = app
+        self._dialect = dialect
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the call on. Other exceptions are raised."""
+        try:
+            await self._app(scope, receive, send)
+        except ApiError as error:
+            await JSONResponse(self._dialect.body(error), error.status, error.headers)(scope, receive, send)
+        except ClientDisconnect:
+            # The status is for the log only: the client is gone.
+            await Response(status_code=CLIENT_CLOSED_STATUS)(scope, receive, send)
+
+
+class KeyLayer:
+    """Passes on calls with a valid API key, without a body."""
+
+    def __init__(self, app: ASGIApp, gate: Gate, dialect: Dialect) -> None:
+        self._app = app
+        self._gate = gate
+        self._dialect = dialect
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the call on. Raises ApiError 401."""
+        self._gate.authenticate(self._dialect.key(Headers(scope=scope)))
+        await self._app(_to_vllm(scope), _replayed(b"", receive), send)
+
+
+class BodyGuard:
+    """Reads and checks the body, which the application gets in one piece."""
+
+    def __init__(self, app: ASGIApp, route: OpenRoute, limits: BodyLimits, max_bytes: int) -> None:
+        self._app = app
+        self._route = route
+        self._limits = limits
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass an admitted call on. Raises ApiError for a body that is refused, or that the call's key may not use."""
+        content = await read_body(Request(scope, receive), self._max_bytes)
+        body = check_body(content, self._route, self._limits)
+        admitted(scope).admission.charge(body.max_tokens)
+        await self._app(scope, _replayed(body.content, receive), send)
+
+
+class CallLayer:
+    """Makes a call known to the core below, and settles its use of tokens."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass an admitted call on."""
+        through = admitted(scope)
+        call = ApiCall(read_label(Headers(scope=scope).get("x-request-id")) or "", through.observer.timer)
+        watched = _WatchedReceive(receive, through.sent)
+        token = CURRENT.set(call)
+        try:
+            await self._app(_to_vllm(scope, call.label), watched, send)
+        finally:
+            CURRENT.reset(token)
+            _settle(call, through, watched.disconnected)
+
+
+class _WatchedReceive:
+    """Passes messages on, and notices a disconnect before the answer's end."""
+
+    def __init__(self, receive: Receive, sent: TrackedSend) -> None:
+        self._receive = receive
+        self._sent = sent
+        self.disconnected = False
+
+    async def __call__(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.disconnect" and not self._sent.complete:
+            self.disconnected = True
+        return message
+
+
+def _settle(call: ApiCall, through: AdmittedCall, disconnected: bool) -> None:
+    """Settle the charge and report the outcome of a call. A later exception or time-out replaces the outcome."""
+    requests, observer, status = call.requests, through.observer, through.sent.status
+    prompt_tokens, tokens = call.prompt_tokens, call.completion_tokens
+    through.admission.used = prompt_tokens + tokens
+    if requests:
+        first = requests[0].spec
+        observer.accepted(first.id, call.label or first.label, prompt_tokens, lambda: _prompts(call.prompts.values()))
+    for request in requests:
+        observer.choice(request)
+    answered = status is not None and through.sent.complete and not disconnected
+    # At a stop string vLLM aborts the request: the engine has not ended it.
+    finishes = [request.finish or "stop" for request in requests] if answered else [None]
+    observer.answered(tokens, finishes)
+    if status is not None and answered:
+        if status >= 400 or "error" in finishes:
+            observer.failed(ApiError(status if status >= 400 else 500, ""))
+        elif not requests:
+            observer.served()
+
+
+def _prompts(specs: Iterable[RequestSpec]) -> list[list[int]]:
+    return [decode_request(spec.body).prompt_token_ids or [] for spec in specs]
+
+
+def _to_vllm(scope: Scope, label: str = "") -> Scope:
+    """The scope for vLLM: of the client's headers it has the label and the priority.
+
+    Without an origin, vLLM does not allow web pages of other origins to read the answer. The other headers that vLLM
+    reads choose an engine, or name a session.
+    """
+    headers = [(b"content-type", b"application/json")]
+    if label:
+        headers.append((b"x-request-id", label.encode()))
+    for name, value in scope["headers"]:
+        if name == b"x-vllm-priority" and _PRIORITY.fullmatch(value):
+            headers.append((name, value))
+    # Before version 2.4, applications watch for a disconnect: Starlette would wait for `send` to raise OSError, which
+    # uvicorn's does not.
+    return {**scope, "asgi": {"version": "3.0", "spec_version": "2.3"}, "headers": headers, "query_string": b""}
+
+
+def _replayed(content: bytes, receive: Receive) -> Receive:
+    """Receives `content` as the whole body, and what comes after it from `receive`."""
+    body: list[Message] = [{"type": "http.request", "body": content, "more_body": False}]
+
+    async def replay() -> Message:
+        return body.pop() if body else await receive()
+
+    return replay

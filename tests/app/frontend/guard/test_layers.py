@@ -1,0 +1,441 @@
+"""The layers around an application: what reaches it, what clients get instead, and what a call leaves behind."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from starlette.requests import Request
+from starlette.responses import JSONResponse, StreamingResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from app.frontend.calls import CURRENT, EngineRequest
+from app.frontend.guard.bodies import MAX_STOPS
+from app.frontend.guard.layers import guarded, vllm_environment, vllm_media_domains
+from app.frontend.guard.routes import OPEN_ROUTES
+from app.ingress.access.admission import Gate
+from app.ingress.access.keys import ApiKey, digest
+from app.ingress.access.limits import KeyLimits
+from app.ingress.telemetry.requests import RequestTelemetry
+from app.settings import IngressSettings
+from deployments.metrics.exposition import merge
+from migration.protocol.reading import Reader
+from tests.app.ingress.fakes import Exchange
+from tests.deployments.metrics.test_exposition import parsed
+from tests.migration.world import spec
+
+pytestmark = pytest.mark.virtual_time
+
+COMPLETIONS, CHAT, RESPONSES, MESSAGES = "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"
+KEY = {"Authorization": "Bearer alice-key"}
+CONTEXT = 64
+Handler = Callable[[Request], Awaitable[ASGIApp]]
+
+
+async def echo(http: Request) -> ASGIApp:
+    """Answers with what has reached it."""
+    headers = {name: value for name, value in http.headers.items()}
+    body = await http.body()
+    return JSONResponse({"body": json.loads(body) if body else None, "headers": headers, "query": http.url.query})
+
+
+def used(tokens: int, prompt: int = 40, finish: str | None = "length", name: str = "cmpl-1") -> None:
+    """The current call runs a request, to its end if there is a finish reason."""
+    call, reader = CURRENT.get(), Reader()
+    assert call is not None
+    reader.cursor.tokens.extend(range(tokens))
+    reader.cursor.finish = finish
+    call.add(EngineRequest(name, spec(f"r{len(call.requests)}", prompt=prompt), reader))
+
+
+class Guarded:
+    """An application of one handler behind the layers, its client, and the log lines of its calls."""
+
+    def __init__(self, handler: Handler = echo, gate: Gate | None = None, **settings: Any) -> None:
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await (await handler(Request(scope, receive)))(scope, receive, send)
+
+        self.gate = gate or Gate()
+        self.telemetry = RequestTelemetry("tiny")
+        self.app = guarded(app, self.gate, self.telemetry, IngressSettings(**settings), CONTEXT)
+
+    async def post(
+        self, path: str = COMPLETIONS, headers: Mapping[str, str] | None = None, method: str = "POST", **body: Any
+    ) -> httpx.Response:
+        transport = httpx.ASGITransport(self.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://mell", trust_env=False) as client:
+            return await client.request(method, path, json=body or {"prompt": "x"}, headers=headers)
+
+    def exchange(self, body: bytes = b'{"prompt": "x"}', headers: dict[str, str] | None = None) -> Exchange:
+        return Exchange(SimpleNamespace(app=self.app), body, COMPLETIONS, headers)  # type: ignore[arg-type]
+
+    @property
+    def metrics(self) -> dict[str, dict[tuple[str, ...], float]]:
+        return parsed(merge([self.telemetry.expose("i")]))
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[dict[str, Any]]]]:
+    """The log lines of requests so far."""
+    with caplog.at_level(logging.INFO, logger="ray.serve.mell.request"):
+        yield lambda: [record.__dict__["request"] for record in caplog.records if "request" in record.__dict__]
+
+
+def keys(**limits: int) -> Gate:
+    return Gate([ApiKey("alice", digest("alice-key"), KeyLimits(**limits))], clock=lambda: 1000.0)
+
+
+# --- routes -----------------------------------------------------------------------------------------------
+
+CLOSED = [
+    *("/", "/v1", "/v1/", "/v1/completions/", "/v1/completions/render", "/v1/completions/derender", "/v1/models/tiny"),
+    *("/v1/chat/completions/render", "/v1/chat/completions/batch", "/v1/chat/completions/derender", "//v1/models"),
+    *("/v1/responses/resp_1", "/v1/responses/resp_1/cancel", "/inference/v1/generate", "/invocations", "/ping"),
+    *("/scale_elastic_ep", "/is_scaling_elastic_ep", "/load", "/sleep", "/wake_up", "/is_sleeping", "/collective_rpc"),
+    *("/reset_prefix_cache", "/server_info", "/start_profile", "/stop_profile", "/pause", "/resume", "/tokenizer_info"),
+    *("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/update_weights", "/abort_requests", "/kv_event_sources"),
+    *("/v1/audio/transcriptions", "/v1/audio/translations", "/v1/realtime", "/docs", "/redoc", "/generative_scoring"),
+    *("/fault_tolerance/apply", "/v1/systemone", "/v1/completions%2Frender", "/v1/messages/render"),
+]
+
+
+@pytest.mark.parametrize("path", CLOSED)
+async def test_other_routes_do_not_exist(path: str) -> None:
+    async def reached(http: Request) -> ASGIApp:
+        raise AssertionError(path)
+
+    for method in ("GET", "POST", "DELETE", "OPTIONS"):
+        response = await Guarded(reached).post(path, method=method)
+        assert response.status_code == 404 and response.json()["error"]["type"] == "not_found_error"
+
+
+@pytest.mark.parametrize("route", OPEN_ROUTES.values(), ids=OPEN_ROUTES)
+async def test_open_routes_have_one_method(route: Any) -> None:
+    assert (await Guarded().post(route.path, method=route.method)).status_code == 200
+    for method in {"GET", "POST", "HEAD", "OPTIONS", "DELETE", "PUT", ""} - {route.method}:
+        response = await Guarded().post(route.path, method=method)
+        assert (response.status_code, response.headers["allow"]) == (405, route.method)
+
+
+async def test_websockets_are_closed() -> None:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await Guarded().app({"type": "websocket", "path": COMPLETIONS}, asyncio.Event().wait, send)  # type: ignore[arg-type]
+    assert sent == [{"type": "websocket.close", "code": 1000}]
+
+
+# --- the head ---------------------------------------------------------------------------------------------
+
+
+async def test_of_the_head_vllm_gets_label_and_priority() -> None:
+    given = {
+        "X-Request-Id": "mine\\!",
+        "X-Vllm-Priority": "-7",
+        "X-Data-Parallel-Rank": "3",
+        "X-Session-ID": "s",
+        "Origin": "http://evil.example",
+        "Authorization": "Bearer k",
+        "Cookie": "c",
+        "Traceparent": "00-1-1-00",
+        "Endpoint-Load-Metrics-Format": "json",
+        "X-Amzn-SageMaker-Session-Id": "x",
+        "Content-Encoding": "gzip",
+    }
+    response = await Guarded().post(COMPLETIONS + "?stream=true", headers=given)
+    expected = {"content-type": "application/json", "x-request-id": "mine", "x-vllm-priority": "-7"}
+    assert response.json() == {"body": {"prompt": "x"}, "headers": expected, "query": ""}
+
+
+@pytest.mark.parametrize("priority", ["9" * 100, "x", "", "1.5", "+1", "1 "])
+async def test_a_priority_that_is_no_number_is_dropped(priority: str) -> None:
+    response = await Guarded().post(headers={"X-Vllm-Priority": priority})
+    assert "x-vllm-priority" not in response.json()["headers"]
+
+
+@pytest.mark.parametrize("label", ["a" * 100_000, "\x7f" * 10])
+async def test_a_label_is_bounded(label: str) -> None:
+    given = (await Guarded().post(headers={"X-Request-Id": label})).json()["headers"]
+    assert given.get("x-request-id", "") == ("a" * 128 if label.startswith("a") else "")
+
+
+async def test_the_models_are_listed_without_a_body() -> None:
+    response = await Guarded().post("/v1/models", method="GET")
+    assert response.json() == {"body": None, "headers": {"content-type": "application/json"}, "query": ""}
+
+
+# --- the body ---------------------------------------------------------------------------------------------
+
+
+async def test_a_body_that_is_too_large_is_not_read_whole(lines: Callable[[], list[dict[str, Any]]]) -> None:
+    behind = Guarded(max_body_bytes=1024)
+    response = await behind.post(prompt="x" * 2000)
+    assert (response.status_code, response.json()["error"]["code"]) == (413, "request_too_large")
+    exchange = behind.exchange(body=b"")
+    exchange._incoming.get_nowait()
+    for _ in range(3):
+        exchange._incoming.put_nowait({"type": "http.request", "body": b" " * 1000, "more_body": True})
+    await exchange.ended()
+    assert exchange.sent[0]["status"] == 413
+    assert exchange._incoming.qsize() == 1, "the second message is beyond the limit"
+    assert [line["outcome"] for line in lines()] == ["request_too_large"] * 2
+
+
+async def test_other_media_types_are_refused() -> None:
+    response = await Guarded().post(headers={"Content-Type": "text/plain"})
+    assert response.status_code == 415
+
+
+async def test_a_refused_body_is_named_and_does_not_reach_vllm(lines: Callable[[], list[dict[str, Any]]]) -> None:
+    async def reached(http: Request) -> ASGIApp:
+        raise AssertionError
+
+    response = await Guarded(reached, max_choices=4).post(prompt=["x"] * 5)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"], error["type"]) == (400, "prompt", "invalid_request_error")
+    response = await Guarded(reached).post(prompt=[1] * (CONTEXT + 1))
+    assert response.json()["error"]["code"] == "context_length_exceeded"
+    response = await Guarded(reached, max_prompt_tokens=5).post(prompt=[1] * 6)
+    assert response.json()["error"]["code"] == "context_length_exceeded"
+    url = {"type": "image_url", "image_url": {"url": "http://a.example/x.png"}}
+    response = await Guarded(reached).post(CHAT, messages=[{"role": "user", "content": [url]}])
+    assert response.json()["error"]["code"] == "media_not_allowed"
+    assert [(line["status"], line["outcome"]) for line in lines()][:2] == [
+        (400, "invalid_value"),
+        (400, "context_length_exceeded"),
+    ]
+
+
+async def test_addresses_of_allowed_domains_pass() -> None:
+    url = {"type": "image_url", "image_url": {"url": "http://a.example/x.png"}}
+    behind = Guarded(allowed_media_domains=["a.example"])
+    assert (await behind.post(CHAT, messages=[{"role": "user", "content": [url]}])).status_code == 200
+
+
+def test_vllms_own_limits_fit() -> None:
+    environment = vllm_environment(IngressSettings(max_choices=7))
+    assert environment["VLLM_MAX_COMPLETION_PROMPTS"] == environment["VLLM_MAX_N_SEQUENCES"] == "7"
+    assert environment["VLLM_MAX_STOP_STRINGS"] == str(MAX_STOPS)
+    assert vllm_media_domains(IngressSettings()) == ["media.invalid"], "to vLLM, no domain means all"
+    assert vllm_media_domains(IngressSettings(allowed_media_domains=["a"])) == ["a"]
+
+
+# --- keys and limits --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("route", OPEN_ROUTES.values(), ids=OPEN_ROUTES)
+async def test_with_keys_clients_need_one(route: Any) -> None:
+    behind = Guarded(gate=keys())
+    anthropic = route.path.startswith(MESSAGES)
+    for headers in ({}, {"Authorization": "Bearer eve"}, {"Authorization": "alice-key"}, {"X-Api-Key": "eve"}):
+        response = await behind.post(route.path, headers, method=route.method)
+        assert (response.status_code, response.headers["www-authenticate"]) == (401, "Bearer")
+        body = response.json()
+        assert body["error"]["type"] == "authentication_error" and (body.get("type") == "error") == anthropic
+    assert (await behind.post(route.path, KEY, method=route.method)).status_code == 200
+    by_header = await behind.post(route.path, {"X-Api-Key": "alice-key"}, method=route.method)
+    assert by_header.status_code == (200 if anthropic else 401)
+
+
+async def test_without_a_key_the_body_is_not_read() -> None:
+    exchange = Guarded(gate=keys()).exchange()
+    exchange._incoming.get_nowait()
+    await exchange.ended()
+    assert exchange.sent[0]["status"] == 401
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, MESSAGES])
+async def test_requests_per_minute(path: str) -> None:
+    behind = Guarded(gate=keys(requests_per_minute=1))
+    assert (await behind.post(path, KEY)).status_code == 200
+    response = await behind.post(path, KEY)
+    assert (response.status_code, response.headers["retry-after"]) == (429, "60")
+    assert response.json()["error"]["type"] == "rate_limit_error"
+
+
+async def test_a_saturated_ingress_refuses() -> None:
+    behind = Guarded(gate=Gate(max_requests=0))
+    response = await behind.post()
+    assert (response.status_code, response.json()["error"]["code"]) == (503, "saturated")
+    assert (await behind.post(MESSAGES)).json()["error"]["type"] == "overloaded_error"
+    assert (await behind.post("/v1/models", method="GET")).status_code == 200
+
+
+async def test_a_call_is_charged_its_maximum_and_settled_to_its_use() -> None:
+    async def run(http: Request) -> ASGIApp:
+        used(tokens=3, prompt=10)
+        used(tokens=4, prompt=10)
+        used(tokens=5, prompt=20, name="cmpl-2")
+        return JSONResponse({})
+
+    behind = Guarded(run, keys(tokens_per_minute=100))
+    assert (await behind.post(headers=KEY, prompt=[1] * 50, max_tokens=50)).status_code == 200
+    meter = behind.gate._meters["alice"]
+    assert meter._tokens is not None and meter._tokens.level == 100 - (10 + 20 + 3 + 4 + 5)
+    response = await behind.post(headers=KEY, prompt=[1] * 50, max_tokens=10)
+    assert (response.status_code, response.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+
+
+async def test_a_call_that_vllm_refuses_costs_no_tokens() -> None:
+    async def refuse(http: Request) -> ASGIApp:
+        return JSONResponse({}, 400)
+
+    behind = Guarded(refuse, keys(tokens_per_minute=100))
+    for _ in range(3):
+        assert (await behind.post(headers=KEY, prompt=[1] * 50, max_tokens=40)).status_code == 400
+
+
+# --- time -------------------------------------------------------------------------------------------------
+
+
+async def never(http: Request) -> ASGIApp:
+    await http.body()
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def stalled(http: Request) -> ASGIApp:
+    await http.body()
+
+    async def chunks() -> Any:
+        yield b"data: {}\n\n"
+        await asyncio.Event().wait()
+
+    return StreamingResponse(chunks(), media_type="text/event-stream")
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, MESSAGES])
+async def test_a_late_answer_is_a_504(path: str) -> None:
+    behind = Guarded(never, request_timeout_s=5.0, gate=Gate(max_requests=1))
+    response = await behind.post(path)
+    error = response.json()["error"]
+    assert (response.status_code, error["type"], error["message"]) == (
+        504,
+        "timeout_error",
+        "the request took longer than 5 s",
+    )
+    assert behind.gate._running == 0
+
+
+async def test_a_late_stream_ends_with_an_error_in_its_dialect() -> None:
+    ends = {}
+    for path in (COMPLETIONS, RESPONSES, MESSAGES):
+        content = (await Guarded(stalled, request_timeout_s=5.0).post(path)).text
+        ends[path] = content.removeprefix("data: {}\n\n")
+    error, done, rest = ends[COMPLETIONS].split("\n\n")
+    assert (
+        json.loads(error.removeprefix("data: "))["error"]["code"] == "timeout" and done == "data: [DONE]" and not rest
+    )
+    for path in (RESPONSES, MESSAGES):
+        body = json.loads(ends[path].removeprefix("event: error\ndata: "))
+        assert (body["type"], body["error"]["type"]) == ("error", "timeout_error")
+
+
+# --- what a call leaves behind ------------------------------------------------------------------------------
+
+
+async def test_a_call_is_logged_and_counted(lines: Callable[[], list[dict[str, Any]]]) -> None:
+    async def run(http: Request) -> ASGIApp:
+        used(tokens=3, prompt=10)
+        used(tokens=4, prompt=10, finish=None)
+        return JSONResponse({})
+
+    behind = Guarded(run, keys())
+    await behind.post(CHAT, {**KEY, "X-Request-Id": "mine"})
+    (line,) = lines()
+    expected = {
+        "id": "r0",
+        "label": "mine",
+        "endpoint": "chat",
+        "key": "alice",
+        "model": "tiny",
+        "status": 200,
+        "prompt_tokens": 10,
+        "completion_tokens": 7,
+        "outcome": "length+stop",
+        "moves": 0,
+        "resubmissions": 0,
+    }
+    assert expected.items() <= line.items()
+    assert behind.metrics["mell_requests_total"] == {("chat", "length+stop", "i"): 1.0}
+    assert behind.metrics["mell_request_completion_tokens_total"] == {("i",): 7.0}
+
+
+OUTCOMES: dict[str, tuple[int, str | None, str, int]] = {
+    "an answer": (200, "stop", "stop", 200),
+    "a refusal": (404, None, "not_found_error", 404),
+    "a failure": (500, None, "server_error", 500),
+    "a failure within an answer": (200, "error", "server_error", 500),
+}
+
+
+@pytest.mark.parametrize(("status", "finish", "outcome", "logged"), OUTCOMES.values(), ids=OUTCOMES)
+async def test_the_outcome_is_the_answers(
+    lines: Callable[[], list[dict[str, Any]]], status: int, finish: str | None, outcome: str, logged: int
+) -> None:
+    async def run(http: Request) -> ASGIApp:
+        if finish is not None:
+            used(tokens=3, finish=finish)
+        return JSONResponse({}, status)
+
+    await Guarded(run).post()
+    (line,) = lines()
+    assert (line["outcome"], line["status"]) == (outcome, logged)
+
+
+async def test_a_call_without_engine_requests_is_ok(lines: Callable[[], list[dict[str, Any]]]) -> None:
+    await Guarded().post("/tokenize")
+    (line,) = lines()
+    assert (line["endpoint"], line["outcome"], line["status"]) == ("tokenize", "ok", 200)
+
+
+async def test_a_client_that_left_is_logged_so(lines: Callable[[], list[dict[str, Any]]]) -> None:
+    async def watch(http: Request) -> ASGIApp:
+        await http.body()
+        used(tokens=3, finish=None)
+        while (await http.receive())["type"] != "http.disconnect":
+            pass
+        return JSONResponse(None)
+
+    behind = Guarded(watch, keys(tokens_per_minute=1000))
+    exchange = behind.exchange(headers=KEY)
+    await asyncio.sleep(1)
+    exchange.disconnect()
+    await exchange.ended()
+    (line,) = lines()
+    assert (line["outcome"], line["status"], line["completion_tokens"]) == ("client_closed", 499, 3)
+    meter = behind.gate._meters["alice"]
+    assert meter._tokens is not None and meter._tokens.level == 1000 - 43
+
+
+async def test_an_exception_is_raised_and_logged(lines: Callable[[], list[dict[str, Any]]]) -> None:
+    async def fail(http: Request) -> ASGIApp:
+        raise RuntimeError("a mistake")
+
+    with pytest.raises(RuntimeError, match="a mistake"):
+        await Guarded(fail).post()
+    assert [line["outcome"] for line in lines()] == ["internal_error"]
+
+
+async def test_calls_do_not_mix() -> None:
+    seen: list[Any] = []
+
+    async def run(http: Request) -> ASGIApp:
+        seen.append(CURRENT.get())
+        await asyncio.sleep(1)
+        seen.append(await asyncio.create_task(current()))
+        return JSONResponse({})
+
+    async def current() -> Any:
+        return CURRENT.get()
+
+    behind = Guarded(run)
+    await asyncio.gather(*(behind.post(headers={"X-Request-Id": name}) for name in "ab"))
+    assert sorted(call.label for call in seen) == ["a", "a", "b", "b"] and len(set(map(id, seen))) == 2
+    assert CURRENT.get() is None

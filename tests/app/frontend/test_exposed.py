@@ -1,0 +1,492 @@
+"""vLLM's application behind the guard, over fake replicas: hostile input, keys, limits, time, and the log lines."""
+
+import asyncio
+import gzip
+import json
+import logging
+import resource
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from schemathesis import GenerationMode
+
+from app.frontend.guard.layers import guarded
+from app.ingress.access.admission import Gate
+from app.ingress.access.keys import ApiKey, digest
+from app.ingress.access.limits import KeyLimits
+from app.ingress.telemetry.requests import RequestTelemetry
+from app.ingress.telemetry.tracing import NoTracer
+from app.settings import IngressSettings
+from deployments.metrics.exposition import merge
+from policies.model import RequestId
+from tests.app.frontend.conftest import CONTEXT, FrontendApi, config, serving
+from tests.app.ingress.fakes import Exchange, events, eventually
+from tests.counts import LONG
+from tests.deployments.metrics.test_exposition import parsed
+
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    # vLLM's code warns of some inputs; an error in its place would be an answer of its own.
+    pytest.mark.filterwarnings("default"),
+]
+
+JSON = {"Content-Type": "application/json"}
+KEY = {"Authorization": "Bearer alice-key"}
+COMPLETIONS, CHAT, RESPONSES, MESSAGES = "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"
+USER = [{"role": "user", "content": "Hi"}]
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+BODIES: dict[str, dict[str, Any]] = {
+    COMPLETIONS: {"prompt": "Hi", "max_tokens": 2},
+    CHAT: {"messages": USER, "max_tokens": 2},
+    RESPONSES: {"input": "Hi", "max_output_tokens": 2},
+    MESSAGES: {"model": "mell-tiny", "messages": USER, "max_tokens": 2},
+    "/v1/messages/count_tokens": {"model": "mell-tiny", "messages": USER},
+    "/tokenize": {"prompt": "Hi"},
+    "/detokenize": {"tokens": [5, 6]},
+}
+"""A small valid body for every open route of a model that generates."""
+
+CPU_S = 1.5
+MEMORY = 300 << 20
+"""Bounds of what one hostile request may cost the ingress's process."""
+
+
+class Exposed:
+    """The guarded application over a service, with settings and keys of its own."""
+
+    def __init__(self, api: FrontendApi, gate: Gate | None = None, **settings: Any) -> None:
+        self.service = api.service
+        self.gate = gate or Gate()
+        self.telemetry = RequestTelemetry("mell-tiny")
+        self.app = guarded(api.app, self.gate, self.telemetry, IngressSettings(**settings), CONTEXT)
+
+    async def send(self, method: str, path: str, **options: Any) -> httpx.Response:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(self.app), base_url="http://mell", trust_env=False, timeout=60
+        ) as client:
+            return await client.request(method, path, **options)
+
+    async def post(self, path: str, headers: dict[str, str] | None = None, **body: Any) -> httpx.Response:
+        return await self.send("POST", path, json={**BODIES[path], **body}, headers=headers)
+
+    async def content(self, path: str, content: bytes, headers: dict[str, str] | None = None) -> httpx.Response:
+        return await self.send("POST", path, content=content, headers={**JSON, **(headers or {})})
+
+    def exchange(self, path: str, **body: Any) -> Exchange:
+        content = json.dumps({**BODIES[path], **body}).encode()
+        return Exchange(SimpleNamespace(app=self.app), content, path)  # type: ignore[arg-type]
+
+    @property
+    def untouched(self) -> bool:
+        """True if no replica runs a request."""
+        return not self.service.streams.count and all(r.idle for r in self.service.replicas.values())
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def served() -> AsyncIterator[FrontendApi]:
+    async with serving(config()) as served:
+        for path in BODIES:  # what vLLM makes at its first use
+            await Exposed(served).post(path)
+        yield served
+
+
+@pytest.fixture
+def exposed(served: FrontendApi) -> Exposed:
+    return Exposed(served)
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[dict[str, Any]]]]:
+    """The log lines of requests so far."""
+    with caplog.at_level(logging.INFO, logger="ray.serve.mell.request"):
+        yield lambda: [record.__dict__["request"] for record in caplog.records if "request" in record.__dict__]
+
+
+class Cost:
+    """The time and memory that the `with` block's calls cost this process."""
+
+    def __enter__(self) -> None:
+        self._began = time.process_time()
+        self._memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    def __exit__(self, *raised: object) -> None:
+        if raised[0] is None:
+            memory = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - self._memory) << 10
+            took = time.process_time() - self._began
+            assert took < CPU_S and memory < MEMORY, f"{took:.2f} s, {memory >> 20} MiB"
+
+
+def refusal(response: httpx.Response, path: str, status: int = 400) -> Any:
+    """The error of a refusal, in the shape of the route's API, and of a bounded size."""
+    assert response.status_code == status, response.text[:300]
+    assert len(response.content) < 20_000
+    body = response.json()
+    error = body["error"]
+    assert error["message"] is not None and error["type"]
+    # vLLM's validators answer in OpenAI's shape everywhere.
+    assert {"param", "code"} <= set(error) or (path.startswith(MESSAGES) and body["type"] == "error")
+    return error
+
+
+# --- what is served ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_every_open_route_answers(exposed: Exposed, path: str) -> None:
+    response = await exposed.post(path)
+    assert response.status_code == 200, response.text
+
+
+async def test_no_other_route_of_vllm_answers(exposed: Exposed, served: FrontendApi) -> None:
+    application = served.frontend._application
+    paths = set(application.openapi()["paths"]) | {"/docs", "/redoc", "/openapi.json", "/metrics", "/ping"}
+    assert {"/scale_elastic_ep", "/invocations", "/load"} <= paths
+    for path in paths - set(BODIES) - {"/v1/models"}:
+        for method in ("GET", "POST"):
+            assert (await exposed.send(method, path, json={})).status_code == 404
+    document = json.loads(served.frontend.document())
+    assert set(document["paths"]) == set(BODIES) | {"/v1/models"}
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, RESPONSES, MESSAGES])
+async def test_streams_pass_through(exposed: Exposed, served: FrontendApi, path: str) -> None:
+    direct = await served.post(path, **BODIES[path], stream=True, temperature=0)
+    response = await exposed.post(path, stream=True, temperature=0)
+    assert response.headers["content-type"] == direct.headers["content-type"]
+    assert response.text.count("\n\n") == direct.text.count("\n\n") > 2
+
+
+async def test_the_label_is_vllms_name_and_the_logs(
+    exposed: Exposed, lines: Callable[[], list[dict[str, Any]]]
+) -> None:
+    response = await exposed.post(COMPLETIONS, {"X-Request-Id": "mi ne\\"}, max_tokens=3)
+    answer = response.json()
+    assert answer["id"] == "cmpl-mine"
+    (line,) = lines()
+    usage = {"prompt_tokens": answer["usage"]["prompt_tokens"], "completion_tokens": 3}
+    assert {"label": "mine", "outcome": "length", "status": 200, **usage}.items() <= line.items()
+    assert 0 < line["ttft_s"] < line["duration_s"]
+    metrics = parsed(merge([exposed.telemetry.expose("i")]))
+    assert metrics["mell_request_ttft_seconds_count"][("i",)] == 1
+    assert metrics["mell_request_itl_seconds_count"][("i",)] == 2
+
+
+async def test_the_engines_request_belongs_to_its_calls_context(
+    exposed: Exposed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Traces depend on it: a request's span is in the context of its call."""
+    caller: ContextVar[str] = ContextVar("caller")
+    seen: list[str] = []
+
+    class Recorder(NoTracer):
+        def opened(self, request: RequestId) -> None:
+            seen.append(caller.get("nobody"))
+
+    monkeypatch.setattr(exposed.service.streams, "_tracer", Recorder())
+
+    async def call(name: str) -> None:
+        caller.set(name)
+        await exposed.post(COMPLETIONS, n=2)
+
+    await asyncio.gather(asyncio.create_task(call("a")), asyncio.create_task(call("b")))
+    assert sorted(seen) == ["a", "a", "b", "b"]
+
+
+async def test_a_key_pays_for_what_its_requests_use(served: FrontendApi) -> None:
+    gate = Gate([ApiKey("alice", digest("alice-key"), KeyLimits(tokens_per_minute=100_000))], clock=lambda: 0.0)
+    exposed = Exposed(served, gate)
+    spent = 100_000
+    for path, body in (
+        (COMPLETIONS, {"prompt": ["Hi there", "Ho"], "n": 2, "max_tokens": 5}),
+        (COMPLETIONS, {"prompt": "Hi", "max_tokens": 5, "stream": True, "stream_options": {"include_usage": True}}),
+        (CHAT, {"n": 2}),
+    ):
+        response = await exposed.post(path, KEY, **body)
+        answer = response.json() if not body.get("stream") else events(response)[-2]
+        usage = answer["usage"]
+        spent -= usage["prompt_tokens"] + usage["completion_tokens"]
+        tokens = gate._meters["alice"]._tokens
+        assert tokens is not None and tokens.level == spent
+    assert (await exposed.post(MESSAGES, {"x-api-key": "alice-key"})).status_code == 200
+    assert refusal(await exposed.post(MESSAGES, {"x-api-key": "eve"}), MESSAGES, 401)
+
+
+async def test_sixteen_stop_strings_pass_vllms_own_limit(exposed: Exposed) -> None:
+    stops = [f"<{n}>" for n in range(16)]
+    assert (await exposed.post(COMPLETIONS, stop=stops)).status_code == 200
+    assert (await exposed.post(MESSAGES, stop_sequences=stops)).status_code == 200
+    refusal(await exposed.post(COMPLETIONS, stop=[*stops, "x"]), COMPLETIONS)
+
+
+async def test_the_length_of_prompts_is_limited() -> None:
+    async with serving(config().model_copy(update={"max_prompt_tokens": 4})) as served:
+        exposed = Exposed(served, max_prompt_tokens=4)
+        assert (await exposed.post(COMPLETIONS, prompt=[1, 2, 3, 4])).status_code == 200
+        assert "limit is 4" in refusal(await exposed.post(COMPLETIONS, prompt=[1, 2, 3, 4, 5]), COMPLETIONS)["message"]
+        assert "limit is 4" in refusal(await exposed.post(COMPLETIONS, prompt="word " * 50), COMPLETIONS)["message"]
+
+
+# --- time -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+async def test_a_late_stream_ends_with_an_error(served: FrontendApi, path: str) -> None:
+    exposed = Exposed(served, request_timeout_s=0.5)
+    response = await exposed.post(path, stream=True, max_tokens=400)
+    *chunks, error, done = events(response)
+    assert len(chunks) > 3 and done == "[DONE]" and error["error"]["code"] == "timeout"
+    await exposed.service.idle()
+    assert refusal(await exposed.post(path, max_tokens=400), path, 504)["code"] == "timeout"
+    await exposed.service.idle()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_left_is_logged_so(
+    exposed: Exposed, lines: Callable[[], list[dict[str, Any]]], stream: bool
+) -> None:
+    exchange = exposed.exchange(COMPLETIONS, stream=stream, max_tokens=400)
+    await eventually(lambda: exposed.service.streams.count == 1)
+    await asyncio.sleep(0.1)
+    exchange.disconnect()
+    await exchange.ended()
+    await exposed.service.idle()
+    (line,) = lines()
+    assert (line["outcome"], line["status"]) == ("client_closed", 499) and 0 < line["completion_tokens"] < 400
+
+
+# --- hostile input ----------------------------------------------------------------------------------------
+
+
+def deep(levels: int) -> str:
+    return "[" * levels + "]" * levels
+
+
+URL = "http://127.0.0.1:9/x.png"
+HOSTILE: dict[str, tuple[str, dict[str, Any]]] = {
+    "a connector's path": (COMPLETIONS, {"kv_transfer_params": {"mell_load": {"segment": "/etc/passwd"}}}),
+    "a connector's path as a text": (CHAT, {"vllm_xargs": {"kv_transfer_params": '{"mell_load": {}}'}}),
+    "a thousand prompts": (COMPLETIONS, {"prompt": ["x"] * 1000, "n": 16}),
+    "two thousand choices": (COMPLETIONS, {"n": 2000}),
+    "two thousand choices of a chat": (CHAT, {"n": 2000}),
+    "two thousand beams": (COMPLETIONS, {"n": 2000, "use_beam_search": True}),
+    "a hundred thousand wrong parts": (CHAT, {"messages": [{"role": "user", "content": [5] * 100_000}]}),
+    "fifteen thousand wrong parts": (CHAT, {"messages": [{"role": "user", "content": [5.5] * 15_000}]}),
+    "two thousand empty parts": (CHAT, {"messages": [{"role": "user", "content": [{}] * 2_000}]}),
+    "two thousand empty messages": (CHAT, {"messages": [{}] * 2_000}),
+    "two thousand empty items": (RESPONSES, {"input": [{}] * 2_000}),
+    "two thousand wrong items": (RESPONSES, {"input": [{"type": "message", "role": "user", "content": 5}] * 2_000}),
+    "thirty wrong items": (RESPONSES, {"input": [{"type": "message", "role": "user", "content": 5}] * 30}),
+    "two thousand wrong parts": (RESPONSES, {"input": [{"role": "user", "content": [{"type": "x"}] * 2_000}]}),
+    "two thousand wrong tools of a response": (RESPONSES, {"tools": [{}] * 2_000}),
+    "two thousand wrong blocks": (MESSAGES, {"messages": [{"role": "user", "content": [{"type": "x"}] * 2_000}]}),
+    "two thousand wrong tools": (CHAT, {"tools": [{}] * 2_000}),
+    "a hundred thousand wrong ids": ("/detokenize", {"tokens": [-1] * 100_000}),
+    "ids beyond the vocabulary": ("/detokenize", {"tokens": [2**40] * 100_000}),
+    "many members": (COMPLETIONS, {f"x{n}": n for n in range(50_000)}),
+    "a hundred thousand stops": (COMPLETIONS, {"stop": ["a"] * 100_000}),
+    "a long stop": (COMPLETIONS, {"stop": "a" * 100_000}),
+    "a foreign template": (CHAT, {"chat_template": "{% for i in range(10**9) %}x{% endfor %}"}),
+    "a foreign template in arguments": (CHAT, {"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}),
+    "fifty logprobs": (COMPLETIONS, {"logprobs": 50}),
+    "all logprobs": (COMPLETIONS, {"logprobs": -1}),
+    "fifty logprobs of a chat": (CHAT, {"logprobs": True, "top_logprobs": 50}),
+    "an image's address": (CHAT, {"messages": [{"role": "user", "content": [{"image_url": {"url": URL}}]}]}),
+    "a number of more than 64 bits": (COMPLETIONS, {"top_k": 10**30}),
+    "an interval of more than 64 bits": (CHAT, {"stream_interval": 10**30}),
+    "a tool without a function": (CHAT, {"tools": [{}], "tool_choice": {"function": {"name": "f"}}}),
+    "a token id beyond the vocabulary": (COMPLETIONS, {"prompt": [10**9]}),
+    "a stop token beyond the vocabulary": (COMPLETIONS, {"stop_token_ids": [10**9]}),
+    "a bias beyond the vocabulary": (COMPLETIONS, {"logit_bias": {"9" * 30: 1}}),
+    "a prompt beyond the context": (COMPLETIONS, {"prompt": "word " * 100_000}),
+    "a chat beyond the context": (CHAT, {"messages": [{"role": "user", "content": "word " * 100_000}]}),
+    "an answer beyond the context": (COMPLETIONS, {"max_tokens": 10**9}),
+    "a repetition in a schema": (
+        COMPLETIONS,
+        {"structured_outputs": {"json": {"properties": {f"p{n}": {"pattern": "(a){1,9000}"} for n in range(50)}}}},
+    ),
+    "a repetition in a tool": (
+        CHAT,
+        {
+            "tool_choice": "required",
+            "tools": [
+                {
+                    "type": "function",
+                    "function": {"name": "f", "parameters": {"properties": {"a": {"pattern": "a{9999}"}}}},
+                }
+            ],
+        },
+    ),
+    "a wrong expression": (COMPLETIONS, {"structured_outputs": {"regex": "("}}),
+    "a wrong grammar": (COMPLETIONS, {"structured_outputs": {"grammar": "root ::= " + "(" * 10_000}}),
+    "a deep schema as a text": (COMPLETIONS, {"structured_outputs": {"json": deep(5_000)}}),
+    "a salt of a path": (COMPLETIONS, {"cache_salt": "../../x"}),
+    "a stored response": (RESPONSES, {"background": True}),
+    "embeddings for a prompt": (COMPLETIONS, {"prompt": None, "prompt_embeds": "AAAA"}),
+}
+
+
+@pytest.mark.parametrize(("path", "members"), HOSTILE.values(), ids=HOSTILE)
+async def test_hostile_input_is_refused_at_a_bounded_cost(exposed: Exposed, path: str, members: dict[str, Any]) -> None:
+    content = json.dumps({**BODIES[path], **members}).encode()
+    with Cost():
+        response = await exposed.content(path, content)
+    refusal(response, path)
+    assert exposed.untouched
+
+
+ACCEPTED: dict[str, tuple[str, dict[str, Any]]] = {
+    "all choices": (COMPLETIONS, {"prompt": ["x"] * 16, "n": 8}),
+    "an expression with nested repetitions": (
+        COMPLETIONS,
+        {"structured_outputs": {"regex": "((((a{1,200}){1,200}){1,200}){1,200})"}},
+    ),
+    "a repetition in a grammar": (COMPLETIONS, {"structured_outputs": {"grammar": 'root ::= (("a"{1,1000}){1,1000})'}}),
+    "a schema that doubles": (
+        COMPLETIONS,
+        {
+            "structured_outputs": {
+                "json": {
+                    "$ref": "#/$defs/d0",
+                    "$defs": {
+                        **{f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 2} for n in range(40)},
+                        "d40": {"type": "string"},
+                    },
+                }
+            }
+        },
+    ),
+    "a schema of itself": (COMPLETIONS, {"structured_outputs": {"json": {"$ref": "#"}}}),
+    "a schema elsewhere": (COMPLETIONS, {"structured_outputs": {"json": {"$ref": "http://127.0.0.1:9/x.json"}}}),
+    "a large enumeration": (COMPLETIONS, {"structured_outputs": {"json": {"enum": [f"e{n}" for n in range(5_000)]}}}),
+    "many tools": (CHAT, {"tools": [TOOL] * 500}),
+    "a session": (COMPLETIONS, {"session_id": "x" * 100_000, "vllm_xargs": {"session_id": "y"}}),
+    "a long name": (COMPLETIONS, {"request_id": "x" * 1_000_000, "stream": True}),
+    "a NUL": (CHAT, {"messages": [{"role": "user", "content": "\x00"}]}),
+    "a negative priority": (COMPLETIONS, {"priority": -(2**63)}),
+}
+
+
+@pytest.mark.parametrize(("path", "members"), ACCEPTED.values(), ids=ACCEPTED)
+async def test_unusual_input_is_answered_at_a_bounded_cost(
+    exposed: Exposed, path: str, members: dict[str, Any]
+) -> None:
+    content = json.dumps({**BODIES[path], **members}).encode()
+    with Cost():
+        response = await exposed.content(path, content)
+    assert response.status_code in (200, 400), response.text[:300]
+    assert len(response.content) < 1 << 20
+    await exposed.service.idle()
+
+
+ENCODED: dict[str, tuple[bytes, int]] = {
+    "forty megabytes": (b'{"prompt": "' + b"x" * (40 << 20) + b'"}', 413),
+    "an abyss": (b'{"prompt": ' + deep(50_000).encode() + b"}", 400),
+    "a cliff": (b'{"prompt": ' + deep(100).encode() + b"}", 400),
+    "NaN": (b'{"prompt": "x", "temperature": NaN}', 400),
+    "infinity": (b'{"prompt": "x", "temperature": 1e999}', 400),
+    "a long number": (b'{"prompt": "x", "seed": ' + b"9" * 5_000 + b"}", 400),
+    "gzip": (gzip.compress(b'{"prompt": "x"}'), 400),
+    "UTF-16": ('{"prompt": "x"}'.encode("utf-16"), 400),
+    "a surrogate": (b'{"prompt": "\\ud800"}', 400),
+    "nothing": (b"", 400),
+    "a list": (b"[]", 400),
+    "two values": (b'{"prompt": "x"}{"prompt": "y"}', 400),
+    "one member a hundred thousand times": (b'{"prompt": "x"' + b',"seed":[]' * 100_000 + b"}", 400),
+}
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, MESSAGES])
+@pytest.mark.parametrize(("content", "status"), ENCODED.values(), ids=ENCODED)
+async def test_what_is_no_request_is_refused(exposed: Exposed, path: str, content: bytes, status: int) -> None:
+    with Cost():
+        response = await exposed.content(path, content)
+    refusal(response, path, status)
+    assert exposed.untouched
+
+
+HEADS: dict[str, dict[str, str]] = {
+    "another media type": {"Content-Type": "text/plain"},
+    "a rank": {"X-data-parallel-rank": "7"},
+    "a rank of many digits": {"X-data-parallel-rank": "9" * 10_000},
+    "a priority of many digits": {"X-Vllm-Priority": "9" * 4_000},
+    "a session": {"X-Session-ID": "x" * 60_000},
+    "a long label": {"X-Request-Id": "x" * 1_000_000},
+    "another origin": {"Origin": "http://evil.example"},
+    "a trace": {"traceparent": "00-" + "z" * 60_000},
+    "a format": {"endpoint-load-metrics-format": "JSON"},
+    "a session of SageMaker": {"X-Amzn-SageMaker-Session-Id": "NEW_SESSION"},
+}
+
+
+@pytest.mark.parametrize("headers", HEADS.values(), ids=HEADS)
+@pytest.mark.parametrize("path", BODIES)
+async def test_no_head_causes_a_server_error(exposed: Exposed, path: str, headers: dict[str, str]) -> None:
+    response = await exposed.post(path, headers)
+    assert response.status_code == (415 if "Content-Type" in headers else 200), response.text[:300]
+    assert not {"access-control-allow-origin", "endpoint-load-metrics"} & set(response.headers)
+    assert len(response.content) < 10_000
+
+
+# --- described --------------------------------------------------------------------------------------------
+
+SHORT = 64
+"""The context of the model: a call may ask for all of it."""
+BOUNDED = settings(
+    max_examples=400 if LONG else 10,
+    derandomize=not LONG,
+    database=None,
+    deadline=None,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+
+
+@dataclass
+class Described:
+    """The guarded application over replicas that take no time, and vLLM's description of it."""
+
+    exposed: Exposed
+    schema: Any
+
+    def bodies(self, path: str, mode: GenerationMode) -> st.SearchStrategy[Any]:
+        """Bodies for a route that are as described or, in the negative mode, are not."""
+        calls: st.SearchStrategy[Any] = self.schema[path]["POST"].as_strategy(mode)
+        return calls.map(lambda call: call.body)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def described() -> AsyncIterator[Described]:
+    kwargs = {**config().engine_kwargs, "max_model_len": SHORT}
+    async with serving(config().model_copy(update={"engine_kwargs": kwargs}), step_s=0.0) as served:
+        yield Described(Exposed(served), schemathesis.openapi.from_dict(json.loads(served.frontend.document())))
+
+
+@BOUNDED
+@given(data=st.data())
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=lambda mode: mode.value)
+@pytest.mark.parametrize("path", BODIES)
+async def test_no_described_call_causes_a_server_error(
+    described: Described, path: str, mode: GenerationMode, data: st.DataObject
+) -> None:
+    """Calls of vLLM's OpenAPI document: as described and not, and single members of them in a body that is valid."""
+    drawn = data.draw(described.bodies(path, mode))
+    bodies = [drawn]
+    if isinstance(drawn, dict):
+        bodies += [{**BODIES[path], name: member} for name, member in drawn.items()]
+    for body in bodies:
+        content = json.dumps(body, default=str).encode()
+        with Cost():
+            response = await described.exposed.content(path, content)
+        assert response.status_code < 500, (content[:1000], response.text[:1000])
+        failed = '"code": 500' in response.text or '"code":500' in response.text
+        assert not failed, (content[:1000], response.text[:1000])
