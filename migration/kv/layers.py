@@ -111,6 +111,43 @@ def runs(layers: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [_stacked(run) for run in found]
 
 
+class Stack(NamedTuple):
+    """Layers that one operation copies: along `axis`, block `b` of layer `l` is at index `bases[l] + b * stride`.
+
+    A stack without `bases` has all layers at index `b`.
+    """
+
+    tensor: torch.Tensor
+    axis: int
+    bases: torch.Tensor | None = None
+    stride: int = 1
+
+    def places(self, blocks: torch.Tensor) -> torch.Tensor:
+        """The indexes of `blocks`, layer by layer."""
+        return blocks if self.bases is None else torch.add(self.bases, blocks, alpha=self.stride).view(-1)
+
+    def staged_shape(self, count: int) -> list[int]:
+        """The shape of `count` staged blocks of these layers."""
+        shape = list(self.tensor.shape)
+        shape[self.axis] = count if self.bases is None else count * len(self.bases)
+        return shape
+
+
+def stack_rows(run: torch.Tensor) -> list[Stack]:
+    """The layers of a run [L, B, ...] as one stack of rows, each of them a block of a layer, or as a stack per layer.
+
+    The latter if a block is not contiguous, or if rows at equal distances would overlap.
+    """
+    step, stride = run.stride()[:2]
+    unit = math.gcd(step, stride) or stride
+    if run.dim() != 3 or run.stride(2) != 1 or unit < run.shape[2]:
+        return [Stack(layer, 0) for layer in run]
+    layers, blocks, words = run.shape
+    count = ((layers - 1) * step + (blocks - 1) * stride) // unit + 1
+    bases = torch.arange(layers, device=run.device)[:, None] * (step // unit)
+    return [Stack(run.as_strided((count, words), (unit, 1)), 0, bases, stride // unit)]
+
+
 def _continues(run: Sequence[torch.Tensor], layer: torch.Tensor) -> bool:
     last = run[-1]
     alike = (last.shape, last.stride()) == (layer.shape, layer.stride())

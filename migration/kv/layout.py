@@ -7,8 +7,12 @@ Staged bytes keep their order in memory:
 Copies move whole machine words, whatever the cache's type: no value is converted, and types that torch cannot index
 (8-bit floats) need no special case. The staged bytes are the same for both kinds of device; the copies differ. On a
 GPU, layers at a constant distance from each other are one tensor [L, B, ...], so that one kernel copies blocks of all
-of them. On a CPU, layers are copied one by one, since torch indexes an inner axis element by element there (measured:
-300 times slower), in words of 4 bytes, since torch copies 8-byte words at half the speed (measured, torch 2.13).
+of them. On a CPU they are one tensor of rows, each a block of a layer, since torch indexes an inner axis element by
+element there (measured: 300 times slower). Words have 4 bytes there, since torch copies 8-byte words at half the
+speed (measured, torch 2.13).
+
+One operation per copy matters on a CPU. Each operation gives the interpreter's lock away, and the copier shares it with
+the thread that runs the engine's steps: on a busy machine, each operation more may wait for milliseconds.
 """
 
 import math
@@ -17,7 +21,7 @@ from typing import Any
 
 import torch
 
-from migration.kv.layers import as_words, dense, layers_of, runs
+from migration.kv.layers import Stack, as_words, dense, layers_of, runs, stack_rows
 from migration.protocol.errors import TransferFailed
 
 
@@ -40,7 +44,8 @@ class CacheLayout:
         on_gpu = self._device.type == "cuda" if for_gpu is None else for_gpu
         words = as_words([dense(layer.blocks) for layer in layers], widest=8 if on_gpu else 4)
         self.block_bytes = sum(layer[0].numel() * layer.element_size() for layer in words)
-        self._runs, self._axis = (runs(words), 1) if on_gpu else (words, 0)
+        found = runs(words)
+        self._stacks = [Stack(run, 1) for run in found] if on_gpu else [s for run in found for s in stack_rows(run)]
 
     @property
     def device(self) -> torch.device:
@@ -49,8 +54,8 @@ class CacheLayout:
 
     @property
     def kernels(self) -> int:
-        """The number of copy kernels of one gather or scatter."""
-        return len(self._runs)
+        """The number of copies of one gather or scatter; on a GPU, kernels."""
+        return len(self._stacks)
 
     def describe(self) -> str:
         """The types, shapes and axis orders of all layers, which must be equal in two caches that exchange blocks."""
@@ -66,11 +71,11 @@ class CacheLayout:
             TransferFailed: a block does not exist, or `out` has another size; nothing was copied.
         """
         index = self._index(blocks)
-        for run, staged in self._staged(len(blocks), out):
-            if run.device == staged.device:
-                torch.index_select(run, self._axis, index, out=staged)
+        for stack, staged in self._staged(len(blocks), out):
+            if stack.tensor.device == staged.device:
+                torch.index_select(stack.tensor, stack.axis, stack.places(index), out=staged)
             else:
-                staged.copy_(run.index_select(self._axis, index))
+                staged.copy_(stack.tensor.index_select(stack.axis, stack.places(index)))
         self._settle()
 
     def scatter(self, blocks: Sequence[int], staged_count: int, skip: int, source: Any) -> None:
@@ -92,8 +97,11 @@ class CacheLayout:
         if skip < 0 or skip + len(blocks) > staged_count:
             raise TransferFailed(f"{len(blocks)} blocks after {skip} are more than the {staged_count} staged")
         index = self._index(blocks)
-        for run, staged in self._staged(staged_count, source):
-            run.index_copy_(self._axis, index, staged.narrow(self._axis, skip, len(blocks)).to(run.device))
+        for stack, staged in self._staged(staged_count, source):
+            if len(blocks) < staged_count:
+                layers = staged.unflatten(stack.axis, (-1, staged_count))
+                staged = layers.narrow(stack.axis + 1, skip, len(blocks)).flatten(stack.axis, stack.axis + 1)
+            stack.tensor.index_copy_(stack.axis, stack.places(index), staged.to(stack.tensor.device))
         if isinstance(source, torch.Tensor) and source.device.type == "cuda":
             # The allocator of the copier's stream must not give the memory to somebody else before the copy is made.
             source.record_stream(torch.cuda.current_stream(source.device))
@@ -110,18 +118,17 @@ class CacheLayout:
             raise TransferFailed(f"no such KV blocks: {blocks[:4]}...")
         return torch.tensor(blocks, dtype=torch.int64, device=self._device)
 
-    def _staged(self, count: int, memory: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Each run of layers with its part of the staged bytes, in the run's shape with `count` blocks."""
+    def _staged(self, count: int, memory: Any) -> list[tuple[Stack, torch.Tensor]]:
+        """Each stack of layers with its part of the staged bytes, in the stack's shape with `count` blocks."""
         if len(memory) != count * self.block_bytes:
             raise TransferFailed(f"{len(memory)} bytes are not {count} blocks of {self.block_bytes}")
         flat = _flat(memory, self._device)
-        parts: list[tuple[torch.Tensor, torch.Tensor]] = []
+        parts: list[tuple[Stack, torch.Tensor]] = []
         offset = 0
-        for run in self._runs:
-            shape = list(run.shape)
-            shape[self._axis] = count
-            end = offset + math.prod(shape) * run.element_size()
-            parts.append((run, flat[offset:end].view(run.dtype).view(shape)))
+        for stack in self._stacks:
+            shape, dtype = stack.staged_shape(count), stack.tensor.dtype
+            end = offset + math.prod(shape) * dtype.itemsize
+            parts.append((stack, flat[offset:end].view(dtype).view(shape)))
             offset = end
         return parts
 

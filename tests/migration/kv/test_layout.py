@@ -191,6 +191,36 @@ def test_one_kernel_copies_all_layers_of_an_allocation(name: str) -> None:
     assert CacheLayout(paged(name, BLOCKS), BLOCKS, for_gpu=True).kernels == 1
 
 
+@pytest.mark.parametrize(("name", "copies"), [("LBHNC", 1), ("BLNHC", 1), ("LHBNC", 12)])
+def test_on_a_cpu_one_copy_moves_all_layers_whose_blocks_are_contiguous(name: str, copies: int) -> None:
+    assert CacheLayout(paged(name, BLOCKS), BLOCKS).kernels == copies
+
+
+@pytest.mark.parametrize("name", ["LBHNC", "BLNHC", "LHBNC"])
+def test_both_kinds_of_copies_stage_the_same_bytes(name: str) -> None:
+    caches = paged(name, BLOCKS, seed=1)
+    staged: list[memoryview] = []
+    for for_gpu in (False, True):
+        layout = CacheLayout(caches, BLOCKS, for_gpu)
+        staged.append(staging(layout, 3))
+        layout.gather([6, 0, 3], staged[-1])
+    assert staged[0] == staged[1]
+
+
+@pytest.mark.parametrize("name", ["LBHNC", "BLNHC", "LHBNC"])
+def test_skipped_blocks_are_left_out_of_every_layer(name: str) -> None:
+    source, target = paged(name, BLOCKS, seed=1), paged(name, BLOCKS)
+    layout = CacheLayout(source, BLOCKS)
+    memory = staging(layout, 3)
+    layout.gather([5, 1, 4], memory)
+    CacheLayout(target, BLOCKS).scatter([7, 2], 3, 1, memory)
+    for layer, blocks in target.items():
+        filled = [i for i in range(BLOCKS) if blocks[i].view(torch.int16).any()]
+        assert filled == [2, 7]
+        for old, new in [(1, 7), (4, 2)]:
+            assert torch.equal(blocks[new].view(torch.int16), source[layer][old].view(torch.int16))
+
+
 def test_layers_in_several_allocations_need_one_kernel_each() -> None:
     caches = cache(BLOCK_FIRST, torch.bfloat16, torch.bfloat16, torch.float32)
     assert CacheLayout(caches, BLOCKS, for_gpu=True).kernels == 3
