@@ -15,6 +15,7 @@ from migration.protocol.source import SourceEvent
 from migration.protocol.target import TargetEvent, TargetState
 from migration.run.source import Order, SourceRun
 from migration.run.target import TargetRun
+from migration.run.times import QUIET_S
 from migration.run.world import MigrationWorld
 from policies.causes import Cause
 from policies.model import ReplicaId, RequestId
@@ -76,6 +77,8 @@ class Moves:
         finally:
             del self._leaving[run.request]
         self._done.appendleft(record)
+        if record.outcome is Outcome.COMMITTED:
+            await asyncio.sleep(QUIET_S)
         _log_record(record)
         self._on_record(record)
         if record.outcome is Outcome.COMMITTED:

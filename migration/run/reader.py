@@ -30,6 +30,7 @@ from migration.protocol.reading import (
     SegmentOrigin,
 )
 from migration.protocol.request import RequestSpec, StreamEvent
+from migration.run.times import QUIET_S
 from policies.model import ReplicaId
 
 log = logging.getLogger("ray.serve")
@@ -81,6 +82,8 @@ class ReaderRun:
         self._gone: tuple[HostGone, float] | None = None
         """The host that was given up, and when, until there is another one."""
         self._loss: Loss | None = None
+        self._followed = False
+        """The request has just been handed over, and its tokens come without an attach."""
 
     # --- for the listener's side ----------------------------------------------------------------------
 
@@ -144,13 +147,15 @@ class ReaderRun:
             case FindRequest():
                 self._start(self._find(action))
             case AttachHost():
-                self._background(self._attach(action))
+                self._background(self._attach(action, QUIET_S if self._followed else 0.0))
+                self._followed = False
             case KeepRequest():
                 self._background(self._keep(action))
             case ReleaseRequest():
                 self._background(self._release(action))
             case Followed(_, index):
                 world.journal.hosted(spec, self.reader, SegmentOrigin.MIGRATION, index)
+                self._followed = True
             case HostGone(_, reason):
                 self._gone = self._gone or (action, world.clock())
                 world.journal.lost(spec, self.reader, reason, had=True)
@@ -253,7 +258,10 @@ class ReaderRun:
 
     # --- calls in the background ----------------------------------------------------------------------
 
-    async def _attach(self, request: AttachHost) -> None:
+    async def _attach(self, request: AttachHost, after_s: float) -> None:
+        await asyncio.sleep(after_s)
+        if self.reader.over or self.reader.cursor.hop != request.hop:
+            return
         reason = "the replica does not have the request"
         try:
             runs = await self._world.hosts.attach(request.host, self.spec.id, request.hop, request.index)

@@ -2,6 +2,11 @@
 
 from migration.protocol.ports import Clock
 
+QUIET_S = 0.03
+"""The time after a hand-over for which calls wait that its request does not need: its target computes the first token,
+in a few tens of milliseconds at most, perhaps on the processors that these calls would use.
+"""
+
 
 class Times:
     """Each call notes the present; of several calls the first counts. Durations are None until they are over."""
