@@ -66,12 +66,8 @@ class Cache:
     """A `BlockStore` over KV tensors, with one copying thread. All blocks belong to one request."""
 
     def __init__(self, blocks: int, seed: str, device: str, slot_bytes: int) -> None:
-        # On a GPU as vLLM allocates it: one buffer, hence one kernel for all layers.
-        layers = (
-            torch.zeros((LAYERS, blocks, *BLOCK_SHAPE), device=device)
-            if device != "cpu"
-            else [torch.zeros((blocks, *BLOCK_SHAPE)) for _ in range(LAYERS)]
-        )
+        # As vLLM allocates it: one buffer, hence one copy for all layers.
+        layers = torch.zeros((LAYERS, blocks, *BLOCK_SHAPE), device=device)
         self._tensors = {f"layer{i}": layer for i, layer in enumerate(layers)}
         self._layout = CacheLayout(self._tensors, blocks)
         self._table = random.Random(seed).sample(range(blocks), blocks)
@@ -127,7 +123,10 @@ class Cache:
         """See `BlockStore.hold`; no migration here comes to its tail."""
         raise NotImplementedError
 
-    def discard(self, tail: Tail) -> None:
+    def expect(self, tail: str) -> None:
+        """See `BlockStore.expect`."""
+
+    def discard(self, tail: str) -> None:
         """See `BlockStore.discard`."""
 
     async def _in_worker(self, work: Callable[[], T]) -> T:
@@ -165,6 +164,8 @@ class SingleRequestHost:
 
     async def next_output(self, request: RequestId, hop: int) -> None:
         """See `SourceHost`."""
+
+    halt_behind_token = next_output
 
     def next_hop(self, request: RequestId) -> int:
         """See `SourceHost`."""

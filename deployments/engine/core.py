@@ -17,7 +17,7 @@ from vllm.v1.serial_utils import MsgpackEncoder
 
 from deployments.engine.port import EngineDead, InvalidRequest, RequestFailed
 from migration.protocol.core_messages import Frames
-from migration.protocol.ports import Generated, OutputSink
+from migration.protocol.ports import HALTED, Generated, OutputSink
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +79,8 @@ class CoreRuns:
         self._rests = RestEncoder()
         self._runs: dict[str, CoreRun] = {}
         self._names: dict[str, str] = {}
+        self._left: dict[str, int] = {}
+        """For runs that are to be halted: the tokens to their limits."""
 
     def start(self, run: CoreRun, request: Frames) -> None:
         """Add a request."""
@@ -95,6 +97,11 @@ class CoreRuns:
         if name is not None:
             self._forget(name)
             self._core.send_abort(name)
+
+    def halt(self, key: str, left: int) -> None:
+        """Expect the core to end a run before its limit, to which it has `left` tokens."""
+        if key in self._names:
+            self._left[self._names[key]] = left
 
     async def read(self) -> None:
         """Take the core's outputs until it ends; then every run fails."""
@@ -125,15 +132,24 @@ class CoreRuns:
                 self._fail(run.name, RequestFailed(repr(error)))
 
     def _pass_on(self, run: CoreRun, output: EngineCoreOutput, now: float) -> None:
-        tokens, finish = tuple(output.new_token_ids), output.finish_reason
-        if finish is not None:
+        tokens, halted = tuple(output.new_token_ids), run.name in self._left and self._halted(run.name, output)
+        finish = output.finish_reason
+        if finish is not None or halted:
             self._forget(run.name)
         if finish is FinishReason.ERROR:
             error = InvalidRequest if run.structured else RequestFailed
             run.sink.fail(error("the engine aborted the request"))
         else:
             rest = self._rests.encode(output, now)
-            run.sink.take(Generated(tokens, None if finish is None else str(finish), rest))
+            run.sink.take(Generated(tokens, HALTED if halted else None if finish is None else str(finish), rest))
+
+    def _halted(self, name: str, output: EngineCoreOutput) -> bool:
+        """True if the run ends with this output since it was halted. It then has no finish reason of vLLM's."""
+        self._left[name] -= len(output.new_token_ids)
+        if output.finish_reason is not FinishReason.LENGTH or self._left[name] <= 0:
+            return False
+        output.finish_reason = None
+        return True
 
     def _fail(self, name: str, error: Exception) -> None:
         if run := self._forget(name):
@@ -141,6 +157,7 @@ class CoreRuns:
 
     def _forget(self, name: str) -> CoreRun | None:
         run = self._runs.pop(name, None)
+        self._left.pop(name, None)
         if run is not None:
             del self._names[run.key]
         return run

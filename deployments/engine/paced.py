@@ -19,7 +19,7 @@ from deployments.engine.tokens import TOKEN_BYTES, TokenSlots
 from migration.protocol.core_messages import decode_request
 from migration.protocol.errors import BlocksGone, TransferFailed
 from migration.protocol.messages import Fingerprint, Shard, SlotRef, Tail
-from migration.protocol.ports import Generated, OutputSink, Slot
+from migration.protocol.ports import HALTED, Generated, OutputSink, Slot
 from migration.protocol.request import RequestSpec, Trait
 from policies.model import Blocks, Tokens
 
@@ -30,9 +30,13 @@ _NOTHING = EngineStep((), 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class _Output:
-    """One run, its sink, and the number of likeliest tokens with every token's logprob; None: no logprobs."""
+    """One run, its sink, and the number of likeliest tokens with every token's logprob; None: no logprobs.
+
+    The run is finished once its context has `limit` tokens; it ends before if it is halted.
+    """
 
     sequence: BatchedSequence
+    limit: int
     sink: OutputSink
     logprobs: int | None
 
@@ -92,7 +96,7 @@ class PacedEngine:
         sequence = BatchedSequence(key, context, spec.prompt_tokens + spec.max_tokens)
         if tail is not None:
             sequence.tail, sequence.tail_first = held, tail.first
-        self._outputs[key] = _Output(sequence, sink, request.sampling.get("logprobs"))
+        self._outputs[key] = _Output(sequence, sequence.end, sink, request.sampling.get("logprobs"))
         self._scheduler.add(sequence)
         self._wake()
 
@@ -101,6 +105,12 @@ class PacedEngine:
         output = self._outputs.pop(key, None)
         if output is not None:
             self._scheduler.remove(output.sequence)
+
+    def halt(self, key: str, left: int) -> None:
+        """See `Engine.halt`."""
+        if output := self._outputs.get(key):
+            sequence = output.sequence
+            sequence.end = min(sequence.end, len(sequence.context) + 1)
 
     async def gather(self, key: str, first: Blocks, last: Blocks, slots: Sequence[Slot]) -> Sequence[Shard]:
         """See `Engine.gather`."""
@@ -138,14 +148,18 @@ class PacedEngine:
             raise TransferFailed(f"only {sequence.computed} of {tail.tokens} tokens are computed")
         return self._slots.write(slots, held)
 
+    def expect(self, tail: str) -> None:
+        """See `Engine.expect`."""
+        self._slots.expect(tail)
+
     async def hold(self, tail: Tail, slots: Sequence[SlotRef]) -> None:
         """See `Engine.hold`."""
         self._slots.hold(tail, self._pace.block_size, slots)
         self.blocks_loaded += tail.last(self._pace.block_size) - tail.first
 
-    def discard(self, tail: Tail) -> None:
+    def discard(self, tail: str) -> None:
         """See `Engine.discard`."""
-        self._slots.take(tail)
+        self._slots.discard(tail)
 
     def stats(self) -> EngineStats:
         """See `Engine.stats`."""
@@ -215,7 +229,8 @@ class PacedEngine:
             output = self._outputs.pop(key) if token.last else self._outputs[key]
             # The digest does not include the new token yet: its logprobs follow from the context before it.
             rest = None if output.logprobs is None else token.sequence.digest.next_logprobs(output.logprobs)
-            output.sink.take(Generated((token.token,), "length" if token.last else None, rest))
+            finish = "length" if token.sequence.end == output.limit else HALTED
+            output.sink.take(Generated((token.token,), finish if token.last else None, rest))
         for load in self._loading:
             if not load.done():
                 load.set_result(None)

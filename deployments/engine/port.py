@@ -86,6 +86,13 @@ class Engine(Protocol):
         """End a run, if it has not ended: its sink gets nothing more."""
         ...
 
+    def halt(self, key: str, left: int) -> None:
+        """End a run with one of its next tokens, with the finish reason HALTED, unless it ends by itself.
+
+        `left` is the number of tokens to its limit.
+        """
+        ...
+
     async def gather(self, key: str, first: Blocks, last: Blocks, slots: Sequence[Slot]) -> Sequence[Shard]:
         """Copy blocks [first, last) of the running request `key`: each worker's shard into its staging slot.
 
@@ -123,16 +130,20 @@ class Engine(Protocol):
         """
         ...
 
+    def expect(self, tail: str) -> None:
+        """Let the workers hold the tail of this name, until `discard` or the first step of its run."""
+        ...
+
     async def hold(self, tail: Tail, slots: Sequence[SlotRef]) -> None:
-        """Copy a staged tail into the workers' memory, for `generate`.
+        """Copy a staged tail into the workers' memory, for `add`.
 
         Raises:
-            TransferFailed: a slot has another ticket.
+            TransferFailed: a slot has another ticket, or the tail is not expected.
         """
         ...
 
-    def discard(self, tail: Tail) -> None:
-        """Free a tail that `generate` will not get. A tail that is not held is no error."""
+    def discard(self, tail: str) -> None:
+        """Free the tail of this name, which no run will get. A tail that is not held is no error."""
         ...
 
     def stats(self) -> EngineStats:

@@ -115,6 +115,7 @@ class TokenSlots:
         self._tickets = iter(range(1, 1 << 62))
         self._loads: dict[str, StagedLoad] = {}
         self._tails: dict[str, bytes] = {}
+        self._expected: set[str] = set()
 
     @contextlib.contextmanager
     def loading(self, load: str, first: int, last: int) -> Iterator[StagedLoad]:
@@ -139,14 +140,25 @@ class TokenSlots:
             raise TransferFailed("the load has ended")
         self._loads[load].put(first, self._read(slots, last - first))
 
+    def expect(self, tail: str) -> None:
+        """Let a tail be held, until `take` or `discard`."""
+        self._expected.add(tail)
+
     def hold(self, tail: Tail, block_size: int, slots: Sequence[SlotRef]) -> None:
-        """Copy a staged tail into memory. Raises TransferFailed if a slot does not carry its ticket."""
+        """Copy a staged tail into memory. Raises TransferFailed if it is not expected, or a slot has another ticket."""
+        if tail.name not in self._expected:
+            raise TransferFailed("the tail is not expected")
         held = self._read(slots, tail.last(block_size) - tail.first)
         self._tails[tail.name] = held[: (tail.tokens - tail.first * block_size) * TOKEN_BYTES]
 
     def take(self, tail: Tail | None) -> bytes:
         """The packed tokens of a held tail, which is not held any more; empty without one."""
-        return self._tails.pop(tail.name, b"") if tail is not None else b""
+        return self.discard(tail.name) if tail is not None else b""
+
+    def discard(self, tail: str) -> bytes:
+        """Expect a tail no more; its packed tokens if it was held."""
+        self._expected.discard(tail)
+        return self._tails.pop(tail, b"")
 
     @property
     def held_tails(self) -> int:

@@ -80,7 +80,7 @@ class VllmEngine:
         core = CoreClient(config, Executor.get_class(config), log_stats=True)
         workers = await core.collective_rpc_async("mell_describe")
         addresses = [worker["copier"] for worker in workers]
-        copiers = await Copiers.connect(addresses) if all(addresses) else None
+        copiers = await Copiers.connect(addresses, config.cache_config.block_size) if all(addresses) else None
         started = cls(core, workers, copiers)
         await started._compile_sampling()
         return started
@@ -117,6 +117,7 @@ class VllmEngine:
         if tail is not None:
             self._tails[key] = tail
             transfer["mell_tail"] = asdict(tail)
+            self.blocks_loaded += tail.last(self._block_size) - tail.first
             sink = _TailSink(sink, lambda: self._free_tail(key))
         # vLLM would take a second request of one id for a continuation of the first.
         name = f"{key}-{next(self._numbers)}"
@@ -131,7 +132,13 @@ class VllmEngine:
     def _free_tail(self, key: str) -> None:
         """Free the tail of a run, if it is still held."""
         if tail := self._tails.pop(key, None):
-            self.discard(tail)
+            self.discard(tail.name)
+
+    def halt(self, key: str, left: int) -> None:
+        """See `Engine.halt`."""
+        if self._copiers is not None:
+            self._runs.halt(key, left)
+            self._copiers.halt(key)
 
     async def gather(self, key: str, first: Blocks, last: Blocks, slots: Sequence[Slot]) -> Sequence[Shard]:
         """See `Engine.gather`."""
@@ -199,16 +206,19 @@ class VllmEngine:
         last = tail.last(self._block_size)
         return await self._blocks().gather(key, tail.first, last, slots, partial=True)
 
+    def expect(self, tail: str) -> None:
+        """See `Engine.expect`."""
+        if self._copiers is not None:
+            self._copiers.expect(tail)
+
     async def hold(self, tail: Tail, slots: Sequence[SlotRef]) -> None:
         """See `Engine.hold`."""
-        blocks = tail.last(self._block_size) - tail.first
-        await self._blocks().hold(tail.name, blocks, slots)
-        self.blocks_loaded += blocks
+        await self._blocks().hold(tail, slots)
 
-    def discard(self, tail: Tail) -> None:
+    def discard(self, tail: str) -> None:
         """See `Engine.discard`."""
         if self._copiers is not None:
-            self._copiers.discard(tail.name)
+            self._copiers.discard(tail)
 
     def _blocks(self) -> Copiers:
         if self._copiers is None:

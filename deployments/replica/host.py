@@ -1,7 +1,8 @@
 """The requests on one replica: runs them in the engine and publishes their tokens.
 
 A muted request computes on, and the host keeps its new tokens unpublished. A halted one is not in the engine: it costs
-no step while its target takes it over, and continues after its tokens so far if it stays.
+no step while its target takes it over, and continues after its tokens so far if it stays. The engine halts a request by
+itself behind a token, or at once, which wastes the step in flight.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ from deployments.engine.port import Engine, EngineDead, InvalidRequest, Tie
 from deployments.replica.outbox import Outboxes
 from migration.protocol.errors import Refused, RequestGone, Stopping
 from migration.protocol.messages import Prepare, Tail
-from migration.protocol.ports import Clock, Generated, Hosted
+from migration.protocol.ports import HALTED, Clock, Generated, Hosted
 from migration.protocol.request import Delta, Doubt, Extras, IngressId, Lost, Moved, Moving, RequestSpec, Trait
 from policies.causes import Cause
 from policies.model import Phase, RequestId, RequestLoad, Tokens
@@ -38,6 +39,8 @@ class Run:
     resumed_at: int = 0
     muted: bool = False
     halted: bool = False
+    leaving: bool = False
+    """The run is to be halted behind a token."""
     restarts: int = 0
     finish: str | None = None
     last_hop: int = 0
@@ -45,6 +48,8 @@ class Run:
     first_s: float | None = None
     awaited: asyncio.Event | None = field(default=None, repr=False)
     """Set at the next published token."""
+    idle: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
+    """Set once the run is halted behind a token, or has ended."""
     extras: list[tuple[int, bytes]] = field(default_factory=list, repr=False)
     """Those of this run's steps (see `migration.protocol.request.Extras`)."""
 
@@ -206,6 +211,13 @@ class RequestHost:
         run.awaited = run.awaited or asyncio.Event()
         await run.awaited.wait()
 
+    async def halt_behind_token(self, request: RequestId, hop: int) -> None:
+        """See `SourceHost.halt_behind_token`."""
+        run = self._live(request, hop)
+        run.leaving = True
+        self._engine.halt(run.key, run.spec.max_tokens - len(run.outputs))
+        await run.idle.wait()
+
     def mute(self, request: RequestId, hop: int) -> Hosted:
         """See `SourceHost.mute`."""
         self._live(request, hop).muted = True
@@ -220,13 +232,12 @@ class RequestHost:
     def unmute(self, request: RequestId, hop: int) -> None:
         """See `SourceHost.unmute`."""
         run = self._runs.get(request)
-        if run is None or run.hop != hop or not run.muted:
+        if run is None or run.hop != hop:
             return
-        run.muted = False
+        run.muted = run.leaving = False
         self._publish(run)
         if run.halted and not run.finish:
-            run.restarts += 1
-            self._begin(run)
+            self._continue(run)
 
     def announce(self, event: Moving | Moved | Doubt) -> None:
         """See `SourceHost.announce`."""
@@ -314,6 +325,12 @@ class RequestHost:
         self._runs[run.spec.id] = run
         self._engine.add(run.key, run.spec, tuple(run.outputs), RunSink(self, run), tail)
 
+    def _continue(self, run: Run) -> None:
+        """Run a halted request in the engine again."""
+        run.restarts += 1
+        run.idle.clear()
+        self._begin(run)
+
     def _live(self, request: RequestId, hop: int | None = None) -> Run:
         run = self._runs.get(request)
         if run is None or hop not in (None, run.hop):
@@ -326,11 +343,17 @@ class RequestHost:
         if step.rest is not None:
             run.extras.append((len(run.outputs), step.rest))
         run.outputs.extend(step.tokens)
-        run.finish = step.finish
+        halted = step.finish == HALTED
+        run.finish = None if halted else step.finish
         if not run.muted:
             self._publish(run)
         elif run.finish:
             self.on_end(run.spec.id, False)
+        if halted:
+            run.halted = True
+            run.idle.set()
+            if not run.leaving:
+                self._continue(run)
 
     def failed(self, run: Run, error: Exception) -> None:
         """The engine has ended a run without its output."""
@@ -373,6 +396,7 @@ class RequestHost:
         if self._runs.get(run.spec.id) is run:
             del self._runs[run.spec.id]
         run.first.set()
+        run.idle.set()
         if run.awaited is not None:
             run.awaited.set()
         self._ended[run.spec.id] = run

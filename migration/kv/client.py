@@ -11,11 +11,13 @@ from migration.concurrency import gather
 from migration.kv.wire import (
     CallFailed,
     DiscardTail,
+    ExpectTail,
     Filled,
     FilledCall,
     ForgetLoad,
     GatherCall,
     Gathered,
+    HaltRun,
     HoldTailCall,
     Loaded,
     LoadedCall,
@@ -32,7 +34,7 @@ from migration.kv.wire import (
 )
 from migration.kv.wire import encode as encoded
 from migration.protocol.errors import BlocksGone, LoadOver, TransferFailed
-from migration.protocol.messages import Shard, SlotRef
+from migration.protocol.messages import Shard, SlotRef, Tail
 from migration.protocol.ports import Slot
 from policies.model import Bytes
 
@@ -124,16 +126,29 @@ class CopierClient:
         """End a load: its calls that still wait fail."""
         self._writer.write(encoded(ForgetLoad(load)))
 
+    def expect(self, tail: str) -> None:
+        """Let a tail be held, until `discard`."""
+        self._writer.write(encoded(ExpectTail(tail)))
+
     async def hold(self, tail: str, blocks: int, slot: SlotRef) -> None:
-        """Copy staged blocks into the worker's memory, under the name `tail`."""
+        """Copy staged blocks into the worker's memory, under the name `tail`, which its replica expects."""
         reply = await self._call(
             HoldTailCall(next(self._numbers), tail, blocks, slot.segment, slot.offset, slot.ticket)
         )
         assert isinstance(reply, TailHeld)
 
     def discard(self, tail: str) -> None:
-        """Free a tail, if it is held."""
+        """Free a tail, if it is held, and expect it no more."""
         self._writer.write(encoded(DiscardTail(tail)))
+
+    def halt(self, key: str) -> None:
+        """Have the engine end the running request `key` with one of its next tokens."""
+        self._writer.write(encoded(HaltRun(key)))
+
+    @property
+    def closed(self) -> bool:
+        """True once the connection has ended."""
+        return self._reading.done()
 
     def close(self) -> None:
         """End the connection."""
@@ -144,14 +159,14 @@ class CopierClient:
         self,
         call: GatherCall | SendCall | ScatterCall | FilledCall | MissingCall | LoadedCall | HoldTailCall,
     ) -> Reply:
-        if self._reading.done():
+        if self.closed:
             raise TransferFailed("the connection to the engine's worker has ended")
         future = self._calls[call.number] = asyncio.get_running_loop().create_future()
         self._writer.write(encoded(call))
         try:
             reply: Reply = await asyncio.shield(future)
         except asyncio.CancelledError:
-            if isinstance(call, SendCall) and not self._reading.done():
+            if isinstance(call, SendCall) and not self.closed:
                 self._writer.write(encoded(StopCall(call.number)))
             if isinstance(call, GatherCall | SendCall):
                 await asyncio.wait({future})
@@ -181,12 +196,15 @@ class Copiers:
     Every worker copies its shard of the blocks. A call that fails at one worker fails, once it has ended at the others.
     """
 
-    def __init__(self, clients: Sequence[CopierClient], addresses: Sequence[str]) -> None:
+    def __init__(self, clients: Sequence[CopierClient], addresses: Sequence[str], block_size: int) -> None:
         self._clients = clients
+        self._block_size = block_size
+        self._peers: dict[tuple[str, ...], Copiers] = {}
+        """The copiers of other engines, by their addresses."""
         self.addresses = tuple(addresses)
 
     @classmethod
-    async def connect(cls, addresses: Sequence[str]) -> Self:
+    async def connect(cls, addresses: Sequence[str], block_size: int) -> Self:
         """Connect to the copiers at `addresses`. Raises OSError."""
         clients: list[CopierClient] = []
         try:
@@ -196,7 +214,7 @@ class Copiers:
             for client in clients:
                 client.close()
             raise
-        return cls(clients, addresses)
+        return cls(clients, addresses, block_size)
 
     async def gather(
         self, key: str, first: int, last: int, slots: Sequence[Slot], partial: bool = False
@@ -205,15 +223,15 @@ class Copiers:
         pairs = zip(self._clients, slots, strict=True)
         return await gather([client.gather(key, first, last, s.segment, s.offset, partial) for client, s in pairs])
 
-    def reaches(self, addresses: Sequence[str]) -> bool:
-        """See `WorkerLinks.reaches`."""
+    async def reach(self, addresses: Sequence[str]) -> bool:
+        """See `WorkerLinks.reach`."""
         if len(addresses) != len(self._clients):
             return False
-        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
-            for address in addresses:
-                stack.enter_context(socket.socket(socket.AF_UNIX)).connect(address)
-            return True
-        return False
+        self._peers = {key: peer for key, peer in self._peers.items() if not peer.closed}
+        if tuple(addresses) not in self._peers:
+            with contextlib.suppress(OSError):
+                self._peers[tuple(addresses)] = await Copiers.connect(addresses, self._block_size)
+        return tuple(addresses) in self._peers
 
     async def send(
         self,
@@ -252,16 +270,35 @@ class Copiers:
         for client in self._clients:
             client.forget(load)
 
-    async def hold(self, tail: str, blocks: int, slots: Sequence[SlotRef]) -> None:
-        """See `CopierClient.hold`; each worker has a slot of its own."""
-        await gather([client.hold(tail, blocks, slot) for client, slot in zip(self._clients, slots, strict=True)])
+    def expect(self, tail: str) -> None:
+        """See `CopierClient.expect`."""
+        for client in self._clients:
+            client.expect(tail)
+
+    async def hold(self, tail: Tail, slots: Sequence[SlotRef], addresses: Sequence[str] = ()) -> None:
+        """See `CopierClient.hold` and `WorkerLinks.hold`; without `addresses`, of this engine's own workers."""
+        holders = self._peers[tuple(addresses)] if addresses else self
+        blocks = tail.last(self._block_size) - tail.first
+        pairs = zip(holders._clients, slots, strict=True)
+        await gather([client.hold(tail.name, blocks, slot) for client, slot in pairs])
 
     def discard(self, tail: str) -> None:
         """See `CopierClient.discard`."""
         for client in self._clients:
             client.discard(tail)
 
+    def halt(self, key: str) -> None:
+        """See `CopierClient.halt`. All workers share vLLM's scheduler, so the first one passes it on for all."""
+        self._clients[0].halt(key)
+
+    @property
+    def closed(self) -> bool:
+        """True once some connection has ended."""
+        return any(client.closed for client in self._clients)
+
     def close(self) -> None:
-        """End the connections."""
+        """End the connections, those to other engines included."""
         for client in self._clients:
             client.close()
+        for peer in self._peers.values():
+            peer.close()

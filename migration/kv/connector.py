@@ -6,7 +6,8 @@ Scheduler side (EngineCore process), in time order; the connector owns no blocks
     get_num_new_matched_tokens   number of context tokens that the load or the tail covers beyond the local cache
     update_state_after_alloc     record the cache blocks that the load or the tail fills
     build_connector_meta         each step: loads, tails, output to restore, and changes of block tables
-    update_connector_output      name the blocks of complete loads in the prefix cache, if no request needed them before
+    update_connector_output      name the blocks of complete loads in the prefix cache, if none needed them before,
+                                 and have requests end with their next token
     request_finished             forget a load that ends
 
 Worker side:
@@ -15,7 +16,7 @@ Worker side:
     start_load_kv                before the forward pass of a step with tails: copy these; in any step: restore output
     get_finished                 at the end of the step: update block tables, report ended loads
     get_block_ids_with_load_errors   at the end of the step: blocks of tails that could not be copied
-    build_connector_worker_meta  at the end of the step: the loads whose blocks have all arrived
+    build_connector_worker_meta  at the end of the step: the loads whose blocks have all arrived, the requests to halt
 
 A load is a request that vLLM admits and never runs. vLLM allocates the blocks of its whole range at once and has it
 wait (WAITING_FOR_REMOTE_KVS) while the copiers fill them, beside the steps of other requests. Once the blocks have
@@ -33,6 +34,9 @@ workers hold it before its request comes. vLLM admits the request with the tail 
 copies the tail into the request's blocks before it reads them: that step computes only the tokens behind the tail. If
 the copy fails, vLLM ends the request with an error, and its reader submits it again.
 
+A request is halted by its limit of tokens: the step after the one whose end reports it is its last, and brings its last
+token. An abort would discard the token of the step in flight, which computes it beside the target's first step.
+
 vLLM cannot preempt a request that waits for its blocks. Loads under way therefore hold at most half of the cache,
 except that one load is always admitted; the others stay in the queue, without blocks.
 
@@ -45,7 +49,7 @@ An exception in the worker half would end the engine and every request on it, so
 """
 
 import logging
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -116,15 +120,19 @@ class StepMetadata(KVConnectorMetadata):
 
 
 @dataclass
-class ArrivedLoads(KVConnectorWorkerMetadata):
-    """The loads whose blocks have all arrived since the previous step, and in how many workers."""
+class StepReport(KVConnectorWorkerMetadata):
+    """The messages of copiers since the previous step, from the worker side to the scheduler side.
 
-    workers: dict[str, int]
+    `arrived`: loads whose blocks have all arrived, and in how many workers. `halts`: keys of requests to be halted.
+    """
 
-    def aggregate(self, other: KVConnectorWorkerMetadata) -> "ArrivedLoads":
-        """The sum of two workers' metadata."""
-        assert isinstance(other, ArrivedLoads)
-        return ArrivedLoads(dict(Counter(self.workers) + Counter(other.workers)))
+    arrived: dict[str, int] = field(default_factory=dict)
+    halts: frozenset[str] = frozenset()
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> "StepReport":
+        """The sum of two workers' reports."""
+        assert isinstance(other, StepReport)
+        return StepReport(dict(Counter(self.arrived) + Counter(other.arrived)), self.halts | other.halts)
 
 
 @dataclass(slots=True)
@@ -173,6 +181,8 @@ class MellConnector(KVConnectorBase_V1):
         self.loads = BlockLoads()
         self.tails: dict[str, torch.Tensor] = {}
         """Held tails by their names. The copier adds them, the first step of their request takes them."""
+        self.halts: deque[str] = deque()
+        """Keys of requests to be halted. The copier adds them, the end of a step takes them."""
         self._failed_blocks: set[int] = set()
         self.copier: Copier | None = None
 
@@ -249,15 +259,21 @@ class MellConnector(KVConnectorBase_V1):
             self._tail_loads.append(TailLoad(tail.name, start - tail.first, list(ids)))
 
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
-        """Name the blocks of complete loads in the prefix cache; count the blocks of ended loads as free."""
+        """Name the blocks of complete loads in the prefix cache; count those of ended loads as free; halt requests."""
         for request_id in connector_output.finished_recving or ():
             self._held.pop(request_id, None)
-        arrived = connector_output.kv_connector_worker_meta
-        for name, workers in arrived.workers.items() if isinstance(arrived, ArrivedLoads) else ():
+        report = connector_output.kv_connector_worker_meta
+        if not isinstance(report, StepReport):
+            return
+        for name, workers in report.arrived.items():
             if filling := self._filling.get(name):
                 filling.workers -= workers
                 if not filling.workers:
                     self._name(name)
+        for keyed in self._keyed.values() if report.halts else ():
+            if keyed.key in report.halts:
+                request = keyed.request
+                request.max_tokens = min(request.max_tokens, request.num_output_tokens + 1)
 
     def _name(self, load: str) -> None:
         """Name the blocks of a load in the prefix cache, all of which have arrived; a load that is over has none."""
@@ -334,7 +350,7 @@ class MellConnector(KVConnectorBase_V1):
             self.layout = CacheLayout(kv_caches, self.num_blocks)
             if self.layout.device.type == "cuda":
                 preload()
-            self.copier = Copier(self.layout, self.tables, self.loads, self.tails)
+            self.copier = Copier(self.layout, self.tables, self.loads, self.tails, self.halts)
         except (TransferFailed, OSError) as error:
             self.layout = None
             self.unsupported = str(error)
@@ -386,10 +402,10 @@ class MellConnector(KVConnectorBase_V1):
             self.tables.apply(meta.changes, self._fence())
         return None, self.loads.finished()
 
-    def build_connector_worker_meta(self) -> "ArrivedLoads | None":
-        """The loads whose blocks have all arrived in this worker, each once."""
-        arrived = self.loads.arrived()
-        return ArrivedLoads(dict.fromkeys(arrived, 1)) if arrived else None
+    def build_connector_worker_meta(self) -> StepReport | None:
+        """The loads whose blocks have all arrived in this worker, and the requests to be halted, each once."""
+        arrived, halts = self.loads.arrived(), frozenset(self.halts.popleft() for _ in range(len(self.halts)))
+        return StepReport(dict.fromkeys(arrived, 1), halts) if arrived or halts else None
 
     def _step(self) -> StepMetadata:
         meta = self._get_connector_metadata()

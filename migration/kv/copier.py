@@ -21,6 +21,7 @@ import selectors
 import socket
 import struct
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, MutableMapping
 
 import torch
@@ -34,11 +35,13 @@ from migration.kv.wire import (
     Call,
     CallFailed,
     DiscardTail,
+    ExpectTail,
     Filled,
     FilledCall,
     ForgetLoad,
     GatherCall,
     Gathered,
+    HaltRun,
     HoldTailCall,
     Loaded,
     LoadedCall,
@@ -74,14 +77,22 @@ class Copier:
     """Serves the calls of one replica. `address` is the socket's name."""
 
     def __init__(
-        self, layout: CacheLayout, tables: BlockTables, loads: BlockLoads, tails: MutableMapping[str, torch.Tensor]
+        self,
+        layout: CacheLayout,
+        tables: BlockTables,
+        loads: BlockLoads,
+        tails: MutableMapping[str, torch.Tensor],
+        halts: deque[str],
     ) -> None:
-        """Tails are put into `tails`, a dictionary from which the main thread takes them."""
+        """The main thread takes held tails from `tails`, and the keys of requests to be halted from `halts`."""
         self.address = f"\0mell-copier-{os.getpid()}-{secrets.token_hex(8)}"
         self._layout = layout
         self._tables = tables
         self._loads = loads
         self._tails = tails
+        self._halts = halts
+        self._expected: set[str] = set()
+        """Names of tails that may be held."""
         self._segments = Segments()
         self._waiting: list[tuple[_Connection, WaitingCall]] = []
         self._sendings: list[tuple[_Connection, Sending]] = []
@@ -194,10 +205,15 @@ class Copier:
                 connection.reply(Missing(call.number, self._loads.missing(call.load)))
             case ForgetLoad(load):
                 self._forget(load)
+            case ExpectTail(tail):
+                self._expected.add(tail)
             case HoldTailCall():
                 connection.reply(self._hold(call))
             case DiscardTail(tail):
+                self._expected.discard(tail)
                 self._tails.pop(tail, None)
+            case HaltRun(key):
+                self._halts.append(key)
 
     def _forget(self, load: str) -> None:
         self._loads.forget(load)
@@ -246,6 +262,8 @@ class Copier:
     def _hold(self, call: HoldTailCall) -> Reply:
         slot = SlotRef(call.segment, call.offset, call.ticket)
         try:
+            if call.tail not in self._expected:
+                raise TransferFailed("the tail is not expected: the target has given the migration up")
             held = self._layout.take(self._segments.payload(slot, call.blocks * self._layout.block_bytes))
             self._segments.check(slot)
         except Exception as error:

@@ -1,8 +1,8 @@
 """The messages to the copier of an engine's worker: one line of JSON each, over a socket.
 
-They come from the worker's replica, and `ScatterCall` also from copiers of other engines on the node. Each call but
-`ForgetLoad`, `StopCall` and `DiscardTail` is answered once, in any order, under its number: with the reply of its name,
-or with `CallFailed`.
+They come from the worker's replica, `ScatterCall` also from copiers of other engines on the node, and `HoldTailCall`
+also from replicas of other engines. Each call with a number but `StopCall` is answered once, in any order, under its
+number: with the reply of its name, or with `CallFailed`.
 """
 
 import json
@@ -96,8 +96,15 @@ class ForgetLoad:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpectTail:
+    """Let `tail` be held, until `DiscardTail`."""
+
+    tail: str
+
+
+@dataclass(frozen=True, slots=True)
 class HoldTailCall:
-    """Copy `blocks` staged blocks from a slot with this ticket into memory of the worker, under the name `tail`."""
+    """Copy `blocks` staged blocks from a slot with this ticket into memory of the worker, if it expects `tail`."""
 
     number: int
     tail: str
@@ -109,9 +116,16 @@ class HoldTailCall:
 
 @dataclass(frozen=True, slots=True)
 class DiscardTail:
-    """Free `tail`, if it is held."""
+    """Free `tail`, if it is held, and expect it no more."""
 
     tail: str
+
+
+@dataclass(frozen=True, slots=True)
+class HaltRun:
+    """Have vLLM's scheduler end the running request `key` with one of its next tokens."""
+
+    key: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +201,10 @@ Call = (
     | MissingCall
     | LoadedCall
     | ForgetLoad
+    | ExpectTail
     | HoldTailCall
     | DiscardTail
+    | HaltRun
 )
 Reply = Gathered | Sent | Scattered | Filled | Missing | Loaded | TailHeld | CallFailed
 

@@ -2,8 +2,8 @@
 
     source -> target   Prepare    ->  Prepared
                        CopyRound  ->  blocks loaded   (any number; none on the token path)
-                       Chunk      ->  blocks copied   (a round's, while it is loaded, unless the workers exchange its
-                                                       blocks by themselves; the tail's, after the rounds)
+                       Chunk      ->  blocks copied   (a round's, while it is loaded, and the tail's, behind the rounds;
+                                                       unless the target's workers take the blocks by themselves)
                        Adopt      ->  nothing         (the target runs the request under the new hop)
                        cancel, by migration id
                        resumed    ->  seconds from the adoption to its first token, once that is out
@@ -137,6 +137,11 @@ class Prepared:
     workers: tuple[str, ...] = ()
 
 
+def tail_name(migration: str) -> str:
+    """The name of a migration's tail at the target's engine."""
+    return f"{migration}.tail"
+
+
 def load_name(migration: str, round: int) -> str:
     """The name of the load of a migration's round at the target's engine."""
     return f"{migration}.{round}"
@@ -168,8 +173,12 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Adopt:
-    """Continue the request: its output tokens are those of earlier messages plus these."""
+    """Continue the request: its output tokens are those of earlier messages plus these.
+
+    The target's workers hold the `tail`, if one was sent.
+    """
 
     migration: str
     outputs_from: int
     outputs: tuple[int, ...]
+    tail: Tail | None = None

@@ -64,18 +64,28 @@ class SourceHost(Protocol):
         """Wait until the request has published another token, or has ended."""
         ...
 
+    async def halt_behind_token(self, request: RequestId, hop: int) -> None:
+        """Have the engine end the request's run with one of its next tokens; return once that is published.
+
+        The request stays here until `drop` or `unmute`, as after `halt`. Also returns if the request has ended.
+        """
+        ...
+
     def mute(self, request: RequestId, hop: int) -> Hosted:
         """Stop publishing tokens (the engine computes on); return the request as it is frozen."""
         ...
 
     def halt(self, request: RequestId, hop: int) -> None:
-        """Take a muted request out of the engine, which frees its blocks. It stays here until `drop` or `unmute`."""
+        """Take a muted request out of the engine, which frees its blocks. It stays here until `drop` or `unmute`.
+
+        Does nothing for a run that has been halted behind a token.
+        """
         ...
 
     def unmute(self, request: RequestId, hop: int) -> None:
-        """Publish the withheld output, and go on, in the engine anew if the request was halted.
+        """Publish the withheld output, and go on, in the engine anew if the request was halted, or is about to be.
 
-        Does nothing for a run that is not muted or not here.
+        Does nothing for a run that is neither muted nor halted, or not here.
         """
         ...
 
@@ -122,8 +132,8 @@ class WorkerLinks(Protocol):
     addresses: tuple[str, ...]
     """The addresses of the workers, in the order of their ranks."""
 
-    def reaches(self, addresses: Sequence[str]) -> bool:
-        """True if these workers are on this node, as many as this engine's."""
+    async def reach(self, addresses: Sequence[str]) -> bool:
+        """Connect to these workers of another engine; False unless they are on this node, as many as this engine's."""
         ...
 
     async def send(
@@ -147,14 +157,22 @@ class WorkerLinks(Protocol):
         """
         ...
 
+    async def hold(self, tail: Tail, slots: Sequence[SlotRef], addresses: Sequence[str]) -> None:
+        """As `BlockStore.hold`, of the workers at `addresses`, which have been reached and expect the tail."""
+        ...
+
     async def missing(self, load: str) -> int | None:
         """The number of a load's shards that have not arrived; None before its admission and after its end."""
         ...
 
 
+HALTED = "halted"
+"""The finish reason of a run that was halted: its request goes on, here or elsewhere."""
+
+
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """The output of one engine step for one request; `finish` is vLLM's finish reason in the last one.
+    """The output of one engine step for one request; in the last one, `finish` is vLLM's finish reason, or HALTED.
 
     `rest` is everything else in vLLM's output of this step, encoded (see `Extras`); None if there is nothing else.
     """
@@ -221,16 +239,20 @@ class BlockStore(Protocol):
         """
         ...
 
+    def expect(self, tail: str) -> None:
+        """Let the workers hold the tail of this name, until `discard`."""
+        ...
+
     async def hold(self, tail: Tail, slots: Sequence[SlotRef]) -> None:
         """Copy a staged tail into memory of the workers, for the request that will be added with it.
 
         Raises:
-            TransferFailed: a slot has another ticket, for any worker.
+            TransferFailed: a slot has another ticket, or the tail is not expected, for any worker.
         """
         ...
 
-    def discard(self, tail: Tail) -> None:
-        """Free a tail that no request will be added with."""
+    def discard(self, tail: str) -> None:
+        """Free the tail of this name, which no request will be added with, and expect it no more."""
         ...
 
 

@@ -152,12 +152,13 @@ TABLE: Mapping[SourceState, Mapping[SourceEvent, tuple[SourceState, tuple[Source
         _E.COPIED_ENOUGH: (_S.FREEZE, (_C.MUTE, _C.COPY_FINAL)),
         _E.COPY_FAILED: (_S.HANDOVER, (_C.MUTE, _C.HALT, _C.ADOPT_TOKENS)),
         _E.TIMEOUT: (_S.HANDOVER, (_C.MUTE, _C.HALT, _C.ADOPT_TOKENS)),
-        _E.FINISHED: _GIVE_UP,
+        # In the end of this state the request may be halted already.
+        _E.FINISHED: _THAW,
         # The blocks are gone here; the target may hold those already copied, and recomputes the rest.
         _E.PREEMPTED: (_S.HANDOVER, (_C.MUTE, _C.HALT, _C.ADOPT_TOKENS)),
-        _E.CLIENT_GONE: _GIVE_UP,
+        _E.CLIENT_GONE: _THAW,
         _E.SOURCE_STOPPING: (_S.COPY, ()),
-        _E.TARGET_LOST: _GIVE_UP,
+        _E.TARGET_LOST: _THAW,
         _E.ASKED_AGAIN: (_S.COPY, (_C.REFUSE_SECOND,)),
         **_nothing(_S.COPY, _E.KEPT, _E.FOLLOWED),
     },

@@ -5,10 +5,10 @@ Gathering, sending and loading overlap as far as there are free slots.
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from migration.concurrency import gather
-from migration.protocol.messages import Chunk, CopyRound, Shard, Tail, load_name
+from migration.protocol.messages import Chunk, CopyRound, Shard, Tail, load_name, tail_name
 from migration.protocol.ports import Hosted, Peer, Slot
 from migration.run.slots import Lease
 from migration.run.world import MigrationWorld
@@ -20,7 +20,7 @@ class BlockCopy:
 
     Each round carries the output tokens since the previous one. `confirmed` is the number of tokens that the target has
     confirmed: those of a failed round may not have arrived. `seconds` is the time spent on copying, failed copies
-    included.
+    included. `held` is the tail that the target holds.
     """
 
     def __init__(self, migration: str, hosted: Hosted, peer: Peer, world: MigrationWorld) -> None:
@@ -33,6 +33,9 @@ class BlockCopy:
         self._world = world
         self._rounds = 0
         self._workers: tuple[str, ...] = ()
+        self.held: Tail | None = None
+        self._unconfirmed: tuple[CopyRound, asyncio.Task[None]] | None = None
+        """The newest round, whose blocks the target's workers have, and the target's confirmation of it."""
         self._pushed: Chunk | None = None
         """The newest chunk of a round that has not ended well."""
 
@@ -45,50 +48,85 @@ class BlockCopy:
         self._rounds += 1
         return CopyRound(self._migration, self._rounds, first, last, self.confirmed, outputs[self.confirmed :])
 
-    def reach(self, workers: tuple[str, ...]) -> None:
+    async def reach(self, workers: tuple[str, ...]) -> None:
         """Have the workers send the blocks to the target's, at these addresses, if they can."""
         links = self._world.blocks.links
-        if workers and links is not None and self._world.transport.direct and links.reaches(workers):
+        if workers and links is not None and self._world.transport.direct and await links.reach(workers):
             self._workers = workers
 
     async def copy(self, planned: CopyRound) -> None:
         """Move the blocks of a round: while a chunk is sent and loaded, the next is gathered.
 
+        Where the workers send the blocks, this does not wait until the target has confirmed the round: see `finish`.
+
         Raises:
             TransferFailed, PeerLost, Refused, RequestGone: as gathering, sending and the target's loading do.
         """
-        began = self._world.clock()
-        try:
-            async with asyncio.TaskGroup() as pushes:
-                pushes.create_task(self._peer.load(planned))
-                if self._workers:
-                    await self._have_sent(planned)
-                else:
-                    await self._push_all(planned, pushes)
-            self._pushed = None
-            self.confirmed = planned.outputs_from + len(planned.outputs)
-        except* Exception as errors:
-            raise errors.exceptions[0] from None
-        finally:
-            self.seconds += self._world.clock() - began
-            if self._pushed is not None:
-                self._drop(self._pushed)
-                self._pushed = None
+        with self._timed():
+            await self._confirm()
+            await (self._have_sent(planned) if self._workers else self._push_all(planned))
 
-    async def copy_tail(self, first: Blocks, tokens: int) -> None:
-        """Have the target hold the KV of the context's first `tokens` tokens from block `first` on.
+    def tail(self, first: Blocks, tokens: int) -> Tail:
+        """The KV of the context's first `tokens` tokens from block `first` on."""
+        return Tail(tail_name(self._migration), first, tokens)
+
+    async def finish(self, tail: Tail | None = None, ready: Callable[[], None] = lambda: None) -> None:
+        """Wait until the target has confirmed all rounds; meanwhile, have it hold the tail.
+
+        `ready` is called as soon as they are confirmed and the tail is staged: the request's blocks here are not needed
+        any more.
 
         Raises:
-            TransferFailed, PeerLost, Refused, RequestGone: as gathering, sending and the target's holding do.
+            TransferFailed, PeerLost, Refused, RequestGone: as gathering, sending, loading and the target's holding do.
         """
+        with self._timed():
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    staged = asyncio.Event()
+                    if tail is not None:
+                        tasks.create_task(self._send_tail(tail, staged))
+                    await self._confirm()
+                    if tail is not None:
+                        await staged.wait()
+                    ready()
+            except* Exception as errors:
+                raise errors.exceptions[0] from None
+            self.held = tail
+
+    def close(self) -> None:
+        """The migration is over, whatever is still under way."""
+        if self._unconfirmed is not None:
+            _, loading = self._unconfirmed
+            loading.cancel()
+            loading.add_done_callback(_take_failure)
+
+    @contextlib.contextmanager
+    def _timed(self) -> Iterator[None]:
+        began = self._world.clock()
+        try:
+            yield
+        finally:
+            self.seconds += self._world.clock() - began
+
+    async def _confirm(self) -> None:
+        """Wait until the target has confirmed the newest round."""
+        if self._unconfirmed is not None:
+            planned, loading = self._unconfirmed
+            await loading
+            self._unconfirmed = None
+            self.confirmed = planned.outputs_from + len(planned.outputs)
+
+    async def _send_tail(self, tail: Tail, staged: asyncio.Event) -> None:
         world = self._world
-        tail = Tail(f"{self._migration}.tail", first, tokens)
-        began = world.clock()
         lease = await self._lease()
         try:
             shards = await world.blocks.gather_tail(self._hosted.key, tail, lease.slots)
-            last = tail.last(world.blocks.fingerprint.block_size)
-            chunk = self._chunk(self._rounds, first, last, shards, tail)
+            staged.set()
+            if self._workers and (links := world.blocks.links) is not None:
+                await links.hold(tail, [shard.slot for shard in shards], self._workers)
+                self.sent = Bytes(self.sent + sum(shard.size for shard in shards))
+                return
+            chunk = self._chunk(self._rounds, tail.first, tail.last(world.blocks.fingerprint.block_size), shards, tail)
             try:
                 await self._push(chunk, lease)
             except BaseException:
@@ -96,7 +134,6 @@ class BlockCopy:
                 raise
         finally:
             lease.end()
-            self.seconds += world.clock() - began
 
     def _drop(self, chunk: Chunk) -> None:
         """Give up the channels of a chunk that failed: the two ends may disagree on the next transfer."""
@@ -104,7 +141,22 @@ class BlockCopy:
             self._world.transport.drop(channel)
 
     async def _have_sent(self, planned: CopyRound) -> None:
-        """Have the workers send a round's blocks to the target's workers."""
+        """Have the workers send a round's blocks. Returns once the target's workers have them."""
+        loading = asyncio.create_task(self._peer.load(planned))
+        sending = asyncio.create_task(self._send(planned))
+        try:
+            await asyncio.wait({loading, sending}, return_when=asyncio.FIRST_COMPLETED)
+            if loading.done():
+                loading.result()
+            await sending
+        except BaseException:
+            loading.cancel()
+            sending.cancel()
+            await asyncio.wait({loading, sending})
+            raise
+        self._unconfirmed = (planned, loading)
+
+    async def _send(self, planned: CopyRound) -> None:
         world, links = self._world, self._world.blocks.links
         assert links is not None
         size = world.slots.blocks(world.blocks.fingerprint.shard_bytes)
@@ -116,7 +168,22 @@ class BlockCopy:
             sent = await links.send(self._hosted.key, planned.first, planned.last, slots, size, load, self._workers)
         self.sent = Bytes(self.sent + sent)
 
-    async def _push_all(self, planned: CopyRound, pushes: asyncio.TaskGroup) -> None:
+    async def _push_all(self, planned: CopyRound) -> None:
+        """Send a round's blocks chunk by chunk. Returns once the target has confirmed the round."""
+        try:
+            async with asyncio.TaskGroup() as pushes:
+                pushes.create_task(self._peer.load(planned))
+                await self._gather_all(planned, pushes)
+            self._pushed = None
+            self.confirmed = planned.outputs_from + len(planned.outputs)
+        except* Exception as errors:
+            raise errors.exceptions[0] from None
+        finally:
+            if self._pushed is not None:
+                self._drop(self._pushed)
+                self._pushed = None
+
+    async def _gather_all(self, planned: CopyRound, pushes: asyncio.TaskGroup) -> None:
         """Gather a round's chunks one after another, and begin to push each."""
         world = self._world
         size = world.slots.blocks(world.blocks.fingerprint.shard_bytes)
@@ -159,7 +226,7 @@ class BlockCopy:
         transport = self._world.transport
         loading = asyncio.create_task(self._peer.receive(chunk))
         try:
-            sending = asyncio.create_task(self._send(chunk, lease.slots))
+            sending = asyncio.create_task(self._send_chunk(chunk, lease.slots))
             await _until_sent(sending, loading)
             if not transport.shares_slots:
                 lease.end()
@@ -169,7 +236,7 @@ class BlockCopy:
             raise
         self.sent = Bytes(self.sent + chunk.size)
 
-    async def _send(self, chunk: Chunk, slots: Sequence[Slot]) -> None:
+    async def _send_chunk(self, chunk: Chunk, slots: Sequence[Slot]) -> None:
         """Send all shards of a chunk. The first failure fails the chunk, once the other sends have ended."""
         transfers = zip(chunk.channels, slots, chunk.shards, strict=True)
         await gather([self._world.transport.send(channel, slot, shard.size) for channel, slot, shard in transfers])
@@ -198,3 +265,9 @@ def _pieces(first: Blocks, last: Blocks, size: Blocks) -> Iterator[tuple[Blocks,
     """[first, last) in ranges of at most `size` blocks."""
     for low in range(first, last, size):
         yield Blocks(low), Blocks(min(low + size, last))
+
+
+def _take_failure(task: asyncio.Task[None]) -> None:
+    """Read the exception of a task that nobody waits for."""
+    if not task.cancelled():
+        task.exception()

@@ -121,6 +121,7 @@ class SourceRun:
             if number in (0, self._activity_no):
                 await self._feed(event)
         self._stop_activity()
+        self._copy.close()
         return self.record
 
     async def resumed(self) -> MigrationRecord:
@@ -286,7 +287,7 @@ class SourceRun:
                 first_round=self._first_round,
             )
         )
-        self._copy.reach(prepared.workers)
+        await self._copy.reach(prepared.workers)
         if prepared.path is Path.TOKENS:
             if self._order.path is PathRequest.AUTO:
                 self._cause = Cause.FINGERPRINT
@@ -302,23 +303,40 @@ class SourceRun:
             await self._copy_blocks(planned)
         if worth_another_round(self._progress, self._full(self._hosted()), self._world.limits.copy):
             return SourceEvent.COPIED_MORE
-        await self._copy_tail()
-        await self._token()
+        await self._finish_copying()
         return SourceEvent.COPIED_ENOUGH
 
-    async def _copy_tail(self) -> None:
-        """Send what the rounds have left, unless it has to be copied inside the pause."""
+    async def _finish_copying(self) -> None:
+        """Send what the rounds have left, unless it has to be copied inside the pause; then wait for a token.
+
+        So the reader has that token at the beginning of the pause and not in the middle. If nothing remains to be
+        copied then, the engine stops behind the token by itself: it would compute the next one for nobody, beside the
+        target's first step.
+        """
         world, marks, context = self._world, self._world.blocks.fingerprint, self._hosted().context
         most = world.slots.blocks(marks.shard_bytes)
-        if tail := tail_blocks(self._progress, context, marks.block_size, world.limits.copy, most):
-            await self._copy.copy_tail(self._progress.copied, context - 1)
-            self._progress = self._progress.add_tail(tail)
+        blocks = tail_blocks(self._progress, context, marks.block_size, world.limits.copy, most)
+        if not blocks:
+            await self._copy.finish()
+            await self._token(world.host.next_output)
+            return
+        halting: list[asyncio.Task[None]] = []
+        try:
+            await self._copy.finish(
+                self._copy.tail(self._progress.copied, context - 1),
+                lambda: halting.append(asyncio.create_task(self._token(world.host.halt_behind_token))),
+            )
+            self._progress = self._progress.add_tail(blocks)
+            await asyncio.gather(*halting)
+        finally:
+            for task in halting:
+                task.cancel()
 
-    async def _token(self) -> None:
-        """Wait for the next token, so that the reader has it at the beginning of the pause and not in the middle."""
+    async def _token(self, behind: Callable[[RequestId, int], Awaitable[None]]) -> None:
+        """Wait for a token, at most for as long as a token should take."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._world.limits.token_s):
-                await self._world.host.next_output(self._order.request, self.hop)
+                await behind(self._order.request, self.hop)
 
     def _next_round(self, hosted: Hosted) -> CopyRound | None:
         """The next round of pre-copying; None if none pays."""
@@ -332,6 +350,7 @@ class SourceRun:
         blocks = final_range(self._progress, self._full(hosted), self._world.limits.copy)
         if blocks is not None:
             await self._copy_blocks(self._copy.plan(*blocks, hosted.outputs))
+            await self._copy.finish()
         return SourceEvent.FINAL_COPIED
 
     async def _copy_blocks(self, planned: CopyRound) -> None:
@@ -356,7 +375,8 @@ class SourceRun:
         outputs = self._hosted().outputs
         confirmed = self._copy.confirmed
         self._times.hand_over()
-        await self._peer.adopt(Adopt(self._order.id, confirmed, outputs[confirmed:]))
+        tail = self._copy.held if self._path is Path.KV else None
+        await self._peer.adopt(Adopt(self._order.id, confirmed, outputs[confirmed:], tail))
         return SourceEvent.ADOPTED
 
     async def _ask_reader(self) -> SourceEvent:

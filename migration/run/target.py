@@ -17,8 +17,8 @@ from migration.protocol.messages import (
     Prepare,
     Prepared,
     SlotRef,
-    Tail,
     load_name,
+    tail_name,
 )
 from migration.protocol.ports import BlockStore, TargetHost, Transport
 from migration.protocol.target import TargetCommand, TargetEvent, TargetState
@@ -74,7 +74,8 @@ class TargetRun:
         """The newest rounds that have begun, that have ended, and whose blocks are all in the cache."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._first_round: asyncio.Task[None] | None = None
-        self._tail: Tail | None = None
+        self._tail: str | None = None
+        """The name of the tail that the workers may hold, unless it is the host's."""
         self._lease: asyncio.TimerHandle | None = None
 
     @property
@@ -101,9 +102,12 @@ class TargetRun:
             self.post(TargetEvent.PREPARE_REFUSED)
             raise
         self.post(TargetEvent.PREPARE_FITS)
-        if path is Path.KV and self._message.first_round is not None:
-            # The engine admits the load while the source gathers.
-            self._first_round = self._start(self._load(self._message.first_round))
+        if path is Path.KV:
+            self._tail = tail_name(self._message.migration)
+            self._blocks.expect(self._tail)
+            if self._message.first_round is not None:
+                # The engine admits the load while the source gathers.
+                self._first_round = self._start(self._load(self._message.first_round))
         links = self._blocks.links if self._transport.direct else None
         return Prepared(path, links.addresses if links is not None else ())
 
@@ -162,7 +166,7 @@ class TargetRun:
             transfers = zip(chunk.channels, chunk.shards, slots, strict=True)
             staged = await gather([self._transport.receive(c, s.slot, s.size, slot) for c, s, slot in transfers])
             if chunk.tail is not None:
-                await self._hold(chunk.tail, staged)
+                await self._blocks.hold(chunk.tail, staged)
                 return
             async with self._rounds:
                 # A chunk may overtake the message that begins its round.
@@ -171,15 +175,6 @@ class TargetRun:
         finally:
             if lease is not None:
                 lease.end()
-
-    async def _hold(self, tail: Tail, staged: Sequence[SlotRef]) -> None:
-        try:
-            await self._blocks.hold(tail, staged)
-        except BaseException:
-            # Cancelled, some worker may hold it already, or is about to.
-            self._blocks.discard(tail)
-            raise
-        self._tail = tail
 
     async def _put_staged(self, chunk: Chunk, staged: Sequence[SlotRef]) -> None:
         """Put a chunk into its load, unless that ended without it: the cache may have held these blocks before."""
@@ -225,7 +220,9 @@ class TargetRun:
         self.post(TargetEvent.ADOPT)
         try:
             self._merge(message.outputs_from, message.outputs)
-            await self._host.add(self._message.spec, self.hop, tuple(self._outputs), self._tail)
+            if message.tail is None:
+                self._discard_tail()
+            await self._host.add(self._message.spec, self.hop, tuple(self._outputs), message.tail)
             self._tail = None
         except BaseException as error:
             self._post_if_allowed(TargetEvent.ADD_FAILED)
@@ -286,12 +283,15 @@ class TargetRun:
         log.warning("migration %s: no confirmation in state %s", self._message.migration, self._session.state)
         self._post_if_allowed(TargetEvent.LEASE_EXPIRED)
 
+    def _discard_tail(self) -> None:
+        if self._tail is not None:
+            self._blocks.discard(self._tail)
+            self._tail = None
+
     def _end(self, before: TargetState) -> None:
         if self._lease is not None:
             self._lease.cancel()
             self._lease = None
-        if self._tail is not None:
-            self._blocks.discard(self._tail)
-            self._tail = None
+        self._discard_tail()
         if before not in (TargetState.OWNED, TargetState.CLOSED):
             self._on_end(self._message.migration)

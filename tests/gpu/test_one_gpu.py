@@ -1,6 +1,7 @@
 """Copies on a GPU, and staging in its memory between processes: tests of tests/migration without the fake CuPy."""
 
 import time
+from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -103,7 +104,7 @@ def test_gather_is_ordered_with_its_stream() -> None:
 async def desk() -> AsyncIterator[tuple[dict[str, torch.Tensor], BlockTables, BlockLoads, CopierClient]]:
     """A cache with a copier, and a client of it."""
     caches, tables, loads = paged("LBNHC", BLOCKS, device=GPU), BlockTables(4), BlockLoads()
-    copier = Copier(CacheLayout(caches, BLOCKS), tables, loads, {})
+    copier = Copier(CacheLayout(caches, BLOCKS), tables, loads, {}, deque())
     client = await CopierClient.connect(copier.address)
     yield caches, tables, loads, client
     client.close()

@@ -9,7 +9,7 @@ from deployments.engine.tokens import TOKEN_BYTES, ContextDigest, TokenSlots, ex
 from migration.protocol.core_messages import decode_request
 from migration.protocol.errors import BlocksGone, TransferFailed
 from migration.protocol.messages import Fingerprint, Shard, SlotRef, Tail
-from migration.protocol.ports import Generated, OutputSink, Slot, WorkerLinks
+from migration.protocol.ports import HALTED, Generated, OutputSink, Slot, WorkerLinks
 from migration.protocol.request import RequestSpec, Trait
 from policies.model import Blocks, Tokens
 
@@ -39,6 +39,7 @@ class FakeEngine:
         self.ties: Tie | None = None
         self.refusal: str | None = None
         self.preempted: set[str] = set()
+        self.halting: set[str] = set()
         self.blocks_loaded = 0
         self.tail_ends: list[int] = []
         """For each context that began with a tail: the tokens up to the tail's end."""
@@ -100,9 +101,18 @@ class FakeEngine:
                 rest = None if top is None else digest.next_logprobs(top)
                 context.append(token)
                 digest.extend(pack((token,)))
-                yield Generated((token,), "length" if count == spec.max_tokens else None, rest)
+                finish = "length" if count == spec.max_tokens else HALTED if key in self.halting else None
+                yield Generated((token,), finish, rest)
+                if finish:
+                    return
         finally:
+            self.halting.discard(key)
             self._contexts.pop(key, None)
+
+    def halt(self, key: str, left: int) -> None:
+        """See `Engine.halt`."""
+        if key in self._contexts:
+            self.halting.add(key)
 
     async def gather(self, key: str, first: Blocks, last: Blocks, slots: Sequence[Slot]) -> Sequence[Shard]:
         """See `Engine.gather`."""
@@ -139,14 +149,18 @@ class FakeEngine:
             raise BlocksGone("the request holds no blocks")
         return self._slots.write(slots, pack(context[tail.first * self.fingerprint.block_size : tail.tokens]))
 
+    def expect(self, tail: str) -> None:
+        """See `Engine.expect`."""
+        self._slots.expect(tail)
+
     async def hold(self, tail: Tail, slots: Sequence[SlotRef]) -> None:
         """See `Engine.hold`."""
         self._slots.hold(tail, self.fingerprint.block_size, slots)
         self.blocks_loaded += tail.last(self.fingerprint.block_size) - tail.first
 
-    def discard(self, tail: Tail) -> None:
+    def discard(self, tail: str) -> None:
         """See `Engine.discard`."""
-        self._slots.take(tail)
+        self._slots.discard(tail)
 
     @property
     def held_tails(self) -> int:

@@ -356,6 +356,7 @@ async def test_tail_is_not_computed(segment: HostSegment, flip: int | None) -> N
     ((slot, _),) = await source.engine.gather_tail("r", tail, slots(segment))
     if flip is not None:
         segment.view(HEADER, SLOT_BYTES)[flip] ^= 1
+    target.engine.expect("tail")
     await target.engine.hold(tail, [slot])
     began = virtual_loop().time()
     rest = target.ask("r", prompt(32), 20, outputs, tail)
@@ -372,6 +373,7 @@ async def test_tail_that_does_not_begin_behind_the_cache(segment: HostSegment, f
     await moved(segment, source, target, prompt(32) + outputs, 8)
     tail = Tail("tail", Blocks(first), 39)
     ((slot, _),) = await source.engine.gather_tail("r", tail, slots(segment))
+    target.engine.expect("tail")
     await target.engine.hold(tail, [slot])
     began = virtual_loop().time()
     rest = target.ask("r", prompt(32), 20, outputs, tail)

@@ -6,6 +6,7 @@ import os
 import re
 import time
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, Self
 
 import numpy as np
@@ -39,7 +40,7 @@ from migration.protocol.continuing import plain_spec
 from migration.protocol.core_messages import Frames
 from migration.protocol.errors import TransferFailed
 from migration.protocol.messages import Tail
-from migration.protocol.ports import Generated
+from migration.protocol.ports import HALTED, Generated
 from migration.run.outputs import OutputQueue
 from policies.model import Blocks
 
@@ -106,6 +107,30 @@ async def test_requests_reach_the_core_under_names_that_are_never_used_twice() -
     assert (first.prompt_token_ids, first.sampling_params.max_tokens) == ([5, 6], 9)
     assert first.sampling_params.stop_token_ids == [7]
     assert first.sampling_params.extra_args == {"kv_transfer_params": {"mell_key": "r.0", "mell_output": 0}}
+
+
+@pytest.mark.parametrize(
+    ("halted", "limit", "finish"),
+    [(True, 9, HALTED), (True, 4, "length"), (False, 9, "length")],
+    ids=["behind a token", "at its last token", "not at all"],
+)
+async def test_halted_request_ends_without_a_reason_of_vllms(halted: bool, limit: int, finish: str) -> None:
+    halting: list[str] = []
+    engine = over(core := FakeCore(), SimpleNamespace(halt=halting.append))
+    engine.add("r.0", plain_spec("r", (5,), limit, logprobs=1), (6, 7), sink := Taken())
+    if halted:
+        engine.halt("r.0", limit - 2)
+    (name,) = (request.request_id for request in core.requests)
+    scores = LogprobsLists(np.array([[7, 8]]), np.array([[-0.5, -1.5]], np.float32), np.array([1]))
+    await core.step(EngineCoreOutput(name, [1]))
+    await core.step(EngineCoreOutput(name, [2], scores, finish_reason=FinishReason.LENGTH))
+    first, last = sink.all
+    assert isinstance(last, Generated) and last.rest is not None
+    assert (first, last.tokens, last.finish) == (Generated((1,)), (2,), finish)
+    told = MsgpackDecoder(EngineCoreOutput).decode(last.rest).finish_reason
+    assert told is (None if finish == HALTED else FinishReason.LENGTH), "the reader goes by the rest"
+    engine.abort("r.0")
+    assert core.aborted == [] and halting == ["r.0"] * halted and not engine._runs._left
 
 
 async def test_outputs_go_to_their_runs_up_to_the_last() -> None:

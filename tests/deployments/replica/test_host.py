@@ -11,7 +11,7 @@ from deployments.replica.host import RequestHost, Run, queued_keys
 from deployments.replica.outbox import Outboxes
 from migration.protocol.errors import Refused, RequestGone
 from migration.protocol.messages import Fingerprint, PathRequest, Prepare, Tail
-from migration.protocol.ports import Generated, OutputSink
+from migration.protocol.ports import HALTED, Generated, OutputSink
 from migration.protocol.request import Delta, Extras, IngressId, Lost, Moving, RequestSpec, StreamEvent
 from policies.causes import Cause
 from policies.model import Blocks, Phase, ReplicaId, RequestId
@@ -29,7 +29,7 @@ class StepEngine(FakeEngine):
         super().__init__()
         self.started: list[tuple[str, tuple[int, ...]]] = []
         self.tails: list[Tail | None] = []
-        self.discarded: list[Tail] = []
+        self.discarded: list[str] = []
         self.ended: list[str] = []
         self._sinks: dict[str, OutputSink] = {}
 
@@ -44,7 +44,11 @@ class StepEngine(FakeEngine):
         if self._sinks.pop(key, None):
             self.ended.append(key)
 
-    def discard(self, tail: Tail) -> None:
+    def halt(self, key: str, left: int) -> None:
+        self.halting.add(key)
+        self.left = left
+
+    def discard(self, tail: str) -> None:
         self.discarded.append(tail)
 
     async def step(self, *tokens: int, finish: str | None = None, key: str = "r.0") -> None:
@@ -393,6 +397,57 @@ async def test_migration_can_wait_for_the_next_output(ends: bool) -> None:
     else:
         await desk.engine.step(2)
     await asyncio.gather(*waiting)
+
+
+async def halting() -> tuple[Desk, "asyncio.Task[None]"]:
+    """A desk whose request r is to be halted behind its third token, and the wait for that."""
+    desk = await running(2)
+    waiting = asyncio.create_task(desk.host.halt_behind_token(R, 0))
+    await settle()
+    assert desk.engine.halting == {"r.0"} and not waiting.done()
+    return desk, waiting
+
+
+async def test_request_is_halted_behind_a_token_by_its_engine() -> None:
+    desk, waiting = await halting()
+    await desk.engine.step(2, finish=HALTED)
+    await waiting
+    assert desk.published() == [delta(2, 2)] and desk.ended == []
+    frozen = desk.host.mute(R, 0)
+    desk.host.halt(R, 0)
+    await settle()
+    assert frozen.outputs == (0, 1, 2) and [key for key, _ in desk.engine.started] == ["r.0"]
+    desk.host.drop(R, 0)
+    assert not list(desk.host.loads())
+
+
+@pytest.mark.parametrize("when", ["before the token", "behind it", "frozen"])
+async def test_request_that_was_to_be_halted_goes_on_if_it_stays(when: str) -> None:
+    desk, waiting = await halting()
+    if when == "before the token":
+        desk.host.unmute(R, 0)
+    await desk.engine.step(2, finish=HALTED)
+    if when == "frozen":
+        desk.host.mute(R, 0)
+    if when != "before the token":
+        desk.host.unmute(R, 0)
+    await waiting
+    await settle()
+    assert desk.engine.started[1:] == [("r.0.1", (0, 1, 2))]
+    await desk.engine.step(3, key="r.0.1")
+    await desk.engine.step(4, finish="length", key="r.0.1")
+    assert desk.published() == [delta(2, 2), delta(3, 3), delta(4, 4, finish="length")] and desk.ended == [(R, False)]
+
+
+@pytest.mark.parametrize("end", ["its end", "its client"])
+async def test_wait_for_the_token_ends_with_the_request(end: str) -> None:
+    desk, waiting = await halting()
+    if end == "its end":
+        await desk.engine.step(2, finish="stop")
+    else:
+        desk.host.client_gone(R)
+    await waiting
+    assert not list(desk.host.loads())
 
 
 async def halted(withheld: int = 0) -> Desk:

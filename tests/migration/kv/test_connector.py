@@ -30,6 +30,8 @@ class Request:
     prompt_token_ids: list[int] = field(default_factory=lambda: [1, 2, 3, 4])
     num_prompt_tokens: int = 4
     num_tokens: int = 4
+    num_output_tokens: int = 0
+    max_tokens: int = 100
     sampling_params: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(seed=None))
     structured_output_request: SimpleNamespace | None = None
     _output_token_ids: list[int] = field(default_factory=list)
@@ -210,9 +212,9 @@ class CacheManager:
 
 def arrive(connector: Any, **workers: int) -> None:
     """A step whose workers report loads as arrived; the load m.1 is `m1`."""
-    from migration.kv.connector import ArrivedLoads
+    from migration.kv.connector import StepReport
 
-    meta = ArrivedLoads({name.replace("m", "m."): count for name, count in workers.items()})
+    meta = StepReport({name.replace("m", "m."): count for name, count in workers.items()})
     connector.update_connector_output(SimpleNamespace(finished_recving=None, kv_connector_worker_meta=meta))
 
 
@@ -255,10 +257,32 @@ def test_blocks_are_named_before_a_request_that_knows_of_their_arrival() -> None
 
 
 def test_workers_reports_are_added() -> None:
-    from migration.kv.connector import ArrivedLoads
+    from migration.kv.connector import StepReport
 
-    both = ArrivedLoads({"m.1": 1, "m.2": 1}).aggregate(ArrivedLoads({"m.1": 1}))
-    assert both.workers == {"m.1": 2, "m.2": 1}
+    both = StepReport({"m.1": 1, "m.2": 1}).aggregate(StepReport({"m.1": 1}, frozenset({"r.0"})))
+    assert both == StepReport({"m.1": 2, "m.2": 1}, frozenset({"r.0"}))
+
+
+@pytest.mark.parametrize(("limit", "last"), [(100, 8), (8, 8), (7, 7)], ids=["early", "at its end", "over"])
+def test_halted_request_ends_with_its_next_token(limit: int, last: int) -> None:
+    from migration.kv.connector import StepReport
+
+    connector = make_connector()
+    running = {key: Request(f"v.{key}", {"mell_key": key}) for key in ("r.0", "s.0")}
+    for each in running.values():
+        connector.on_new_request(each)
+        each.num_output_tokens, each.max_tokens = 7, limit
+    report = StepReport(halts=frozenset({"r.0", "gone.0"}))
+    connector.update_connector_output(SimpleNamespace(finished_recving=None, kv_connector_worker_meta=report))
+    assert (running["r.0"].max_tokens, running["s.0"].max_tokens) == (last, limit)
+
+
+def test_worker_reports_each_request_to_be_halted_once() -> None:
+    connector = make_connector()
+    assert connector.build_connector_worker_meta() is None
+    connector.halts.extend(["r.0", "s.0"])
+    assert connector.build_connector_worker_meta().halts == {"r.0", "s.0"}
+    assert connector.build_connector_worker_meta() is None
 
 
 def test_blocks_of_an_aborted_load_are_not_named() -> None:
@@ -579,7 +603,7 @@ def test_load_is_reported_to_the_scheduler_once_its_blocks_have_arrived() -> Non
     with connector.loads.writing("m.1", 0, 2):
         pass
     assert step(connector) == set()
-    assert connector.build_connector_worker_meta().workers == {"m.1": 1}
+    assert connector.build_connector_worker_meta().arrived == {"m.1": 1}
     assert connector.build_connector_worker_meta() is None
 
 

@@ -5,6 +5,7 @@ import contextlib
 import os
 import socket
 import threading
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,8 +22,9 @@ from migration.kv.staging import HEADER, HostSegment
 from migration.kv.tables import BlockLoad, BlockLoads, BlockTables, TableChange
 from migration.kv.wire import GatherCall, Gathered, ScatterCall, SendCall, decode, encode
 from migration.protocol.errors import BlocksGone, TransferFailed
-from migration.protocol.messages import SlotRef
+from migration.protocol.messages import SlotRef, Tail
 from migration.protocol.ports import Slot
+from policies.model import Blocks
 
 BLOCK, BLOCKS = 4, 16
 
@@ -36,6 +38,7 @@ class Desk:
     tables: BlockTables
     loads: BlockLoads
     tails: dict[str, torch.Tensor]
+    halts: deque[str]
     copier: Copier
     client: CopierClient
     segment: HostSegment
@@ -68,10 +71,11 @@ async def open_desk() -> AsyncGenerator[Desk]:
     layout, tables, loads = CacheLayout({"layer": cache}, BLOCKS), BlockTables(BLOCK), BlockLoads()
     tables.apply([TableChange("r.0", 10, [5, 9, 2], replace=True, caught_up=True)], None)
     tails: dict[str, torch.Tensor] = {}
-    copier = Copier(layout, tables, loads, tails)
+    halts: deque[str] = deque()
+    copier = Copier(layout, tables, loads, tails, halts)
     with HostSegment.create(1 << 16) as segment:
         client = await CopierClient.connect(copier.address)
-        yield Desk(cache, layout, tables, loads, tails, copier, client, segment)
+        yield Desk(cache, layout, tables, loads, tails, halts, copier, client, segment)
         client.close()
         copier.close()
 
@@ -101,6 +105,7 @@ async def test_replica_learns_when_the_blocks_have_arrived(desk: Desk) -> None:
 async def test_tail_is_held_until_it_is_taken_or_discarded(desk: Desk) -> None:
     slot, _ = await desk.client.gather("r.0", 1, 3, desk.segment.path, 0, partial=True)
     for tail in ("a", "b"):
+        desk.client.expect(tail)
         await desk.client.hold(tail, 2, slot)
     desk.segment.stamp(0, 0)
     desk.layout.place([11], 2, 1, desk.tails.pop("a"))
@@ -109,6 +114,24 @@ async def test_tail_is_held_until_it_is_taken_or_discarded(desk: Desk) -> None:
         desk.client.discard("b")
     await desk.staged()
     assert desk.tails == {}
+
+
+@pytest.mark.parametrize("discarded", [False, True], ids=["ever", "any more"])
+async def test_tail_that_is_not_expected_is_not_held(desk: Desk, discarded: bool) -> None:
+    slot, _ = await desk.client.gather("r.0", 1, 3, desk.segment.path, 0, partial=True)
+    if discarded:
+        desk.client.expect("a")
+        desk.client.discard("a")
+    with pytest.raises(TransferFailed, match="not expected"):
+        await desk.client.hold("a", 2, slot)
+    assert desk.tails == {}
+
+
+async def test_requests_to_be_halted_reach_the_main_thread_in_order(desk: Desk) -> None:
+    desk.client.halt("r.0")
+    desk.client.halt("s.1")
+    await desk.staged()
+    assert list(desk.halts) == ["r.0", "s.1"]
 
 
 @pytest.mark.parametrize("during", [False, True], ids=["before", "during the copy"])
@@ -125,6 +148,7 @@ async def test_tail_in_a_slot_that_was_reused_is_not_held(desk: Desk, during: bo
         desk.layout.take = reused  # type: ignore[method-assign]
     else:
         await desk.staged()
+    desk.client.expect("a")
     with pytest.raises(TransferFailed, match="reused"):
         await desk.client.hold("a", 2, slot)
     assert desk.tails == {}
@@ -160,7 +184,7 @@ async def test_nothing_waits_for_a_load_that_the_replica_gives_up(desk: Desk, en
 def test_connection_works_in_a_loop_of_uvloop() -> None:
     """Ray Serve's replicas run in one."""
     layout = CacheLayout({"layer": torch.zeros(BLOCKS, 2, BLOCK, 3)}, BLOCKS)
-    copier = Copier(layout, BlockTables(BLOCK), BlockLoads(), {})
+    copier = Copier(layout, BlockTables(BLOCK), BlockLoads(), {}, deque())
 
     async def gather() -> None:
         client = await CopierClient.connect(copier.address)
@@ -312,7 +336,7 @@ async def test_calls_fail_once_the_copier_has_ended(desk: Desk) -> None:
         await waiting
     with pytest.raises(TransferFailed, match="has ended"):
         await desk.staged()
-    desk.copier = Copier(desk.layout, desk.tables, desk.loads, desk.tails)
+    desk.copier = Copier(desk.layout, desk.tables, desk.loads, desk.tails, desk.halts)
 
 
 @pytest.mark.parametrize("sent", [b"no message\n", b'{"kind": "Copier"}\n', encode(Gathered(1, 2, 3)), b"{}\n"])
@@ -365,7 +389,7 @@ class Desks:
 async def desks() -> AsyncIterator[Desks]:
     async with open_desk() as zero, open_desk() as one:
         one.cache += 100
-        copiers = await Copiers.connect([zero.copier.address, one.copier.address])
+        copiers = await Copiers.connect([zero.copier.address, one.copier.address], BLOCK)
         yield Desks((zero, one), copiers)
         copiers.close()
 
@@ -425,7 +449,7 @@ async def test_load_that_the_replica_gives_up_ends_in_every_worker(desks: Desks)
 
 async def test_worker_without_a_copier_closes_the_connections_to_the_others(desks: Desks) -> None:
     with pytest.raises(OSError, match="refused"):
-        await Copiers.connect([desks.ranks[0].copier.address, "\0nobody"])
+        await Copiers.connect([desks.ranks[0].copier.address, "\0nobody"], BLOCK)
 
 
 # --- sending to another copier ------------------------------------------------------------------------
@@ -567,15 +591,41 @@ async def test_sending_fails_with_the_other_worker(journey: Journey) -> None:
         await sending
     assert journey.source.copier._links == {}
     target = journey.target
-    target.copier = Copier(target.layout, target.tables, target.loads, {})
+    target.copier = Copier(target.layout, target.tables, target.loads, {}, deque())
 
 
 async def test_workers_reach_each_other_rank_by_rank(journey: Journey) -> None:
     address = journey.target.copier.address
-    copiers = await Copiers.connect([journey.source.copier.address])
-    assert copiers.reaches([address])
-    assert not copiers.reaches([address, address]) and not copiers.reaches(["\0nobody"])
+    copiers = await Copiers.connect([journey.source.copier.address], BLOCK)
+    assert await copiers.reach([address]) and await copiers.reach([address])
+    assert not await copiers.reach([address, address]) and not await copiers.reach(["\0nobody"])
     copiers.close()
+
+
+async def test_tail_goes_to_the_other_engines_worker(journey: Journey) -> None:
+    copiers = await Copiers.connect([journey.source.copier.address], BLOCK)
+    address = journey.target.copier.address
+    await copiers.reach([address])
+    slot, _ = await journey.source.client.gather("r.0", 1, 3, journey.source.segment.path, 0, partial=True)
+    tail = Tail("m.tail", Blocks(1), 3 * BLOCK - 1)
+    with pytest.raises(TransferFailed, match="not expected"):
+        await copiers.hold(tail, [slot], [address])
+    journey.target.client.expect("m.tail")
+    await copiers.hold(tail, [slot], [address])
+    assert list(journey.target.tails) == ["m.tail"] and journey.source.tails == {}
+    copiers.close()
+
+
+async def test_lost_worker_is_not_reached_by_its_old_connection(journey: Journey) -> None:
+    copiers = await Copiers.connect([journey.source.copier.address], BLOCK)
+    target, address = journey.target, journey.target.copier.address
+    assert await copiers.reach([address])
+    await asyncio.to_thread(target.copier.close)
+    async with asyncio.timeout(5):
+        while await copiers.reach([address]):
+            await asyncio.sleep(0.01)
+    copiers.close()
+    target.copier = Copier(target.layout, target.tables, target.loads, {}, deque())
 
 
 def test_messages_round_trip() -> None:

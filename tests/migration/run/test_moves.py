@@ -9,7 +9,7 @@ from deployments.engine.port import Tie
 from deployments.engine.tokens import expected
 from migration.kv.staging import HEADER, HostSegment
 from migration.protocol.errors import BlocksGone, PeerLost, Refused, TransferFailed
-from migration.protocol.messages import Chunk, PathRequest, Prepare, Shard, SlotRef, Tail
+from migration.protocol.messages import Adopt, Chunk, CopyRound, PathRequest, Prepare, Shard, SlotRef, Tail
 from migration.protocol.ports import Slot, Transport
 from migration.protocol.record import Outcome
 from migration.protocol.request import Doubt, Moving
@@ -17,7 +17,7 @@ from migration.protocol.rounds import CopyLimits
 from migration.run.world import MigrationLimits
 from migration.transport.shared import SharedSlots
 from policies.causes import Cause
-from policies.model import Blocks, Bytes, Phase, ReplicaId
+from policies.model import Blocks, Bytes, Phase, ReplicaId, RequestId
 from tests.deployments.engine.fake_engine import FakeEngine, prompt_of
 from tests.migration.world import Pair, make_pair, spec
 
@@ -105,9 +105,10 @@ class FakeLinks:
         self.fault: Exception | None = None
         self.pace_s = 0.0
         self.sent: list[tuple[int, int]] = []
+        self.held: list[Tail] = []
         self._own, self._other = own, other
 
-    def reaches(self, addresses: Sequence[str]) -> bool:
+    async def reach(self, addresses: Sequence[str]) -> bool:
         return self.reachable and len(addresses) == 1
 
     async def send(
@@ -132,6 +133,10 @@ class FakeLinks:
             size += sum(shard.size for shard in shards)
         return Bytes(size)
 
+    async def hold(self, tail: Tail, slots: Sequence[SlotRef], addresses: Sequence[str]) -> None:
+        await self._other.hold(tail, slots)
+        self.held.append(tail)
+
     async def missing(self, load: str) -> int | None:
         return self._own._slots.missing(load)
 
@@ -154,6 +159,95 @@ async def test_workers_of_one_node_exchange_blocks_without_messages() -> None:
     assert 0 < links.sent[-1][1] <= record.blocks
     assert record.bytes >= sum(HEADER + (high - low) * 16 for low, high in links.sent)
     assert pair.b.engine.blocks_loaded >= record.blocks
+    assert await pair.finished(cursor) == expected(prompt_of(request), 60)
+    await pair.both_idle()
+
+
+@pytest.mark.parametrize("direct", [False, True], ids=["by messages", "between the workers"])
+async def test_engine_stops_behind_the_token_at_which_the_request_is_frozen(direct: bool) -> None:
+    """No step of the source computes a token that nobody reads."""
+    (pair, links), request = linked(), spec(prompt=100)
+    links.reachable = direct
+    cursor = pair.submit(request)
+    await pair.until(cursor, 10)
+    halted: list[tuple[bool, str]] = []
+    halt = pair.a.host.halt
+
+    def note(request_id: RequestId, hop: int) -> None:
+        halted.append((pair.a.host._runs[request_id].halted, request_id))
+        halt(request_id, hop)
+
+    pair.a.host.halt = note  # type: ignore[method-assign,assignment]
+    pair.move(request.id)
+    record = await pair.settled()
+    assert record.path == "kv" and halted == [(True, request.id)]
+    assert bool(links.held) is direct
+    assert await pair.finished(cursor) == expected(prompt_of(request), 60)
+    await pair.both_idle()
+
+
+@pytest.mark.parametrize("direct", [False, True], ids=["by messages", "between the workers"])
+async def test_request_goes_on_if_its_target_is_lost_once_it_was_halted(direct: bool) -> None:
+    (pair, links), request = linked(), spec(prompt=100)
+    links.reachable = direct
+    cursor = pair.submit(request)
+    await pair.until(cursor, 10)
+    halting = pair.a.host.halt_behind_token
+
+    async def lose(request_id: RequestId, hop: int) -> None:
+        await halting(request_id, hop)
+        pair.a.moves.target_lost(ReplicaId("b"))
+        await asyncio.sleep(0.01)
+
+    pair.a.host.halt_behind_token = lose  # type: ignore[method-assign,assignment]
+    pair.move(request.id)
+    assert (await pair.settled()).outcome is Outcome.ABORTED
+    assert await pair.finished(cursor) == expected(prompt_of(request), 60)
+    await pair.both_idle()
+
+
+async def test_tail_that_the_other_workers_do_not_take_turns_the_move_into_one_by_tokens() -> None:
+    (pair, links), request = linked(), spec(prompt=100)
+
+    async def refuse(tail: Tail, slots: Sequence[SlotRef], addresses: Sequence[str]) -> None:
+        raise TransferFailed("the tail is not expected")
+
+    links.hold = refuse  # type: ignore[method-assign]
+    cursor = pair.submit(request)
+    await pair.until(cursor, 10)
+    pair.move(request.id)
+    record = await pair.settled()
+    assert record.path == "tokens" and "kv failed: the tail is not expected" in record.reason
+    assert await pair.finished(cursor) == expected(prompt_of(request), 60)
+    await pair.both_idle()
+
+
+@pytest.mark.parametrize("late", ["the confirmation", "the failure"])
+async def test_request_is_not_handed_over_before_its_blocks_are_confirmed(late: str) -> None:
+    (pair, links), request = linked(), spec(prompt=100)
+    load, confirmed = pair.b.moves.load, asyncio.Event()
+
+    async def slowly(message: CopyRound) -> None:
+        await load(message)
+        await asyncio.sleep(0.01)
+        confirmed.set()
+        if late == "the failure":
+            raise TransferFailed("late")
+
+    pair.b.moves.load = slowly  # type: ignore[method-assign]
+    adopt, ready = pair.b.moves.adopt, list[bool]()
+
+    async def noted(message: Adopt) -> None:
+        ready.append(confirmed.is_set())
+        await adopt(message)
+
+    pair.b.moves.adopt = noted  # type: ignore[method-assign]
+    cursor = pair.submit(request)
+    await pair.until(cursor, 10)
+    pair.move(request.id)
+    record = await pair.settled()
+    assert ready == [True] and record.path == ("kv" if late == "the confirmation" else "tokens")
+    assert links.held and pair.b.engine.held_tails == 0
     assert await pair.finished(cursor) == expected(prompt_of(request), 60)
     await pair.both_idle()
 
