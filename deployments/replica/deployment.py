@@ -50,10 +50,13 @@ _WATCH_PERIOD_S = 0.2
 
 
 class ServePeer:
-    """Implements `Peer`: the target of a migration, behind calls to that one replica."""
+    """Implements `Peer`: the target of a migration, behind calls to that one replica.
+
+    The calls bypass Serve's router, since some of them are inside the pause.
+    """
 
     def __init__(self, replicas: RemoteReplicas[TargetApi], replica: ReplicaId) -> None:
-        self._target = replicas.at(replica)
+        self._target = replicas.at(replica, routed=False)
         self.id = replica
 
     async def prepare(self, message: Prepare) -> Prepared:

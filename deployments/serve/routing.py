@@ -18,6 +18,7 @@ from typing import Any
 
 import ray
 from ray import serve
+from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayTaskError
 from ray.serve._private.common import DeploymentID, RequestMetadata
 from ray.serve._private.common import ReplicaID as FullReplicaId
@@ -117,6 +118,7 @@ class ReplicaHandles:
         self._deployment = DeploymentID(deployment, app)
         self._handle: DeploymentHandle = serve.get_deployment_handle(deployment, app)
         self._one: dict[ReplicaId, DeploymentHandle] = {}
+        self._actors: dict[ReplicaId, ActorHandle] = {}
         self._streams: dict[ReplicaId, DeploymentHandle] = {}
 
     async def call(self, replica: ReplicaId, method: str, *args: Any, **kwargs: Any) -> Any:
@@ -134,13 +136,20 @@ class ReplicaHandles:
                 return await self.call_actor(replica, method, *args, **kwargs)
 
     async def call_actor(self, replica: ReplicaId, method: str, *args: Any, **kwargs: Any) -> Any:
-        """As `call`, but without Serve's router, which repeats a call to a dead replica, and logs each time."""
+        """As `call`, but without Serve's router.
+
+        The router has an event loop in a thread of its own, which a call and its answer pass through. It repeats a call
+        to a dead replica, and logs each time.
+        """
         with _peer_errors(replica):
             return await self._call_actor(replica, method, args, kwargs)
 
     async def _call_actor(self, replica: ReplicaId, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
-            actor = ray.get_actor(FullReplicaId(replica, self._deployment).to_full_id_str(), namespace=SERVE_NAMESPACE)
+            actor = self._actors.get(replica)
+            if actor is None:
+                name = FullReplicaId(replica, self._deployment).to_full_id_str()
+                actor = self._actors[replica] = ray.get_actor(name, namespace=SERVE_NAMESPACE)
             id = uuid.uuid4().hex
             metadata = RequestMetadata(request_id=id, internal_request_id=id, call_method=method)
             answer = actor.handle_request.remote(pickle.dumps(metadata), *args, **kwargs)
@@ -166,6 +175,7 @@ class ReplicaHandles:
     def forget(self, replica: ReplicaId) -> None:
         """Drop the handles of a replica that is gone."""
         self._one.pop(replica, None)
+        self._actors.pop(replica, None)
         self._streams.pop(replica, None)
 
 

@@ -215,7 +215,7 @@ def replicas(answer: Any, routed: bool = True) -> ReplicaHandles:
     made._routed = routed
     made._handle = Handle(answer)
     made._deployment = DeploymentID("Engine", "mell")
-    made._one, made._streams = {}, {}
+    made._one, made._actors, made._streams = {}, {}, {}
     return made
 
 
@@ -238,6 +238,23 @@ async def test_a_replica_that_left_the_routers_list_is_reached_by_its_actor(monk
     assert await replicas(ReplicaUnavailableError("x")).call(ReplicaId("x"), "method", 1, 2) == "from the actor"
     assert actor.calls == [("method", (1, 2))]
     assert await replicas("from anyone", routed=False).call(ReplicaId("x"), "method") == "from the actor"
+
+
+async def test_an_actor_is_looked_up_once_until_its_replica_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str] = []
+
+    def look(name: str, namespace: str) -> Actor:
+        looked.append(name)
+        return Actor()
+
+    monkeypatch.setattr("ray.get_actor", look)
+    made = replicas("from anyone", routed=False)
+    for _ in range(2):
+        await made.call(ReplicaId("x"), "method")
+    assert len(looked) == 1
+    made.forget(ReplicaId("x"))
+    await made.call(ReplicaId("x"), "method")
+    assert len(looked) == 2
 
 
 async def test_one_without_an_actor_is_unrouted(monkeypatch: pytest.MonkeyPatch) -> None:
