@@ -36,7 +36,6 @@ class Tie(StrEnum):
     """The reason why an engine of this kind cannot continue a request with output exactly (`immovable_reason`)."""
 
     SEEDED = "seeded sampling: on a GPU, model runner V1's generator cannot be restored"
-    REASONING = "structured output: where the reasoning ended is not restored"
 
 
 class EngineDead(Exception):

@@ -59,7 +59,6 @@ class VllmEngine:
         self._caching: set[asyncio.Task[None]] = set()
         self.blocks_loaded = 0
         self._restores_seeds: bool = config.use_v2_model_runner or config.device_config.device_type == "cpu"
-        self._reasons = bool(config.structured_outputs_config.reasoning_parser)
         self.max_context = Tokens(config.model_config.max_model_len)
         self.processes = _processes(workers)
         self.fingerprint = _fingerprint(config, workers)
@@ -105,8 +104,6 @@ class VllmEngine:
         """See `Engine.tied`."""
         if Trait.SEEDED in traits and not self._restores_seeds:
             return Tie.SEEDED
-        if Trait.STRUCTURED in traits and self._reasons:
-            return Tie.REASONING
         return None
 
     def add(

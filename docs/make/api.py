@@ -39,11 +39,7 @@ CODES = {
 }
 """Status and meaning of each `code`."""
 
-TIED = {
-    Tie.SEEDED: "`seed` with a `temperature` above 0, on GPUs with vLLM's older model runner",
-    Tie.REASONING: "`response_format`, `structured_outputs` or calls "
-    "that must be made, if `engine_kwargs` has a reasoning parser",
-}
+TIED = {Tie.SEEDED: "`seed` with a `temperature` above 0, on GPUs with vLLM's older model runner"}
 """The requests that an engine cannot continue exactly."""
 
 _INTRO = """\

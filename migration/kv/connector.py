@@ -13,7 +13,8 @@ Scheduler side (EngineCore process), in time order; the connector owns no blocks
 Worker side:
     register_kv_caches           record the cache's layout, and start the copier
     handle_preemptions           each step, before it writes to any block: void block tables, begin and end loads
-    start_load_kv                before the forward pass of a step with tails: copy these; in any step: restore output
+    start_load_kv                before the forward pass of a step with tails: copy these; in any step: restore output,
+                                 and drop what requests that left have left behind in vLLM's batch
     get_finished                 at the end of the step: update block tables, report ended loads
     get_block_ids_with_load_errors   at the end of the step: blocks of tails that could not be copied
     build_connector_worker_meta  at the end of the step: the loads whose blocks have all arrived, the requests to halt
@@ -51,6 +52,7 @@ An exception in the worker half would end the engine and every request on it, so
 import logging
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -60,6 +62,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorRole,
     KVConnectorWorkerMetadata,
 )
+from vllm.v1.structured_output import StructuredOutputManager
 
 from migration.kv import history
 from migration.kv.copier import Copier
@@ -198,14 +201,19 @@ class MellConnector(KVConnectorBase_V1):
             if tail := params.get("mell_tail"):
                 self._tails[request.request_id] = Tail(**tail)
             outputs = params.get("mell_output", 0)
-            if outputs:
-                history.replay(request, outputs)
+            if outputs and request.structured_output_request is not None:
+                history.replay(request, outputs, self._structured)
             if outputs or request.sampling_params.seed is not None:
                 self._to_restore[request.request_id] = (request, outputs)
         if load := params.get("mell_load"):
             wanted = WantedBlocks(**load)
             self._wanted[request.request_id] = wanted
             self._names[request.request_id] = wanted.load
+
+    @cached_property
+    def _structured(self) -> StructuredOutputManager:
+        """vLLM's rules for reasoning before structured output. The engine's own instance is out of reach."""
+        return StructuredOutputManager(self._vllm_config)
 
     def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
         """Tokens beyond the local cache that a load or a tail covers; 0 if there is a gap between the two.
@@ -372,7 +380,7 @@ class MellConnector(KVConnectorBase_V1):
             self.copier.wake()
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Copy tails, and restore output. vLLM calls this before the forward pass if the step has tails."""
+        """Copy tails, restore output, and drop budgets. vLLM calls this before the forward pass if there are tails."""
         meta = self._step()
         for tail in meta.tails:
             self._place(tail)
@@ -380,6 +388,7 @@ class MellConnector(KVConnectorBase_V1):
             history.restore(self.runner, request_id, outputs)
         if meta.outputs:
             history.refresh(self.runner)
+        history.drop_budgets(self.runner)
 
     def _place(self, load: TailLoad) -> None:
         try:

@@ -2,10 +2,11 @@
 
 vLLM's API has no requests that begin with output. A moved request is added with its output at the end of its prompt and
 the number of these tokens; then, in time order:
-    replay            scheduler half, when it is added: the grammar consumes the output
+    replay            scheduler half, when it is added: the grammar consumes the output, or what follows its reasoning
     split             scheduler half, when it is first scheduled: the scheduler counts the output as output
-    restore           worker half, before it is first sampled: penalties count the output as output, and a seeded
-                      generator is advanced past it
+    restore           worker half, before it is first sampled: penalties and the budget of reasoning count the output
+                      as output, and a seeded generator is advanced past it
+    drop_budgets      worker half, when it has left: its budget of reasoning ends with it
 
 Model runner V2 takes the output from the scheduler and draws by seed and position: it needs no `restore`.
 
@@ -14,6 +15,7 @@ These functions write private fields of vLLM's requests and batch, of the pinned
 
 from collections.abc import Sequence
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -21,25 +23,26 @@ import torch
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import NewRequestData
     from vllm.v1.request import Request
+    from vllm.v1.structured_output import StructuredOutputManager
     from vllm.v1.structured_output.backend_types import StructuredOutputGrammar
 
 
-def replay(request: "Request", outputs: int) -> None:
+def replay(request: "Request", outputs: int, manager: "StructuredOutputManager") -> None:
     """Replace the request's grammar by one that has consumed the last `outputs` tokens of the prompt.
 
-    vLLM waits for the grammar's future before it schedules the request.
+    The request has a structured output. vLLM waits for the grammar's future before it schedules it. Tokens of reasoning
+    are not the grammar's; `manager` finds its end.
     """
     structured = request.structured_output_request
-    if structured is None:
-        return
-    compiling, output = structured._grammar, list(request.prompt_token_ids[-outputs:])
+    assert structured is not None
+    compiling, output = structured._grammar, _constrained(request, outputs, manager)
     assert isinstance(compiling, Future)
     replayed: Future[StructuredOutputGrammar] = Future()
 
     def advance(compiled: "Future[StructuredOutputGrammar]") -> None:
         try:
             grammar = compiled.result()
-            if not grammar.accept_tokens(request.request_id, output):
+            if output and not grammar.accept_tokens(request.request_id, output):
                 raise ValueError("the output does not follow the grammar")
         except Exception as error:
             replayed.set_exception(error)
@@ -48,6 +51,26 @@ def replay(request: "Request", outputs: int) -> None:
 
     structured.grammar = replayed
     compiling.add_done_callback(advance)
+
+
+def _constrained(request: "Request", outputs: int, manager: "StructuredOutputManager") -> list[int]:
+    """The part of the output that the grammar consumes; records in the request whether its reasoning has ended.
+
+    As in the engine before, `manager` looks for the end of reasoning in each token as it came.
+    """
+    structured, tokens = request.structured_output_request, list(request.prompt_token_ids)
+    assert structured is not None
+    cut = len(tokens) - outputs
+    came = SimpleNamespace(
+        structured_output_request=structured, prompt_token_ids=tokens[:cut], all_token_ids=tokens[:cut]
+    )
+    for index, token in enumerate(tokens[cut:], cut):
+        came.all_token_ids.append(token)
+        start: int = manager._get_constraint_bounds(came, [token], spec_tokens_committed=True).grammar_start
+        if start <= 1:
+            structured.reasoning_ended = True
+            return tokens[index + start :]
+    return []
 
 
 def split(request: "Request", outputs: int, new: "NewRequestData") -> bool:
@@ -77,9 +100,34 @@ def restore(runner: Any, request_id: str, outputs: int) -> None:
     state.num_prompt_tokens = cut
     index = batch.req_id_to_index[request_id]
     batch.num_prompt_tokens[index] = cut
+    if state.sampling_params.thinking_token_budget is not None:
+        _restore_budget(batch.thinking_budget_state_holder, index, state)
     if state.generator is not None and state.generator.device.type == "cpu":
         state.generator = SeededGenerator(state.sampling_params.seed, state.output_token_ids)
         batch.generators[index] = state.generator
+
+
+def _restore_budget(holder: Any, index: int, state: Any) -> None:
+    """Count the output against the budget of reasoning once: vLLM has counted it as prompt, and will as output."""
+    entry = holder._init_state_entry(state.prompt_token_ids, state.sampling_params.thinking_token_budget)
+    holder._state[index] = {**entry, "output_tok_ids": state.output_token_ids}
+
+
+def drop_budgets(runner: Any) -> None:
+    """Drop the budgets of reasoning whose requests have left the batch of model runner V1.
+
+    vLLM keeps one if it moves a request without a budget into the row, and later forces the end of reasoning upon that
+    request. In its own server this takes a client that leaves while its request reasons.
+    """
+    batch: Any = getattr(runner, "input_batch", None)
+    holder = getattr(batch, "thinking_budget_state_holder", None)
+    if holder is None or not holder._state:
+        return
+    rows = {index: name for name, index in batch.req_id_to_index.items()}
+    for index in list(holder._state):
+        owner = runner.requests.get(rows.get(index))
+        if owner is None or owner.sampling_params.thinking_token_budget is None:
+            del holder._state[index]
 
 
 def refresh(runner: Any) -> None:

@@ -195,7 +195,7 @@ async def superseded() -> None:
 REFUSALS: list[tuple[Cause, Callable[[], Awaitable[None]]]] = [
     (Cause.ALREADY_MOVING, lambda: order(lambda pair: pair.move(R))),
     (Cause.ALREADY_THERE, lambda: order(lambda pair: None, target="a")),
-    (Cause.IMMOVABLE, lambda: order(lambda pair: setattr(pair.a.engine, "ties", Tie.REASONING))),
+    (Cause.IMMOVABLE, lambda: order(lambda pair: setattr(pair.a.engine, "ties", Tie.SEEDED))),
     (Cause.IMMOVABLE, not_exact),
     (Cause.TOO_LONG, too_long),
     (Cause.SUPERSEDED, superseded),

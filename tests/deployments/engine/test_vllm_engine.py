@@ -5,6 +5,7 @@ import itertools
 import os
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, Self
@@ -32,7 +33,7 @@ from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from app.tinymodel import ensure_tiny_model
 from deployments.engine import vllm_engine
-from deployments.engine.arguments import USAGE, engine_args
+from deployments.engine.arguments import USAGE, engine_args, frontend_args
 from deployments.engine.core import CoreRuns
 from deployments.engine.port import EngineDead, InvalidRequest, RequestFailed
 from deployments.engine.vllm_engine import VllmEngine, _fingerprint, _processes
@@ -265,6 +266,15 @@ def test_engine_runs_with_the_configuration_of_vllms_own_server(workers: int) ->
 def test_argument_that_mell_sets_itself_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"Mell sets {name}; remove it"):
         engine_args(MODEL, {name: None})
+
+
+@pytest.mark.parametrize("made_by", [engine_args, frontend_args])
+def test_tables_of_the_settings_become_vllms_configurations(made_by: Callable[..., AsyncEngineArgs]) -> None:
+    made = made_by(MODEL, {"reasoning_config": {"reasoning_start_str": "<think>"}, "structured_outputs_config": {}})
+    assert made.reasoning_config.reasoning_start_str == "<think>"
+    assert not isinstance(made.structured_outputs_config, dict)
+    with pytest.raises(ValueError, match="made_up"):
+        made_by(MODEL, {"reasoning_config": {"made_up": 1}})
 
 
 def test_several_workers_are_processes_of_the_replica_and_one_is_where_vllm_has_it() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from migration.kv.history import SeededGenerator, refresh, restore
+from migration.kv.history import SeededGenerator, drop_budgets, refresh, restore
 
 SEED = 11
 
@@ -19,7 +19,9 @@ class State:
     prompt_token_ids: list[int]
     generator: torch.Generator | None = None
     output_token_ids: list[int] = field(default_factory=list)
-    sampling_params: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(seed=SEED))
+    sampling_params: SimpleNamespace = field(
+        default_factory=lambda: SimpleNamespace(seed=SEED, thinking_token_budget=None)
+    )
     num_prompt_tokens: int = 0
 
 
@@ -53,6 +55,35 @@ def test_output_is_restored_in_the_list_that_the_batch_refers_to() -> None:
     assert runner.input_batch.num_prompt_tokens == [0, 0, 3]
     refresh(runner)
     assert runner.input_batch.sampling_metadata == (4, 5)
+
+
+def test_the_budget_of_reasoning_counts_output_once() -> None:
+    def counted(prompt: list[int], budget: int) -> dict[str, Any]:
+        return {"think_count": len(prompt), "budget": budget, "output_tok_ids": []}
+
+    state = State([1, 2, 3, 4, 5])
+    state.sampling_params.thinking_token_budget = 7
+    runner = make_runner(state)
+    holder = SimpleNamespace(_state={2: counted([1, 2, 3, 4, 5], 7)}, _init_state_entry=counted)
+    runner.input_batch.thinking_budget_state_holder = holder
+    restore(runner, "v1", 2)
+    assert holder._state == {2: {"think_count": 3, "budget": 7, "output_tok_ids": [4, 5]}}
+    state.output_token_ids.append(6)
+    assert holder._state[2]["output_tok_ids"] == [4, 5, 6], "the batch's own list"
+
+
+def test_a_budget_of_reasoning_leaves_with_its_request() -> None:
+    with_budget, without = State([1]), State([1])
+    with_budget.sampling_params.thinking_token_budget = 7
+    holder = SimpleNamespace(_state={0: {}, 1: {}, 2: {}})
+    batch = SimpleNamespace(req_id_to_index={"a": 0, "b": 1}, thinking_budget_state_holder=holder)
+    drop_budgets(SimpleNamespace(requests={"a": with_budget, "b": without}, input_batch=batch))
+    assert holder._state == {0: {}}, "row 1 has another request now, and row 2 none"
+
+
+@pytest.mark.parametrize("runner", [SimpleNamespace(), SimpleNamespace(input_batch=SimpleNamespace())])
+def test_a_runner_without_budgets_has_none_to_drop(runner: Any) -> None:
+    drop_budgets(runner)
 
 
 @pytest.mark.parametrize("outputs", [0, 1, 4])
