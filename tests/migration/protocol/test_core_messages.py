@@ -11,6 +11,7 @@ from vllm import SamplingParams
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
+from vllm.v1.kv_hints import KvHintsEnvelope
 from vllm.v1.outputs import LogprobsLists
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
@@ -62,6 +63,7 @@ RICH = EngineCoreRequest(
     trace_headers={"traceparent": "00"},
     reasoning_ended=True,
     session_id="client's",
+    kv_hints=KvHintsEnvelope("1", "client's", []),
 )
 
 
@@ -120,19 +122,17 @@ def test_a_request_without_a_prompt_or_an_end_is_refused(request_: CoreRequest) 
         to_spec(encode_request(request_), RequestId("r"), "", IngressId(""))
 
 
-EDITED = ("request_id", "external_req_id", "prompt_token_ids", "sampling_params", "data_parallel_rank", "session_id")
+OWN = ("data_parallel_rank", "session_id", "kv_hints")
+"""Members that address parts of a cluster, which no client may do."""
+EDITED = ("request_id", "external_req_id", "prompt_token_ids", "sampling_params", *OWN)
 
 
 @pytest.mark.parametrize("outputs", [(), (8,), (8, 9, 8, 9)], ids=len)
 def test_a_continued_request_differs_in_nothing_else(outputs: tuple[int, ...]) -> None:
     made = decoded(continued(spec(), "name", "key", outputs))
     assert members(made, *EDITED) == members(decoded(encoded(RICH)), *EDITED)
-    assert (made.request_id, made.external_req_id, made.data_parallel_rank, made.session_id) == (
-        "name",
-        "name",
-        None,
-        None,
-    )
+    assert (made.request_id, made.external_req_id) == ("name", "name")
+    assert [getattr(made, name) for name in OWN] == [None] * len(OWN)
     assert made.prompt_token_ids == [5, 6, 7, *outputs]
     expected = RICH.sampling_params.clone()
     expected.extra_args = {"kv_transfer_params": {"mell_key": "key", "mell_output": len(outputs)}}
@@ -152,6 +152,7 @@ def test_a_load_has_blocks_that_are_named_like_the_requests() -> None:
     made = decoded(loading(spec(), "name", (8, 9), {"load": "m.1", "first": 0, "last": 1}, 4))
     assert made.prompt_token_ids == [5, 6, 7, 8]
     assert (made.cache_salt, made.lora_request) == (RICH.cache_salt, RICH.lora_request)
+    assert (made.priority, *(getattr(made, name) for name in OWN)) == (0, *[None] * len(OWN))
     assert made.sampling_params == SamplingParams(
         max_tokens=1,
         temperature=0.0,
