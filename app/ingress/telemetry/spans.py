@@ -28,7 +28,14 @@ from migration.protocol.reading import Reader, SegmentOrigin
 from policies.model import ReplicaId, RequestId
 
 _REQUEST: ContextVar["RequestSpan | None"] = ContextVar("request_span", default=None)
-_OPERATIONS = {"chat": "chat", "completions": "text_completion"}
+_OPERATIONS = {
+    "chat": "chat",
+    "responses": "chat",
+    "messages": "chat",
+    "completions": "text_completion",
+    "embeddings": "embeddings",
+}
+"""OpenTelemetry's names for the endpoints that it has names for."""
 _ATTRIBUTES = {
     "id": "gen_ai.response.id",
     "prompt_tokens": "gen_ai.usage.input_tokens",

@@ -24,15 +24,18 @@ from app.frontend.guard.layers import guarded
 from app.ingress.access.admission import Gate
 from app.ingress.access.keys import ApiKey, digest
 from app.ingress.access.limits import KeyLimits
+from app.ingress.frontends import VllmApi
+from app.ingress.http.control import ControlRoutes
 from app.ingress.telemetry.requests import RequestTelemetry
 from app.ingress.telemetry.tracing import NoTracer
 from app.settings import IngressSettings
 from deployments.metrics.exposition import merge
 from policies.model import RequestId
 from tests.app.frontend.conftest import CONTEXT, FrontendApi, config, serving
-from tests.app.ingress.fakes import Exchange, events, eventually
+from tests.app.ingress.fakes import Exchange, events, eventually, make_service
 from tests.counts import LONG
 from tests.deployments.metrics.test_exposition import parsed
+from tests.migration.world import INGRESS
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -234,6 +237,40 @@ async def test_the_length_of_prompts_is_limited() -> None:
         assert (await exposed.post(COMPLETIONS, prompt=[1, 2, 3, 4])).status_code == 200
         assert "limit is 4" in refusal(await exposed.post(COMPLETIONS, prompt=[1, 2, 3, 4, 5]), COMPLETIONS)["message"]
         assert "limit is 4" in refusal(await exposed.post(COMPLETIONS, prompt="word " * 50), COMPLETIONS)["message"]
+
+
+async def test_the_ingress_serves_it_beside_its_own_routes() -> None:
+    from vllm.envs import disable_envs_cache
+
+    service = make_service()
+    settings = config()
+    api = VllmApi(settings)
+    backend = SimpleNamespace(
+        id=INGRESS,
+        streams=service.streams,
+        gate=Gate([ApiKey("alice", digest("alice-key"))]),
+        telemetry=RequestTelemetry("mell-tiny"),
+        settings=settings,
+        health=lambda: None,
+        version=lambda: {"version": "1"},
+    )
+    app = ControlRoutes(backend).app(await api.routes(backend))
+    try:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://mell", trust_env=False, headers=KEY
+        ) as client:
+            answer = await client.post(COMPLETIONS, json=BODIES[COMPLETIONS])
+            assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 2
+            document = (await client.get("/openapi.json")).json()
+            assert set(document["paths"]) == set(BODIES) | {"/v1/models"}
+            for path, status in (("/health", 200), ("/version", 200), ("/v1/models", 200), ("/load", 404), ("/", 404)):
+                assert (await client.get(path)).status_code == status
+            client.headers["Authorization"] = "Bearer eve"
+            assert refusal(await client.post(COMPLETIONS, json=BODIES[COMPLETIONS]), COMPLETIONS, 401)
+            assert (await client.get("/v1/models")).status_code == 401
+    finally:
+        await api.close()
+        disable_envs_cache()
 
 
 # --- time -------------------------------------------------------------------------------------------------
