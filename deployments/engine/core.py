@@ -80,7 +80,7 @@ class CoreRuns:
         self._runs: dict[str, CoreRun] = {}
         self._names: dict[str, str] = {}
         self._left: dict[str, int] = {}
-        """For runs that are to be halted: the tokens to their limits."""
+        """The tokens to their limits of runs that will be halted."""
 
     def start(self, run: CoreRun, request: Frames) -> None:
         """Add a request."""

@@ -40,7 +40,7 @@ class Run:
     muted: bool = False
     halted: bool = False
     leaving: bool = False
-    """The run is to be halted behind a token."""
+    """The run will be halted behind a token."""
     restarts: int = 0
     finish: str | None = None
     last_hop: int = 0

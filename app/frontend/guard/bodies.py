@@ -14,7 +14,7 @@ import msgspec
 from app.frontend.guard.constraints import check_constraints
 from app.frontend.guard.items import check_items
 from app.frontend.guard.media import check_media
-from app.frontend.guard.routes import RESPONSES, OpenRoute, Work
+from app.frontend.guard.routes import RESPONSES, OpenRoute, RouteTask
 from app.ingress.asgi import read_label
 from app.ingress.errors import ApiError
 
@@ -83,11 +83,11 @@ def check_body(content: bytes, route: OpenRoute, limits: BodyLimits) -> CheckedB
     check_constraints(body)
     if route.dialect is RESPONSES:
         check_items(body.get("input"))
-    prompts, tokens = _count_prompts(body, limits) if route.work is Work.GENERATE else (1, 0)
-    choices = _check_choices(body, prompts, limits) if route.work is Work.GENERATE else 0
+    prompts, tokens = _count_prompts(body, limits) if route.task is RouteTask.GENERATE else (1, 0)
+    choices = _check_choices(body, prompts, limits) if route.task is RouteTask.GENERATE else 0
     encoded = msgspec.json.encode(body)
     if b'url"' in encoded or b'"images"' in encoded:
-        check_media(body, limits.media_domains, pooling=route.work is Work.POOL)
+        check_media(body, limits.media_domains, pooling=route.task is RouteTask.POOL)
     return CheckedBody(encoded, (tokens or len(encoded) // _BYTES_PER_TOKEN) + choices * _answer_tokens(body))
 
 

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from app.ingress.errors import ApiError
 
 FEW = 32
-"""So many items are left to vLLM: all of them wrong, they cost 70 ms."""
+"""As many items are left to vLLM: it takes 70 ms if all of them are wrong."""
 
 
 def check_items(items: Any) -> None:

@@ -18,8 +18,8 @@ from app.ingress.asgi import last_event
 from app.ingress.errors import ApiError
 
 
-class Work(StrEnum):
-    """The work of a route's requests, on which their bounds depend."""
+class RouteTask(StrEnum):
+    """The task of a route's requests, on which their bounds depend."""
 
     GENERATE = "generate"
     """Runs a request for every choice, for as long as it generates."""
@@ -71,7 +71,7 @@ class OpenRoute:
 
     path: str
     endpoint: str | None
-    work: Work = Work.COUNT
+    task: RouteTask = RouteTask.COUNT
     dialect: Dialect = OPENAI
 
     @property
@@ -84,22 +84,22 @@ OPEN_ROUTES = {
     route.path: route
     for route in (
         OpenRoute("/v1/models", None),
-        OpenRoute("/v1/completions", "completions", Work.GENERATE),
-        OpenRoute("/v1/chat/completions", "chat", Work.GENERATE),
-        OpenRoute("/v1/responses", "responses", Work.GENERATE, RESPONSES),
-        OpenRoute("/v1/messages", "messages", Work.GENERATE, ANTHROPIC),
-        OpenRoute("/v1/messages/count_tokens", "count_tokens", Work.COUNT, ANTHROPIC),
+        OpenRoute("/v1/completions", "completions", RouteTask.GENERATE),
+        OpenRoute("/v1/chat/completions", "chat", RouteTask.GENERATE),
+        OpenRoute("/v1/responses", "responses", RouteTask.GENERATE, RESPONSES),
+        OpenRoute("/v1/messages", "messages", RouteTask.GENERATE, ANTHROPIC),
+        OpenRoute("/v1/messages/count_tokens", "count_tokens", RouteTask.COUNT, ANTHROPIC),
         OpenRoute("/tokenize", "tokenize"),
         OpenRoute("/detokenize", "detokenize"),
-        OpenRoute("/v1/embeddings", "embeddings", Work.POOL),
-        OpenRoute("/v2/embed", "embeddings", Work.POOL),
-        OpenRoute("/pooling", "pooling", Work.POOL),
-        OpenRoute("/classify", "classify", Work.POOL),
-        OpenRoute("/score", "score", Work.POOL),
-        OpenRoute("/v1/score", "score", Work.POOL),
-        OpenRoute("/rerank", "rerank", Work.POOL),
-        OpenRoute("/v1/rerank", "rerank", Work.POOL),
-        OpenRoute("/v2/rerank", "rerank", Work.POOL),
+        OpenRoute("/v1/embeddings", "embeddings", RouteTask.POOL),
+        OpenRoute("/v2/embed", "embeddings", RouteTask.POOL),
+        OpenRoute("/pooling", "pooling", RouteTask.POOL),
+        OpenRoute("/classify", "classify", RouteTask.POOL),
+        OpenRoute("/score", "score", RouteTask.POOL),
+        OpenRoute("/v1/score", "score", RouteTask.POOL),
+        OpenRoute("/rerank", "rerank", RouteTask.POOL),
+        OpenRoute("/v1/rerank", "rerank", RouteTask.POOL),
+        OpenRoute("/v2/rerank", "rerank", RouteTask.POOL),
     )
 }
 """By path."""

@@ -40,7 +40,7 @@ BAD = {
     "keys themselves": (f"- {SECRET}", "key 1 is not a mapping"),
     "a mapping": (f"keys: [{{name: a, sha256: {A}}}]", "not a list of keys"),
     "no YAML": (f"- name: a\n  sha256: [{SECRET}\n", "line 3: neither YAML nor JSON"),
-    "no date": ("- name: 2026-99-99", "neither YAML nor JSON"),
+    "no number": ("- name: !!int x", "neither YAML nor JSON"),
     "an object": ("!!python/object/apply:os.getcwd []", "line 1: neither YAML nor JSON"),
     "brackets": ("[" * 10_000, "neither YAML nor JSON"),
     "no digest": ("- name: a", "key 1 has no sha256"),
