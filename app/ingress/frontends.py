@@ -29,6 +29,8 @@ ENVIRONMENT = {
     # Engines refuse a context that their model does not have; paced ones have no model.
     "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",
     "VLLM_NO_USAGE_STATS": "1",
+    # Mell checks the keys of clients, and vLLM's application gets none.
+    "VLLM_API_KEY": "",
     # Routes and stored answers that are no part of the API.
     "VLLM_SERVER_DEV_MODE": "0",
     "VLLM_ENABLE_RESPONSES_API_STORE": "0",

@@ -81,13 +81,12 @@ def api_keys(translation: Translation, environment: Mapping[str, str]) -> list[d
     Raises:
         ValueError: there are keys in Mell's environment variable as well.
     """
-    given = translation.api_keys
     if VARIABLE in environment:
-        if given:
+        if translation.api_keys:
             raise ValueError(f"--api-key: {VARIABLE} holds API keys as well: remove one of them")
         return []
-    if not given and environment.get("VLLM_API_KEY"):
-        given = [environment["VLLM_API_KEY"]]
+    # As in vLLM: the flag comes before the variable, and an empty key is none.
+    given = filter(None, translation.api_keys or [environment.get("VLLM_API_KEY", "")])
     return [{"name": f"key-{number}", "sha256": digest(key)} for number, key in enumerate(given, 1)]
 
 
@@ -98,19 +97,17 @@ def variables(keys: Sequence[Mapping[str, str]]) -> dict[str, str]:
 
 def write(translation: Translation, keys: Sequence[Mapping[str, str]], file: Path) -> None:
     """Write the configuration and, beside it, the digests of the API keys. Raises FileExistsError."""
-    texts = {file: render(translation)}
+    listed = file.with_suffix(".keys.yaml")
+    for path in (file, listed):
+        if path.exists():
+            raise FileExistsError(f"{path} exists: remove it, or write another file")
     if keys:
-        listed = file.with_suffix(".keys.yaml")
         ingress = {**translation.args["ingress"], "api_keys_file": str(listed)}
-        texts = {
-            file: render(replace(translation, args={**translation.args, "ingress": ingress})),
-            listed: yaml.safe_dump(list(keys), sort_keys=False),
-        }
-    if existing := [str(path) for path in texts if path.exists()]:
-        raise FileExistsError(f"{', '.join(existing)} exists: remove it, or write another file")
-    for path, text in texts.items():
-        with open(path, "x", opener=_private) as opened:
-            opened.write(text)
+        translation = replace(translation, args={**translation.args, "ingress": ingress})
+        with open(listed, "x", opener=_private) as opened:
+            yaml.safe_dump(list(keys), opened, sort_keys=False)
+    with file.open("x") as opened:
+        opened.write(render(translation))
     say([*translation.notes, f"start it with: make serve CONFIG={file}"])
 
 

@@ -74,8 +74,7 @@ def _parse_given(arguments: Sequence[str]) -> argparse.Namespace:
         action.default = argparse.SUPPRESS
         if action.type is not None:
             action.type = _plain(action.type)
-    given = outer.parse_args(["serve", *arguments])
-    return argparse.Namespace(**{name: _to_yaml(value) for name, value in vars(given).items()})
+    return outer.parse_args(["serve", *arguments])  # type: ignore[no-any-return]
 
 
 def _plain(parse_value: Any) -> Callable[[str], Any]:
@@ -86,9 +85,3 @@ def _plain(parse_value: Any) -> Callable[[str], Any]:
         return json.loads(_expand_json_human_readable_numbers(text)) if dataclasses.is_dataclass(value) else value
 
     return parse_plain
-
-
-def _to_yaml(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_to_yaml(each) for each in value]
-    return value

@@ -5,6 +5,8 @@ A test compares these tables with the parser of the installed vLLM, so that a ne
 
 from collections.abc import Mapping, Sequence
 
+from app.settings import FRONTEND_ARGUMENTS
+
 
 def _words(text: str) -> list[str]:
     return text.split()
@@ -13,8 +15,8 @@ def _words(text: str) -> list[str]:
 PLACED: Mapping[str, str] = {
     "model": "`model_loading_config.model_source`",
     "model_tag": "`model_loading_config.model_source`",
-    "served_model_name": "`model_loading_config.model_id`; a second name is refused",
-    "chat_template": "`model_loading_config.chat_template`, a file; a template in the flag itself is refused",
+    "served_model_name": "`model_loading_config.model_id`; further names: `engine_kwargs.served_model_name`",
+    "chat_template": "`model_loading_config.chat_template`; a template in the flag itself: `ingress.frontend_kwargs`",
     "tool_call_parser": "`model_loading_config.tool_call_parser`",
     "enable_auto_tool_choice": "part of `model_loading_config.tool_call_parser`",
     "tensor_parallel_size": "`engine_kwargs.tensor_parallel_size`, and as many GPUs per replica",
@@ -25,6 +27,7 @@ PLACED: Mapping[str, str] = {
     "api_server_count": "`ingress.num_replicas`",
     "api_key": "a list of digests: `ingress.api_keys_file`, or `MELL_API_KEYS` in the environment",
     "enable_log_outputs": "`ingress.log_text`, prompts included",
+    "allowed_media_domains": "`ingress.allowed_media_domains`; media are not served yet",
     "otlp_traces_endpoint": "`ingress.otlp_traces_endpoint`",
     "hf_token": "`engine_kwargs.hf_token` for the token of the Hugging Face login; a token belongs into `HF_TOKEN`",
     "enable_prefix_caching": "always on; turning it off is refused",
@@ -69,14 +72,20 @@ ENGINE = frozenset(
         # the engine's scheduler
         "max_num_batched_tokens max_num_scheduled_tokens max_num_seqs max_num_active_seqs "
         "long_prefill_token_threshold long_prefill_token_threshold_adaptive scheduling_policy enable_chunked_prefill "
-        "scheduler_reserve_full_isl watermark prefill_schedule_interval async_scheduling "
+        "scheduler_reserve_full_isl watermark prefill_schedule_interval async_scheduling max_num_queued_reqs "
+        "max_num_queued_tokens "
+        # the texts
+        "stream_interval renderer_num_workers "
         # its own log lines and metrics
         "show_hidden_metrics_for_version kv_cache_metrics kv_cache_metrics_sample cudagraph_metrics "
         "enable_layerwise_nvtx_tracing enable_mfu_metrics enable_logging_iteration_details jit_monitor_mode "
-        "jit_monitor_verbose fail_on_environ_validation"
+        "jit_monitor_verbose fail_on_environ_validation custom_histogram_buckets per_request_spec_decode_metrics"
     )
 )
 """Flags that become `engine_kwargs` of the same name."""
+
+FRONTEND = frozenset(FRONTEND_ARGUMENTS - PLACED.keys())
+"""Flags that become `ingress.frontend_kwargs` of the same name."""
 
 _LOGGED = "Mell logs one line per request"
 _FORM = "it has a log format of its own"
@@ -96,7 +105,6 @@ IGNORED: Mapping[str, str] = {
 
 _ADAPTERS = "Mell serves no adapters yet: serve a model with the adapter merged into its weights"
 _CLIENTS_OF_TOKENS = "Mell's clients send and receive text: remove it"
-_ANSWERS = "Mell's own server application has no such setting yet: remove it"
 _CROSS_ORIGIN = "set cross-origin headers at a reverse proxy"
 _EXTRA_OUTPUTS = "Mell's answers do not carry this output: remove it"
 _HEADS = "Mell bounds the head of a request itself (64 KiB, 20 s): remove it"
@@ -109,7 +117,6 @@ _PER_REPLICA = "replicas on one machine would use the same address: remove it"
 _PLACING = "Mell distributes requests over its replicas itself: write --data-parallel-size or --max-replicas only"
 _POOLING = "Mell serves models that generate text: remove it"
 _PROXY = "terminate TLS at a reverse proxy in front of ingress.port (docs/operations.md)"
-_QUEUES = "write ingress.max_requests, or limits of API keys, into the configuration (--write FILE)"
 _ROUTES = "Mell does not open this route: remove it"
 _SLEEP = "Mell frees GPUs by closing replicas: write --min-replicas 1 and a higher --max-replicas"
 
@@ -119,23 +126,13 @@ _REFUSED: Mapping[str, Sequence[str]] = {
         "enable_tower_connector_lora fully_sharded_loras lora_dtype lora_modules lora_target_modules max_cpu_loras "
         "max_lora_cls_labels max_lora_rank max_loras specialize_active_lora"
     ),
-    _ANSWERS: _words(
-        "anthropic_disabled_thinking_effort chat_template_content_format cohere_format cohere_is_reasoning_model "
-        "default_chat_template_kwargs enable_force_include_usage enable_per_request_metrics "
-        "enable_prompt_tokens_details exclude_tools_when_tool_choice_none fingerprint_mode fingerprint_value "
-        "log_error_stack response_role return_tokens_as_token_ids sse_keep_alive_interval tool_parser_plugin "
-        "tool_strict_level trust_request_chat_template"
-    ),
     _CLIENTS_OF_TOKENS: _words("enable_prompt_embeds enable_scale_out skip_tokenizer_init tokens_only"),
     _CROSS_ORIGIN: _words("allow_credentials allowed_headers allowed_methods allowed_origins"),
-    _EXTRA_OUTPUTS: _words(
-        "aux_output_config enable_return_routed_experts enable_trace_replay per_request_spec_decode_metrics "
-        "return_sampling_mask"
-    ),
+    _EXTRA_OUTPUTS: _words("aux_output_config enable_return_routed_experts enable_trace_replay return_sampling_mask"),
     _HEADS: _words("h11_max_header_count h11_max_incomplete_event_size"),
     _LOGS: _words("log_config_file log_level logging_config"),
     _MULTIMODAL: _words(
-        "allowed_local_media_path allowed_media_domains disable_chunked_mm_input ec_manager_config ec_transfer_config "
+        "allowed_local_media_path disable_chunked_mm_input ec_manager_config ec_transfer_config "
         "enable_mm_embeds interleave_mm_strings limit_mm_per_prompt media_io_kwargs mm_device_do_normalize "
         "mm_encoder_attn_backend mm_encoder_attn_dtype mm_encoder_fp8_scale_path mm_encoder_fp8_scale_save_margin "
         "mm_encoder_fp8_scale_save_path mm_encoder_only mm_encoder_tp_mode mm_hasher_algorithm mm_ipc_gpu_memory_gb "
@@ -160,7 +157,6 @@ _REFUSED: Mapping[str, Sequence[str]] = {
     ),
     _POOLING: _words("enable_flash_late_interaction io_processor_plugin pooler_config"),
     _PROXY: _words("enable_ssl_refresh ssl_ca_certs ssl_cert_reqs ssl_certfile ssl_ciphers ssl_keyfile"),
-    _QUEUES: _words("max_num_queued_reqs max_num_queued_tokens"),
     _ROUTES: _words("enable_offline_docs enable_server_load_tracking enable_tokenizer_info_endpoint"),
     _SLEEP: _words(
         "enable_cumem_allocator enable_nccl_comm_suspend enable_sleep_mode sleep_mode_offload_cudagraph "
@@ -168,7 +164,6 @@ _REFUSED: Mapping[str, Sequence[str]] = {
     ),
     "write it with a space, --config FILE: vLLM does not read --config=FILE": ["config"],
     "spans of requests need --otlp-traces-endpoint only: remove it": ["collect_detailed_traces"],
-    "histograms have vLLM's own buckets: remove it": ["custom_histogram_buckets"],
     "Ray assigns the GPUs: set CUDA_VISIBLE_DEVICES in the environment": ["device_ids"],
     "diffusion models are not served: remove it": ["diffusion_config"],
     "the workers of a replica are its own processes, and replicas are Ray actors: remove it": [
@@ -184,10 +179,8 @@ _REFUSED: Mapping[str, Sequence[str]] = {
     "Mell fixes vLLM's limit of 20: remove it": ["max_logprobs"],
     "put it into a reverse proxy in front of ingress.port": ["middleware"],
     "engines are profiled without Mell, by vllm serve: remove it": ["profiler_config"],
-    "one thread of the ingress tokenizes; for more processes write --api-server-count": ["renderer_num_workers"],
     "have the reverse proxy take the prefix off the paths": ["root_path"],
     "Mell moves requests through vLLM's own scheduler: remove it": ["scheduler_cls"],
-    "every token is sent as it comes: remove it": ["stream_interval"],
     "clients run tools themselves: remove it": ["tool_server"],
     "write --host and --port: Mell listens on TCP": ["uds"],
     "texts are not marked: remove it": ["watermark_config"],
@@ -205,6 +198,7 @@ PATHS = (
     "reasoning_parser_plugin",
     "spec_model",
     "tokenizer",
+    "tool_parser_plugin",
 )
 """Passed flags that may name a file or folder; replicas have another working directory."""
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.settings import CPU_ENGINE
-from app.vllm_cli.flags import ENGINE, IGNORED, PATHS, REFUSED, option
+from app.vllm_cli.flags import ENGINE, FRONTEND, IGNORED, PATHS, REFUSED, option
 
 Flags = Mapping[str, Any]
 """The given flags whose values differ from vLLM's defaults, by their names in vLLM's parser."""
@@ -59,7 +59,7 @@ def translate(
     Raises:
         FlagsRefused: Mell cannot serve with one of the flags.
     """
-    if refusals := list(_refusals(flags, host, max_replicas)):
+    if refusals := list(_refusals(flags, max_replicas)):
         raise FlagsRefused(refusals)
     comments: dict[str, str] = {}
     at_least = 1 if min_replicas is None else min_replicas
@@ -69,21 +69,17 @@ def translate(
         "engine_kwargs": _engine(flags, host),
         "deployment_config": _deployment(flags, host, at_least, at_most, comments),
         "migration": _migration(host, comments),
-        "ingress": _ingress(flags, comments),
+        "ingress": _ingress(flags, host, comments),
     }
     notes = [f"{option(name, flags[name])} has no effect: {IGNORED[name]}" for name in IGNORED if name in flags]
     return Translation({name: held for name, held in args.items() if held}, comments, notes, flags.get("api_key", []))
 
 
-def _refusals(flags: Flags, host: Host, max_replicas: int | None) -> Iterator[str]:
+def _refusals(flags: Flags, max_replicas: int | None) -> Iterator[str]:
     if not _model_name(flags):
         yield "name a model: mell serve MODEL"
     for name in sorted(REFUSED.keys() & flags.keys()):
         yield f"{option(name, flags[name])}: {REFUSED[name]}"
-    if len(flags.get("served_model_name", [])) > 1:
-        yield "--served-model-name: a model has one name yet: write one"
-    if "chat_template" in flags and host.locate(flags["chat_template"]) is None:
-        yield "--chat-template: write the template into a file, and name the file"
     if flags.get("enable_prefix_caching") is False:
         yield "--no-enable-prefix-caching: moved requests find their KV cache by its prefix: remove it"
     if flags.get("runner", "generate") != "generate":
@@ -107,15 +103,27 @@ def _model(flags: Flags, host: Host) -> dict[str, Any]:
     name = _model_name(flags)
     assert name is not None
     section = {"model_id": flags.get("served_model_name", [name])[0], "model_source": host.path(name)}
-    if "chat_template" in flags:
-        section["chat_template"] = host.path(flags["chat_template"])
-    if "tool_call_parser" in flags and flags.get("enable_auto_tool_choice"):
+    if template := _template_file(flags, host):
+        section["chat_template"] = template
+    if _calls_tools(flags):
         section["tool_call_parser"] = flags["tool_call_parser"]
     return section
 
 
+def _template_file(flags: Flags, host: Host) -> str | None:
+    """The file of the chat template; None without one, or for a template in the flag itself."""
+    return host.locate(flags["chat_template"]) if "chat_template" in flags else None
+
+
+def _calls_tools(flags: Flags) -> bool:
+    """True if the model chooses its tools; else a parser is for named tools only."""
+    return "tool_call_parser" in flags and bool(flags.get("enable_auto_tool_choice"))
+
+
 def _engine(flags: Flags, host: Host) -> dict[str, Any]:
     passed = _passed(flags, ENGINE | {"tensor_parallel_size", "hf_token"}, host)
+    if len(names := flags.get("served_model_name", [])) > 1:
+        passed["served_model_name"] = names
     defaults = {} if host.gpus else CPU_ENGINE
     return {name: value for name, value in passed.items() if name not in defaults or value != defaults[name]}
 
@@ -148,7 +156,7 @@ def _migration(host: Host, comments: dict[str, str]) -> dict[str, Any]:
     return {"transport": "cuda_ipc"}
 
 
-def _ingress(flags: Flags, comments: dict[str, str]) -> dict[str, Any]:
+def _ingress(flags: Flags, host: Host, comments: dict[str, str]) -> dict[str, Any]:
     section: dict[str, Any] = {"host": flags.get("host") or "0.0.0.0", "port": flags.get("port", 8000)}
     if "host" not in flags:
         comments["ingress.host"] = "all addresses, as in vLLM; 127.0.0.1: this machine only"
@@ -156,6 +164,21 @@ def _ingress(flags: Flags, comments: dict[str, str]) -> dict[str, Any]:
         section["num_replicas"] = flags["api_server_count"]
     if flags.get("enable_log_outputs"):
         section["log_text"] = True
-    if "otlp_traces_endpoint" in flags:
-        section["otlp_traces_endpoint"] = flags["otlp_traces_endpoint"]
+    for name in ("allowed_media_domains", "otlp_traces_endpoint"):
+        if name in flags:
+            section[name] = flags[name]
+    section["frontend"] = "vllm"
+    comments["ingress.frontend"] = "vLLM's own server application"
+    if kwargs := _frontend(flags, host):
+        section["frontend_kwargs"] = kwargs
     return section
+
+
+def _frontend(flags: Flags, host: Host) -> dict[str, Any]:
+    """The arguments of vLLM's server application; a template and a parser may have their place with the model."""
+    kwargs = _passed(flags, FRONTEND, host)
+    if "chat_template" in flags and _template_file(flags, host) is None:
+        kwargs["chat_template"] = flags["chat_template"]
+    if "tool_call_parser" in flags and not _calls_tools(flags):
+        kwargs["tool_call_parser"] = flags["tool_call_parser"]
+    return kwargs

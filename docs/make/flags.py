@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from app.vllm_cli.flags import ENGINE, IGNORED, PLACED, REFUSED, option
+from app.vllm_cli.flags import ENGINE, FRONTEND, IGNORED, PLACED, REFUSED, option
 
 PAGE = Path(__file__).parents[1] / "vllm-flags.md"
 
@@ -28,6 +28,12 @@ As `engine_kwargs`, with underscores. The values are vLLM's; [engine_kwargs](con
 the checks.
 """
 
+_FRONTEND = """\
+## To vLLM's server application
+
+As `ingress.frontend_kwargs`, with underscores ([frontend.md](frontend.md#arguments)).
+"""
+
 
 def page() -> str:
     """The text of docs/vllm-flags.md."""
@@ -37,6 +43,7 @@ def page() -> str:
         _INTRO,
         "## With a setting of their own\n\n" + _table(("Flag", "Setting"), _coded(placed)),
         _ENGINE + "\n" + _list(ENGINE),
+        _FRONTEND + "\n" + _list(FRONTEND),
         "## Without effect\n\n" + _table(("Flag", "Reason"), _coded(ignored)),
         "## Refused\n\nThe message has the flag and this sentence.\n\n" + _table(("Flags", "Sentence"), _by_reason()),
     ]

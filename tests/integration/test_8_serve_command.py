@@ -10,7 +10,10 @@ import httpx
 from app.tinymodel import ensure_tiny_model
 from tests.integration.conftest import ROOT, Stage, free_port, wait_until_healthy
 
-FLAGS = "--max_model_len 512 --num-gpu-blocks-override 64 --max-num-seqs 4 --uvicorn-log-level warning --api-key secret"
+FLAGS = (
+    "--max_model_len 512 --num-gpu-blocks-override 64 --max-num-seqs 4 --uvicorn-log-level warning "
+    "--fingerprint-mode custom --fingerprint-value mine"
+)
 KEY = {"Authorization": "Bearer secret"}
 
 
@@ -18,7 +21,7 @@ def test_a_model_is_served_by_the_flags_of_vllm(stage: Stage, tmp_path: Path) ->
     stage.clear()
     (tmp_path / "model").symlink_to(ensure_tiny_model())
     url = f"http://127.0.0.1:{(port := free_port())}"
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "disabled"}
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "disabled", "VLLM_API_KEY": "secret"}
     command = [sys.executable, "-P", "-m", "app.cli", "serve", "./model", *FLAGS.split(), "--port", str(port)]
     log = tmp_path / "serve.log"
     with log.open("w") as output:
@@ -27,13 +30,14 @@ def test_a_model_is_served_by_the_flags_of_vllm(stage: Stage, tmp_path: Path) ->
         wait_until_healthy(mell, url, log)
         body = {"model": "./model", "prompt": "Blocks move", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
         with httpx.Client(base_url=url, trust_env=False, timeout=60) as client:
-            assert client.post("/v1/completions", json=body).status_code == 401
             answer = client.post("/v1/completions", json=body, headers=KEY)
             assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 8
+            assert answer.json()["system_fingerprint"] == "mine"
             too_long = client.post("/v1/completions", json=body | {"max_tokens": 600}, headers=KEY)
             assert too_long.status_code == 400 and "512" in too_long.text
             (replica,) = client.get("/mell/state").json()["replicas"]
             assert replica["capacity_tokens"] == 63 * 32
+            assert client.post("/v1/completions", json=body).status_code == 401
     finally:
         mell.terminate()
         status = mell.wait(60)

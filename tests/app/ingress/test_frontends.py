@@ -26,8 +26,9 @@ def _environment() -> Iterator[None]:
     [("mell", MellApi, VllmRequestMetrics), ("vllm", VllmApi, type(NO_STATISTICS))],
 )
 async def test_an_api_stands_beside_the_operators_routes(
-    name: Literal["mell", "vllm"], kind: type, statistics: type
+    name: Literal["mell", "vllm"], kind: type, statistics: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "of another server")
     settings = read_settings({"engine_kwargs": {"max_model_len": 512}, "ingress": {"frontend": name}})
     frontend = make_frontend(_ingress_config(settings, _engine_config(settings)))
     assert type(frontend) is kind and type(frontend.statistics) is statistics

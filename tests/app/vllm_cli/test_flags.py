@@ -6,10 +6,11 @@ from itertools import chain
 
 import pytest
 
-from app.vllm_cli.flags import ENGINE, IGNORED, PATHS, PLACED, REFUSED, option
+from app.settings import FRONTEND_ARGUMENTS
+from app.vllm_cli.flags import ENGINE, FRONTEND, IGNORED, PATHS, PLACED, REFUSED, option
 from docs.make.flags import PAGE, page
 
-TABLES: tuple[Iterable[str], ...] = (PLACED, ENGINE, IGNORED, REFUSED)
+TABLES: tuple[Iterable[str], ...] = (PLACED, ENGINE, FRONTEND, IGNORED, REFUSED)
 NAMES = frozenset(chain(*TABLES))
 
 
@@ -48,8 +49,17 @@ def test_engine_flags_are_arguments_of_vllms_engine() -> None:
     assert set(OWNED) <= REFUSED.keys() | PLACED.keys()
 
 
+@pytest.mark.slow
+def test_frontend_flags_are_arguments_of_vllms_server() -> None:
+    from dataclasses import fields
+
+    from vllm.entrypoints.launchers.cli_args import FrontendArgs
+
+    assert {field.name for field in fields(FrontendArgs)} >= FRONTEND_ARGUMENTS
+
+
 def test_files_are_named_by_flags_that_are_passed_on() -> None:
-    assert {*PATHS} <= {*ENGINE, "chat_template"}
+    assert {*PATHS} <= {*ENGINE, *FRONTEND, "chat_template"}
 
 
 def test_a_reason_ends_a_message() -> None:

@@ -90,6 +90,7 @@ def test_a_start_leaves_the_configuration_in_the_cache(
     [
         ({"api_key": ["a", "b"]}, {"VLLM_API_KEY": "c"}, ["a", "b"]),
         ({}, {"VLLM_API_KEY": "c"}, ["c"]),
+        ({"api_key": ["", "a"]}, {}, ["a"]),
     ],
 )
 def test_a_start_has_the_digests_of_the_keys(

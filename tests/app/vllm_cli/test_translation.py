@@ -19,7 +19,7 @@ BOUNDS = {"min_replicas": 1, "max_replicas": 1}
 PLAIN = {
     "model_loading_config": {"model_id": "m", "model_source": "m"},
     "deployment_config": {"num_cpus": 0.1, "autoscaling_config": BOUNDS},
-    "ingress": {"host": "0.0.0.0", "port": 8000},
+    "ingress": {"host": "0.0.0.0", "port": 8000, "frontend": "vllm"},
 }
 
 
@@ -44,7 +44,12 @@ TABLE: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
     ({"model_tag": "./model"}, MODEL, {"model_id": "./model", "model_source": "/here/model"}),
     ({"model_tag": None, "model": "x"}, MODEL, {"model_id": "x", "model_source": "x"}),
     ({"served_model_name": ["a"]}, MODEL, {"model_id": "a"}),
+    ({"served_model_name": ["a", "b"]}, ENGINE, {"served_model_name": ["a", "b"]}),
     ({"tool_call_parser": "hermes", "enable_auto_tool_choice": True}, MODEL, {"tool_call_parser": "hermes"}),
+    ({"tool_call_parser": "hermes"}, INGRESS, {"frontend_kwargs": {"tool_call_parser": "hermes"}}),
+    ({"tool_parser_plugin": "parser.py"}, INGRESS, {"frontend_kwargs": {"tool_parser_plugin": "/here/parser.py"}}),
+    ({"chat_template": "{{ a }}"}, INGRESS, {"frontend_kwargs": {"chat_template": "{{ a }}"}}),
+    ({"response_role": "bot"}, INGRESS, {"frontend_kwargs": {"response_role": "bot"}}),
     ({"max_model_len": 512, "tokenizer": "t"}, ENGINE, {"max_model_len": 512, "tokenizer": "t"}),
     ({"reasoning_parser_plugin": "parser.py"}, ENGINE, {"reasoning_parser_plugin": "/here/parser.py"}),
     ({"dtype": "auto", "block_size": 64}, ENGINE, {"dtype": "auto", "block_size": 64}),
@@ -55,6 +60,7 @@ TABLE: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
     ({"host": "127.0.0.1", "port": 9000}, INGRESS, {"host": "127.0.0.1", "port": 9000}),
     ({"api_server_count": 2}, INGRESS, {"num_replicas": 2}),
     ({"enable_log_requests": True, "enable_log_outputs": True}, INGRESS, {"log_text": True}),
+    ({"allowed_media_domains": ["a.org"]}, INGRESS, {"allowed_media_domains": ["a.org"]}),
     ({"otlp_traces_endpoint": "http://o:1"}, INGRESS, {"otlp_traces_endpoint": "http://o:1"}),
 ]
 
@@ -68,7 +74,7 @@ def test_a_flag_becomes_a_setting(flags: dict[str, Any], section: str, settings:
 
 def test_a_template_in_a_file_is_a_setting_of_the_model() -> None:
     args = on(CPU, {"chat_template": "chat.jinja"}).args
-    assert args[MODEL]["chat_template"] == "/here/chat.jinja"
+    assert args[MODEL]["chat_template"] == "/here/chat.jinja" and "frontend_kwargs" not in args[INGRESS]
 
 
 @pytest.mark.parametrize(
@@ -103,8 +109,6 @@ def test_a_refused_flag_is_named_with_the_way_out(name: str) -> None:
     ("flags", "named"),
     [
         ({"model_tag": None}, "name a model"),
-        ({"served_model_name": ["a", "b"]}, "--served-model-name"),
-        ({"chat_template": "{{ a }}"}, "--chat-template"),
         ({"enable_prefix_caching": False}, "--no-enable-prefix-caching"),
         ({"runner": "pooling"}, "--runner pooling"),
         ({"convert": "embed"}, "--convert embed"),
@@ -146,9 +150,9 @@ def test_api_keys_are_in_no_setting() -> None:
 @pytest.mark.parametrize("host", [CPU, GPU], ids=["cpu", "gpu"])
 def test_the_file_holds_the_settings(host: Host) -> None:
     flags = {
-        "served_model_name": ["a"],
+        "served_model_name": ["a", "b"],
         "compilation_config": {"mode": 3, "cudagraph_capture_sizes": [1, 2]},
-        "additional_config": {"text": "{% if a %}\n# b: 'c'\n{% endif %}"},
+        "chat_template": "{% if a %}\n# b: 'c'\n{% endif %}",
         "revision": "1.0",
         "data_parallel_size": 4,
     }
@@ -156,7 +160,7 @@ def test_the_file_holds_the_settings(host: Host) -> None:
     text = render(found)
     (application,) = yaml.safe_load(text)["applications"]
     assert application["args"] == found.args
-    assert all(f"  # {comment}\n" in text for comment in found.comments.values()) and len(found.comments) > 2
+    assert all(f"  # {comment}\n" in text for comment in found.comments.values()) and len(found.comments) > 3
 
 
 def test_the_file_has_serves_own_settings_as_shipped() -> None:
