@@ -322,6 +322,10 @@ HOSTILE: dict[str, tuple[str, dict[str, Any]]] = {
     "two thousand empty messages": (CHAT, {"messages": [{}] * 2_000}),
     "two thousand empty items": (RESPONSES, {"input": [{}] * 2_000}),
     "two thousand wrong items": (RESPONSES, {"input": [{"type": "message", "role": "user", "content": 5}] * 2_000}),
+    "an answer without a part": (
+        RESPONSES,
+        {"input": [{"type": "message", "role": "assistant", "id": "m", "status": "completed", "content": []}]},
+    ),
     "thirty wrong items": (RESPONSES, {"input": [{"type": "message", "role": "user", "content": 5}] * 30}),
     "two thousand wrong parts": (RESPONSES, {"input": [{"role": "user", "content": [{"type": "x"}] * 2_000}]}),
     "two thousand wrong tools of a response": (RESPONSES, {"tools": [{}] * 2_000}),
