@@ -3,7 +3,8 @@
 Named in the test application's settings as `tests.integration.faults:make`; both ends of a migration read the same
 file, whose path is in MELL_TEST_FAULTS: {"over": "collective" | "shared", "fault": null | a `Fault`, "rank": null | the
 only worker with the fault, "bytes_per_s": null | a number, for `Fault.SLOW`, "stop": null | the process that is stopped
-in the hand-over, "refuse": true if the target adopts nothing}.
+in the hand-over, "refuse": true if the target adopts nothing, "instead": null | the key of the run whose blocks the
+workers send by themselves, instead of the moved one's}.
 """
 
 import asyncio
@@ -19,6 +20,7 @@ import numpy as np
 from deployments.config import MigrationSettings
 from deployments.replica.moves import Moves
 from deployments.replica.transports import make_transport
+from migration.kv.client import Copiers
 from migration.kv.staging import HEADER, Segments
 from migration.protocol.errors import Refused, TransferFailed
 from migration.protocol.messages import Adopt, SlotRef
@@ -51,12 +53,14 @@ def write(
     stop: int | None = None,
     rank: int | None = None,
     refuse: bool = False,
+    instead: str | None = None,
 ) -> None:
     """Switch, for all processes at once. Raises ValueError if SLOW is without a speed, or a speed without SLOW."""
     if (fault is Fault.SLOW) != (bytes_per_s is not None):
         raise ValueError("bytes_per_s goes with Fault.SLOW")
     fresh = path.with_suffix(".new")
     switches = {"over": over, "fault": fault, "rank": rank, "bytes_per_s": bytes_per_s, "stop": stop, "refuse": refuse}
+    switches["instead"] = instead
     fresh.write_text(json.dumps(switches))
     fresh.replace(path)
 
@@ -64,6 +68,7 @@ def write(
 def make(config: MigrationSettings) -> Transport:
     """The factory that the settings name. It is called once in every replica."""
     Moves.adopt = _faulty_adopt  # type: ignore[method-assign, assignment]
+    Copiers.send = _faulty_send  # type: ignore[method-assign, assignment]
     return FaultyTransport(config)
 
 
@@ -78,6 +83,15 @@ async def _faulty_adopt(moves: Moves, message: Adopt) -> None:
     await _ADOPT(moves, message)
     if pid := switches.get("stop"):
         os.kill(pid, signal.SIGSTOP)
+
+
+_SEND = Copiers.send
+
+
+async def _faulty_send(copiers: Copiers, key: str, *rest: Any) -> Bytes:
+    """The workers send the blocks of another request."""
+    switches = _switches() if VARIABLE in os.environ else {}
+    return await _SEND(copiers, switches.get("instead") or key, *rest)
 
 
 def _switches() -> dict[str, Any]:

@@ -143,6 +143,25 @@ async def test_corrupted_blocks_change_the_output(application: Application, over
     assert answer.text != want
 
 
+async def test_wrong_blocks_between_workers_change_the_output(application: Application) -> None:
+    """Where the workers exchange blocks by themselves: those of another request."""
+    tokens, others = prompt(800, "direct"), prompt(900, "direct/other")
+    async with application.client() as client:
+        await client.settle()
+        want = await reference(client, tokens, 300)
+        other = Answer()
+        reading = asyncio.create_task(client.stream(other, others, 600, "direct-other"))
+        await other.until(5)
+        running = [r for replica in await client.running() for r in replica["requests"]]
+        (key,) = (f"{r['id']}.{r['hop']}" for r in running if r["label"] == "direct-other")
+        faults.write(application.faults, "shared", instead=key)
+        answer, (record,) = await moved(client, "direct", tokens, 300, [10], ["kv"])
+        faults.write(application.faults, "shared")
+        assert (record["outcome"], record["path"]) == ("committed", "kv")
+        await reading
+    assert answer.text != want
+
+
 @pytest.mark.parametrize("over", ["collective", "shared"])
 async def test_corrupted_tail_changes_the_output(application: Application, over: str) -> None:
     """All that is sent is one block that is not full; if a request has filled it, another one is moved."""
