@@ -11,15 +11,18 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-VERSION = 2
+VERSION = 3
 """Increased with every change of the generated files, so that no cached model of another version is used."""
 
 VOCAB_SIZE = 512
 CONTEXT = 4096
 CHAT_TEMPLATE = (
+    "{% if tools %}tools: {{ tools | tojson }}\n{% endif %}"
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
-    "{% if add_generation_prompt %}assistant:{% endif %}"
+    "{% if add_generation_prompt %}assistant:{% if enable_thinking %}<think>{% endif %}{% endif %}"
 )
+REASONING = ("<think>", "</think>")
+"""The last tokens of the vocabulary, so that reasoning parsers work with this model as well."""
 _SEED = 20240607
 _CORPUS = (
     "A request is its token ids; the KV cache of a request is only a cache. "
@@ -88,8 +91,8 @@ def _make_tokenizer(folder: Path) -> None:
     )
     tokenizer.train_from_iterator([_CORPUS], trainer)
     # The corpus is too small for 512 merges: added tokens give every sampled id a text.
-    missing = VOCAB_SIZE - tokenizer.get_vocab_size()
-    tokenizer.add_tokens([f" w{i}" for i in range(missing)])
+    missing = VOCAB_SIZE - tokenizer.get_vocab_size() - len(REASONING)
+    tokenizer.add_tokens([*(f" w{i}" for i in range(missing)), *REASONING])
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
     fast.model_max_length = CONTEXT
     fast.chat_template = CHAT_TEMPLATE

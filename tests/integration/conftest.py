@@ -21,9 +21,19 @@ ROOT = Path(__file__).parent.parent.parent
 BLOCKS = 512
 START_LIMIT_S = 240
 
+THINKING_KWARGS: dict[str, Any] = {
+    "reasoning_parser": "deepseek_v3",
+    "reasoning_config": {"reasoning_start_str": "<think>", "reasoning_end_str": "</think>"},
+}
+"""Engine settings: reasoning is parsed if a chat asks for it (`enable_thinking`), and can be given a budget."""
 
-TURNS = {"bare": 0, "application": 1, "split": 2, "to_its_end": 4, "paced": 3}
-"""When the tests with a fixture run. Those of one application follow one another: it takes a minute to start."""
+FRONTEND_KWARGS: dict[str, Any] = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}
+"""Settings of vLLM's frontend."""
+
+TURNS = {"application": 1, "frontend": 2, "split": 3, "to_its_end": 5, "paced": 4, "bare": 0}
+"""When the tests with a fixture run, by the first that they have. Those of one application follow one another: it takes
+a minute to start. vLLM's own server comes first, and has ended when an application starts.
+"""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -97,6 +107,12 @@ def application(stage: Stage) -> Iterator[Application]:
 
 
 @pytest.fixture
+def frontend(stage: Stage) -> Application:
+    """As `application`, with vLLM's own server application."""
+    return stage.show("frontend", _frontend())
+
+
+@pytest.fixture
 def split(stage: Stage) -> Iterator[Application]:
     """As `application`, with two workers per replica, and short contexts."""
     shown = stage.show("split", _split())
@@ -126,7 +142,7 @@ def _real() -> dict[str, Any]:
     """The shipped configuration, with short times and the transport that can be made to fail."""
     config = _shipped()
     args = config["applications"][0]["args"]
-    args["engine_kwargs"]["num_gpu_blocks_override"] = BLOCKS
+    args["engine_kwargs"] |= {"num_gpu_blocks_override": BLOCKS, **THINKING_KWARGS}
     args["scheduler"] = {"policy": "best_fit", "mode": "off", "epoch_s": 0.5}
     args["ingress"]["place_timeout_s"] = 10.0  # a busy machine is no reason to place without the scheduler
     args["ingress"] |= {"replica_silence_s": 4.0, "lease_s": 6.0}
@@ -139,6 +155,12 @@ def _real() -> dict[str, Any]:
         "adopt_timeout_s": 3.0,
         "lease_s": 6.0,
     }
+    return config
+
+
+def _frontend() -> dict[str, Any]:
+    config = _real()
+    config["applications"][0]["args"]["ingress"] |= {"frontend": "vllm", "frontend_kwargs": FRONTEND_KWARGS}
     return config
 
 
