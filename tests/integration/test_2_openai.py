@@ -182,7 +182,7 @@ async def test_the_client_retries_after_the_time_in_retry_after(gate: Gate, monk
         PlainRequests(),
     )
     other, waits = ExitStack(), list[float]()
-    other.enter_context(gate.admit("Bearer alice-key"))
+    other.enter_context(gate.admit("alice-key"))
 
     async def sleep(seconds: float) -> None:
         waits.append(seconds)

@@ -44,6 +44,9 @@ ASKED = [CASES[int(ONLY)]] if ONLY else CASES
 NOISE, MOVED_NOISE = 1e-3, 1e-4
 """Tolerance for logprobs: against vLLM's server, and of moved requests against unmoved ones."""
 
+ATTEMPTS = 5
+"""Most times that a request with a forced part is sent: on a busy machine, a move may come behind that part."""
+
 KILLED = 24 if LONG else 8
 """Requests whose replica is killed."""
 
@@ -166,15 +169,17 @@ async def test_moves_change_no_answer(frontend: Application) -> None:
         before = known[case.number]
         ordered = drawn(case, before)
         async with gate:
-            answer, moves = await ask_and_move(
-                client, seen, case, f"moved-{case.number}", before.prompt_tokens or 0, ordered
-            )
-        found = [*map(str, differences(before, answer, MOVED_NOISE)[:3]), *refused(moves)]
-        failed.extend(line(case, f"moved: {list(zip(ordered, moves, strict=True))}: {text}") for text in found)
-        outcomes.update(move.outcome for move in moves)
-        if any(move.outcome == "committed" for move in moves):
-            committed.add(case.number)
-        if case.inside and not any(move.at in case.inside for move in moves if move.outcome == "committed"):
+            for attempt in range(ATTEMPTS):
+                label = f"moved-{case.number}-{attempt}"
+                answer, moves = await ask_and_move(client, seen, case, label, before.prompt_tokens or 0, ordered)
+                found = [*map(str, differences(before, answer, MOVED_NOISE)[:3]), *refused(moves)]
+                failed.extend(line(case, f"moved: {list(zip(ordered, moves, strict=True))}: {text}") for text in found)
+                outcomes.update(move.outcome for move in moves)
+                done = [move for move in moves if move.outcome == "committed"]
+                if done:
+                    committed.add(case.number)
+                if not case.inside or any(move.at in case.inside for move in done):
+                    return
             failed.append(line(case, f"no move within its {case.forced} at {case.inside}: {moves}"))
 
     async with frontend.client() as client, sightings(client) as seen:
