@@ -10,7 +10,7 @@ import httpx
 
 from tests.differential.answers import ServerAnswer
 from tests.differential.cases import Case
-from tests.integration.application import Client
+from tests.integration.application import Client, eventually
 
 AT_ONCE = 8
 STREAM = "text/event-stream"
@@ -47,6 +47,15 @@ async def ask_all(url: str, cases: Iterable[Case]) -> dict[int, ServerAnswer]:
 
 
 # --- moved --------------------------------------------------------------------------------------------
+
+
+async def two_run(client: Client) -> None:
+    """Wait until there is another replica to move to: a test before may have killed one."""
+
+    async def so() -> bool:
+        return len(await client.running()) >= 2
+
+    await eventually(so, within_s=120)
 
 
 @dataclass

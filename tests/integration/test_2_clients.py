@@ -17,6 +17,7 @@ from pydantic_ai.providers.openai import OpenAIProvider
 
 from tests.differential.forced import FORCED
 from tests.integration.application import MODEL, Application, eventually
+from tests.integration.asking import two_run
 
 ASKED: Any = [{"role": "user", "content": "Where do blocks move?"}]
 GREEDY: Any = {"extra_body": {"temperature": 0}}
@@ -37,16 +38,6 @@ class Placement(BaseModel):
 
     replica: Literal["a", "b"]
     committed: bool
-
-
-async def two_run(frontend: Application) -> None:
-    """Wait until there is another replica to move to: a test before may have killed one."""
-    async with frontend.client() as client:
-
-        async def both() -> bool:
-            return len(await client.running()) >= 2
-
-        await eventually(both, within_s=120)
 
 
 async def move(frontend: Application, label: str) -> None:
@@ -79,7 +70,8 @@ async def test_a_response_and_its_stream_which_moves(frontend: Application, open
     asked |= {"extra_body": {"ignore_eos": True}}
     whole: Any = await openai_client.responses.create(**asked)
     assert whole.status == "incomplete" and whole.usage is not None and whole.usage.output_tokens == 300
-    await two_run(frontend)
+    async with frontend.client() as client:
+        await two_run(client)
     labelled: Any = {"extra_headers": {"X-Request-Id": "responding"}}
     moving = asyncio.create_task(move(frontend, "responding"))
     text = ""
@@ -131,7 +123,8 @@ async def test_a_message_and_its_stream_which_moves(frontend: Application, anthr
     whole = await anthropic_client.messages.create(**asked)
     (block,) = whole.content
     assert block.type == "text" and whole.stop_reason in ("max_tokens", "end_turn")
-    await two_run(frontend)
+    async with frontend.client() as client:
+        await two_run(client)
     moving = asyncio.create_task(move(frontend, "messaging"))
     async with anthropic_client.messages.stream(**asked, extra_headers={"X-Request-Id": "messaging"}) as stream:
         text = "".join([part async for part in stream.text_stream])

@@ -5,8 +5,9 @@ import json
 from typing import Any
 
 from tests.integration.application import MODEL, Application, Client, eventually, process, prompt, total
+from tests.integration.asking import two_run
 
-LONG = 240
+LONG = 600
 STEADY = {"temperature": 0, "ignore_eos": True}
 DRAWN = {"temperature": 1, "seed": 11, "ignore_eos": True}
 
@@ -42,7 +43,8 @@ async def move_while(client: Client, asking: "asyncio.Task[Any]", label: str, ti
 
 async def test_a_stop_string_ends_a_request_that_has_moved(frontend: Application) -> None:
     async with frontend.client() as client:
-        body = {"prompt": prompt(30, "stop"), "max_tokens": 400, **STEADY}
+        await two_run(client)
+        body = {"prompt": prompt(30, "stop"), "max_tokens": 1200, **STEADY}
         whole = await ask(client, body, "stop-whole")
         text = whole["choices"][0]["text"]
         stop = text[len(text) * 2 // 3 :][:12]
@@ -80,6 +82,7 @@ async def test_private_members_of_a_client_reach_no_connector(frontend: Applicat
 
 async def test_a_request_counts_once(frontend: Application) -> None:
     async with frontend.client() as client:
+        await two_run(client)
         before = await client.metrics()
         body = {"prompt": prompt(5, "counted"), "max_tokens": LONG, **STEADY}
         asking = asyncio.create_task(ask(client, body, "counted"))
