@@ -99,7 +99,6 @@ def _ingress_config(settings: Settings, engine: EngineConfig) -> IngressConfig:
         model_id=engine.model_id,
         model_source=engine.model_source,
         engine_kwargs=engine.kwargs,
-        max_context=engine.kwargs.get("max_model_len"),
         chat_template=loading.read_chat_template(),
         tool_call_parser=loading.tool_call_parser,
         api_keys=_listed_keys(settings.ingress.api_keys_file),

@@ -169,13 +169,11 @@ class IngressSettings(SettingsSection):
     )
     num_replicas: int = Field(1, ge=1, description="Number of ingress processes; those on one node share the port.")
     max_body_bytes: int = Field(4 << 20, ge=1024, description="Largest request body, in bytes.")
-    max_choices: int = Field(
-        128, ge=1, description="Maximum number of choices of one request (prompts times `n`), with vLLM's frontend."
-    )
+    max_choices: int = Field(128, ge=1, description="Maximum number of choices of one request (prompts times `n`).")
     allowed_media_domains: list[str] = Field(
         default_factory=list,
-        description="Domains of the addresses of images, audio and video in requests, with vLLM's frontend; of all "
-        "other domains, and of files, none is fetched.",
+        description="Domains of the addresses of images, audio and video in requests; of all other domains, and of "
+        "files, none is fetched.",
     )
     place_timeout_s: float = Field(
         0.5, gt=0, description="Longest wait for the scheduler before the ingress places a request itself."
@@ -207,23 +205,18 @@ class IngressSettings(SettingsSection):
     api_keys_file: str | None = Field(
         None,
         min_length=1,
-        description="File with the API keys for /v1, /tokenize and /detokenize and their limits, see operations.md; "
-        "without it and `MELL_API_KEYS` these routes are open to every client.",
+        description="File with the API keys of clients and their limits, see operations.md; without it and "
+        "`MELL_API_KEYS` the API is open to every client.",
     )
     admin_key: str | None = Field(
         None,
         min_length=8,
         description="Bearer key for the /mell routes; null: they are open on loopback only.",
     )
-    frontend: Literal["mell", "vllm"] = Field(
-        "mell",
-        description="Server application: `mell`, or `vllm` for vLLM's own, with all of its text endpoints and "
-        "parameters, see frontend.md.",
-    )
+    frontend: Literal["vllm"] = Field("vllm", description="Server application: vLLM's own, see frontend.md.")
     frontend_kwargs: dict[str, Any] = Field(
         default_factory=dict,
-        description="Arguments of the server application with `frontend: vllm`, with the names of `vllm serve`, see "
-        "frontend.md.",
+        description="Arguments of the server application, with the names of `vllm serve`, see frontend.md.",
     )
     log_text: bool = Field(
         False,
@@ -237,14 +230,20 @@ class IngressSettings(SettingsSection):
         "traces.",
     )
 
-    @model_validator(mode="after")
-    def _of_the_frontend(self) -> Self:
-        if self.frontend_kwargs and self.frontend != "vllm":
-            raise ValueError("frontend_kwargs: these are arguments of vLLM's application: write frontend: vllm")
-        if others := sorted(self.frontend_kwargs.keys() - FRONTEND_ARGUMENTS):
+    @field_validator("frontend", mode="before")
+    @classmethod
+    def _is_vllms(cls, value: object) -> object:
+        if value == "mell":
+            raise ValueError("vLLM's server application has replaced Mell's own: write vllm, or remove the line")
+        return value
+
+    @field_validator("frontend_kwargs")
+    @classmethod
+    def _are_of_the_frontend(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if others := sorted(value.keys() - FRONTEND_ARGUMENTS):
             known = ", ".join(sorted(FRONTEND_ARGUMENTS))
-            raise ValueError(f"frontend_kwargs: remove {', '.join(others)}; there are {known}")
-        return self
+            raise ValueError(f"remove {', '.join(others)}; there are {known}")
+        return value
 
     @field_validator("allowed_media_domains")
     @classmethod

@@ -1,7 +1,6 @@
 """vLLM's server application, made in the ingress's process and on its event loop, without an engine or a device."""
 
 import dataclasses
-import json
 from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any, Self
@@ -34,7 +33,6 @@ class VllmFrontend:
         self._application = application
         self._client = client
         self._patience_s = patience_s
-        self._document = b""
 
     @classmethod
     async def start(cls, config: IngressConfig, streams: Streams, ingress: IngressId) -> Self:
@@ -69,11 +67,9 @@ class VllmFrontend:
         context: int = self._client.model_config.max_model_len
         return context
 
-    def document(self) -> bytes:
-        """The OpenAPI document of the open routes. Its first making takes a second or two."""
-        if not self._document:
-            self._document = json.dumps(described(self._application.openapi())).encode()
-        return self._document
+    def document(self) -> dict[str, Any]:
+        """The OpenAPI document of the open routes. Its making takes a second or two."""
+        return described(self._application.openapi())
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens, special ones included."""

@@ -9,6 +9,7 @@ from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
 
 from app.ingress.telemetry.requests import StepTimer
+from migration.protocol.reader import ReaderState
 from migration.protocol.reading import Reader
 from migration.protocol.request import RequestSpec
 
@@ -28,8 +29,8 @@ class EngineRequest:
 
     @property
     def finish(self) -> str | None:
-        """vLLM's finish reason; None until the engine has ended the request."""
-        return self.reader.cursor.finish
+        """vLLM's finish reason, `error` for a request that could not be continued; None until one of both is known."""
+        return "error" if self.reader.state is ReaderState.FAILED else self.reader.cursor.finish
 
     @property
     def moves(self) -> int:

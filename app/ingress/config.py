@@ -9,14 +9,13 @@ from app.settings import IngressSettings
 class IngressConfig(IngressSettings):
     """The ingress's settings, with the values that it needs of the other sections; times in seconds.
 
-    `engine_kwargs` are the arguments of its engines. `max_context` None means the model's own limit. `chat_template` is
-    the template itself. `api_keys` are the keys from the environment; `api_keys_file` names a file with others.
+    `engine_kwargs` are the arguments of its engines. `chat_template` is the template itself.
+    `api_keys` are the keys from the environment; `api_keys_file` names a file with others.
     """
 
     model_id: str
     model_source: str
     engine_kwargs: dict[str, Any]
-    max_context: int | None
     initial_replicas: int
     grace_s: float
     refresh_s: float

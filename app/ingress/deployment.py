@@ -15,7 +15,7 @@ from starlette.applications import Starlette
 from app.ingress.access.admission import Gate
 from app.ingress.access.keys import KeyFile
 from app.ingress.config import IngressConfig
-from app.ingress.frontends import Frontend, make_frontend
+from app.ingress.frontends import VllmApi
 from app.ingress.http.control import ControlRoutes
 from app.ingress.http.server import HttpServer, endpoint, listen
 from app.ingress.streams.placing import Placer
@@ -30,6 +30,7 @@ from deployments.api.protocols import MetricsApi
 from deployments.api.stubs import SchedulerStub, ServeSchedulerClient, engines, ingresses
 from deployments.config import Topology
 from deployments.metrics.exposition import Family
+from deployments.metrics.vllm import expose_requests
 from deployments.processes.guard import start_guard
 from deployments.processes.heap import freeze_heap
 from deployments.serve.membership import Membership, ServeMembership
@@ -53,14 +54,13 @@ _READY = """Mell is ready at {url}. Try:
 class IngressBackend:
     """Implements `Backend` over the deployments."""
 
-    def __init__(self, config: IngressConfig, topology: Topology, frontend: Frontend) -> None:
+    def __init__(self, config: IngressConfig, topology: Topology, api: VllmApi) -> None:
         self.id = IngressId(own_id())
         self.settings: IngressSettings = config
         self._key_file = KeyFile(config.api_keys_file) if config.api_keys_file is not None else None
         self.gate = Gate(self._key_file.read() if self._key_file is not None else config.api_keys, config.max_requests)
-        self._statistics = frontend.statistics
         self.tracer = _make_tracer(config, self.id)
-        self.telemetry = _make_telemetry(config, frontend.decode, self.tracer)
+        self.telemetry = _make_telemetry(config, api.decode, self.tracer)
         self._initial = config.initial_replicas
         self._url = endpoint(config.host, config.port) if config.port else "http://127.0.0.1:8000"
         self._started = False
@@ -87,7 +87,6 @@ class IngressBackend:
             config.no_replica_timeout_s,
             lost=self.telemetry.lost.inc,
             tracer=self.tracer,
-            statistics=self._statistics,
         )
         self._state: dict[str, Any] = {"as_of": 0.0, "mode": "off", "replicas": []}
         self._migrations: dict[str, Any] = {"migrations": []}
@@ -133,7 +132,7 @@ class IngressBackend:
 
     def own_metrics(self) -> Sequence[Family]:
         """The metrics of this ingress."""
-        return (*self.telemetry.expose(self.id), *self._statistics.expose(self.id))
+        return (*self.telemetry.expose(self.id), *expose_requests(self.id))
 
     async def metrics(self) -> bytes:
         """See `Backend.metrics`."""
@@ -225,10 +224,10 @@ class IngressReplica:
     ) -> None:
         """The handles make Serve deploy the other deployments; calls address them by name."""
         start_guard()
-        self._frontend = make_frontend(config)
-        self._backend = IngressBackend(config, topology, self._frontend)
+        self._api = VllmApi(config)
+        self._backend = IngressBackend(config, topology, self._api)
         self._control = ControlRoutes(self._backend)
-        self._app = self._control.app(await self._frontend.routes(self._backend))
+        self._app = self._control.app(await self._api.start(self._backend))
         if self._backend.tracer is not NO_TRACER:
             self._app.add_middleware(KeepHttpScope)
         self._grace_s = config.grace_s
@@ -245,7 +244,7 @@ class IngressReplica:
 
     async def check_health(self) -> None:
         """Raises RuntimeError if the API can answer no more requests: Serve then replaces this replica."""
-        self._frontend.check_health()
+        self._api.check_health()
 
     async def metrics(self) -> Sequence[Family]:
         """The metrics of this ingress, for the scraped ingress."""
@@ -256,7 +255,7 @@ class IngressReplica:
         # Serve kills the process at the end of the grace period, so finish before.
         if self._server is not None:
             await self._server.close(self._grace_s * 0.9)
-        await self._frontend.close()
+        await self._api.close()
         await self._backend.close(self._grace_s * 0.05)
 
 

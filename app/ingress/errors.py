@@ -55,8 +55,3 @@ class ApiError(Exception):
                 **self.details,
             }
         }
-
-
-def saturated(message: str) -> ApiError:
-    """503: no replica can serve the request now."""
-    return ApiError(503, message, code="unavailable")

@@ -1,23 +1,24 @@
-"""The API of an ingress: Mell's own, or that of vLLM's server application."""
+"""The API of an ingress: the routes of vLLM's server application behind Mell's layers, and the OpenAPI document."""
 
 import asyncio
+import json
 import os
-import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Mount, Route
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp
 
 from app.frontend.guard.layers import guarded, vllm_environment
+from app.ingress.access.admission import Gate
 from app.ingress.config import IngressConfig
-from app.ingress.http.routes import Backend, Routes
-from app.ingress.openai.answers.tool_parser import ToolParser
-from app.ingress.openai.core_requests import CoreRequests, VllmRequests
-from app.ingress.openai.model import Model
-from app.ingress.openai.requests.template import ChatTemplate
-from app.ingress.telemetry.vllm_requests import NO_STATISTICS, RequestStatistics, VllmRequestMetrics
+from app.ingress.description.openapi import whole_document
+from app.ingress.streams.streams import Streams
+from app.ingress.telemetry.requests import RequestTelemetry
+from app.settings import IngressSettings
+from migration.protocol.request import IngressId
 
 if TYPE_CHECKING:
     from app.frontend.app import VllmFrontend
@@ -38,120 +39,56 @@ ENVIRONMENT = {
 """The environment in which vLLM makes its configuration: without a device, even if there is one."""
 
 
-class Frontend(Protocol):
-    """An API, from its requests to the streams of an ingress and back."""
+class Backend(Protocol):
+    """The API's port to the ingress replica."""
 
-    statistics: RequestStatistics
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens, special ones included."""
-        ...
-
-    async def routes(self, backend: Backend) -> Sequence[BaseRoute]:
-        """The API's routes over a backend, made once."""
-        ...
-
-    def check_health(self) -> None:
-        """Raises RuntimeError if the API can answer no more requests."""
-        ...
-
-    async def close(self) -> None:
-        """End what is left once the server has ended."""
-        ...
-
-
-def make_frontend(config: IngressConfig) -> Frontend:
-    """The API that the settings name."""
-    os.environ.update(ENVIRONMENT | vllm_environment(config))
-    return VllmApi(config) if config.frontend == "vllm" else MellApi(config)
-
-
-class MellApi:
-    """Mell's own API."""
-
-    def __init__(self, config: IngressConfig) -> None:
-        from vllm.envs import enable_envs_cache
-
-        from deployments.engine.arguments import frontend_config
-
-        kwargs = {"served_model_name": config.model_id, **config.engine_kwargs}
-        vllm_config = frontend_config(config.model_source, kwargs)
-        # As in the engine's processes: vLLM's statistics would otherwise read the environment for every token.
-        enable_envs_cache()
-        self._model = _load_model(config, VllmRequests(vllm_config))
-        self.statistics: RequestStatistics = VllmRequestMetrics(vllm_config)
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """See `Frontend.decode`."""
-        return self._model.decode(tokens)
-
-    async def routes(self, backend: Backend) -> Sequence[BaseRoute]:
-        """See `Frontend.routes`."""
-        return Routes(backend, self._model).routes()
-
-    def check_health(self) -> None:
-        """See `Frontend.check_health`."""
-
-    async def close(self) -> None:
-        """See `Frontend.close`."""
-
-
-def _load_model(config: IngressConfig, requests: CoreRequests) -> Model:
-    from transformers import AutoConfig, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(config.model_source)
-    model = AutoConfig.from_pretrained(config.model_source)
-    return Model(
-        id=config.model_id,
-        tokenizer=tokenizer.backend_tokenizer,
-        vocab_size=model.vocab_size,
-        max_context=config.max_context or model.max_position_embeddings,
-        created=int(time.time()),
-        requests=requests,
-        chat=ChatTemplate.of(tokenizer, config.chat_template),
-        parser=ToolParser.load(config.tool_call_parser, tokenizer) if config.tool_call_parser is not None else None,
-    )
+    id: IngressId
+    streams: Streams
+    gate: Gate
+    telemetry: RequestTelemetry
+    settings: IngressSettings
 
 
 class VllmApi:
-    """vLLM's server application; it counts its requests itself."""
+    """The API, of an ingress process. `start` makes vLLM's application, on the running event loop."""
 
     def __init__(self, config: IngressConfig) -> None:
-        self.statistics: RequestStatistics = NO_STATISTICS
+        # Before vLLM is imported.
+        os.environ.update(ENVIRONMENT | vllm_environment(config))
         self._config = config
         self._frontend: VllmFrontend | None = None
+        self._document = b""
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """See `Frontend.decode`."""
+        """The text of tokens, special ones included; empty before the start."""
         return self._frontend.decode(tokens) if self._frontend is not None else ""
 
-    async def routes(self, backend: Backend) -> Sequence[BaseRoute]:
-        """See `Frontend.routes`."""
+    async def start(self, backend: Backend) -> ASGIApp:
+        """The API over a backend, made once, as an ASGI application."""
         from vllm.envs import enable_envs_cache
 
         from app.frontend.app import VllmFrontend
 
-        self._frontend = await VllmFrontend.start(self._config, backend.streams, backend.id)
+        frontend = self._frontend = await VllmFrontend.start(self._config, backend.streams, backend.id)
         # As in the engine's processes: vLLM's statistics would otherwise read the environment for every token.
         enable_envs_cache()
-        frontend = self._frontend
         application = guarded(frontend.app, backend.gate, backend.telemetry, backend.settings, frontend.max_context)
-        return [Route("/openapi.json", _described(frontend), methods=["GET"]), Mount("", application)]
+        return Router([Route("/openapi.json", self._describe, methods=["GET"])], False, application)
+
+    async def _describe(self, http: Request) -> Response:
+        """GET /openapi.json."""
+        if not self._document and self._frontend is not None:
+            # It takes a second or two.
+            document = await asyncio.to_thread(self._frontend.document)
+            self._document = json.dumps(whole_document(document)).encode()
+        return Response(self._document, media_type="application/json")
 
     def check_health(self) -> None:
-        """See `Frontend.check_health`."""
+        """Raises RuntimeError if the API can answer no more requests."""
         if self._frontend is not None:
             self._frontend.check_health()
 
     async def close(self) -> None:
-        """See `Frontend.close`."""
+        """End what is left once the server has ended."""
         if self._frontend is not None:
             await self._frontend.close()
-
-
-def _described(frontend: "VllmFrontend") -> Callable[[Request], Awaitable[Response]]:
-    async def document(http: Request) -> Response:
-        """GET /openapi.json."""
-        return Response(await asyncio.to_thread(frontend.document), media_type="application/json")
-
-    return document

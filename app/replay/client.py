@@ -53,7 +53,7 @@ async def find_model(api: ApiClient) -> ServedModel:
     """
     try:
         entry = (await api.models())[0]
-        return ServedModel(str(entry["id"]), entry.get("max_model_len"), entry.get("vocab_size") or SAFE_VOCABULARY)
+        return ServedModel(str(entry["id"]), entry.get("max_model_len"))
     except NoAnswer as error:
         raise BadInput(f"{api.url} cannot be reached: {error.message.rstrip('.')}.") from None
     except ErrorAnswer as error:

@@ -167,8 +167,6 @@ def _ingress(flags: Flags, host: Host, comments: dict[str, str]) -> dict[str, An
     for name in ("allowed_media_domains", "otlp_traces_endpoint"):
         if name in flags:
             section[name] = flags[name]
-    section["frontend"] = "vllm"
-    comments["ingress.frontend"] = "vLLM's own server application"
     if kwargs := _frontend(flags, host):
         section["frontend_kwargs"] = kwargs
     return section

@@ -7,7 +7,8 @@ from typing import Any
 
 from benchmarks.chaos.offers import Offer
 
-PROMISED_TYPE = "service_unavailable_error"
+PROMISED_TYPE = "InternalServerError"
+"""The type of vLLM's error event for an answer that cannot be completed."""
 
 
 class StreamVerdict(StrEnum):

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from app.ingress.openai.answers.text import TextStream
 from app.replay.trace import TraceRequest
 from app.tinymodel import ensure_tiny_model
 from deployments.engine.tokens import expected
+
+_INVALID_PREFIX = "Invalid prefix encountered"
+"""The error for tokens whose text changes with the next token; vLLM begins a new stream."""
 
 SEEDED_EVERY = 6
 """Every sixth request samples with a seed: the state of its generator is lost with its replica."""
@@ -76,9 +78,21 @@ def undisturbed(prompt: tuple[int, ...], output: int) -> str:
 
 
 def text_of(prompt: tuple[int, ...], output: tuple[int, ...]) -> str:
-    """Output tokens as text, as in the ingress."""
-    text = TextStream(_tokenizer(), prompt, ())
-    return text.feed(output).text + text.flush()
+    """Output tokens as text, as vLLM's frontend detokenizes them (vllm/v1/engine/detokenizer.py)."""
+    from tokenizers.decoders import DecodeStream
+
+    stream = DecodeStream(ids=list(prompt), skip_special_tokens=True)
+    text = ""
+    for token in output:
+        try:
+            piece = stream.step(_tokenizer(), token)
+        except Exception as error:
+            if not str(error).startswith(_INVALID_PREFIX):
+                raise
+            stream = DecodeStream(skip_special_tokens=True)
+            piece = stream.step(_tokenizer(), token)
+        text += piece or ""
+    return text
 
 
 @cache

@@ -1,4 +1,8 @@
-"""Which process exposes which of vLLM's metrics: engines those of their work, ingresses those of whole requests."""
+"""vLLM's metrics of a process: engines expose those of their work, ingresses those of whole requests."""
+
+from prometheus_client import REGISTRY
+
+from deployments.metrics.exposition import Family, expose
 
 _OF_REQUESTS = frozenset(
     {
@@ -15,6 +19,20 @@ _OF_REQUESTS = frozenset(
 )
 
 
+def expose_engine(replica: str) -> tuple[Family, ...]:
+    """The metrics of an engine's work, labelled with `replica`, the id of its process."""
+    return tuple(family for family in _expose(replica) if not of_requests(family.name))
+
+
+def expose_requests(replica: str) -> tuple[Family, ...]:
+    """The metrics of whole requests, and those that only a frontend has, labelled with `replica`."""
+    return tuple(family for family in _expose(replica) if of_requests(family.name))
+
+
+def _expose(replica: str) -> tuple[Family, ...]:
+    return expose(REGISTRY, {"replica": replica}, "vllm:")
+
+
 def of_requests(family: str) -> bool:
-    """True for a metric of whole requests, and of what only a frontend sees; `family` has no `_total`."""
+    """True for a metric of whole requests, or of a frontend alone; `family` has no `_total`."""
     return family in _OF_REQUESTS or family.startswith("vllm:request_")

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 import ray
-from prometheus_client import REGISTRY
 from ray.util import get_node_ip_address
 
 from deployments.api.calls import Submission
@@ -18,8 +17,8 @@ from deployments.api.report import Gauges, ReplicaReport
 from deployments.api.stubs import ServeSchedulerClient, engines
 from deployments.config import EngineConfig, MigrationSettings, Topology
 from deployments.engine.port import Engine, EngineDead
-from deployments.metrics.exposition import Family, expose
-from deployments.metrics.vllm import of_requests
+from deployments.metrics.exposition import Family
+from deployments.metrics.vllm import expose_engine
 from deployments.processes.guard import start_guard
 from deployments.processes.heap import freeze_heap
 from deployments.replica.channels import ChannelListener
@@ -169,11 +168,7 @@ class EngineReplica:
 
     async def metrics(self) -> tuple[Family, ...]:
         """See `MetricsApi.metrics`. Renders vLLM's own metrics in a thread, so that the event loop does not wait."""
-        return await asyncio.to_thread(self._expose)
-
-    def _expose(self) -> tuple[Family, ...]:
-        families = expose(REGISTRY, {"replica": self._id}, "vllm:")
-        return tuple(family for family in families if not of_requests(family.name))
+        return await asyncio.to_thread(expose_engine, self._id)
 
     # --- for the ingress ------------------------------------------------------------------------------
 

@@ -45,7 +45,7 @@ def test_every_deployment_gets_its_configuration(made: Path) -> None:
     scheduler, _ = built["Scheduler"].init_args
     assert isinstance(ingress, IngressConfig) and isinstance(engine, EngineConfig)
     assert isinstance(migration, MigrationSettings) and isinstance(scheduler, SchedulerConfig)
-    assert (topology.app, ingress.max_context, ingress.initial_replicas) == (APP, 4096, 2)
+    assert (topology.app, ingress.initial_replicas) == (APP, 2)
     assert ingress.model_source == engine.model_source == str(made)
     assert (migration.transport, migration.slot_mib, scheduler.epoch_s) == ("shared", "auto", 1.0)
 

@@ -197,16 +197,16 @@ def test_seconds_may_be_whole_numbers() -> None:
         (nested("deployment_config.num_gpus", 1.5), "the same number"),
         (nested("deployment_config.standby", True) | {"engine": "paced"}, "a paced engine imports nothing"),
         (nested("deployment_config.standby", 1), "valid boolean"),
-        (nested("ingress.frontend", "rust"), "'mell' or 'vllm'"),
-        (nested("ingress.frontend_kwargs", {"response_role": "x"}), "write frontend: vllm"),
+        (nested("ingress.frontend", "rust"), "'vllm'"),
+        (nested("ingress.frontend", "mell"), "has replaced Mell's own: write vllm, or remove the line"),
         (
-            {"ingress": {"frontend": "vllm", "frontend_kwargs": {"port": 1, "a": 2}}},
+            {"ingress": {"frontend_kwargs": {"port": 1, "a": 2}}},
             "remove a, port; there are",
         ),
         (
             {
                 "model_loading_config": {"tool_call_parser": "hermes"},
-                "ingress": {"frontend": "vllm", "frontend_kwargs": {"tool_call_parser": "hermes"}},
+                "ingress": {"frontend_kwargs": {"tool_call_parser": "hermes"}},
             },
             "tool_call_parser is in model_loading_config and in ingress.frontend_kwargs",
         ),

@@ -30,7 +30,7 @@ THINKING_KWARGS: dict[str, Any] = {
 FRONTEND_KWARGS: dict[str, Any] = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}
 """Settings of vLLM's frontend."""
 
-TURNS = {"application": 1, "frontend": 2, "split": 3, "to_its_end": 5, "paced": 4, "bare": 0}
+TURNS = {"application": 1, "split": 2, "to_its_end": 4, "paced": 3, "bare": 0}
 """When the tests with a fixture run, by the first that they have. Those of one application follow one another: it takes
 a minute to start. vLLM's own server comes first, and has ended when an application starts.
 """
@@ -107,12 +107,6 @@ def application(stage: Stage) -> Iterator[Application]:
 
 
 @pytest.fixture
-def frontend(stage: Stage) -> Application:
-    """As `application`, with vLLM's own server application."""
-    return stage.show("frontend", _frontend())
-
-
-@pytest.fixture
 def split(stage: Stage) -> Iterator[Application]:
     """As `application`, with two workers per replica, and short contexts."""
     shown = stage.show("split", _split())
@@ -145,7 +139,7 @@ def _real() -> dict[str, Any]:
     args["engine_kwargs"] |= {"num_gpu_blocks_override": BLOCKS, **THINKING_KWARGS}
     args["scheduler"] = {"policy": "best_fit", "mode": "off", "epoch_s": 0.5}
     args["ingress"]["place_timeout_s"] = 10.0  # a busy machine is no reason to place without the scheduler
-    args["ingress"] |= {"replica_silence_s": 4.0, "lease_s": 6.0}
+    args["ingress"] |= {"replica_silence_s": 4.0, "lease_s": 6.0, "frontend_kwargs": FRONTEND_KWARGS}
     args["deployment_config"] |= {"engine_silence_s": 15.0, "health_check_timeout_s": 60.0}
     args["migration"] = {
         "transport": "tests.integration.faults:make",
@@ -155,12 +149,6 @@ def _real() -> dict[str, Any]:
         "adopt_timeout_s": 3.0,
         "lease_s": 6.0,
     }
-    return config
-
-
-def _frontend() -> dict[str, Any]:
-    config = _real()
-    config["applications"][0]["args"]["ingress"] |= {"frontend": "vllm", "frontend_kwargs": FRONTEND_KWARGS}
     return config
 
 

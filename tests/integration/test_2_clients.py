@@ -40,9 +40,9 @@ class Placement(BaseModel):
     committed: bool
 
 
-async def move(frontend: Application, label: str) -> None:
+async def move(application: Application, label: str) -> None:
     """Move the request with that label once it has answered for a while."""
-    async with frontend.client() as client:
+    async with application.client() as client:
 
         async def under_way() -> bool:
             requests = [request for replica in await client.running() for request in replica["requests"]]
@@ -58,22 +58,22 @@ async def move(frontend: Application, label: str) -> None:
 
 
 @pytest.fixture
-async def openai_client(frontend: Application) -> AsyncIterator[AsyncOpenAI]:
+async def openai_client(application: Application) -> AsyncIterator[AsyncOpenAI]:
     """A client as a user makes it, but for proxies, and that it does not try again."""
     http = openai.DefaultAsyncHttpxClient(trust_env=False)
-    async with AsyncOpenAI(base_url=f"{frontend.url}/v1", api_key="none", http_client=http, max_retries=0) as made:
+    async with AsyncOpenAI(base_url=f"{application.url}/v1", api_key="none", http_client=http, max_retries=0) as made:
         yield made
 
 
-async def test_a_response_and_its_stream_which_moves(frontend: Application, openai_client: AsyncOpenAI) -> None:
+async def test_a_response_and_its_stream_which_moves(application: Application, openai_client: AsyncOpenAI) -> None:
     asked: Any = {"model": MODEL, "input": "Blocks move", "max_output_tokens": 300, "temperature": 0}
     asked |= {"extra_body": {"ignore_eos": True}}
     whole: Any = await openai_client.responses.create(**asked)
     assert whole.status == "incomplete" and whole.usage is not None and whole.usage.output_tokens == 300
-    async with frontend.client() as client:
+    async with application.client() as client:
         await two_run(client)
     labelled: Any = {"extra_headers": {"X-Request-Id": "responding"}}
-    moving = asyncio.create_task(move(frontend, "responding"))
+    moving = asyncio.create_task(move(application, "responding"))
     text = ""
     stream: Any = await openai_client.responses.create(**{**asked, **labelled, "stream": True})
     async for event in stream:
@@ -111,21 +111,21 @@ async def test_a_bad_response_is_the_clients_exception(openai_client: AsyncOpenA
 
 
 @pytest.fixture
-async def anthropic_client(frontend: Application) -> AsyncIterator[AsyncAnthropic]:
+async def anthropic_client(application: Application) -> AsyncIterator[AsyncAnthropic]:
     """The same, of Anthropic."""
     http = anthropic.DefaultAsyncHttpxClient(trust_env=False)
-    async with AsyncAnthropic(base_url=frontend.url, api_key="none", http_client=http, max_retries=0) as made:
+    async with AsyncAnthropic(base_url=application.url, api_key="none", http_client=http, max_retries=0) as made:
         yield made
 
 
-async def test_a_message_and_its_stream_which_moves(frontend: Application, anthropic_client: AsyncAnthropic) -> None:
+async def test_a_message_and_its_stream_which_moves(application: Application, anthropic_client: AsyncAnthropic) -> None:
     asked: Any = {"model": MODEL, "messages": ASKED, "max_tokens": 300, "system": "Be brief.", **GREEDY}
     whole = await anthropic_client.messages.create(**asked)
     (block,) = whole.content
     assert block.type == "text" and whole.stop_reason in ("max_tokens", "end_turn")
-    async with frontend.client() as client:
+    async with application.client() as client:
         await two_run(client)
-    moving = asyncio.create_task(move(frontend, "messaging"))
+    moving = asyncio.create_task(move(application, "messaging"))
     async with anthropic_client.messages.stream(**asked, extra_headers={"X-Request-Id": "messaging"}) as stream:
         text = "".join([part async for part in stream.text_stream])
         final = await stream.get_final_message()

@@ -41,8 +41,8 @@ async def move_while(client: Client, asking: "asyncio.Task[Any]", label: str, ti
     return sum(outcome["outcome"] == "committed" for outcome in outcomes)
 
 
-async def test_a_stop_string_ends_a_request_that_has_moved(frontend: Application) -> None:
-    async with frontend.client() as client:
+async def test_a_stop_string_ends_a_request_that_has_moved(application: Application) -> None:
+    async with application.client() as client:
         await two_run(client)
         body = {"prompt": prompt(30, "stop"), "max_tokens": 1200, **STEADY}
         whole = await ask(client, body, "stop-whole")
@@ -57,8 +57,8 @@ async def test_a_stop_string_ends_a_request_that_has_moved(frontend: Application
         await client.idle()
 
 
-async def test_a_client_that_leaves_frees_its_blocks(frontend: Application) -> None:
-    async with frontend.client() as client:
+async def test_a_client_that_leaves_frees_its_blocks(application: Application) -> None:
+    async with application.client() as client:
         body = {"prompt": prompt(30, "leaves"), "max_tokens": 2000, "n": 2, **DRAWN}
         asking = asyncio.create_task(ask(client, body, "leaves"))
 
@@ -70,8 +70,8 @@ async def test_a_client_that_leaves_frees_its_blocks(frontend: Application) -> N
         await client.idle()
 
 
-async def test_private_members_of_a_client_reach_no_connector(frontend: Application) -> None:
-    async with frontend.client() as client:
+async def test_private_members_of_a_client_reach_no_connector(application: Application) -> None:
+    async with application.client() as client:
         body = {"prompt": prompt(5, "private"), "max_tokens": 9, **STEADY}
         plain = await ask(client, body, "plain")
         load = {"mell_load": {"load": "/etc/passwd", "first": 0, "last": 1}}
@@ -80,8 +80,8 @@ async def test_private_members_of_a_client_reach_no_connector(frontend: Applicat
             assert response.status_code == 400 or response.json()["choices"] == plain["choices"]
 
 
-async def test_a_request_counts_once(frontend: Application) -> None:
-    async with frontend.client() as client:
+async def test_a_request_counts_once(application: Application) -> None:
+    async with application.client() as client:
         await two_run(client)
         before = await client.metrics()
         body = {"prompt": prompt(5, "counted"), "max_tokens": LONG, **STEADY}
@@ -98,5 +98,5 @@ async def test_a_request_counts_once(frontend: Application) -> None:
             assert total(after, name) - total(before, name) == grown, name
 
 
-async def test_the_ingress_has_a_modest_size(frontend: Application) -> None:
+async def test_the_ingress_has_a_modest_size(application: Application) -> None:
     assert process("ServeReplica:mell:Ingress").memory_full_info().uss < 1 << 30

@@ -35,7 +35,7 @@ async def test_metrics_count_requests_and_migrations(application: Application) -
     assert len(DOCUMENTED) > 10
     assert {name.removesuffix("_total") for name in DOCUMENTED} <= after.keys()
     assert more("mell_requests_total", endpoint="completions", outcome="length") == 1
-    assert more("mell_requests_total", endpoint="completions", outcome="invalid_value") == 1
+    assert more("mell_requests_total", endpoint="completions", outcome="invalid_request_error") == 1
     assert (more("mell_request_prompt_tokens_total"), more("mell_request_completion_tokens_total")) == (300, OUTPUT)
     assert more("mell_request_ttft_seconds_count") == 1
     assert OUTPUT / 2 < more("mell_request_itl_seconds_count") < OUTPUT, (

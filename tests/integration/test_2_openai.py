@@ -10,14 +10,11 @@ import openai
 import pytest
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient, DefaultHttpxClient, OpenAI
 from pydantic import BaseModel, ConfigDict
-from transformers import AutoTokenizer
 
 from app.ingress.access.admission import Gate
 from app.ingress.access.keys import ApiKey, digest
 from app.ingress.access.limits import KeyLimits
-from app.ingress.openai.model import Model
-from app.tinymodel import VOCAB_SIZE, ensure_tiny_model
-from tests.app.ingress.fakes import MAX_CONTEXT, PlainRequests, make_api
+from tests.app.ingress.fakes import make_api
 from tests.docs.markdown import PAGES, Block, blocks
 from tests.integration.application import MODEL, Application, prompt
 
@@ -65,11 +62,7 @@ def test_the_examples_of_the_documentation(
 
 def test_models(client: OpenAI) -> None:
     (model,) = client.models.list()
-    assert (model.id, model.object, model.owned_by) == (MODEL, "model", "mell")
-    assert client.models.retrieve(MODEL) == model
-    with pytest.raises(openai.NotFoundError) as caught:
-        client.models.retrieve("other")
-    assert (caught.value.param, caught.value.code) == ("model", "model_not_found")
+    assert (model.id, model.object, model.owned_by) == (MODEL, "model", "vllm")
 
 
 def test_a_completion(client: OpenAI) -> None:
@@ -141,22 +134,18 @@ async def test_the_stream_helper_of_chats(concurrent: AsyncOpenAI) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "error", "param", "code"),
+    ("changes", "error"),
     [
-        ({"temperature": 3}, openai.BadRequestError, "temperature", "invalid_value"),
-        ({"extra_body": {"made_up": 1}}, openai.BadRequestError, "made_up", "unknown_parameter"),
-        ({"max_tokens": 5000}, openai.BadRequestError, "max_tokens", "context_length_exceeded"),
-        ({"messages": []}, openai.BadRequestError, "messages", "invalid_value"),
-        ({"model": "other"}, openai.NotFoundError, "model", "model_not_found"),
+        ({"temperature": -1}, openai.BadRequestError),
+        ({"n": 1000}, openai.BadRequestError),
+        ({"extra_body": {"kv_transfer_params": {}}}, openai.BadRequestError),
+        ({"model": "other"}, openai.NotFoundError),
     ],
-    ids=["too hot", "made up", "too long", "no messages", "other model"],
+    ids=["too cold", "too many choices", "for connectors", "other model"],
 )
-def test_errors_are_the_clients_exceptions(
-    client: OpenAI, changes: Any, error: type[openai.APIStatusError], param: str, code: str
-) -> None:
+def test_errors_are_the_clients_exceptions(client: OpenAI, changes: Any, error: type[openai.APIStatusError]) -> None:
     with pytest.raises(error) as caught:
         client.chat.completions.create(**{"model": MODEL, "messages": CHAT, "max_tokens": 5, **changes})
-    assert (caught.value.param, caught.value.code) == (param, code)
     assert isinstance(caught.value.body, dict) and caught.value.body["message"]
 
 
@@ -173,14 +162,6 @@ def test_the_clients_request_id_is_returned(client: OpenAI) -> None:
 )
 async def test_the_client_retries_after_the_time_in_retry_after(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     """The routes over fake engines: the other request ends while the client waits."""
-    model = Model(
-        MODEL,
-        AutoTokenizer.from_pretrained(ensure_tiny_model()).backend_tokenizer,
-        VOCAB_SIZE,
-        MAX_CONTEXT,
-        1,
-        PlainRequests(),
-    )
     other, waits = ExitStack(), list[float]()
     other.enter_context(gate.admit("alice-key"))
 
@@ -189,7 +170,7 @@ async def test_the_client_retries_after_the_time_in_retry_after(gate: Gate, monk
         other.close()
 
     monkeypatch.setattr(anyio, "sleep", sleep)
-    http = DefaultAsyncHttpxClient(transport=httpx2.ASGITransport(make_api(model, gate=gate).app), trust_env=False)
+    http = DefaultAsyncHttpxClient(transport=httpx2.ASGITransport(make_api(gate=gate).app), trust_env=False)
     async with AsyncOpenAI(base_url="http://mell/v1", api_key="alice-key", http_client=http, max_retries=1) as client:
         answer = await client.completions.create(model=MODEL, prompt="Blocks", max_tokens=2)
     assert answer.usage is not None and answer.usage.completion_tokens == 2

@@ -54,7 +54,7 @@ async def whole(client: Client, choice: Any) -> tuple[list[tuple[str, str]], str
     response = await client.http.post(CHATS, json=body(choice))
     assert response.status_code == 200, response.text
     (given,) = response.json()["choices"]
-    assert given["message"]["content"] is None
+    assert not given["message"]["content"]
     return calls(given["message"]["tool_calls"]), given["finish_reason"]
 
 
@@ -68,11 +68,10 @@ async def streamed(client: Client, choice: Any, label: str) -> tuple[list[tuple[
             if not line.startswith("data: {"):
                 continue
             (one,) = json.loads(line[6:])["choices"]
-            for part in one["delta"].get("tool_calls", ()):
-                if part["index"] in parts:
-                    parts[part["index"]]["function"]["arguments"] += part["function"]["arguments"]
-                else:
-                    parts[part["index"]] = part
+            for part in one["delta"].get("tool_calls") or ():
+                function = parts.setdefault(part["index"], {"function": {"name": "", "arguments": ""}})["function"]
+                for name in function:
+                    function[name] += part["function"].get(name) or ""
             reason = one["finish_reason"] or reason
     return calls([parts[index] for index in sorted(parts)]), reason
 

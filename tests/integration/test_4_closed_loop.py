@@ -5,31 +5,15 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from functools import cache
 from typing import Any
 
-from tokenizers import Tokenizer
-
-from app.ingress.openai.answers.text import TextStream
 from app.simulator.command.replay import replay
-from app.tinymodel import ensure_tiny_model
-from deployments.engine.tokens import expected
+from benchmarks.chaos.offers import undisturbed
 from tests.integration.application import Answer, Application, Client, eventually, process, prompt
 from tests.integration.serving import redeploy_engines, stop_replica
 
 LONG = 3000
 """Output tokens that take a paced engine a minute."""
-
-
-@cache
-def tokenizer() -> Tokenizer:
-    return Tokenizer.from_file(str(ensure_tiny_model() / "tokenizer.json"))
-
-
-def undisturbed(prompt: list[int], count: int) -> str:
-    """The answer of a paced engine in an undisturbed run."""
-    text = TextStream(tokenizer(), tuple(prompt), ())
-    return text.feed(expected(tuple(prompt), count)).text + text.flush()
 
 
 class Streams:
@@ -59,14 +43,14 @@ class Streams:
         for tokens_in, count, answer, task in self._read:
             await task
             assert (answer.error, answer.finish) == (None, "length")
-            assert answer.text == undisturbed(tokens_in, count)
+            assert answer.text == undisturbed(tuple(tokens_in), count)
         self._read.clear()
 
     async def check(self) -> None:
         """Assert that all tokens so far are those of an undisturbed run."""
         for tokens_in, count, answer, _ in self._read:
             assert answer.error is None
-            assert undisturbed(tokens_in, count).startswith(answer.text)
+            assert undisturbed(tuple(tokens_in), count).startswith(answer.text)
 
     async def leave(self) -> None:
         """The clients go."""

@@ -36,7 +36,7 @@ from tests.integration.asking import (
     two_run,
 )
 from tests.integration.conftest import FRONTEND_KWARGS, THINKING_KWARGS, Stage, free_port
-from tests.integration.departures import MELL, VLLM, Departures
+from tests.integration.departures import DEPARTURES
 
 SEED = int(os.environ.get("MELL_CORPUS_SEED", "20240607"))
 CASES = corpus(SEED, int(os.environ.get("MELL_CORPUS_SIZE", "400" if LONG else "150")))
@@ -68,20 +68,12 @@ def test_vllm_answers_what_it_has_to(bare: dict[int, ServerAnswer]) -> None:
     assert not unforced, report(line(case, f"has no {case.forced}") for case in unforced)
 
 
-@pytest.mark.parametrize("departures", [MELL, VLLM], ids=["Mell's own application", "vLLM's application"])
-def test_departures_are_of_odd_requests(departures: Departures) -> None:
-    assert departures.odd.keys() <= ODD.keys()
+def test_departures_are_of_odd_requests() -> None:
+    assert DEPARTURES.keys() <= ODD.keys()
 
 
-async def test_answers_are_vllms(bare: dict[int, ServerAnswer], frontend: Application) -> None:
-    failed = await faults(frontend, VLLM, ASKED, bare)
-    assert not failed, report(failed)
-
-
-async def test_answers_of_mells_own_application_are_vllms(
-    bare: dict[int, ServerAnswer], application: Application
-) -> None:
-    failed = await faults(application, MELL, [case for case in ASKED if MELL.answers(case)], bare)
+async def test_answers_are_vllms(bare: dict[int, ServerAnswer], application: Application) -> None:
+    failed = await faults(application, bare)
     assert not failed, report(failed)
 
 
@@ -96,17 +88,15 @@ async def unmoved(application: Application, cases: Sequence[Case]) -> dict[int, 
     return KEPT[application.url]
 
 
-async def faults(
-    application: Application, departures: Departures, cases: Sequence[Case], bare: dict[int, ServerAnswer]
-) -> list[str]:
+async def faults(application: Application, bare: dict[int, ServerAnswer]) -> list[str]:
     """Every difference from vLLM's answers that is neither on purpose nor a tie."""
     failed: list[str] = []
-    given = await unmoved(application, cases)
+    given = await unmoved(application, ASKED)
     async with application.client() as client:
-        for case in cases:
+        for case in ASKED:
             want, got = bare[case.number], given[case.number]
-            found = departures.remaining(differences(want, got, NOISE))
-            if departure := departures.odd.get(case.name) if case.course is Course.ODD else None:
+            found = differences(want, got, NOISE)
+            if departure := DEPARTURES.get(case.name) if case.course is Course.ODD else None:
                 statuses = (want.status, got.status)
                 if statuses != departure[:2] or not found:
                     # A difference that is no more must not stay in the list.
@@ -161,8 +151,8 @@ def movable(cases: Iterable[Case], answers: dict[int, ServerAnswer]) -> list[Cas
     return [case for case in cases if case.course is Course.STEPS and answers[case.number].status == 200]
 
 
-async def test_moves_change_no_answer(frontend: Application) -> None:
-    known = await unmoved(frontend, ASKED)
+async def test_moves_change_no_answer(application: Application) -> None:
+    known = await unmoved(application, ASKED)
     gate, failed = asyncio.Semaphore(AT_ONCE), list[str]()
     outcomes, committed = Counter[str](), set[int]()
 
@@ -183,7 +173,7 @@ async def test_moves_change_no_answer(frontend: Application) -> None:
                     return
             failed.append(line(case, f"no move within its {case.forced} at {case.inside}: {moves}"))
 
-    async with frontend.client() as client, sightings(client) as seen:
+    async with application.client() as client, sightings(client) as seen:
         await two_run(client)
         chosen = movable(ASKED, known)
         await asyncio.gather(*(one(case, client, seen) for case in chosen))
@@ -201,11 +191,11 @@ def refused(moves: Sequence[Moved]) -> list[str]:
 # --- killed -------------------------------------------------------------------------------------------
 
 
-async def test_the_death_of_a_replica_changes_no_answer(frontend: Application) -> None:
+async def test_the_death_of_a_replica_changes_no_answer(application: Application) -> None:
     """The last test of this application: it does not wait for the replica's successor."""
-    known = await unmoved(frontend, ASKED)
+    known = await unmoved(application, ASKED)
     draw = random.Random(f"{SEED}/killed")
-    async with frontend.client() as client:
+    async with application.client() as client:
         await two_run(client)
         long = [case for case in movable(ASKED, known) if (known[case.number].output_tokens or 0) >= 40]
         rounds = [case for case in ASKED if case.course is Course.ROUNDS]

@@ -12,6 +12,7 @@ Chunks of answers pass through unread.
 import re
 from collections.abc import Iterable, Mapping
 from functools import partial
+from http import HTTPStatus
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
@@ -179,6 +180,10 @@ class _WatchedReceive:
         return message
 
 
+_CODES: Mapping[int, str] = {HTTPStatus.SERVICE_UNAVAILABLE: "unavailable"}
+"""Codes of Mell for statuses of vLLM's application."""
+
+
 def _settle(call: ApiCall, through: AdmittedCall, disconnected: bool) -> None:
     """Settle the charge and report the outcome of a call. A later exception or time-out replaces the outcome."""
     requests, observer, status = call.requests, through.observer, through.sent.status
@@ -195,7 +200,7 @@ def _settle(call: ApiCall, through: AdmittedCall, disconnected: bool) -> None:
     observer.answered(tokens, finishes)
     if status is not None and answered:
         if status >= 400 or "error" in finishes:
-            observer.failed(ApiError(status if status >= 400 else 500, ""))
+            observer.failed(ApiError(status if status >= 400 else 500, "", code=_CODES.get(status)))
         elif not requests:
             observer.served()
 

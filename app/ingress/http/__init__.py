@@ -1,5 +1,5 @@
-"""The HTTP side of the ingress: routes, the server, and limits on connections.
+"""The HTTP side of the ingress: the operators' routes, the server, and limits on connections.
 
-The `Ingress` deployment imports this room; it imports every other room of the ingress. Bytes come from clients, and
-answers go back as JSON or as server-sent events.
+The `Ingress` deployment imports this room; it imports access, page and telemetry. Bytes come from clients, and answers
+go back as JSON or as server-sent events.
 """

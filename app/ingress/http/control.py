@@ -2,18 +2,18 @@
 
 import hmac
 import ipaddress
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from app.ingress.asgi import read_body
 from app.ingress.errors import ApiError
-from app.ingress.openai.requests.schema import parse_move
+from app.ingress.http.orders import parse_move
 from app.ingress.page.routes import PageRoutes
 from app.ingress.telemetry.requests import CLIENT_CLOSED_STATUS, RequestTelemetry
 from app.ingress.telemetry.scrape import CONTENT_TYPE
@@ -72,8 +72,8 @@ class ControlRoutes:
         """End the streams of open pages, for which a stopping server would otherwise wait."""
         self._page.feed.close()
 
-    def app(self, api: Sequence[BaseRoute]) -> Starlette:
-        """These routes and, behind them, those of `api`, as an ASGI application."""
+    def app(self, api: ASGIApp) -> Starlette:
+        """These routes, and `api` for all other paths, as an ASGI application."""
         routes = [
             Route("/health", self.health, methods=["GET"]),
             Route("/live", self.live, methods=["GET"]),
@@ -84,7 +84,6 @@ class ControlRoutes:
             Route("/mell/migrations", self.migrate, methods=["POST"]),
             Route("/mell/replicas/{replica}/drain", self.drain, methods=["POST"]),
             *self._page.routes(),
-            *api,
         ]
         handlers = {
             ApiError: _api_error,
@@ -92,7 +91,9 @@ class ControlRoutes:
             ClientDisconnect: _client_disconnected,
             Exception: _internal_error,
         }
-        return Starlette(routes=routes, exception_handlers=handlers)  # type: ignore[arg-type]
+        app = Starlette(routes=routes, exception_handlers=handlers)  # type: ignore[arg-type]
+        app.router.default = api
+        return app
 
     async def health(self, http: Request) -> Response:
         """GET /health: 200 if requests can be served."""

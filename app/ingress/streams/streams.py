@@ -1,7 +1,7 @@
 """The event streams of all replicas, and the readers of all requests: each event goes to its request's reader.
 
 One task per replica receives batches of events. `migration.protocol.reading` decides, its shell `migration.run.reader`
-acts, and the output goes to a `Conversation`.
+acts, and the output goes to the request's listener.
 """
 
 import asyncio
@@ -11,11 +11,9 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine
 
-from app.ingress.streams.conversation import Conversation, to_error
 from app.ingress.streams.placing import Placer
 from app.ingress.streams.replica_calls import RECONNECT_S, ROUTER_SKEW_S, EngineCalls
 from app.ingress.telemetry.tracing import NO_TRACER, Tracer
-from app.ingress.telemetry.vllm_requests import NO_STATISTICS, RequestStatistics
 from deployments.api.protocols import NoticeApi, RemoteReplicas, SchedulerClient, ServingApi
 from deployments.serve.membership import Membership
 from deployments.serve.routing import Unrouted
@@ -24,7 +22,7 @@ from migration.protocol.ports import Clock, Listener
 from migration.protocol.reading import Reader, SegmentOrigin
 from migration.protocol.record import MigrationRecord, Outcome
 from migration.protocol.request import Delta, IngressId, Lost, Moved, RequestSpec, StreamEvent
-from migration.run.reader import NotServed, ReaderRun, ReaderWorld
+from migration.run.reader import ReaderRun, ReaderWorld
 from policies.causes import Cause
 from policies.model import ReplicaId, RequestId
 from policies.plan import Path, Reason
@@ -45,13 +43,11 @@ class Streams:
         lost: Callable[[], None] = lambda: None,
         tracer: Tracer = NO_TRACER,
         clock: Clock = time.monotonic,
-        statistics: RequestStatistics = NO_STATISTICS,
     ) -> None:
         self._ingress = ingress
         self._replicas = replicas
         self._placer = placer
         self._tracer = tracer
-        self._statistics = statistics
         self._clock = clock
         self._calls = EngineCalls(replicas, placer, clock)
         self._world = ReaderWorld(self._calls, RequestJournal(scheduler, tracer), clock, patience_s, on_lost=lost)
@@ -86,21 +82,6 @@ class Streams:
         for replica in membership.running:
             if replica not in self._readers or self._readers[replica].done():
                 self._readers[replica] = asyncio.create_task(self._read(replica))
-
-    @contextlib.asynccontextmanager
-    async def open(self, spec: RequestSpec) -> AsyncIterator[Conversation]:
-        """Have a request served; on leaving, it is ended wherever it is.
-
-        Raises:
-            ApiError: no replica took it.
-        """
-        reader = Reader()
-        conversation = Conversation(spec, reader, self._statistics.begin(spec))
-        try:
-            async with self.run(spec, reader, conversation):
-                yield conversation
-        except NotServed as error:
-            raise to_error(error.loss) from error
 
     @contextlib.asynccontextmanager
     async def run(self, spec: RequestSpec, reader: Reader, listener: Listener) -> AsyncIterator[None]:

@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from app.cli.__main__ import app
 from app.ingress.errors import ApiError
-from app.ingress.openai.requests.schema import parse_move
+from app.ingress.http.orders import parse_move
 from app.versions import VERSION
 from migration.protocol.record import Outcome
 from tests.app.cli.fake_mell import FakeMell, free_port

@@ -26,7 +26,7 @@ PATIENCE_S = 0.3
 
 def config(model: dict[str, Any] | None = None, **frontend_kwargs: Any) -> IngressConfig:
     """The configuration of an ingress with vLLM's application."""
-    ingress = {"frontend": "vllm", "frontend_kwargs": frontend_kwargs, "no_replica_timeout_s": PATIENCE_S}
+    ingress = {"frontend_kwargs": frontend_kwargs, "no_replica_timeout_s": PATIENCE_S}
     settings = read_settings(
         {"model_loading_config": model or {}, "engine_kwargs": {"max_model_len": CONTEXT}, "ingress": ingress}
     )

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from app.frontend.calls import CURRENT, ApiCall
-from app.ingress.telemetry.vllm_requests import NO_STATISTICS
+from benchmarks.chaos.offers import draw_prompt, undisturbed
 from deployments.engine.tokens import expected
+from deployments.metrics.vllm import expose_requests
 from migration.protocol.core_messages import decode_request
 from migration.protocol.errors import Refused
 from policies.causes import Cause
@@ -105,6 +106,13 @@ async def test_a_lost_replica_does_not_show(own: FrontendApi, stream: bool) -> N
     text = own.frontend.decode(expected(tuple(PROMPT), LONG))
     assert text_of("/v1/completions", answer.text, stream) == text
     await own.service.idle()
+
+
+async def test_the_text_of_benchmarks_is_that_of_answers(api: FrontendApi) -> None:
+    for seed in range(12):
+        prompt = draw_prompt(seed, 20)
+        answer = await api.post("/v1/completions", prompt=list(prompt), max_tokens=LONG)
+        assert answer.json()["choices"][0]["text"] == undisturbed(prompt, LONG)
 
 
 async def test_logprobs_are_those_of_an_undisturbed_run(api: FrontendApi) -> None:
@@ -272,7 +280,7 @@ async def test_a_request_counts_once_however_often_it_moves(own: FrontendApi) ->
     (request,) = await running(own.service)
     await move(own.service, request, "b")
     await asking
-    exposed = {family.name: family.samples for family in NO_STATISTICS.expose("i")}
+    exposed = {family.name: family.samples for family in expose_requests("i")}
     succeeded = [line for line in exposed["vllm:request_success"].splitlines() if 'finished_reason="length"' in line]
     assert [line.split()[-1] for line in succeeded] == ["1.0"] and 'replica="i"' in succeeded[0]
     assert "vllm:request_generation_tokens_sum{" in exposed["vllm:request_generation_tokens"]

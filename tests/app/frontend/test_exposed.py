@@ -24,6 +24,7 @@ from app.frontend.guard.layers import guarded
 from app.ingress.access.admission import Gate
 from app.ingress.access.keys import ApiKey, digest
 from app.ingress.access.limits import KeyLimits
+from app.ingress.description.openapi import own_document
 from app.ingress.frontends import VllmApi
 from app.ingress.http.control import ControlRoutes
 from app.ingress.telemetry.requests import RequestTelemetry
@@ -157,7 +158,7 @@ async def test_no_other_route_of_vllm_answers(exposed: Exposed, served: Frontend
     for path in paths - set(BODIES) - {"/v1/models"}:
         for method in ("GET", "POST"):
             assert (await exposed.send(method, path, json={})).status_code == 404
-    document = json.loads(served.frontend.document())
+    document = served.frontend.document()
     assert set(document["paths"]) == set(BODIES) | {"/v1/models"}
 
 
@@ -254,7 +255,7 @@ async def test_the_ingress_serves_it_beside_its_own_routes() -> None:
         health=lambda: None,
         version=lambda: {"version": "1"},
     )
-    app = ControlRoutes(backend).app(await api.routes(backend))
+    app = ControlRoutes(backend).app(await api.start(backend))
     try:
         async with httpx.AsyncClient(
             transport=httpx.ASGITransport(app), base_url="http://mell", trust_env=False, headers=KEY
@@ -262,7 +263,7 @@ async def test_the_ingress_serves_it_beside_its_own_routes() -> None:
             answer = await client.post(COMPLETIONS, json=BODIES[COMPLETIONS])
             assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 2
             document = (await client.get("/openapi.json")).json()
-            assert set(document["paths"]) == set(BODIES) | {"/v1/models"}
+            assert set(document["paths"]) == set(BODIES) | {"/v1/models"} | own_document()["paths"].keys()
             for path, status in (("/health", 200), ("/version", 200), ("/v1/models", 200), ("/load", 404), ("/", 404)):
                 assert (await client.get(path)).status_code == status
             client.headers["Authorization"] = "Bearer eve"
@@ -299,6 +300,20 @@ async def test_a_client_that_left_is_logged_so(
     await exposed.service.idle()
     (line,) = lines()
     assert (line["outcome"], line["status"]) == ("client_closed", 499) and 0 < line["completion_tokens"] < 400
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_answer_that_cannot_be_completed_is_logged_so(
+    stream: bool, lines: Callable[[], list[dict[str, Any]]]
+) -> None:
+    async with serving(config()) as api:
+        asking = asyncio.create_task(Exposed(api).post(COMPLETIONS, max_tokens=400, stream=stream))
+        await eventually(lambda: any(run.reader.cursor.next_index > 20 for run in api.service.streams._live.values()))
+        api.service.kill("a")
+        api.service.kill("b")
+        assert (await asking).status_code == (200 if stream else 500)
+        (line,) = lines()
+    assert (line["outcome"], line["status"]) == ("server_error", 500) and line["completion_tokens"] > 20
 
 
 # --- hostile input ----------------------------------------------------------------------------------------
@@ -509,7 +524,7 @@ class Described:
 async def described() -> AsyncIterator[Described]:
     kwargs = {**config().engine_kwargs, "max_model_len": SHORT}
     async with serving(config().model_copy(update={"engine_kwargs": kwargs}), step_s=0.0) as served:
-        yield Described(Exposed(served), schemathesis.openapi.from_dict(json.loads(served.frontend.document())))
+        yield Described(Exposed(served), schemathesis.openapi.from_dict(served.frontend.document()))
 
 
 @BOUNDED

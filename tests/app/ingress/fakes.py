@@ -7,35 +7,41 @@ import asyncio
 import contextlib
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import httpx
 from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from app.frontend.calls import CURRENT, EngineRequest
+from app.frontend.guard.layers import guarded
 from app.ingress.access.admission import Gate
+from app.ingress.asgi import DONE, EventStream, unless_disconnected
+from app.ingress.errors import ApiError
 from app.ingress.http.control import ControlRoutes
-from app.ingress.http.routes import Routes
-from app.ingress.openai.model import Model
-from app.ingress.openai.sampling import Sampling
-from app.ingress.streams.conversation import Conversation
 from app.ingress.streams.placing import Placer
 from app.ingress.streams.streams import Streams
-from app.ingress.telemetry.requests import RequestTelemetry
+from app.ingress.telemetry.requests import RequestTelemetry, StepTimer
 from app.settings import IngressSettings
 from deployments.api.calls import Batch, MoveAccepted, MoveAnswer, MoveRejected, PlaceCall, Submission
 from deployments.engine.port import Tie
 from deployments.replica.moves import Moves
 from deployments.serve.routing import Unrouted
-from migration.protocol.core_messages import CoreRequest, Frames, decode_request, encode_request
+from migration.protocol.continuing import plain_spec
+from migration.protocol.core_messages import decode_request
 from migration.protocol.errors import PeerLost, Refused
 from migration.protocol.messages import PathRequest, Tail
-from migration.protocol.ports import Generated
+from migration.protocol.ports import Generated, Loss, LossKind
+from migration.protocol.reading import Output, Reader
 from migration.protocol.record import MigrationRecord
 from migration.protocol.request import IngressId, RequestSpec
 from migration.protocol.rounds import CopyLimits
-from migration.run.reader import ReaderRun
+from migration.run.reader import NotServed, ReaderRun
 from migration.run.source import Order
 from migration.run.world import MigrationLimits
 from migration.transport.shared import SharedSlots
@@ -52,17 +58,6 @@ from tests.virtual_time import now
 LIMITS = MigrationLimits(prepare_s=0.3, copy_s=0.3, final_s=0.3, adopt_s=0.3, copy=CopyLimits())
 MAX_CONTEXT = 1024
 LOOPBACK = ("127.0.0.1", 4711)
-
-
-class PlainRequests:
-    """Implements `CoreRequests` without vLLM: requests as fake engines read them. `error` refuses them all."""
-
-    error: str | None = None
-
-    def make(self, prompt: tuple[int, ...], sampling: Sampling) -> Frames:
-        if self.error is not None:
-            raise ValueError(self.error)
-        return encode_request(CoreRequest("", list(prompt), sampling_params=asdict(sampling)))
 
 
 class StoppingEngine(FakeEngine):
@@ -298,6 +293,53 @@ class AnsweringScheduler:
 
 
 @dataclass
+class Conversation:
+    """Implements `Listener`: keeps the output of a request until it is read."""
+
+    spec: RequestSpec
+    reader: Reader = field(default_factory=Reader)
+    finish: str | None = None
+    _steps: list[tuple[int, ...]] = field(default_factory=list)
+    _ready: asyncio.Event = field(default_factory=asyncio.Event)
+    _loss: Loss | None = None
+
+    def deliver(self, output: Output) -> None:
+        self.finish = output.finish
+        if output.tokens:
+            self._steps.append(output.tokens)
+        self._ready.set()
+
+    def lost(self, loss: Loss) -> None:
+        self._loss = loss
+        self._ready.set()
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """Output tokens so far."""
+        return self.reader.cursor.tokens
+
+    @property
+    def ended(self) -> str | None:
+        """The finish reason, once all steps have been read."""
+        return None if self._steps else self.finish
+
+    async def steps(self) -> AsyncIterator[tuple[int, ...]]:
+        """The tokens of each delivery, in order, to the end. Raises NotServed if the output cannot be completed."""
+        while True:
+            steps, self._steps = self._steps, []
+            for tokens in steps:
+                yield tokens
+            if self._steps:
+                continue
+            if self._loss is not None:
+                raise NotServed(self._loss)
+            if self.finish is not None:
+                return
+            self._ready.clear()
+            await self._ready.wait()
+
+
+@dataclass
 class Service:
     """Replicas named by single letters, and the streams of one ingress over them."""
 
@@ -334,6 +376,13 @@ class Service:
         """Begin to move a request from its current replica."""
         source = next(r for r in self.replicas.values() if not r.dead and request in r.host._runs)
         return source.moves.start(Order(f"m-{to}-{time.monotonic_ns()}", request, path, Reason.MANUAL), ReplicaId(to))
+
+    @contextlib.asynccontextmanager
+    async def open(self, spec: RequestSpec) -> AsyncIterator[Conversation]:
+        """Have a request served; on leaving, it is ended wherever it is. Raises NotServed if no replica takes it."""
+        conversation = Conversation(spec)
+        async with self.streams.run(spec, conversation.reader, conversation):
+            yield conversation
 
     async def reading(self, conversation: Conversation | ReaderRun, tokens: int) -> None:
         """Wait until `tokens` tokens have arrived."""
@@ -395,7 +444,7 @@ class Backend:
     def __init__(
         self,
         service: Service,
-        model: Model,
+        model: str = "tiny",
         max_body_bytes: int = 1 << 20,
         gate: Gate | None = None,
         max_prompt_tokens: int | None = None,
@@ -407,7 +456,7 @@ class Backend:
         self.streams = service.streams
         self.service = service
         self.gate = gate or Gate()
-        self.telemetry = RequestTelemetry(model.id)
+        self.telemetry = RequestTelemetry(model)
         self.settings = IngressSettings.model_construct(
             max_body_bytes=max_body_bytes,
             max_prompt_tokens=max_prompt_tokens,
@@ -486,15 +535,107 @@ PROMPT = list(prompt_of(spec()))
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Where do blocks move?"}]
 
 
-def make_api(model: Model, service: Service | None = None, **options: Any) -> Api:
+class Completions:
+    """In the place of vLLM's application: token ids in, and the text of their numbers out."""
+
+    def __init__(self, service: Service, model: str) -> None:
+        self._service = service
+        self._model = model
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        http = Request(scope, receive)
+        fields = json.loads(await http.body() or b"{}")
+        if not scope["path"].endswith("completions"):
+            await JSONResponse({})(scope, receive, send)
+            return
+        with contextlib.suppress(ClientDisconnect):
+            await unless_disconnected(receive, self._answer(fields, scope, receive, send))
+
+    async def _answer(self, fields: dict[str, Any], scope: Scope, receive: Receive, send: Send) -> None:
+        response: Response
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                choices = [await stack.enter_async_context(self._choice(fields, i)) for i in range(fields.get("n", 1))]
+                if fields.get("stream"):
+                    response = EventStream(self._events(choices[0]))
+                else:
+                    response = JSONResponse(self._chunk([(c, [t async for t in c.timed()]) for c in choices]))
+                await response(scope, receive, send)
+        except NotServed as error:
+            failed = to_vllm_error(error.loss)
+            await JSONResponse(failed.body(), failed.status)(scope, receive, send)
+
+    @contextlib.asynccontextmanager
+    async def _choice(self, fields: dict[str, Any], index: int) -> AsyncIterator["TimedConversation"]:
+        call = CURRENT.get()
+        assert call is not None and call.timer is not None
+        id = f"cmpl-{uuid.uuid4().hex}-{index}"
+        prompt = fields["prompt"] if isinstance(fields.get("prompt"), list) else [3, 4, 5]
+        request = plain_spec(id, tuple(prompt), fields.get("max_tokens") or 16, call.label or id, INGRESS)
+        timer = call.timer()
+        async with self._service.open(request) as conversation:
+            call.add(EngineRequest("cmpl", request, conversation.reader))
+            yield TimedConversation(conversation, timer)
+
+    async def _events(self, choice: "TimedConversation") -> AsyncIterator[bytes]:
+        try:
+            async for tokens in choice.timed():
+                yield f"data: {json.dumps(self._chunk([(choice, [tokens])]))}\n\n".encode()
+        except NotServed as error:
+            yield to_vllm_error(error.loss).event()
+        yield DONE
+
+    def _chunk(self, choices: "Sequence[tuple[TimedConversation, Sequence[Sequence[int]]]]") -> dict[str, Any]:
+        first, tokens = choices[0][0].conversation, sum(len(c.conversation.tokens) for c, _ in choices)
+        return {
+            "id": first.spec.id,
+            "model": self._model,
+            "choices": [
+                {"index": index, "text": "".join(map(text_of, steps)), "finish_reason": choice.conversation.ended}
+                for index, (choice, steps) in enumerate(choices)
+            ],
+            "usage": {"prompt_tokens": first.spec.prompt_tokens, "completion_tokens": tokens},
+        }
+
+
+@dataclass
+class TimedConversation:
+    """A conversation whose steps are timed when they are read."""
+
+    conversation: Conversation
+    timer: StepTimer
+
+    async def timed(self) -> AsyncIterator[tuple[int, ...]]:
+        async for tokens in self.conversation.steps():
+            self.timer.step()
+            yield tokens
+
+
+def to_vllm_error(loss: Loss) -> ApiError:
+    """The error that vLLM's application answers for a loss."""
+    return ApiError({LossKind.INVALID: 400, LossKind.UNAVAILABLE: 503, LossKind.INTERNAL: 500}[loss.kind], loss.text)
+
+
+def text_of(tokens: Iterable[int]) -> str:
+    """The text that `Completions` has for tokens."""
+    return "".join(f"{token} " for token in tokens)
+
+
+def make_api(service: Service | None = None, **options: Any) -> Api:
     """The routes over a service."""
-    backend = Backend(service or make_service(), model, **options)
+    backend = Backend(service or make_service(), **options)
     return Api(backend, make_app(backend))
 
 
 def make_app(backend: Backend) -> Starlette:
     """All routes over a backend."""
-    return ControlRoutes(backend).app(Routes(backend, backend.model).routes())
+    return ControlRoutes(backend).app(completions(backend))
+
+
+def completions(backend: Backend) -> ASGIApp:
+    """`Completions` behind the layers."""
+    app = Completions(backend.service, backend.model)
+    return guarded(app, backend.gate, backend.telemetry, backend.settings, MAX_CONTEXT)
 
 
 class Exchange:

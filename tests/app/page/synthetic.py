@@ -8,14 +8,13 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from app.ingress.openai.model import Model
 from deployments.api.calls import MoveAccepted, MoveAnswer, MoveRejected
 from deployments.api.report import Gauges, replica_json
 from migration.protocol.messages import PathRequest
 from migration.protocol.record import MigrationRecord, Outcome
 from policies.model import Blocks, Bytes, Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestId, RequestLoad, Tokens
 from policies.plan import Path, Reason
-from tests.app.ingress.fakes import Backend, PlainRequests, make_service
+from tests.app.ingress.fakes import Backend, make_service
 
 CAPACITY = 16_384
 BLOCK = 16
@@ -205,9 +204,7 @@ class SyntheticBackend(Backend):
     """Implements the routes' backend over a cluster, and counts the calls for its snapshot."""
 
     def __init__(self, cluster: SyntheticCluster, admin_key: str | None = None, live: bool = False) -> None:
-        super().__init__(
-            make_service(), Model("tiny", None, 1, 1024, created=1, requests=PlainRequests()), admin_key=admin_key
-        )
+        super().__init__(make_service(), admin_key=admin_key)
         self.cluster = cluster
         self.live = live
         self.looks = 0

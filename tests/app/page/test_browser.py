@@ -17,6 +17,7 @@ import uvicorn
 from app.ingress.http.control import ControlRoutes
 from policies.model import ReplicaState
 from policies.plan import Reason
+from tests.app.ingress.fakes import completions
 from tests.app.page.synthetic import SyntheticBackend, SyntheticCluster
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright for Python is not installed")
@@ -46,7 +47,9 @@ class Served:
     async def _serve(self) -> None:
         self.backend = SyntheticBackend(self.cluster, self.admin_key, self.live)
         self.routes = ControlRoutes(self.backend)
-        config = uvicorn.Config(self.routes.app([]), log_config=None, lifespan="off", timeout_graceful_shutdown=1)
+        config = uvicorn.Config(
+            self.routes.app(completions(self.backend)), log_config=None, lifespan="off", timeout_graceful_shutdown=1
+        )
         self.server = uvicorn.Server(config)
         self.loop = asyncio.get_running_loop()
         self.ready.set()

@@ -18,7 +18,7 @@ OFFER = Offer(0.0, "a", (5, 6, 7), 4)
 SEEDED = replace(OFFER, seeded=True)
 WANT = "one two three four"
 WHOLE = StreamedAnswer(text=WANT, chunks=4, finish="length", tokens=4, done=True)
-LOST = {"message": "the replica died", "type": "service_unavailable_error"}
+LOST = {"message": "the replica died", "type": "InternalServerError"}
 
 
 def failed(**changed: Any) -> StreamedAnswer:

@@ -1,4 +1,4 @@
-"""The real HTTP server over fake replicas: `python -m tests.app.ingress.http.server_process TOKENIZER`.
+"""The real HTTP server over fake replicas: `python -m tests.app.ingress.http.server_process`.
 
 It prints two ports and serves until its standard input ends; on the second port the model's name makes each chunk of a
 stream 4 KiB longer. A separate process has its own memory, files and event loop. `GET /inside` counts its open
@@ -17,12 +17,9 @@ import uvloop
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from tokenizers import Tokenizer
 
 from app.ingress.http.connections import Bounds
 from app.ingress.http.server import HttpServer, listen
-from app.ingress.openai.model import Model
-from app.tinymodel import VOCAB_SIZE
 from migration.protocol.messages import Tail
 from migration.protocol.ports import Generated
 from migration.protocol.request import RequestSpec
@@ -49,15 +46,13 @@ class HeldEngine(fakes.StoppingEngine):
                 await self.going.wait()
 
 
-async def _serve(tokenizer: Tokenizer) -> None:
+async def _serve() -> None:
     HeldEngine.going = asyncio.Event()
     HeldEngine.going.set()
     fakes.StoppingEngine = HeldEngine  # type: ignore[misc, assignment]
     service = fakes.make_service(step_s=0.002, lease_s=60, place_timeout_s=60)
     names = ("tiny", "tiny" + 4096 * "-")
-    apis = [
-        fakes.make_api(Model(name, tokenizer, VOCAB_SIZE, CONTEXT, 1, fakes.PlainRequests()), service) for name in names
-    ]
+    apis = [fakes.make_api(service, model=name) for name in names]
 
     async def inside(http: Request) -> JSONResponse:
         gc.collect()
@@ -81,7 +76,7 @@ async def _serve(tokenizer: Tokenizer) -> None:
     servers, ports = [], []
     for api in apis:
         for handler, method in ((inside, "GET"), (hold, "POST"), (go, "POST")):
-            api.app.router.routes.append(Route(f"/{handler.__name__}", handler, methods=[method]))
+            api.app.router.routes.insert(0, Route(f"/{handler.__name__}", handler, methods=[method]))
         listening = await listen("127.0.0.1", 0, shared=False, wait_s=0)
         ports.append(listening.getsockname()[1])
         servers.append(HttpServer(api.app, listening, Bounds(keep_alive_s=3600, head_s=3600)))
@@ -92,4 +87,4 @@ async def _serve(tokenizer: Tokenizer) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(_serve(Tokenizer.from_file(sys.argv[1])))
+    uvloop.run(_serve())

@@ -65,9 +65,9 @@ class Server:
 
 
 @contextmanager
-def serving(tokenizer: Path) -> Iterator[Server]:
-    """A server whose model uses the tokenizer in the file."""
-    command = [sys.executable, "-m", "tests.app.ingress.http.server_process", str(tokenizer)]
+def serving() -> Iterator[Server]:
+    """A server."""
+    command = [sys.executable, "-m", "tests.app.ingress.http.server_process"]
     process = subprocess.Popen(
         command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )

@@ -10,16 +10,15 @@ from starlette.types import Message, Receive, Scope, Send
 from app.ingress.access.admission import Gate
 from app.ingress.asgi import TrackedSend, within
 from app.ingress.errors import ApiError
-from app.ingress.openai.model import Model
 from tests.app.ingress.fakes import Api, Exchange, body, events, make_api, make_service
 
 SHORT_S = 0.2
 
 
-def slow_api(model: Model, step_s: float = 0.01, **options: Any) -> Api:
+def slow_api(step_s: float = 0.01, **options: Any) -> Api:
     """An API whose answers of 900 tokens take seconds; the time limit is a fraction of one."""
     options = {"gate": Gate(max_requests=1), "request_timeout_s": SHORT_S, **options}
-    return make_api(model, make_service(step_s=step_s), **options)
+    return make_api(make_service(step_s=step_s), **options)
 
 
 async def left_nothing(api: Api) -> None:
@@ -27,8 +26,8 @@ async def left_nothing(api: Api) -> None:
     assert api.backend.gate._running == 0
 
 
-async def test_a_whole_answer_that_takes_too_long_is_a_504(model: Model) -> None:
-    api = slow_api(model)
+async def test_a_whole_answer_that_takes_too_long_is_a_504() -> None:
+    api = slow_api()
     response = await api.complete(max_tokens=900)
     assert response.status_code == 504
     assert response.json()["error"] == {
@@ -41,8 +40,8 @@ async def test_a_whole_answer_that_takes_too_long_is_a_504(model: Model) -> None
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-async def test_a_stream_that_takes_too_long_ends_with_an_error_and_done(model: Model, path: str) -> None:
-    api = slow_api(model)
+async def test_a_stream_that_takes_too_long_ends_with_an_error_and_done(path: str) -> None:
+    api = slow_api()
     fields: dict[str, Any] = {"max_tokens": 900, "stream": True, "stream_options": {"include_usage": True}}
     response = await (api.complete(**fields) if path == "/v1/completions" else api.chat(**fields))
     *chunks, error, done = events(response)
@@ -52,17 +51,17 @@ async def test_a_stream_that_takes_too_long_ends_with_an_error_and_done(model: M
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_long_wait_for_a_replica_is_a_504(model: Model, stream: bool) -> None:
+async def test_a_long_wait_for_a_replica_is_a_504(stream: bool) -> None:
     service = make_service("a", no_replica_timeout_s=30)
     service.kill("a")
-    api = make_api(model, service, gate=Gate(max_requests=1), request_timeout_s=SHORT_S)
+    api = make_api(service, gate=Gate(max_requests=1), request_timeout_s=SHORT_S)
     response = await api.complete(stream=stream)
     assert (response.status_code, response.json()["error"]["code"]) == (504, "timeout")
     await left_nothing(api)
 
 
-async def test_a_slow_body_is_a_504(model: Model) -> None:
-    api = slow_api(model)
+async def test_a_slow_body_is_a_504() -> None:
+    api = slow_api()
     exchange = Exchange(api, b"")
     exchange._incoming.get_nowait()
     exchange._incoming.put_nowait({"type": "http.request", "body": b'{"prompt"', "more_body": True})
@@ -71,11 +70,9 @@ async def test_a_slow_body_is_a_504(model: Model) -> None:
     await left_nothing(api)
 
 
-async def test_a_client_that_does_not_read_holds_nothing_after_its_time_limit(
-    model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_client_that_does_not_read_holds_nothing_after_its_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.ingress.asgi._LAST_EVENT_S", 0.5)
-    api = slow_api(model)
+    api = slow_api()
     exchange = Exchange(api, body(max_tokens=900, stream=True))
     await exchange.chunks(2)
     exchange.gate.clear()
@@ -87,16 +84,16 @@ async def test_a_client_that_does_not_read_holds_nothing_after_its_time_limit(
     await left_nothing(api)
 
 
-async def test_a_request_within_its_time_is_not_disturbed(model: Model) -> None:
-    api = slow_api(model, step_s=0.001, request_timeout_s=30.0)
+async def test_a_request_within_its_time_is_not_disturbed() -> None:
+    api = slow_api(step_s=0.001, request_timeout_s=30.0)
     whole = await api.complete(max_tokens=20)
     *chunks, done = events(await api.complete(max_tokens=20, stream=True))
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == whole.json()["choices"][0]["text"]
     assert done == "[DONE]"
 
 
-async def test_a_disconnected_client_gets_no_time_out(model: Model) -> None:
-    api = slow_api(model, request_timeout_s=30.0)
+async def test_a_disconnected_client_gets_no_time_out() -> None:
+    api = slow_api(request_timeout_s=30.0)
     exchange = Exchange(api, body(max_tokens=900, stream=True))
     await exchange.chunks(2)
     exchange.disconnect()

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from app.ingress.http.control import ControlRoutes
-from tests.app.ingress.fakes import Api, eventually
+from tests.app.ingress.fakes import Api, completions, eventually
 from tests.app.page.synthetic import SyntheticBackend, SyntheticCluster
 
 FOLDER = Path("app/page")
@@ -59,7 +59,7 @@ class Following:
 def make(admin_key: str | None = None) -> tuple[Api, ControlRoutes, SyntheticBackend]:
     backend = SyntheticBackend(SyntheticCluster(3, 12), admin_key)
     routes = ControlRoutes(backend)
-    return Api(backend, routes.app([])), routes, backend
+    return Api(backend, routes.app(completions(backend))), routes, backend
 
 
 async def refused(api: Api, headers: dict[str, str] | None = None) -> httpx.Response:
@@ -76,6 +76,11 @@ async def test_the_page_is_html_without_external_resources() -> None:
     policy = response.headers["content-security-policy"]
     assert "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy
     assert not re.search(r"""(src|href)=["']?(https?:)?//|\sstyle=|\son\w+=|<script>""", response.text)
+
+
+async def test_the_page_is_found_without_the_slash() -> None:
+    response = await make()[0].get("/mell")
+    assert (response.status_code, response.headers["location"]) == (307, "http://mell/mell/")
 
 
 @pytest.mark.parametrize("path", FILES)

@@ -23,5 +23,5 @@ def sampled(seed: int | None, tokens: int = LONG) -> RequestSpec:
 
 
 async def served(service: Service, request: RequestSpec) -> tuple[int, ...]:
-    async with service.streams.open(request) as conversation:
+    async with service.open(request) as conversation:
         return await output(conversation)

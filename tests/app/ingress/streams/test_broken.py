@@ -17,7 +17,7 @@ pytestmark = pytest.mark.virtual_time
 @pytest.mark.parametrize("after", [0, 1, 30])
 async def test_a_broken_stream_is_opened_again_without_loss_or_duplicate(after: int) -> None:
     service, request = make_service(), spec(tokens=LONG)
-    async with service.streams.open(request) as conversation:
+    async with service.open(request) as conversation:
         await service.reading(conversation, after)
         service.wires.cut("a", ConnectionError("broken"))
         assert await output(conversation) == whole(request)
@@ -27,7 +27,7 @@ async def test_a_broken_stream_is_opened_again_without_loss_or_duplicate(after: 
 
 async def test_the_log_has_one_traceback_while_a_stream_cannot_be_opened(caplog: pytest.LogCaptureFixture) -> None:
     service, request = make_service(), spec(tokens=LONG)
-    async with service.streams.open(request) as conversation:
+    async with service.open(request) as conversation:
         await service.reading(conversation, 1)
         service.wires.lose = lambda batch: True
         service.wires.cut("a", ConnectionError("broken"))
@@ -53,7 +53,7 @@ def once(want: type, service: Service) -> None:
 
 async def test_tokens_lost_with_a_stream_are_asked_for_again() -> None:
     service, request = make_service(), spec(tokens=LONG)
-    async with service.streams.open(request) as conversation:
+    async with service.open(request) as conversation:
         await service.reading(conversation, 20)
         once(Delta, service)
         assert await output(conversation) == whole(request)
@@ -79,14 +79,14 @@ async def test_the_end_lost_with_a_stream_is_asked_for_again() -> None:
 async def test_a_whole_answer_lost_with_a_stream_is_asked_for_again() -> None:
     service, request = make_service(), spec(tokens=1)
     once(Delta, service)
-    async with service.streams.open(request) as conversation:
+    async with service.open(request) as conversation:
         assert await output(conversation, within_s=2) == whole(request)
 
 
 @pytest.mark.parametrize("lost", [Moving, Moved])
 async def test_an_event_of_a_move_lost_with_a_stream_costs_nothing(lost: type) -> None:
     service, request = make_service("abc", order="acb"), spec(tokens=LONG)
-    async with service.streams.open(request) as conversation:
+    async with service.open(request) as conversation:
         await service.reading(conversation, 20)
         once(lost, service)
         service.move(request.id, "b")
@@ -100,7 +100,7 @@ async def test_a_stream_of_an_idle_replica_breaks_and_is_opened_again(monkeypatc
     await asyncio.sleep(0.2)
     service.wires.cut("a", ConnectionError("broken"))
     await asyncio.sleep(0.1)
-    async with service.streams.open(request) as conversation:
+    async with service.open(request) as conversation:
         assert await output(conversation, within_s=2) == whole(request)
 
 
@@ -110,5 +110,5 @@ async def test_a_replica_that_was_unreachable_for_a_moment_is_read_again() -> No
     await eventually(lambda: service.wires.streams == 1)
     service.wires.cut("a", PeerLost("unavailable"))
     await eventually(lambda: service.wires.streams == 0)
-    async with service.streams.open(request) as conversation:
+    async with service.open(request) as conversation:
         assert await output(conversation, within_s=2) == whole(request)

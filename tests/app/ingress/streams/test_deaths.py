@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from app.ingress.errors import ApiError
 from migration.protocol.messages import PathRequest
+from migration.protocol.ports import LossKind
 from migration.protocol.reader import ReaderState
 from migration.protocol.record import Outcome
+from migration.run.reader import NotServed
 from tests.app.ingress.fakes import eventually, make_service, output
 from tests.app.ingress.streams.streaming import KV, LONG, TOKENS, served, whole
 from tests.migration.world import spec
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.virtual_time
 @pytest.mark.parametrize("after", [0, 1, 30, 59])
 async def test_a_request_survives_its_replica(after: int) -> None:
     service, request = make_service(), spec()
-    async with service.streams.open(request) as conversation:
+    async with service.open(request) as conversation:
         await service.reading(conversation, after)
         service.kill("a")
         assert await output(conversation) == whole(request)
@@ -28,7 +29,7 @@ async def test_a_request_survives_its_replica(after: int) -> None:
 
 async def test_a_death_is_recorded_as_a_migration_by_tokens() -> None:
     service, request = make_service(), spec()
-    async with service.streams.open(request) as conversation:
+    async with service.open(request) as conversation:
         await service.reading(conversation, 10)
         service.kill("a")
         await output(conversation)
@@ -40,7 +41,7 @@ async def test_a_death_is_recorded_as_a_migration_by_tokens() -> None:
 
 async def test_a_request_survives_death_after_death() -> None:
     service, request = make_service("abcde"), spec(tokens=LONG)
-    async with service.streams.open(request) as conversation:
+    async with service.open(request) as conversation:
         for turn, name in enumerate("abcd"):
             await service.reading(conversation, 30 * turn + 10)
             service.kill(name)
@@ -63,7 +64,7 @@ async def test_all_requests_of_a_dead_replica_go_on() -> None:
 async def test_the_last_replica_dies_and_its_replacement_goes_on() -> None:
     service, request = make_service("ab"), spec()
     service.members.become("a")
-    async with service.streams.open(request) as conversation:
+    async with service.open(request) as conversation:
         await service.reading(conversation, 10)
         service.kill("a")
         await asyncio.sleep(0.05)
@@ -74,19 +75,19 @@ async def test_the_last_replica_dies_and_its_replacement_goes_on() -> None:
 
 async def test_no_replacement_comes_in_time() -> None:
     service, request = make_service("a"), spec(tokens=LONG)
-    async with service.streams.open(request) as conversation:
+    async with service.open(request) as conversation:
         await service.reading(conversation, 10)
         service.kill("a")
-        with pytest.raises(ApiError, match="no replica") as failed:
+        with pytest.raises(NotServed, match="no replica") as failed:
             await output(conversation)
-    assert failed.value.status == 503 and service.streams.count == 0
+    assert failed.value.loss.kind is LossKind.UNAVAILABLE and service.streams.count == 0
 
 
 @pytest.mark.parametrize("move", [KV, TOKENS])
 async def test_a_replica_dies_between_its_last_event_and_its_confirmation(move: PathRequest) -> None:
     """Only the reader can make the target the owner of the request."""
     service, request = make_service(), spec(tokens=LONG)
-    async with service.streams.open(request) as conversation:
+    async with service.open(request) as conversation:
         await service.reading(conversation, 10)
         service.move(request.id, "b", move)
         await eventually(lambda: conversation.reader.cursor.hop == 1)
@@ -103,7 +104,7 @@ async def test_the_target_dies_before_its_reader_comes() -> None:
         service.kill("b")
 
     service.wires.before["b", "attach"] = die
-    async with service.streams.open(request) as conversation:
+    async with service.open(request) as conversation:
         await service.reading(conversation, 10)
         service.move(request.id, "b")
         assert await output(conversation) == whole(request)
@@ -114,7 +115,7 @@ async def test_the_target_dies_before_its_reader_comes() -> None:
 async def test_the_source_dies_amid_a_move_before_the_target_has_the_request() -> None:
     service, request = make_service("abc", order="acb"), spec(tokens=LONG)
     service.replica("b").faults["receive"] = "silent"
-    async with service.streams.open(request) as conversation:
+    async with service.open(request) as conversation:
         await service.reading(conversation, 10)
         service.move(request.id, "b")
         await eventually(lambda: conversation.reader.state is ReaderState.MOVING)
@@ -128,7 +129,7 @@ async def test_the_source_dies_amid_a_move_after_the_target_has_the_request() ->
     """Nothing is submitted again: the target is found to go on with it."""
     service, request = make_service("abc", order="acb"), spec(tokens=LONG)
     service.replica("b").faults["adopted"] = "silent"
-    async with service.streams.open(request) as conversation:
+    async with service.open(request) as conversation:
         await service.reading(conversation, 10)
         service.move(request.id, "b")
         await eventually(lambda: "b" in service.hosts(request.id))
@@ -143,7 +144,7 @@ async def test_the_source_dies_amid_a_move_after_the_target_has_the_request() ->
 async def test_source_and_target_die_amid_a_move() -> None:
     service, request = make_service("abc"), spec(tokens=LONG)
     service.replica("b").faults["adopted"] = "silent"
-    async with service.streams.open(request) as conversation:
+    async with service.open(request) as conversation:
         await service.reading(conversation, 10)
         service.move(request.id, "b")
         await eventually(lambda: "b" in service.hosts(request.id))
@@ -157,7 +158,7 @@ async def test_the_source_dies_after_a_move_was_given_up() -> None:
     """The target has dropped what it had adopted: it must not be taken for the host."""
     service, request = make_service("abc", order="acb"), spec(tokens=900)
     service.replica("b").faults["adopted"] = "silent"
-    async with service.streams.open(request) as conversation:
+    async with service.open(request) as conversation:
         await service.reading(conversation, 10)
         service.move(request.id, "b")
         await eventually(lambda: bool(service.replica("a").moves._done))
@@ -171,7 +172,7 @@ async def test_the_source_dies_after_a_move_was_given_up() -> None:
 
 async def test_a_request_that_the_engine_loses_goes_on_elsewhere() -> None:
     service, request = make_service(), spec()
-    async with service.streams.open(request) as conversation:
+    async with service.open(request) as conversation:
         await service.reading(conversation, 10)
         service.replica("a").engine.dead = True
         assert await output(conversation) == whole(request)
@@ -183,10 +184,10 @@ async def test_a_request_that_the_engine_loses_goes_on_elsewhere() -> None:
 async def test_an_answer_is_not_continued_by_another_version_of_the_model() -> None:
     service, request = make_service(), spec()
     service.replica("b").model = "newer"
-    async with service.streams.open(request) as conversation:
+    async with service.open(request) as conversation:
         await service.reading(conversation, 10)
         service.kill("a")
-        with pytest.raises(ApiError, match="another version"):
+        with pytest.raises(NotServed, match="another version"):
             await output(conversation)
     await service.idle()
 
@@ -197,8 +198,8 @@ async def test_a_request_that_every_replica_loses_is_given_up() -> None:
         replica.engine.dead = True
     lost: list[None] = []
     service.streams._world = replace(service.streams._world, on_lost=lambda: lost.append(None))
-    with pytest.raises(ApiError, match="too many replicas") as failed:
+    with pytest.raises(NotServed, match="too many replicas") as failed:
         await served(service, request)
-    assert (failed.value.status, len(lost)) == (503, 1)
+    assert (failed.value.loss.kind, len(lost)) == (LossKind.UNAVAILABLE, 1)
     assert [method for _, method in service.wires.calls].count("submit") == 9
     await service.idle()

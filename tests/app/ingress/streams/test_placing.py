@@ -5,9 +5,9 @@ import logging
 
 import pytest
 
-from app.ingress.errors import ApiError
-from app.ingress.streams.conversation import Conversation
-from tests.app.ingress.fakes import make_service, output
+from migration.protocol.ports import LossKind
+from migration.run.reader import NotServed
+from tests.app.ingress.fakes import Conversation, make_service, output
 from tests.app.ingress.streams.streaming import LONG, served, whole
 from tests.migration.world import spec
 
@@ -37,7 +37,7 @@ async def test_a_replica_that_dies_while_it_is_asked_runs_nothing_twice() -> Non
         await asyncio.sleep(0.02)
 
     service.wires.after["a", "submit"] = die
-    async with service.streams.open(request) as conversation:
+    async with service.open(request) as conversation:
         await service.reading(conversation, 20)
         assert len(service.hosts(request.id)) == 1
         assert await output(conversation) == whole(request)
@@ -57,9 +57,9 @@ async def test_a_request_waits_for_a_replica() -> None:
 async def test_a_request_does_not_wait_for_ever() -> None:
     service = make_service("a", no_replica_timeout_s=0.1)
     service.members.become()
-    with pytest.raises(ApiError, match="no replica") as failed:
+    with pytest.raises(NotServed, match="no replica") as failed:
         await served(service, spec())
-    assert failed.value.status == 503 and service.streams.count == 0 and service.placer._sent == {}
+    assert failed.value.loss.kind is LossKind.UNAVAILABLE and service.streams.count == 0 and service.placer._sent == {}
 
 
 async def test_while_every_replica_is_stopping_a_request_waits() -> None:
@@ -78,17 +78,17 @@ async def test_a_request_does_not_wait_for_ever_for_replicas_that_are_stopping()
     for replica in service.replicas.values():
         replica.host.stopping = True
     async with asyncio.timeout(2):
-        with pytest.raises(ApiError, match="no replica is available") as failed:
+        with pytest.raises(NotServed, match="no replica is available") as failed:
             await served(service, spec())
-    assert failed.value.status == 503
+    assert failed.value.loss.kind is LossKind.UNAVAILABLE
 
 
 async def test_a_request_that_every_replica_refuses_is_refused_at_once() -> None:
     service = make_service(no_replica_timeout_s=60)
     async with asyncio.timeout(2):
-        with pytest.raises(ApiError, match="exceed the model's context") as failed:
+        with pytest.raises(NotServed, match="exceed the model's context") as failed:
             await served(service, spec(tokens=10**9))
-    assert failed.value.status == 503
+    assert failed.value.loss.kind is LossKind.UNAVAILABLE
 
 
 @pytest.mark.parametrize("fault", [RuntimeError("dead"), "silent"], ids=["dead", "silent"])
@@ -96,7 +96,7 @@ async def test_requests_are_placed_without_the_scheduler(fault: Exception | str)
     service = make_service()
     service.scheduler.fault = fault
     requests = [spec(f"r{n}") for n in range(4)]
-    opened = [service.streams.open(request) for request in requests]
+    opened = [service.open(request) for request in requests]
     conversations: list[Conversation] = [await o.__aenter__() for o in opened]
     assert sorted(c.reader.host for c in conversations) == ["a", "a", "b", "b"]
     assert [await output(c) for c in conversations] == [whole(request) for request in requests]
@@ -120,7 +120,7 @@ async def test_the_log_has_one_line_per_outage_of_the_scheduler(caplog: pytest.L
 
 async def test_a_death_is_survived_without_the_scheduler() -> None:
     service, request = make_service(), spec(tokens=LONG)
-    async with service.streams.open(request) as conversation:
+    async with service.open(request) as conversation:
         await service.reading(conversation, 10)
         service.scheduler.fault = "silent"
         service.kill("a")

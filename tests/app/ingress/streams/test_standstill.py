@@ -62,7 +62,7 @@ async def one_owner(service: Service, request: RequestId) -> AsyncIterator[None]
 async def test_source_out_of_reach_in_the_hand_over_lets_go_when_it_hears_of_its_reader(path: PathRequest) -> None:
     service, request = make_service("abc", order="acb"), spec(tokens=900)
     service.replica("b").faults["adopted"] = "silent"
-    async with service.streams.open(request) as conversation, one_owner(service, request.id):
+    async with service.open(request) as conversation, one_owner(service, request.id):
         await service.reading(conversation, 10)
         service.move(request.id, "b", path)
         await eventually(lambda: "b" in service.hosts(request.id))
@@ -82,7 +82,7 @@ async def test_late_source_lets_go_of_a_request_submitted_elsewhere() -> None:
     """The target's lease runs out before the reader gives the source up."""
     service, request = make_service("abc", order="acb"), spec(tokens=900)
     service.replica("b").faults["adopted"] = "silent"
-    async with service.streams.open(request) as conversation, one_owner(service, request.id):
+    async with service.open(request) as conversation, one_owner(service, request.id):
         await service.reading(conversation, 10)
         service.move(request.id, "b")
         await eventually(lambda: "b" in service.hosts(request.id))
@@ -102,7 +102,7 @@ async def test_late_source_lets_go_of_a_request_submitted_elsewhere() -> None:
 async def test_source_in_doubt_goes_on_by_its_readers_decision() -> None:
     service, request = make_service(), spec(tokens=900)
     service.replica("b").faults["adopted"] = service.replica("b").faults["cancel"] = "silent"
-    async with service.streams.open(request) as conversation, one_owner(service, request.id):
+    async with service.open(request) as conversation, one_owner(service, request.id):
         await service.reading(conversation, 10)
         service.move(request.id, "b")
         assert await output(conversation) == whole(request) and conversation.reader.host == "a"
@@ -113,7 +113,7 @@ async def test_source_in_doubt_goes_on_by_its_readers_decision() -> None:
 async def test_kept_source_that_dies_is_not_looked_for_at_the_target_it_gave_up() -> None:
     service, request = make_service("abc", order="acb", lease_s=60), spec(tokens=900)
     service.replica("b").faults["adopted"] = service.replica("b").faults["cancel"] = "silent"
-    async with service.streams.open(request) as conversation, one_owner(service, request.id):
+    async with service.open(request) as conversation, one_owner(service, request.id):
         await service.reading(conversation, 10)
         service.move(request.id, "b")
         await eventually(lambda: ("a", "keep") in service.wires.calls)
@@ -125,7 +125,7 @@ async def test_kept_source_that_dies_is_not_looked_for_at_the_target_it_gave_up(
 
 async def test_replica_that_returns_gets_the_order_to_end_outdated_runs() -> None:
     service, request = make_service(step_s=0.01), spec(tokens=LONG)
-    async with service.streams.open(request) as conversation, one_owner(service, request.id):
+    async with service.open(request) as conversation, one_owner(service, request.id):
         await service.reading(conversation, 10)
         service.wires.hushed.add(A)
         service.wires.cut("a", PeerLost("replica a said nothing"))
@@ -162,7 +162,7 @@ async def test_at_any_moment_and_for_any_time(seed: int) -> None:
                 await asyncio.sleep(draw.choice([0.001, 0.05, 0.4, 1.5]))
                 service.wires.hushed.clear()
 
-    async with service.streams.open(request) as conversation, one_owner(service, request.id):
+    async with service.open(request) as conversation, one_owner(service, request.id):
         disturbing = asyncio.create_task(disturb())
         try:
             assert await output(conversation, within_s=120) == whole(request)

@@ -4,10 +4,11 @@ import asyncio
 
 import pytest
 
-from app.ingress.errors import ApiError
 from migration.protocol.errors import Refused
 from migration.protocol.messages import PathRequest
+from migration.protocol.ports import LossKind
 from migration.protocol.request import Delta, Moved
+from migration.run.reader import NotServed
 from policies.causes import Cause
 from policies.model import RequestId
 from tests.app.ingress.fakes import eventually, make_service, output
@@ -28,7 +29,7 @@ async def test_a_request_is_served_and_forgotten() -> None:
 
 async def test_every_step_comes_by_itself() -> None:
     service, request = make_service(), spec()
-    async with service.streams.open(request) as conversation:
+    async with service.open(request) as conversation:
         assert [len(step) async for step in conversation.steps()] == [1] * 60
 
 
@@ -48,7 +49,7 @@ async def test_many_requests_share_one_stream_per_replica() -> None:
 @pytest.mark.parametrize("after", [0, 1, 7, 58])
 async def test_a_reader_follows_a_move(path: PathRequest, after: int) -> None:
     service, request = make_service(), spec()
-    async with service.streams.open(request) as conversation:
+    async with service.open(request) as conversation:
         await service.reading(conversation, after)
         service.move(request.id, "b", path)
         assert await output(conversation) == whole(request)
@@ -57,7 +58,7 @@ async def test_a_reader_follows_a_move(path: PathRequest, after: int) -> None:
 
 async def test_a_reader_follows_many_moves() -> None:
     service, request = make_service("abc"), spec(tokens=LONG)
-    async with service.streams.open(request) as conversation:
+    async with service.open(request) as conversation:
         for turn, to in enumerate("bcacb", start=1):
             await service.reading(conversation, 40 * turn)
             service.move(request.id, to, KV if turn % 2 else TOKENS)
@@ -71,7 +72,7 @@ async def test_a_reader_follows_many_moves() -> None:
 async def test_a_move_that_fails_is_not_noticed() -> None:
     service, request = make_service(), spec()
     service.replica("b").faults["adopt"] = Refused("no", Cause.NO_ROOM)
-    async with service.streams.open(request) as conversation:
+    async with service.open(request) as conversation:
         await service.reading(conversation, 5)
         service.move(request.id, "b")
         assert await output(conversation) == whole(request) and conversation.reader.host == "a"
@@ -84,21 +85,21 @@ async def test_a_move_that_fails_is_not_noticed() -> None:
 async def test_a_request_that_no_engine_can_continue_exactly_ends_with_its_replica() -> None:
     service, request = make_service(), spec(tokens=LONG)
     service.tie()
-    async with service.streams.open(request) as conversation:
+    async with service.open(request) as conversation:
         await service.reading(conversation, 10)
         with pytest.raises(Refused, match="seeded sampling"):
             service.move(request.id, "b")
         service.kill("a")
-        with pytest.raises(ApiError, match=r"cannot be continued here exactly \(seeded sampling") as failed:
+        with pytest.raises(NotServed, match=r"cannot be continued here exactly \(seeded sampling") as failed:
             await output(conversation)
-    assert failed.value.status == 503
+    assert failed.value.loss.kind is LossKind.UNAVAILABLE
     await service.idle()
 
 
 async def test_a_request_without_output_begins_elsewhere_with_any_sampling() -> None:
     service, request = make_service(step_s=0.05), spec(tokens=3)
     service.tie()
-    async with service.streams.open(request) as conversation:
+    async with service.open(request) as conversation:
         service.kill("a")
         assert await output(conversation) == whole(request)
 
@@ -107,9 +108,9 @@ async def test_a_request_that_no_engine_takes_is_the_clients_error_and_not_retri
     service, request = make_service(), spec()
 
     service.replica("a").engine.refusal = "not a grammar"
-    with pytest.raises(ApiError, match="not a grammar") as failed:
+    with pytest.raises(NotServed, match="not a grammar") as failed:
         await served(service, request)
-    assert failed.value.status == 400
+    assert failed.value.loss.kind is LossKind.INVALID
     assert [method for _, method in service.wires.calls].count("submit") == 1
     await service.idle()
 
@@ -121,7 +122,7 @@ async def test_a_stop_ends_an_answer_on_any_replica(harm: str, min_tokens: int) 
     service, request = make_service(), spec(tokens=LONG)
     drawn = whole(request)
     request = spec(tokens=LONG, stop_token_ids=[drawn[30], drawn[50]], min_tokens=min_tokens)
-    async with service.streams.open(request) as conversation:
+    async with service.open(request) as conversation:
         await service.reading(conversation, 10)
         if harm == "move":
             service.move(request.id, "b")
@@ -138,7 +139,7 @@ async def test_a_stop_ends_an_answer_on_any_replica(harm: str, min_tokens: int) 
 @pytest.mark.parametrize("after", [0, 1, 20])
 async def test_a_client_that_leaves_ends_its_request(after: int) -> None:
     service, request = make_service(step_s=SLOW_S), spec(tokens=900)
-    async with service.streams.open(request) as conversation:
+    async with service.open(request) as conversation:
         await service.reading(conversation, after)
     await service.idle()
 
@@ -148,7 +149,7 @@ async def test_a_client_that_leaves_ends_its_request(after: int) -> None:
 async def test_a_client_that_leaves_amid_a_move_leaves_nothing(call: str, path: PathRequest) -> None:
     service, request = make_service(step_s=SLOW_S), spec(tokens=900)
     service.replica("b").faults[call] = "silent"
-    async with service.streams.open(request) as conversation:
+    async with service.open(request) as conversation:
         await service.reading(conversation, 10)
         service.move(request.id, "b", path)
         await asyncio.sleep(0.02)
@@ -158,7 +159,7 @@ async def test_a_client_that_leaves_amid_a_move_leaves_nothing(call: str, path: 
 @pytest.mark.parametrize("pause_s", [0, 0.002, 0.004, 0.006, 0.008, 0.01, 0.02])
 async def test_a_client_that_leaves_at_any_moment_of_a_move_leaves_nothing(pause_s: float) -> None:
     service, request = make_service(step_s=SLOW_S), spec(tokens=900)
-    async with service.streams.open(request) as conversation:
+    async with service.open(request) as conversation:
         await service.reading(conversation, 10)
         service.move(request.id, "b")
         await asyncio.sleep(pause_s)
@@ -168,7 +169,7 @@ async def test_a_client_that_leaves_at_any_moment_of_a_move_leaves_nothing(pause
 async def test_a_client_that_leaves_while_its_request_is_resubmitted_leaves_nothing() -> None:
     service, request = make_service(step_s=SLOW_S), spec(tokens=900)
     service.wires.after["b", "submit"] = asyncio.Event().wait
-    async with service.streams.open(request) as conversation:
+    async with service.open(request) as conversation:
         await service.reading(conversation, 10)
         service.kill("a")
         await eventually(lambda: service.hosts(request.id) == "b")

@@ -9,9 +9,9 @@ import pytest
 
 from app.ingress.config import IngressConfig
 from app.ingress.deployment import _make_telemetry, _make_tracer
-from app.ingress.openai.model import Model
 from app.ingress.telemetry.tracing import NO_TRACER
-from tests.app.ingress.fakes import Api, Backend, make_app, make_service
+from deployments.engine.tokens import expected
+from tests.app.ingress.fakes import Api, Backend, make_app, make_service, text_of
 
 ROOT = Path(__file__).parents[4]
 OFF = """
@@ -29,7 +29,6 @@ def config(log_text: bool = False, otlp_traces_endpoint: str | None = None) -> I
         model_id="tiny",
         model_source="",
         engine_kwargs={},
-        max_context=None,
         initial_replicas=1,
         grace_s=1.0,
         refresh_s=1.0,
@@ -58,21 +57,12 @@ async def test_disabled_tracing_has_no_trace_id() -> None:
 
 
 @pytest.mark.parametrize("log_text", [False, True])
-async def test_text_is_logged_only_with_log_text(
-    model: Model, log_text: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    backend = Backend(make_service(), model)
-    backend.telemetry = _make_telemetry(config(log_text), model.decode, NO_TRACER)
+async def test_text_is_logged_only_with_log_text(log_text: bool, caplog: pytest.LogCaptureFixture) -> None:
+    backend = Backend(make_service())
+    backend.telemetry = _make_telemetry(config(log_text), text_of, NO_TRACER)
     with caplog.at_level(logging.INFO, "ray.serve.mell.request"):
-        await Api(backend, make_app(backend)).complete(prompt=["Where do", "blocks move?"], max_tokens=3)
+        await Api(backend, make_app(backend)).complete(prompt=[7, 8, 9], max_tokens=3)
     (line,) = (record.__dict__["request"] for record in caplog.records if "request" in record.__dict__)
     assert ("prompts" in line, "texts" in line, "trace_id" in line) == (log_text, log_text, False)
     if log_text:
-        assert line["prompts"] == ["Where do", "blocks move?"]
-        assert len(line["texts"]) == 2 and all(line["texts"])
-
-
-def test_logged_text_includes_special_tokens(model: Model) -> None:
-    decode = _make_telemetry(config(log_text=True), model.decode, NO_TRACER).decode
-    special = next(id for id, token in model.tokenizer.get_added_tokens_decoder().items() if token.special)
-    assert decode is not None and decode((special,)) == model.tokenizer.id_to_token(special)
+        assert (line["prompts"], line["texts"]) == (["7 8 9 "], [text_of(expected((7, 8, 9), 3))])

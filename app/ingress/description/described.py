@@ -1,0 +1,102 @@
+"""Response bodies as models. They only describe: the bodies are made elsewhere, and tests compare the two."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from migration.protocol.record import MigrationRecord
+from policies.model import Phase, ReplicaState
+
+
+class Described(BaseModel):
+    """A response body or a part of one. More members may be added to it in later versions."""
+
+    model_config = ConfigDict(defer_build=True)
+
+
+class ErrorDetail(Described):
+    """The details of an error. Some errors have members beside these, such as `candidates`."""
+
+    message: str = Field(description="In words.")
+    type: str = Field(description="OpenAI's name for the kind of error; it follows from the status.")
+    param: str | None = Field(description="The parameter that is wrong: `messages[0].content`.")
+    code: str | None = Field(description="For programs; null where the status is enough.")
+
+
+class Error(Described):
+    """An error, in OpenAI's form."""
+
+    error: ErrorDetail
+
+
+class Versions(Described):
+    """Versions of Mell and of its dependencies."""
+
+    version: str
+    vllm: str
+    ray: str
+    torch: str
+
+
+class RunningRequest(Described):
+    """A request on a replica."""
+
+    id: str
+    label: str = Field(description="Its `X-Request-Id`, or its id.")
+    tokens: int = Field(description="Prompt and output so far.")
+    phase: Phase
+    age_s: float
+    movable: bool
+    immovable_reason: str | None
+    hop: int = Field(description="Rises with each move and each resubmission.")
+
+
+class ReplicaDetails(Described):
+    """A replica with its requests."""
+
+    id: str
+    state: ReplicaState
+    node: str
+    pids: list[int] = Field(description="Replica, EngineCore and all workers; empty if the replica does not report.")
+    capacity_tokens: int
+    free_blocks: int
+    used_tokens: int
+    preemptions: int
+    kv_blocks_loaded: int
+    staging_slots_in_use: int
+    requests: list[RunningRequest]
+
+
+class State(Described):
+    """The cluster as the scheduler sees it; before the first answer of a scheduler only the first, second and last."""
+
+    as_of: float = Field(description="Unix time in seconds.")
+    mode: Literal["act", "observe", "off"]
+    policy: str = ""
+    fence: int = Field(0, description="Rises with every scheduler that starts.")
+    wanted_replicas: int = 0
+    estimates: dict[str, Any] = Field(default_factory=dict, description="Estimates of links and replicas.")
+    resting_pairs: list[list[str]] = Field(
+        default_factory=list, description="Source and target between which moves fail."
+    )
+    dry_run: dict[str, Any] = Field(default_factory=dict, description="Only in the mode `observe`.")
+    replicas: list[ReplicaDetails]
+
+
+class Migrations(Described):
+    """Migrations, newest first."""
+
+    migrations: list[MigrationRecord]
+
+
+class MoveStarted(Described):
+    """The migration has begun."""
+
+    id: str = Field(description="Its id in `/mell/migrations`, which has its outcome.")
+
+
+class DrainStarted(Described):
+    """The replica is being emptied."""
+
+    id: str
+    state: Literal["DRAINING"]

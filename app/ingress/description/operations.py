@@ -1,0 +1,166 @@
+"""Mell's own routes in words: bodies, responses and refusals."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
+from pydantic import BaseModel
+
+from app.ingress.description import described
+from app.ingress.http.orders import MoveRequest
+
+JSON, PLAIN = "application/json", "text/plain; charset=utf-8"
+
+
+class Access(StrEnum):
+    """Who may call a route."""
+
+    ANYBODY = "anybody"
+    OPERATOR = "adminKey"
+
+
+class Tag(StrEnum):
+    """The purpose of a route."""
+
+    SERVICE = "Service"
+    CONTROL = "Control"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The response of a route without an error. `model` describes JSON; None: any text, or any JSON object."""
+
+    description: str
+    model: type[BaseModel] | None = None
+    status: int = 200
+    media_type: str = JSON
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One route.
+
+    `refused` are, in words, calls that are refused although every member of their bodies is valid. `errors` are the
+    statuses of its errors beside 500. `in_path` describes the parameters of its path, and `example` is a valid body.
+    """
+
+    method: str
+    path: str
+    id: str
+    tag: Tag
+    access: Access
+    summary: str
+    answer: Answer
+    errors: tuple[int, ...] = ()
+    description: str = ""
+    body: type[BaseModel] | None = None
+    example: Mapping[str, Any] = field(default_factory=dict)
+    in_path: Mapping[str, str] = field(default_factory=dict)
+    refused: tuple[str, ...] = ()
+
+
+_READING = (400, 408, 413, 415)
+
+OPERATIONS: tuple[Operation, ...] = (
+    Operation(
+        "GET",
+        "/health",
+        "health",
+        Tag.SERVICE,
+        Access.ANYBODY,
+        "Check that requests can be served",
+        Answer("They can: the initial replicas have run, and at least one does.", media_type=PLAIN),
+        (503,),
+    ),
+    Operation(
+        "GET",
+        "/live",
+        "live",
+        Tag.SERVICE,
+        Access.ANYBODY,
+        "Check that the ingress runs",
+        Answer("It does.", media_type=PLAIN),
+    ),
+    Operation(
+        "GET",
+        "/version",
+        "version",
+        Tag.SERVICE,
+        Access.ANYBODY,
+        "Show versions",
+        Answer("Versions.", described.Versions),
+    ),
+    Operation(
+        "GET",
+        "/metrics",
+        "metrics",
+        Tag.SERVICE,
+        Access.ANYBODY,
+        "Collect the metrics of the whole application",
+        Answer("Prometheus's text format; docs/metrics.md explains each metric.", media_type=CONTENT_TYPE_PLAIN_0_0_4),
+    ),
+    Operation(
+        "GET",
+        "/openapi.json",
+        "openapi",
+        Tag.SERVICE,
+        Access.ANYBODY,
+        "Describe all calls",
+        Answer("A document of OpenAPI 3.1; its making takes a second or two."),
+    ),
+    Operation(
+        "GET",
+        "/mell/state",
+        "getState",
+        Tag.CONTROL,
+        Access.OPERATOR,
+        "Show replicas and the requests on them",
+        Answer("The state as of `as_of`: the last known one while the scheduler is away.", described.State),
+        (401, 403),
+    ),
+    Operation(
+        "GET",
+        "/mell/migrations",
+        "listMigrations",
+        Tag.CONTROL,
+        Access.OPERATOR,
+        "Show migrations",
+        Answer("Up to 1,000, newest first; the last ones known while the scheduler is away.", described.Migrations),
+        (401, 403),
+    ),
+    Operation(
+        "POST",
+        "/mell/migrations",
+        "migrate",
+        Tag.CONTROL,
+        Access.OPERATOR,
+        "Move a running request",
+        Answer("The migration has begun.", described.MoveStarted, 202),
+        (*_READING, 401, 403, 404, 409, 422, 503),
+        body=MoveRequest,
+        example={"request_id": "demo", "path": "kv"},
+        refused=(
+            "No running request has the id or label (404), or several have the label (409, with `candidates`).",
+            "The request cannot be moved (422), see docs/api.md; no other replica runs, or `target` does not (422).",
+            "The scheduler or the source's replica is away (503).",
+        ),
+    ),
+    Operation(
+        "POST",
+        "/mell/replicas/{replica}/drain",
+        "drain",
+        Tag.CONTROL,
+        Access.OPERATOR,
+        "Empty a replica and stop it",
+        Answer("Its requests move to others while they run; then it stops.", described.DrainStarted, 202),
+        (401, 403, 404, 422, 503),
+        in_path={"replica": "An id from `/mell/state`."},
+        refused=(
+            "No such replica runs (404, with `replicas`).",
+            "No other replica may run (422).",
+            "The scheduler or the replica is away (503).",
+        ),
+    ),
+)

@@ -1,0 +1,43 @@
+"""Orders of operators: the body of POST /mell/migrations. Unknown members and other types are refused."""
+
+from typing import Any
+
+import pydantic
+from pydantic import BaseModel, ConfigDict, Field
+
+from app.ingress.errors import ApiError
+from migration.protocol.messages import PathRequest
+
+
+class MoveRequest(BaseModel):
+    """Body of POST /mell/migrations. `request_id` may be the id or the client's label."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    request_id: str = Field(
+        min_length=1, description="The request's id, or its `X-Request-Id` if only one running request has it."
+    )
+    target: str | None = Field(None, description="The replica to move it to. Unset: the placement policy's choice.")
+    path: PathRequest = Field(
+        PathRequest.AUTO,
+        description='"kv" sends KV blocks, with "tokens" the target prefills; "auto": KV where possible.',
+    )
+
+
+def parse_move(body: bytes) -> MoveRequest:
+    """Read a request body. Raises ApiError 400 with the invalid member."""
+    try:
+        return MoveRequest.model_validate_json(body)
+    except pydantic.ValidationError as error:
+        raise _refusal(error.errors(include_url=False)[0]) from None
+
+
+def _refusal(first: Any) -> ApiError:
+    if first["type"] == "json_invalid":
+        return ApiError(400, f"the body is not valid JSON: {first['msg']}", code="invalid_json")
+    if not first["loc"]:
+        return ApiError(400, "the body must be a JSON object", code="invalid_body")
+    param = str(first["loc"][0])
+    if first["type"] == "extra_forbidden":
+        return ApiError(400, f"unknown parameter {param!r}", param=param, code="unknown_parameter")
+    return ApiError(400, f"{param}: {first['msg']}", param=param, code="invalid_value")

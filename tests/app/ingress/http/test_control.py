@@ -1,0 +1,271 @@
+"""The routes of operators and probes: health, access, orders, and hostile heads and paths."""
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from deployments.api.calls import MoveAccepted, MoveRejected
+from deployments.engine.tokens import expected
+from migration.protocol.messages import PathRequest
+from tests.app.ingress.fakes import PROMPT, Api, Exchange, eventually, text_of
+
+# --- probes -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reason", ["starting: 0 of 2 replicas run", "no replica accepts requests"])
+async def test_health_gives_the_reason(api: Api, reason: str) -> None:
+    api.backend.unhealthy = reason
+    response = await api.get("/health")
+    assert (response.status_code, response.json()["error"]["message"]) == (503, reason)
+    assert (await api.get("/live")).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/health", "/live"])
+async def test_a_healthy_service_answers_ok(api: Api, path: str) -> None:
+    response = await api.get(path)
+    assert (response.status_code, response.text) == (200, "OK")
+
+
+async def test_versions_are_listed(api: Api) -> None:
+    assert (await api.get("/version")).json()["vllm"] == "2"
+
+
+async def test_internal_errors_reveal_no_details(api: Api) -> None:
+    api.backend.health = lambda: 1 / 0  # type: ignore[method-assign,assignment,return-value]
+    response = await api.get("/health")
+    assert response.status_code == 500
+    assert response.json()["error"] == {
+        "message": "internal error",
+        "type": "server_error",
+        "param": None,
+        "code": None,
+    }
+
+
+# --- operators ----------------------------------------------------------------------------------------
+
+ADMIN = [("GET", "/mell/state"), ("GET", "/mell/migrations"), ("POST", "/mell/migrations")]
+
+
+@pytest.mark.parametrize(("method", "path"), ADMIN)
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.8.8.8", "::1"])
+async def test_without_an_admin_key_loopback_has_access(api: Api, method: str, path: str, address: str) -> None:
+    api.address = (address, 1)
+    response = await api.send(method, path, **({"json": {"request_id": "x"}} if method == "POST" else {}))
+    assert response.status_code in (200, 404)
+
+
+@pytest.mark.parametrize(("method", "path"), ADMIN)
+@pytest.mark.parametrize("address", ["10.0.0.1", "192.168.1.1", "2001:db8::1", "testclient", ""])
+async def test_without_an_admin_key_other_addresses_have_no_access(
+    api: Api, method: str, path: str, address: str
+) -> None:
+    api.address = (address, 1)
+    response = await api.send(method, path, headers={"X-Forwarded-For": "127.0.0.1"})
+    assert response.status_code == 403 and "ingress.admin_key" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(("method", "path"), ADMIN)
+@pytest.mark.parametrize(
+    "given",
+    ["", "Bearer", "Bearer wrong-key", "Bearer secret-key ", "secret-key", "Basic secret-key", "Bearer \u00e9"],
+)
+async def test_with_an_admin_key_it_is_required(api: Api, method: str, path: str, given: str) -> None:
+    api.backend.require("secret-key!")
+    headers = {"Authorization": given.encode("latin-1")} if given else {}
+    response = await api.send(method, path, headers=headers)
+    assert response.status_code == 401 and response.json()["error"]["code"] == "invalid_api_key"
+    assert "secret-key!" not in response.text
+
+
+async def test_the_admin_key_gives_access_from_anywhere(api: Api) -> None:
+    api.backend.require("secret-key!")
+    api.address = ("10.0.0.1", 1)
+    response = await api.get("/mell/state", headers={"Authorization": "Bearer secret-key!"})
+    assert response.status_code == 200
+
+
+async def labels_while_running(api: Api, headers: dict[str, str] | None) -> tuple[str, str]:
+    asking = asyncio.create_task(api.complete(headers, max_tokens=200))
+    await eventually(lambda: bool(list(api.backend.service.replica("a").host.loads())))
+    state = (await api.get("/mell/state")).json()
+    (request,) = [r for replica in state["replicas"] for r in replica["requests"]]
+    await asking
+    return request["id"], request["label"]
+
+
+async def test_the_label_of_a_request_is_its_x_request_id(api: Api) -> None:
+    assert (await labels_while_running(api, {"X-Request-Id": "mine<>" + "x" * 300}))[1] == "mine" + "x" * 124
+
+
+async def order(api: Api, **fields: Any) -> httpx.Response:
+    return await api.post("/mell/migrations", json=fields)
+
+
+async def test_an_order_moves_a_running_request_by_its_label(api: Api) -> None:
+    asking = asyncio.create_task(api.complete({"X-Request-Id": "mine"}, max_tokens=400))
+    await eventually(lambda: any(load.tokens > 50 for load in api.backend.service.replica("a").host.loads()))
+    accepted = await order(api, request_id="mine", target="b", path="kv")
+    assert accepted.status_code == 202 and set(accepted.json()) == {"id"}
+    assert (await asking).json()["choices"][0]["text"] == text_of(expected(tuple(PROMPT), 400))
+    (record,) = api.backend.service.replica("a").moves.records()
+    assert (record.id, record.outcome, record.path) == (accepted.json()["id"], "committed", "kv")
+    await api.backend.service.idle()
+
+
+@pytest.mark.parametrize("path", list(PathRequest))
+async def test_an_order_names_request_target_and_path(api: Api, path: PathRequest) -> None:
+    api.backend.answer = MoveAccepted("m1")
+    response = await order(api, request_id="x", target="b", path=path.value)
+    assert (response.status_code, response.json()) == (202, {"id": "m1"})
+    assert api.backend.asked == [("x", "b", path)]
+
+
+async def test_target_and_path_are_optional(api: Api) -> None:
+    api.backend.answer = MoveAccepted("m1")
+    assert (await order(api, request_id="x")).status_code == 202
+    assert api.backend.asked == [("x", None, PathRequest.AUTO)]
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (404, "not_found_error"),
+        (409, "conflict_error"),
+        (422, "invalid_request_error"),
+        (503, "service_unavailable_error"),
+    ],
+)
+async def test_a_refused_order_has_its_reason_in_openais_shape(api: Api, status: int, kind: str) -> None:
+    api.backend.answer = MoveRejected(status, "because", {"candidates": [{"id": "r1"}]})
+    response = await order(api, request_id="x")
+    assert response.status_code == status
+    assert response.json()["error"] == {
+        "message": "because",
+        "type": kind,
+        "param": None,
+        "code": None,
+        "candidates": [{"id": "r1"}],
+    }
+
+
+BAD_ORDERS: dict[str, tuple[bytes, str | None]] = {
+    "no body": (b"", None),
+    "broken JSON": (b"{", None),
+    "a list": (b"[]", None),
+    "null": (b"null", None),
+    "invalid UTF-8": (b'{"request_id": "\xff"}', None),
+    "a hundred thousand brackets": (b"[" * 100_000, None),
+    "a huge number": (b'{"request_id": ' + b"9" * 5000 + b"}", None),
+    "no request": (b"{}", "request_id"),
+    "an empty request": (b'{"request_id": ""}', "request_id"),
+    "a request that is a number": (b'{"request_id": 5}', "request_id"),
+    "a lone surrogate": (b'{"request_id": "\\ud800"}', None),
+    "a target that is a list": (b'{"request_id": "x", "target": []}', "target"),
+    "a target with a lone surrogate": (b'{"request_id": "x", "target": "\\ud800"}', None),
+    "an unknown path": (b'{"request_id": "x", "path": "air"}', "path"),
+    "a path that is a list": (b'{"request_id": "x", "path": []}', "path"),
+    "a path that is null": (b'{"request_id": "x", "path": null}', "path"),
+    "an unknown member": (b'{"request_id": "x", "to": "b"}', "to"),
+    "an unknown member with a lone surrogate": (b'{"request_id": "x", "\\ud800": "b"}', None),
+}
+
+
+@pytest.mark.parametrize(("content", "param"), BAD_ORDERS.values(), ids=BAD_ORDERS)
+async def test_an_invalid_order_is_a_400_that_names_the_member(api: Api, content: bytes, param: str | None) -> None:
+    response = await api.post("/mell/migrations", content=content, headers={"Content-Type": "application/json"})
+    error = response.json()["error"]
+    assert (response.status_code, error["type"]) == (400, "invalid_request_error"), response.text
+    assert param is None or error["param"] == param
+    assert error["message"] and not api.backend.asked
+
+
+async def test_a_web_page_cannot_give_orders(api: Api) -> None:
+    """A page may post text/plain to loopback without a CORS preflight, but not JSON."""
+    response = await api.post(
+        "/mell/migrations", content=b'{"request_id": "x"}', headers={"Content-Type": "text/plain"}
+    )
+    assert response.status_code == 415 and not api.backend.asked
+
+
+# --- heads and paths ----------------------------------------------------------------------------------
+
+
+def refusal(response: httpx.Response, status: int) -> None:
+    """Assert that the response is an error in OpenAI's form."""
+    assert response.status_code == status, response.text
+    assert response.json()["error"].keys() >= {"message", "type", "param", "code"}
+
+
+async def raw(api: Api, method: str, path: str, headers: list[tuple[bytes, bytes]]) -> httpx.Response:
+    """A call as passed on by a server without any checks."""
+    exchange = Exchange(api, b"{}")
+    exchange.task.cancel()
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.4"},
+        "http_version": "1.1",
+        "method": method,
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode("utf-8", "surrogatepass"),
+        "root_path": "",
+        "query_string": b"\xff\x00&=" * 100,
+        "headers": headers,
+        "client": ("127.0.0.1", 1),
+        "server": ("mell", 80),
+    }
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    await api.app(scope, receive, send)
+    start, *parts = sent
+    content = b"".join(part.get("body", b"") for part in parts)
+    return httpx.Response(start["status"], headers=start["headers"], content=content)
+
+
+HEADS: dict[str, list[tuple[bytes, bytes]]] = {
+    "a long label": [(b"x-request-id", b"x" * 1_000_000)],
+    "a label of control characters": [(b"x-request-id", bytes(range(32)) + b"\x7f\xff")],
+    "a long key": [(b"authorization", b"Bearer " + b"x" * 1_000_000)],
+    "a key that is no text": [(b"authorization", b"Bearer \xff\xfe\x00")],
+    "two keys": [(b"authorization", b"Bearer a"), (b"authorization", b"Bearer b")],
+    "two lengths": [(b"content-length", b"5"), (b"content-length", b"7")],
+    "a length above all": [(b"content-length", b"9" * 20)],
+    "ten thousand headers": [(b"x-%d" % n, b"y") for n in range(10_000)],
+}
+
+
+@pytest.mark.parametrize("headers", HEADS.values(), ids=HEADS)
+async def test_no_head_causes_a_server_error(api: Api, headers: list[tuple[bytes, bytes]]) -> None:
+    response = await raw(api, "POST", "/mell/migrations", headers)
+    # The body is {}: unless the declared length differs, the first parameter is missing.
+    refusal(response, 413 if headers[0][1].startswith(b"99") else 400)
+    assert not api.backend.asked
+
+
+@pytest.mark.parametrize(
+    "path", ["/\x00", "/\ud800", "/v1/../v1/models/..", "//v1/models", "/" + "a" * 100_000, "*", ""]
+)
+async def test_no_path_causes_a_server_error(api: Api, path: str) -> None:
+    refusal(await raw(api, "GET", path, []), 404)
+
+
+@pytest.mark.parametrize("name", ["x" * 100_000, "\x00", "\ud800", "a/b/../c", "%", "\u202e"], ids=ascii)
+async def test_no_name_causes_a_server_error(api: Api, name: str) -> None:
+    refusal(await raw(api, "POST", f"/mell/replicas/{name}/drain", []), 404)
+
+
+@pytest.mark.parametrize("method", ["", "get", "FOO", "TRACE", "CONNECT", "OPTIONS", "PATCH", "M" * 10_000, "\u00e9"])
+@pytest.mark.parametrize("path", ["/v1/completions", "/health", "/mell/migrations"])
+async def test_no_method_causes_a_server_error(api: Api, method: str, path: str) -> None:
+    response = await raw(api, method, path, [])
+    refusal(response, 405)
+    assert response.headers["allow"]
