@@ -1,7 +1,7 @@
 """Structured concurrency: the first failure cancels the rest, and nothing is left running."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 Item = TypeVar("Item")
@@ -16,30 +16,6 @@ async def gather(works: Sequence[Coroutine[Any, Any, Item]]) -> list[Item]:
         return await asyncio.gather(*tasks)
     finally:
         await _end(tasks)
-
-
-async def merge(sources: Sequence[AsyncGenerator[Item, None]]) -> AsyncGenerator[Item, None]:
-    """The items of all sources as they arrive, in each source's order. All sources are closed in the end.
-
-    A source generates its next item only after its previous one was taken. Raises the first failure.
-    """
-    pulls = {asyncio.ensure_future(anext(source)): source for source in sources}
-    try:
-        while pulls:
-            await asyncio.wait(pulls, return_when=asyncio.FIRST_COMPLETED)
-            for pull in [pull for pull in pulls if pull.done()]:
-                source = pulls[pull]
-                try:
-                    yield pull.result()
-                except StopAsyncIteration:
-                    del pulls[pull]
-                    continue
-                del pulls[pull]
-                pulls[asyncio.ensure_future(anext(source))] = source
-    finally:
-        await _end(list(pulls))
-        for source in sources:
-            await source.aclose()
 
 
 async def _end(tasks: Sequence["asyncio.Future[Any]"]) -> None:

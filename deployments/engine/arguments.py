@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from vllm.config import KVTransferConfig, ReasoningConfig, StructuredOutputsConfig, VllmConfig
+from vllm.config import KVTransferConfig, ReasoningConfig, StructuredOutputsConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.usage.usage_lib import UsageContext
 
@@ -103,8 +103,3 @@ def frontend_args(model: str, engine_kwargs: Mapping[str, Any]) -> AsyncEngineAr
     kwargs = _with_objects({name: engine_kwargs[name] for name in _OF_FRONTENDS if name in engine_kwargs})
     overrides = {**kwargs.pop("hf_overrides", {}), "quantization_config": None}
     return AsyncEngineArgs(model=model, enable_prefix_caching=True, hf_overrides=overrides, **kwargs)
-
-
-def frontend_config(model: str, engine_kwargs: Mapping[str, Any]) -> VllmConfig:
-    """vLLM's configuration with `frontend_args`."""
-    return frontend_args(model, engine_kwargs).create_engine_config(USAGE)
