@@ -1,4 +1,4 @@
-"""docs/api.md from the OpenAPI document: every route with its parameters, refusals and an example."""
+"""docs/api.md: the endpoints of vLLM's application, and from the OpenAPI document Mell's own with their parameters."""
 
 import json
 import math
@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from app.ingress.openai.description.openapi import STATUSES, document, statuses
-from app.ingress.openai.description.operations import EVENTS, OPERATIONS, Access, Operation
+from app.ingress.description.openapi import STATUSES, own_document, statuses
+from app.ingress.description.operations import OPERATIONS, Access, Operation
 from deployments.engine.port import Tie
 
 Schema = Mapping[str, Any]
@@ -18,26 +18,27 @@ Schema = Mapping[str, Any]
 PAGE = Path(__file__).parents[1] / "api.md"
 
 CODES = {
-    "invalid_json": (400, "the body is not JSON in UTF-8"),
-    "invalid_body": (400, "the body is not an object"),
+    "invalid_json": (400, "the body is not JSON in UTF-8, or nested too deeply"),
+    "invalid_body": (400, "the body is not an object, or has too many members"),
     "invalid_value": (400, "`param` has an invalid value, or contradicts other members"),
-    "unknown_parameter": (400, "`param` does not exist: unknown members are refused, never ignored"),
-    "unsupported_parameter": (400, "this value of `param` is not supported"),
-    "context_length_exceeded": (400, "the prompt, or prompt and answer, is too long"),
-    "no_chat_template": (400, "the model has no chat template"),
+    "unknown_parameter": (400, "`param` does not exist; of `/mell` only: vLLM ignores unknown members"),
+    "unsupported_parameter": (400, "a client may not set `param`"),
+    "media_not_allowed": (
+        400,
+        "the address of an image, an audio or a video is not in `ingress.allowed_media_domains`",
+    ),
+    "context_length_exceeded": (400, "the prompt is longer than `ingress.max_prompt_tokens` or the model's context"),
     "invalid_api_key": (401, "the key is missing or invalid"),
-    "model_not_found": (404, "another model is served"),
     "request_too_large": (413, "the body is too large"),
     "rate_limit_exceeded": (
         429,
         "a limit of the API key is reached; `Retry-After` is the time until it allows the request",
     ),
-    "tool_parser_failed": (500, "vLLM's tool-call parser failed"),
     "saturated": (503, "`ingress.max_requests` requests are running; try again after `Retry-After`"),
     "unavailable": (503, "no replica accepts the request"),
     "timeout": (504, "the request exceeded its time limit; 408 with this code: its body did"),
 }
-"""Status and meaning of each `code`."""
+"""Status and meaning of each `code` of Mell's own errors."""
 
 TIED = {Tie.SEEDED: "`seed` with a `temperature` above 0, on GPUs with vLLM's older model runner"}
 """The requests that an engine cannot continue exactly."""
@@ -45,24 +46,69 @@ TIED = {Tie.SEEDED: "`seed` with a `temperature` above 0, on GPUs with vLLM's ol
 _INTRO = """\
 # HTTP API
 
-<!-- Made by `python -m docs.make`; edit
-     `app/ingress/openai/description/operations.py` and the request models. -->
+<!-- Made by `python -m docs.make`; edit `docs/make/api.py` and
+     `app/ingress/description/operations.py`. -->
 
-`GET /openapi.json` is the same as an OpenAPI 3.1 document. With `ingress.frontend: vllm`, vLLM's own server application
-answers everything but [Service](#service) and [Control](#control): see [frontend.md](frontend.md).
+The API is that of vLLM 0.32.0's own server application, which runs in the ingress ([frontend.md](frontend.md)): its
+endpoints, parameters, answers and errors, as in vLLM's documentation. [Service](#service) and [Control](#control) are
+Mell's. `GET /openapi.json` describes all of them in one OpenAPI 3.1 document.
 
 **Keys.** If keys are configured, add `-H "Authorization: Bearer $KEY"` to the examples. An API key does not open
 `/mell`, and `ingress.admin_key` opens nothing else ([operations.md](operations.md)).
 
-**Bodies** are JSON in UTF-8, with `Content-Type: application/json` or none. Values are not converted between types:
-`"5"` is not a number, `1` is not `true`. Unknown members, NaN and infinity are refused.
+**Bodies** are JSON in UTF-8, with `Content-Type: application/json` or none.
 
-**Streams.** With `stream`, the answer is a stream of server-sent events: `data: ` and a chunk for every engine step,
-then `data: [DONE]`. An error after the first event is an event, `data: ` and an [Error](#error), before the last one.
+**X-Request-Id** is a label, not an address: up to 128 characters of `A-Za-z0-9._:/@+=-`, others are dropped. State,
+migrations, logs and the response contain it, vLLM makes the answer's `id` of it, and an order to move may name it if
+only one running request has it.
 
-**X-Request-Id** on a completion or a chat is a label, not an address: up to 128 characters of `A-Za-z0-9._:/@+=-`,
-others are dropped. State, migrations, logs and the response contain it, and an order to move may name it if only one
-running request has it.
+## Endpoints
+
+| Endpoint | Streams | Moves | In `mell_requests_total` |
+|---|---|---|---|
+| `POST /v1/completions` | yes | yes; those of a beam search, of one token each, are only placed | `completions` |
+| `POST /v1/chat/completions` | yes | yes | `chat` |
+| `POST /v1/responses` | yes | yes; `background` and `previous_response_id` need a store: refused | `responses` |
+| `POST /v1/messages` | yes | yes | `messages` |
+| `POST /v1/messages/count_tokens` | | needs no engine | `count_tokens` |
+| `POST /tokenize`, `POST /detokenize` | | need no engine | `tokenize`, `detokenize` |
+| `GET /v1/models` | | needs no engine | |
+
+Not available yet: embeddings and other pooling endpoints (a model that generates no text is refused at the start),
+adapters (`lora_modules`), images, audio and video (400), prompts as embeddings, streamed input, `tool_server`. All
+other routes of vLLM's server, such as those that change an engine, answer 404.
+
+```sh
+curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\
+  -d '{"prompt": "Blocks move", "max_tokens": 32, "temperature": 0}'
+```
+
+```sh
+curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' \\
+  -d '{"messages": [{"role": "user", "content": "Where do blocks move?"}], "max_tokens": 32}'
+```
+
+```sh
+curl http://127.0.0.1:8000/v1/messages -H 'Content-Type: application/json' \\
+  -d '{"model": "mell-tiny", "messages": [{"role": "user", "content": "Where do blocks move?"}], "max_tokens": 32}'
+```
+
+## Moves
+
+A request that moves, or whose replica dies, continues with the next token, and its answer is that of an undisturbed
+request. The path of a move changes only its time:
+
+| Path | Requests |
+|---|---|
+| KV blocks | text, on engines with one KV cache group and equal caches |
+| tokens, the target prefills | all others; those for which it is faster; all whose replica died |
+| none | [immovable requests](#immovable-requests); requests of one token, such as those of a beam search |
+
+- **Exactly:** greedy and seeded sampling, penalties, `min_tokens`, `max_tokens`, stop strings and tokens, `logit_bias`,
+  `bad_words`, `allowed_token_ids`, structured outputs, tool calls and reasoning in the middle of their text, `n`,
+  several prompts, `echo`, `logprobs` and `prompt_logprobs` but for rounding, and usage.
+- **In distribution:** sampling without a seed draws with fresh randomness.
+- [limits.md](limits.md#exactness) has the conditions, by parameter.
 """
 
 _MOVES = """\
@@ -70,7 +116,7 @@ _MOVES = """\
 
 A request is movable if another engine continues it exactly or, for sampling without a seed, in distribution. The
 requests below are not: `/mell/state` gives the reason as `immovable_reason`, an order to move them gets 422, and if
-their replica dies after the first token, the answer ends with 503.
+their replica dies after the first token, the answer ends with vLLM's error 500, in a stream with an error event.
 
 | Request | `immovable_reason` |
 |---|---|
@@ -80,7 +126,6 @@ An order for a movable request gets 422 if it is already moving or already on `t
 """
 _ACCESS = {
     Access.ANYBODY: "Open to every client.",
-    Access.CLIENT: "Needs an API key, if keys are configured.",
     Access.OPERATOR: "Needs the admin key; without one, it is open on loopback only.",
 }
 _WORDS = {
@@ -107,7 +152,7 @@ _NOT_EMPTY = ("1 or more characters", "1 or more members")
 
 def page() -> str:
     """The whole page."""
-    described = document()
+    described = own_document()
     schemas = described["components"]["schemas"]
     bodies = {operation.body.__name__ for operation in OPERATIONS if operation.body}
     asked = _reachable([*bodies])
@@ -133,7 +178,7 @@ def _reachable(names: list[str]) -> set[str]:
     while names:
         if (name := names.pop()) not in found:
             found.add(name)
-            names += re.findall(r'schemas/(\w+)"', json.dumps(document()["components"]["schemas"][name]))
+            names += re.findall(r'schemas/(\w+)"', json.dumps(own_document()["components"]["schemas"][name]))
     return found
 
 
@@ -143,7 +188,8 @@ def _errors() -> list[str]:
     return [
         "## Errors",
         "",
-        "Every error is an [Error](#error); `param` is the path of the invalid member, and `code` is for programs.",
+        "Mell's errors are [Errors](#error), on `/v1/messages` in Anthropic's form; `param` is the path of the invalid",
+        "member, and `code` is for programs. vLLM's own errors have the status as `code`.",
         "",
         *("| Status | Meaning |", "|---|---|", *rows),
         "",
@@ -157,7 +203,7 @@ def _section(operation: Operation) -> list[str]:
     lines += ["", operation.description]
     lines += ["", *(f"- `{name}` in the path: {text}" for name, text in operation.in_path.items())]
     if operation.body is not None:
-        lines += ["", *_table(document()["components"]["schemas"][operation.body.__name__], "Default")]
+        lines += ["", *_table(own_document()["components"]["schemas"][operation.body.__name__], "Default")]
     if operation.refused:
         also = ", beside members of wrong types or beyond the limits above, and unknown ones" if operation.body else ""
         lines += ["", f"Refused{also}:", "", *(f"- {rule}" for rule in operation.refused)]
@@ -169,8 +215,6 @@ def _answers(operation: Operation) -> str:
     """The responses."""
     answer = operation.answer
     kinds = f"`{answer.media_type}`" if answer.model is None else _link(answer.model)
-    if answer.chunk is not None:
-        kinds += f" or with `stream` `{EVENTS}` of {_link(answer.chunk)}"
     errors = ", ".join(map(str, statuses(operation)))
     return f"Answers {answer.status}, {kinds}. {answer.description} Errors: {errors}."
 
@@ -207,7 +251,7 @@ def _type(schema: Schema) -> str:
     """A type in words, with its limits."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
-        target = document()["components"]["schemas"][name]
+        target = own_document()["components"]["schemas"][name]
         return f"[{name}](#{name.lower()})" if "properties" in target else _type(target)
     if "anyOf" in schema:
         return " or ".join(map(_type, schema["anyOf"]))

@@ -1,12 +1,13 @@
-"""docs/api.md has the contents of the OpenAPI document."""
+"""docs/api.md has the open endpoints, and Mell's own ones as the OpenAPI document has them."""
 
 import ast
 from pathlib import Path
 
 import pytest
 
-from app.ingress.openai.description.openapi import STATUSES, document
-from app.ingress.openai.description.operations import OPERATIONS, Operation
+from app.frontend.guard.routes import OPEN_ROUTES, RouteTask
+from app.ingress.description.openapi import STATUSES, own_document
+from app.ingress.description.operations import OPERATIONS, Operation
 from deployments.engine.port import Tie
 from docs.make.api import CODES, PAGE, TIED, page
 
@@ -29,19 +30,17 @@ def test_every_operation_has_a_section(operation: Operation) -> None:
     assert all(f"`{name}` in the path" in text for name in operation.in_path)
     assert all(str(status) in text for status in operation.errors)
     if operation.body is not None:
-        names = document()["components"]["schemas"][operation.body.__name__]["properties"]
+        names = own_document()["components"]["schemas"][operation.body.__name__]["properties"]
         assert all(f"| `{name}` |" in text for name in names)
 
 
 @pytest.mark.parametrize(
     "row",
     [
-        "| `temperature` | number (0 or more, at most 2) or `null` | `null` |",
-        "| `seed` | whole number (-2^63 or more, less than 2^63) or `null` | `null` |",
         '| `path` | `"auto"` or `"kv"` or `"tokens"` | `"auto"` |',
-        "| `tokens` | list of whole number | required |",
-        "| `stream_options` | [StreamOptions](#streamoptions) or `null` | `null` |",
-        "| `stop` | text (not empty) or list of text (not empty) or `null` | `null` |",
+        "| `request_id` | text (not empty) | required |",
+        "| `target` | text or `null` | `null` |",
+        "| `replicas` | list of [ReplicaDetails](#replicadetails) |  |",
     ],
 )
 def test_rows_have_type_bounds_and_default(row: str) -> None:
@@ -55,18 +54,24 @@ def test_every_link_within_the_page_leads_somewhere() -> None:
     assert links and links <= headings
 
 
-def literals(path: Path, keyword: str) -> set[str]:
-    """The expressions for a keyword argument in all calls of the file."""
+def codes(path: Path) -> set[str]:
+    """The codes of errors in a file: for the keyword `code`, and as the third argument of `invalid`."""
     calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
-    given = [k.value for call in calls for k in call.keywords if k.arg == keyword]
+    given = [k.value for call in calls for k in call.keywords if k.arg == "code"]
+    given += [call.args[2] for call in calls if ast.unparse(call.func) == "invalid" and len(call.args) > 2]
     return {value.value for value in given if isinstance(value, ast.Constant) and isinstance(value.value, str)}
 
 
 def test_every_code_is_explained() -> None:
-    written = set[str]().union(*(literals(path, "code") for path in (SOURCES / "app/ingress").rglob("*.py")))
-    assert written == CODES.keys()
+    files = [path for room in ("app/ingress", "app/frontend") for path in (SOURCES / room).rglob("*.py")]
+    assert set[str]().union(*map(codes, files)) == CODES.keys()
     assert {status for status, _ in CODES.values()} <= STATUSES.keys()
 
 
 def test_everything_immovable_is_listed() -> None:
     assert set(Tie) == TIED.keys() and all(tie in page() for tie in Tie)
+
+
+def test_the_open_endpoints_of_models_that_generate_are_listed() -> None:
+    pooling = {path for path, route in OPEN_ROUTES.items() if route.task is RouteTask.POOL}
+    assert [path for path in OPEN_ROUTES.keys() - pooling if f"{path}`" not in page()] == []
