@@ -391,9 +391,14 @@ class MellConnector(KVConnectorBase_V1):
         history.drop_budgets(self.runner)
 
     def _place(self, load: TailLoad) -> None:
+        held = self.tails.pop(load.tail, None)
+        if held is None:
+            # The replica frees the tail of a request that it aborts; a step may have been planned before.
+            log.info("tail %s was discarded before its first step", load.tail)
+            self._failed_blocks.update(load.blocks)
+            return
         try:
             assert self.layout is not None, "a tail came by the copier, which has a layout"
-            held = self.tails.pop(load.tail)
             self.layout.place(load.blocks, len(held) // self.layout.block_bytes, load.skip, held)
         except Exception:
             log.exception("tail %s could not be copied", load.tail)
