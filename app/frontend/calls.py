@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
 
+from app.ingress.errors import ApiError
 from app.ingress.telemetry.requests import StepTimer
 from migration.protocol.reader import ReaderState
 from migration.protocol.reading import Reader
@@ -61,6 +62,8 @@ class ApiCall:
     """Its requests; of a beam search, which makes one for every token of every beam, the first for each prompt."""
     prompts: dict[str, RequestSpec] = field(default_factory=dict)
     """One request for each distinct prompt, by vLLM's name for it."""
+    failure: ApiError | None = None
+    """The error of a request that engines have not taken, or of vLLM's application; None so far."""
     _beam_tokens: int = 0
 
     def add(self, request: EngineRequest) -> None:

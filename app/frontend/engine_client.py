@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator
 from http import HTTPStatus
 from typing import Any
 
+from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMError, VLLMValidationError
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -11,6 +12,7 @@ from vllm.v1.engine.output_processor import RequestOutputCollector
 
 from app.frontend.calls import CURRENT
 from app.frontend.core import ClusterCore
+from app.ingress.errors import ApiError
 from migration.protocol.ports import Loss, LossKind
 from migration.run.reader import NotServed
 
@@ -56,7 +58,12 @@ class ClusterLLM(AsyncLLM):
                 await self.abort(queue.request_id, internal=True)
                 raise
         except NotServed as error:
-            raise to_vllm_error(error.loss) from error
+            refusal = to_vllm_error(error.loss)
+            _note(refusal)
+            raise refusal from error
+        except Exception as error:
+            _note(error)
+            raise
         finally:
             self.core.forget(call)
         return queue
@@ -67,6 +74,14 @@ class ClusterLLM(AsyncLLM):
         if limit is not None and len(tokens) > limit:
             reason = f"the prompt has {len(tokens)} tokens, and the limit is {limit}"
             raise VLLMValidationError(reason, parameter="prompt")
+
+
+def _note(error: Exception) -> None:
+    """Note the error of a request in its call: not every stream of vLLM's application shows it."""
+    if (api_call := CURRENT.get()) is not None:
+        shown = create_error_response(error).error
+        code = "unavailable" if shown.code == HTTPStatus.SERVICE_UNAVAILABLE else None
+        api_call.failure = ApiError(shown.code, shown.message, shown.param, code)
 
 
 def to_vllm_error(loss: Loss) -> VLLMError:

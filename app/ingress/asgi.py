@@ -118,11 +118,15 @@ async def _disconnected(receive: Receive) -> None:
 
 
 class TrackedSend:
-    """Passes messages on and tracks the progress of the answer. `status` is None until the answer has started."""
+    """Passes messages on and tracks the progress of the answer. `status` is None until the answer has started.
+
+    `chunks` is the number of messages of its body, each of which is one event of a stream.
+    """
 
     def __init__(self, send: Send) -> None:
         self._send = send
         self.status: int | None = None
+        self.chunks = 0
         self.complete = self.is_event_stream = False
 
     async def __call__(self, message: Message) -> None:
@@ -132,11 +136,12 @@ class TrackedSend:
             self.status = message["status"]
             self.is_event_stream = Headers(scope=message).get("content-type", "").startswith(EventStream.media_type)
         else:
+            self.chunks += 1
             self.complete = not message.get("more_body", False)
 
 
-def last_event(error: ApiError) -> bytes:
-    """The end of an event stream that failed, as OpenAI defines it."""
+def last_event(error: ApiError, events: int = 0) -> bytes:
+    """The end of an event stream that failed after `events` events, as OpenAI defines it."""
     return error.event() + DONE
 
 
@@ -146,11 +151,11 @@ async def within(
     scope: Scope,
     receive: Receive,
     send: TrackedSend,
-    ending: Callable[[ApiError], bytes] = last_event,
+    ending: Callable[[ApiError, int], bytes] = last_event,
 ) -> ApiError | None:
     """Run `app`, cancel it after `timeout_s`, and then send the client an error. Returns the error, None without one.
 
-    An event stream ends with `ending` of the error; any other answer that has begun is cut off.
+    An event stream ends with `ending` of the error and the number of its chunks; any other answer is cut off.
 
     Raises:
         ApiError: 504 if nothing had been sent yet.
@@ -167,6 +172,6 @@ async def within(
         if send.is_event_stream and not send.complete:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LAST_EVENT_S):
-                    await send({"type": "http.response.body", "body": ending(error), "more_body": False})
+                    await send({"type": "http.response.body", "body": ending(error, send.chunks), "more_body": False})
         return error
     return None

@@ -5,16 +5,17 @@ samplers of engines hold. Members that operators and Mell set are refused or dro
 """
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from app.frontend.guard.constraints import check_constraints
+from app.frontend.guard.dialects import RESPONSES
 from app.frontend.guard.items import check_items
 from app.frontend.guard.media import check_media
-from app.frontend.guard.routes import RESPONSES, OpenRoute, RouteTask
+from app.frontend.guard.routes import NOT_STORED, OpenRoute, RouteTask
 from app.ingress.asgi import read_label
 from app.ingress.errors import ApiError
 
@@ -35,6 +36,7 @@ _MAX_LENGTHS = {
     "logit_bias": 1024,
     "allowed_token_ids": 1024,
     "logprob_token_ids": 1024,
+    "label_token_ids": 1024,
 }
 """Longer ones fail inside an engine, where they end it (vllm/v1/worker/gpu/sample/logit_bias.py). An engine adds the
 model's own ids to the first."""
@@ -77,18 +79,21 @@ def check_body(content: bytes, route: OpenRoute, limits: BodyLimits) -> CheckedB
     _check_shape(body, content)
     if _LONG_NUMBER.search(content):
         _check_numbers(body)
-    _check_types(body)
+    _check_types(body, route)
     _drop_private(body)
     _check_sampling(body)
     check_constraints(body)
     if route.dialect is RESPONSES:
+        _refuse_stored(body)
         check_items(body.get("input"))
-    prompts, tokens = _count_prompts(body, limits) if route.task is RouteTask.GENERATE else (1, 0)
-    choices = _check_choices(body, prompts, limits) if route.task is RouteTask.GENERATE else 0
+    prompts, tokens, choices = 1, 0, 0
+    if route.task is RouteTask.GENERATE:
+        prompts, tokens = _count_prompts(body, route.inputs, limits)
+        choices = _check_choices(body, route.inputs, prompts, limits)
     encoded = msgspec.json.encode(body)
     if b'url"' in encoded or b'"images"' in encoded:
         check_media(body, limits.media_domains, pooling=route.task is RouteTask.POOL)
-    return CheckedBody(encoded, (tokens or len(encoded) // _BYTES_PER_TOKEN) + choices * _answer_tokens(body))
+    return CheckedBody(encoded, (tokens or len(encoded) // _BYTES_PER_TOKEN) + choices * _answer_tokens(body, route))
 
 
 def invalid(param: str, reason: str, code: str = "invalid_value") -> ApiError:
@@ -172,17 +177,26 @@ _TYPES: Mapping[str, type] = {
 """Types of members that vLLM's validators take for granted, or that the checks here read."""
 
 
-def _check_types(body: dict[str, Any]) -> None:
+def _check_types(body: dict[str, Any], route: OpenRoute) -> None:
     for name, kind in _TYPES.items():
         value = body.get(name)
         if value is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
             raise invalid(name, f"must be {_NAMES[kind]}")
-    for name in ("messages", "tools"):
-        if not all(isinstance(each, dict) for each in body.get(name) or ()):
-            raise invalid(name, "must be a list of objects")
+    chats = body.get("messages") or ()
+    if route.inputs == "messages":
+        if not all(isinstance(chat, list) and _are_objects(chat) for chat in chats):
+            raise invalid("messages", "must be a list of lists of objects")
+    elif not _are_objects(chats):
+        raise invalid("messages", "must be a list of objects")
+    if not _are_objects(body.get("tools") or ()):
+        raise invalid("tools", "must be a list of objects")
     choice = body.get("tool_choice")
     if isinstance(choice, dict) and "function" in choice and not all(map(_is_named, body.get("tools") or ())):
         raise invalid("tools", "each must have a function with a name")
+
+
+def _are_objects(values: Iterable[Any]) -> bool:
+    return all(isinstance(value, dict) for value in values)
 
 
 def _is_named(tool: dict[str, Any]) -> bool:
@@ -212,6 +226,13 @@ def _drop_private(body: dict[str, Any]) -> None:
             body["request_id"] = label
 
 
+def _refuse_stored(body: dict[str, Any]) -> None:
+    """Refuse a response that needs a stored one, or is stored to be read later."""
+    for name in ("background", "previous_response_id"):
+        if body.get(name):
+            raise invalid(name, NOT_STORED, "unsupported_parameter")
+
+
 # --- bounds -----------------------------------------------------------------------------------------------
 
 
@@ -231,47 +252,47 @@ def _check_sampling(body: dict[str, Any]) -> None:
             raise invalid(name, f"at most {most}")
 
 
-def _count_prompts(body: dict[str, Any], limits: BodyLimits) -> tuple[int, int]:
-    """The number of prompts, and of their tokens where the client gives token ids."""
-    prompt = body.get("prompt")
+def _count_prompts(body: dict[str, Any], name: str, limits: BodyLimits) -> tuple[int, int]:
+    """The number of prompts in the member `name`, and of their tokens where the client gives token ids."""
+    prompt = body.get(name)
     embeddings = body.get("prompt_embeds")
     others = len(embeddings) if isinstance(embeddings, list) else 0
     if not isinstance(prompt, list) or not prompt:
         return max(1, others), 0
     kinds = set(map(type, prompt))
     if kinds == {int}:
-        _check_prompt(prompt, limits)
+        _check_prompt(name, prompt, limits)
         return 1 + others, len(prompt)
-    if kinds == {str}:
+    if kinds == {str} or name == "messages":
         return len(prompt) + others, 0
-    if kinds != {list}:
-        raise invalid("prompt", "must be a text, a list of token ids, or a list of texts or of such lists")
+    if kinds != {list} or any(set(map(type, each)) - {int} for each in prompt):
+        raise invalid(name, "must be a text, a list of token ids, or a list of texts or of such lists")
     for each in prompt:
-        if set(map(type, each)) - {int}:
-            raise invalid("prompt", "must be a text, a list of token ids, or a list of texts or of such lists")
-        _check_prompt(each, limits)
+        _check_prompt(name, each, limits)
     return len(prompt) + others, sum(map(len, prompt))
 
 
-def _check_prompt(prompt: list[int], limits: BodyLimits) -> None:
+def _check_prompt(name: str, prompt: list[int], limits: BodyLimits) -> None:
     if len(prompt) > limits.prompt_tokens:
         reason = f"the prompt has {len(prompt)} tokens, and the limit is {limits.prompt_tokens}"
-        raise invalid("prompt", reason, "context_length_exceeded")
+        raise invalid(name, reason, "context_length_exceeded")
     if prompt and min(prompt) < 0:
-        raise invalid("prompt", f"{min(prompt)} is not a token id")
+        raise invalid(name, f"{min(prompt)} is not a token id")
 
 
-def _check_choices(body: dict[str, Any], prompts: int, limits: BodyLimits) -> int:
+def _check_choices(body: dict[str, Any], inputs: str, prompts: int, limits: BodyLimits) -> int:
     n = body.get("n")
     choices = prompts * (1 if n is None else max(1, n))
     if choices > limits.choices:
-        param = "prompt" if prompts > limits.choices else "n"
+        param = inputs if prompts > limits.choices else "n"
         raise invalid(param, f"{choices} choices, prompts times n, and the limit is {limits.choices}")
     return choices
 
 
-def _answer_tokens(body: dict[str, Any]) -> int:
+def _answer_tokens(body: dict[str, Any], route: OpenRoute) -> int:
     """The length of one answer that the client asks for."""
+    if route.inputs == "items":
+        return 1
     lengths = [body.get(name) for name in ("max_tokens", "max_completion_tokens", "max_output_tokens")]
     asked = [length for length in lengths if isinstance(length, int) and length > 0]
     if asked:

@@ -5,8 +5,9 @@
     AdmissionLayer    log line and metrics, API key and its limits, time limit (`app.ingress.access.admission`)
     BodyGuard         the body is read within its limits, checked, and charged to the key
     CallLayer         the call is known to the core below vLLM's application; at its end, its use of tokens is settled
+    ApplicationErrors errors of vLLM's application are answered as the route's clients expect
 
-Chunks of answers pass through unread.
+Chunks of answers pass through unread, but for the first bytes of those of `/v1/messages`.
 """
 
 import re
@@ -15,18 +16,19 @@ from functools import partial
 from http import HTTPStatus
 
 from starlette.datastructures import Headers
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.requests import Request
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.frontend.calls import CURRENT, ApiCall
 from app.frontend.guard.bodies import MAX_STOPS, BodyLimits, check_body
+from app.frontend.guard.dialects import ApplicationErrors, Dialect, DialectErrors
 from app.frontend.guard.media import NO_DOMAIN
-from app.frontend.guard.routes import OPEN_ROUTES, OPENAI, Dialect, OpenRoute
+from app.frontend.guard.routes import OPEN_ROUTES, OpenRoute, dialect_of, why_closed
 from app.ingress.access.admission import AdmissionLayer, AdmittedCall, Gate, admitted
 from app.ingress.asgi import TrackedSend, read_body, read_label
 from app.ingress.errors import ApiError
-from app.ingress.telemetry.requests import CLIENT_CLOSED_STATUS, RequestTelemetry
+from app.ingress.telemetry.requests import RequestTelemetry
 from app.settings import IngressSettings
 from migration.protocol.core_messages import decode_request
 from migration.protocol.request import RequestSpec
@@ -47,8 +49,8 @@ def guarded(
     def layered(route: OpenRoute) -> ASGIApp:
         if route.endpoint is None:
             return DialectErrors(KeyLayer(app, gate, route.dialect), route.dialect)
-        guard = BodyGuard(CallLayer(app), route, limits, settings.max_body_bytes)
         begin, dialect = partial(telemetry.begin, route.endpoint), route.dialect
+        guard = BodyGuard(CallLayer(ApplicationErrors(app, dialect)), route, limits, settings.max_body_bytes)
         admission = AdmissionLayer(guard, gate, settings.request_timeout_s, begin, dialect.key, dialect.ending)
         return DialectErrors(admission, dialect)
 
@@ -78,41 +80,28 @@ class OpenRoutes:
 
     def __init__(self, routes: Mapping[str, tuple[str, ASGIApp]]) -> None:
         self._routes = routes
-        self._refusal = DialectErrors(_refuse, OPENAI)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the call on, or refuse it."""
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1000})
         elif scope["type"] == "http":
-            method, app = self._routes.get(scope["path"], ("", self._refusal))
-            if method in ("", scope["method"]):
-                await app(scope, receive, send)
-            else:
-                refusal = JSONResponse(ApiError(405, "Method Not Allowed").body(), 405, {"Allow": method})
-                await refusal(scope, receive, send)
+            method, app = self._routes.get(scope["path"], ("", _closed))
+            if method not in ("", scope["method"]):
+                app = _other_method
+            await app(scope, receive, send)
 
 
-async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
-    raise ApiError(404, "Not Found")
+async def _closed(scope: Scope, receive: Receive, send: Send) -> None:
+    path = scope["path"]
+    body = dialect_of(path).body(ApiError(404, why_closed(path) or "Not Found"))
+    await JSONResponse(body, 404)(scope, receive, send)
 
 
-class DialectErrors:
-    """Answers an ApiError of the layers below in a dialect."""
-
-    def __init__(self, app: ASGIApp, dialect: Dialect) -> None:
-        self._app = app
-        self._dialect = dialect
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the call on. Other exceptions are raised."""
-        try:
-            await self._app(scope, receive, send)
-        except ApiError as error:
-            await JSONResponse(self._dialect.body(error), error.status, error.headers)(scope, receive, send)
-        except ClientDisconnect:
-            # The status is for the log only: the client is gone.
-            await Response(status_code=CLIENT_CLOSED_STATUS)(scope, receive, send)
+async def _other_method(scope: Scope, receive: Receive, send: Send) -> None:
+    route = OPEN_ROUTES[scope["path"]]
+    body = route.dialect.body(ApiError(405, f"{route.path} has the method {route.method} only"))
+    await JSONResponse(body, 405, {"Allow": route.method})(scope, receive, send)
 
 
 class KeyLayer:
@@ -199,7 +188,9 @@ def _settle(call: ApiCall, through: AdmittedCall, disconnected: bool) -> None:
     finishes = [request.finish or "stop" for request in requests] if answered else [None]
     observer.answered(tokens, finishes)
     if status is not None and answered:
-        if status >= 400 or "error" in finishes:
+        if status < 400 and call.failure is not None:
+            observer.failed(call.failure)
+        elif status >= 400 or "error" in finishes:
             observer.failed(ApiError(status if status >= 400 else 500, "", code=_CODES.get(status)))
         elif not requests:
             observer.served()

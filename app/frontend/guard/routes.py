@@ -1,21 +1,15 @@
-"""The open routes of vLLM's application, and how the clients of each present keys and read errors.
+"""The open routes of vLLM's application, and why the others are closed.
 
-vLLM serves more: operators' routes (`/sleep`, `/collective_rpc`, `/scale_elastic_ep`, LoRA adapters by path), tokens
-past all checks (`/inference/v1/generate`, `/invocations`), websockets, and what one process keeps for a later call
-(stored responses). A route that is not listed here does not exist for clients.
+A route that is not open does not exist for clients. A test compares both lists with vLLM's own.
 """
 
-import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from starlette.datastructures import Headers
-
-from app.ingress.access.keys import bearer
-from app.ingress.asgi import last_event
-from app.ingress.errors import ApiError
+from app.frontend.guard.dialects import ANTHROPIC, OPENAI, RESPONSES, Dialect
 
 
 class RouteTask(StrEnum):
@@ -30,49 +24,17 @@ class RouteTask(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Dialect:
-    """An API's errors, as JSON bodies and as ends of event streams, and the API key in its headers."""
-
-    body: Callable[[ApiError], Mapping[str, Any]]
-    ending: Callable[[ApiError], bytes]
-    key: Callable[[Headers], str | None]
-
-
-def _bearer(headers: Headers) -> str | None:
-    return bearer(headers.get("authorization"))
-
-
-def _anthropic_key(headers: Headers) -> str | None:
-    return headers.get("x-api-key") or _bearer(headers)
-
-
-_ANTHROPIC_TYPES = {413: "request_too_large", 503: "overloaded_error"}
-"""Anthropic's error types where they differ from OpenAI's."""
-
-
-def _anthropic_body(error: ApiError) -> dict[str, Any]:
-    kind = error.body()["error"]["type"]
-    kind = _ANTHROPIC_TYPES.get(error.status, "api_error" if kind == "server_error" else kind)
-    return {"type": "error", "error": {"type": kind, "message": error.message}}
-
-
-def _event(body: Mapping[str, Any]) -> bytes:
-    return f"event: error\ndata: {json.dumps(body)}\n\n".encode()
-
-
-OPENAI = Dialect(ApiError.body, last_event, _bearer)
-RESPONSES = Dialect(ApiError.body, lambda error: _event({"type": "error", **error.body()}), _bearer)
-ANTHROPIC = Dialect(_anthropic_body, lambda error: _event(_anthropic_body(error)), _anthropic_key)
-
-
-@dataclass(frozen=True, slots=True)
 class OpenRoute:
-    """A route that clients may call. `endpoint` is its name in metrics and logs; calls without one are not admitted."""
+    """A route that clients may call. `endpoint` is its name in metrics and logs; calls without one are not admitted.
+
+    `inputs` is the member of its body that may hold several prompts, each of which is a request for an engine.
+    """
 
     path: str
     endpoint: str | None
     task: RouteTask = RouteTask.COUNT
     dialect: Dialect = OPENAI
+    inputs: str = "prompt"
 
     @property
     def method(self) -> str:
@@ -86,11 +48,14 @@ OPEN_ROUTES = {
         OpenRoute("/v1/models", None),
         OpenRoute("/v1/completions", "completions", RouteTask.GENERATE),
         OpenRoute("/v1/chat/completions", "chat", RouteTask.GENERATE),
+        OpenRoute("/v1/chat/completions/batch", "chat", RouteTask.GENERATE, inputs="messages"),
         OpenRoute("/v1/responses", "responses", RouteTask.GENERATE, RESPONSES),
         OpenRoute("/v1/messages", "messages", RouteTask.GENERATE, ANTHROPIC),
         OpenRoute("/v1/messages/count_tokens", "count_tokens", RouteTask.COUNT, ANTHROPIC),
+        OpenRoute("/generative_scoring", "generative_scoring", RouteTask.GENERATE, inputs="items"),
         OpenRoute("/tokenize", "tokenize"),
         OpenRoute("/detokenize", "detokenize"),
+        OpenRoute("/tokenizer_info", None),
         OpenRoute("/v1/embeddings", "embeddings", RouteTask.POOL),
         OpenRoute("/v2/embed", "embeddings", RouteTask.POOL),
         OpenRoute("/pooling", "pooling", RouteTask.POOL),
@@ -102,7 +67,86 @@ OPEN_ROUTES = {
         OpenRoute("/v2/rerank", "rerank", RouteTask.POOL),
     )
 }
-"""By path."""
+"""By path. vLLM has `/tokenizer_info` only with its flag, and the last ones, from `/v1/embeddings` on, for pooling."""
+
+NOT_STORED = "responses are not stored, since ingress processes share nothing: send the earlier items as `input`"
+_OF_TOKENS = "calls between vLLM's servers are not served: send token ids as `prompt` to /v1/completions"
+_WEIGHTS = "engines keep the weights that they started with"
+_SLEEP = "Mell frees GPUs by closing replicas: POST /mell/replicas/{replica}/drain"
+_PAUSE = "requests are not held back: `scheduler.mode: off` stops moves"
+_ADAPTERS = "adapters are not loaded at run time"
+_SPEECH = "models of speech are not served"
+_DESCRIPTION = "GET /openapi.json describes all calls"
+
+CLOSED_ROUTES: Mapping[str, str] = {
+    "/v1/responses/{response_id}": NOT_STORED,
+    "/v1/responses/{response_id}/cancel": NOT_STORED,
+    "/v1/completions/render": _OF_TOKENS,
+    "/v1/completions/derender": _OF_TOKENS,
+    "/v1/chat/completions/render": _OF_TOKENS,
+    "/v1/chat/completions/derender": _OF_TOKENS,
+    "/v1/messages/render": _OF_TOKENS,
+    "/v1/responses/render": _OF_TOKENS,
+    "/inference/v1/generate": _OF_TOKENS,
+    "/inference/v1/abort_requests": "a request ends when its client disconnects",
+    "/abort_requests": "a request ends when its client disconnects",
+    "/invocations": "SageMaker's calls are not served: call the endpoint itself, such as /v1/chat/completions",
+    "/v1/systemone": "structured decisions are not served: POST /generative_scoring gives probabilities of tokens",
+    "/v1/load_lora_adapter": _ADAPTERS,
+    "/v1/unload_lora_adapter": _ADAPTERS,
+    "/v1/audio/transcriptions": _SPEECH,
+    "/v1/audio/translations": _SPEECH,
+    "/v1/realtime": _SPEECH,
+    "/docs": _DESCRIPTION,
+    "/docs/oauth2-redirect": _DESCRIPTION,
+    "/redoc": _DESCRIPTION,
+    "/kv_event_sources": "engines publish no events of their caches",
+    "/scale_elastic_ep": "Mell opens and closes replicas itself, up to `max_replicas`",
+    "/is_scaling_elastic_ep": "GET /mell/state has the replicas and their states",
+    "/fault_tolerance/apply": "Mell continues the requests of a failed replica on others",
+    "/fault_tolerance/status": "GET /mell/state has the replicas and their states",
+    "/server_info": "GET /version and GET /mell/state have what operators need",
+    "/start_profile": "for operators: POST /mell/start_profile",
+    "/stop_profile": "for operators: POST /mell/stop_profile",
+    "/reset_prefix_cache": "for operators: POST /mell/reset_prefix_cache",
+    "/reset_mm_cache": "for operators: POST /mell/reset_prefix_cache",
+    "/reset_encoder_cache": "for operators: POST /mell/reset_prefix_cache",
+    "/collective_rpc": "workers take no calls of clients",
+    "/sleep": _SLEEP,
+    "/wake_up": _SLEEP,
+    "/is_sleeping": _SLEEP,
+    "/release_kv_cache_memory": _SLEEP,
+    "/pause": _PAUSE,
+    "/resume": _PAUSE,
+    "/is_paused": _PAUSE,
+    "/init_weight_transfer_engine": _WEIGHTS,
+    "/shutdown_weight_transfer_engine": _WEIGHTS,
+    "/start_weight_update": _WEIGHTS,
+    "/start_draft_weight_update": _WEIGHTS,
+    "/update_weights": _WEIGHTS,
+    "/finish_weight_update": _WEIGHTS,
+    "/update_weight_version": _WEIGHTS,
+    "/weight_info": _WEIGHTS,
+    "/weight_checker": _WEIGHTS,
+    "/get_world_size": "GET /mell/state has the replicas and their states",
+}
+"""Reasons by path, for vLLM's other routes; those of its developer mode included."""
+
+_RESPONSE = re.compile(r"/v1/responses/[^/]+(?P<rest>/cancel)?")
+
+
+def why_closed(path: str) -> str | None:
+    """The reason why a route of vLLM is closed, None for a path that vLLM does not have either."""
+    if path not in CLOSED_ROUTES and (response := _RESPONSE.fullmatch(path)):
+        path = "/v1/responses/{response_id}" + (response["rest"] or "")
+    return CLOSED_ROUTES.get(path)
+
+
+def dialect_of(path: str) -> Dialect:
+    """The dialect of the clients that call a path, open or not."""
+    if path in OPEN_ROUTES:
+        return OPEN_ROUTES[path].dialect
+    return ANTHROPIC if path.startswith("/v1/messages/") else OPENAI
 
 
 def described(document: Mapping[str, Any]) -> dict[str, Any]:

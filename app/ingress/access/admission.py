@@ -38,6 +38,11 @@ class Gate:
         self._running = 0
         self.replace_keys(keys)
 
+    @property
+    def running(self) -> int:
+        """The number of admitted requests that have not ended."""
+        return self._running
+
     def replace_keys(self, keys: Iterable[ApiKey]) -> None:
         """Make `keys` the valid keys. A key keeps the usage of the previous key with the same name."""
         self._keys = tuple(keys)
@@ -61,7 +66,8 @@ class Gate:
         if not self._keys:
             return None
         if given is None:
-            raise ApiError(401, "this call requires Authorization: Bearer <API key>", code="invalid_api_key")
+            message = "this call requires an API key: Authorization: Bearer <key>, or x-api-key on /v1/messages"
+            raise ApiError(401, message, code="invalid_api_key")
         if (key := find(self._keys, given)) is None:
             raise ApiError(401, "the API key is not valid", code="invalid_api_key")
         return key
@@ -137,7 +143,7 @@ class AdmissionLayer:
         timeout_s: float | None,
         begin: Callable[[], RequestObserver],
         key: Callable[[Headers], str | None] = lambda headers: bearer(headers.get("authorization")),
-        ending: Callable[[ApiError], bytes] = last_event,
+        ending: Callable[[ApiError, int], bytes] = last_event,
     ) -> None:
         self._app = app
         self._gate = gate

@@ -6,6 +6,7 @@ import json
 import logging
 import resource
 import time
+from argparse import Namespace
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -16,11 +17,18 @@ import httpx
 import pytest
 import pytest_asyncio
 import schemathesis
+from fastapi import FastAPI
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
+from starlette.routing import Route, WebSocketRoute
+from vllm.config import ProfilerConfig
+from vllm.entrypoints.launchers.api_server.routers import register_api_routers
+from vllm.entrypoints.serve.tokenize.api_router import router as tokenizer_router
+from vllm.tasks import POOLING_TASKS
 
 from app.frontend.guard.layers import guarded
+from app.frontend.guard.routes import CLOSED_ROUTES, OPEN_ROUTES, RouteTask
 from app.ingress.access.admission import Gate
 from app.ingress.access.keys import ApiKey, digest
 from app.ingress.access.limits import KeyLimits
@@ -47,6 +55,7 @@ pytestmark = [
 JSON = {"Content-Type": "application/json"}
 KEY = {"Authorization": "Bearer alice-key"}
 COMPLETIONS, CHAT, RESPONSES, MESSAGES = "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"
+BATCH, SCORING = "/v1/chat/completions/batch", "/generative_scoring"
 USER = [{"role": "user", "content": "Hi"}]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 BODIES: dict[str, dict[str, Any]] = {
@@ -54,11 +63,14 @@ BODIES: dict[str, dict[str, Any]] = {
     CHAT: {"messages": USER, "max_tokens": 2},
     RESPONSES: {"input": "Hi", "max_output_tokens": 2},
     MESSAGES: {"model": "mell-tiny", "messages": USER, "max_tokens": 2},
+    BATCH: {"messages": [USER, USER], "max_tokens": 2},
     "/v1/messages/count_tokens": {"model": "mell-tiny", "messages": USER},
     "/tokenize": {"prompt": "Hi"},
     "/detokenize": {"tokens": [5, 6]},
 }
-"""A small valid body for every open route of a model that generates."""
+"""A small valid body for every open route of a model that generates, but for that of scores."""
+SCORES: dict[str, Any] = {"query": "Hi", "items": ["a", "b"], "label_token_ids": [5, 6]}
+"""A small valid body for that one. The replicas here have logprobs of no such tokens."""
 
 CPU_S = 1.5
 MEMORY = 300 << 20
@@ -130,6 +142,18 @@ class Cost:
             assert took < CPU_S and memory < MEMORY, f"{took:.2f} s, {memory >> 20} MiB"
 
 
+ANTHROPICS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    500: "api_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+"""Anthropic's types of errors."""
+
+
 def refusal(response: httpx.Response, path: str, status: int = 400) -> Any:
     """The error of a refusal, in the shape of the route's API, and of a bounded size."""
     assert response.status_code == status, response.text[:300]
@@ -137,8 +161,10 @@ def refusal(response: httpx.Response, path: str, status: int = 400) -> Any:
     body = response.json()
     error = body["error"]
     assert error["message"] is not None and error["type"]
-    # vLLM's validators answer in OpenAI's shape everywhere.
-    assert {"param", "code"} <= set(error) or (path.startswith(MESSAGES) and body["type"] == "error")
+    if path.startswith(MESSAGES):
+        assert body == {"type": "error", "error": {"type": ANTHROPICS[status], "message": error["message"]}}
+    else:
+        assert {"param", "code"} <= set(error)
     return error
 
 
@@ -151,15 +177,56 @@ async def test_every_open_route_answers(exposed: Exposed, path: str) -> None:
     assert response.status_code == 200, response.text
 
 
-async def test_no_other_route_of_vllm_answers(exposed: Exposed, served: FrontendApi) -> None:
-    application = served.frontend._application
-    paths = set(application.openapi()["paths"]) | {"/docs", "/redoc", "/openapi.json", "/metrics", "/ping"}
-    assert {"/scale_elastic_ep", "/invocations", "/load"} <= paths
-    for path in paths - set(BODIES) - {"/v1/models"}:
-        for method in ("GET", "POST"):
-            assert (await exposed.send(method, path, json={})).status_code == 404
+async def test_scores_are_asked_of_replicas(exposed: Exposed) -> None:
+    error = refusal(await exposed.send("POST", SCORING, json=SCORES), SCORING)
+    assert "not found in logprobs for item 0" in error["message"]
+    error = refusal(await exposed.send("POST", SCORING, json={**SCORES, "items": ["a"] * 129}), SCORING)
+    assert error["param"] == "items" and exposed.untouched
+
+
+OWN = {"/health", "/ping", "/load", "/version", "/metrics", "/openapi.json"}
+"""Routes of vLLM that Mell answers itself."""
+
+
+def vllms_routes(served: FrontendApi, monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The paths of all routes that vLLM's server has with some flags, in its developer mode, and for other models."""
+    monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")
+    monkeypatch.setenv("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1")
+    monkeypatch.setattr(tokenizer_router, "routes", [*tokenizer_router.routes])  # to which vLLM adds
+    state = served.frontend._application.state
+    flags = {"enable_scale_out", "enable_tokenizer_info_endpoint", "enable_fault_tolerance", "enable_offline_docs"}
+    application = FastAPI()
+    profiler = ProfilerConfig(profiler="torch", torch_profiler_dir="/nowhere")
+    application.state.args = Namespace(
+        **{**vars(state.args), **dict.fromkeys(flags, True), "profiler_config": profiler}
+    )
+    tasks = ("generate", "transcription", "realtime", *POOLING_TASKS)
+    register_api_routers(application.state.args, application, tasks, state.engine_client.model_config)
+    return {str(route.path) for route in application.routes if isinstance(route, Route | WebSocketRoute)}
+
+
+async def test_every_route_of_vllm_is_open_or_closed_with_a_reason(
+    exposed: Exposed, served: FrontendApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = vllms_routes(served, monkeypatch) - OWN - {"/static"}
+    assert {"/scale_elastic_ep", "/invocations", "/collective_rpc", "/update_weights", "/v1/load_lora_adapter"} <= paths
+    assert paths - OPEN_ROUTES.keys() == CLOSED_ROUTES.keys() and not OPEN_ROUTES.keys() & CLOSED_ROUTES.keys()
+    assert {path for path, route in OPEN_ROUTES.items() if route.task is not RouteTask.POOL} <= paths
     document = served.frontend.document()
-    assert set(document["paths"]) == set(BODIES) | {"/v1/models"}
+    assert set(document["paths"]) == {*BODIES, SCORING, "/v1/models"}
+
+
+async def test_the_tokenizer_is_described_with_its_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer_router, "routes", [*tokenizer_router.routes])
+    async with serving(config(enable_tokenizer_info_endpoint=True)) as served:
+        described = (await Exposed(served).send("GET", "/tokenizer_info")).json()
+        assert described["tokenizer_class"] and "/tokenizer_info" in served.frontend.document()["paths"]
+        keys = Gate([ApiKey("alice", digest("alice-key"))])
+        assert (await Exposed(served, keys).send("GET", "/tokenizer_info")).status_code == 401
+
+
+async def test_without_its_flag_the_tokenizer_is_not_described(exposed: Exposed) -> None:
+    assert (await exposed.send("GET", "/tokenizer_info")).status_code == 404
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT, RESPONSES, MESSAGES])
@@ -263,8 +330,8 @@ async def test_the_ingress_serves_it_beside_its_own_routes() -> None:
             answer = await client.post(COMPLETIONS, json=BODIES[COMPLETIONS])
             assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 2
             document = (await client.get("/openapi.json")).json()
-            assert set(document["paths"]) == set(BODIES) | {"/v1/models"} | own_document()["paths"].keys()
-            for path, status in (("/health", 200), ("/version", 200), ("/v1/models", 200), ("/load", 404), ("/", 404)):
+            assert set(document["paths"]) == {*BODIES, SCORING, "/v1/models", *own_document()["paths"]}
+            for path, status in (("/health", 200), ("/version", 200), ("/v1/models", 200), ("/load", 200), ("/", 404)):
                 assert (await client.get(path)).status_code == status
             client.headers["Authorization"] = "Bearer eve"
             assert refusal(await client.post(COMPLETIONS, json=BODIES[COMPLETIONS]), COMPLETIONS, 401)
@@ -316,6 +383,74 @@ async def test_an_answer_that_cannot_be_completed_is_logged_so(
     assert (line["outcome"], line["status"]) == ("server_error", 500) and line["completion_tokens"] > 20
 
 
+# --- errors -----------------------------------------------------------------------------------------------
+
+
+REFUSED: dict[str, tuple[dict[str, Any], int]] = {
+    "a model that is not served": ({"model": "another"}, 404),
+    "a wrong member": ({"messages": 5}, 400),
+    "a wrong member of a member": ({"messages": [{"role": "user", "content": [{"type": "x"}]}]}, 400),
+    "a missing member": ({"messages": None}, 400),
+}
+
+
+@pytest.mark.parametrize("path", [MESSAGES, "/v1/messages/count_tokens"])
+@pytest.mark.parametrize(("members", "status"), REFUSED.values(), ids=REFUSED)
+async def test_vllms_errors_on_messages_have_anthropics_shape(
+    exposed: Exposed, path: str, members: dict[str, Any], status: int
+) -> None:
+    refusal(await exposed.post(path, **members), path, status)
+
+
+async def test_a_chat_beyond_the_context_is_refused_on_messages(exposed: Exposed) -> None:
+    response = await exposed.post(MESSAGES, messages=[{"role": "user", "content": "word " * 5_000}])
+    assert "context" in refusal(response, MESSAGES)["message"]
+
+
+def ending(response: httpx.Response) -> tuple[int, Any]:
+    """The number of events before the last one, and the last one, `[DONE]` aside."""
+    assert response.status_code == 200
+    *before, last = [block for block in response.text.split("\n\n") if block and block != "data: [DONE]"]
+    return len(before), json.loads(last.rpartition("data: ")[2])
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, RESPONSES, MESSAGES])
+async def test_a_stream_that_no_replica_takes_ends_with_503(
+    path: str, lines: Callable[[], list[dict[str, Any]]]
+) -> None:
+    async with serving(config()) as api:
+        exposed = Exposed(api)
+        for replica in api.service.replicas.values():
+            replica.host.stopping = True
+        _, event = ending(await exposed.post(path, stream=True, max_tokens=4))
+        (line,) = lines()
+    error = event["error"]
+    if path == MESSAGES:
+        assert error["type"] == "overloaded_error"
+    else:
+        assert error["code"] in (503, "unavailable")
+    assert (line["outcome"], line["status"]) == ("unavailable", 503)
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, RESPONSES, MESSAGES])
+async def test_a_stream_that_cannot_be_completed_ends_with_500(
+    path: str, lines: Callable[[], list[dict[str, Any]]]
+) -> None:
+    async with serving(config()) as api:
+        asking = asyncio.create_task(Exposed(api).post(path, max_tokens=400, max_output_tokens=400, stream=True))
+        await eventually(lambda: any(run.reader.cursor.next_index > 20 for run in api.service.streams._live.values()))
+        api.service.kill("a")
+        api.service.kill("b")
+        before, event = ending(await asking)
+        (line,) = lines()
+    assert event["error"]["message"] in ("Internal server error", "the answer cannot be completed")
+    if path == MESSAGES:
+        assert event["error"]["type"] == "api_error"
+    elif path == RESPONSES:
+        assert (event["type"], event["sequence_number"]) == ("error", before)
+    assert (line["outcome"], line["status"]) == ("server_error", 500) and line["completion_tokens"] > 20
+
+
 # --- hostile input ----------------------------------------------------------------------------------------
 
 
@@ -327,6 +462,10 @@ URL = "http://127.0.0.1:9/x.png"
 HOSTILE: dict[str, tuple[str, dict[str, Any]]] = {
     "a connector's path": (COMPLETIONS, {"kv_transfer_params": {"mell_load": {"segment": "/etc/passwd"}}}),
     "a connector's path as a text": (CHAT, {"vllm_xargs": {"kv_transfer_params": '{"mell_load": {}}'}}),
+    "a thousand chats": (BATCH, {"messages": [USER] * 1000}),
+    "chats that are none": (BATCH, {"messages": [5]}),
+    "parts that are none in a batch": (BATCH, {"messages": [[5] * 2000] * 2}),
+    "a response after another one": (RESPONSES, {"previous_response_id": "resp_1"}),
     "a thousand prompts": (COMPLETIONS, {"prompt": ["x"] * 1000, "n": 16}),
     "two thousand choices": (COMPLETIONS, {"n": 2000}),
     "two thousand choices of a chat": (CHAT, {"n": 2000}),

@@ -16,10 +16,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from app.frontend.calls import CURRENT, EngineRequest
 from app.frontend.guard.bodies import MAX_STOPS
 from app.frontend.guard.layers import guarded, vllm_environment, vllm_media_domains
-from app.frontend.guard.routes import OPEN_ROUTES
+from app.frontend.guard.routes import CLOSED_ROUTES, OPEN_ROUTES
 from app.ingress.access.admission import Gate
 from app.ingress.access.keys import ApiKey, digest
 from app.ingress.access.limits import KeyLimits
+from app.ingress.errors import ApiError
 from app.ingress.telemetry.requests import RequestTelemetry
 from app.settings import IngressSettings
 from deployments.metrics.exposition import merge
@@ -91,26 +92,21 @@ def keys(**limits: int) -> Gate:
 
 # --- routes -----------------------------------------------------------------------------------------------
 
-CLOSED = [
-    *("/", "/v1", "/v1/", "/v1/completions/", "/v1/completions/render", "/v1/completions/derender", "/v1/models/tiny"),
-    *("/v1/chat/completions/render", "/v1/chat/completions/batch", "/v1/chat/completions/derender", "//v1/models"),
-    *("/v1/responses/resp_1", "/v1/responses/resp_1/cancel", "/inference/v1/generate", "/invocations", "/ping"),
-    *("/scale_elastic_ep", "/is_scaling_elastic_ep", "/load", "/sleep", "/wake_up", "/is_sleeping", "/collective_rpc"),
-    *("/reset_prefix_cache", "/server_info", "/start_profile", "/stop_profile", "/pause", "/resume", "/tokenizer_info"),
-    *("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/update_weights", "/abort_requests", "/kv_event_sources"),
-    *("/v1/audio/transcriptions", "/v1/audio/translations", "/v1/realtime", "/docs", "/redoc", "/generative_scoring"),
-    *("/fault_tolerance/apply", "/v1/systemone", "/v1/completions%2Frender", "/v1/messages/render"),
-]
+UNKNOWN = ["/", "/v1", "/v1/", "/v1/completions/", "/v1/models/tiny", "//v1/models", "/v1/completions%2Fx"]
+RESPONSE = {path.replace("{response_id}", "resp_1"): why for path, why in CLOSED_ROUTES.items()}
+CLOSED = RESPONSE | dict.fromkeys([*UNKNOWN, "/v1/responses/a/b", "/v1/messages/batches"], "Not Found")
 
 
-@pytest.mark.parametrize("path", CLOSED)
-async def test_other_routes_do_not_exist(path: str) -> None:
+@pytest.mark.parametrize(("path", "why"), CLOSED.items(), ids=CLOSED)
+async def test_other_routes_do_not_exist_and_say_why(path: str, why: str) -> None:
     async def reached(http: Request) -> ASGIApp:
         raise AssertionError(path)
 
     for method in ("GET", "POST", "DELETE", "OPTIONS"):
         response = await Guarded(reached).post(path, method=method)
-        assert response.status_code == 404 and response.json()["error"]["type"] == "not_found_error"
+        body = response.json()
+        assert (response.status_code, body["error"]["type"], body["error"]["message"]) == (404, "not_found_error", why)
+        assert (body.get("type") == "error") == path.startswith(MESSAGES)
 
 
 @pytest.mark.parametrize("route", OPEN_ROUTES.values(), ids=OPEN_ROUTES)
@@ -119,6 +115,8 @@ async def test_open_routes_have_one_method(route: Any) -> None:
     for method in {"GET", "POST", "HEAD", "OPTIONS", "DELETE", "PUT", ""} - {route.method}:
         response = await Guarded().post(route.path, method=method)
         assert (response.status_code, response.headers["allow"]) == (405, route.method)
+        if method != "HEAD":
+            assert ("type" in response.json()) == route.path.startswith(MESSAGES)
 
 
 async def test_websockets_are_closed() -> None:
@@ -238,6 +236,8 @@ async def test_with_keys_clients_need_one(route: Any) -> None:
         assert (response.status_code, response.headers["www-authenticate"]) == (401, "Bearer")
         body = response.json()
         assert body["error"]["type"] == "authentication_error" and (body.get("type") == "error") == anthropic
+        if not headers:
+            assert "Authorization: Bearer" in body["error"]["message"] and "x-api-key" in body["error"]["message"]
     assert (await behind.post(route.path, KEY, method=route.method)).status_code == 200
     by_header = await behind.post(route.path, {"X-Api-Key": "alice-key"}, method=route.method)
     assert by_header.status_code == (200 if anthropic else 401)
@@ -335,6 +335,7 @@ async def test_a_late_stream_ends_with_an_error_in_its_dialect() -> None:
     for path in (RESPONSES, MESSAGES):
         body = json.loads(ends[path].removeprefix("event: error\ndata: "))
         assert (body["type"], body["error"]["type"]) == ("error", "timeout_error")
+        assert body.get("sequence_number") == (1 if path == RESPONSES else None)
 
 
 # --- what a call leaves behind ------------------------------------------------------------------------------
@@ -414,13 +415,131 @@ async def test_a_client_that_left_is_logged_so(lines: Callable[[], list[dict[str
     assert meter._tokens is not None and meter._tokens.level == 1000 - 43
 
 
-async def test_an_exception_is_raised_and_logged(lines: Callable[[], list[dict[str, Any]]]) -> None:
-    async def fail(http: Request) -> ASGIApp:
-        raise RuntimeError("a mistake")
+# --- errors of the application ----------------------------------------------------------------------------
 
-    with pytest.raises(RuntimeError, match="a mistake"):
-        await Guarded(fail).post()
-    assert [line["outcome"] for line in lines()] == ["internal_error"]
+STATUSES = {
+    400: "invalid_request_error",
+    404: "not_found_error",
+    422: "invalid_request_error",
+    429: "rate_limit_error",
+    500: "api_error",
+    501: "api_error",
+    503: "overloaded_error",
+}
+"""Anthropic's types of errors."""
+SHAPES: dict[str, Any] = {
+    "OpenAI's": {"error": {"message": "so", "type": "BadRequestError", "param": None, "code": 400}},
+    "Anthropic's with another type": {"type": "error", "error": {"type": "NotFoundError", "message": "so"}},
+}
+
+
+@pytest.mark.parametrize("body", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize(("status", "kind"), STATUSES.items())
+async def test_on_messages_errors_have_anthropics_shape(status: int, kind: str, body: Any) -> None:
+    async def refuse(http: Request) -> ASGIApp:
+        return JSONResponse(body, status, {"Retry-After": "7"})
+
+    response = await Guarded(refuse).post(MESSAGES)
+    assert response.json() == {"type": "error", "error": {"type": kind, "message": "so"}}
+    assert (response.status_code, response.headers["retry-after"]) == (status, "7")
+    assert int(response.headers["content-length"]) == len(response.content)
+    for path in (COMPLETIONS, CHAT, RESPONSES):
+        assert (await Guarded(refuse).post(path)).json() == body, "vLLM's own shape"
+
+
+@pytest.mark.parametrize("content", [b"", b"oh", b"[]", b'{"error": "so"}', b'{"detail": "so"}'])
+async def test_on_messages_an_error_without_a_message_has_the_statuss_own(content: bytes) -> None:
+    async def refuse(http: Request) -> ASGIApp:
+        async def halves() -> Any:
+            yield content[:3]
+            yield content[3:]
+
+        return StreamingResponse(halves(), 404, media_type="text/plain")
+
+    response = await Guarded(refuse).post(MESSAGES)
+    assert response.json() == {"type": "error", "error": {"type": "not_found_error", "message": "Not Found"}}
+    assert response.headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, RESPONSES, MESSAGES])
+async def test_an_exception_is_an_internal_error(
+    lines: Callable[[], list[dict[str, Any]]], caplog: pytest.LogCaptureFixture, path: str
+) -> None:
+    async def fail(http: Request) -> ASGIApp:
+        raise RuntimeError("a secret")
+
+    response = await Guarded(fail).post(path)
+    body = response.json()
+    assert (response.status_code, body["error"]["message"]) == (500, "internal error")
+    assert ("type" in body) == (path == MESSAGES)
+    assert [line["outcome"] for line in lines()] == ["internal_error"] and "a secret" in caplog.text
+
+
+def breaking(failure: ApiError | None, finish: str | None, event: bytes | None = None) -> Handler:
+    """Streams two events and then `event`, or breaks off."""
+
+    async def stream(http: Request) -> ASGIApp:
+        await http.body()
+        used(tokens=3, finish=finish)
+        call = CURRENT.get()
+        assert call is not None
+        call.failure = failure
+
+        async def chunks() -> Any:
+            yield b"event: a\ndata: {}\n\n"
+            yield b"event: b\ndata: {}\n\n"
+            if event is None:
+                raise RuntimeError("a secret")
+            yield event
+
+        return StreamingResponse(chunks(), media_type="text/event-stream")
+
+    return stream
+
+
+UNTAKEN = ApiError(503, "no replica accepts requests", code="unavailable")
+BREAKS: dict[str, tuple[ApiError | None, str | None, int, str, str]] = {
+    "no engine took it": (UNTAKEN, None, 503, "no replica accepts requests", "unavailable"),
+    "a lost replica": (None, "error", 500, "the answer cannot be completed", "server_error"),
+    "a mistake": (None, None, 500, "internal error", "internal_error"),
+}
+
+
+@pytest.mark.parametrize(("failure", "finish", "status", "message", "outcome"), BREAKS.values(), ids=BREAKS)
+async def test_a_stream_that_breaks_off_ends_with_an_error(
+    lines: Callable[[], list[dict[str, Any]]],
+    failure: ApiError | None,
+    finish: str | None,
+    status: int,
+    message: str,
+    outcome: str,
+) -> None:
+    ends = {}
+    for path in (COMPLETIONS, RESPONSES, MESSAGES):
+        response = await Guarded(breaking(failure, finish)).post(path)
+        assert response.status_code == 200
+        ends[path] = response.text.split("\n\n", 2)[2]
+    assert ends[COMPLETIONS].endswith("data: [DONE]\n\n") and message in ends[COMPLETIONS]
+    event = json.loads(ends[RESPONSES].removeprefix("event: error\ndata: "))
+    assert (event["type"], event["message"], event["sequence_number"]) == ("error", message, 2)
+    assert event["error"]["message"] == message, "for which OpenAI's clients raise an exception"
+    kind = STATUSES[status]
+    assert (
+        ends[MESSAGES]
+        == f"event: error\ndata: {json.dumps({'type': 'error', 'error': {'type': kind, 'message': message}})}\n\n"
+    )
+    assert {(line["outcome"], line["status"]) for line in lines()} == {(outcome, status)}
+
+
+@pytest.mark.parametrize(("failure", "finish", "status", "message", "outcome"), BREAKS.values(), ids=BREAKS)
+async def test_an_error_event_of_messages_shows_no_internals(
+    failure: ApiError | None, finish: str | None, status: int, message: str, outcome: str
+) -> None:
+    shown = {"type": "error", "error": {"type": "internal_error", "message": "1 validation error for a class of vLLM"}}
+    event = f"event: error\ndata: {json.dumps(shown)}\n\n".encode()
+    *_, last, rest = (await Guarded(breaking(failure, finish, event)).post(MESSAGES)).text.split("\n\n")
+    error = {"type": STATUSES[status], "message": message}
+    assert json.loads(last.removeprefix("event: error\ndata: ")) == {"type": "error", "error": error} and not rest
 
 
 async def test_calls_do_not_mix() -> None:
