@@ -44,6 +44,7 @@ FRONTEND_ARGUMENTS = frozenset(
         "enable_force_include_usage",
         "enable_per_request_metrics",
         "enable_prompt_tokens_details",
+        "enable_tokenizer_info_endpoint",
         "exclude_tools_when_tool_choice_none",
         "fingerprint_mode",
         "fingerprint_value",
@@ -218,6 +219,19 @@ class IngressSettings(SettingsSection):
         default_factory=dict,
         description="Arguments of the server application, with the names of `vllm serve`, see frontend.md.",
     )
+    allowed_origins: list[str] = Field(
+        default_factory=list,
+        description="Origins whose web pages may call the API, never /mell: `https://chat.example.com`; `*`: all.",
+    )
+    allowed_methods: list[str] = Field(
+        default_factory=lambda: ["*"], description="Methods of these pages' calls; `*`: all."
+    )
+    allowed_headers: list[str] = Field(
+        default_factory=lambda: ["*"], description="Headers of these pages' calls; `*`: all."
+    )
+    allow_credentials: bool = Field(
+        False, description="These pages' calls may have cookies, which a reverse proxy may want."
+    )
     log_text: bool = Field(
         False,
         description="Include prompts and answers in the log lines of requests; off by default for the clients' "
@@ -253,6 +267,20 @@ class IngressSettings(SettingsSection):
                 raise ValueError(f"{domain!r} is no domain: write its name alone, such as images.example.com")
         return [domain.lower() for domain in value]
 
+    @field_validator("allowed_origins")
+    @classmethod
+    def _are_origins(cls, value: list[str]) -> list[str]:
+        for origin in value:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise ValueError(f"{origin!r} is no origin: write https://HOST or https://HOST:PORT, without a path")
+        return value
+
+    @model_validator(mode="after")
+    def _safe_credentials(self) -> Self:
+        if self.allow_credentials and "*" in self.allowed_origins:
+            raise ValueError("allow_credentials: every web page could use its reader's cookies: list allowed_origins")
+        return self
+
     @field_validator("otlp_traces_endpoint")
     @classmethod
     def _is_url(cls, value: str | None) -> str | None:
@@ -269,6 +297,8 @@ class IngressSettings(SettingsSection):
         return str(Path(value).absolute())  # replicas have another working directory
 
 
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:]+\]|[a-z0-9._-]+)(:[0-9]+)?|null")
+"""An origin as browsers send it: in lower case, without a path."""
 _DOMAIN = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
 
 

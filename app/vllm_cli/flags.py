@@ -28,6 +28,10 @@ PLACED: Mapping[str, str] = {
     "api_key": "a list of digests: `ingress.api_keys_file`, or `MELL_API_KEYS` in the environment",
     "enable_log_outputs": "`ingress.log_text`, prompts included",
     "allowed_media_domains": "`ingress.allowed_media_domains`; media are not served yet",
+    "allowed_origins": "`ingress.allowed_origins`; never for `/mell`",
+    "allowed_methods": "`ingress.allowed_methods`",
+    "allowed_headers": "`ingress.allowed_headers`",
+    "allow_credentials": "`ingress.allow_credentials`; refused with `--allowed-origins '[\"*\"]'`",
     "otlp_traces_endpoint": "`ingress.otlp_traces_endpoint`",
     "hf_token": "`engine_kwargs.hf_token` for the token of the Hugging Face login; a token belongs into `HF_TOKEN`",
     "enable_prefix_caching": "always on; turning it off is refused",
@@ -93,11 +97,13 @@ _FORM = "it has a log format of its own"
 IGNORED: Mapping[str, str] = {
     "aggregate_engine_logging": f"{_LOGGED}, and {_FORM}",
     "disable_access_log_for_endpoints": f"{_LOGGED}, and none for health checks and metrics",
-    "disable_fastapi_docs": "Mell serves no such pages",
+    "disable_fastapi_docs": "Mell has no such pages",
     "disable_log_stats": "Mell's scheduler and metrics need the statistics of the engines",
     "disable_uvicorn_access_log": _LOGGED,
     "enable_log_deltas": "Mell logs whole texts only",
     "enable_log_requests": _LOGGED,
+    "enable_offline_docs": "Mell has no such pages; GET /openapi.json describes all calls",
+    "enable_server_load_tracking": "`/load` always counts",
     "enable_request_id_headers": "Mell returns the X-Request-Id that a client sends",
     "uvicorn_log_level": f"{_LOGGED}, and {_FORM}",
 }
@@ -105,7 +111,6 @@ IGNORED: Mapping[str, str] = {
 
 _ADAPTERS = "Mell serves no adapters yet: serve a model with the adapter merged into its weights"
 _CLIENTS_OF_TOKENS = "Mell's clients send and receive text: remove it"
-_CROSS_ORIGIN = "set cross-origin headers at a reverse proxy"
 _EXTRA_OUTPUTS = "Mell's answers do not carry this output: remove it"
 _HEADS = "Mell bounds the head of a request itself (64 KiB, 20 s): remove it"
 _LOGS = "Mell logs through Ray Serve: write its logging_config into the configuration (--write FILE)"
@@ -117,7 +122,6 @@ _PER_REPLICA = "replicas on one machine would use the same address: remove it"
 _PLACING = "Mell distributes requests over its replicas itself: write --data-parallel-size or --max-replicas only"
 _POOLING = "Mell serves models that generate text: remove it"
 _PROXY = "terminate TLS at a reverse proxy in front of ingress.port (docs/operations.md)"
-_ROUTES = "Mell does not open this route: remove it"
 _SLEEP = "Mell frees GPUs by closing replicas: write --min-replicas 1 and a higher --max-replicas"
 
 _REFUSED: Mapping[str, Sequence[str]] = {
@@ -127,7 +131,6 @@ _REFUSED: Mapping[str, Sequence[str]] = {
         "max_lora_cls_labels max_lora_rank max_loras specialize_active_lora"
     ),
     _CLIENTS_OF_TOKENS: _words("enable_prompt_embeds enable_scale_out skip_tokenizer_init tokens_only"),
-    _CROSS_ORIGIN: _words("allow_credentials allowed_headers allowed_methods allowed_origins"),
     _EXTRA_OUTPUTS: _words("aux_output_config enable_return_routed_experts enable_trace_replay return_sampling_mask"),
     _HEADS: _words("h11_max_header_count h11_max_incomplete_event_size"),
     _LOGS: _words("log_config_file log_level logging_config"),
@@ -157,7 +160,6 @@ _REFUSED: Mapping[str, Sequence[str]] = {
     ),
     _POOLING: _words("enable_flash_late_interaction io_processor_plugin pooler_config"),
     _PROXY: _words("enable_ssl_refresh ssl_ca_certs ssl_cert_reqs ssl_certfile ssl_ciphers ssl_keyfile"),
-    _ROUTES: _words("enable_offline_docs enable_server_load_tracking enable_tokenizer_info_endpoint"),
     _SLEEP: _words(
         "enable_cumem_allocator enable_nccl_comm_suspend enable_sleep_mode sleep_mode_offload_cudagraph "
         "sleep_preserve_parameter_names"

@@ -164,12 +164,21 @@ def _ingress(flags: Flags, host: Host, comments: dict[str, str]) -> dict[str, An
         section["num_replicas"] = flags["api_server_count"]
     if flags.get("enable_log_outputs"):
         section["log_text"] = True
-    for name in ("allowed_media_domains", "otlp_traces_endpoint"):
-        if name in flags:
-            section[name] = flags[name]
+    section |= {name: flags[name] for name in _SAME if name in flags}
     if kwargs := _frontend(flags, host):
         section["frontend_kwargs"] = kwargs
     return section
+
+
+_SAME = (
+    "allowed_media_domains",
+    "allowed_origins",
+    "allowed_methods",
+    "allowed_headers",
+    "allow_credentials",
+    "otlp_traces_endpoint",
+)
+"""Flags that are settings of the ingress by the same name."""
 
 
 def _frontend(flags: Flags, host: Host) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from app.frontend.guard.routes import CLOSED_ROUTES
 from app.ingress.description.openapi import STATUSES, own_document, statuses
 from app.ingress.description.operations import OPERATIONS, Access, Operation
 from deployments.engine.port import Tie
@@ -36,6 +37,7 @@ CODES = {
     ),
     "saturated": (503, "`ingress.max_requests` requests are running; try again after `Retry-After`"),
     "unavailable": (503, "no replica accepts the request"),
+    "internal_error": (500, "a mistake of the server, which is in the ingress's log"),
     "timeout": (504, "the request exceeded its time limit; 408 with this code: its body did"),
 }
 """Status and meaning of each `code` of Mell's own errors."""
@@ -68,15 +70,20 @@ only one running request has it.
 |---|---|---|---|
 | `POST /v1/completions` | yes | yes; those of a beam search, of one token each, are only placed | `completions` |
 | `POST /v1/chat/completions` | yes | yes | `chat` |
-| `POST /v1/responses` | yes | yes; `background` and `previous_response_id` need a store: refused | `responses` |
+| `POST /v1/chat/completions/batch` | | yes | `chat` |
+| `POST /v1/responses` | yes | yes | `responses` |
 | `POST /v1/messages` | yes | yes | `messages` |
 | `POST /v1/messages/count_tokens` | | needs no engine | `count_tokens` |
+| `POST /generative_scoring` | | requests of one token each, only placed | `generative_scoring` |
 | `POST /tokenize`, `POST /detokenize` | | need no engine | `tokenize`, `detokenize` |
-| `GET /v1/models` | | needs no engine | |
+| `GET /v1/models`, with `enable_tokenizer_info_endpoint` `GET /tokenizer_info` | | need no engine | |
 
 Not available yet: embeddings and other pooling endpoints (a model that generates no text is refused at the start),
-adapters (`lora_modules`), images, audio and video (400), prompts as embeddings, streamed input, `tool_server`. All
-other routes of vLLM's server, such as those that change an engine, answer 404.
+adapters (`lora_modules`), images, audio and video (400), prompts as embeddings, streamed input, `tool_server`.
+
+**Responses are not stored**: several ingress processes share nothing, so a later call could not find them. `store` has
+no effect, as in vLLM's server by default; `background` and `previous_response_id` get 400, and
+`/v1/responses/{response_id}` 404. Send the earlier items as `input`, or the messages as `previous_input_messages`.
 
 ```sh
 curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' \\
@@ -93,6 +100,7 @@ curl http://127.0.0.1:8000/v1/messages -H 'Content-Type: application/json' \\
   -d '{"model": "mell-tiny", "messages": [{"role": "user", "content": "Where do blocks move?"}], "max_tokens": 32}'
 ```
 
+CLOSED
 ## Moves
 
 A request that moves, or whose replica dies, continues with the next token, and its answer is that of an undisturbed
@@ -150,13 +158,22 @@ _BOUNDS = {
 _NOT_EMPTY = ("1 or more characters", "1 or more members")
 
 
+_ERRORS = """\
+Mell's errors are [Errors](#error); `param` is the path of the invalid member, and `code` is for programs. vLLM's own
+errors have the status as `code`. On `/v1/messages` all errors are in Anthropic's form, vLLM's included.
+
+An error after the beginning of a stream is its last event: on `/v1/completions` and `/v1/chat/completions` before
+`[DONE]`, on `/v1/responses` and `/v1/messages` as `event: error`, for which OpenAI's and Anthropic's clients raise.
+"""
+
+
 def page() -> str:
     """The whole page."""
     described = own_document()
     schemas = described["components"]["schemas"]
     bodies = {operation.body.__name__ for operation in OPERATIONS if operation.body}
     asked = _reachable([*bodies])
-    lines = [_INTRO, *_errors()]
+    lines = [_INTRO.replace("CLOSED\n", "\n".join(_closed())), *_errors()]
     for tag in described["tags"]:
         lines += [f"## {tag['name']}", "", tag["description"], ""]
         for operation in OPERATIONS:
@@ -182,15 +199,33 @@ def _reachable(names: list[str]) -> set[str]:
     return found
 
 
+def _closed() -> list[str]:
+    """The routes of vLLM's server that are closed, by reason."""
+    paths: dict[str, list[str]] = {}
+    for path, reason in CLOSED_ROUTES.items():
+        paths.setdefault(reason, []).append(f"`{path}`")
+    return [
+        "### Closed routes",
+        "",
+        "vLLM's other routes answer 404 with the reason, those of its developer mode included.",
+        "",
+        *(
+            "| Routes | Reason |",
+            "|---|---|",
+            *(f"| {', '.join(named)} | {reason} |" for reason, named in paths.items()),
+        ),
+        "",
+        "",
+    ]
+
+
 def _errors() -> list[str]:
     rows = [f"| {status} | {meaning} |" for status, meaning in STATUSES.items()]
     codes = [f"| `{code}` | {status} | {meaning} |" for code, (status, meaning) in CODES.items()]
     return [
         "## Errors",
         "",
-        "Mell's errors are [Errors](#error), on `/v1/messages` in Anthropic's form; `param` is the path of the invalid",
-        "member, and `code` is for programs. vLLM's own errors have the status as `code`.",
-        "",
+        _ERRORS,
         *("| Status | Meaning |", "|---|---|", *rows),
         "",
         *("| `code` | Status | Meaning |", "|---|---|---|", *codes),

@@ -141,6 +141,12 @@ NAN, INFINITY = float("nan"), float("inf")
         ("ingress.allowed_media_domains", ["https://images.example.com"]),
         ("ingress.allowed_media_domains", ["a.example/x"]),
         ("ingress.allowed_media_domains", [""]),
+        ("ingress.allowed_origins", "https://a.example"),
+        ("ingress.allowed_origins", ["a.example"]),
+        ("ingress.allowed_origins", ["https://a.example/"]),
+        ("ingress.allowed_origins", ["https://A.example"]),
+        ("ingress.allowed_origins", ["https://*.example"]),
+        ("ingress.allowed_origins", [""]),
         ("ingress.place_timeout_s", INFINITY),
         ("ingress.log_text", "no"),
         ("ingress.otlp_traces_endpoint", ""),
@@ -161,6 +167,11 @@ def test_an_error_names_a_wrong_value(path: str, value: Any) -> None:
 @pytest.mark.parametrize("url", ["http://127.0.0.1:4317", "https://collector/v1/traces", "http://[::1]:4318"])
 def test_valid_collector_urls(url: str) -> None:
     assert read_settings(nested("ingress.otlp_traces_endpoint", url)).ingress.otlp_traces_endpoint == url
+
+
+@pytest.mark.parametrize("origin", ["*", "null", "http://localhost:3000", "https://[::1]:8", "chrome-extension://abc"])
+def test_valid_origins(origin: str) -> None:
+    assert read_settings(nested("ingress.allowed_origins", [origin])).ingress.allowed_origins == [origin]
 
 
 def test_domains_are_compared_in_lower_case() -> None:
@@ -209,6 +220,10 @@ def test_seconds_may_be_whole_numbers() -> None:
                 "ingress": {"frontend_kwargs": {"tool_call_parser": "hermes"}},
             },
             "tool_call_parser is in model_loading_config and in ingress.frontend_kwargs",
+        ),
+        (
+            {"ingress": {"allow_credentials": True, "allowed_origins": ["https://a.example", "*"]}},
+            "list allowed_origins",
         ),
         (nested("engine_kwargs.tensor_parallel_size", "two"), "write a positive whole number"),
         (nested("migration.transport", "ncll"), "write shared, collective, cuda_ipc, nccl or module:factory"),

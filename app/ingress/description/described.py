@@ -38,6 +38,12 @@ class Versions(Described):
     torch: str
 
 
+class ServerLoad(Described):
+    """The load of an ingress process."""
+
+    server_load: int = Field(description="Admitted calls that have not ended.")
+
+
 class RunningRequest(Described):
     """A request on a replica."""
 

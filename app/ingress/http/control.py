@@ -6,13 +6,16 @@ from typing import Any, Protocol
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from app.ingress.access.admission import Gate
 from app.ingress.asgi import read_body
 from app.ingress.errors import ApiError
+from app.ingress.http.cross_origin import CrossOrigin
 from app.ingress.http.orders import parse_move
 from app.ingress.page.routes import PageRoutes
 from app.ingress.telemetry.requests import CLIENT_CLOSED_STATUS, RequestTelemetry
@@ -25,6 +28,7 @@ from migration.protocol.messages import PathRequest
 class ControlBackend(Protocol):
     """The port of these routes to the ingress replica."""
 
+    gate: Gate
     telemetry: RequestTelemetry
     settings: IngressSettings
 
@@ -76,6 +80,8 @@ class ControlRoutes:
         """These routes, and `api` for all other paths, as an ASGI application."""
         routes = [
             Route("/health", self.health, methods=["GET"]),
+            Route("/ping", self.health, methods=["GET", "POST"]),
+            Route("/load", self.load, methods=["GET"]),
             Route("/live", self.live, methods=["GET"]),
             Route("/version", self.version, methods=["GET"]),
             Route("/metrics", self.metrics, methods=["GET"]),
@@ -91,15 +97,21 @@ class ControlRoutes:
             ClientDisconnect: _client_disconnected,
             Exception: _internal_error,
         }
-        app = Starlette(routes=routes, exception_handlers=handlers)  # type: ignore[arg-type]
+        settings = self._backend.settings
+        layers = [Middleware(CrossOrigin, settings)] if settings.allowed_origins else []
+        app = Starlette(routes=routes, middleware=layers, exception_handlers=handlers)  # type: ignore[arg-type]
         app.router.default = api
         return app
 
     async def health(self, http: Request) -> Response:
-        """GET /health: 200 if requests can be served."""
+        """GET /health, GET and POST /ping: 200 if requests can be served."""
         if reason := self._backend.health():
             raise ApiError(503, reason, code="unavailable")
         return PlainTextResponse("OK")
+
+    async def load(self, http: Request) -> Response:
+        """GET /load: the number of calls that this ingress process answers now."""
+        return JSONResponse({"server_load": self._backend.gate.running})
 
     async def live(self, http: Request) -> Response:
         """GET /live: 200 as long as the ingress runs."""

@@ -61,6 +61,14 @@ TABLE: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
     ({"api_server_count": 2}, INGRESS, {"num_replicas": 2}),
     ({"enable_log_requests": True, "enable_log_outputs": True}, INGRESS, {"log_text": True}),
     ({"allowed_media_domains": ["a.org"]}, INGRESS, {"allowed_media_domains": ["a.org"]}),
+    ({"allowed_origins": ["*"]}, INGRESS, {"allowed_origins": ["*"]}),
+    (
+        {"allowed_origins": ["https://a.org"], "allowed_methods": ["GET"], "allowed_headers": ["x"]},
+        INGRESS,
+        {"allowed_origins": ["https://a.org"], "allowed_methods": ["GET"], "allowed_headers": ["x"]},
+    ),
+    ({"allow_credentials": True}, INGRESS, {"allow_credentials": True}),
+    ({"enable_tokenizer_info_endpoint": True}, INGRESS, {"frontend_kwargs": {"enable_tokenizer_info_endpoint": True}}),
     ({"otlp_traces_endpoint": "http://o:1"}, INGRESS, {"otlp_traces_endpoint": "http://o:1"}),
 ]
 

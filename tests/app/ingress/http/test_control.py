@@ -22,10 +22,24 @@ async def test_health_gives_the_reason(api: Api, reason: str) -> None:
     assert (await api.get("/live")).status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/health", "/live"])
+@pytest.mark.parametrize("path", ["/health", "/live", "/ping"])
 async def test_a_healthy_service_answers_ok(api: Api, path: str) -> None:
     response = await api.get(path)
     assert (response.status_code, response.text) == (200, "OK")
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_a_ping_is_the_health(api: Api, method: str) -> None:
+    assert (await api.send(method, "/ping")).status_code == 200
+    api.backend.unhealthy = "starting"
+    assert (await api.send(method, "/ping")).status_code == 503
+
+
+async def test_the_load_is_the_number_of_calls_that_run(api: Api) -> None:
+    assert (await api.get("/load")).json() == {"server_load": 0}
+    with api.backend.gate.admit(None), api.backend.gate.admit(None):
+        assert (await api.get("/load")).json() == {"server_load": 2}
+    assert (await api.get("/load")).json() == {"server_load": 0}
 
 
 async def test_versions_are_listed(api: Api) -> None:
