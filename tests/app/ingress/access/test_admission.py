@@ -75,7 +75,7 @@ async def test_without_keys_every_client_is_admitted(api: Api, method: str, path
     assert (await api.send(method, path, headers=ALICE, **options)).status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/health", "/live", "/version"])
+@pytest.mark.parametrize("path", ["/health", "/ping", "/load", "/live", "/version"])
 async def test_probes_need_no_key(path: str) -> None:
     assert (await limited().get(path)).status_code == 200
 
@@ -85,7 +85,7 @@ def test_every_route_beside_the_clients_is_for_operators_or_probes(api: Api) -> 
     paths = {getattr(route, "path", "") for route in api.app.routes}
     operators = {"/mell/state", "/mell/migrations", "/mell/replicas/{replica}/drain", "/mell/events"}
     page = {"/mell/", "/mell/assets/{name}"}
-    assert paths == operators | page | {"/health", "/live", "/version", "/metrics"}
+    assert paths == operators | page | {"/health", "/ping", "/load", "/live", "/version", "/metrics"}
 
 
 async def test_api_keys_and_the_admin_key_are_distinct() -> None:
