@@ -49,6 +49,10 @@ PACED: dict[str, Any] = {
 }
 """The settings of paced engines."""
 
+VLLM_SERVER = "vllm.entrypoints.openai.api_server"
+CONTROL = "benchmarks.control"
+"""The modules of vLLM's own server, and of the same server over an engine core that it has not started."""
+
 ROOT = Path(__file__).parent.parent
 
 Device = Literal["cpu", "cuda"]
@@ -155,9 +159,9 @@ class Rig:
             "migration": {"transport": "cuda_ipc"},
         }
 
-    def vllm_command(self, port: int) -> list[str]:
-        """The command of vLLM's own server."""
-        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.shape.folder())]
+    def vllm_command(self, port: int, module: str = VLLM_SERVER) -> list[str]:
+        """The command of vLLM's own server, or of another module with its options."""
+        command = [sys.executable, "-m", module, "--model", str(self.shape.folder())]
         command += ["--served-model-name", MODEL, "--port", str(port), "--host", "127.0.0.1"]
         command += ["--disable-uvicorn-access-log"]
         kwargs = self.engine_kwargs if self.device == "cuda" else {**CPU_ENGINE, **self.engine_kwargs}
@@ -209,6 +213,14 @@ def transports_of(device: str) -> list[str]:
 def bare_vllm(port: int, rig: Rig = Rig(), log: Path | None = None) -> Iterator[int]:
     """Run vLLM's OpenAI server. See `mell` for `log`."""
     with _process(rig.vllm_command(port), port, "bare vLLM", rig.vllm_environment, rig.start_limit_s, log):
+        yield port
+
+
+@contextlib.contextmanager
+def control(port: int, rig: Rig = Rig(), log: Path | None = None) -> Iterator[int]:
+    """Run vLLM's server over an engine core that it has not started. See `mell` for `log`."""
+    command = rig.vllm_command(port, CONTROL)
+    with _process(command, port, "control", rig.vllm_environment, rig.start_limit_s, log):
         yield port
 
 
