@@ -22,7 +22,7 @@ from app.frontend.guard.layers import vllm_media_domains
 from app.frontend.guard.routes import described
 from app.ingress.config import IngressConfig
 from app.ingress.streams.streams import Streams
-from deployments.engine.arguments import USAGE, frontend_args
+from deployments.engine.arguments import USAGE, check_model, frontend_args
 from migration.protocol.request import IngressId
 
 
@@ -99,6 +99,7 @@ def serve_args(config: IngressConfig) -> tuple[Namespace, VllmConfig]:
     if engine.reasoning_parser_plugin:
         ReasoningParserManager.import_reasoning_parser(engine.reasoning_parser_plugin)
     vllm_config = engine.create_engine_config(USAGE)
+    check_model(vllm_config.model_config)
     if vllm_config.model_config.runner_type != "generate":
         raise ValueError("model_loading_config.model_source: the model generates no text; Mell serves models that do")
     args = Namespace(grpc=False, headless=False, **_members(engine) | _members(frontend))

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from vllm.config import KVTransferConfig, ReasoningConfig, StructuredOutputsConfig
+from vllm.config import KVTransferConfig, ModelConfig, ReasoningConfig, StructuredOutputsConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.usage.usage_lib import UsageContext
 
@@ -12,8 +12,6 @@ OWNED = (
     "worker_extension_cls",
     "distributed_executor_backend",
     "model",
-    "enable_prefix_caching",
-    "max_logprobs",
 )
 """The arguments that Mell sets."""
 
@@ -33,7 +31,6 @@ def engine_args(model: str, engine_kwargs: Mapping[str, Any]) -> AsyncEngineArgs
     several = engine_kwargs.get("tensor_parallel_size", 1) > 1
     return AsyncEngineArgs(
         model=model,
-        enable_prefix_caching=True,
         distributed_executor_backend="mp" if several else None,
         worker_extension_cls="migration.kv.worker.MellWorker",
         kv_transfer_config=KVTransferConfig(
@@ -43,6 +40,20 @@ def engine_args(model: str, engine_kwargs: Mapping[str, Any]) -> AsyncEngineArgs
         ),
         **_with_objects(engine_kwargs),
     )
+
+
+def check_model(model: ModelConfig) -> None:
+    """Raise ValueError for a model that vLLM does not run with Mell's connector, or that revises its tokens."""
+    if model.is_encoder_decoder:
+        raise ValueError(
+            "model_loading_config.model_source: the model has an encoder and a decoder (Whisper, BART); vLLM runs such "
+            "models without a KV connector only: serve it by vllm serve"
+        )
+    if model.is_diffusion:
+        raise ValueError(
+            "model_loading_config.model_source: the model revises its tokens (diffusion); Mell serves models that "
+            "generate one after another: serve it by vllm serve"
+        )
 
 
 _OBJECTS: Mapping[str, Any] = {
@@ -71,6 +82,7 @@ _OF_FRONTENDS = (
     "hf_token",
     "logits_processors",
     "logprobs_mode",
+    "max_logprobs",
     "max_model_len",
     "max_num_queued_reqs",
     "max_num_queued_tokens",
@@ -102,4 +114,4 @@ def frontend_args(model: str, engine_kwargs: Mapping[str, Any]) -> AsyncEngineAr
     """
     kwargs = _with_objects({name: engine_kwargs[name] for name in _OF_FRONTENDS if name in engine_kwargs})
     overrides = {**kwargs.pop("hf_overrides", {}), "quantization_config": None}
-    return AsyncEngineArgs(model=model, enable_prefix_caching=True, hf_overrides=overrides, **kwargs)
+    return AsyncEngineArgs(model=model, hf_overrides=overrides, **kwargs)

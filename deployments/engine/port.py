@@ -36,6 +36,7 @@ class Tie(StrEnum):
     """The reason why an engine of this kind cannot continue a request with output exactly (`immovable_reason`)."""
 
     SEEDED = "seeded sampling: on a GPU, model runner V1's generator cannot be restored"
+    DRAFTED = "seeded sampling with speculative decoding: the draws depend on the draft tokens of each step"
 
 
 class EngineDead(Exception):

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import hashlib
 import itertools
+import logging
 import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -14,7 +15,7 @@ from vllm.tracing import init_tracer
 from vllm.transformers_utils.config import maybe_register_config_serialize_by_value
 from vllm.v1.executor import Executor
 
-from deployments.engine.arguments import USAGE, engine_args
+from deployments.engine.arguments import USAGE, check_model, engine_args
 from deployments.engine.core import CoreClient, CoreRun, CoreRuns, EngineMetrics
 from deployments.engine.port import EngineDead, EngineProcesses, EngineStats, RequestFailed, Tie
 from migration.kv.client import Copiers
@@ -26,6 +27,8 @@ from migration.protocol.ports import Generated, OutputSink, Slot
 from migration.protocol.request import RequestSpec, Trait
 from migration.run.outputs import OutputQueue, running
 from policies.model import Blocks, Tokens
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -48,8 +51,8 @@ class VllmEngine:
         self._metrics = EngineMetrics(config)
         self._runs = CoreRuns(core, self._metrics.record)
         self._numbers = itertools.count()
-        self._num_blocks: int = workers[0]["num_blocks"] - 1  # vLLM keeps one null block
         self._block_size: int = config.cache_config.block_size
+        self._capacity = _capacity(config, workers[0])
         self._max_requests: int = config.scheduler_config.max_num_seqs
         self._copiers = copiers
         self._tails: dict[str, Tail] = {}
@@ -58,7 +61,7 @@ class VllmEngine:
         """Loads whose blocks have all arrived, but may not be in vLLM's prefix cache yet."""
         self._caching: set[asyncio.Task[None]] = set()
         self.blocks_loaded = 0
-        self._restores_seeds: bool = config.use_v2_model_runner or config.device_config.device_type == "cpu"
+        self._seed_tie = _seed_tie(config)
         self.max_context = Tokens(config.model_config.max_model_len)
         self.processes = _processes(workers)
         self.fingerprint = _fingerprint(config, workers)
@@ -69,9 +72,10 @@ class VllmEngine:
         """Start vLLM on `model` (a folder or a hub name).
 
         Raises:
-            ValueError: `engine_kwargs` has an argument that Mell sets itself.
+            ValueError: `engine_kwargs` has an argument that Mell sets itself, or no engine of Mell runs the model.
         """
         config = engine_args(model, engine_kwargs).create_engine_config(USAGE)
+        check_model(config.model_config)
         maybe_register_config_serialize_by_value()
         if endpoint := config.observability_config.otlp_traces_endpoint:
             # The engine's other processes inherit it. They trace their start.
@@ -81,6 +85,8 @@ class VllmEngine:
         addresses = [worker["copier"] for worker in workers]
         copiers = await Copiers.connect(addresses, config.cache_config.block_size) if all(addresses) else None
         started = cls(core, workers, copiers)
+        if not started.fingerprint.cache:
+            log.warning("requests move by tokens only: %s", workers[0]["unsupported"] or "the prefix cache is off")
         await started._compile_sampling()
         return started
 
@@ -102,9 +108,7 @@ class VllmEngine:
 
     def tied(self, traits: frozenset[Trait]) -> Tie | None:
         """See `Engine.tied`."""
-        if Trait.SEEDED in traits and not self._restores_seeds:
-            return Tie.SEEDED
-        return None
+        return self._seed_tie if Trait.SEEDED in traits else None
 
     def add(
         self, key: str, spec: RequestSpec, outputs: tuple[int, ...], sink: OutputSink, tail: Tail | None = None
@@ -224,9 +228,9 @@ class VllmEngine:
 
     def stats(self) -> EngineStats:
         """See `Engine.stats`."""
-        free = round(self._num_blocks * (1.0 - self._metrics.scheduler.kv_cache_usage))
+        free = round(self._capacity * (1.0 - self._metrics.scheduler.kv_cache_usage))
         return EngineStats(
-            capacity_tokens=Tokens(self._num_blocks * self._block_size),
+            capacity_tokens=Tokens(self._capacity * self._block_size),
             free_blocks=Blocks(free),
             block_size=self._block_size,
             max_requests=self._max_requests,
@@ -294,8 +298,31 @@ def _processes(workers: Sequence[Mapping[str, Any]]) -> EngineProcesses:
     return EngineProcesses(core=pids[0] if starter == os.getpid() else starter, workers=pids)
 
 
+def _capacity(config: Any, worker: Mapping[str, Any]) -> Blocks:
+    """The size of the KV cache: the blocks that contexts of the model's full length would hold, if they had all of it.
+
+    In a cache that is not plain (sliding windows, state-space layers), a block in this count is not a block of vLLM's:
+    a long context holds fewer of those, and vLLM computes how many tokens they suffice for.
+    """
+    cache = config.cache_config
+    if worker["plain"]:
+        return Blocks(worker["num_blocks"] - 1)  # vLLM keeps one null block
+    return Blocks(cache.kv_cache_size_tokens // cache.block_size)
+
+
+def _seed_tie(config: Any) -> Tie | None:
+    """The reason why a seeded request cannot be continued exactly by an engine of this configuration."""
+    if config.speculative_config is not None:
+        return Tie.DRAFTED
+    restored = config.use_v2_model_runner or config.device_config.device_type == "cpu"
+    return None if restored else Tie.SEEDED
+
+
 def _fingerprint(config: Any, workers: Sequence[Mapping[str, Any]]) -> Fingerprint:
-    """The fingerprint of model and cache; an empty `cache` means that blocks cannot be moved."""
+    """The fingerprint of model and cache; an empty `cache` means that blocks cannot be moved.
+
+    They reach a request by the prefix cache alone.
+    """
     model = config.model_config
     names = (model.model, model.revision, model.tokenizer, model.max_model_len, vllm.__version__)
     weights = hashlib.sha256(model.hf_config.to_json_string().encode()).hexdigest()[:16]
@@ -303,10 +330,11 @@ def _fingerprint(config: Any, workers: Sequence[Mapping[str, Any]]) -> Fingerpri
     # A digest, since every worker lists all its layers, and fingerprints travel with every migration.
     layout = hashlib.sha256("|".join(layouts).encode()).hexdigest()[:16]
     cache = (model.dtype, config.cache_config.cache_dtype, config.cache_config.block_size, len(workers), layout)
+    movable = all(layouts) and config.cache_config.enable_prefix_caching
     return Fingerprint(
         model="|".join(map(str, (*names, weights))),
-        cache="|".join(map(str, cache)) if all(layouts) else "",
+        cache="|".join(map(str, cache)) if movable else "",
         block_size=config.cache_config.block_size,
-        shard_bytes=max(worker["block_bytes"] for worker in workers),
+        shard_bytes=max(worker["block_bytes"] for worker in workers) if movable else 0,
         workers=len(workers),
     )

@@ -42,7 +42,10 @@ CODES = {
 }
 """Status and meaning of each `code` of Mell's own errors."""
 
-TIED = {Tie.SEEDED: "`seed` with a `temperature` above 0, on GPUs with vLLM's older model runner"}
+TIED = {
+    Tie.SEEDED: "`seed` with a `temperature` above 0, on GPUs with vLLM's older model runner",
+    Tie.DRAFTED: "`seed` with a `temperature` above 0, on engines with a `speculative_config`",
+}
 """The requests that an engine cannot continue exactly."""
 
 _INTRO = """\
@@ -108,7 +111,7 @@ request. The path of a move changes only its time:
 
 | Path | Requests |
 |---|---|
-| KV blocks | text, on engines with one KV cache group and equal caches |
+| KV blocks | text, on engines that [move by KV](limits.md#what-moves-how), with equal caches |
 | tokens, the target prefills | all others; those for which it is faster; all whose replica died |
 | none | [immovable requests](#immovable-requests); requests of one token, such as those of a beam search |
 

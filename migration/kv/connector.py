@@ -8,7 +8,7 @@ Scheduler side (EngineCore process), in time order; the connector owns no blocks
     build_connector_meta         each step: loads, tails, output to restore, and changes of block tables
     update_connector_output      name the blocks of complete loads in the prefix cache, if none needed them before,
                                  and have requests end with their next token
-    request_finished             forget a load that ends
+    request_finished_all_groups  forget a load that ends
 
 Worker side:
     register_kv_caches           record the cache's layout, and start the copier
@@ -41,6 +41,10 @@ token. An abort would discard the token of the step in flight, which computes it
 vLLM cannot preempt a request that waits for its blocks. Loads under way therefore hold at most half of the cache,
 except that one load is always admitted; the others stay in the queue, without blocks.
 
+All of this is for caches with one block table per request, which only grows (`why_unmovable`). Requests with another
+cache run as without Mell, and move by tokens. The connector declares support of vLLM's hybrid KV cache manager for
+their sake: without it, layers with a sliding window would keep the KV of whole contexts.
+
 A request's parameters are in `SamplingParams.extra_args["kv_transfer_params"]`: "mell_key": str, Mell's own key of the
 run (independent of vLLM's request ids); "mell_output": int, the number of tokens at the end of the prompt that are
 output (see `history`); "mell_tail": the request's `Tail` as a mapping, if one is held; "mell_load": the request's
@@ -51,6 +55,7 @@ An exception in the worker half would end the engine and every request on it, so
 
 import logging
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -61,7 +66,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
     KVConnectorRole,
     KVConnectorWorkerMetadata,
+    SupportsHMA,
 )
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVQuantMode, MLAAttentionSpec, iter_layer_specs
 from vllm.v1.structured_output import StructuredOutputManager
 
 from migration.kv import history
@@ -76,7 +83,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
-    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, KVCacheSpec
     from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
@@ -156,14 +163,39 @@ class _KeyedRequest:
     caught_up: bool = False
 
 
-class MellConnector(KVConnectorBase_V1):
+_MOVABLE_SPECS = (FullAttentionSpec, MLAAttentionSpec)
+"""The kinds of layers whose blocks a request keeps until its end. Kinds that derive from these may free some before."""
+_MOVABLE_FORMATS = (KVQuantMode.NONE, KVQuantMode.FP8_PER_TENSOR)
+"""The formats of KV whose scales are constants of the model, and not in memory of their own."""
+
+
+def why_unmovable(groups: "Sequence[KVCacheGroupSpec]") -> str | None:
+    """The reason why the blocks of a cache with these groups cannot be moved; None if they can.
+
+    The connector needs one block table per request that only grows. A layer with a sliding window frees the blocks in
+    front of it while the request runs, and a state-space layer keeps one block for the whole context.
+    """
+    if len(groups) != 1:
+        return f"the model has {len(groups)} KV cache groups"
+    for spec in iter_layer_specs(groups[0].kv_cache_spec):
+        if not _is_movable(spec):
+            return f"the KV cache has layers of the kind {type(spec).__name__}"
+    return None
+
+
+def _is_movable(spec: "KVCacheSpec") -> bool:
+    plain = type(spec) in _MOVABLE_SPECS and spec.kv_quant_mode in _MOVABLE_FORMATS
+    return plain and spec.tokens_per_state == 1
+
+
+class MellConnector(KVConnectorBase_V1, SupportsHMA):
     """Both halves of the connector; vLLM creates one instance per role."""
 
     def __init__(self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self.block_size: int = vllm_config.cache_config.block_size
         self.num_blocks: int = kv_cache_config.num_blocks
-        self._groups = len(kv_cache_config.kv_cache_groups)
+        self.unmovable = why_unmovable(kv_cache_config.kv_cache_groups)
         self._workers: int = vllm_config.parallel_config.world_size
         # scheduler side
         self._keyed: dict[str, _KeyedRequest] = {}
@@ -289,7 +321,9 @@ class MellConnector(KVConnectorBase_V1):
             self._kv_cache_manager.cache_blocks(filling.request, filling.tokens)
             self._cached.append(load)
 
-    def request_finished(self, request: "Request", block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+    def request_finished_all_groups(
+        self, request: "Request", block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
         """Forget a load that ends: its blocks are not named any more."""
         if name := self._names.get(request.request_id):
             self._filling.pop(name, None)
@@ -301,7 +335,7 @@ class MellConnector(KVConnectorBase_V1):
         self._admitted, self._cached, self._tail_loads = [], [], []
         self._add_gone(scheduler_output, meta)
         self._add_outputs(scheduler_output, meta)
-        if self._groups > 1:
+        if self.unmovable:
             return meta
         scheduled = scheduler_output.num_scheduled_tokens
         for new in scheduler_output.scheduled_new_reqs:
@@ -351,8 +385,8 @@ class MellConnector(KVConnectorBase_V1):
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Record the cache's layout; a cache that cannot be moved by blocks sets `unsupported` and raises nothing."""
-        if self._groups > 1:
-            self.unsupported = f"the model has {self._groups} KV cache groups"
+        if self.unmovable:
+            self.unsupported = self.unmovable
             return
         try:
             self.layout = CacheLayout(kv_caches, self.num_blocks)

@@ -50,9 +50,10 @@ class FencedBlocks(NamedTuple):
 class TableChange:
     """The change of one request's block table in one step.
 
-    `computed` is the number of tokens whose KV is complete after the step. `blocks` are appended to the table, or
-    replace it. `caught_up` if the step yields a token: none of the request's known tokens remains to be computed, and
-    from now on each step computes one.
+    `computed` is the number of tokens whose KV is complete after the step. Draft tokens of speculative decoding count,
+    even those that the step will reject: nobody asks for blocks of tokens that are not known. `blocks` are appended to
+    the table, or replace it. `caught_up` if the step yields a token: none of the request's known tokens remains to be
+    computed, and from now on each step computes one or more.
     """
 
     key: str

@@ -23,7 +23,8 @@ class MellWorker:
     def mell_describe(self) -> dict[str, Any]:
         """The cache's layout, the copier's address, and the process ids.
 
-        If blocks cannot be moved, the layout is empty, there is no copier, and "unsupported" has the reason.
+        If blocks cannot be moved, the layout is empty, there is no copier, and "unsupported" has the reason. Contexts
+        of n tokens hold n / block size blocks only if the cache is "plain".
 
         Must be called before the first request: it also gives the connector the model runner.
         """
@@ -35,6 +36,7 @@ class MellWorker:
             "layout": layout.describe() if layout else "",
             "block_bytes": layout.block_bytes if layout else 0,
             "num_blocks": connector.num_blocks,
+            "plain": connector.unmovable is None,
             "unsupported": connector.unsupported,
             "copier": connector.copier.address if connector.copier else None,
             "worker_pid": os.getpid(),

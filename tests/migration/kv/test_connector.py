@@ -79,7 +79,15 @@ class Allocated:
         return (self.ids,)
 
 
-def make_connector(groups: int = 1, workers: int = 1) -> Any:
+def attention(**members: Any) -> Any:
+    """vLLM's specification of layers with full attention."""
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    return FullAttentionSpec(block_size=BLOCK, num_kv_heads=2, head_size=8, dtype=torch.float32, **members)
+
+
+def make_connector(groups: int = 1, workers: int = 1, spec: Any = None) -> Any:
+    """The connector of a cache with that many groups of one specification; by default, of full attention."""
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
     from migration.kv.connector import MellConnector
@@ -89,7 +97,8 @@ def make_connector(groups: int = 1, workers: int = 1) -> Any:
         kv_transfer_config=SimpleNamespace(),
         parallel_config=SimpleNamespace(world_size=workers),
     )
-    cache = SimpleNamespace(num_blocks=BLOCKS, kv_cache_groups=[None] * groups)
+    group = SimpleNamespace(kv_cache_spec=spec or attention())
+    cache = SimpleNamespace(num_blocks=BLOCKS, kv_cache_groups=[group] * groups)
     return MellConnector(config, KVConnectorRole.WORKER, cache)
 
 
@@ -288,7 +297,7 @@ def test_worker_reports_each_request_to_be_halted_once() -> None:
 def test_blocks_of_an_aborted_load_are_not_named() -> None:
     """Its blocks may be another request's when the report arrives."""
     connector, asked, manager = filling()
-    assert connector.request_finished(asked, [5, 6, 7]) == (False, None)
+    assert connector.request_finished_all_groups(asked, ([5, 6, 7],)) == (False, None)
     arrive(connector, m1=1)
     connector.on_new_request(Request("v2", {"mell_filled": ["m.1"]}))
     assert manager.cached == [] and connector.build_connector_meta(Scheduled()).cached == []
@@ -567,6 +576,62 @@ def test_finished_request_is_forgotten() -> None:
 def test_model_with_several_cache_groups_has_no_tables() -> None:
     connector, _ = known(groups=2)
     assert start(connector, [5, 6], 5).changes == []
+
+
+def spec_of(kind: str) -> Any:
+    """A specification of vLLM's, by its kind."""
+    from vllm.v1 import kv_cache_interface as vllm
+
+    sizes: dict[str, Any] = {"block_size": BLOCK, "num_kv_heads": 1, "head_size": 8, "dtype": torch.float32}
+    match kind:
+        case "full":
+            return attention(sliding_window=None)
+        case "fp8":
+            return attention(kv_quant_mode=vllm.KVQuantMode.FP8_PER_TENSOR)
+        case "scales per token":
+            return attention(kv_quant_mode=vllm.KVQuantMode.INT8_PER_TOKEN_HEAD)
+        case "full as window":
+            return attention(sliding_window=8)
+        case "MLA":
+            return vllm.MLAAttentionSpec(**sizes)
+        case "window":
+            return vllm.SlidingWindowSpec(**sizes, sliding_window=8)
+        case "retention":
+            return vllm.RSWASpec(**sizes, rswa_window=8)
+        case "compressed":
+            return vllm.MLAAttentionSpec(**sizes, tokens_per_state=4)
+        case "state":
+            return vllm.MambaSpec(block_size=BLOCK, shapes=((4, 4),), dtypes=(torch.float32,))
+        case _:
+            layers = {"layer.0": attention(), "layer.1": spec_of(kind.removeprefix("full and "))}
+            return vllm.UniformTypeKVCacheSpecs(block_size=BLOCK, kv_cache_specs=layers)
+
+
+@pytest.mark.parametrize("kind", ["full", "fp8", "full as window", "MLA", "full and MLA"])
+def test_blocks_of_layers_that_keep_them_can_be_moved(kind: str) -> None:
+    assert make_connector(spec=spec_of(kind)).unmovable is None
+
+
+@pytest.mark.parametrize("kind", ["window", "retention", "compressed", "state", "scales per token", "full and window"])
+def test_blocks_of_other_layers_cannot_be_moved(kind: str) -> None:
+    """Some are freed while their request runs, so that a copy would have another request's KV."""
+    connector = make_connector(spec=spec_of(kind))
+    assert "layers of the kind" in connector.unmovable
+    connector.on_new_request(request())
+    assert start(connector, [5, 6], 5).changes == []
+    connector.register_kv_caches({"layer": torch.zeros(BLOCKS, 2)})
+    assert connector.unsupported == connector.unmovable and connector.copier is None
+
+
+def test_model_without_a_cache_has_no_tables() -> None:
+    connector, _ = known(groups=0)
+    assert connector.build_connector_meta(Scheduled({"v1": 5}, [New("v1", ())])).changes == []
+
+
+def test_vllm_keeps_its_hybrid_cache_manager() -> None:
+    from vllm.distributed.kv_transfer.kv_connector.v1 import supports_hma
+
+    assert supports_hma(make_connector())
 
 
 # --- worker side --------------------------------------------------------------------------------------

@@ -42,6 +42,7 @@ def test_cache_and_processes_are_described(group: dict[str, Any]) -> None:
         "layout": f"torch.float32(2, {BLOCK}, 3)@(1, 2, 3)",
         "block_bytes": 2 * BLOCK * 3 * 4,
         "num_blocks": BLOCKS,
+        "plain": True,
         "unsupported": None,
         "copier": connector.copier.address,
         "worker_pid": os.getpid(),
@@ -55,7 +56,7 @@ def test_unsupported_cache_is_described_with_the_reason(group: dict[str, Any]) -
     connector.register_kv_caches({})
     described = make_extension(group, connector).mell_describe()
     assert (described["layout"], described["block_bytes"], described["copier"]) == ("", 0, None)
-    assert "2 KV cache groups" in described["unsupported"]
+    assert "2 KV cache groups" in described["unsupported"] and not described["plain"]
 
 
 def test_engine_without_the_connector_is_an_error(group: dict[str, Any]) -> None:
