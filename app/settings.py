@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from app.ingress.access.keys import KeyFile
+from app.vllm_cli.flags import FRONTEND_ARGUMENTS, why_refused
 from deployments.config import ON_GPU, ON_HOST, MigrationSettings, SchedulerSettings, SettingsSection
 from deployments.replica.imports import CPU_BUILD, is_installed
 from policies.decision.limits import Mode
@@ -30,35 +31,6 @@ CPU_ENV: Mapping[str, str] = {
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "512",
 }
 """The environment of vLLM's CPU build."""
-
-
-FRONTEND_ARGUMENTS = frozenset(
-    {
-        "anthropic_disabled_thinking_effort",
-        "chat_template",
-        "chat_template_content_format",
-        "cohere_format",
-        "cohere_is_reasoning_model",
-        "default_chat_template_kwargs",
-        "enable_auto_tool_choice",
-        "enable_force_include_usage",
-        "enable_per_request_metrics",
-        "enable_prompt_tokens_details",
-        "enable_tokenizer_info_endpoint",
-        "exclude_tools_when_tool_choice_none",
-        "fingerprint_mode",
-        "fingerprint_value",
-        "log_error_stack",
-        "response_role",
-        "return_tokens_as_token_ids",
-        "sse_keep_alive_interval",
-        "tool_call_parser",
-        "tool_parser_plugin",
-        "tool_strict_level",
-        "trust_request_chat_template",
-    }
-)
-"""The arguments of vLLM's API server that concern texts and answers. Mell's settings have the place of all others."""
 
 
 class ModelLoadingSettings(SettingsSection):
@@ -365,31 +337,21 @@ class Settings(SettingsSection):
                 raise ValueError(f"{name} is in model_loading_config and in ingress.frontend_kwargs: remove one")
         if self.deployment_config.standby and self.engine == "paced":
             raise ValueError("deployment_config.standby: a paced engine imports nothing; remove it")
-        self._check_layout()
+        self._check_engine()
         return self
 
-    def _check_layout(self) -> None:
-        """Raise ValueError for a layout of workers that Mell does not support, or that does not fit the GPUs."""
-        for name in _OTHER_LAYOUTS:
-            if self.engine_kwargs.get(name, 1) != 1:
-                raise ValueError(
-                    f"engine_kwargs.{name}: tensor_parallel_size alone splits a replica, within one node; remove it"
-                )
+    def _check_engine(self) -> None:
+        """Raise ValueError for arguments that an engine of Mell must not have, or workers that do not fit the GPUs."""
+        if self.engine == "vllm":
+            refusals = {name: why_refused(name, value) for name, value in sorted(self.engine_kwargs.items())}
+            lines = [f"engine_kwargs.{name}: {reason}" for name, reason in refusals.items() if reason is not None]
+            if lines:
+                raise ValueError("; ".join(lines))
         if self.gpus and self.gpus != self.workers and max(self.gpus, self.workers) > 1:
             raise ValueError(
                 f"deployment_config.num_gpus is {self.gpus:g} and engine_kwargs.tensor_parallel_size {self.workers}, "
                 "but every worker has one GPU: write the same number in both"
             )
-
-
-_OTHER_LAYOUTS = (
-    "pipeline_parallel_size",
-    "data_parallel_size",
-    "prefill_context_parallel_size",
-    "decode_context_parallel_size",
-    "nnodes",
-)
-"""vLLM's other ways to split a model, or its requests, over workers."""
 
 
 def describe_errors(error: ValidationError) -> list[str]:

@@ -3,14 +3,41 @@
 A test compares these tables with the parser of the installed vLLM, so that a new version's flags are noticed.
 """
 
+import re
 from collections.abc import Mapping, Sequence
-
-from app.settings import FRONTEND_ARGUMENTS
 
 
 def _words(text: str) -> list[str]:
     return text.split()
 
+
+FRONTEND_ARGUMENTS = frozenset(
+    {
+        "anthropic_disabled_thinking_effort",
+        "chat_template",
+        "chat_template_content_format",
+        "cohere_format",
+        "cohere_is_reasoning_model",
+        "default_chat_template_kwargs",
+        "enable_auto_tool_choice",
+        "enable_force_include_usage",
+        "enable_per_request_metrics",
+        "enable_prompt_tokens_details",
+        "enable_tokenizer_info_endpoint",
+        "exclude_tools_when_tool_choice_none",
+        "fingerprint_mode",
+        "fingerprint_value",
+        "log_error_stack",
+        "response_role",
+        "return_tokens_as_token_ids",
+        "sse_keep_alive_interval",
+        "tool_call_parser",
+        "tool_parser_plugin",
+        "tool_strict_level",
+        "trust_request_chat_template",
+    }
+)
+"""The arguments of vLLM's API server that concern texts and answers. Mell's settings have the place of all others."""
 
 PLACED: Mapping[str, str] = {
     "model": "`model_loading_config.model_source`",
@@ -34,7 +61,6 @@ PLACED: Mapping[str, str] = {
     "allow_credentials": "`ingress.allow_credentials`; refused with `--allowed-origins '[\"*\"]'`",
     "otlp_traces_endpoint": "`ingress.otlp_traces_endpoint`",
     "hf_token": "`engine_kwargs.hf_token` for the token of the Hugging Face login; a token belongs into `HF_TOKEN`",
-    "enable_prefix_caching": "always on; turning it off is refused",
     "runner": "`generate` is Mell's only one; others are refused",
     "convert": "`none` is Mell's only one; others are refused",
     "data_parallel_backend": "`ray` and `mp` are the same, since Mell's replicas are Ray actors",
@@ -46,8 +72,8 @@ ENGINE = frozenset(
         # the model and its files
         "tokenizer tokenizer_mode trust_remote_code dtype seed hf_config_path revision code_revision "
         "tokenizer_revision max_model_len quantization quantization_config allow_deprecated_quantization "
-        "enforce_eager logprobs_mode use_fp64_gumbel disable_sliding_window disable_cascade_attn config_format "
-        "hf_overrides model_class_overrides generation_config override_generation_config model_impl "
+        "enforce_eager max_logprobs logprobs_mode use_fp64_gumbel disable_sliding_window disable_cascade_attn "
+        "config_format hf_overrides model_class_overrides generation_config override_generation_config model_impl "
         "logits_processors language_model_only "
         "load_format download_dir safetensors_load_strategy safetensors_prefetch_num_threads "
         "safetensors_prefetch_block_size model_loader_extra_config ignore_patterns use_tqdm_on_load "
@@ -55,11 +81,11 @@ ENGINE = frozenset(
         "speculative_config spec_method spec_model spec_tokens "
         # its KV cache, and other states
         "block_size gpu_memory_utilization kv_cache_memory_bytes kv_cache_dtype num_gpu_blocks_override "
-        "prefix_caching_hash_algo prefix_cache_retention_interval kv_cache_dtype_skip_layers kv_sharing_fast_prefill "
-        "swa_bounded_replay mamba_backend mamba_ssu_algorithm enable_mamba_cache_stochastic_rounding "
-        "mamba_cache_philox_rounds mamba_cache_dtype mamba_ssm_cache_dtype mamba_block_size prefix_match_unit "
-        "mamba_cache_mode enable_mamba_shared_prefix_checkpoint replayssm_buffer_len use_replayssm "
-        "disable_hybrid_kv_cache_manager "
+        "enable_prefix_caching prefix_caching_hash_algo prefix_cache_retention_interval kv_cache_dtype_skip_layers "
+        "kv_sharing_fast_prefill swa_bounded_replay mamba_backend mamba_ssu_algorithm "
+        "enable_mamba_cache_stochastic_rounding mamba_cache_philox_rounds mamba_cache_dtype mamba_ssm_cache_dtype "
+        "mamba_block_size prefix_match_unit mamba_cache_mode enable_mamba_shared_prefix_checkpoint "
+        "replayssm_buffer_len use_replayssm disable_hybrid_kv_cache_manager "
         # weights outside the GPU
         "offload_backend cpu_offload_gb cpu_offload_params offload_group_size offload_num_in_group "
         "offload_prefetch_step offload_params "
@@ -178,7 +204,6 @@ _REFUSED: Mapping[str, Sequence[str]] = {
         "enable_fault_tolerance",
         "fault_tolerance_config",
     ],
-    "Mell fixes vLLM's limit of 20: remove it": ["max_logprobs"],
     "put it into a reverse proxy in front of ingress.port": ["middleware"],
     "engines are profiled without Mell, by vllm serve: remove it": ["profiler_config"],
     "have the reverse proxy take the prefix off the paths": ["root_path"],
@@ -192,6 +217,30 @@ _REFUSED: Mapping[str, Sequence[str]] = {
 
 REFUSED: Mapping[str, str] = {name: reason for reason, names in _REFUSED.items() for name in names}
 """Flags that Mell cannot serve with, and what to write instead; a default value is accepted."""
+
+
+def why_refused(name: str, value: object) -> str | None:
+    """The reason why `engine_kwargs` must not have an argument with this value, and what to write instead; or None.
+
+    Values that switch an argument off are accepted.
+    """
+    reason = {**REFUSED, **_OF_ENGINES}.get(name)
+    if reason is None or value in (None, False) or (value == 1 and name in _SIZES):
+        return None
+    return _FLAG.sub(lambda flag: flag[1].replace("-", "_"), reason)
+
+
+_FLAG = re.compile(r"--([a-z][a-z-]*)")
+_SIZES = frozenset(
+    _words(
+        "data_parallel_size decode_context_parallel_size nnodes pipeline_parallel_size prefill_context_parallel_size"
+    )
+)
+_OF_ENGINES: Mapping[str, str] = {
+    "data_parallel_size": "write deployment_config.autoscaling_config.max_replicas instead",
+    "model": "write model_loading_config.model_source instead",
+}
+"""Arguments of engines whose flags `mell serve` accepts."""
 
 PATHS = (
     "chat_template",

@@ -80,8 +80,6 @@ def _refusals(flags: Flags, max_replicas: int | None) -> Iterator[str]:
         yield "name a model: mell serve MODEL"
     for name in sorted(REFUSED.keys() & flags.keys()):
         yield f"{option(name, flags[name])}: {REFUSED[name]}"
-    if flags.get("enable_prefix_caching") is False:
-        yield "--no-enable-prefix-caching: moved requests find their KV cache by its prefix: remove it"
     if flags.get("runner", "generate") != "generate":
         yield f"--runner {flags['runner']}: Mell serves models that generate text: remove it"
     if flags.get("convert", "none") != "none":

@@ -44,13 +44,15 @@ _ENGINE_KWARGS = """\
 Passed unchanged to vLLM's `AsyncEngineArgs` and described in vLLM's documentation. Some are checked at the start:
 `block_size`, `max_model_len` and `tensor_parallel_size` must be positive whole numbers, `block_size` on CPU a multiple
 of 32. `tensor_parallel_size: n` splits the model over n workers, on GPUs with a GPU each: a replica then has n GPUs of
-one node ([several GPUs per replica](gpu.md#several-gpus-per-replica)). `pipeline_parallel_size`, `data_parallel_size`,
-`prefill_context_parallel_size`, `decode_context_parallel_size` and `nnodes` above 1 are refused.
+one node ([several GPUs per replica](gpu.md#several-gpus-per-replica)).
+
+Arguments that Mell cannot serve with are refused before any replica starts, with what to write instead: those in the
+list of refused flags ([vllm-flags.md](vllm-flags.md)), such as `pipeline_parallel_size`, and `data_parallel_size`
+above 1. [limits.md](limits.md#what-moves-how) lists how requests move with the others.
 
 Without GPUs, Mell's defaults are `dtype: float32`, `block_size: 32` and `enforce_eager: true`. The model's name in
-vLLM's metrics, `served_model_name`, defaults to `model_id`. Mell itself sets
-`model`, `enable_prefix_caching`, `kv_transfer_config`, `worker_extension_cls` and `distributed_executor_backend`; an
-engine whose `engine_kwargs` contain one of these, or `max_logprobs`, does not start.
+vLLM's metrics, `served_model_name`, defaults to `model_id`. Mell itself sets `model`, `kv_transfer_config`,
+`worker_extension_cls` and `distributed_executor_backend`.
 
 | Often set | Meaning |
 |---|---|

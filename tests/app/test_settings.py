@@ -10,6 +10,7 @@ import yaml
 from app.main import read_settings
 from app.settings import Settings, check_installed
 from deployments.config import SettingsSection
+from tests.integration.models.rows import How, row
 
 SHIPPED = Path(__file__).parents[2] / "serve_config.yaml"
 
@@ -197,11 +198,11 @@ def test_seconds_may_be_whole_numbers() -> None:
         (nested("engine_kwargs.max_model_len", -1), "write a positive whole number"),
         (nested("engine_kwargs.max_model_len", "4k"), "write a positive whole number"),
         (nested("engine_kwargs.max_model_len", None), "write a positive whole number"),
-        (nested("engine_kwargs.pipeline_parallel_size", 2), "tensor_parallel_size alone splits a replica"),
-        (nested("engine_kwargs.data_parallel_size", 2), "remove it"),
-        (nested("engine_kwargs.decode_context_parallel_size", 2), "remove it"),
-        (nested("engine_kwargs.prefill_context_parallel_size", 2), "remove it"),
-        (nested("engine_kwargs.nnodes", 2), "within one node; remove it"),
+        (nested("engine_kwargs.model", "m"), "write model_loading_config.model_source"),
+        (
+            {"engine_kwargs": {"enable_sleep_mode": True, "enable_prompt_embeds": True}},
+            "text: remove it; engine_kwargs.enable_sleep_mode: Mell frees GPUs",
+        ),
         (nested("engine_kwargs.tensor_parallel_size", 4) | nested("deployment_config.num_gpus", 1), "the same number"),
         (nested("engine_kwargs.tensor_parallel_size", 2) | nested("deployment_config.num_gpus", 4), "the same number"),
         (nested("deployment_config.num_gpus", 2), "the same number"),
@@ -234,6 +235,42 @@ def test_seconds_may_be_whole_numbers() -> None:
 )
 def test_a_contradiction_is_refused_with_its_correction(args: dict[str, Any], advice: str) -> None:
     assert advice in refused(args)
+
+
+LAYOUTS = "only tensor_parallel_size splits a replica: write it, or more replicas with max_replicas"
+CACHES = "Mell's own connector moves the KV cache: remove it"
+
+
+@pytest.mark.parametrize(
+    ("feature", "arguments"),
+    [
+        (
+            "`pipeline_parallel_size`, `data_parallel_size`, context parallelism",
+            {
+                "pipeline_parallel_size": (2, LAYOUTS),
+                "decode_context_parallel_size": (2, LAYOUTS),
+                "prefill_context_parallel_size": (2, LAYOUTS),
+                "data_parallel_size": (2, "write deployment_config.autoscaling_config.max_replicas"),
+                "nnodes": (2, "Ray knows the nodes"),
+            },
+        ),
+        (
+            "`kv_transfer_config`, `kv_offloading_size`",
+            {"kv_transfer_config": ({"kv_connector": "x"}, CACHES), "kv_offloading_size": (4.0, CACHES)},
+        ),
+        ("`enable_sleep_mode`", {"enable_sleep_mode": (True, "write min_replicas 1 and a higher max_replicas")}),
+        ("`enable_prompt_embeds`", {"enable_prompt_embeds": (True, "remove it")}),
+    ],
+)
+def test_an_engine_that_mell_cannot_serve_with_is_refused(feature: str, arguments: dict[str, tuple[Any, str]]) -> None:
+    assert row(feature).how is How.REFUSED
+    for name, (value, advice) in arguments.items():
+        assert f"engine_kwargs.{name}: " in (error := refused({"engine_kwargs": {name: value}})) and advice in error
+
+
+def test_arguments_that_are_switched_off_are_accepted() -> None:
+    off = {"enable_sleep_mode": False, "kv_transfer_config": None, "pipeline_parallel_size": 1, "nnodes": 1}
+    assert read_settings({"engine_kwargs": off}).engine_kwargs == off
 
 
 def test_an_invalid_key_file_is_an_error(tmp_path: Path) -> None:

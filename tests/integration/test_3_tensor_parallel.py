@@ -16,6 +16,7 @@ from tests.counts import LONG
 from tests.integration import faults
 from tests.integration.application import BLOCK, Answer, Application, Client, eventually, prompt
 from tests.integration.faults import Fault
+from tests.integration.models.rows import How, row
 from tests.integration.test_1_migration import loaded, moved, reference
 from tests.integration.test_3_failures import home, lost_and_replaced
 
@@ -37,6 +38,7 @@ async def test_replica_lists_both_workers(split: Application) -> None:
 
 async def test_moves_both_ways_change_nothing(split: Application) -> None:
     """Greedy and seeded, by KV and by tokens, over both transports."""
+    assert row("`tensor_parallel_size`").how is How.KV
     draw = random.Random(20261122)
     committed: Counter[tuple[str, str]] = Counter()
     loads = 0

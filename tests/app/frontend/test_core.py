@@ -22,7 +22,7 @@ from vllm.v1.metrics.stats import PrefillStats
 from vllm.v1.serial_utils import MsgpackDecoder
 
 from app.frontend.core import OutputWire, core_outputs
-from app.settings import FRONTEND_ARGUMENTS
+from app.vllm_cli.flags import FRONTEND_ARGUMENTS
 from deployments.engine.core import RestEncoder
 from migration.protocol.continuing import continued
 from migration.protocol.core_messages import decode_request

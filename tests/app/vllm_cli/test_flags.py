@@ -6,8 +6,7 @@ from itertools import chain
 
 import pytest
 
-from app.settings import FRONTEND_ARGUMENTS
-from app.vllm_cli.flags import ENGINE, FRONTEND, IGNORED, PATHS, PLACED, REFUSED, option
+from app.vllm_cli.flags import ENGINE, FRONTEND, FRONTEND_ARGUMENTS, IGNORED, PATHS, PLACED, REFUSED, option
 from docs.make.flags import PAGE, page
 
 TABLES: tuple[Iterable[str], ...] = (PLACED, ENGINE, FRONTEND, IGNORED, REFUSED)

@@ -117,7 +117,6 @@ def test_a_refused_flag_is_named_with_the_way_out(name: str) -> None:
     ("flags", "named"),
     [
         ({"model_tag": None}, "name a model"),
-        ({"enable_prefix_caching": False}, "--no-enable-prefix-caching"),
         ({"runner": "pooling"}, "--runner pooling"),
         ({"convert": "embed"}, "--convert embed"),
         ({"hf_token": "hf_x"}, "HF_TOKEN"),
@@ -138,7 +137,7 @@ def test_all_refused_flags_are_reported() -> None:
 
 @pytest.mark.parametrize(
     "flags",
-    [{"enable_prefix_caching": True}, {"runner": "generate"}, {"convert": "none"}, {"data_parallel_backend": "ray"}],
+    [{"runner": "generate"}, {"convert": "none"}, {"data_parallel_backend": "ray"}],
 )
 def test_what_mell_does_anyway_changes_nothing(flags: dict[str, Any]) -> None:
     assert on(CPU, flags) == on(CPU, {})

@@ -4,15 +4,18 @@ import asyncio
 import itertools
 import os
 import re
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
 
 import numpy as np
 import pytest
 import torch
+from transformers import WhisperConfig, WhisperFeatureExtractor
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
@@ -33,10 +36,10 @@ from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from app.tinymodel import ensure_tiny_model
 from deployments.engine import vllm_engine
-from deployments.engine.arguments import USAGE, engine_args, frontend_args
+from deployments.engine.arguments import USAGE, check_model, engine_args, frontend_args
 from deployments.engine.core import CoreRuns
-from deployments.engine.port import EngineDead, InvalidRequest, RequestFailed
-from deployments.engine.vllm_engine import VllmEngine, _fingerprint, _processes
+from deployments.engine.port import EngineDead, InvalidRequest, RequestFailed, Tie
+from deployments.engine.vllm_engine import VllmEngine, _capacity, _fingerprint, _processes, _seed_tie
 from migration.protocol.continuing import plain_spec
 from migration.protocol.core_messages import Frames
 from migration.protocol.errors import TransferFailed
@@ -44,6 +47,7 @@ from migration.protocol.messages import Tail
 from migration.protocol.ports import HALTED, Generated
 from migration.run.outputs import OutputQueue
 from policies.model import Blocks
+from tests.integration.models.rows import How, row
 
 
 class FakeCore:
@@ -111,11 +115,19 @@ async def test_requests_reach_the_core_under_names_that_are_never_used_twice() -
 
 
 @pytest.mark.parametrize(
-    ("halted", "limit", "finish"),
-    [(True, 9, HALTED), (True, 4, "length"), (False, 9, "length")],
-    ids=["behind a token", "at its last token", "not at all"],
+    ("halted", "limit", "step", "finish"),
+    [
+        (True, 9, (1,), HALTED),
+        (True, 4, (1,), "length"),
+        (False, 9, (1,), "length"),
+        (True, 9, (1, 1, 1), HALTED),
+        (True, 6, (1, 1, 1), "length"),
+    ],
+    ids=["behind a token", "at its last token", "not at all", "behind drafts", "at its last token behind drafts"],
 )
-async def test_halted_request_ends_without_a_reason_of_vllms(halted: bool, limit: int, finish: str) -> None:
+async def test_halted_request_ends_without_a_reason_of_vllms(
+    halted: bool, limit: int, step: tuple[int, ...], finish: str
+) -> None:
     halting: list[str] = []
     engine = over(core := FakeCore(), SimpleNamespace(halt=halting.append))
     engine.add("r.0", plain_spec("r", (5,), limit, logprobs=1), (6, 7), sink := Taken())
@@ -123,11 +135,11 @@ async def test_halted_request_ends_without_a_reason_of_vllms(halted: bool, limit
         engine.halt("r.0", limit - 2)
     (name,) = (request.request_id for request in core.requests)
     scores = LogprobsLists(np.array([[7, 8]]), np.array([[-0.5, -1.5]], np.float32), np.array([1]))
-    await core.step(EngineCoreOutput(name, [1]))
+    await core.step(EngineCoreOutput(name, list(step)))
     await core.step(EngineCoreOutput(name, [2], scores, finish_reason=FinishReason.LENGTH))
     first, last = sink.all
     assert isinstance(last, Generated) and last.rest is not None
-    assert (first, last.tokens, last.finish) == (Generated((1,)), (2,), finish)
+    assert (first, last.tokens, last.finish) == (Generated(step), (2,), finish)
     told = MsgpackDecoder(EngineCoreOutput).decode(last.rest).finish_reason
     assert told is (None if finish == HALTED else FinishReason.LENGTH), "the reader goes by the rest"
     engine.abort("r.0")
@@ -225,10 +237,8 @@ OWN = {
     "instance_id",
     "kv_transfer_config",
     "parallel_config.worker_extension_cls",
-    "scheduler_config.disable_hybrid_kv_cache_manager",
 }
-"""Settings in which Mell's engines differ: a random name, the connector, the worker extension, and the hybrid cache
-manager, which vLLM switches off beside a connector."""
+"""Settings in which Mell's engines differ: a random name, the connector, and the worker extension."""
 
 
 def different(one: VllmConfig, other: VllmConfig) -> set[str]:
@@ -302,6 +312,53 @@ def test_fingerprints_agree_on_the_cache_only_between_equal_layouts() -> None:
     assert len({f.model for f in (one, two, mixed, none)}) == 1
     assert two == again and len({f.cache for f in (one, two, mixed)}) == 3 and none.cache == ""
     assert (one.block_bytes, two.block_bytes) == (100, 200)
+
+
+def test_blocks_of_engines_without_a_prefix_cache_cannot_be_moved() -> None:
+    config = engine_args(MODEL, {"enable_prefix_caching": False}).create_engine_config(USAGE)
+    assert _fingerprint(config, [described(1)]).cache == ""
+
+
+@pytest.mark.parametrize(("plain", "blocks"), [(True, 8), (False, 100)])
+def test_capacity_of_a_cache_that_is_not_plain_is_vllms_own(plain: bool, blocks: int) -> None:
+    cache = SimpleNamespace(kv_cache_size_tokens=3205, block_size=32)
+    assert _capacity(SimpleNamespace(cache_config=cache), {"num_blocks": 9, "plain": plain}) == blocks
+
+
+@pytest.mark.parametrize(
+    ("speculative", "device", "tie"),
+    [(None, "cpu", None), (None, "cuda", Tie.SEEDED), ({}, "cpu", Tie.DRAFTED), ({}, "cuda", Tie.DRAFTED)],
+)
+def test_seeded_requests_stay_where_their_draws_cannot_be_repeated(
+    speculative: dict[str, Any] | None, device: str, tie: Tie | None
+) -> None:
+    device_config = SimpleNamespace(device_type=device)
+    made = {"speculative_config": speculative, "use_v2_model_runner": False, "device_config": device_config}
+    assert _seed_tie(SimpleNamespace(**made)) is tie
+
+
+@pytest.mark.parametrize(
+    ("feature", "model", "reason"),
+    [
+        ("Encoder-decoder models (Whisper)", {"is_encoder_decoder": True}, "an encoder and a decoder"),
+        ("Diffusion models", {"is_encoder_decoder": False, "is_diffusion": True}, "revises its tokens"),
+    ],
+)
+def test_a_model_that_no_engine_can_run_is_refused(feature: str, model: dict[str, bool], reason: str) -> None:
+    assert row(feature).how is How.REFUSED
+    with pytest.raises(ValueError, match=reason):
+        check_model(SimpleNamespace(**model))
+
+
+async def test_an_encoder_decoder_model_does_not_start(tmp_path: Path) -> None:
+    config = WhisperConfig(vocab_size=512, d_model=64, encoder_layers=1, decoder_layers=1, num_mel_bins=80)
+    config.architectures = ["WhisperForConditionalGeneration"]
+    config.save_pretrained(tmp_path)
+    WhisperFeatureExtractor().save_pretrained(tmp_path)
+    for file in ensure_tiny_model().glob("token*"):
+        shutil.copy(file, tmp_path)
+    with pytest.raises(ValueError, match="encoder and a decoder"):
+        await VllmEngine.start(str(tmp_path), {"max_model_len": 64})
 
 
 class LoadingCopiers:

@@ -1,0 +1,197 @@
+"""Two replicas on engines of vLLM in this process, without Ray: requests move between them by Mell's own protocol."""
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from app.settings import CPU_ENGINE, CPU_ENV
+from deployments.config import MigrationSettings
+from deployments.engine.vllm_engine import VllmEngine
+from deployments.replica.host import RequestHost
+from deployments.replica.moves import Moves
+from deployments.replica.outbox import Outboxes
+from deployments.replica.transports import make_slots, make_transport, size_slots
+from migration.protocol.continuing import plain_spec
+from migration.protocol.cursor import Cursor
+from migration.protocol.errors import Refused
+from migration.protocol.messages import Adopt, Chunk, CopyRound, PathRequest, Prepare, Prepared
+from migration.protocol.record import MigrationRecord
+from migration.protocol.request import Delta, IngressId, Lost, Moved, RequestSpec
+from migration.run.source import Order
+from migration.run.world import MigrationWorld
+from policies.model import ReplicaId, RequestId
+from policies.plan import Reason
+
+INGRESS = IngressId("ingress")
+BLOCK, BLOCKS = 32, 256
+SIZES: Mapping[str, Any] = {"max_model_len": 1024, "num_gpu_blocks_override": BLOCKS, "max_num_seqs": 16}
+
+
+class DirectPeer:
+    """Implements `Peer`: calls another replica of this process."""
+
+    def __init__(self, replica: "RealReplica") -> None:
+        self.id = replica.id
+        self._moves = replica.moves
+
+    async def prepare(self, message: Prepare) -> Prepared:
+        return self._moves.prepare(message)
+
+    async def load(self, message: CopyRound) -> None:
+        await self._moves.load(message)
+
+    async def receive(self, message: Chunk) -> None:
+        await self._moves.receive(message)
+
+    async def adopt(self, message: Adopt) -> None:
+        await self._moves.adopt(message)
+
+    async def cancel(self, migration: str) -> None:
+        self._moves.cancel(migration)
+
+    async def resumed(self, migration: str) -> float | None:
+        return await self._moves.resumed(migration)
+
+
+class RealReplica:
+    """A replica as `EngineReplica` makes it, without Serve."""
+
+    def __init__(self, name: str, engine: VllmEngine, replicas: "dict[ReplicaId, RealReplica]") -> None:
+        self.id = ReplicaId(name)
+        self.engine = engine
+        self.outboxes = Outboxes(time.monotonic)
+        self.host = RequestHost(engine, self.outboxes, time.monotonic, lambda: 1_000_000)
+        settings = MigrationSettings()
+        sizes = size_slots(settings, engine.fingerprint, engine.max_context, False)
+        self.slots = make_slots(settings, sizes)
+        world = MigrationWorld(
+            self.id,
+            self.host,
+            engine,
+            make_transport(settings, sizes),
+            self.slots,
+            settings.limits,
+            time.monotonic,
+            time.time,
+        )
+        self.moves = Moves(world, self.host, lambda to: DirectPeer(replicas[to]), settings.lease_s)
+
+
+class EnginePair:
+    """Replicas a and b, and one reader of both."""
+
+    def __init__(self, engines: Sequence[VllmEngine]) -> None:
+        self.replicas: dict[ReplicaId, RealReplica] = {}
+        for name, engine in zip("ab", engines, strict=True):
+            replica = RealReplica(name, engine, self.replicas)
+            self.replicas[replica.id] = replica
+        self.cursors: dict[RequestId, Cursor] = {}
+        self.lost: dict[RequestId, str] = {}
+        self.refusals: list[str] = []
+        """The reasons of orders that the replica of the request refused."""
+        self._changed = asyncio.Condition()
+        self._readers = [asyncio.create_task(self._read(replica)) for replica in self.replicas.values()]
+        self._moves = 0
+
+    def __getitem__(self, name: str) -> RealReplica:
+        return self.replicas[ReplicaId(name)]
+
+    async def run(
+        self,
+        name: str,
+        prompt: Sequence[int],
+        tokens: int,
+        moves: Sequence[tuple[int, str]] = (),
+        on: str = "a",
+        **sampling: Any,
+    ) -> "tuple[tuple[int, ...], list[MigrationRecord]]":
+        """The output of a request, and its moves: behind that many tokens each, to the other replica, by that path."""
+        spec = plain_spec(name, tuple(prompt), tokens, ingress=INGRESS, **sampling)
+        self.cursors[spec.id] = cursor = Cursor()
+        self[on].moves.submit(spec, 0, ())
+        records: list[MigrationRecord] = []
+        here, there = on, "a" if on == "b" else "b"
+        for at, path in moves:
+            await self._until(spec, lambda at=at: len(cursor.tokens) >= at or cursor.finish is not None)
+            if cursor.finish is not None:
+                break
+            try:
+                records.append(await self._move(spec, here, there, PathRequest(path)))
+            except Refused as error:
+                self.refusals.append(str(error))
+                continue
+            if records[-1].outcome == "committed":
+                here, there = there, here
+        await self._until(spec, lambda: cursor.finish is not None)
+        return tuple(cursor.tokens), records
+
+    async def reset(self) -> None:
+        """Empty the prefix caches."""
+        for replica in self.replicas.values():
+            await replica.engine.reset_prefix_cache()
+
+    def close(self) -> None:
+        for task in self._readers:
+            task.cancel()
+        for replica in self.replicas.values():
+            replica.slots.close()
+
+    async def _move(self, spec: RequestSpec, source: str, target: str, path: PathRequest) -> MigrationRecord:
+        self._moves += 1
+        moves = self[source].moves
+        id = f"m{self._moves}"
+        moves.start(Order(id, spec.id, path, Reason.MANUAL), ReplicaId(target))
+        async with asyncio.timeout(30):
+            while True:
+                (record,) = (record for record in moves.records() if record.id == id)
+                if record.outcome is not None:
+                    return record
+                await asyncio.sleep(0.001)
+
+    async def _until(self, spec: RequestSpec, holds: Any) -> None:
+        async with asyncio.timeout(60), self._changed:
+            await self._changed.wait_for(lambda: holds() or spec.id in self.lost)
+        if spec.id in self.lost:
+            raise AssertionError(f"request {spec.id} was lost: {self.lost[spec.id]}")
+
+    async def _read(self, replica: RealReplica) -> None:
+        async for batch in replica.outboxes.read(INGRESS):
+            async with self._changed:
+                for event in batch:
+                    cursor = self.cursors[event.request]
+                    match event:
+                        case Delta():
+                            cursor.feed(event)
+                        case Moved():
+                            cursor.moved(event)
+                            self.replicas[ReplicaId(event.target)].moves.attach(
+                                event.request, event.next_hop, cursor.next_index
+                            )
+                        case Lost():
+                            self.lost[event.request] = event.reason
+                self._changed.notify_all()
+
+
+@asynccontextmanager
+async def engine_pair(model: str, alone: bool = False, **kwargs: Any) -> AsyncIterator[EnginePair]:
+    """Two replicas on engines of their own, started at the same time."""
+    os.environ |= {**CPU_ENV, "VLLM_NO_USAGE_STATS": "1"}
+    engine = {**CPU_ENGINE, **SIZES, **kwargs}
+    engines = await asyncio.gather(*(VllmEngine.start(model, engine) for _ in range(1 if alone else 2)))
+    pair = EnginePair([*engines, *engines][:2])
+    try:
+        yield pair
+    finally:
+        pair.close()
+        for each in engines:
+            each.shutdown()
+
+
+def prompt_of(length: int, name: str) -> list[int]:
+    """Token ids that no other name has."""
+    draw = random.Random(name)
+    return [draw.randrange(3, 480) for _ in range(length)]
