@@ -235,7 +235,7 @@ def test_sigterm_to_the_group_of_make_serve_drains_and_ends_all(start: Start, at
     assert run.has("VLLM::Worker")
     left = Left(run)
     assert left.memory()
-    stream = Stream(run.url, 3000)
+    stream = Stream(run.url, 1200)
     stream.start()
     assert stream.began.wait(30)
     run.signal_group(signal.SIGTERM)
