@@ -46,7 +46,7 @@ class VllmFrontend:
         client = ClusterLLM.from_vllm_config(vllm_config, usage_context=USAGE, client_addresses=core.addresses)
         client.core = core
         client.max_prompt_tokens = config.max_prompt_tokens
-        core.serve()
+        core.serve(client.engine_core.outputs_queue.put_nowait)
         tasks = await client.get_supported_tasks()
         core.unlink()
         application = build_app(args, tasks, client.model_config)

@@ -2,7 +2,7 @@
 
     core -> frontend    READY                  once, before the frontend exists: it blocks until it has read READY
     frontend -> core    ADD, ABORT, UTILITY    on the socket on which READY came (vllm/v1/engine/core_client.py)
-    core -> frontend    EngineCoreOutputs      on a socket of its own
+    core -> frontend    EngineCoreOutputs      on a socket of its own; past it, if the frontend is in this process
 
 An ADD is a request as vLLM's input processor has made it. It is placed, read, continued and moved like any other
 request of the ingress; vLLM sees one core that never dies. A request that cannot go on ends with vLLM's finish reason
@@ -16,7 +16,7 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 from vllm.v1.engine import (
+    EngineCoreEvent,
     EngineCoreEventType,
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -32,7 +33,7 @@ from vllm.v1.engine import (
     FinishReason,
     UtilityOutput,
 )
-from vllm.v1.serial_utils import MsgpackEncoder, UtilityResult
+from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder, UtilityResult
 
 from app.frontend.calls import ApiCall, EngineRequest
 from app.ingress.asgi import read_label
@@ -51,9 +52,7 @@ log = logging.getLogger("ray.serve")
 _RANK_0 = bytes(2)
 """The identity of vLLM's first engine core."""
 
-_FINISHES = {str(reason): int(reason) for reason in FinishReason}
-_MEMBERS = EngineCoreOutput.__struct_fields__
-_FINISH, _EVENTS, _PREFILL = map(_MEMBERS.index, ("finish_reason", "events", "prefill_stats"))
+_FINISHES = {str(reason): reason for reason in FinishReason}
 
 _ANSWERS: Mapping[str, Any] = {
     "get_supported_tasks": ["generate"],
@@ -63,9 +62,7 @@ _ANSWERS: Mapping[str, Any] = {
 }
 """The utility calls that Mell answers. It refuses all others, which change an engine behind its back."""
 
-_members = msgspec.msgpack.Decoder(list[msgspec.Raw])
-_events = msgspec.msgpack.Decoder(list[dict[str, Any]] | None)
-_encoder = msgspec.msgpack.Encoder()
+_rests = MsgpackDecoder(EngineCoreOutput)
 
 
 class AddCall:
@@ -128,8 +125,10 @@ class ClusterCore:
         zmq.Socket.shadow(self._input).send(msgspec.msgpack.encode(ready))
         self._reading: asyncio.Task[None] | None = None
 
-    def serve(self) -> None:
-        """Take requests from now on."""
+    def serve(self, deliver: Callable[[EngineCoreOutputs], None] | None = None) -> None:
+        """Take requests from now on. A frontend in this process gets outputs by `deliver`, and not on the socket."""
+        if deliver is not None:
+            self._wire.deliver = deliver
         self._reading = asyncio.create_task(self._read())
 
     def unlink(self) -> None:
@@ -261,18 +260,20 @@ class OutputWire:
         # The frontend's end has no limit either: as with a core of vLLM, what it has not read is in its memory.
         socket.setsockopt(zmq.SNDHWM, 0)
         self.socket = socket
-        self._outputs: list[list[Any]] = []
-        self._utilities = MsgpackEncoder()
+        self.deliver: Callable[[EngineCoreOutputs], None] = self._send
+        """Takes messages with outputs."""
+        self._outputs: list[EngineCoreOutput] = []
+        self._encoder = MsgpackEncoder()
 
-    def put(self, outputs: Sequence[list[Any]]) -> None:
-        """Send members of `EngineCoreOutput`s, with everything that is put meanwhile."""
+    def put(self, outputs: Sequence[EngineCoreOutput]) -> None:
+        """Send outputs, with everything that is put meanwhile."""
         if not self._outputs:
             asyncio.get_running_loop().call_soon(self._flush)
         self._outputs.extend(outputs)
 
     def fail(self, name: str) -> None:
         """The request cannot go on."""
-        self.put(([name, [], *[None] * (_FINISH - 2), int(FinishReason.ERROR)],))
+        self.put((EngineCoreOutput(name, [], finish_reason=FinishReason.ERROR),))
 
     def answer(self, call: int, method: str) -> None:
         """Answer a utility call, or refuse it."""
@@ -281,54 +282,49 @@ class OutputWire:
             output.result = UtilityResult(_ANSWERS[method])
         else:
             output.failure_message = f"{method} is not available: Mell moves requests between several engines"
-        self.socket.send_multipart(self._utilities.encode(EngineCoreOutputs(utility_output=output)))
+        self._send(EngineCoreOutputs(utility_output=output))
 
     def _flush(self) -> None:
         outputs, self._outputs = self._outputs, []
-        # engine_index, outputs, scheduler_stats, timestamp
-        self.socket.send(_encoder.encode((0, outputs, None, time.monotonic())))
+        self.deliver(EngineCoreOutputs(outputs=outputs))
+
+    def _send(self, message: EngineCoreOutputs) -> None:
+        self.socket.send_multipart(self._encoder.encode(message))
 
 
-def core_outputs(name: str, output: Output) -> list[list[Any]]:
-    """The members of the `EngineCoreOutput`s for a request's next output: one, or one for each step with extras.
+def core_outputs(name: str, output: Output) -> list[EngineCoreOutput]:
+    """A request's next output as vLLM's frontend takes it: one part, or one for each step with extras.
 
     Statistics of a prefill, and events but preemptions, count once: with the first token of the whole output.
     """
     finish = None if output.finish is None else _FINISHES[output.finish]
     if not output.extras:
-        tokens: list[Any] = [name, output.tokens]
-        return [tokens if finish is None else [*tokens, *[None] * (_FINISH - 2), finish]]
+        return [EngineCoreOutput(name, list(output.tokens), finish_reason=finish)]
     starts = [index for index, _ in output.extras]
-    outputs: list[list[Any]] = []
+    outputs: list[EngineCoreOutput] = []
     if starts[0] > output.index:
-        outputs.append([name, output.tokens[: starts[0] - output.index]])
+        outputs.append(EngineCoreOutput(name, list(output.tokens[: starts[0] - output.index])))
     for (start, rest), end in zip(output.extras, [*starts[1:], None], strict=True):
-        tokens = [name, output.tokens[start - output.index : end if end is None else end - output.index]]
-        outputs.append(_with_rest(tokens, _members.decode(rest), first=start == 0))
-    last = outputs[-1]
-    last += [None] * (_FINISH + 1 - len(last))
-    last[_FINISH] = finish
+        tokens = output.tokens[start - output.index : end if end is None else end - output.index]
+        outputs.append(_step(name, tokens, rest, first=start == 0))
+    outputs[-1].finish_reason = finish
     return outputs
 
 
-def _with_rest(tokens: list[Any], rest: list[Any], first: bool) -> list[Any]:
-    """The members of a step with tokens and rest (`migration.protocol.request.Extras`)."""
-    members = [*tokens, *rest[len(tokens) :]]
-    if len(members) > _FINISH:
-        members[_FINISH] = None
-    if len(members) > _EVENTS:
-        members[_EVENTS] = _rebased(members[_EVENTS], first)
-    if len(members) > _PREFILL and not first:
-        members[_PREFILL] = None
-    return members
+def _step(name: str, tokens: Sequence[int], rest: bytes, first: bool) -> EngineCoreOutput:
+    """The output of a step with tokens and rest (`migration.protocol.request.Extras`), which does not end."""
+    step: EngineCoreOutput = _rests.decode(rest)
+    step.request_id, step.new_token_ids, step.finish_reason = name, list(tokens), None
+    step.events = _rebased(step.events or (), first)
+    if not first:
+        step.prefill_stats = None
+    return step
 
 
-def _rebased(events: msgspec.Raw, first: bool) -> list[dict[str, Any]] | None:
+def _rebased(events: Sequence[EngineCoreEvent], first: bool) -> list[EngineCoreEvent] | None:
     """Events whose times were relative to their replica's sending, relative to this process's start of time."""
     now = time.monotonic()
-    kept = [
-        {**event, "timestamp": event["timestamp"] + now}
-        for event in _events.decode(events) or ()
-        if first or event["type"] == EngineCoreEventType.PREEMPTED
-    ]
+    kept = [event for event in events if first or event.type == EngineCoreEventType.PREEMPTED]
+    for event in kept:
+        event.timestamp += now
     return kept or None
