@@ -15,6 +15,7 @@ from starlette.applications import Starlette
 from app.ingress.access.admission import Gate
 from app.ingress.access.keys import KeyFile
 from app.ingress.config import IngressConfig
+from app.ingress.engine_orders import EngineOrders
 from app.ingress.frontends import VllmApi
 from app.ingress.http.control import ControlRoutes
 from app.ingress.http.server import HttpServer, endpoint, listen
@@ -77,6 +78,7 @@ class IngressBackend:
                 ("Ingress", ingresses(topology.app), self._ingresses),
             ],
         )
+        self.orders = EngineOrders(replicas, self._membership)
         placer = Placer(self._scheduler, self._membership, config.place_timeout_s)
         self._placer = placer
         self.streams = Streams(

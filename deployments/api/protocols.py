@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 from deployments.api.calls import Batch, MoveAnswer, PlaceCall, Submission
 from deployments.api.channel import ChannelOffer
 from deployments.api.report import ReplicaReport
+from deployments.engine.port import ProfileSession
 from deployments.metrics.exposition import Family
 from migration.protocol.errors import Refused
 from migration.protocol.messages import Adopt, Chunk, CopyRound, PathRequest, Prepare, Prepared
@@ -80,6 +81,22 @@ class ControlApi(Protocol):
         ...
 
 
+class UtilityApi(Protocol):
+    """An engine replica, for operators. Each method returns the reason why it had no effect, None if it had one."""
+
+    async def reset_prefix_cache(self) -> str | None:
+        """Drop the cached blocks of ended requests."""
+        ...
+
+    async def start_profile(self, session: ProfileSession) -> str | None:
+        """Start the engine's profiler; the replica's id becomes a part of its files' names."""
+        ...
+
+    async def stop_profile(self) -> str | None:
+        """Stop the engine's profiler; returns once its files are written."""
+        ...
+
+
 class TargetApi(Protocol):
     """An engine replica as the target of migrations: `migration.protocol.ports.Peer`, call by call."""
 
@@ -108,7 +125,7 @@ class TargetApi(Protocol):
         ...
 
 
-class EngineApi(RequestApi, ControlApi, TargetApi, MetricsApi, Protocol):
+class EngineApi(RequestApi, ControlApi, UtilityApi, TargetApi, MetricsApi, Protocol):
     """The Engine deployment."""
 
     def channel(self, ingress: IngressId) -> AsyncIterator[ChannelOffer]:

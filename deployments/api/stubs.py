@@ -15,6 +15,7 @@ from deployments.api.calls import Batch, MoveAnswer, PlaceCall, Submission
 from deployments.api.channel import ChannelOffer, channel_batches
 from deployments.api.protocols import EngineApi, MetricsApi, SchedulerApi, ServingApi
 from deployments.api.report import ReplicaReport
+from deployments.engine.port import ProfileSession
 from deployments.metrics.exposition import Family
 from deployments.serve.cancellation import callee_cancelled
 from deployments.serve.routing import ReplicaHandles
@@ -115,6 +116,18 @@ class EngineStub:
     async def reopen(self, fence: int) -> None:
         """See `ControlApi.reopen`."""
         await self._calls.call(EngineApi.reopen, fence)
+
+    async def reset_prefix_cache(self) -> str | None:
+        """See `UtilityApi.reset_prefix_cache`."""
+        return await self._calls.call(EngineApi.reset_prefix_cache)
+
+    async def start_profile(self, session: ProfileSession) -> str | None:
+        """See `UtilityApi.start_profile`."""
+        return await self._calls.call(EngineApi.start_profile, session)
+
+    async def stop_profile(self) -> str | None:
+        """See `UtilityApi.stop_profile`."""
+        return await self._calls.call(EngineApi.stop_profile)
 
     async def migration_prepare(self, message: Prepare) -> Prepared:
         """See `Peer.prepare`."""

@@ -14,7 +14,15 @@ from typing import Any, Self
 
 from deployments.engine.batching import BatchedSequence, BatchScheduler, EngineStep
 from deployments.engine.pace import Pace, read_pace
-from deployments.engine.port import EngineDead, EngineProcesses, EngineStats, InvalidRequest, Tie
+from deployments.engine.port import (
+    EngineDead,
+    EngineProcesses,
+    EngineStats,
+    InvalidRequest,
+    ProfilerUnavailable,
+    ProfileSession,
+    Tie,
+)
 from deployments.engine.tokens import TOKEN_BYTES, TokenSlots
 from migration.protocol.core_messages import decode_request
 from migration.protocol.errors import BlocksGone, TransferFailed
@@ -182,6 +190,14 @@ class PacedEngine:
     async def reset_prefix_cache(self) -> None:
         """See `Engine.reset_prefix_cache`."""
         self._scheduler.pool.forget()
+
+    async def start_profile(self, session: ProfileSession) -> None:
+        """See `Engine.start_profile`."""
+        raise ProfilerUnavailable("a paced engine has no profiler")
+
+    async def stop_profile(self) -> None:
+        """See `Engine.stop_profile`."""
+        raise ProfilerUnavailable("a paced engine has no profiler")
 
     def shutdown(self) -> None:
         """See `Engine.shutdown`."""

@@ -47,8 +47,21 @@ class InvalidRequest(Exception):
     """The engine rejects the request; the text is the reason."""
 
 
+class ProfilerUnavailable(Exception):
+    """The engine has no profiler, or it is not in the state that a call needs; the text is the reason."""
+
+
 class RequestFailed(Exception):
     """The engine ended a valid request without its output, for a reason of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileSession:
+    """One session of an engine's profiler: the beginning of its files' names, and its bounds in steps of the engine."""
+
+    prefix: str = ""
+    delay_iterations: int | None = None
+    max_iterations: int | None = None
 
 
 class Engine(Protocol):
@@ -155,7 +168,27 @@ class Engine(Protocol):
         ...
 
     async def reset_prefix_cache(self) -> None:
-        """Drop the cached blocks of ended requests."""
+        """Drop the cached blocks of ended requests.
+
+        Raises:
+            TransferFailed: a request holds blocks.
+        """
+        ...
+
+    async def start_profile(self, session: ProfileSession) -> None:
+        """Start the engine's profiler.
+
+        Raises:
+            ProfilerUnavailable: the engine has none, or a session is under way.
+        """
+        ...
+
+    async def stop_profile(self) -> None:
+        """Stop the engine's profiler; returns once its files are written.
+
+        Raises:
+            ProfilerUnavailable: no session is under way.
+        """
         ...
 
     def shutdown(self) -> None:

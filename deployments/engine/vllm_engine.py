@@ -17,7 +17,15 @@ from vllm.v1.executor import Executor
 
 from deployments.engine.arguments import USAGE, check_model, engine_args
 from deployments.engine.core import CoreClient, CoreRun, CoreRuns, EngineMetrics
-from deployments.engine.port import EngineDead, EngineProcesses, EngineStats, RequestFailed, Tie
+from deployments.engine.port import (
+    EngineDead,
+    EngineProcesses,
+    EngineStats,
+    ProfilerUnavailable,
+    ProfileSession,
+    RequestFailed,
+    Tie,
+)
 from migration.kv.client import Copiers
 from migration.kv.connector import WantedBlocks
 from migration.protocol.continuing import continued, loading, plain_spec
@@ -60,6 +68,7 @@ class VllmEngine:
         self._filled: set[str] = set()
         """Loads whose blocks have all arrived, but may not be in vLLM's prefix cache yet."""
         self._caching: set[asyncio.Task[None]] = set()
+        self._profiling = False
         self.blocks_loaded = 0
         self._seed_tie = _seed_tie(config)
         self.max_context = Tokens(config.model_config.max_model_len)
@@ -251,6 +260,27 @@ class VllmEngine:
                 return
             await asyncio.sleep(0.05)
         raise TransferFailed("the prefix cache is in use")
+
+    async def start_profile(self, session: ProfileSession) -> None:
+        """See `Engine.start_profile`."""
+        if self._core.vllm_config.profiler_config.profiler is None:
+            raise ProfilerUnavailable("the engine has no profiler: set engine_kwargs.profiler_config")
+        if self._profiling:
+            raise ProfilerUnavailable("a session is under way: stop it first")
+        try:
+            await self._core.profile_async(
+                True, session.prefix or None, session.delay_iterations, session.max_iterations
+            )
+        except Exception as error:
+            raise ProfilerUnavailable(str(error)) from error
+        self._profiling = True
+
+    async def stop_profile(self) -> None:
+        """See `Engine.stop_profile`."""
+        if not self._profiling:
+            raise ProfilerUnavailable("no session is under way")
+        await self._core.profile_async(False)
+        self._profiling = False
 
     def shutdown(self) -> None:
         """See `Engine.shutdown`."""

@@ -16,7 +16,7 @@ from deployments.api.protocols import EngineApi, RemoteReplicas, TargetApi
 from deployments.api.report import Gauges, ReplicaReport
 from deployments.api.stubs import ServeSchedulerClient, engines
 from deployments.config import EngineConfig, MigrationSettings, Topology
-from deployments.engine.port import Engine, EngineDead
+from deployments.engine.port import Engine, EngineDead, ProfileSession
 from deployments.metrics.exposition import Family
 from deployments.metrics.vllm import expose_engine
 from deployments.processes.guard import start_guard
@@ -29,6 +29,7 @@ from deployments.replica.outbox import Outboxes
 from deployments.replica.reporting import ReplicaReporter
 from deployments.replica.standby import keep_standby, take
 from deployments.replica.transports import make_slots, make_transport, size_slots
+from deployments.replica.utilities import EngineUtilities
 from deployments.serve.membership import Membership, ServeMembership
 from deployments.serve.routing import own_id, own_node
 from deployments.serve.scaling import REQUESTS
@@ -99,6 +100,7 @@ class EngineReplica:
         if not take():
             start_guard()
         self._engine: Engine = await _engine_class(engine.kind).start(engine.model_source, engine.kwargs)
+        self._utilities = EngineUtilities(self._engine, self._id)
         self._outboxes = Outboxes(time.monotonic)
         self._channels = await ChannelListener.start(self._outboxes, get_node_ip_address())
         self._host = RequestHost(self._engine, self._outboxes, time.monotonic, self._free_tokens)
@@ -243,6 +245,20 @@ class EngineReplica:
             raise Stopping("Serve is stopping the replica")
         self._host.stopping = False
 
+    # --- for operators --------------------------------------------------------------------------------
+
+    async def reset_prefix_cache(self) -> str | None:
+        """See `UtilityApi.reset_prefix_cache`."""
+        return await self._utilities.reset_prefix_cache()
+
+    async def start_profile(self, session: ProfileSession) -> str | None:
+        """See `UtilityApi.start_profile`."""
+        return await self._utilities.start_profile(session)
+
+    async def stop_profile(self) -> str | None:
+        """See `UtilityApi.stop_profile`."""
+        return await self._utilities.stop_profile()
+
     # --- for other replicas ---------------------------------------------------------------------------
 
     async def migration_prepare(self, message: Prepare) -> Prepared:
@@ -300,7 +316,7 @@ class EngineReplica:
             if (now := self._engine.stats().preemptions) != preemptions:
                 preemptions = now
                 self._scheduler.notify(lambda scheduler: scheduler.hurry())
-            if self._host.silent_s() > self._silence_s:
+            if self._host.silent_s() > self._silence_s and not self._utilities.profiled:
                 self._hung = True
                 self._host.lose_all(f"the engine gave no token for {self._silence_s:g} s")
                 # Frees the engine's memory now. Serve stops this replica only after its next health checks.

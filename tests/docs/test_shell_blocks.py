@@ -14,7 +14,7 @@ import app.simulator.__main__ as simulator
 from app.frontend.guard.routes import OPEN_ROUTES
 from app.ingress.access.keys import KeyFile
 from app.ingress.errors import ApiError
-from app.ingress.http.orders import parse_move
+from app.ingress.http.orders import MoveRequest, StartProfile, parse_order
 from tests.app.cli.shown import takes
 from tests.app.ingress.fakes import Backend, make_app, make_service
 from tests.docs import markdown, shell
@@ -36,8 +36,9 @@ WRITERS = {"docs.make": [], "tests.migration.protocol.test_diagrams": ["--write"
 
 def check_body(path: str, body: bytes) -> None:
     """Raise ApiError or ValidationError unless the body is valid."""
-    if path == "/mell/migrations":
-        parse_move(body)
+    orders: dict[str, type[BaseModel]] = {"/mell/migrations": MoveRequest, "/mell/start_profile": StartProfile}
+    if path in orders:
+        parse_order(orders[path], body)
         return
     # Importing vLLM takes seconds.
     from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest

@@ -101,6 +101,13 @@ class MoveStarted(Described):
     id: str = Field(description="Its id in `/mell/migrations`, which has its outcome.")
 
 
+class CarriedOut(Described):
+    """The outcome of an order to all running replicas."""
+
+    success: bool = Field(description="All have carried it out.")
+    failed: dict[str, str] = Field(description="The reasons of the others, by replica.")
+
+
 class DrainStarted(Described):
     """The replica is being emptied."""
 

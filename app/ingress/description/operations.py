@@ -9,7 +9,7 @@ from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from pydantic import BaseModel
 
 from app.ingress.description import described
-from app.ingress.http.orders import MoveRequest
+from app.ingress.http.orders import MoveRequest, StartProfile
 
 JSON, PLAIN = "application/json", "text/plain; charset=utf-8"
 
@@ -191,5 +191,40 @@ OPERATIONS: tuple[Operation, ...] = (
             "No other replica may run (422).",
             "The scheduler or the replica is away (503).",
         ),
+    ),
+    Operation(
+        "POST",
+        "/mell/reset_prefix_cache",
+        "resetPrefixCache",
+        Tag.CONTROL,
+        Access.OPERATOR,
+        "Drop the cached KV blocks of ended requests, on all running replicas",
+        Answer("As vLLM's `/reset_prefix_cache`.", described.CarriedOut),
+        (401, 403),
+        "As in vLLM, a replica on which requests run keeps its cache: try again.",
+    ),
+    Operation(
+        "POST",
+        "/mell/start_profile",
+        "startProfile",
+        Tag.CONTROL,
+        Access.OPERATOR,
+        "Start the profilers of all running replicas",
+        Answer("As vLLM's `/start_profile`.", described.CarriedOut),
+        (*_READING, 401, 403),
+        "Engines have a profiler with `engine_kwargs.profiler_config`. The body may be empty.",
+        body=StartProfile,
+        example={"max_iterations": 50},
+    ),
+    Operation(
+        "POST",
+        "/mell/stop_profile",
+        "stopProfile",
+        Tag.CONTROL,
+        Access.OPERATOR,
+        "Stop the profilers of all running replicas, and write their files",
+        Answer("As vLLM's `/stop_profile`.", described.CarriedOut),
+        (401, 403),
+        "Until then, a silent engine is not replaced (`deployment_config.engine_silence_s`): writing takes minutes.",
     ),
 )

@@ -14,14 +14,16 @@ from starlette.types import ASGIApp
 
 from app.ingress.access.admission import Gate
 from app.ingress.asgi import read_body
+from app.ingress.engine_orders import EngineOrders, Failures
 from app.ingress.errors import ApiError
 from app.ingress.http.cross_origin import CrossOrigin
-from app.ingress.http.orders import parse_move
+from app.ingress.http.orders import MoveRequest, Order, StartProfile, parse_order
 from app.ingress.page.routes import PageRoutes
 from app.ingress.telemetry.requests import CLIENT_CLOSED_STATUS, RequestTelemetry
 from app.ingress.telemetry.scrape import CONTENT_TYPE
 from app.settings import IngressSettings
 from deployments.api.calls import MoveAccepted, MoveAnswer
+from deployments.engine.port import ProfileSession
 from migration.protocol.messages import PathRequest
 
 
@@ -29,6 +31,7 @@ class ControlBackend(Protocol):
     """The port of these routes to the ingress replica."""
 
     gate: Gate
+    orders: EngineOrders
     telemetry: RequestTelemetry
     settings: IngressSettings
 
@@ -89,6 +92,9 @@ class ControlRoutes:
             Route("/mell/migrations", self.migrations, methods=["GET"]),
             Route("/mell/migrations", self.migrate, methods=["POST"]),
             Route("/mell/replicas/{replica}/drain", self.drain, methods=["POST"]),
+            Route("/mell/reset_prefix_cache", self.reset_prefix_cache, methods=["POST"]),
+            Route("/mell/start_profile", self.start_profile, methods=["POST"]),
+            Route("/mell/stop_profile", self.stop_profile, methods=["POST"]),
             *self._page.routes(),
         ]
         handlers = {
@@ -138,7 +144,7 @@ class ControlRoutes:
     async def migrate(self, http: Request) -> Response:
         """POST /mell/migrations."""
         self._check_admin(http)
-        order = parse_move(await read_body(http, self._backend.settings.max_body_bytes))
+        order = await self._read(MoveRequest, http)
         answer = await self._backend.migrate(order.request_id, order.target, order.path)
         if isinstance(answer, MoveAccepted):
             return JSONResponse({"id": answer.id}, 202)
@@ -152,6 +158,27 @@ class ControlRoutes:
             return JSONResponse({"id": answer.id, "state": "DRAINING"}, 202)
         raise ApiError(answer.status, answer.message, details=answer.details)
 
+    async def reset_prefix_cache(self, http: Request) -> Response:
+        """POST /mell/reset_prefix_cache."""
+        self._check_admin(http)
+        return _carried_out(await self._backend.orders.reset_prefix_cache())
+
+    async def start_profile(self, http: Request) -> Response:
+        """POST /mell/start_profile."""
+        self._check_admin(http)
+        order = await self._read(StartProfile, http, empty=b"{}")
+        session = ProfileSession(order.profile_prefix or "", order.delay_iterations, order.max_iterations)
+        return _carried_out(await self._backend.orders.start_profile(session))
+
+    async def stop_profile(self, http: Request) -> Response:
+        """POST /mell/stop_profile."""
+        self._check_admin(http)
+        return _carried_out(await self._backend.orders.stop_profile())
+
+    async def _read(self, kind: type[Order], http: Request, empty: bytes = b"") -> Order:
+        """The order in a call's body; `empty` stands for a body without content."""
+        return parse_order(kind, await read_body(http, self._backend.settings.max_body_bytes) or empty)
+
     def _check_admin(self, http: Request) -> None:
         """Raise ApiError unless the caller has the admin key or, without one, calls from loopback."""
         key = self._backend.settings.admin_key
@@ -162,6 +189,11 @@ class ControlRoutes:
         given = http.headers.get("authorization", "")
         if not hmac.compare_digest(given.encode(), f"Bearer {key}".encode()):
             raise ApiError(401, "this call requires Authorization: Bearer <admin key>", code="invalid_api_key")
+
+
+def _carried_out(failed: Failures) -> Response:
+    """The answer to an order to all replicas."""
+    return JSONResponse({"success": not failed, "failed": failed})
 
 
 def _is_loopback(http: Request) -> bool:

@@ -1,9 +1,11 @@
-"""Calls of web pages of other origins (CORS), as vLLM's server allows them. No such page reaches `/mell`."""
+"""Calls of web pages of other origins (CORS), as vLLM's server allows them. No such page reaches operators' routes."""
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.settings import IngressSettings
+
+_OPERATORS = ("/mell/", "/v1/load_lora_adapter/", "/v1/unload_lora_adapter/")
 
 
 class CrossOrigin:
@@ -24,5 +26,5 @@ class CrossOrigin:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Call the wrapped application, or answer a preflight call."""
-        operators = scope["type"] == "http" and f"{scope['path']}/".startswith("/mell/")
+        operators = scope["type"] == "http" and f"{scope['path']}/".startswith(_OPERATORS)
         await (self._closed if operators else self._open)(scope, receive, send)

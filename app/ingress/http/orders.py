@@ -1,6 +1,6 @@
-"""Orders of operators: the body of POST /mell/migrations. Unknown members and other types are refused."""
+"""Orders of operators: the bodies of their calls. Unknown members and other types are refused."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field
@@ -24,10 +24,27 @@ class MoveRequest(BaseModel):
     )
 
 
-def parse_move(body: bytes) -> MoveRequest:
+class StartProfile(BaseModel):
+    """Body of POST /mell/start_profile, as vLLM has it. All members are optional."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    profile_prefix: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
+        description="Beginning of the names of the files, before the replica's id.",
+    )
+    delay_iterations: int | None = Field(None, ge=0, description="Steps of the engine before the recording begins.")
+    max_iterations: int | None = Field(None, ge=0, description="Steps after which it ends by itself; 0: not at all.")
+
+
+Order = TypeVar("Order", bound=BaseModel)
+
+
+def parse_order(kind: type[Order], body: bytes) -> Order:
     """Read a request body. Raises ApiError 400 with the invalid member."""
     try:
-        return MoveRequest.model_validate_json(body)
+        return kind.model_validate_json(body)
     except pydantic.ValidationError as error:
         raise _refusal(error.errors(include_url=False)[0]) from None
 

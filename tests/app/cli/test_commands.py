@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from app.cli.__main__ import app
 from app.ingress.errors import ApiError
-from app.ingress.http.orders import parse_move
+from app.ingress.http.orders import MoveRequest, parse_order
 from app.versions import VERSION
 from migration.protocol.record import Outcome
 from tests.app.cli.fake_mell import FakeMell, free_port
@@ -72,7 +72,7 @@ def test_an_order_to_move_has_its_arguments(at: Mell, mell: FakeMell) -> None:
         {"request_id": "demo", "target": "bbbbbbbb", "path": "tokens"},
         {"request_id": "demo", "path": "auto"},
     ]
-    assert [parse_move(json.dumps(order).encode()).path for order in mell.orders] == ["tokens", "auto"]
+    assert [parse_order(MoveRequest, json.dumps(order).encode()).path for order in mell.orders] == ["tokens", "auto"]
 
 
 def test_a_wait_for_a_move_shows_its_outcome(at: Mell, mell: FakeMell) -> None:

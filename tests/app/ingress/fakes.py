@@ -22,6 +22,7 @@ from app.frontend.calls import CURRENT, EngineRequest
 from app.frontend.guard.layers import guarded
 from app.ingress.access.admission import Gate
 from app.ingress.asgi import DONE, EventStream, unless_disconnected
+from app.ingress.engine_orders import EngineOrders
 from app.ingress.errors import ApiError
 from app.ingress.http.control import ControlRoutes
 from app.ingress.streams.placing import Placer
@@ -29,7 +30,7 @@ from app.ingress.streams.streams import Streams
 from app.ingress.telemetry.requests import RequestTelemetry, StepTimer
 from app.settings import IngressSettings
 from deployments.api.calls import Batch, MoveAccepted, MoveAnswer, MoveRejected, PlaceCall, Submission
-from deployments.engine.port import Tie
+from deployments.engine.port import ProfileSession, Tie
 from deployments.replica.moves import Moves
 from deployments.serve.routing import Unrouted
 from migration.protocol.continuing import plain_spec
@@ -435,6 +436,46 @@ def make_service(
     return service
 
 
+class Utilities:
+    """Implements `RemoteReplicas[UtilityApi]`: notes orders, with the answers of `answers`, by replica."""
+
+    def __init__(self) -> None:
+        self.orders: list[tuple[ReplicaId, str, ProfileSession | None]] = []
+        self.answers: dict[str, str | Exception] = {}
+
+    def at(self, replica: ReplicaId, routed: bool = True) -> "Utility":
+        return Utility(self, replica)
+
+    def forget(self, replica: ReplicaId) -> None:
+        pass
+
+
+class Utility:
+    """Implements `UtilityApi`."""
+
+    def __init__(self, utilities: Utilities, replica: ReplicaId) -> None:
+        self._utilities = utilities
+        self._replica = replica
+
+    async def reset_prefix_cache(self) -> str | None:
+        return await self._take("reset_prefix_cache")
+
+    async def start_profile(self, session: ProfileSession) -> str | None:
+        return await self._take("start_profile", session)
+
+    async def stop_profile(self) -> str | None:
+        return await self._take("stop_profile")
+
+    async def _take(self, order: str, session: ProfileSession | None = None) -> str | None:
+        self._utilities.orders.append((self._replica, order, session))
+        answer = self._utilities.answers.get(self._replica)
+        if answer == "silent":
+            await asyncio.Event().wait()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
 # --- HTTP ---------------------------------------------------------------------------------------------
 
 
@@ -463,6 +504,8 @@ class Backend:
             request_timeout_s=request_timeout_s,
             admin_key=admin_key,
         )
+        self.utilities = Utilities()
+        self.orders = EngineOrders(self.utilities, service.members)
         self.unhealthy: str | None = None
         self.answer: MoveAnswer | None = None
         self.asked: list[tuple[str, str | None, PathRequest]] = []

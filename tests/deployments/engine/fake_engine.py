@@ -4,7 +4,15 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
 
-from deployments.engine.port import EngineDead, EngineProcesses, EngineStats, InvalidRequest, Tie
+from deployments.engine.port import (
+    EngineDead,
+    EngineProcesses,
+    EngineStats,
+    InvalidRequest,
+    ProfilerUnavailable,
+    ProfileSession,
+    Tie,
+)
 from deployments.engine.tokens import TOKEN_BYTES, ContextDigest, TokenSlots, expected, pack, unpack
 from migration.protocol.core_messages import decode_request
 from migration.protocol.errors import BlocksGone, TransferFailed
@@ -40,6 +48,7 @@ class FakeEngine:
         self.refusal: str | None = None
         self.preempted: set[str] = set()
         self.halting: set[str] = set()
+        self.profiled: ProfileSession | None = None
         self.blocks_loaded = 0
         self.tail_ends: list[int] = []
         """For each context that began with a tail: the tokens up to the tail's end."""
@@ -188,6 +197,18 @@ class FakeEngine:
     async def reset_prefix_cache(self) -> None:
         """See `Engine.reset_prefix_cache`."""
         self._cache.clear()
+
+    async def start_profile(self, session: ProfileSession) -> None:
+        """See `Engine.start_profile`."""
+        if self.profiled is not None:
+            raise ProfilerUnavailable("a session is under way")
+        self.profiled = session
+
+    async def stop_profile(self) -> None:
+        """See `Engine.stop_profile`."""
+        if self.profiled is None:
+            raise ProfilerUnavailable("no session is under way")
+        self.profiled = None
 
     def shutdown(self) -> None:
         """See `Engine.shutdown`."""

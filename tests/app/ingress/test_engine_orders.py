@@ -1,0 +1,67 @@
+"""Orders to the engines of all running replicas, and the calls of operators for them."""
+
+from typing import Any
+
+import pytest
+
+from deployments.engine.port import ProfileSession
+from migration.protocol.errors import PeerLost
+from tests.app.ingress.fakes import Api
+
+pytestmark = pytest.mark.virtual_time
+
+ORDERS = ["reset_prefix_cache", "start_profile", "stop_profile"]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+async def test_an_order_goes_to_all_replicas(api: Api, order: str) -> None:
+    response = await api.post(f"/mell/{order}")
+    assert (response.status_code, response.json()) == (200, {"success": True, "failed": {}})
+    session = ProfileSession() if order == "start_profile" else None
+    assert sorted(api.backend.utilities.orders) == [("a", order, session), ("b", order, session)]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(
+    ("answer", "shown"),
+    [
+        ("the prefix cache is in use", "the prefix cache is in use"),
+        (PeerLost("replica b died"), "replica b died"),
+        (ValueError(), "ValueError()"),
+        ("silent", "no answer within "),
+    ],
+    ids=["refusal", "death", "mistake", "silence"],
+)
+async def test_each_failure_has_its_replica(api: Api, order: str, answer: Any, shown: str) -> None:
+    api.backend.utilities.answers["b"] = answer
+    outcome = (await api.post(f"/mell/{order}")).json()
+    assert not outcome["success"] and list(outcome["failed"]) == ["b"] and outcome["failed"]["b"].startswith(shown)
+
+
+async def test_replicas_that_have_left_get_no_order(api: Api) -> None:
+    api.backend.service.kill("a")
+    await api.post("/mell/reset_prefix_cache")
+    assert [replica for replica, _, _ in api.backend.utilities.orders] == ["b"]
+
+
+async def test_a_session_has_the_bounds_of_its_order(api: Api) -> None:
+    await api.post("/mell/start_profile", json={"profile_prefix": "a", "delay_iterations": 3, "max_iterations": 5})
+    assert api.backend.utilities.orders[0][2] == ProfileSession("a", 3, 5)
+
+
+@pytest.mark.parametrize(
+    "body", [{"profile_prefix": "../x"}, {"profile_prefix": ""}, {"max_iterations": -1}, {"iterations": 1}, []]
+)
+async def test_a_wrong_session_is_refused(api: Api, body: Any) -> None:
+    assert (await api.post("/mell/start_profile", json=body)).status_code == 400
+    assert not api.backend.utilities.orders
+
+
+@pytest.mark.parametrize("order", ORDERS)
+async def test_orders_are_the_operators(api: Api, order: str) -> None:
+    api.backend.require("secret-key!")
+    assert (await api.post(f"/mell/{order}")).status_code == 401
+    api.backend.settings = api.backend.settings.model_copy(update={"admin_key": None})
+    api.address = ("10.0.0.1", 1)
+    assert (await api.post(f"/mell/{order}")).status_code == 403
+    assert not api.backend.utilities.orders

@@ -1,0 +1,41 @@
+"""Operators' orders to the engine of one replica."""
+
+from deployments.engine.port import ProfileSession
+from deployments.replica.utilities import EngineUtilities
+from migration.protocol.errors import TransferFailed
+from policies.model import ReplicaId
+from tests.deployments.engine.fake_engine import FakeEngine
+
+
+def utilities() -> tuple[FakeEngine, EngineUtilities]:
+    engine = FakeEngine()
+    return engine, EngineUtilities(engine, ReplicaId("r1"))
+
+
+async def test_the_prefix_cache_is_dropped_or_in_use() -> None:
+    engine, orders = utilities()
+    engine._cache[b"x"] = None  # type: ignore[index,assignment]
+    assert await orders.reset_prefix_cache() is None and not engine._cache
+
+    async def refuse() -> None:
+        raise TransferFailed("the prefix cache is in use")
+
+    engine.reset_prefix_cache = refuse  # type: ignore[method-assign]
+    assert await orders.reset_prefix_cache() == "the prefix cache is in use"
+
+
+async def test_a_session_has_the_replicas_name() -> None:
+    engine, orders = utilities()
+    for given, named in (
+        (ProfileSession("slow", 2, 5), ProfileSession("slow-r1", 2, 5)),
+        (ProfileSession(), ProfileSession("r1")),
+    ):
+        assert (await orders.start_profile(given), engine.profiled, orders.profiled) == (None, named, True)
+        assert (await orders.stop_profile(), engine.profiled, orders.profiled) == (None, None, False)
+
+
+async def test_sessions_do_not_overlap() -> None:
+    _, orders = utilities()
+    assert await orders.stop_profile() == "no session is under way"
+    assert not await orders.start_profile(ProfileSession())
+    assert await orders.start_profile(ProfileSession()) == "a session is under way" and orders.profiled
