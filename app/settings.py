@@ -5,6 +5,7 @@ deployment_config.autoscaling_config).
 """
 
 import re
+import ssl
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -191,6 +192,27 @@ class IngressSettings(SettingsSection):
         default_factory=dict,
         description="Arguments of the server application, with the names of `vllm serve`, see frontend.md.",
     )
+    root_path: str = Field(
+        "",
+        description="Path before all routes, such as `/llm`, that a reverse proxy leaves in place.",
+    )
+    ssl_certfile: str | None = Field(
+        None, min_length=1, description="File with the server's certificate chain; null: plain HTTP."
+    )
+    ssl_keyfile: str | None = Field(
+        None, min_length=1, description="File with its private key; null: it is in `ssl_certfile`."
+    )
+    ssl_ca_certs: str | None = Field(
+        None, min_length=1, description="File with the authorities of clients' certificates; null: none."
+    )
+    ssl_cert_reqs: Literal[0, 1, 2] = Field(
+        0, description="Certificates of clients: 0 not asked for, 1 checked if there is one, 2 required."
+    )
+    ssl_ciphers: str | None = Field(None, min_length=1, description="Ciphers in OpenSSL's form; null: Python's.")
+    middleware: list[str] = Field(
+        default_factory=list,
+        description="Import paths of ASGI middleware classes, or of functions, around all routes.",
+    )
     allowed_origins: list[str] = Field(
         default_factory=list,
         description="Origins whose web pages may call the API, never /mell: `https://chat.example.com`; `*`: all.",
@@ -247,6 +269,50 @@ class IngressSettings(SettingsSection):
                 raise ValueError(f"{origin!r} is no origin: write https://HOST or https://HOST:PORT, without a path")
         return value
 
+    @field_validator("root_path")
+    @classmethod
+    def _is_path(cls, value: str) -> str:
+        if not _PATH.fullmatch(value):
+            raise ValueError(f"{value!r} is no path: write /NAME, without / at the end")
+        return value
+
+    @field_validator("ssl_certfile", "ssl_keyfile", "ssl_ca_certs")
+    @classmethod
+    def _are_files(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        if not Path(value).is_file():
+            raise ValueError(f"{value} is no file")
+        return str(Path(value).absolute())  # replicas have another working directory
+
+    @field_validator("middleware")
+    @classmethod
+    def _are_import_paths(cls, value: list[str]) -> list[str]:
+        for path in value:
+            if not all(map(str.isidentifier, path.split("."))) or "." not in path:
+                raise ValueError(f"{path!r} is no import path: write MODULE.NAME")
+        return value
+
+    @model_validator(mode="after")
+    def _usable_certificates(self) -> Self:
+        others = [name for name in ("ssl_keyfile", "ssl_ca_certs", "ssl_ciphers") if getattr(self, name) is not None]
+        if self.ssl_certfile is None:
+            if others or self.ssl_cert_reqs:
+                raise ValueError(f"{(others or ['ssl_cert_reqs'])[0]}: set ssl_certfile as well")
+            return self
+        if self.port is None:
+            raise ValueError("ssl_certfile: Serve's HTTP proxy has no TLS: set port, or remove ssl_certfile")
+        if self.ssl_cert_reqs and self.ssl_ca_certs is None:
+            raise ValueError("ssl_cert_reqs: set ssl_ca_certs, the authorities of clients' certificates")
+        try:
+            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=self.ssl_ca_certs)
+            context.load_cert_chain(self.ssl_certfile, self.ssl_keyfile)
+            if self.ssl_ciphers is not None:
+                context.set_ciphers(self.ssl_ciphers)
+        except OSError as error:  # ssl.SSLError is one
+            raise ValueError(f"the files or ciphers of ssl_... cannot be loaded: {error}") from None
+        return self
+
     @model_validator(mode="after")
     def _safe_credentials(self) -> Self:
         if self.allow_credentials and "*" in self.allowed_origins:
@@ -271,6 +337,7 @@ class IngressSettings(SettingsSection):
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:]+\]|[a-z0-9._-]+)(:[0-9]+)?|null")
 """An origin as browsers send it: in lower case, without a path."""
+_PATH = re.compile(r"(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)*")
 _DOMAIN = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
 
 

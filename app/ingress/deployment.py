@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import importlib
+import inspect
 import logging
 import time
 import uuid
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.applications import Starlette
+from starlette.middleware.base import BaseHTTPMiddleware
 
 from app.ingress.access.admission import Gate
 from app.ingress.access.keys import KeyFile
@@ -18,7 +21,8 @@ from app.ingress.config import IngressConfig
 from app.ingress.engine_orders import EngineOrders
 from app.ingress.frontends import VllmApi
 from app.ingress.http.control import ControlRoutes
-from app.ingress.http.server import HttpServer, endpoint, listen
+from app.ingress.http.server import BelowPath, HttpServer, endpoint, listen
+from app.ingress.http.tls import TlsFiles
 from app.ingress.streams.placing import Placer
 from app.ingress.streams.streams import Streams
 from app.ingress.telemetry.requests import RequestTelemetry
@@ -63,7 +67,7 @@ class IngressBackend:
         self.tracer = _make_tracer(config, self.id)
         self.telemetry = _make_telemetry(config, api.decode, self.tracer)
         self._initial = config.initial_replicas
-        self._url = endpoint(config.host, config.port) if config.port else "http://127.0.0.1:8000"
+        self._url = _own_url(config) if config.port else "http://127.0.0.1:8000"
         self._started = False
         self._refresh_s = config.refresh_s
         self._scheduler = ServeSchedulerClient(topology.app)
@@ -201,6 +205,26 @@ class IngressBackend:
         await self.tracer.close(within_s)
 
 
+def _own_url(config: IngressConfig) -> str:
+    """The URL at which clients on this machine reach the ingress's own port."""
+    assert config.port is not None
+    return endpoint(config.host, config.port, config.ssl_certfile is not None) + config.root_path
+
+
+def add_middleware(app: Starlette, path: str) -> None:
+    """Put a middleware around an application, as vLLM's server does.
+
+    Raises:
+        ImportError, AttributeError: there is none of that import path.
+    """
+    module, _, name = path.rpartition(".")
+    found: Any = getattr(importlib.import_module(module), name)
+    if inspect.iscoroutinefunction(found):
+        app.add_middleware(BaseHTTPMiddleware, dispatch=found)
+    else:
+        app.add_middleware(found)
+
+
 def _make_telemetry(config: IngressConfig, decode: Callable[[Sequence[int]], str], tracer: Tracer) -> RequestTelemetry:
     return RequestTelemetry(config.model_id, decode if config.log_text else None, tracer=tracer)
 
@@ -230,6 +254,8 @@ class IngressReplica:
         self._backend = IngressBackend(config, topology, self._api)
         self._control = ControlRoutes(self._backend)
         self._app = self._control.app(await self._api.start(self._backend))
+        for path in config.middleware:
+            add_middleware(self._app, path)
         if self._backend.tracer is not NO_TRACER:
             self._app.add_middleware(KeepHttpScope)
         self._grace_s = config.grace_s
@@ -237,8 +263,9 @@ class IngressReplica:
         freeze_heap()
         if config.port is not None:
             listening = await listen(config.host, config.port, config.shares_port, _BIND_WAIT_S)
-            self._server = HttpServer(self._app, listening)
-            log.info("listening on %s", endpoint(config.host, config.port))
+            served = BelowPath(self._app, config.root_path) if config.root_path else self._app
+            self._server = HttpServer(served, listening, tls=TlsFiles.of(config))
+            log.info("listening on %s", _own_url(config))
 
     async def __serve_build_asgi_app__(self) -> Starlette:
         """Called by Serve once this replica is constructed."""

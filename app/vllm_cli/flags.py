@@ -55,6 +55,13 @@ PLACED: Mapping[str, str] = {
     "api_key": "a list of digests: `ingress.api_keys_file`, or `MELL_API_KEYS` in the environment",
     "enable_log_outputs": "`ingress.log_text`, prompts included",
     "allowed_media_domains": "`ingress.allowed_media_domains`; media are not served yet",
+    "root_path": "`ingress.root_path`",
+    "middleware": "`ingress.middleware`; around Mell's routes, too",
+    "ssl_certfile": "`ingress.ssl_certfile`",
+    "ssl_keyfile": "`ingress.ssl_keyfile`",
+    "ssl_ca_certs": "`ingress.ssl_ca_certs`",
+    "ssl_cert_reqs": "`ingress.ssl_cert_reqs`",
+    "ssl_ciphers": "`ingress.ssl_ciphers`",
     "allowed_origins": "`ingress.allowed_origins`; never for `/mell`",
     "allowed_methods": "`ingress.allowed_methods`",
     "allowed_headers": "`ingress.allowed_headers`",
@@ -109,6 +116,7 @@ ENGINE = frozenset(
         # its own log lines and metrics
         "show_hidden_metrics_for_version kv_cache_metrics kv_cache_metrics_sample cudagraph_metrics "
         "enable_layerwise_nvtx_tracing enable_mfu_metrics enable_logging_iteration_details jit_monitor_mode "
+        "profiler_config "
         "jit_monitor_verbose fail_on_environ_validation custom_histogram_buckets per_request_spec_decode_metrics"
     )
 )
@@ -129,6 +137,7 @@ IGNORED: Mapping[str, str] = {
     "enable_log_deltas": "Mell logs whole texts only",
     "enable_log_requests": _LOGGED,
     "enable_offline_docs": "Mell has no such pages; GET /openapi.json describes all calls",
+    "enable_ssl_refresh": "Mell always loads changed certificates",
     "enable_server_load_tracking": "`/load` always counts",
     "enable_request_id_headers": "Mell returns the X-Request-Id that a client sends",
     "uvicorn_log_level": f"{_LOGGED}, and {_FORM}",
@@ -147,7 +156,6 @@ _PARALLEL = "only --tensor-parallel-size splits a replica: write it, or more rep
 _PER_REPLICA = "replicas on one machine would use the same address: remove it"
 _PLACING = "Mell distributes requests over its replicas itself: write --data-parallel-size or --max-replicas only"
 _POOLING = "Mell serves models that generate text: remove it"
-_PROXY = "terminate TLS at a reverse proxy in front of ingress.port (docs/operations.md)"
 _SLEEP = "Mell frees GPUs by closing replicas: write --min-replicas 1 and a higher --max-replicas"
 
 _REFUSED: Mapping[str, Sequence[str]] = {
@@ -185,7 +193,6 @@ _REFUSED: Mapping[str, Sequence[str]] = {
         "ubatch_size"
     ),
     _POOLING: _words("enable_flash_late_interaction io_processor_plugin pooler_config"),
-    _PROXY: _words("enable_ssl_refresh ssl_ca_certs ssl_cert_reqs ssl_certfile ssl_ciphers ssl_keyfile"),
     _SLEEP: _words(
         "enable_cumem_allocator enable_nccl_comm_suspend enable_sleep_mode sleep_mode_offload_cudagraph "
         "sleep_preserve_parameter_names"
@@ -204,9 +211,6 @@ _REFUSED: Mapping[str, Sequence[str]] = {
         "enable_fault_tolerance",
         "fault_tolerance_config",
     ],
-    "put it into a reverse proxy in front of ingress.port": ["middleware"],
-    "engines are profiled without Mell, by vllm serve: remove it": ["profiler_config"],
-    "have the reverse proxy take the prefix off the paths": ["root_path"],
     "Mell moves requests through vLLM's own scheduler: remove it": ["scheduler_cls"],
     "clients run tools themselves: remove it": ["tool_server"],
     "write --host and --port: Mell listens on TCP": ["uds"],
@@ -248,10 +252,13 @@ PATHS = (
     "hf_config_path",
     "reasoning_parser_plugin",
     "spec_model",
+    "ssl_ca_certs",
+    "ssl_certfile",
+    "ssl_keyfile",
     "tokenizer",
     "tool_parser_plugin",
 )
-"""Passed flags that may name a file or folder; replicas have another working directory."""
+"""Flags that may name a file or folder; replicas have another working directory."""
 
 
 def option(name: str, value: object = None) -> str:

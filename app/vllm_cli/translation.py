@@ -162,7 +162,7 @@ def _ingress(flags: Flags, host: Host, comments: dict[str, str]) -> dict[str, An
         section["num_replicas"] = flags["api_server_count"]
     if flags.get("enable_log_outputs"):
         section["log_text"] = True
-    section |= {name: flags[name] for name in _SAME if name in flags}
+    section |= {name: host.path(flags[name]) if name in PATHS else flags[name] for name in _SAME if name in flags}
     if kwargs := _frontend(flags, host):
         section["frontend_kwargs"] = kwargs
     return section
@@ -174,7 +174,14 @@ _SAME = (
     "allowed_methods",
     "allowed_headers",
     "allow_credentials",
+    "middleware",
     "otlp_traces_endpoint",
+    "root_path",
+    "ssl_ca_certs",
+    "ssl_cert_reqs",
+    "ssl_certfile",
+    "ssl_ciphers",
+    "ssl_keyfile",
 )
 """Flags that are settings of the ingress by the same name."""
 

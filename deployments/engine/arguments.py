@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from vllm.config import KVTransferConfig, ModelConfig, ReasoningConfig, StructuredOutputsConfig
+from vllm.config import KVTransferConfig, ModelConfig, ProfilerConfig, ReasoningConfig, StructuredOutputsConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.usage.usage_lib import UsageContext
 
@@ -57,6 +57,7 @@ def check_model(model: ModelConfig) -> None:
 
 
 _OBJECTS: Mapping[str, Any] = {
+    "profiler_config": ProfilerConfig,
     "reasoning_config": ReasoningConfig,
     "structured_outputs_config": StructuredOutputsConfig,
 }

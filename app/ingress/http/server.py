@@ -16,6 +16,8 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.ingress.http.connections import Bounds, Connection
+from app.ingress.http.cross_origin import of_operators
+from app.ingress.http.tls import TlsFiles
 
 log = logging.getLogger("ray.serve")
 
@@ -46,13 +48,38 @@ class EchoRequestId:
         await self._app(scope, receive, echo)
 
 
-class HttpServer:
-    """uvicorn on the running event loop. `close` stops accepting and lets open streams end."""
+class BelowPath:
+    """Takes a prefix off the paths of calls; calls without it are passed on as they are, as in vLLM's server.
 
-    def __init__(self, app: ASGIApp, listening: socket.socket, bounds: Bounds | None = None) -> None:
+    Operators' routes are not below it, since a proxy may pass on whatever is.
+    """
+
+    def __init__(self, app: ASGIApp, prefix: str) -> None:
+        self._app = app
+        self._prefix = prefix
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Call the wrapped application."""
+        path = scope.get("path", "")
+        rest = path.removeprefix(self._prefix)
+        if path.startswith(f"{self._prefix}/") and not of_operators(rest):
+            scope = {**scope, "path": rest, "raw_path": rest.encode()}
+        await self._app(scope, receive, send)
+
+
+class HttpServer:
+    """uvicorn on the running event loop. `close` stops accepting and lets open streams end.
+
+    `tls` are the files of HTTPS, which are loaded again when they have changed.
+    """
+
+    def __init__(
+        self, app: ASGIApp, listening: socket.socket, bounds: Bounds | None = None, tls: TlsFiles | None = None
+    ) -> None:
         bounds = bounds or Bounds()
         config = uvicorn.Config(
             EchoRequestId(app),
+            **({} if tls is None else tls.for_uvicorn),
             http=partial(Connection, bounds=bounds),  # type: ignore[arg-type]  # uvicorn only calls it
             ws="none",
             log_config=None,
@@ -64,12 +91,19 @@ class HttpServer:
         )
         self._server = uvicorn.Server(config)
         self._task = asyncio.create_task(self._server.serve(sockets=[listening]))
+        self._refreshing: asyncio.Task[None] | None = None
+        if tls is not None:
+            config.load()
+            assert config.ssl is not None
+            self._refreshing = asyncio.create_task(tls.refresh(config.ssl))
 
     async def close(self, grace_s: float) -> None:
         """Stop; connections still open after `grace_s` seconds are cut."""
         self._server.config.timeout_graceful_shutdown = max(1, int(grace_s))
         self._server.should_exit = True
         await asyncio.wait({self._task})
+        if self._refreshing is not None:
+            self._refreshing.cancel()
 
 
 async def listen(host: str, port: int, shared: bool, wait_s: float) -> socket.socket:
@@ -104,7 +138,7 @@ async def listen(host: str, port: int, shared: bool, wait_s: float) -> socket.so
             return listening
 
 
-def endpoint(host: str, port: int) -> str:
+def endpoint(host: str, port: int, tls: bool = False) -> str:
     """The URL at which clients on this machine reach a socket bound to `host`."""
     shown: Any = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
-    return f"http://{shown}:{port}"
+    return f"http{'s' if tls else ''}://{shown}:{port}"

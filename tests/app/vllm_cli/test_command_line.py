@@ -102,6 +102,7 @@ SAMPLES = {
     "eplb_config": '{"window_size": 10}',
     "ir_op_priority": '{"rms_norm": ["native"]}',
     "kernel_config": '{"enable_jit_warmup": false}',
+    "profiler_config": '{"profiler": "cuda"}',
     "quantization_config": '{"linear": {"weight": "fp8_per_token"}}',
     "reasoning_config": '{"reasoning_start_str": "<a>"}',
     "structured_outputs_config": '{"backend": "xgrammar"}',

@@ -58,7 +58,7 @@ def test_frontend_flags_are_arguments_of_vllms_server() -> None:
 
 
 def test_files_are_named_by_flags_that_are_passed_on() -> None:
-    assert {*PATHS} <= {*ENGINE, *FRONTEND, "chat_template"}
+    assert {*PATHS} <= {*ENGINE, *FRONTEND, "chat_template", "ssl_ca_certs", "ssl_certfile", "ssl_keyfile"}
 
 
 def test_a_reason_ends_a_message() -> None:

@@ -69,6 +69,8 @@ TABLE: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
     ),
     ({"allow_credentials": True}, INGRESS, {"allow_credentials": True}),
     ({"enable_tokenizer_info_endpoint": True}, INGRESS, {"frontend_kwargs": {"enable_tokenizer_info_endpoint": True}}),
+    ({"root_path": "/llm"}, INGRESS, {"root_path": "/llm"}),
+    ({"middleware": ["a.B", "c.d"]}, INGRESS, {"middleware": ["a.B", "c.d"]}),
     ({"otlp_traces_endpoint": "http://o:1"}, INGRESS, {"otlp_traces_endpoint": "http://o:1"}),
 ]
 
@@ -78,6 +80,12 @@ def test_a_flag_becomes_a_setting(flags: dict[str, Any], section: str, settings:
     args = on(CPU, flags).args
     assert {name: args[section].get(name) for name in settings} == settings
     Settings.model_validate(args)
+
+
+def test_certificates_become_settings_with_absolute_names() -> None:
+    flags = {"ssl_certfile": "parser.py", "ssl_keyfile": "k.pem", "ssl_ca_certs": "c", "ssl_cert_reqs": 2}
+    ingress = on(CPU, {**flags, "ssl_ciphers": "AES"}).args[INGRESS]
+    assert ingress.items() >= {**flags, "ssl_certfile": "/here/parser.py", "ssl_ciphers": "AES"}.items()
 
 
 def test_a_template_in_a_file_is_a_setting_of_the_model() -> None:

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 
-from app.ingress.http.server import HttpServer, endpoint, listen
+from app.ingress.http.server import BelowPath, HttpServer, endpoint, listen
 
 
 async def _slow(http: Request) -> StreamingResponse:
@@ -45,6 +45,30 @@ async def test_the_request_id_is_echoed(label: str | None) -> None:
     async with serving() as (_, client):
         response = await client.get("/", headers={"X-Request-Id": label} if label else {})
     assert response.headers.get_list("x-request-id") == ([label] if label else [])
+
+
+async def _path(http: Request) -> PlainTextResponse:
+    return PlainTextResponse(http.url.path)
+
+
+@pytest.mark.parametrize(
+    ("asked", "reached"),
+    [
+        ("/llm/v1/models", "/v1/models"),
+        ("/v1/models", "/v1/models"),
+        ("/llm", "/llm"),
+        ("/llmx/v1", "/llmx/v1"),
+        ("/llm/", "/"),
+        ("/llm/llm/v1", "/llm/v1"),
+        ("/llm/mell/state", "/llm/mell/state"),
+        ("/llm/mell", "/llm/mell"),
+        ("/mell/state", "/mell/state"),
+    ],
+)
+async def test_a_prefix_is_taken_off_all_paths_but_the_operators(asked: str, reached: str) -> None:
+    app = BelowPath(Starlette(routes=[Route("/{path:path}", _path)]), "/llm")
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://mell") as client:
+        assert (await client.get(asked)).text == reached
 
 
 async def test_closing_lets_open_answers_end() -> None:
