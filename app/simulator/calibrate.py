@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from app.simulator.costs.costs import ComputeCosts, Costs, LinkCosts, MigrationCosts, write_costs
-from app.simulator.costs.fits import Knots, brief, fit_knots, fit_link
+from app.simulator.costs.fits import brief, fit_knots, fit_link
 from app.simulator.costs.hardware import GPUS, MODELS, STATED_LINKS, Gpu, Model
 from app.simulator.costs.profiles import Profiles
 from app.simulator.errors import BadInput, require_not_negative
+from policies.cost.steps import Knots
 
 Hardware = TypeVar("Hardware", Model, Gpu)
 

@@ -53,27 +53,24 @@ def costs_of(pace: Pace, runs: Sequence[LiveRun]) -> Costs:
     starts = [took for run in runs for took in startups(run.observed.looks)]
     # Moves by tokens are no measurement of links: most are of waiting requests, which have no KV yet.
     moves = [m for run in runs for m in run.observed.migrations if (m.path, m.outcome) == ("kv", "committed")]
-    requests = [request for run in runs for request in run.observed.requests]
     return Costs(
         name="paced",
         slots=False,
         startup_s=LISTED_S + median(starts) if starts else pace.startup_s,
-        compute=compute_costs(pace, median(r.prompt + r.output / 2 for r in requests)),
+        compute=compute_costs(pace),
         migration=migration_costs(moves, pace),
     )
 
 
-def compute_costs(pace: Pace, context: float) -> ComputeCosts:
-    """Step times of a paced engine.
-
-    The simulator has one cost per token, prefilled or decoded. The rest of a decode's cost is charged to its context,
-    assumed to have `context` tokens; exact only if there is no such rest.
-    """
-    per_token_s = 1 / pace.prefill_tokens_per_s
+def compute_costs(pace: Pace) -> ComputeCosts:
+    """Step times of a paced engine."""
+    costs = pace.costs
     return ComputeCosts(
-        linear=((1, per_token_s), (pace.max_num_batched_tokens, pace.max_num_batched_tokens * per_token_s)),
-        overhead_s=pace.decode_s,
-        context_s=max(0.0, pace.decode_s_per_seq - per_token_s) / context,
+        linear=costs.linear,
+        overhead_s=costs.overhead_s,
+        sequence_s=costs.sequence_s,
+        context_s=costs.context_s,
+        attention_s=costs.attention_s,
         chunk_tokens=pace.max_num_batched_tokens,
     )
 
@@ -135,7 +132,7 @@ def foretell(case: LiveCase, due: Sequence[TraceRequest], seed: int) -> Figures:
         name="paced",
         slots=False,
         startup_s=pace.startup_s + draw.uniform(*SERVE_STARTS_S),
-        compute=compute_costs(pace, median(each.prompt_tokens + each.output_tokens / 2 for each in due)),
+        compute=compute_costs(pace),
         migration=MigrationCosts(
             intra=link, inter=link, kv_bytes=TOKEN_BYTES, block_tokens=pace.block_size, handover_s=HANDOVER_S
         ),

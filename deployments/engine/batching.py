@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from deployments.engine.blocks import Block, BlockPool
 from deployments.engine.pace import Pace
 from deployments.engine.tokens import TOKEN_BYTES, ContextDigest, pack
+from policies.cost.steps import PrefillChunk
 
 
 @dataclass(slots=True, eq=False)
@@ -40,11 +41,15 @@ class BatchedSequence:
 
 @dataclass(frozen=True, slots=True)
 class EngineStep:
-    """One engine step: the requests in the order of their admission, each with the number of tokens to compute."""
+    """One engine step: the requests in the order of their admission, each with the number of tokens to compute.
 
-    chunks: tuple[tuple[BatchedSequence, int], ...]
-    decodes: int
-    prefill_tokens: int
+    Of these, `decodes` requests with `context` tokens in total decode; `prefills` are the chunks of the others.
+    """
+
+    chunks: tuple[tuple[BatchedSequence, int], ...] = ()
+    decodes: int = 0
+    context: int = 0
+    prefills: tuple[PrefillChunk, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +99,13 @@ class BatchScheduler:
             left -= chunks[-1][1]
         if not chunks:
             return None
-        decodes = sum(sequence.todo == 1 for sequence, _ in chunks)
-        return EngineStep(tuple(chunks), decodes, sum(count for _, count in chunks) - decodes)
+        decoding = [sequence for sequence, _ in chunks if sequence.todo == 1]
+        return EngineStep(
+            tuple(chunks),
+            len(decoding),
+            sum(len(sequence.context) for sequence in decoding),
+            tuple(PrefillChunk(count, sequence.computed) for sequence, count in chunks if sequence.todo != 1),
+        )
 
     def end(self, step: EngineStep) -> Iterator[Token]:
         """Complete a step; yields the new tokens of the requests that are still here."""

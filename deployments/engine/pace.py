@@ -9,6 +9,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from policies.cost.steps import StepCosts, proportional
+
 Count = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
@@ -18,7 +20,9 @@ class Pace(BaseModel):
     """The times of one engine in seconds, its memory in KV blocks, and its limits.
 
     Decoding is memory-bound: a step reads all weights, for any number of requests. So a step takes `decode_s`, plus
-    `decode_s_per_seq` for each request that decodes in it, plus the time of its prefill tokens.
+    `decode_s_per_seq` for each request that decodes in it, plus the time of its prefill tokens. It also reads the KV of
+    the decoding requests, `context_s` for each token, and each prefilled token attends to the tokens before it,
+    `attention_s` for each.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
@@ -36,6 +40,8 @@ class Pace(BaseModel):
     decode_s: Positive = 0.025
     decode_s_per_seq: NotNegative = 0.0001
     prefill_tokens_per_s: Positive = 10_000.0
+    context_s: NotNegative = 0.0
+    attention_s: NotNegative = 0.0
     startup_s: NotNegative = 0.0
     """Start-up time: loading weights, profiling, capturing graphs."""
 
@@ -53,9 +59,13 @@ class Pace(BaseModel):
             )
         return self
 
-    def step_s(self, decodes: int, prefill_tokens: int) -> float:
-        """Seconds of a step with `decodes` decoding requests and `prefill_tokens` prefill tokens."""
-        return self.decode_s + self.decode_s_per_seq * decodes + prefill_tokens / self.prefill_tokens_per_s
+    @property
+    def costs(self) -> StepCosts:
+        """The times of the engine's steps."""
+        token_s = 1 / self.prefill_tokens_per_s
+        return StepCosts(
+            proportional(token_s), self.decode_s, self.decode_s_per_seq - token_s, self.context_s, self.attention_s
+        )
 
     def blocks(self, tokens: int) -> int:
         """The number of blocks for `tokens` tokens."""

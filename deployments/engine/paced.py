@@ -33,7 +33,7 @@ from policies.model import Blocks, Tokens
 
 log = logging.getLogger(__name__)
 
-_NOTHING = EngineStep((), 0, 0)
+_NOTHING = EngineStep()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,7 @@ class PacedEngine:
         self.links = None
         self.fingerprint = Fingerprint(f"paced|{model}|{pace.max_model_len}", f"paced|{size}", size, size * TOKEN_BYTES)
         self._pace = pace
+        self._costs = pace.costs
         self._scheduler = BatchScheduler(pace)
         self._outputs: dict[str, _Output] = {}
         self._loads: list[asyncio.Future[None]] = []
@@ -257,7 +258,8 @@ class PacedEngine:
         self._step, self._timer = step or _NOTHING, None
         if step is None and not self._loading:
             return
-        seconds = self._pace.step_s(self._step.decodes + len(self._loading), self._step.prefill_tokens)
+        step = self._step
+        seconds = self._costs.step_s(step.decodes + len(self._loading), step.context, step.prefills)
         self._due = max(self._due + seconds, self._loop.time())
         self._timer = self._loop.call_at(self._due, self._turn)
 

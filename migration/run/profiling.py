@@ -19,9 +19,9 @@ from migration.protocol.ports import Clock, Slot
 from migration.protocol.rounds import full_blocks
 from migration.run.outputs import Runner, running
 from migration.run.slots import Slots
+from policies.cost.lines import Line
 from policies.model import Blocks, Tokens
 from policies.paths.beliefs import Profile
-from policies.paths.lines import Line
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ async def measure(engine: Profiled, slots: Slots, node: str, clock: Clock) -> Pr
     again_s, staging = await _prefill_and_staging(engine, slots, prompts(long), clock)
     await _clean(engine)
     marks = engine.fingerprint
-    prefill = _through(short, short_s, long, min(once_s, again_s))
+    prefill = Line.through(short, short_s, long, min(once_s, again_s))
     return Profile(node, marks.cache, marks.block_bytes / marks.block_size, prefill, staging)
 
 
@@ -119,7 +119,7 @@ async def _staging(engine: Profiled, slots: Slots, key: str, context: Tokens, cl
     with await slots.lease(SLOT_LIMIT_S) as leased:
         one_s = min([await _gather_s(engine, key, Blocks(1), leased, clock) for _ in range(GATHERS)])
         many_s = min([await _gather_s(engine, key, many, leased, clock) for _ in range(GATHERS)])
-    return _through(marks.block_bytes, one_s, many * marks.block_bytes, many_s).rate
+    return Line.through(marks.block_bytes, one_s, many * marks.block_bytes, many_s).rate
 
 
 async def _gather_s(engine: Profiled, key: str, blocks: Blocks, slots: Sequence[Slot], clock: Clock) -> float:
@@ -143,11 +143,3 @@ async def _clean(engine: Profiled) -> None:
         await engine.reset_prefix_cache()
     except TransferFailed as error:
         log.warning("the prefix cache still holds the measurement's prompts: %s", error)
-
-
-def _through(small: float, small_s: float, large: float, large_s: float) -> Line:
-    """The line through the times of two sizes; if the larger was not slower, the line through it and the origin."""
-    if large > small and large_s > small_s:
-        per_unit_s = (large_s - small_s) / (large - small)
-        return Line(max(0.0, small_s - small * per_unit_s), per_unit_s)
-    return Line(0.0, max(large_s, 1e-9) / large)

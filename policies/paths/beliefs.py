@@ -16,9 +16,9 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from policies.cost.lines import Evidence, Line, Observed
 from policies.model import Bytes, ReplicaId, Tokens
 from policies.paths.choice import PATIENCE
-from policies.paths.lines import Evidence, Line, Observed
 from policies.plan import MoveReport, Path
 
 

@@ -17,6 +17,7 @@ import yaml
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from app.simulator.errors import BadInput
+from policies.cost.steps import StepCosts
 
 STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -47,8 +48,7 @@ class PathChoice(StrEnum):
 class ComputeCosts:
     """The time of an engine step, which decodes every running request and prefills a chunk of the queued prompts.
 
-    A step that decodes B requests with T tokens of context in total, and prefills p tokens, takes
-    overhead + linear(B + p) + context * T + attention * (p times the tokens before each of them).
+    The formula is in `policies.cost.steps`.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -65,6 +65,8 @@ class ComputeCosts:
     """True: prefills prolong the step of the requests that decode in it. False: those requests keep their pace."""
     overhead_s: NotNegative = 0.0
     """Constant seconds per step (scheduling, sampling, launching)."""
+    sequence_s: NotNegative = 0.0
+    """Seconds per decoding step and request beyond those of its token."""
     context_s: NotNegative = 0.0
     """Seconds per decoding step and token of context: the time to read its KV."""
     attention_s: NotNegative = 0.0
@@ -73,6 +75,11 @@ class ComputeCosts:
     """The most tokens that one step computes, decodes included (vLLM's max_num_batched_tokens)."""
     watermark: Share = 0.0
     """Share of the KV capacity that must stay free when a waiting request is admitted (vLLM's watermark)."""
+
+    @property
+    def steps(self) -> StepCosts:
+        """The formula of step times with these coefficients."""
+        return StepCosts(self.linear, self.overhead_s, self.sequence_s, self.context_s, self.attention_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,7 @@ from statistics import median
 from typing import NamedTuple
 
 from app.simulator.costs.costs import LinkCosts
-
-Knots = tuple[tuple[int, float], ...]
+from policies.cost.steps import Knots
 
 NEAR = 0.1
 """Sizes that differ by at most this share count as the same size."""

@@ -117,17 +117,17 @@ def _compute(costs: ComputeCosts, measured: Measurements) -> ComputeCosts:
     context_s = _context_s(measured.decode)
     if context_s is None:
         context_s = costs.context_s
+    rest = replace(costs.steps, linear=((1, 0.0),), context_s=context_s)
     linear: dict[int, list[float]] = {}
     for prompt in measured.prefill:
         if prompt.tokens <= costs.chunk_tokens:
-            seconds = prompt.seconds - costs.overhead_s - costs.attention_s * prompt.tokens**2 / 2
-            linear.setdefault(prompt.tokens, []).append(seconds)
+            linear.setdefault(prompt.tokens, []).append(prompt.seconds - rest.prefill_s(prompt.tokens))
     if measured.prefill and not linear:
         raise ValueError(f"no prompt of at most {costs.chunk_tokens} tokens was measured")
     fewest, most = min(linear, default=math.inf), max((step.requests for step in measured.decode), default=0)
     for step in measured.decode:
         if step.requests < fewest:
-            seconds = step.seconds - costs.overhead_s - context_s * step.context_tokens
+            seconds = step.seconds - rest.step_s(step.requests, step.context_tokens)
             linear.setdefault(step.requests, []).append(seconds)
     linear |= {tokens: [seconds] for tokens, seconds in costs.linear if most < tokens < fewest}
     knots = rising({tokens: brief(median(seconds)) for tokens, seconds in linear.items()})

@@ -1,19 +1,12 @@
-"""The times of engine steps."""
+"""The times of engine steps in the simulated world: the common formula, with parts of it switched off."""
 
 import math
-from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from app.simulator.costs.costs import ComputeCosts
+from policies.cost.steps import PrefillChunk
 from policies.model import Tokens
-
-
-class PrefillChunk(NamedTuple):
-    """The number of tokens of one request that a step prefills, and the number of tokens before them."""
-
-    tokens: int
-    before: int
 
 
 class Leg(NamedTuple):
@@ -40,8 +33,8 @@ class StepTimes:
 
     def __init__(self, costs: ComputeCosts | None, rate: float) -> None:
         self._costs = costs or ComputeCosts(((1, 0.0),), decode=False, prefill=False)
+        self._formula = self._costs.steps
         self._step_s = 1 / rate
-        self._linear: dict[int, float] = {}
         self.prefills = self._costs.prefill
         self.interferes = self._costs.prefill and self._costs.interference
 
@@ -49,18 +42,15 @@ class StepTimes:
         """Steps that decode `batch` requests, whose `context` tokens in total grow by one per request and step."""
         if not self._costs.decode:
             return Leg(self._step_s, 0.0)
-        step_s = self._costs.overhead_s + self.linear(batch) + self._costs.context_s * context
-        return Leg(step_s, self._costs.context_s * batch)
+        return Leg(self._formula.step_s(batch, context), self._formula.context_s * batch)
 
     def prefill(self, batch: int, context: float, chunks: Sequence[PrefillChunk]) -> float:
         """Seconds of a step that prefills the chunks and, with interference, decodes the batch."""
         if not self.interferes:
             batch, context = 0, 0.0
-        more = self._costs.attention_s * sum(c.tokens * (c.before + c.tokens / 2) for c in chunks)
-        more += self.linear(batch + sum(c.tokens for c in chunks))
         if batch and not self._costs.decode:
-            return self._step_s + more - self.linear(batch)
-        return self._costs.overhead_s + more + self._costs.context_s * context
+            return self._step_s + self._formula.compute_s(batch, chunks) - self._formula.compute_s(batch)
+        return self._formula.step_s(batch, context, chunks)
 
     def budget(self, batch: int) -> int:
         """Tokens that a step may prefill beside the batch."""
@@ -74,39 +64,5 @@ class StepTimes:
         """Seconds to the first and to the last token of a request on an idle replica."""
         if not self.prefills:
             return self.decode(1, prompt).step_s, self.decode(1, prompt).seconds(output)
-        chunk = self.budget(0)
-        starts = range(0, prompt, chunk)
-        first = sum(self.prefill(0, 0.0, [PrefillChunk(min(chunk, prompt - start), start)]) for start in starts)
+        first = self._formula.prefill_s(prompt, chunk_tokens=self.budget(0))
         return first, first + self.decode(1, prompt + 1).seconds(output - 1)
-
-    def prefill_rate(self, batch: int, context: float) -> float:
-        """Tokens per second that a replica prefills beside a batch, attention left out."""
-        if not self.prefills:
-            return math.inf
-        chunk = self.budget(batch)
-        return chunk / self.prefill(batch, context, [PrefillChunk(chunk, 0)])
-
-    def boundary(self, batch: int, context: float, seconds: float) -> float:
-        """The tokens whose prefill delays the decoding requests of a replica by `seconds`."""
-        if not self.prefills:
-            return math.inf
-        chunk = self.budget(batch)
-        taken = self.prefill(batch, context, [PrefillChunk(chunk, 0)])
-        if batch and self.interferes:
-            taken -= self.decode(batch, context).step_s
-        return chunk * seconds / taken if taken > 0 else math.inf
-
-    def linear(self, tokens: int) -> float:
-        """Seconds of a step of `tokens` tokens without attention."""
-        if tokens not in self._linear:
-            self._linear[tokens] = interpolate(self._costs.linear, tokens)
-        return self._linear[tokens]
-
-
-def interpolate(knots: Sequence[tuple[int, float]], x: float) -> float:
-    """Linear interpolation between (x, y) pairs, constant before the first pair, extrapolated with the last slope."""
-    if x <= knots[0][0] or len(knots) == 1:
-        return knots[0][1]
-    index = min(max(1, bisect_left(knots, (x,))), len(knots) - 1)
-    (x0, y0), (x1, y1) = knots[index - 1], knots[index]
-    return y0 + (y1 - y0) * (x - x0) / (x1 - x0)

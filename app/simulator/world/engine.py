@@ -14,9 +14,10 @@ from collections import deque
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from app.simulator.costs.steps import Leg, PrefillChunk, StepTimes
+from app.simulator.costs.steps import Leg, StepTimes
 from app.simulator.world.batch import NEARLY, NEVER, Batch
 from app.simulator.world.live import Live, Stage
+from policies.cost.steps import PrefillChunk
 from policies.model import ReplicaId, RequestId, Tokens
 
 

@@ -24,6 +24,7 @@ from policies.causes import Cause
 from policies.cluster.changes import Arrival
 from policies.cluster.cluster import Cluster
 from policies.cluster.supply import Supply
+from policies.cost.lines import Line
 from policies.decision.deciding import decide_pool, place
 from policies.decision.limits import LiveLimits, Terms
 from policies.decision.memory import PoolMemory
@@ -32,7 +33,6 @@ from policies.decision.placement import NoReplica, Place
 from policies.model import Bytes, ReplicaId, ReplicaState, RequestId, Tokens
 from policies.paths.beliefs import Profile
 from policies.paths.estimates import Boundaries
-from policies.paths.lines import Line
 from policies.plan import Move, MoveReport, Path, Plan
 from policies.rules.policy import Policy
 
@@ -41,6 +41,9 @@ EARLIEST_S = 0.1
 
 SHORT, LONG = 128, 1024
 """Tokens of the two prompts by which a replica measures its prefill at its start."""
+
+INSTANT_S = 1e-12
+"""Seconds per token of a prefill that takes no time; a line's slope is positive."""
 
 
 def simulate(jobs: Sequence[Job], policy: Policy, setup: Setup, costs: Costs, observer: Observer) -> None:
@@ -320,8 +323,8 @@ def terms_of(setup: Setup, costs: Costs) -> Terms:
 def _profile(node: str, costs: MigrationCosts, times: StepTimes) -> Profile:
     """The profile that a replica measures at its start."""
     short_s, long_s = (times.alone(Tokens(prompt), Tokens(1))[0] for prompt in (SHORT, LONG))
-    per_token_s = max((long_s - short_s) / (LONG - SHORT), 1e-12)
-    return Profile(node, "simulated", costs.kv_bytes, Line(max(0.0, short_s - SHORT * per_token_s), per_token_s))
+    prefill = Line.through(SHORT, short_s, LONG, long_s) if times.prefills else Line(short_s, INSTANT_S)
+    return Profile(node, "simulated", costs.kv_bytes, prefill)
 
 
 def _rate(setup: Setup, costs: Costs) -> float:

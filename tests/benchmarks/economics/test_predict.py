@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.simulator.costs.steps import PrefillChunk, StepTimes
+from app.simulator.costs.steps import StepTimes
 from app.simulator.outcome.recorder import EpochSample, EventRecorder
 from app.simulator.world.observer import Transfer, TransferOutcome
 from benchmarks.economics.case import Conditions, default_pace
@@ -16,6 +16,7 @@ from benchmarks.economics.predict import (
     predictable,
     setup_of,
 )
+from policies.cost.steps import PrefillChunk
 from policies.model import Bytes, Tokens
 from policies.plan import Path
 from tests.benchmarks.economics.made_up import CONDITIONS, case, looks, migration, run, served
@@ -24,16 +25,12 @@ PACE = default_pace()
 
 
 @pytest.mark.parametrize(("decodes", "prefill"), [(1, 0), (16, 0), (64, 0), (0, 700), (10, 1000), (48, 2000)])
-def test_step_times_equal_the_engines(decodes: int, prefill: int) -> None:
-    times = StepTimes(compute_costs(PACE, 1000.0), 1.0)
-    found = times.prefill(decodes, 0.0, [PrefillChunk(prefill, 0)]) if prefill else times.decode(decodes, 0.0).step_s
-    assert found == pytest.approx(PACE.step_s(decodes, prefill))
-
-
-def test_decodes_dearer_than_prefill_are_exact_for_the_given_context() -> None:
-    pace = PACE.model_copy(update={"decode_s_per_seq": 0.001})
-    times = StepTimes(compute_costs(pace, 1000.0), 1.0)
-    assert times.decode(8, 8 * 1000.0).step_s == pytest.approx(pace.step_s(8, 0))
+@pytest.mark.parametrize("dear", [{}, {"decode_s_per_seq": 0.001, "context_s": 1e-6, "attention_s": 1e-8}])
+def test_step_times_equal_the_engines(decodes: int, prefill: int, dear: dict[str, float]) -> None:
+    pace = PACE.model_copy(update=dear)
+    times, chunks = StepTimes(compute_costs(pace), 1.0), [PrefillChunk(prefill, 0)] if prefill else []
+    found = times.prefill(decodes, 5000.0, chunks) if prefill else times.decode(decodes, 5000.0).step_s
+    assert found == pytest.approx(pace.costs.step_s(decodes, 5000.0, chunks))
 
 
 def test_startups_and_moves_are_calibrated_by_the_runs() -> None:

@@ -116,6 +116,16 @@ async def test_prefill_slows_the_decodes_of_its_step() -> None:
     assert gaps == pytest.approx([0.011, 0.021])
 
 
+async def test_context_and_attention_take_time() -> None:
+    desk = await Desk.open(context_s=0.0001, attention_s=0.00001)
+    answer = desk.ask("r", prompt(20), 3)
+    await desk.done()
+    # 16 tokens after none, 4 after 16; then 21 and 22 tokens of context
+    first = 0.026 + 0.00001 * 16 * 8 + 0.014 + 0.00001 * 4 * 18
+    gaps = [b - a for a, b in zip([0.0, *answer.times], answer.times, strict=False)]
+    assert gaps == pytest.approx([first, 0.011 + 0.0021, 0.011 + 0.0022])
+
+
 async def test_late_steps_do_not_add_up() -> None:
     desk = await Desk.open()
     virtual_loop().late_s = 0.003

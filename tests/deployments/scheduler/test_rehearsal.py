@@ -7,12 +7,12 @@ import pytest
 
 from deployments.metrics.telemetry import Telemetry
 from deployments.scheduler.rehearsal import LOG_EVERY_S, Rehearsal, summary
+from policies.cost.lines import Line
 from policies.decision.limits import LiveLimits, Mode, Terms
 from policies.decision.memory import PoolMemory
 from policies.decision.shadow import DryRun, Shadow
 from policies.model import Bytes, ReplicaId, Tokens
 from policies.paths.beliefs import Profile
-from policies.paths.lines import Line
 from tests.policies.decision.observed import Watcher, observed
 
 PROFILES = {ReplicaId("a"): Profile("n", "c", 16.0, Line.of(1e3), 1e6)}

@@ -22,6 +22,7 @@ from migration.protocol.messages import PathRequest
 from migration.protocol.record import MigrationRecord, Outcome
 from policies.causes import Cause
 from policies.cluster.changes import Arrival
+from policies.cost.lines import Line
 from policies.decision import memory
 from policies.decision.deciding import SchedulerMemory
 from policies.decision.limits import Mode
@@ -30,7 +31,6 @@ from policies.decision.placement import NoReplica, Place, Queue
 from policies.decision.reports import status_of
 from policies.model import Phase, ReplicaId, ReplicaState, RequestId, RequestLoad, Tokens
 from policies.paths.beliefs import Profile
-from policies.paths.lines import Line
 from policies.plan import Path as MovePath
 from policies.plan import Reason
 from tests.deployments.metrics.test_exposition import parsed

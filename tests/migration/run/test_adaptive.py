@@ -15,11 +15,11 @@ from migration.protocol.ports import Generated
 from migration.protocol.record import MigrationRecord, Outcome
 from migration.protocol.request import RequestSpec
 from migration.run.source import Order
+from policies.cost.lines import Line
 from policies.model import ReplicaId, RequestId, Tokens
 from policies.paths.beliefs import Priors, Profile
 from policies.paths.choice import Choice
 from policies.paths.estimates import Boundaries, Estimates
-from policies.paths.lines import Line
 from policies.plan import Move, Reason
 from tests.deployments.engine.fake_engine import FakeEngine, prompt_of
 from tests.integration import faults

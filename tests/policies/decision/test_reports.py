@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from policies.cost.lines import Line
 from policies.decision.deciding import decide_pool
 from policies.decision.limits import LiveLimits, Terms
 from policies.decision.memory import PoolMemory
@@ -15,7 +16,6 @@ from policies.decision.observation import Pool, PoolReport
 from policies.decision.reports import Report, Reporter, Roster, status_of
 from policies.model import Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestId, Tokens
 from policies.paths.beliefs import Profile
-from policies.paths.lines import Line
 from policies.rules.registry import POLICIES
 from tests.policies.decision.observed import Drawn, observed
 

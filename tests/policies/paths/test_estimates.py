@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from policies.cost.lines import Line
 from policies.model import Bytes, ReplicaId, RequestId, Tokens
 from policies.paths.beliefs import Priors, Profile
 from policies.paths.choice import PATIENCE, URGENCY, Choice
 from policies.paths.estimates import Boundaries, Errors, Estimates
-from policies.paths.lines import Line
 from policies.plan import Move, MoveReport, Path, Reason
 
 A, B, C, D = (ReplicaId(name) for name in "abcd")

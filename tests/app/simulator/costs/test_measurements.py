@@ -8,8 +8,9 @@ import pytest
 
 from app.simulator.costs.costs import IDEAL, Costs
 from app.simulator.costs.measurements import DecodeTime, Measurements, PrefillTime, TransferTime, calibrated, overlay
-from app.simulator.costs.steps import PrefillChunk, StepTimes
+from app.simulator.costs.steps import StepTimes
 from app.simulator.errors import BadInput
+from policies.cost.steps import PrefillChunk
 from policies.model import Tokens
 from tests.app.simulator.physics import COMPUTE, MIGRATION
 

@@ -1,6 +1,5 @@
-"""The times of steps."""
+"""The step times of the simulated world."""
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -8,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.simulator.costs.costs import ComputeCosts
-from app.simulator.costs.steps import Leg, PrefillChunk, StepTimes, interpolate
+from app.simulator.costs.steps import Leg, StepTimes
+from policies.cost.steps import PrefillChunk
 from policies.model import Tokens
 from tests.app.simulator.physics import COMPUTE
 
@@ -72,37 +72,6 @@ def test_a_request_alone_is_prefilled_in_chunks_and_then_decodes() -> None:
 
 def test_a_request_alone_without_costs_takes_its_tokens_at_the_set_rate() -> None:
     assert StepTimes(None, 25.0).alone(Tokens(500), Tokens(100)) == pytest.approx((0.04, 4.0))
-
-
-@pytest.mark.parametrize(
-    ("compute", "batch", "rate"),
-    [(COMPUTE, 0, 200 / 0.11), (COMPUTE, 50, 150 / 0.11), (replace(COMPUTE, interference=False), 50, 150 / 0.06)],
-    ids=["idle", "beside a batch", "without interference"],
-)
-def test_the_prefill_rate_is_that_of_full_steps(compute: ComputeCosts, batch: int, rate: float) -> None:
-    assert StepTimes(compute, 25.0).prefill_rate(batch, 0.0) == pytest.approx(rate)
-
-
-@pytest.mark.parametrize(
-    ("batch", "tokens"), [(0, 200 * 0.2 / 0.11), (50, 150 * 0.2 / 0.1)], ids=["idle", "beside a batch"]
-)
-def test_the_boundary_delays_decoding_requests_by_the_given_time(batch: int, tokens: float) -> None:
-    assert StepTimes(COMPUTE, 25.0).boundary(batch, 0.0, 0.2) == pytest.approx(tokens)
-
-
-def test_prefills_that_ride_along_for_nothing_have_no_boundary() -> None:
-    riding = StepTimes(replace(COMPUTE, chunk_tokens=100), 25.0)
-    assert riding.boundary(50, 0.0, 0.2) == math.inf
-    assert StepTimes(None, 25.0).boundary(50, 0.0, 0.2) == StepTimes(None, 25.0).prefill_rate(50, 0.0) == math.inf
-
-
-@pytest.mark.parametrize(("x", "y"), [(0, 1.0), (10, 1.0), (15, 2.0), (20, 3.0), (40, 4.0), (60, 5.0), (100, 7.0)])
-def test_interpolation_is_flat_before_and_goes_on_behind(x: int, y: float) -> None:
-    assert interpolate(((10, 1.0), (20, 3.0), (40, 4.0)), x) == pytest.approx(y)
-
-
-def test_a_single_corner_is_the_same_everywhere() -> None:
-    assert [interpolate(((10, 1.0),), x) for x in (1, 10, 99)] == [1.0] * 3
 
 
 def test_a_step_has_room_for_a_prefill_however_many_decode() -> None:

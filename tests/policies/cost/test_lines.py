@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.paths.lines import FASTEST, WINDOW, Evidence, Line, Observed, weighted_median
+from policies.cost.lines import FASTEST, WINDOW, Evidence, Line, Observed, weighted_median
 
 PRIOR = Line.of(1e9, 0.05)
 HALF_LIFE_S = 300.0

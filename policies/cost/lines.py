@@ -33,6 +33,14 @@ class Line:
         """The line of a rate in units per second."""
         return cls(latency_s, 1 / rate)
 
+    @classmethod
+    def through(cls, small: float, small_s: float, large: float, large_s: float) -> "Line":
+        """The line through the times of two sizes; if the larger was not slower, that through it and the origin."""
+        if large > small and large_s > small_s:
+            per_unit_s = (large_s - small_s) / (large - small)
+            return cls(max(0.0, small_s - small * per_unit_s), per_unit_s)
+        return cls(0.0, max(large_s, 1e-9) / large)
+
     @property
     def rate(self) -> float:
         """Units per second, latency left out."""

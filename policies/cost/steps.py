@@ -1,0 +1,79 @@
+"""The time of an engine step: one formula for the simulator, the paced engine and the decision.
+
+A step decodes B requests with T tokens of context in total, and prefills chunks of p tokens, each after c tokens of its
+request. With n = B + sum(p) it takes
+
+    overhead + linear(n) + sequence * B + context * T + attention * sum(p * (c + p / 2))
+
+seconds. The prefill of p tokens after c cached ones, F(p, c), is the sum of its steps on an idle replica.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+Knots = tuple[tuple[int, float], ...]
+"""(x, y) pairs with rising x: y is interpolated linearly between them, constant before the first pair, and extrapolated
+with the last slope."""
+
+
+class PrefillChunk(NamedTuple):
+    """The number of tokens of one request that a step prefills, and the number of tokens before them."""
+
+    tokens: int
+    before: int
+
+    @property
+    def attended(self) -> float:
+        """The pairs of a token of the chunk and a token before it."""
+        return self.tokens * (self.before + self.tokens / 2)
+
+
+@dataclass(frozen=True, slots=True)
+class StepCosts:
+    """The coefficients of the formula, in seconds; see the module.
+
+    `linear` is over the tokens computed in a step: weights are read once and multiplied with every token. `overhead_s`
+    is per step, `sequence_s` per decoding request beyond its token, `context_s` per decoding step and token of context
+    (the time to read its KV), `attention_s` per prefilled token and token before it.
+    """
+
+    linear: Knots
+    overhead_s: float = 0.0
+    sequence_s: float = 0.0
+    context_s: float = 0.0
+    attention_s: float = 0.0
+
+    def step_s(self, batch: int, context: float, chunks: Sequence[PrefillChunk] = ()) -> float:
+        """Seconds of a step that decodes `batch` requests with `context` tokens in total and prefills the chunks."""
+        return self.overhead_s + self.compute_s(batch, chunks) + self.context_s * context
+
+    def compute_s(self, batch: int, chunks: Sequence[PrefillChunk] = ()) -> float:
+        """The part of `step_s` beside the overhead and the context of decoding requests."""
+        attention_s = self.attention_s * sum(chunk.attended for chunk in chunks)
+        tokens = batch + sum(chunk.tokens for chunk in chunks)
+        return attention_s + interpolate(self.linear, tokens) + self.sequence_s * batch
+
+    def prefill_s(self, tokens: int, cached: int = 0, chunk_tokens: int | None = None) -> float:
+        """F(p, c): seconds to prefill `tokens` tokens after `cached` ones on an idle replica.
+
+        A step prefills at most `chunk_tokens` tokens (None: all of them).
+        """
+        size = chunk_tokens or max(1, tokens)
+        chunks = (PrefillChunk(min(size, tokens - start), cached + start) for start in range(0, tokens, size))
+        return sum(self.step_s(0, 0.0, (chunk,)) for chunk in chunks)
+
+
+def proportional(per_token_s: float) -> Knots:
+    """The knots of a time in proportion to the tokens of a step, from one token on."""
+    return (1, per_token_s), (2, 2 * per_token_s)
+
+
+def interpolate(knots: Knots, x: float) -> float:
+    """The value of `knots` at `x`."""
+    if x <= knots[0][0] or len(knots) == 1:
+        return knots[0][1]
+    index = min(max(1, bisect_left(knots, (x,))), len(knots) - 1)
+    (x0, y0), (x1, y1) = knots[index - 1], knots[index]
+    return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
