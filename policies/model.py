@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NewType
 
+from policies.cost.fit import NO_STEPS, StepTotals
+
 RequestId = NewType("RequestId", str)
 ReplicaId = NewType("ReplicaId", str)
 Tokens = NewType("Tokens", int)
@@ -53,7 +55,7 @@ class RequestLoad:
 class ReplicaLoad:
     """One replica as the engine reports it. `free_blocks` is the engine's own count, the truth about room.
 
-    A request can continue only on a replica with the same `model`.
+    A request can continue only on a replica with the same `model`. `steps` are the engine's steps since its start.
     """
 
     id: ReplicaId
@@ -65,6 +67,7 @@ class ReplicaLoad:
     max_requests: int
     requests: tuple[RequestLoad, ...] = ()
     model: str = ""
+    steps: StepTotals = NO_STEPS
 
     @property
     def free_tokens(self) -> Tokens:

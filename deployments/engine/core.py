@@ -18,6 +18,8 @@ from vllm.v1.serial_utils import MsgpackEncoder
 from deployments.engine.port import EngineDead, InvalidRequest, RequestFailed
 from migration.protocol.core_messages import Frames
 from migration.protocol.ports import HALTED, Generated, OutputSink
+from policies.cost.fit import NO_STEPS
+from policies.cost.steps import PrefillChunk
 
 log = logging.getLogger(__name__)
 
@@ -186,20 +188,64 @@ class RestEncoder:
         return bytes(rest)
 
 
+class StepMeter:
+    """Adds up an engine's steps from its outputs: a message follows each step, also one without output.
+
+    A step lasts from the message of the step before it, or from the first request of an idle engine. A prefill over
+    several steps counts in the last one; messages without output before it are steps, too. The second computation of
+    preempted requests does not count.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        """`capacity` is that of the KV cache, in tokens."""
+        self.totals = NO_STEPS
+        self._capacity = capacity
+        self._began: float | None = None
+        """The end of the last step with output, None while nothing runs; the time is that of the node."""
+        self._context = 0.0
+        self._silent = 0
+        """The number of steps without output since then."""
+
+    def begin(self, now: float) -> None:
+        """A request arrives: if the engine was idle, a step begins."""
+        if self._began is None:
+            self._began, self._context, self._silent = now, 0.0, 0
+
+    def record(self, outputs: EngineCoreOutputs) -> None:
+        """Add the step before this message, if there was one."""
+        stats = outputs.scheduler_stats
+        if stats is None:
+            return
+        prefills = [output.prefill_stats for output in outputs.outputs if output.prefill_stats is not None]
+        decodes = max(0, sum(bool(output.new_token_ids) for output in outputs.outputs) - len(prefills))
+        if stats.num_running_reqs and not (prefills or decodes):
+            self._silent += 1
+            return
+        if self._began is not None and (prefills or decodes):
+            chunks = [PrefillChunk(each.num_computed_tokens, each.num_cached_tokens) for each in prefills]
+            self.totals = self.totals.add(outputs.timestamp - self._began, decodes, self._context, chunks)
+            self.totals = self.totals.add(0.0, 0, 0.0, steps=self._silent)
+        self._began = outputs.timestamp if stats.num_running_reqs else None
+        self._context, self._silent = stats.kv_cache_usage * self._capacity, 0
+
+
 class EngineMetrics:
     """vLLM's metrics of one engine's work, and its newest scheduler statistics.
 
     Metrics of requests are not among them: a request may have been on several engines (`app.ingress.telemetry`).
     """
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, capacity: int) -> None:
+        """`capacity` is that of the KV cache, in tokens."""
         self._logger = PrometheusStatLogger(config, [0])
+        self.steps = StepMeter(capacity)
         self._logger.log_engine_initialized()
         self.scheduler = SchedulerStats()
         self.preemptions = 0
 
     def record(self, outputs: EngineCoreOutputs) -> None:
         """Record one engine step."""
+        self.steps.record(outputs)
         if outputs.scheduler_stats is not None:
             self.scheduler = outputs.scheduler_stats
         self._logger.record(outputs.scheduler_stats, self._work(outputs) if outputs.outputs else None)

@@ -29,6 +29,7 @@ from migration.protocol.errors import BlocksGone, TransferFailed
 from migration.protocol.messages import Fingerprint, Shard, SlotRef, Tail
 from migration.protocol.ports import HALTED, Generated, OutputSink, Slot
 from migration.protocol.request import RequestSpec, Trait
+from policies.cost.fit import NO_STEPS
 from policies.model import Blocks, Tokens
 
 log = logging.getLogger(__name__)
@@ -74,6 +75,7 @@ class PacedEngine:
         self._timer: asyncio.Handle | None = None
         self._due = 0.0
         self._step = _NOTHING
+        self._steps = NO_STEPS
         self._loading: list[asyncio.Future[None]] = []
 
     @classmethod
@@ -181,6 +183,7 @@ class PacedEngine:
             running=len(self._scheduler.running),
             waiting=len(self._scheduler.waiting),
             preemptions=self._scheduler.preemptions,
+            steps=self._steps,
         )
 
     async def check_health(self) -> None:
@@ -259,8 +262,10 @@ class PacedEngine:
         if step is None and not self._loading:
             return
         step = self._step
-        seconds = self._costs.step_s(step.decodes + len(self._loading), step.context, step.prefills)
-        self._due = max(self._due + seconds, self._loop.time())
+        decodes = step.decodes + len(self._loading)
+        seconds = self._costs.step_s(decodes, step.context, step.prefills)
+        began, self._due = self._due, max(self._due + seconds, self._loop.time())
+        self._steps = self._steps.add(self._due - began, decodes, step.context, step.prefills)
         self._timer = self._loop.call_at(self._due, self._turn)
 
     def _die(self, why: str) -> None:

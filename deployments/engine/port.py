@@ -8,12 +8,13 @@ from typing import Protocol
 from migration.protocol.messages import Fingerprint, Shard, SlotRef, Tail
 from migration.protocol.ports import OutputSink, Slot, WorkerLinks
 from migration.protocol.request import RequestSpec, Trait
+from policies.cost.fit import NO_STEPS, StepTotals
 from policies.model import Blocks, Tokens
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """The engine's capacity and work by its own count; `preemptions` since its start."""
+    """The engine's capacity and work by its own count; `preemptions` and `steps` since its start."""
 
     capacity_tokens: Tokens
     free_blocks: Blocks
@@ -22,6 +23,7 @@ class EngineStats:
     running: int
     waiting: int
     preemptions: int
+    steps: StepTotals = NO_STEPS
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import logging
 import os
+import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self, TypeVar
@@ -56,11 +57,11 @@ class VllmEngine:
         """`workers` are the workers' own descriptions (`MellWorker.mell_describe`), in the order of their ranks."""
         config = core.vllm_config
         self._core = core
-        self._metrics = EngineMetrics(config)
-        self._runs = CoreRuns(core, self._metrics.record)
-        self._numbers = itertools.count()
         self._block_size: int = config.cache_config.block_size
         self._capacity = _capacity(config, workers[0])
+        self._metrics = EngineMetrics(config, self._capacity * self._block_size)
+        self._runs = CoreRuns(core, self._metrics.record)
+        self._numbers = itertools.count()
         self._max_requests: int = config.scheduler_config.max_num_seqs
         self._copiers = copiers
         self._tails: dict[str, Tail] = {}
@@ -124,6 +125,7 @@ class VllmEngine:
     ) -> None:
         """See `Engine.add`."""
         transfer = self._arrived()
+        self._metrics.steps.begin(time.monotonic())
         if tail is not None:
             self._tails[key] = tail
             transfer["mell_tail"] = asdict(tail)
@@ -246,6 +248,7 @@ class VllmEngine:
             running=self._metrics.scheduler.num_running_reqs,
             waiting=self._metrics.scheduler.num_waiting_reqs,
             preemptions=self._metrics.preemptions,
+            steps=self._metrics.steps.totals,
         )
 
     async def check_health(self) -> None:

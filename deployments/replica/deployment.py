@@ -300,6 +300,7 @@ class EngineReplica:
             free_blocks=Blocks(max(0, stats.free_blocks - reserved)),
             max_requests=stats.max_requests,
             model=self._engine.fingerprint.model,
+            steps=stats.steps,
             requests=tuple(self._host.loads()),
         )
 

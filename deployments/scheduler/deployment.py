@@ -197,7 +197,7 @@ class LiveScheduler:
             "policy": self._config.policy,
             "fence": self._fence,
             "wanted_replicas": self._scaler.wanted,
-            "estimates": memory.estimates.to_json(now),
+            "estimates": memory.estimates.to_json(now) | {"steps": memory.experience.steps.to_json()},
             "resting_pairs": [list(pair) for pair in memory.breaker.resting(now)],
             "replicas": sorted(replicas, key=lambda r: str(r["id"])),
         }

@@ -1,10 +1,11 @@
-"""Measurements of the cluster's own past: the growth of requests, the durations of moves and of replica starts."""
+"""Measurements of the cluster's own past: growth of requests, durations of moves, replica starts and engine steps."""
 
 from collections import deque
 from collections.abc import Iterable
 from math import ceil
 from statistics import median
 
+from policies.cost.fit import StepFit
 from policies.decision.observation import Status
 from policies.model import ReplicaId, ReplicaState
 
@@ -41,6 +42,8 @@ class Experience:
         self._measured_at: float | None = None
         self._starting: dict[ReplicaId, float] = {}
         self._starts: deque[float] = deque(maxlen=STARTS)
+        self.steps = StepFit()
+        """The fit of the engines' step times. Decisions do not depend on it."""
 
     def observe_move(self, took_s: float) -> None:
         """Add the duration of a successful move, in seconds."""

@@ -227,7 +227,7 @@ class PoolMemory:
         cluster = self.cluster
         if self.learns:
             self.experience.observe_replicas(seen.replicas, seen.lost, now)
-        statuses, switched = self._take_statuses(seen)
+        statuses, switched = self._take_statuses(seen, now)
         statuses += (self.statuses[r] for r in self._closed if r in self.statuses)
         changed = dict.fromkeys((*seen.lost, *self._closed, *self._expected, *(status.id for status in statuses)))
         for status in statuses:
@@ -244,7 +244,7 @@ class PoolMemory:
             self._stale.update((q, None) for q, resident in self._residents.items() if resident.replica in switched)
         return {r: cluster.replicas[r] for r in changed if r in cluster.replicas and not self._is_up(r)}
 
-    def _take_statuses(self, seen: PoolReport) -> tuple[list[Status], set[ReplicaId]]:
+    def _take_statuses(self, seen: PoolReport, now: float) -> tuple[list[Status], set[ReplicaId]]:
         """Store the reported statuses.
 
         Returns those that are new, closed or different in more than their free blocks, and the replicas that have come
@@ -260,6 +260,8 @@ class PoolMemory:
         for status in seen.replicas:
             was = self.statuses.get(status.id)
             self.statuses[status.id] = status
+            if was is not None and self.learns:
+                self.experience.steps.add(status.steps.since(was.steps), now)
             if was is None or status.id in self._closed:
                 changed.append(status)
             elif (was.state, was.capacity, was.max_requests) != (status.state, status.capacity, status.max_requests):

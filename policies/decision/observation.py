@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NewType
 
+from policies.cost.fit import NO_STEPS, StepTotals
 from policies.model import Blocks, Phase, ReplicaId, ReplicaState, RequestId, RequestLoad, Tokens
 from policies.paths.beliefs import Profile
 from policies.plan import MoveReport
@@ -41,7 +42,8 @@ class Status:
     """A replica without its requests.
 
     `free_blocks` is the engine's own count, correct also if requests share blocks; with None, the free room follows
-    from the requests' sizes. A request can only move between replicas with the same `model` fingerprint.
+    from the requests' sizes. A request can only move between replicas with the same `model` fingerprint. `steps` are
+    the engine's steps since its start.
     """
 
     id: ReplicaId
@@ -52,6 +54,7 @@ class Status:
     free_blocks: Blocks | None = None
     max_requests: int = 1 << 30
     model: str = ""
+    steps: StepTotals = NO_STEPS
 
 
 @dataclass(frozen=True, slots=True)

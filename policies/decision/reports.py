@@ -315,6 +315,7 @@ def status_of(load: ReplicaLoad) -> Status:
         load.free_blocks,
         load.max_requests,
         load.model,
+        load.steps,
     )
 
 
@@ -330,4 +331,5 @@ def load_of(status: Status, requests: Iterable[RequestLoad] = ()) -> ReplicaLoad
         status.max_requests,
         tuple(requests),
         status.model,
+        status.steps,
     )

@@ -81,7 +81,9 @@ class State(Described):
     policy: str = ""
     fence: int = Field(0, description="Rises with every scheduler that starts.")
     wanted_replicas: int = 0
-    estimates: dict[str, Any] = Field(default_factory=dict, description="Estimates of links and replicas.")
+    estimates: dict[str, Any] = Field(
+        default_factory=dict, description="Estimates of links, replicas and engine steps."
+    )
     resting_pairs: list[list[str]] = Field(
         default_factory=list, description="Source and target between which moves fail."
     )

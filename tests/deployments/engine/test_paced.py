@@ -126,6 +126,16 @@ async def test_context_and_attention_take_time() -> None:
     assert gaps == pytest.approx([first, 0.011 + 0.0021, 0.011 + 0.0022])
 
 
+async def test_steps_are_added_up() -> None:
+    desk = await Desk.open(context_s=0.0001, attention_s=0.00001)
+    answer = desk.ask("r", prompt(20), 3)
+    await desk.done()
+    totals = desk.engine.stats().steps
+    assert (totals.steps, totals.prefilled, totals.decodes, totals.context) == (4, 20, 2, 21 + 22)
+    assert totals.attended == 16 * 8 + 4 * 18
+    assert totals.seconds == pytest.approx(answer.times[-1])
+
+
 async def test_late_steps_do_not_add_up() -> None:
     desk = await Desk.open()
     virtual_loop().late_s = 0.003

@@ -30,14 +30,14 @@ from vllm.v1.engine import (
     FinishReason,
 )
 from vllm.v1.engine.exceptions import EngineDeadError
-from vllm.v1.metrics.stats import PrefillStats
+from vllm.v1.metrics.stats import PrefillStats, SchedulerStats
 from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from app.tinymodel import ensure_tiny_model
 from deployments.engine import vllm_engine
 from deployments.engine.arguments import USAGE, check_model, engine_args, frontend_args
-from deployments.engine.core import CoreRuns
+from deployments.engine.core import CoreRuns, StepMeter
 from deployments.engine.port import EngineDead, InvalidRequest, RequestFailed, Tie
 from deployments.engine.vllm_engine import VllmEngine, _capacity, _fingerprint, _processes, _seed_tie
 from migration.protocol.continuing import plain_spec
@@ -46,6 +46,7 @@ from migration.protocol.errors import TransferFailed
 from migration.protocol.messages import Tail
 from migration.protocol.ports import HALTED, Generated
 from migration.run.outputs import OutputQueue
+from policies.cost.fit import StepTotals
 from policies.model import Blocks
 from tests.integration.models.rows import How, row
 
@@ -91,6 +92,7 @@ def over(core: FakeCore, copiers: Any = None) -> VllmEngine:
     engine._runs, engine._numbers = CoreRuns(core, lambda outputs: None), itertools.count()
     engine._filled, engine._caching, engine._tails, engine.blocks_loaded = set(), set(), {}, 0
     engine._block_size, engine._copiers = 16, copiers
+    engine._metrics = SimpleNamespace(steps=StepMeter(0))  # type: ignore[assignment]
     engine._reading = asyncio.create_task(engine._runs.read())
     return engine
 
@@ -529,3 +531,51 @@ async def test_an_engine_traces_its_start_if_vllms_traces_are_on(
     with pytest.raises(EngineDeadError):
         await VllmEngine.start(MODEL, {"otlp_traces_endpoint": endpoint})
     assert traced == ([endpoint] if endpoint else [])
+
+
+# --- the times of steps -----------------------------------------------------------------------------------
+
+
+def token(prefilled: int | None = None, cached: int = 0) -> EngineCoreOutput:
+    """A request's output of one step; the first one after a prefill."""
+    stats = None if prefilled is None else PrefillStats(num_computed_tokens=prefilled, num_cached_tokens=cached)
+    return EngineCoreOutput("r", [7], prefill_stats=stats)
+
+
+def message(at: float, *outputs: EngineCoreOutput, running: int = 1, usage: float = 0.5) -> EngineCoreOutputs:
+    stats = SchedulerStats(num_running_reqs=running, kv_cache_usage=usage)
+    return EngineCoreOutputs(outputs=list(outputs), scheduler_stats=stats, timestamp=at)
+
+
+def metered(*messages: EngineCoreOutputs, begun: float | None = 1.0) -> StepTotals:
+    """The steps of an engine with 100 tokens of KV, which was idle until `begun`."""
+    meter = StepMeter(100)
+    if begun is not None:
+        meter.begin(begun)
+    for each in messages:
+        meter.record(each)
+    return meter.totals
+
+
+def test_a_step_lasts_from_the_message_before_it() -> None:
+    totals = metered(message(1.5, token(20, 4)), message(1.6, token(), token(), usage=0.6), message(1.8, token()))
+    assert (totals.steps, totals.prefilled, totals.attended, totals.decodes) == (3, 20, 20 * 14, 3)
+    assert (totals.seconds, totals.context) == pytest.approx((0.8, 50 + 60))
+
+
+def test_a_prefill_over_several_steps_counts_with_all_of_them() -> None:
+    totals = metered(message(1.2), message(1.4), message(1.7, token(50)))
+    assert (totals.steps, totals.prefilled) == (3, 50)
+    assert totals.seconds == pytest.approx(0.7)
+
+
+def test_an_idle_engine_takes_no_steps() -> None:
+    busy = (message(1.1, token(5)), message(1.2, token(), running=0))
+    waiting = (message(3.0, running=0), message(4.0, running=0), message(5.0, token(9)))
+    assert metered(*busy, *waiting) == metered(*busy)
+    assert metered(*busy).seconds == pytest.approx(0.2)
+
+
+def test_messages_without_statistics_are_no_steps() -> None:
+    assert metered(EngineCoreOutputs(outputs=[token(5)])) == StepTotals()
+    assert metered(message(1.1, token(5)), begun=None) == StepTotals()

@@ -1,7 +1,11 @@
 """What is learned from one observation after another."""
 
+from dataclasses import replace
+
 import pytest
 
+from policies.cost.fit import StepTotals
+from policies.cost.steps import StepCosts, proportional
 from policies.decision.experience import FIRST_GUESS_STARTUP_S, FIRST_GUESS_TOKENS_PER_S, REMEMBERED, Experience, Lead
 from policies.decision.limits import Mode, Terms
 from policies.decision.memory import PoolMemory
@@ -70,3 +74,16 @@ def test_old_moves_are_forgotten() -> None:
     for took in [50.0] * REMEMBERED + [0.5] * REMEMBERED:
         lead.observe(took)
     assert lead.seconds == 2.5
+
+
+def test_engine_steps_are_fitted_from_one_report_to_the_next() -> None:
+    costs, totals = StepCosts(proportional(1e-4), 0.02), StepTotals()
+    seen = []
+    for now in range(9):
+        totals = totals.add(costs.step_s(now + 1, 100), now + 1, 100, steps=30)
+        drawn = observed("a: p10 | b: q10", float(now))
+        a, b = drawn.loads
+        seen.append(replace(drawn, loads=(replace(a, steps=totals), b)))
+    fitted = experience(*seen).steps.fitted
+    assert fitted is not None and fitted.costs.step_s(20, 100) == pytest.approx(0.022, rel=1e-3)
+    assert fitted.observations == 7, "of nine reports, seven epochs could be predicted"
