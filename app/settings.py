@@ -149,6 +149,19 @@ class IngressSettings(SettingsSection):
         description="Domains of the addresses of images, audio and video in requests; of all other domains, and of "
         "files, none is fetched.",
     )
+    max_media: int = Field(
+        32,
+        ge=1,
+        description="Maximum number of images, audio and video clips of one request, and of all requests whose media "
+        "one ingress process decodes at a time; others wait.",
+    )
+    max_image_pixels: int = Field(1 << 25, ge=1, description="Largest image, in pixels: width times height.")
+    max_media_bytes: int = Field(
+        4 << 30,
+        ge=1 << 20,
+        description="Maximum size of the processed media of all running requests of one ingress process, in bytes; "
+        "further requests with media get 503.",
+    )
     place_timeout_s: float = Field(
         0.5, gt=0, description="Longest wait for the scheduler before the ingress places a request itself."
     )

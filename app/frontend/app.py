@@ -20,6 +20,7 @@ from app.frontend.core import ClusterCore
 from app.frontend.engine_client import ClusterLLM
 from app.frontend.guard.layers import vllm_media_domains
 from app.frontend.guard.routes import described
+from app.frontend.media import bound_images
 from app.ingress.config import IngressConfig
 from app.ingress.streams.streams import Streams
 from deployments.engine.arguments import USAGE, check_model, frontend_args
@@ -42,7 +43,8 @@ class VllmFrontend:
             ValueError, TypeError: an argument of vLLM has an invalid value.
         """
         args, vllm_config = serve_args(config)
-        core = ClusterCore(streams, ingress, _ready(vllm_config))
+        bound_images(config.max_image_pixels)
+        core = ClusterCore(streams, ingress, _ready(vllm_config), config.max_media_bytes)
         client = ClusterLLM.from_vllm_config(vllm_config, usage_context=USAGE, client_addresses=core.addresses)
         client.core = core
         client.max_prompt_tokens = config.max_prompt_tokens
@@ -91,8 +93,6 @@ def serve_args(config: IngressConfig) -> tuple[Namespace, VllmConfig]:
     """The arguments of `vllm serve` that the settings stand for, and vLLM's configuration, made without a device."""
     frontend = FrontendArgs(**_frontend_kwargs(config))
     engine = frontend_args(config.model_source, {"served_model_name": config.model_id, **config.engine_kwargs})
-    # Media would have to be in every engine's cache: requests with media get vLLM's error.
-    engine.language_model_only = True
     engine.allowed_media_domains = vllm_media_domains(config)
     if frontend.tool_parser_plugin:
         ToolParserManager.import_tool_parser(frontend.tool_parser_plugin)

@@ -52,11 +52,13 @@ _BEAM = re.compile(r"-[0-9a-f]+-beam-[0-9]+$")
 class ApiCall:
     """One HTTP call. `label` is the client's name for it; empty: vLLM's name for the request.
 
-    `timer` begins to time the outputs of one request. `context` is that of the call, for tasks that work for it.
+    `timer` begins to time the outputs of one request. `prepared` is called once vLLM's application has made a request
+    of the call's media. `context` is that of the call, for tasks that work for it.
     """
 
     label: str = ""
     timer: Callable[[], StepTimer] | None = None
+    prepared: Callable[[], None] = lambda: None
     context: Context = field(default_factory=copy_context)
     requests: list[EngineRequest] = field(default_factory=list)
     """Its requests; of a beam search, which makes one for every token of every beam, the first for each prompt."""

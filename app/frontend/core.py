@@ -10,13 +10,14 @@ request of the ingress; vLLM sees one core that never dies. A request that canno
 """
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,9 @@ _ANSWERS: Mapping[str, Any] = {
 }
 """The utility calls that Mell answers. It refuses all others, which change an engine behind its back."""
 
+MAX_TENSOR_BYTES = 512 << 20
+"""The largest tensors of one request: a call to a replica carries them, and has a time limit."""
+
 _rests = MsgpackDecoder(EngineCoreOutput)
 
 
@@ -75,6 +79,7 @@ class AddCall:
         self.id = id
         self.api_call = api_call
         self._missing = adds
+        self._tensors: Frames = ()
         self._placed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def placed(self) -> None:
@@ -84,6 +89,12 @@ class AddCall:
             NotServed: no replica takes one of them.
         """
         await self._placed
+
+    def share(self, frames: Frames) -> Frames:
+        """The frames of an ADD, with the tensors of the ADD before if they are equal: those of choices are."""
+        if frames[1:] != self._tensors:
+            self._tensors = frames[1:]
+        return (frames[0], *self._tensors)
 
     def take(self, request: EngineRequest) -> None:
         """A replica has taken one."""
@@ -104,9 +115,12 @@ class AddCall:
 class ClusterCore:
     """The core. It exists before its frontend: `serve` once that exists, and `unlink` once it has had an answer."""
 
-    def __init__(self, streams: Streams, ingress: IngressId, ready: EngineCoreReadyResponse) -> None:
-        """`ready` describes the replicas' engines to the frontend."""
+    def __init__(
+        self, streams: Streams, ingress: IngressId, ready: EngineCoreReadyResponse, max_tensor_bytes: int
+    ) -> None:
+        """`ready` describes the replicas' engines to the frontend. `max_tensor_bytes`: see `TensorRoom`."""
         self._streams = streams
+        self._room = TensorRoom(max_tensor_bytes)
         self._ingress = ingress
         self._calls: dict[str, AddCall] = {}
         self._numbers = itertools.count()
@@ -185,6 +199,10 @@ class ClusterCore:
             case EngineCoreRequestType.ADD:
                 request = decode_request(frames)
                 call = self._calls.get(request.session_id or "")
+                if call is not None:
+                    frames = call.share(frames)
+                    if call.api_call is not None:
+                        call.api_call.prepared()
                 context = call.api_call.context if call is not None and call.api_call is not None else None
                 running = asyncio.create_task(self._run(request, frames, call), context=context)
                 self._requests[request.request_id] = running
@@ -200,7 +218,8 @@ class ClusterCore:
     async def _run(self, request: CoreRequest, frames: Frames, call: AddCall | None) -> None:
         """Have a request served, to its end."""
         try:
-            await self._run_placed(request, frames, call)
+            with self._room.held(sum(map(len, frames[1:]))):
+                await self._run_placed(request, frames, call)
         except NotServed as error:
             refusal = error
         except Exception:
@@ -226,6 +245,34 @@ class ClusterCore:
             if call is not None:
                 call.take(EngineRequest(name, spec, reader))
             await outlet.ended.wait()
+
+
+class TensorRoom:
+    """Bounds the tensors of running requests, such as the pixels of images: `limit` bytes in all.
+
+    The ingress keeps them to the end of their request, and so does every replica that it is on.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._used = 0
+
+    @contextlib.contextmanager
+    def held(self, size: int) -> Iterator[None]:
+        """Hold `size` bytes within the block.
+
+        Raises:
+            NotServed: they are too many for any request, or for now.
+        """
+        if size > min(MAX_TENSOR_BYTES, self._limit):
+            raise NotServed(Loss(LossKind.INVALID, f"the request's media are {size >> 20} MiB of tensors: too many"))
+        if self._used + size > self._limit:
+            raise NotServed(Loss(LossKind.UNAVAILABLE, "the media of running requests take all the memory for them"))
+        self._used += size
+        try:
+            yield
+        finally:
+            self._used -= size
 
 
 class Outlet:

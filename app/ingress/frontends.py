@@ -35,6 +35,8 @@ ENVIRONMENT = {
     # Routes and stored answers that are no part of the API.
     "VLLM_SERVER_DEV_MODE": "0",
     "VLLM_ENABLE_RESPONSES_API_STORE": "0",
+    # `app.frontend.media`
+    "VLLM_MEDIA_CONNECTOR": "mell",
 }
 """The environment in which vLLM makes its configuration: without a device, even if there is one."""
 

@@ -35,6 +35,7 @@ FRONTEND_ARGUMENTS = frozenset(
         "tool_parser_plugin",
         "tool_strict_level",
         "trust_request_chat_template",
+        "trust_request_mm_kwargs",
     }
 )
 """The arguments of vLLM's API server that concern texts and answers. Mell's settings have the place of all others."""
@@ -54,7 +55,7 @@ PLACED: Mapping[str, str] = {
     "api_server_count": "`ingress.num_replicas`",
     "api_key": "a list of digests: `ingress.api_keys_file`, or `MELL_API_KEYS` in the environment",
     "enable_log_outputs": "`ingress.log_text`, prompts included",
-    "allowed_media_domains": "`ingress.allowed_media_domains`; media are not served yet",
+    "allowed_media_domains": "`ingress.allowed_media_domains`; without the flag none",
     "root_path": "`ingress.root_path`",
     "middleware": "`ingress.middleware`; around Mell's routes, too",
     "ssl_certfile": "`ingress.ssl_certfile`",
@@ -86,6 +87,11 @@ ENGINE = frozenset(
         "safetensors_prefetch_block_size model_loader_extra_config ignore_patterns use_tqdm_on_load "
         "pt_load_map_location reasoning_parser reasoning_parser_plugin reasoning_config structured_outputs_config "
         "speculative_config spec_method spec_model spec_tokens "
+        # images, audio and video
+        "disable_chunked_mm_input interleave_mm_strings limit_mm_per_prompt media_io_kwargs mm_device_do_normalize "
+        "mm_encoder_attn_backend mm_encoder_attn_dtype mm_encoder_fp8_scale_path mm_encoder_fp8_scale_save_margin "
+        "mm_encoder_fp8_scale_save_path mm_encoder_tp_mode mm_hasher_algorithm mm_processor_cache_gb "
+        "mm_processor_kwargs skip_mm_profiling video_pruning_method video_pruning_rate "
         # its KV cache, and other states
         "block_size gpu_memory_utilization kv_cache_memory_bytes kv_cache_dtype num_gpu_blocks_override "
         "enable_prefix_caching prefix_caching_hash_algo prefix_cache_retention_interval kv_cache_dtype_skip_layers "
@@ -149,13 +155,14 @@ _CLIENTS_OF_TOKENS = "Mell's clients send and receive text: remove it"
 _EXTRA_OUTPUTS = "Mell's answers do not carry this output: remove it"
 _HEADS = "Mell bounds the head of a request itself (64 KiB, 20 s): remove it"
 _LOGS = "Mell logs through Ray Serve: write its logging_config into the configuration (--write FILE)"
-_MULTIMODAL = "Mell serves text: remove it, or write --language-model-only for a multimodal model"
+_MEDIA = "Mell's ingress decodes media, caches them and sends them along with their requests: remove it"
 _NODES = "Ray knows the nodes: start Ray on each, and write --max-replicas for the replicas on all of them"
 _ONE_SOURCE = "Mell's own connector moves the KV cache: remove it"
 _PARALLEL = "only --tensor-parallel-size splits a replica: write it, or more replicas with --max-replicas"
 _PER_REPLICA = "replicas on one machine would use the same address: remove it"
 _PLACING = "Mell distributes requests over its replicas itself: write --data-parallel-size or --max-replicas only"
 _POOLING = "Mell serves models that generate text: remove it"
+_WHOLE_MODEL = "every replica has the whole model, encoders included: remove it"
 _SLEEP = "Mell frees GPUs by closing replicas: write --min-replicas 1 and a higher --max-replicas"
 
 _REFUSED: Mapping[str, Sequence[str]] = {
@@ -168,15 +175,10 @@ _REFUSED: Mapping[str, Sequence[str]] = {
     _EXTRA_OUTPUTS: _words("aux_output_config enable_return_routed_experts enable_trace_replay return_sampling_mask"),
     _HEADS: _words("h11_max_header_count h11_max_incomplete_event_size"),
     _LOGS: _words("log_config_file log_level logging_config"),
-    _MULTIMODAL: _words(
-        "allowed_local_media_path disable_chunked_mm_input ec_manager_config ec_transfer_config "
-        "enable_mm_embeds interleave_mm_strings limit_mm_per_prompt media_io_kwargs mm_device_do_normalize "
-        "mm_encoder_attn_backend mm_encoder_attn_dtype mm_encoder_fp8_scale_path mm_encoder_fp8_scale_save_margin "
-        "mm_encoder_fp8_scale_save_path mm_encoder_only mm_encoder_tp_mode mm_hasher_algorithm mm_ipc_gpu_memory_gb "
-        "mm_processor_cache_gb mm_processor_cache_type mm_processor_device mm_processor_kwargs "
-        "mm_shm_cache_max_object_size_mb mm_tensor_ipc skip_mm_profiling trust_request_mm_kwargs video_pruning_method "
-        "video_pruning_rate"
+    _MEDIA: _words(
+        "mm_ipc_gpu_memory_gb mm_processor_cache_type mm_processor_device mm_shm_cache_max_object_size_mb mm_tensor_ipc"
     ),
+    _WHOLE_MODEL: _words("ec_manager_config ec_transfer_config mm_encoder_only"),
     _NODES: _words("headless master_addr master_port nnodes node_rank"),
     _ONE_SOURCE: _words("kv_offloading_backend kv_offloading_size kv_transfer_config"),
     _PARALLEL: _words(
@@ -212,7 +214,11 @@ _REFUSED: Mapping[str, Sequence[str]] = {
         "fault_tolerance_config",
     ],
     "Mell moves requests through vLLM's own scheduler: remove it": ["scheduler_cls"],
+    "clients bring media along as data:, or name addresses of --allowed-media-domains: remove it": [
+        "allowed_local_media_path"
+    ],
     "clients run tools themselves: remove it": ["tool_server"],
+    "embeddings of the wrong shape end an engine: remove it": ["enable_mm_embeds"],
     "write --host and --port: Mell listens on TCP": ["uds"],
     "texts are not marked: remove it": ["watermark_config"],
     "engines keep the weights that they started with: remove it": ["weight_transfer_config"],
@@ -250,6 +256,8 @@ PATHS = (
     "chat_template",
     "download_dir",
     "hf_config_path",
+    "mm_encoder_fp8_scale_path",
+    "mm_encoder_fp8_scale_save_path",
     "reasoning_parser_plugin",
     "spec_model",
     "ssl_ca_certs",

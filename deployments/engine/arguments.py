@@ -38,7 +38,8 @@ def engine_args(model: str, engine_kwargs: Mapping[str, Any]) -> AsyncEngineArgs
             kv_connector_module_path="migration.kv.connector",
             kv_role="kv_both",
         ),
-        **_with_objects(engine_kwargs),
+        # Every request brings its media along, whatever other requests this engine has had.
+        **{**_with_objects(engine_kwargs), "mm_processor_cache_gb": 0},
     )
 
 
@@ -76,17 +77,29 @@ _OF_FRONTENDS = (
     "config_format",
     "convert",
     "custom_histogram_buckets",
+    "disable_chunked_mm_input",
     "download_dir",
+    "enable_chunked_prefill",
     "generation_config",
     "hf_config_path",
     "hf_overrides",
     "hf_token",
+    "interleave_mm_strings",
+    "language_model_only",
+    "limit_mm_per_prompt",
     "logits_processors",
     "logprobs_mode",
     "max_logprobs",
     "max_model_len",
+    "max_num_batched_tokens",
     "max_num_queued_reqs",
     "max_num_queued_tokens",
+    "max_num_seqs",
+    "media_io_kwargs",
+    "mm_device_do_normalize",
+    "mm_hasher_algorithm",
+    "mm_processor_cache_gb",
+    "mm_processor_kwargs",
     "override_generation_config",
     "per_request_spec_decode_metrics",
     "reasoning_config",
@@ -104,6 +117,8 @@ _OF_FRONTENDS = (
     "tokenizer_mode",
     "tokenizer_revision",
     "trust_remote_code",
+    "video_pruning_method",
+    "video_pruning_rate",
 )
 """The arguments on which the making and the checking of requests depends."""
 
@@ -115,4 +130,7 @@ def frontend_args(model: str, engine_kwargs: Mapping[str, Any]) -> AsyncEngineAr
     """
     kwargs = _with_objects({name: engine_kwargs[name] for name in _OF_FRONTENDS if name in engine_kwargs})
     overrides = {**kwargs.pop("hf_overrides", {}), "quantization_config": None}
-    return AsyncEngineArgs(model=model, hf_overrides=overrides, **kwargs)
+    made = AsyncEngineArgs(model=model, hf_overrides=overrides, **kwargs)
+    # As for one of several servers: a processed item is in this process's cache, and goes along with every request.
+    made._api_process_count = 2
+    return made

@@ -26,8 +26,10 @@ CODES = {
     "unsupported_parameter": (400, "a client may not set `param`"),
     "media_not_allowed": (
         400,
-        "the address of an image, an audio or a video is not in `ingress.allowed_media_domains`",
+        "an image, audio or video is neither base64 in a `data:` address nor from `ingress.allowed_media_domains`, or "
+        "has a `uuid` and no content",
     ),
+    "too_many_media": (400, "the request has more than `ingress.max_media` images, audio and video clips"),
     "context_length_exceeded": (400, "the prompt is longer than `ingress.max_prompt_tokens` or the model's context"),
     "invalid_api_key": (401, "the key is missing or invalid"),
     "request_too_large": (413, "the body is too large"),
@@ -82,7 +84,11 @@ only one running request has it.
 | `GET /v1/models`, with `enable_tokenizer_info_endpoint` `GET /tokenizer_info` | | need no engine | |
 
 Not available yet: embeddings and other pooling endpoints (a model that generates no text is refused at the start),
-adapters (`lora_modules`), images, audio and video (400), prompts as embeddings, streamed input, `tool_server`.
+adapters (`lora_modules`), prompts and media as embeddings, streamed input, `tool_server`.
+
+**Images, audio and video** are parts of messages, as in vLLM: base64 in a `data:` address, or an address of an allowed
+domain (`ingress.allowed_media_domains`). vLLM's `uuid` of a part is dropped: it would stand for the part's content in
+the caches that all clients share, and a part of a `uuid` alone is refused.
 
 **Responses are not stored**: several ingress processes share nothing, so a later call could not find them. `store` has
 no effect, as in vLLM's server by default; `background` and `previous_response_id` get 400, and
@@ -111,7 +117,7 @@ request. The path of a move changes only its time:
 
 | Path | Requests |
 |---|---|
-| KV blocks | text, on engines that [move by KV](limits.md#what-moves-how), with equal caches |
+| KV blocks | text and media, on engines that [move by KV](limits.md#what-moves-how), with equal caches |
 | tokens, the target prefills | all others; those for which it is faster; all whose replica died |
 | none | [immovable requests](#immovable-requests); requests of one token, such as those of a beam search |
 

@@ -80,9 +80,12 @@ def loading(
 ) -> Frames:
     """A request that waits for the KV blocks `wanted` of the context's first `last_token` tokens.
 
-    What distinguishes blocks of equal tokens in the prefix cache (adapter, salt, media) is that of the request.
+    What distinguishes blocks of equal tokens in the prefix cache (adapter, salt, media) is that of the request. A prompt
+    with media stays whole: models take for granted that no image ends behind it.
     """
     request = decode_request(spec.body)
+    if request.has_media:
+        last_token = max(last_token, spec.prompt_tokens)
     edited = msgspec.structs.replace(request, priority=0)
     sampling = {"max_tokens": 1, "temperature": 0.0}
     return _edited(spec, edited, name, outputs, sampling, {"mell_load": wanted, **transfer}, last_token)

@@ -53,6 +53,11 @@ class CoreRequest(msgspec.Struct, array_like=True, gc=False):
         return self.sampling_params or {}
 
     @property
+    def has_media(self) -> bool:
+        """True if images, audio or video have places in the prompt."""
+        return bytes(self.mm_features) != bytes(NIL)
+
+    @property
     def max_tokens(self) -> int | None:
         """The bound on the output; None without one, as for a pooling request."""
         return None if self.sampling_params is None else self.sampling_params.get("max_tokens", _DEFAULT_MAX_TOKENS)

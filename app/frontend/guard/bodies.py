@@ -14,7 +14,7 @@ import msgspec
 from app.frontend.guard.constraints import check_constraints
 from app.frontend.guard.dialects import RESPONSES
 from app.frontend.guard.items import check_items
-from app.frontend.guard.media import check_media
+from app.frontend.guard.media import MEDIA_CHARGE_TOKENS, check_media
 from app.frontend.guard.routes import NOT_STORED, OpenRoute, RouteTask
 from app.ingress.asgi import read_label
 from app.ingress.errors import ApiError
@@ -54,19 +54,21 @@ _BYTES_PER_TOKEN = 4
 
 @dataclass(frozen=True, slots=True)
 class BodyLimits:
-    """The operator's limits: choices of one request, tokens of one prompt, and domains of media addresses."""
+    """The operator's limits: choices and items of media of one request, tokens of one prompt, domains of addresses."""
 
     choices: int
     prompt_tokens: int
+    media: int = 32
     media_domains: Collection[str] = field(default_factory=frozenset)
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedBody:
-    """A body that may reach vLLM. `max_tokens` is the provisional charge for it."""
+    """A body that may reach vLLM. `max_tokens` is the provisional charge for it, `media` its number of media items."""
 
     content: bytes
     max_tokens: int
+    media: int
 
 
 def check_body(content: bytes, route: OpenRoute, limits: BodyLimits) -> CheckedBody:
@@ -91,9 +93,11 @@ def check_body(content: bytes, route: OpenRoute, limits: BodyLimits) -> CheckedB
         prompts, tokens = _count_prompts(body, route.inputs, limits)
         choices = _check_choices(body, route.inputs, prompts, limits)
     encoded = msgspec.json.encode(body)
-    if b'url"' in encoded or b'"images"' in encoded:
-        check_media(body, limits.media_domains, pooling=route.task is RouteTask.POOL)
-    return CheckedBody(encoded, (tokens or len(encoded) // _BYTES_PER_TOKEN) + choices * _answer_tokens(body, route))
+    use = check_media(body, encoded, limits.media_domains, limits.media, pooling=route.task is RouteTask.POOL)
+    if use.named:
+        encoded = msgspec.json.encode(body)
+    asked = tokens or (len(encoded) - use.characters) // _BYTES_PER_TOKEN + use.items * MEDIA_CHARGE_TOKENS
+    return CheckedBody(encoded, asked + choices * _answer_tokens(body, route), use.items)
 
 
 def invalid(param: str, reason: str, code: str = "invalid_value") -> ApiError:

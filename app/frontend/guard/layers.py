@@ -11,7 +11,7 @@ Chunks of answers pass through unread, but for the first bytes of those of `/v1/
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from http import HTTPStatus
 
@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.frontend.calls import CURRENT, ApiCall
 from app.frontend.guard.bodies import MAX_STOPS, BodyLimits, check_body
 from app.frontend.guard.dialects import ApplicationErrors, Dialect, DialectErrors
-from app.frontend.guard.media import NO_DOMAIN
+from app.frontend.guard.media import MAX_FETCHED_MIB, NO_DOMAIN, MediaGate
 from app.frontend.guard.routes import OPEN_ROUTES, OpenRoute, dialect_of, why_closed
 from app.ingress.access.admission import AdmissionLayer, AdmittedCall, Gate, admitted
 from app.ingress.asgi import TrackedSend, read_body, read_label
@@ -43,14 +43,17 @@ def guarded(
     limits = BodyLimits(
         settings.max_choices,
         settings.max_prompt_tokens or max_context,
+        settings.max_media,
         frozenset(settings.allowed_media_domains),
     )
+    media = MediaGate(settings.max_media)
 
     def layered(route: OpenRoute) -> ASGIApp:
         if route.endpoint is None:
             return DialectErrors(KeyLayer(app, gate, route.dialect), route.dialect)
         begin, dialect = partial(telemetry.begin, route.endpoint), route.dialect
-        guard = BodyGuard(CallLayer(ApplicationErrors(app, dialect)), route, limits, settings.max_body_bytes)
+        call = CallLayer(ApplicationErrors(app, dialect))
+        guard = BodyGuard(call, route, limits, settings.max_body_bytes, media)
         admission = AdmissionLayer(guard, gate, settings.request_timeout_s, begin, dialect.key, dialect.ending)
         return DialectErrors(admission, dialect)
 
@@ -64,6 +67,8 @@ def vllm_environment(settings: IngressSettings) -> dict[str, str]:
         "VLLM_MAX_COMPLETION_PROMPTS": str(settings.max_choices),
         "VLLM_MAX_N_SEQUENCES": str(settings.max_choices),
         "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",
+        "VLLM_MAX_IMAGE_PIXELS": str(settings.max_image_pixels),
+        "VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB": str(MAX_FETCHED_MIB),
     }
 
 
@@ -119,20 +124,29 @@ class KeyLayer:
 
 
 class BodyGuard:
-    """Reads and checks the body, which the application gets in one piece."""
+    """Reads and checks the body, which the application gets in one piece, once there is room for its media."""
 
-    def __init__(self, app: ASGIApp, route: OpenRoute, limits: BodyLimits, max_bytes: int) -> None:
+    def __init__(
+        self, app: "CallLayer", route: OpenRoute, limits: BodyLimits, max_bytes: int, media: MediaGate
+    ) -> None:
         self._app = app
         self._route = route
         self._limits = limits
         self._max_bytes = max_bytes
+        self._media = media
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass an admitted call on. Raises ApiError for a body that is refused, or that the call's key may not use."""
         content = await read_body(Request(scope, receive), self._max_bytes)
         body = check_body(content, self._route, self._limits)
         admitted(scope).admission.charge(body.max_tokens)
-        await self._app(scope, _replayed(body.content, receive), send)
+        held = await self._media.enter(body.media)
+        # Of several conversations, vLLM makes one request after the other.
+        prepared = held.release if self._route.inputs != "messages" else lambda: None
+        try:
+            await self._app(scope, _replayed(body.content, receive), send, prepared)
+        finally:
+            held.release()
 
 
 class CallLayer:
@@ -141,10 +155,11 @@ class CallLayer:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass an admitted call on."""
+    async def __call__(self, scope: Scope, receive: Receive, send: Send, prepared: Callable[[], None]) -> None:
+        """Pass an admitted call on. The core calls `prepared` once it has the request."""
         through = admitted(scope)
-        call = ApiCall(read_label(Headers(scope=scope).get("x-request-id")) or "", through.observer.timer)
+        label = read_label(Headers(scope=scope).get("x-request-id")) or ""
+        call = ApiCall(label, through.observer.timer, prepared)
         watched = _WatchedReceive(receive, through.sent)
         token = CURRENT.set(call)
         try:

@@ -19,6 +19,10 @@ from transformers import WhisperConfig, WhisperFeatureExtractor
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.multimodal import MULTIMODAL_REGISTRY
+from vllm.multimodal.cache import MultiModalProcessorOnlyCache
+from vllm.multimodal.cache.factories import engine_receiver_cache_from_config, processor_cache_from_config
+from vllm.multimodal.encoder_budget import MultiModalBudget
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.v1.engine import (
@@ -49,6 +53,7 @@ from migration.run.outputs import OutputQueue
 from policies.cost.fit import StepTotals
 from policies.model import Blocks
 from tests.integration.models.rows import How, row
+from tests.tinyvision import ensure_tiny_vision
 
 
 class FakeCore:
@@ -278,6 +283,16 @@ def test_engine_runs_with_the_configuration_of_vllms_own_server(workers: int) ->
 def test_argument_that_mell_sets_itself_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"Mell sets {name}; remove it"):
         engine_args(MODEL, {name: None})
+
+
+def test_media_are_cached_by_the_ingress_only_and_bounded_alike_on_both_sides() -> None:
+    kwargs = {"dtype": "float32", "limit_mm_per_prompt": {"image": 3}, "max_num_batched_tokens": 96, "max_num_seqs": 9}
+    model = str(ensure_tiny_vision())
+    engine, frontend = (made(model, kwargs).create_engine_config(USAGE) for made in (engine_args, frontend_args))
+    assert engine_receiver_cache_from_config(engine) is None
+    assert isinstance(processor_cache_from_config(frontend), MultiModalProcessorOnlyCache)
+    budgets = [MultiModalBudget(config, MULTIMODAL_REGISTRY) for config in (engine, frontend)]
+    assert [(budget.encoder_cache_size, dict(budget.mm_limits)) for budget in budgets] == [(96, {"image": 3})] * 2
 
 
 @pytest.mark.parametrize("made_by", [engine_args, frontend_args])

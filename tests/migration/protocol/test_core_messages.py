@@ -9,6 +9,7 @@ import pytest
 import torch
 from vllm import SamplingParams
 from vllm.lora.request import LoRARequest
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.kv_hints import KvHintsEnvelope
@@ -158,6 +159,18 @@ def test_a_load_has_blocks_that_are_named_like_the_requests() -> None:
         temperature=0.0,
         extra_args={"kv_transfer_params": {"mell_load": {"load": "m.1", "first": 0, "last": 1}}},
     )
+
+
+def test_a_load_has_the_whole_prompt_of_media() -> None:
+    """The engine computes positions of an image from all of its tokens, wherever the blocks end."""
+    image = MultiModalFeatureSpec(None, "image", "hash", PlaceholderRange(1, 4))
+    request = EngineCoreRequest("r", [5, 6, 6, 6, 6, 7], [image], SamplingParams(max_tokens=9), None, 0.0, *[None] * 3)
+    seen = spec(request)
+    made = decoded(loading(seen, "name", (8, 9), {"load": "m.1"}, 3))
+    assert made.prompt_token_ids == [5, 6, 6, 6, 6, 7] and made.mm_features == [image]
+    assert decoded(loading(seen, "name", (8, 9), {"load": "m.1"}, 7)).prompt_token_ids == [5, 6, 6, 6, 6, 7, 8]
+    (feature,) = decoded(continued(seen, "name", "key", (8, 9))).mm_features or []
+    assert feature == image
 
 
 # --- outputs ------------------------------------------------------------------------------------------

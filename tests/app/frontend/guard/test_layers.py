@@ -217,7 +217,8 @@ async def test_addresses_of_allowed_domains_pass() -> None:
 
 
 def test_vllms_own_limits_fit() -> None:
-    environment = vllm_environment(IngressSettings(max_choices=7))
+    environment = vllm_environment(IngressSettings(max_choices=7, max_image_pixels=9))
+    assert environment["VLLM_MAX_IMAGE_PIXELS"] == "9"
     assert environment["VLLM_MAX_COMPLETION_PROMPTS"] == environment["VLLM_MAX_N_SEQUENCES"] == "7"
     assert environment["VLLM_MAX_STOP_STRINGS"] == str(MAX_STOPS)
     assert vllm_media_domains(IngressSettings()) == ["media.invalid"], "to vLLM, no domain means all"
