@@ -10,7 +10,7 @@ import logging
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from deployments.engine.port import Engine, EngineDead, InvalidRequest, Tie
 from deployments.replica.outbox import Outboxes
@@ -395,6 +395,8 @@ class RequestHost:
     def _retire(self, run: Run) -> None:
         if self._runs.get(run.spec.id) is run:
             del self._runs[run.spec.id]
+        # It will not run again, and with media it can be large.
+        run.spec = replace(run.spec, body=())
         run.first.set()
         run.idle.set()
         if run.awaited is not None:

@@ -47,14 +47,17 @@ class EngineCalls:
     async def submit(
         self, replica: ReplicaId, spec: RequestSpec, hop: int, outputs: tuple[int, ...], model: str | None
     ) -> str:
-        """See `Hosts.submit`. Submissions that come while one is under way travel together."""
+        """See `Hosts.submit`. Submissions that come while one is under way travel together, without media."""
 
         async def submit(requests: tuple[Submission, ...]) -> Sequence[Exception | str]:
             return await self._call(replica, lambda engine: engine.submit(requests))
 
+        submission = Submission(spec, hop, outputs, model)
+        if len(spec.body) > 1:  # A message has a largest size and a time limit.
+            return await Coalescer(submit)(submission)
         if replica not in self._submissions:
             self._submissions[replica] = Coalescer(submit)
-        return await self._submissions[replica](Submission(spec, hop, outputs, model))
+        return await self._submissions[replica](submission)
 
     async def attach(self, replica: ReplicaId, request: RequestId, hop: int, index: int) -> bool:
         """See `Hosts.attach`."""

@@ -256,6 +256,14 @@ async def test_end_can_be_asked_for_after_the_run_has_ended() -> None:
     assert desk.published() == [delta(1, 1, finish="length"), delta(2, finish="length")]
 
 
+async def test_what_is_kept_of_a_run_that_has_ended_has_no_body() -> None:
+    desk = await running(1)
+    (run,) = desk.host._runs.values()
+    assert run.spec.body
+    await desk.engine.step(1, finish="length")
+    assert desk.host._ended[R] is run and not run.spec.body
+
+
 async def test_withheld_output_is_not_published_again() -> None:
     desk = await running(1)
     desk.host.mute(R, 0)
