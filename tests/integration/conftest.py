@@ -16,6 +16,7 @@ import yaml
 from deployments.processes.keeper import keep
 from tests.integration import faults
 from tests.integration.application import Application
+from tests.tinyvision import ensure_tiny_vision
 
 ROOT = Path(__file__).parent.parent.parent
 BLOCKS = 512
@@ -29,6 +30,9 @@ THINKING_KWARGS: dict[str, Any] = {
 
 FRONTEND_KWARGS: dict[str, Any] = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}
 """Settings of vLLM's frontend."""
+
+SPLIT_KWARGS: dict[str, Any] = {"tensor_parallel_size": 2, "max_model_len": 1024}
+"""Engine settings of the split application."""
 
 TURNS = {"application": 1, "split": 2, "to_its_end": 4, "paced": 3, "bare": 0}
 """When the tests with a fixture run, by the first that they have. Those of one application follow one another: it takes
@@ -108,7 +112,7 @@ def application(stage: Stage) -> Iterator[Application]:
 
 @pytest.fixture
 def split(stage: Stage) -> Iterator[Application]:
-    """As `application`, with two workers per replica, and short contexts."""
+    """As `application`, with two workers per replica, short contexts, and a model that takes images."""
     shown = stage.show("split", _split())
     faults.write(shown.faults, "collective")
     yield shown
@@ -154,7 +158,9 @@ def _real() -> dict[str, Any]:
 
 def _split() -> dict[str, Any]:
     config = _real()
-    config["applications"][0]["args"]["engine_kwargs"] |= {"tensor_parallel_size": 2, "max_model_len": 1024}
+    args = config["applications"][0]["args"]
+    args["model_loading_config"] = {"model_source": str(ensure_tiny_vision())}
+    args["engine_kwargs"] |= SPLIT_KWARGS
     return config
 
 
