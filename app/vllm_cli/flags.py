@@ -247,6 +247,7 @@ _SIZES = frozenset(
     )
 )
 _OF_ENGINES: Mapping[str, str] = {
+    "allowed_media_domains": "write ingress.allowed_media_domains instead",
     "data_parallel_size": "write deployment_config.autoscaling_config.max_replicas instead",
     "model": "write model_loading_config.model_source instead",
 }

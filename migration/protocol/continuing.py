@@ -80,8 +80,8 @@ def loading(
 ) -> Frames:
     """A request that waits for the KV blocks `wanted` of the context's first `last_token` tokens.
 
-    What distinguishes blocks of equal tokens in the prefix cache (adapter, salt, media) is that of the request. A prompt
-    with media stays whole: models take for granted that no image ends behind it.
+    What distinguishes blocks of equal tokens in the prefix cache (adapter, salt, media) is that of the request. A
+    prompt with media stays whole: models take for granted that no image ends behind it.
     """
     request = decode_request(spec.body)
     if request.has_media:

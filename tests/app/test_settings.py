@@ -207,6 +207,9 @@ def test_seconds_may_be_whole_numbers() -> None:
         (nested("engine_kwargs.max_model_len", "4k"), "write a positive whole number"),
         (nested("engine_kwargs.max_model_len", None), "write a positive whole number"),
         (nested("engine_kwargs.model", "m"), "write model_loading_config.model_source"),
+        (nested("engine_kwargs.allowed_media_domains", ["a"]), "write ingress.allowed_media_domains"),
+        (nested("engine_kwargs.allowed_local_media_path", "/etc"), "clients bring media along"),
+        (nested("engine_kwargs.enable_mm_embeds", True), "embeddings of the wrong shape"),
         (
             {"engine_kwargs": {"enable_sleep_mode": True, "enable_prompt_embeds": True}},
             "text: remove it; engine_kwargs.enable_sleep_mode: Mell frees GPUs",

@@ -22,10 +22,12 @@ from tests.differential.comparison import differences
 from tests.integration.application import BLOCK, Application, Client, eventually
 from tests.integration.asking import OrderedMove, ask, ask_all, ask_and_move, sightings, two_run
 from tests.integration.conftest import SPLIT_KWARGS, Stage, free_port
+from tests.integration.models.rows import How, row
 from tests.integration.test_1_migration import loaded
 from tests.integration.test_3_failures import home
 from tests.tinyvision import MARKS, data_url, ensure_tiny_vision
 
+IMAGES = row("Images (Qwen-VL, LLaVA, PaddleOCR-VL)")
 SEED = 20261123
 OUTPUT = 120
 MOVES, NOISE = (3, 1e-4) if LONG else (2, 1e-4)
@@ -128,6 +130,7 @@ async def test_moves_change_no_answer_to_images(split: Application) -> None:
             await asyncio.gather(*(one(case, client, paths[:MOVES]) for case in CASES))
         await client.idle()
     assert not failed, "\n".join(failed)
+    assert IMAGES.how is How.KV
     for path in ("kv", "tokens"):
         assert outcomes[path, "committed"] > len(CASES) // 2, outcomes
 

@@ -10,6 +10,7 @@ from enum import StrEnum
 MODELS = "tests/integration/models/test_models.py"
 SETTINGS = "tests/app/test_settings.py"
 ENGINE = "tests/deployments/engine/test_vllm_engine.py"
+VISION = "tests/integration/test_3_vision.py"
 WORKERS = "tests/integration/test_3_tensor_parallel.py"
 
 
@@ -45,6 +46,8 @@ ROWS = (
     Row("Sliding windows in all layers (Mistral 7B v0.1)", How.TOKENS, _REAL),
     Row("Convolutions (LFM2)", How.TOKENS, _REAL),
     Row("State-space layers (Mamba, Jamba, Nemotron-H)", How.TOKENS, "not run", None),
+    Row("Images (Qwen-VL, LLaVA, PaddleOCR-VL)", How.KV, "real replicas of two workers on CPU", VISION),
+    Row("Audio, video", How.KV, "not run", None),
     Row("Encoder-decoder models (Whisper)", How.REFUSED, "its configuration", ENGINE),
     Row("Diffusion models", How.REFUSED, "its configuration", ENGINE),
     Row("Speculative decoding with n-grams", How.KV, _REAL),
