@@ -16,7 +16,9 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from app.ingress.access.keys import KeyFile
 from app.vllm_cli.flags import FRONTEND_ARGUMENTS, why_refused
 from deployments.config import ON_GPU, ON_HOST, MigrationSettings, SchedulerSettings, SettingsSection
+from deployments.engine.pace import read_pace
 from deployments.replica.imports import CPU_BUILD, is_installed
+from policies.cost.service import ReplicaSpeed, unreachable
 from policies.decision.limits import Mode
 
 CPU_ENGINE: Mapping[str, Any] = {"dtype": "float32", "block_size": 32, "enforce_eager": True}
@@ -415,10 +417,20 @@ class Settings(SettingsSection):
         for name in ("chat_template", "tool_call_parser"):
             if name in self.ingress.frontend_kwargs and getattr(loading, name) is not None:
                 raise ValueError(f"{name} is in model_loading_config and in ingress.frontend_kwargs: remove one")
+        if self.engine == "paced":
+            self._check_service()
         if self.deployment_config.standby and self.engine == "paced":
             raise ValueError("deployment_config.standby: a paced engine imports nothing; remove it")
         self._check_engine()
         return self
+
+    def _check_service(self) -> None:
+        """Raise ValueError for a service level that no paced engine meets, even with one request alone."""
+        if (level := self.scheduler.slo.level) is None:
+            return
+        pace = read_pace(self.engine_kwargs)
+        if reasons := unreachable(level, ReplicaSpeed(pace.costs, 0.0, pace.max_num_batched_tokens)):
+            raise ValueError(f"scheduler.slo cannot be met: {'; '.join(reasons)}")
 
     def _check_engine(self) -> None:
         """Raise ValueError for arguments that an engine of Mell must not have, or workers that do not fit the GPUs."""

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from migration.protocol.rounds import CopyLimits
 from migration.protocol.sizing import time_limit_s
 from migration.run.world import MigrationLimits
+from policies.cost.service import ServiceLevel
 from policies.decision.limits import Limits, LiveLimits, Mode, Terms
 from policies.paths.estimates import Boundaries
 from policies.rules.registry import policy
@@ -105,6 +106,24 @@ class MigrationSettings(SettingsSection):
         )
 
 
+class ServiceLevelSettings(SettingsSection):
+    """The level of service that the scheduler keeps with as few replicas as possible; null: no level."""
+
+    ttft_p99_s: float | None = Field(
+        None, gt=0, description="Longest time to the first token of 99 % of the requests, in seconds."
+    )
+    itl_p99_ms: float | None = Field(
+        None, gt=0, description="Longest time between two tokens of a stream, for 99 % of them, in milliseconds."
+    )
+
+    @property
+    def level(self) -> ServiceLevel | None:
+        """The level; None if it has no part."""
+        if self.ttft_p99_s is None and self.itl_p99_ms is None:
+            return None
+        return ServiceLevel(self.ttft_p99_s, None if self.itl_p99_ms is None else self.itl_p99_ms / 1e3)
+
+
 class SchedulerSettings(SettingsSection):
     """The epoch loop and the placement of arriving requests."""
 
@@ -148,6 +167,10 @@ class SchedulerSettings(SettingsSection):
     linger_s: float | None = Field(
         None, ge=0, description="Time that an empty replica stays open; null: the measured start-up time of a replica."
     )
+    slo: ServiceLevelSettings = Field(
+        default_factory=ServiceLevelSettings,
+        description="Service level that decides when a replica is full, and what is kept free.",
+    )
     report_timeout_s: float = Field(1.0, gt=0, description="Longest wait for a replica's report.")
     record: str | None = Field(
         None,
@@ -185,6 +208,7 @@ class SchedulerConfig(SchedulerSettings):
             self.moves_at_once,
             # Replicas report requests as soon as these are submitted, so two epochs suffice.
             placement_ttl_s=max(1.0, 2 * self.epoch_s),
+            service=self.slo.level,
         )
 
 

@@ -55,7 +55,8 @@ class RequestLoad:
 class ReplicaLoad:
     """One replica as the engine reports it. `free_blocks` is the engine's own count, the truth about room.
 
-    A request can continue only on a replica with the same `model`. `steps` are the engine's steps since its start.
+    A request can continue only on a replica with the same `model`. `steps` are the engine's steps since its start,
+    `step_tokens` the most tokens that one of them computes (0: unknown).
     """
 
     id: ReplicaId
@@ -68,6 +69,7 @@ class ReplicaLoad:
     requests: tuple[RequestLoad, ...] = ()
     model: str = ""
     steps: StepTotals = NO_STEPS
+    step_tokens: int = 0
 
     @property
     def free_tokens(self) -> Tokens:

@@ -184,6 +184,7 @@ class PacedEngine:
             waiting=len(self._scheduler.waiting),
             preemptions=self._scheduler.preemptions,
             steps=self._steps,
+            step_tokens=self._pace.max_num_batched_tokens,
         )
 
     async def check_health(self) -> None:

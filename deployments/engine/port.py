@@ -24,6 +24,8 @@ class EngineStats:
     waiting: int
     preemptions: int
     steps: StepTotals = NO_STEPS
+    step_tokens: int = 0
+    """The most tokens of a step; 0: unknown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,7 @@ class VllmEngine:
         self._runs = CoreRuns(core, self._metrics.record)
         self._numbers = itertools.count()
         self._max_requests: int = config.scheduler_config.max_num_seqs
+        self._step_tokens: int = config.scheduler_config.max_num_batched_tokens
         self._copiers = copiers
         self._tails: dict[str, Tail] = {}
         """The tails of runs whose first step has not taken them, by key."""
@@ -249,6 +250,7 @@ class VllmEngine:
             waiting=self._metrics.scheduler.num_waiting_reqs,
             preemptions=self._metrics.preemptions,
             steps=self._metrics.steps.totals,
+            step_tokens=self._step_tokens,
         )
 
     async def check_health(self) -> None:

@@ -301,6 +301,7 @@ class EngineReplica:
             max_requests=stats.max_requests,
             model=self._engine.fingerprint.model,
             steps=stats.steps,
+            step_tokens=stats.step_tokens,
             requests=tuple(self._host.loads()),
         )
 

@@ -14,10 +14,12 @@ from operator import attrgetter
 
 from policies.cluster.changes import Crossing
 from policies.cluster.classes import Classes
+from policies.cluster.forecast import Forecast
 from policies.cluster.replica import Replica, Request
 from policies.cluster.rooms import Rooms
 from policies.cluster.supply import Demand, Supply
 from policies.cluster.trail import Step, Trace, Trail
+from policies.cost.service import SpeedLimit
 from policies.model import UP, ReplicaId, ReplicaState, RequestId, Tokens
 from policies.plan import Plan, Reason
 
@@ -29,9 +31,10 @@ class Cluster:
     """Replicas, requests and their locations. `capacity` (tokens) and `max_requests` are those of a new replica.
 
     `headroom` is the growth kept free per request, `lead` a request's growth until a decision takes effect, `slack` the
-    room to keep free in the whole cluster, all in tokens. At least `min_replicas` stay open. `waiting` are the requests
-    without a replica, `held` the tokens that requests on the move still hold at their source, and `resting` the times
-    before which requests may not move.
+    room to keep free in the whole cluster, all in tokens; `is_forecast` if the slack includes the spread of a forecast.
+    At least `min_replicas` stay open. `waiting` are the requests without a replica, `held` the tokens that requests on
+    the move still hold at their source, and `resting` the times before which requests may not move. `speed` limits the
+    steps of every replica (None: no limit).
 
     `starts_as` is RUNNING if new replicas can be used at once, STARTING if they take time to start. While
     `awaits_start`, no replica is emptied or closed, since it would soon be opened again. `moves_left` is the number of
@@ -42,10 +45,13 @@ class Cluster:
     supply: Supply = field(default_factory=Supply)
     headroom: int = 0
     lead: int = 0
+    speed: SpeedLimit | None = None
     slack: int = 0
+    is_forecast: bool = False
     min_replicas: int = 0
     max_requests: int = 1 << 30
     demand: Demand = field(default_factory=Demand)
+    forecast: Forecast = field(default_factory=Forecast)
     replicas: dict[ReplicaId, Replica] = field(default_factory=dict)
     requests: dict[RequestId, Request] = field(default_factory=dict)
     waiting: dict[RequestId, Request] = field(default_factory=dict)
@@ -89,6 +95,7 @@ class Cluster:
             self.max_requests if max_requests is None else max_requests,
             headroom=self.headroom,
             lead=self.lead,
+            speed=self.speed,
         )
         self.replicas[replica_id] = replica
         if state is _RUNNING:
@@ -124,6 +131,10 @@ class Cluster:
     def enqueue(self, replica: Replica, count: int) -> None:
         """Set the number of requests in the queue of the replica's engine, without blocks."""
         replica.queued = count
+
+    def set_backlog(self, replica: Replica, tokens: int) -> None:
+        """Set the tokens of the replica's requests that have not been prefilled."""
+        replica.backlog = tokens
 
     def await_start(self, awaited: bool) -> None:
         """Set `awaits_start`: a replica is starting, or about to start."""
@@ -244,10 +255,20 @@ class Cluster:
             replica.lead = lead
         self._rooms = None
 
-    def bound(self, moves_left: float, slack: int) -> None:
-        """Set an epoch's bounds: its number of moves, and the slack in tokens."""
+    def limit_speed(self, speed: SpeedLimit | None) -> None:
+        """Set the limit of steps on every replica and on new ones."""
+        if speed is self.speed:
+            return
+        self.speed = speed
+        for replica in self.replicas.values():
+            replica.speed = speed
+        self._rooms = None
+
+    def bound(self, moves_left: float, slack: int, is_forecast: bool = False) -> None:
+        """Set an epoch's bounds: its number of moves, and the slack in tokens, a forecast with its spread or not."""
         self.moves_left = moves_left
         self.slack = slack
+        self.is_forecast = is_forecast
 
     def keep(self, min_replicas: int) -> None:
         """Set the minimum number of replicas, which stay open."""
@@ -431,21 +452,33 @@ class Cluster:
 
     def total(self) -> int:
         """The demand of all requests in tokens, waiting ones included."""
-        return sum(r.load + r.shared for r in self.replicas.values()) + sum(q.tokens for q in self.waiting.values())
+        return sum(replica.demand for replica in self.replicas.values()) + self._waiting()
 
     def spare(self) -> int:
         """The free tokens after all starts and moves under way, less those for the waiting requests.
 
         Only replicas with room for C/8 or more count: smaller remainders are of no use to an arrival.
         """
-        rooms = (r.room + r.held for r in self.replicas.values() if r.state in UP)
-        return sum(room for room in rooms if room * 8 >= self.capacity) - sum(q.tokens for q in self.waiting.values())
+        rooms = (replica.vacancy for replica in self.replicas.values() if replica.state in UP)
+        return sum(room for room in rooms if room * 8 >= self.capacity) - self._waiting()
+
+    def _waiting(self) -> int:
+        """The demand of the waiting requests in tokens."""
+        speed = self.speed
+        if speed is None:
+            return sum(request.tokens for request in self.waiting.values())
+        shares = ((request.tokens, speed.share(1, request.tokens)) for request in self.waiting.values())
+        return sum(max(tokens, round(self.capacity * share)) for tokens, share in shares)
 
     def may_close(self, count: int = 1, times: float = 1.0) -> bool:
-        """True if `count` replicas can close without violating `min_replicas` or the slack, multiplied by `times`."""
+        """True if `count` replicas can close without violating `min_replicas` or the slack, multiplied by `times`.
+
+        A forecast is not multiplied: its spread is the margin.
+        """
         if self._running - count < self.min_replicas:
             return False
-        return not self.slack or self.spare() - count * self.capacity >= times * self.slack
+        margin = 1.0 if self.is_forecast else times
+        return not self.slack or self.spare() - count * self.capacity >= margin * self.slack
 
     def is_starting(self) -> bool:
         """True while a replica is starting. A replica emptied or closed now would soon be opened again."""

@@ -6,6 +6,7 @@
 from dataclasses import dataclass, field
 
 from policies.cluster.classes import Kind
+from policies.cost.service import SpeedLimit
 from policies.model import ReplicaId, ReplicaState, RequestId, Tokens
 
 
@@ -43,6 +44,9 @@ class Replica:
     `headroom` is the growth kept free for each request, `lead` a request's growth until a decision takes effect. All
     are in tokens. `queued` counts the requests in its engine's queue, without blocks. `idle_since` is the time, in
     seconds, of the epoch that first found the replica empty.
+
+    A replica is full when its KV cache is, or when its steps would exceed the `speed` limit of a service level (None:
+    no limit). `backlog` are the tokens of its requests, queued ones included, that have not been prefilled.
     """
 
     id: ReplicaId
@@ -58,12 +62,46 @@ class Replica:
     lead: int = 0
     queued: int = 0
     idle_since: float | None = None
+    speed: SpeedLimit | None = None
+    backlog: int = 0
     requests: dict[RequestId, Request] = field(default_factory=dict)
 
     @property
     def room(self) -> int:
-        """Tokens that may be placed here; below zero if growth has used some of the headroom."""
-        return self.capacity - self.load - self.held - self.shared - self.headroom * len(self.requests)
+        """Tokens of the largest request that may be placed here; below zero if growth has used some of the headroom."""
+        room = self.capacity - self.load - self.held - self.shared - self.headroom * len(self.requests)
+        return room if self.speed is None else self._limited(room, self.speed)
+
+    @property
+    def later_room(self) -> int:
+        """The room once all moves away are over."""
+        room = self.capacity - self.load - self.shared - self.headroom * len(self.requests)
+        return room if self.speed is None else self._limited(room, self.speed)
+
+    def _limited(self, room: int, speed: SpeedLimit) -> int:
+        """The part of the room that the step time leaves to one more request."""
+        return int(min(room, speed.room(len(self.requests), self._grown)))
+
+    @property
+    def _grown(self) -> int:
+        """The requests' tokens with their headroom."""
+        return self.load + self.headroom * len(self.requests)
+
+    @property
+    def vacancy(self) -> int:
+        """The part of the capacity, in tokens, that is free once all moves away are over."""
+        room = self.capacity - self.load - self.shared - self.headroom * len(self.requests)
+        if self.speed is None:
+            return room
+        return min(room, int(self.capacity * (1 - self.speed.share(len(self.requests), self._grown))))
+
+    @property
+    def demand(self) -> int:
+        """The part of the capacity, in tokens, that the requests here take."""
+        used = self.load + self.shared
+        if self.speed is None:
+            return used
+        return max(used, round(self.capacity * self.speed.share(len(self.requests), self.load)))
 
     @property
     def free(self) -> int:
@@ -79,12 +117,24 @@ class Replica:
     def strain(self) -> int:
         """The overload, in tokens, by the time a move decided now is over; zero or less is fine.
 
-        The growth of a single request does not count: no other replica would have more room for it.
+        Steps that will be too slow are an overload, too: that of the smallest request whose departure is enough. The
+        growth and the steps of a single request do not count: it would fare no better on another replica.
         """
         count = len(self.requests)
-        return self.overload + (self.lead * count if count > 1 else 0)
+        if count < 2:
+            return self.overload
+        strain = self.overload + self.lead * count
+        excess = 0 if self.speed is None else self.speed.excess(count, self.load + self.lead * count)
+        return max(strain, excess + self.lead) if excess else strain
 
     @property
     def accepts(self) -> bool:
         """True if requests may be placed on or moved to this replica."""
+        if not self.runs_more:
+            return False
+        return self.speed is None or self.speed.is_in_time(len(self.requests), self.load, self.backlog)
+
+    @property
+    def runs_more(self) -> bool:
+        """True if the engine runs and may run one more request, in time or not."""
         return self.state is ReplicaState.RUNNING and len(self.requests) < self.max_requests

@@ -27,6 +27,7 @@ from policies.decision.limits import Limits, Mode, Terms
 from policies.decision.memory import PoolMemory, finish
 from policies.decision.observation import ENGINE, Observation, PoolId, PoolReport
 from policies.decision.placement import Decision, NoReplica, Place, Placed, Queue
+from policies.decision.service import FORESEEN, speed_limit
 from policies.model import Phase, ReplicaId, ReplicaState, Tokens
 from policies.paths.choice import URGENCY, Choice
 from policies.plan import Move, Plan, Reason
@@ -76,9 +77,10 @@ def decide_pool(memory: PoolMemory, seen: PoolReport, now: float) -> tuple[Plan,
 def _decide_pool(memory: PoolMemory, seen: PoolReport, now: float) -> Generator[None, None, tuple[Plan, ...]]:
     terms, cluster = memory.terms, memory.cluster
     changes = yield from memory.observe_in_slices(seen, now)
-    limits = terms.limits.resolve(memory.experience)
+    limits = terms.limits.resolve(memory.experience, FORESEEN if terms.service is not None else None)
     rate = memory.experience.decode_rate
     cluster.reserve(headroom(memory.rule, limits, rate), lead(limits, rate))
+    cluster.limit_speed(speed_limit(memory, now))
     limits.begin(cluster, now)
     _evacuate(memory)
     if terms.mode is not Mode.ACT:
@@ -112,6 +114,8 @@ def place(
     replica = cluster.replicas[placing.replica]
     cluster.locate(request, replica)
     cluster.pin(request)
+    if memory.learns and not exclude:
+        memory.experience.observe_arrival(arrival.tokens, now)
     expires_at = now + memory.terms.placement_ttl_s
     memory.add_placement(request.id, Placed(label, replica.id, arrival.tokens, now, expires_at))
     return placing
@@ -198,7 +202,7 @@ def _evacuate(memory: PoolMemory) -> None:
 
 def _with_blocks(cluster: Cluster, request: Request, barred: Barred) -> Replica | None:
     """The replica with the most free blocks, if the request fits there without headroom: good enough to evacuate."""
-    fitting = [r for r in cluster.running() if r.accepts and r.free >= request.tokens and r.id not in barred]
+    fitting = [r for r in cluster.running() if r.runs_more and r.free >= request.tokens and r.id not in barred]
     return max(fitting, key=lambda r: r.free, default=None)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from math import ceil
 from statistics import median
 
-from policies.cost.fit import StepFit
+from policies.cost.fit import StepFit, StepTotals
 from policies.decision.observation import Status
 from policies.model import ReplicaId, ReplicaState
 
@@ -25,6 +25,9 @@ STARTS = 8
 REMEMBERED = 200
 """The number of newest moves in the lead. Links become busy and idle within minutes."""
 
+PROMPTS = 500
+"""The number of newest arrivals whose prompts are remembered."""
+
 SHARE = 0.9
 """The percentile of past move durations that the lead allows for."""
 
@@ -43,7 +46,11 @@ class Experience:
         self._starting: dict[ReplicaId, float] = {}
         self._starts: deque[float] = deque(maxlen=STARTS)
         self.steps = StepFit()
-        """The fit of the engines' step times. Decisions do not depend on it."""
+        """The fit of the engines' step times."""
+        self.step_tokens = 0
+        """The most tokens that a step computes; 0: unknown."""
+        self.prompts: deque[tuple[float, int]] = deque(maxlen=PROMPTS)
+        """The times and the tokens of the newest arrivals."""
 
     def observe_move(self, took_s: float) -> None:
         """Add the duration of a successful move, in seconds."""
@@ -66,6 +73,15 @@ class Experience:
                 self._starting.setdefault(status.id, now)
             elif (since := self._starting.pop(status.id, None)) is not None and status.state is ReplicaState.RUNNING:
                 self._starts.append(now - since)
+
+    def observe_steps(self, totals: StepTotals, step_tokens: int, now: float) -> None:
+        """Add the steps of one replica since the last observation, and the most tokens that one of them computes."""
+        self.steps.add(totals, now)
+        self.step_tokens = max(self.step_tokens, step_tokens)
+
+    def observe_arrival(self, tokens: int, now: float) -> None:
+        """Add the prompt of an arrival."""
+        self.prompts.append((now, tokens))
 
     @property
     def lead_s(self) -> float:

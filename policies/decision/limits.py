@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from math import isfinite
 
 from policies.cluster.cluster import Cluster
+from policies.cost.service import ReplicaSpeed, ServiceLevel
 from policies.decision.experience import Experience
 from policies.paths.estimates import Boundaries
 
@@ -17,7 +19,8 @@ class Limits:
     (more if the policy asks for a larger headroom): `lead_s` is the time until a decision takes effect.
 
     The pool keeps free `slack`, as a number of replicas, and the largest recent rise in demand within `foresight_s`
-    seconds; with a replica's start-up time as `foresight_s`, replicas open before they are needed. An empty replica
+    seconds; with a replica's start-up time as `foresight_s`, replicas open before they are needed. With `foreseen`
+    it is instead the rise that the forecast exceeds with a probability of 1 - `foreseen` only. An empty replica
     stays open for `linger_s` seconds. The natural value is the start-up time, too, since that is the time it saves if
     it is needed again.
     """
@@ -29,16 +32,21 @@ class Limits:
     slack: float = 0.0
     foresight_s: float = 0.0
     linger_s: float = 0.0
+    foreseen: float | None = None
 
     def begin(self, cluster: Cluster, now: float) -> None:
         """Begin an epoch: set the budget of moves and the slack, and end the cool-downs that are over."""
         cluster.wake(now)
         slack = round(self.slack * cluster.capacity)
-        if self.foresight_s:
+        if self.foresight_s and self.foreseen is not None:
+            wait_s = cluster.speed.wait_s if cluster.speed is not None else 0.0
+            cluster.forecast.observe(now, cluster.total(), self.foresight_s, wait_s if isfinite(wait_s) else 0.0)
+            slack += cluster.forecast.rise(self.foreseen)
+        elif self.foresight_s:
             cluster.demand.observe(now, cluster.total(), self.foresight_s)
             slack += cluster.demand.rise
         moves = float("inf") if self.moves_per_epoch is None else self.moves_per_epoch
-        cluster.bound(moves, slack)
+        cluster.bound(moves, slack, self.foreseen is not None)
 
     def open_slack(self, cluster: Cluster) -> None:
         """Open replicas until the slack is free, or no more may be opened."""
@@ -60,14 +68,15 @@ class LiveLimits:
     by_hand_s: float = 60.0
     lead_s: float | None = None
 
-    def resolve(self, experience: Experience) -> Limits:
-        """The limits of an epoch, measured values included."""
+    def resolve(self, experience: Experience, foreseen: float | None = None) -> Limits:
+        """The limits of an epoch, measured values included. A configured `foresight_s` counts the largest rise."""
         startup_s = experience.startup_s
         return replace(
             self.limits,
             lead_s=experience.lead_s if self.lead_s is None else self.lead_s,
             linger_s=startup_s if self.linger_s is None else self.linger_s,
             foresight_s=startup_s if self.foresight_s is None else self.foresight_s,
+            foreseen=foreseen if self.foresight_s is None else None,
         )
 
 
@@ -98,6 +107,9 @@ class Terms:
     `starts_take_time`, and with `may_wait_nowhere` a request without room is on no replica. Unless `batched`, the model
     decides every change by itself (the paper's Algorithm 1). `decode_rate` is the growth of a request in tokens per
     second (None: measured), and `per_node` the number of replicas on a node.
+
+    `service` is the level of service that decides when a replica is full and what is kept free (None: the KV cache and
+    the limits alone do). `speed` are the step times of replicas (None: fitted to their reports).
     """
 
     policy: str = "pack"
@@ -114,6 +126,8 @@ class Terms:
     batched: bool = True
     decode_rate: float | None = None
     per_node: int = 8
+    service: ServiceLevel | None = None
+    speed: ReplicaSpeed | None = None
 
     @property
     def is_ideal(self) -> bool:

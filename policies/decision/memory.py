@@ -176,6 +176,9 @@ class PoolMemory:
         """Add the placement of an arrival, or of a request that a replica has lost or refused."""
         self._forget_location(request_id)
         self.placed[request_id] = placed
+        if self.terms.service is not None:
+            replica = self.cluster.replicas[placed.replica]
+            self.cluster.set_backlog(replica, replica.backlog + placed.tokens)
         self._stale[request_id] = None
         self._unsettled[request_id] = None
 
@@ -261,7 +264,7 @@ class PoolMemory:
             was = self.statuses.get(status.id)
             self.statuses[status.id] = status
             if was is not None and self.learns:
-                self.experience.steps.add(status.steps.since(was.steps), now)
+                self.experience.observe_steps(status.steps.since(was.steps), status.step_tokens, now)
             if was is None or status.id in self._closed:
                 changed.append(status)
             elif (was.state, was.capacity, was.max_requests) != (status.state, status.capacity, status.max_requests):
@@ -439,6 +442,20 @@ class PoolMemory:
         for replica in cluster.replicas.values():
             if replica.queued or replica.id in queued:
                 cluster.enqueue(replica, queued.get(replica.id, 0))
+        if self.terms.service is not None:
+            self._count_backlogs()
+
+    def _count_backlogs(self) -> None:
+        """Set every replica's tokens that wait for their prefill: of requests in its queue, in prefill, or expected."""
+        backlogs: dict[ReplicaId, int] = {}
+        for request_id in self._unsettled:
+            request = self.cluster.requests[request_id]
+            if request.replica is not None and request.source is None:
+                backlogs[request.replica.id] = backlogs.get(request.replica.id, 0) + request.tokens
+        for request_id, home in self.homes.items():
+            backlogs[home] = backlogs.get(home, 0) + self.cluster.requests[request_id].tokens
+        for replica in self.cluster.replicas.values():
+            self.cluster.set_backlog(replica, backlogs.get(replica.id, 0))
 
     def _correct(self) -> None:
         """Set the difference between every engine's own count of used tokens and the sum of its requests' sizes.

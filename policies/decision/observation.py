@@ -43,7 +43,7 @@ class Status:
 
     `free_blocks` is the engine's own count, correct also if requests share blocks; with None, the free room follows
     from the requests' sizes. A request can only move between replicas with the same `model` fingerprint. `steps` are
-    the engine's steps since its start.
+    the engine's steps since its start, `step_tokens` the most tokens that one of them computes (0: unknown).
     """
 
     id: ReplicaId
@@ -55,6 +55,7 @@ class Status:
     max_requests: int = 1 << 30
     model: str = ""
     steps: StepTotals = NO_STEPS
+    step_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -316,6 +316,7 @@ def status_of(load: ReplicaLoad) -> Status:
         load.max_requests,
         load.model,
         load.steps,
+        load.step_tokens,
     )
 
 
@@ -332,4 +333,5 @@ def load_of(status: Status, requests: Iterable[RequestLoad] = ()) -> ReplicaLoad
         tuple(requests),
         status.model,
         status.steps,
+        status.step_tokens,
     )

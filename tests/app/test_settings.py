@@ -219,6 +219,12 @@ def test_seconds_may_be_whole_numbers() -> None:
         (nested("deployment_config.num_gpus", 2), "the same number"),
         (nested("deployment_config.num_gpus", 1.5), "the same number"),
         (nested("deployment_config.standby", True) | {"engine": "paced"}, "a paced engine imports nothing"),
+        (
+            nested("scheduler.slo.itl_p99_ms", 20.0)
+            | {"engine": "paced", "engine_kwargs": {"num_gpu_blocks_override": 1024, "decode_s": 0.05}},
+            "scheduler.slo cannot be met: itl_p99_ms is 20, and a step with one request of 1 tokens takes 50.1 ms",
+        ),
+        (nested("scheduler.slo.ttft_p99_s", 0.0), "ttft_p99_s"),
         (nested("deployment_config.standby", 1), "valid boolean"),
         (nested("ingress.frontend", "rust"), "'vllm'"),
         (nested("ingress.frontend", "mell"), "has replaced Mell's own: write vllm, or remove the line"),

@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 from ray import cloudpickle
 
-from deployments.config import TRANSFER_FLOOR_S, MigrationSettings, SchedulerConfig
+from deployments.config import TRANSFER_FLOOR_S, MigrationSettings, SchedulerConfig, ServiceLevelSettings
 from migration.protocol.rounds import CopyLimits
 from migration.protocol.sizing import LATE
 from migration.run.world import MigrationLimits
+from policies.cost.service import ServiceLevel
 from policies.decision.limits import Limits, LiveLimits
 
 
@@ -46,6 +47,13 @@ def test_the_limits_of_an_epoch_are_those_of_the_settings() -> None:
     )
     limits = Limits(moves_per_epoch=1, cooldown_s=2.0, headroom_s=3.0, slack=4.0)
     assert config.terms.limits == replace(LiveLimits(), limits=limits, linger_s=5.0, foresight_s=6.0, by_hand_s=7.0)
+
+
+def test_a_service_level_is_part_of_the_terms() -> None:
+    assert SchedulerConfig().terms.service is None
+    slo = ServiceLevelSettings(ttft_p99_s=2.0, itl_p99_ms=50.0)
+    assert SchedulerConfig(slo=slo).terms.service == ServiceLevel(2.0, 0.05)
+    assert SchedulerConfig(slo=ServiceLevelSettings(itl_p99_ms=50.0)).terms.service == ServiceLevel(None, 0.05)
 
 
 @pytest.mark.parametrize(("epoch_s", "ttl_s"), [(0.2, 1.0), (3.0, 6.0)])

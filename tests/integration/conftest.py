@@ -186,6 +186,7 @@ def _paced(recordings: Path) -> dict[str, Any]:
         "linger_s": 3.0,
         "foresight_s": 0.0,
         "cooldown_s": 1.0,
+        "slo": {"ttft_p99_s": 30.0, "itl_p99_ms": 1000.0},  # a busy machine meets it, too
         "record": str(recordings),
     }
     return config

@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
+
 from app.simulator.command.replay import replay
 from benchmarks.chaos.offers import undisturbed
 from tests.integration.application import Answer, Application, Client, eventually, process, prompt
@@ -120,8 +122,12 @@ async def test_load_opens_replicas_and_its_end_closes_them(paced: Application) -
         await streams.end()
         left = await until(client, lambda now: len(now) == 1)
         assert set(left) <= set(grown)
-        wanted = (await client.state())["wanted_replicas"]
-        assert wanted == 1
+        state = await client.state()
+        assert state["wanted_replicas"] == 1
+        service, steps = state["service"], state["estimates"]["steps"]
+        assert service["state"] in ("held", "slow"), "measured by now"
+        assert service["step_limit_s"] == pytest.approx(1.0 / (1 + service["error"]) - service["interruption_s"])
+        assert steps["overhead_s"] + steps["token_s"] + steps["sequence_s"] > 0.01, "a step takes 0.02 s"
 
 
 async def test_requests_are_packed_and_just_the_emptied_replica_stops(paced: Application) -> None:

@@ -9,6 +9,7 @@ from policies.bounds import martello_toth_l2
 from policies.cluster.changes import Arrival
 from policies.cluster.cluster import Cluster
 from policies.cluster.supply import Supply
+from policies.cost.service import SpeedLimit
 from policies.decision.deciding import lead
 from policies.decision.limits import Limits
 from policies.model import ReplicaId, ReplicaState, RequestId, Tokens
@@ -37,6 +38,7 @@ class Setting:
     headroom: int = 0
     least: int = 0
     limits: Limits = field(default_factory=Limits)
+    speed: SpeedLimit | None = None
 
 
 IDEAL = Setting()
@@ -72,6 +74,7 @@ class World:
             starts_as=setting.starts_as,
         )
         self.cluster.keep(setting.least)
+        self.cluster.limit_speed(setting.speed)
         self.cluster.reserve(Tokens(setting.headroom), lead(setting.limits, decode_rate=1.0))
         self.policy = policy
         self.setting = setting

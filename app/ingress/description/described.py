@@ -87,6 +87,11 @@ class State(Described):
     resting_pairs: list[list[str]] = Field(
         default_factory=list, description="Source and target between which moves fail."
     )
+    service: dict[str, Any] = Field(
+        default_factory=dict,
+        description="The service level, the limits that follow from it, and its state: `measuring`, `held`, `slow` or "
+        "`unreachable`, with the reasons. Only with `scheduler.slo`.",
+    )
     dry_run: dict[str, Any] = Field(default_factory=dict, description="Only in the mode `observe`.")
     replicas: list[ReplicaDetails]
 

@@ -103,6 +103,8 @@ def _setup(order: SimulationOrder) -> Metrics:
         "linger_s": setup.limits.linger_s,
         "slack_gpus": setup.limits.slack,
         "foresight_s": setup.limits.foresight_s,
+        "ttft_p99_s": None if setup.service is None else setup.service.ttft_p99_s,
+        "itl_p99_s": None if setup.service is None else setup.service.itl_p99_s,
         "costs": order.names.costs,
         "costs_from": dict(order.costs.provenance),
         "calibration": order.names.calibration,

@@ -119,6 +119,18 @@ def _add_policies(group: "argparse._ArgumentGroup") -> None:
         metavar="S",
         help="keep the largest recent rise in demand over S seconds free, as a rule a GPU's start-up time (default: 0)",
     )
+    add(
+        "--ttft-p99",
+        type=float,
+        metavar="S",
+        help="service level: 99 %% of the first tokens within S seconds; needs --costs with step times",
+    )
+    add(
+        "--itl-p99",
+        type=float,
+        metavar="MS",
+        help="service level: 99 %% of later tokens within MS milliseconds each",
+    )
     add("--unbatched", action="store_true", help="decide an epoch's changes one by one instead of together")
 
 

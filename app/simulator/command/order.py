@@ -14,6 +14,8 @@ from app.simulator.outcome.metrics import Window
 from app.simulator.workload.lengths import read_lengths
 from app.simulator.workload.workload import ArrivalTrace, Poisson, Recipe, Workload, read_trace
 from app.simulator.world.setup import Setup
+from app.simulator.world.world import speed_of
+from policies.cost.service import ServiceLevel, unreachable
 from policies.decision.limits import Limits
 from policies.model import Tokens
 from policies.rules.registry import policy
@@ -78,13 +80,14 @@ def read_order(given: argparse.Namespace) -> SimulationOrder:
         not given.no_cap,
     )
     _require_writable(given.json)
+    costs = _costs(given)
     return SimulationOrder(
         recipe,
         _policies(given.policy),
         _seeds(given.seed, given.seeds),
-        _setup(given, horizon_s),
+        _setup(given, horizon_s, _service(given, costs)),
         _window(given, horizon_s),
-        _costs(given),
+        costs,
         _names(given),
         available_processors() if given.processes is None else _at_least_one("number of processes", given.processes),
         given.json,
@@ -118,7 +121,23 @@ def _window(given: argparse.Namespace, horizon_s: float) -> Window:
     return Window(given.warmup, horizon_s)
 
 
-def _setup(given: argparse.Namespace, horizon_s: float) -> Setup:
+def _service(given: argparse.Namespace, costs: Costs) -> ServiceLevel | None:
+    """The service level. Raises `BadInput` if no replica meets it, even with one request alone."""
+    if given.ttft_p99 is None and given.itl_p99 is None:
+        return None
+    for name, value in (("--ttft-p99", given.ttft_p99), ("--itl-p99", given.itl_p99)):
+        if value is not None:
+            require_positive(name, value)
+    speed = speed_of(costs)
+    if speed is None:
+        raise BadInput("A service level needs --costs with the times of decoding and of prefills.")
+    level = ServiceLevel(given.ttft_p99, None if given.itl_p99 is None else given.itl_p99 / 1e3)
+    if reasons := unreachable(level, speed):
+        raise BadInput(f"The service level cannot be met: {'; '.join(reasons)}.")
+    return level
+
+
+def _setup(given: argparse.Namespace, horizon_s: float, service: ServiceLevel | None) -> Setup:
     if horizon_s < given.epoch:
         raise BadInput(f"The horizon of {horizon_s:g} s ends before the first epoch of {given.epoch:g} s.")
     require_positive("decode rate", given.decode_rate)
@@ -149,6 +168,7 @@ def _setup(given: argparse.Namespace, horizon_s: float) -> Setup:
             foresight_s=given.foresight,
             linger_s=given.linger,
         ),
+        service=service,
     )
 
 

@@ -4,13 +4,14 @@ Only events after the warm-up count. An epoch's state holds until the next epoch
 between epochs; rates are per second of virtual time.
 """
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
-from app.simulator.outcome.recorder import EpochSample, EventRecorder
+from app.simulator.outcome.recorder import STEP_GRID_S, STEP_SPAN_S, EpochSample, EventRecorder
 from app.simulator.outcome.statistics import mean, quantile, weighted_mean
 from app.simulator.workload.workload import Job
 from app.simulator.world.observer import Life, Transfer, TransferOutcome
@@ -68,6 +69,7 @@ def measure(recorder: EventRecorder, jobs: Sequence[Job], window: Window) -> Met
         "requests_finished": len(lives),
         "requests_finished_per_s": len(lives) / seconds,
         **_delays(lives),
+        "itl_s": _inter_token(recorder, window),
     }
 
 
@@ -188,11 +190,30 @@ def _delays(lives: Sequence[Life]) -> Metrics:
     first = [life.first_token_s - life.job.arrival_s - life.ideal_first_token_s for life in lives]
     whole = [life.finished_s - life.job.arrival_s - life.ideal_s for life in lives]
     return {
+        "ttft_s": _spread([life.first_token_s - life.job.arrival_s for life in lives]),
         "stall_s": _spread([life.stalled_s for life in lives]),
         "added_ttft_s": _spread(first),
         "added_completion_s": _spread(whole),
         "longest_gap_s": _spread([life.longest_gap_s for life in lives]),
     }
+
+
+def _inter_token(recorder: EventRecorder, window: Window) -> dict[str, float] | None:
+    """The times between two tokens of decoding requests on one replica, in seconds; moves and preemptions left out."""
+    tokens: dict[int, float] = {}
+    for (span, step), count in recorder.steps.items():
+        if window.has(span * STEP_SPAN_S):
+            tokens[step] = tokens.get(step, 0.0) + count
+    if not tokens:
+        return None
+    ordered, total = sorted(tokens.items()), sum(tokens.values())
+    reached = list(accumulate(count for _, count in ordered))
+
+    def at(share: float) -> float:
+        return ordered[min(bisect_left(reached, share * total), len(ordered) - 1)][0] * STEP_GRID_S
+
+    mean_s = sum(step * count for step, count in ordered) * STEP_GRID_S / total
+    return {"mean": mean_s, "p50": at(0.5), "p99": at(0.99), "max": ordered[-1][0] * STEP_GRID_S}
 
 
 def _duration_s(transfer: Transfer) -> float:

@@ -13,6 +13,11 @@ from policies.cluster.replica import Replica
 from policies.model import ReplicaState, Tokens
 from policies.plan import Plan, Reason
 
+STEP_GRID_S = 1e-4
+"""The resolution of recorded step times, in seconds."""
+STEP_SPAN_S = 10.0
+"""The resolution of the times at which steps are recorded, in seconds."""
+
 
 @dataclass(frozen=True, slots=True)
 class EpochSample:
@@ -44,18 +49,27 @@ class EpochSample:
 
 @dataclass(slots=True)
 class EventRecorder:
-    """An observer that keeps all events. `tick` is called in every epoch with its virtual time in seconds."""
+    """An observer that keeps all events. `tick` is called in every epoch with its virtual time in seconds.
+
+    `steps` are the tokens of decoding requests by span of `STEP_SPAN_S` and by step time in units of `STEP_GRID_S`.
+    """
 
     tick: Callable[[float], None]
     epochs: list[EpochSample] = field(default_factory=list)
     transfers: list[Transfer] = field(default_factory=list)
     preemptions: list[tuple[float, Tokens]] = field(default_factory=list)
     lives: list[Life] = field(default_factory=list)
+    steps: dict[tuple[int, int], float] = field(default_factory=dict)
 
     def decided(self, now: float, cluster: Cluster, plans: Sequence[Plan]) -> None:
         """Record an epoch."""
         self.epochs.append(_epoch(now, cluster, plans))
         self.tick(now)
+
+    def stepped(self, now: float, step_s: float, tokens: float) -> None:
+        """Record tokens of decoding requests."""
+        key = int(now / STEP_SPAN_S), round(step_s / STEP_GRID_S)
+        self.steps[key] = self.steps.get(key, 0.0) + tokens
 
     def transferred(self, now: float, transfer: Transfer) -> None:
         """Record a migration."""

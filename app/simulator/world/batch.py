@@ -7,6 +7,7 @@ which it began. No work is done per token: as long as no request joins or leaves
 import heapq
 import math
 from bisect import bisect_right
+from collections.abc import Callable
 from typing import NamedTuple
 
 from app.simulator.costs.steps import Leg, StepTimes
@@ -60,14 +61,15 @@ class Batch:
     """Requests in lockstep. The caller has to call `pace` after requests have joined or left.
 
     `step_s` is the time of a step without prefills at the last call of `pace`; `counted` is the step count at the last
-    call of `count`.
+    call of `count`. `on_steps` is called with the mean time of steps that are done, and the number of their tokens.
     """
 
-    def __init__(self, times: StepTimes) -> None:
+    def __init__(self, times: StepTimes, on_steps: Callable[[float, float], None] | None = None) -> None:
         self.size = 0
         self.counted = 0.0
         self.step_s = times.decode(1, 0.0).step_s
         self._times = times
+        self._on_steps = on_steps
         self._leg = Leg(1.0, 0.0)
         self._since = 0.0
         self._joined = 0
@@ -105,7 +107,10 @@ class Batch:
         """Bring the step count up to date."""
         steps = self.steps(now)
         if steps > self._steps:
-            self._gaps.add(self._leg.step_s + self._leg.growth_s * (steps - self._steps))
+            done = steps - self._steps
+            self._gaps.add(self._leg.step_s + self._leg.growth_s * done)
+            if self._on_steps is not None:
+                self._on_steps(self._leg.step_s + self._leg.growth_s * done / 2, done * self.size)
         self._steps, self._since = steps, max(now, self._since)
 
     def pace(self, leg: Leg | None = None) -> None:

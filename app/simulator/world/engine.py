@@ -11,6 +11,7 @@ the last of simultaneous changes.
 
 import math
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -54,7 +55,15 @@ class SimulatedEngine:
     requests during their hand-over, on both sides. `full_s` is the time at which memory will be full without changes.
     """
 
-    def __init__(self, replica: ReplicaId, node: str, capacity: Tokens, times: StepTimes, memory: Memory) -> None:
+    def __init__(
+        self,
+        replica: ReplicaId,
+        node: str,
+        capacity: Tokens,
+        times: StepTimes,
+        memory: Memory,
+        on_steps: Callable[[float, float], None] | None = None,
+    ) -> None:
         self.replica = replica
         self.node = node
         self.capacity = capacity
@@ -62,7 +71,7 @@ class SimulatedEngine:
         self.waiting: deque[Live] = deque()
         self.reserved: dict[RequestId, float] = {}
         self.handed: dict[RequestId, float] = {}
-        self.batch = Batch(times)
+        self.batch = Batch(times, on_steps)
         self.full_s = NEVER
         self._times = times
         self._memory = memory

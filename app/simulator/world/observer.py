@@ -81,6 +81,10 @@ class Observer(Protocol):
         """
         ...
 
+    def stepped(self, now: float, step_s: float, tokens: float) -> None:
+        """Observe tokens of decoding requests, which have followed the tokens before them after `step_s` seconds."""
+        ...
+
     def transferred(self, now: float, transfer: Transfer) -> None:
         """Observe the end of a migration."""
         ...

@@ -14,6 +14,10 @@ from policies.model import ReplicaId, RequestId, Tokens
 class EngineObserver(Protocol):
     """The world's reactions to the events of engines."""
 
+    def stepped(self, step_s: float, tokens: float) -> None:
+        """Decoding requests have got that number of tokens in all, each in a step of that time."""
+        ...
+
     def prefilling(self, live: Live) -> None:
         """An engine has begun to prefill the request."""
         ...
@@ -49,7 +53,9 @@ class Replicas:
 
     def open(self, replica: ReplicaId, node: str, capacity: Tokens) -> None:
         """Add a replica."""
-        self.engines[replica] = SimulatedEngine(replica, node, capacity, self._times, self._memory)
+        self.engines[replica] = SimulatedEngine(
+            replica, node, capacity, self._times, self._memory, self._observer.stepped
+        )
 
     def close(self, replica: ReplicaId) -> None:
         """Remove a replica. Raises `ValueError` if it is not empty."""

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from policies.cost.service import ServiceLevel
 from policies.decision.limits import Limits
 from policies.model import Tokens
 
@@ -15,7 +16,8 @@ class Setup:
     `decode_rate` is in tokens per second and request, and applies if the costs have no decode times. `epoch_s` are the
     seconds between epochs, `horizon_s` the seconds until the end of the simulation. With `batched` an epoch decides all
     its changes together, otherwise one by one (the paper's Algorithm 1). At most `moves_at_once` moves are under way,
-    and at most `moves_per_replica` from or to one replica (None: no limit).
+    and at most `moves_per_replica` from or to one replica (None: no limit). With a `service` level, which needs costs
+    with step times, limits of zero follow from it and from measurements.
     """
 
     capacity: Tokens
@@ -29,6 +31,7 @@ class Setup:
     limits: Limits = field(default_factory=Limits)
     moves_at_once: int | None = None
     moves_per_replica: int | None = None
+    service: ServiceLevel | None = None
 
     @property
     def slotted_rate(self) -> float:

@@ -25,6 +25,7 @@ from policies.cluster.changes import Arrival
 from policies.cluster.cluster import Cluster
 from policies.cluster.supply import Supply
 from policies.cost.lines import Line
+from policies.cost.service import ReplicaSpeed
 from policies.decision.deciding import decide_pool, place
 from policies.decision.limits import LiveLimits, Terms
 from policies.decision.memory import PoolMemory
@@ -85,6 +86,10 @@ class World:
         self.loop.run(self._setup.horizon_s)
 
     # --- events of engines and moves ----------------------------------------------------------------------
+
+    def stepped(self, step_s: float, tokens: float) -> None:
+        """See `EngineObserver`."""
+        self._observer.stepped(self.loop.now, step_s, tokens)
 
     def prefilling(self, live: Live) -> None:
         """See `EngineObserver`."""
@@ -304,8 +309,14 @@ def terms_of(setup: Setup, costs: Costs) -> Terms:
         only = None if migration.path is PathChoice.ADAPTIVE else Path(migration.path.value)
         boundaries = Boundaries(migration.time_limit_s, migration.slowdown, only, migration.consensus)
     rate = _rate(setup, costs) if costs.compute is None or not costs.compute.decode else None
+    follows = setup.service is not None
     return Terms(
-        limits=LiveLimits(limits, limits.linger_s, limits.foresight_s, lead_s=None if measures_lead else limits.lead_s),
+        limits=LiveLimits(
+            limits,
+            limits.linger_s or (None if follows else 0.0),
+            limits.foresight_s or (None if follows else 0.0),
+            lead_s=None if measures_lead else limits.lead_s,
+        ),
         epoch_s=setup.epoch_s,
         boundaries=boundaries,
         moves_at_once=setup.moves_at_once,
@@ -317,7 +328,17 @@ def terms_of(setup: Setup, costs: Costs) -> Terms:
         batched=setup.batched,
         decode_rate=rate,
         per_node=setup.gpus_per_node,
+        service=setup.service,
+        speed=speed_of(costs) if follows else None,
     )
+
+
+def speed_of(costs: Costs) -> ReplicaSpeed | None:
+    """The step times of replicas; None without costs of decoding and of prefills."""
+    compute = costs.compute
+    if compute is None or not (compute.decode and compute.prefill):
+        return None
+    return ReplicaSpeed(compute.steps, 0.0, compute.chunk_tokens)
 
 
 def _profile(node: str, costs: MigrationCosts, times: StepTimes) -> Profile:

@@ -75,6 +75,10 @@ class OperationCounter:
         self._operations.clear()
         self.recorder.decided(now, cluster, plans)
 
+    def stepped(self, now: float, step_s: float, tokens: float) -> None:
+        """See `Observer`."""
+        self.recorder.stepped(now, step_s, tokens)
+
     def transferred(self, now: float, transfer: Transfer) -> None:
         """See `Observer`."""
         self.recorder.transferred(now, transfer)

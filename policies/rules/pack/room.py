@@ -86,7 +86,7 @@ class Seeker:
     def promised(self, tokens: int, avoid: Replica | None = None) -> bool:
         """Promise room that moves under way will make and that is not promised yet. False if there is not enough."""
         for replica in self.cluster.running():
-            room = replica.room + replica.held - self.promises.get(replica, 0)
+            room = replica.later_room - self.promises.get(replica, 0)
             if replica is not avoid and replica.held and room >= self.cluster.need(tokens):
                 self._promise(replica, tokens)
                 return True

@@ -63,12 +63,17 @@ class Log:
     transfers: list[Transfer] = field(default_factory=list)
     preempted_s: list[float] = field(default_factory=list)
     lives: dict[str, Life] = field(default_factory=dict)
+    steps: dict[float, float] = field(default_factory=dict)
 
     def decided(self, now: float, cluster: Cluster, plans: Sequence[Plan]) -> None:
         """Keep the number of replicas and what was decided; the cluster must be sound."""
         cluster.check_integrity()
         self.gpus.append((now, len(cluster.replicas)))
         self.plans += plans
+
+    def stepped(self, now: float, step_s: float, tokens: float) -> None:
+        """Keep the tokens by step time."""
+        self.steps[step_s] = self.steps.get(step_s, 0.0) + tokens
 
     def transferred(self, now: float, transfer: Transfer) -> None:
         """Keep it."""

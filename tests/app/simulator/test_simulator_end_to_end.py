@@ -87,6 +87,20 @@ def test_with_a_fixed_number_of_gpus_requests_wait(simulated: Simulated) -> None
     assert run["serving_ratio"] < 1
 
 
+def test_a_service_level_takes_the_gpus_that_it_needs(simulated: Simulated) -> None:
+    def run(itl_ms: str) -> dict[str, Any]:
+        costs = ("--costs", "a100-40g-13b-pcie", "--capacity-tokens", "9000")
+        outcome = simulated("--policy", "pack", *costs, "--itl-p99", itl_ms)
+        assert outcome["setup"]["itl_p99_s"] == float(itl_ms) / 1e3
+        found: dict[str, Any] = outcome["runs"][0]
+        return found
+
+    easy, strict = run("400"), run("27")
+    assert strict["gpus_mean"] > easy["gpus_mean"]
+    assert strict["itl_s"]["p50"] < min(0.027, easy["itl_s"]["p50"])
+    assert 0 < easy["ttft_s"]["p50"] < 45
+
+
 def test_costs_and_their_calibration_are_read_from_files(simulated: Simulated, tmp_path: Path) -> None:
     costs, measured = tmp_path / "slow.json", tmp_path / "measured.json"
     costs.write_text('{"slots": false, "preemption": false, "startup_s": 60}')

@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from policies.cost.service import ReplicaSpeed, SpeedLimit
+from policies.cost.steps import StepCosts, proportional
 from policies.decision.limits import Limits
 from policies.model import ReplicaState
 from policies.rules.registry import policy
@@ -34,6 +36,9 @@ limits = st.builds(
     foresight_s=st.sampled_from([0.0, 0.0, 3.0]),
     linger_s=st.sampled_from([0.0, 0.0, 2.0]),
 )
+COSTS = StepCosts(proportional(0.001), overhead_s=0.01, context_s=1e-5)
+speeds = st.builds(SpeedLimit, st.just(ReplicaSpeed(COSTS)), st.floats(0.0121, 0.02))
+"""Limits of a step: at least one request of the largest size, at most ten."""
 settings = st.builds(
     Setting,
     least=st.integers(0, 2),
@@ -42,6 +47,7 @@ settings = st.builds(
     supply=st.none() | st.integers(0, 4),
     headroom=st.sampled_from([0, 2]),
     limits=limits,
+    speed=st.none() | speeds,
 )
 ideal = st.sampled_from([IDEAL, replace(IDEAL, headroom=2)])
 

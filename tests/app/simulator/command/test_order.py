@@ -1,5 +1,6 @@
 """The order of a command line, and the errors for impossible ones."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from app.simulator.command.options import parser
 from app.simulator.command.order import SimulationOrder, read_order
 from app.simulator.errors import BadInput
 from app.simulator.workload.workload import Poisson, draw
+from policies.cost.service import ServiceLevel
 from policies.decision.limits import Limits
 from tests.app.replay.make_small_trace import PATH
 
@@ -40,6 +42,29 @@ def test_options_reach_the_setup() -> None:
     setup = order(*TRACE, *POLICY, "--max-gpus", "3", "--gpus-per-node", "2", "--unbatched", *limits).setup
     assert (setup.max_gpus, setup.gpus_per_node, setup.batched) == (3, 2, False)
     assert setup.limits == Limits(moves_per_epoch=4, cooldown_s=5, headroom_s=6)
+
+
+def test_a_service_level_is_in_seconds() -> None:
+    costs = ("--costs", "a100-40g-13b-pcie")
+    assert order(*POISSON, *POLICY, *costs).setup.service is None
+    level = order(*POISSON, *POLICY, *costs, "--ttft-p99", "2", "--itl-p99", "50").setup.service
+    assert level == ServiceLevel(2.0, 0.05)
+
+
+@pytest.mark.parametrize(
+    ("argv", "problem"),
+    [
+        ("--ttft-p99 2", "needs --costs with the times of decoding and of prefills"),
+        ("--costs a100-40g-13b-pcie --ttft-p99 0", "The --ttft-p99 must be a number greater than 0"),
+        (
+            "--costs a100-40g-13b-pcie --itl-p99 20",
+            "cannot be met: itl_p99_ms is 20, and a step with one request of 1 tokens takes 25.7 ms",
+        ),
+    ],
+)
+def test_an_impossible_service_level_is_refused(argv: str, problem: str) -> None:
+    with pytest.raises(BadInput, match=re.escape(problem)):
+        order(*POISSON, *POLICY, *argv.split())
 
 
 @pytest.mark.parametrize(

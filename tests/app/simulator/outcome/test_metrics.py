@@ -90,7 +90,17 @@ def test_delays_are_relative_to_running_alone(recorder: EventRecorder) -> None:
     metrics = measured(recorder)
     assert metrics["stall_s"] == pytest.approx({"mean": 5 / 3, "p50": 1, "p99": 3.94, "max": 4})
     assert metrics["added_ttft_s"]["p50"] == 1.0
+    assert metrics["ttft_s"]["p50"] == 3.0
     assert metrics["added_completion_s"]["p99"] == 5.0
+
+
+def test_times_between_tokens_are_weighted_with_the_tokens(recorder: EventRecorder) -> None:
+    assert measured(recorder)["itl_s"] is None
+    for now, step_s, tokens in ((5.0, 9.0, 1e6), (12.0, 0.02, 98.0), (17.0, 0.03, 1.5), (19.0, 0.5, 0.5)):
+        recorder.stepped(now, step_s, tokens)
+    found = measure(recorder, JOBS, Window(10.0, 30.0))["itl_s"]
+    mean_s = (98 * 0.02 + 1.5 * 0.03 + 0.5 * 0.5) / 100
+    assert found == pytest.approx({"mean": mean_s, "p50": 0.02, "p99": 0.03, "max": 0.5})
 
 
 def test_migrations_are_counted_by_path(recorder: EventRecorder) -> None:

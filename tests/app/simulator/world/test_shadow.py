@@ -55,6 +55,9 @@ class Follower:
         assert (so_far.moves, so_far.gpu_seconds_needed) == (self.moves, self.gpu_seconds)
         self.gpu_seconds += len(cluster.replicas)
 
+    def stepped(self, now: float, step_s: float, tokens: float) -> None:
+        """Not of interest."""
+
     def transferred(self, now: float, transfer: Transfer) -> None:
         """Not of interest."""
 

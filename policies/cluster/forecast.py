@@ -1,0 +1,56 @@
+"""A forecast of the demand at the end of a replica's start, with its spread, from the demand of the last minutes.
+
+A replica that is opened now serves after `within_s` seconds. Requests that find no room then are in time if they need
+to wait no longer than `wait_s`, so the demand that counts is the lowest of the `wait_s` seconds from then on.
+
+High demand tends to fall, since requests end, and low demand to rise: a line over the present demand predicts the later
+one. What the line missed in the past is the spread of the forecast. So steady traffic keeps little in reserve, and
+bursts keep in reserve what they lately needed, for `WINDOW_S` seconds.
+"""
+
+from collections import deque
+from math import ceil
+from statistics import fmean
+
+WINDOW_S = 600.0
+"""The time for which demand counts, in seconds. A longer one remembers bursts that are over, a shorter one forgets them
+between two."""
+GRID = 64
+"""The number of samples within the time of a start."""
+
+
+class Forecast:
+    """The demand of one pool in tokens; times are in seconds of any monotonic clock."""
+
+    def __init__(self) -> None:
+        self._recent: deque[tuple[float, int]] = deque()
+        """(time, demand) whose later demand is not observed yet."""
+        self._past: deque[tuple[float, int, int]] = deque()
+        """(time, demand, later demand)."""
+        self._present = 0
+
+    def observe(self, now: float, tokens: int, within_s: float, wait_s: float = 0.0) -> None:
+        """Add the demand at `now`. `within_s` and `wait_s` should change little from one call to the next."""
+        self._present = tokens
+        if not self._recent or now - self._recent[-1][0] >= within_s / GRID:
+            self._recent.append((now, tokens))
+        later = min((was for at, was in self._recent if at >= now - wait_s), default=tokens)
+        while self._recent[0][0] < now - within_s - wait_s:
+            self._past.append((*self._recent.popleft(), min(later, tokens)))
+        while self._past and self._past[0][0] < now - WINDOW_S - within_s - wait_s:
+            self._past.popleft()
+
+    def rise(self, share: float) -> int:
+        """The rise above the present demand that is exceeded with a probability of 1 - `share` only, in tokens.
+
+        Before demand has been observed for long enough, it is the largest rise so far.
+        """
+        if not self._past:
+            return max((self._present - was for _, was in self._recent), default=0)
+        mean, later_mean = (fmean(pair[column] for pair in self._past) for column in (1, 2))
+        across = sum((was - mean) ** 2 for _, was, _ in self._past)
+        along = sum((was - mean) * (later - later_mean) for _, was, later in self._past)
+        slope = min(1.0, max(0.0, along / across)) if across else 1.0
+        missed = sorted(later - later_mean - slope * (was - mean) for _, was, later in self._past)
+        highest = later_mean + slope * (self._present - mean) + missed[ceil(share * len(missed)) - 1]
+        return max(0, round(highest) - self._present)

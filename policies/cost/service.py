@@ -1,0 +1,145 @@
+"""Service levels, and the limits that follow from them for the work of one replica.
+
+    inter-token latency   99 % of the steps may take `itl_p99_s`. Prefills lengthen some steps; the longest time that
+                          they add to all but 1 % of the steps (the interruption) is left out of the limit of decoding
+    first token           a prompt waits for the prefills before it, and for its own, F(p, 0); both take `ttft_p99_s`
+                          at most for 99 % of the prompts
+
+Both are divided by 1 + the error of the step times, so that an uncertain fit leaves a margin.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil, inf
+
+from policies.cost.steps import PrefillChunk, StepCosts
+
+TAIL = 0.01
+"""The share of steps, and of prompts, that may take longer than the level."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceLevel:
+    """The longest time to a first token, and between two tokens, in seconds, for 99 % of them; None: any time."""
+
+    ttft_p99_s: float | None = None
+    itl_p99_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSpeed:
+    """Step times of a replica, their relative `error`, and the most tokens that a step computes (None: any number)."""
+
+    costs: StepCosts
+    error: float = 0.0
+    chunk_tokens: int | None = None
+
+    def prefill_s(self, tokens: int) -> float:
+        """F(p, 0)."""
+        return self.costs.prefill_s(tokens, 0, self.chunk_tokens)
+
+    def chunks(self, tokens: int) -> Iterator[PrefillChunk]:
+        """The chunks in which a prompt is prefilled on an idle replica."""
+        size = self.chunk_tokens or max(1, tokens)
+        return (PrefillChunk(min(size, tokens - start), start) for start in range(0, tokens, size))
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedLimit:
+    """The limits of one replica's work in an epoch.
+
+    A step that only decodes takes `step_s` at most; an arriving prompt waits at most `wait_s` for the prefills before
+    it. Both are in seconds, infinite without a limit. `interruption_s` is the time of prefills that is left out of
+    `step_s`. `unreachable` are the reasons why no number of replicas meets a level at this traffic; that level then
+    limits the rest as far as it can.
+    """
+
+    speed: ReplicaSpeed
+    step_s: float = inf
+    wait_s: float = inf
+    interruption_s: float = 0.0
+    unreachable: tuple[str, ...] = ()
+
+    def room(self, batch: int, context: int) -> float:
+        """The most tokens of one more request beside a batch with `context` tokens; below zero for no request."""
+        costs = self.speed.costs
+        left = self.step_s - costs.step_s(batch + 1, context)
+        if left < 0:
+            return -1.0
+        return left / costs.context_s if costs.context_s else inf
+
+    def excess(self, batch: int, context: int) -> int:
+        """Tokens of the smallest request whose departure makes steps fast enough; 0 if they are.
+
+        At least 1; more than any request has if one departure is not enough.
+        """
+        costs = self.speed.costs
+        over = costs.step_s(batch, context) - self.step_s
+        if over <= 0:
+            return 0
+        saved = costs.step_s(batch, 0.0) - costs.step_s(batch - 1, 0.0)
+        return max(1, ceil((over - saved) / costs.context_s)) if costs.context_s else 1
+
+    def share(self, batch: int, context: float) -> float:
+        """The share of a replica's step time that a batch takes; 1 is full."""
+        idle_s = self.speed.costs.step_s(0, 0.0)
+        if self.step_s == inf:
+            return 0.0
+        taken_s = self.speed.costs.step_s(batch, context) - idle_s if batch else 0.0
+        return taken_s / (self.step_s - idle_s) if self.step_s > idle_s else 1.0
+
+    def is_in_time(self, batch: int, context: int, queued: int) -> bool:
+        """True if a prompt that arrives behind `queued` tokens of prefills begins within `wait_s`, or next in line."""
+        if not queued or self.wait_s == inf:
+            return True
+        size = min(self.speed.chunk_tokens or queued, queued)
+        step_s = self.speed.costs.step_s(batch, context, (PrefillChunk(size, 0),))
+        return ceil(queued / size) * step_s <= self.wait_s
+
+
+def unreachable(level: ServiceLevel, speed: ReplicaSpeed, prompt: int = 1) -> tuple[str, ...]:
+    """The reasons why no replica meets the level, even for one request alone with a prompt of `prompt` tokens."""
+    reasons = []
+    prefill_s, step_s = speed.prefill_s(prompt), speed.costs.step_s(1, prompt)
+    if level.ttft_p99_s is not None and prefill_s > level.ttft_p99_s:
+        reasons.append(
+            f"ttft_p99_s is {level.ttft_p99_s:g}, and a prompt of {prompt:,} tokens alone on a replica takes "
+            f"{prefill_s:.3g} s to its first token"
+        )
+    if level.itl_p99_s is not None and step_s > level.itl_p99_s:
+        reasons.append(
+            f"itl_p99_ms is {1e3 * level.itl_p99_s:g}, and a step with one request of {prompt:,} tokens takes "
+            f"{1e3 * step_s:.3g} ms"
+        )
+    return tuple(reasons)
+
+
+def limit(level: ServiceLevel, speed: ReplicaSpeed, prompts: Sequence[int], steps: float) -> SpeedLimit:
+    """The limits for a service level, given the newest prompts and the number of all replicas' steps meanwhile."""
+    margin, large = 1.0 + speed.error, sorted(prompts)[ceil((1 - TAIL) * len(prompts)) - 1] if prompts else 1
+    reasons = unreachable(level, speed, large)
+    step_s = wait_s = inf
+    interruption_s = 0.0
+    if level.itl_p99_s is not None:
+        step_s = max(level.itl_p99_s / margin, speed.costs.step_s(1, large))
+        interruption_s = interruption(speed, prompts, steps)
+        left_s = step_s - interruption_s
+        if left_s < (step_s + speed.costs.step_s(1, 0.0)) / 2:
+            reasons += (
+                f"itl_p99_ms is {1e3 * level.itl_p99_s:g}, and prefills lengthen more than {TAIL:.0%} of the steps by "
+                f"{1e3 * interruption_s:.3g} ms or more; a smaller max_num_batched_tokens makes such steps shorter",
+            )
+        else:
+            step_s = left_s
+    if level.ttft_p99_s is not None:
+        wait_s = max(0.0, level.ttft_p99_s / margin - speed.prefill_s(large))
+    return SpeedLimit(speed, step_s, wait_s, interruption_s, reasons)
+
+
+def interruption(speed: ReplicaSpeed, prompts: Iterable[int], steps: float) -> float:
+    """The time that prefills add to a step, and that they exceed in 1 % of the `steps` at most, in seconds."""
+    idle_s = speed.costs.step_s(0, 0.0)
+    chunks = (chunk for prompt in prompts for chunk in speed.chunks(prompt))
+    added = sorted((speed.costs.step_s(0, 0.0, (chunk,)) - idle_s for chunk in chunks), reverse=True)
+    allowed = int(TAIL * steps)
+    return max(0.0, added[allowed]) if allowed < len(added) else 0.0

@@ -1,0 +1,82 @@
+"""The forecast of demand at the end of a start."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from policies.cluster.forecast import WINDOW_S, Forecast
+
+START_S = 30.0
+
+
+def observed(demand: Callable[[int], int], until: int, wait_s: float = 0.0) -> Forecast:
+    """The forecast after the demand of every second before `until`."""
+    forecast = Forecast()
+    for now in range(until):
+        forecast.observe(float(now), demand(now), START_S, wait_s)
+    return forecast
+
+
+def shortages(demand: Callable[[int], int], until: int, share: float) -> float:
+    """The share of seconds whose demand exceeds what was forecast for them one start earlier."""
+    forecast, capacity = Forecast(), []
+    for now in range(until):
+        forecast.observe(float(now), demand(now), START_S)
+        capacity.append(demand(now) + forecast.rise(share))
+    late = range(int(WINDOW_S), until - int(START_S))
+    return sum(demand(now + int(START_S)) > capacity[now] for now in late) / len(late)
+
+
+def noise(now: int) -> int:
+    return round(random.Random(now).gauss(1000, 100))
+
+
+def test_steady_demand_keeps_nothing_in_reserve() -> None:
+    assert observed(lambda now: 1000, 300).rise(0.99) == 0
+
+
+@pytest.mark.parametrize("share", [0.9, 0.99])
+def test_the_forecast_is_exceeded_as_often_as_allowed(share: float) -> None:
+    found = shortages(noise, 3000, share)
+    assert (1 - share) / 2 < found < (1 - share) * 2
+
+
+def test_bursts_that_return_are_kept_in_reserve() -> None:
+    def bursts(now: int) -> int:
+        return 3000 if now % 200 < 20 else 1000
+
+    assert observed(bursts, 1150).rise(0.99) == 2000
+    assert shortages(bursts, 3000, 0.99) == 0
+
+
+def test_high_demand_is_expected_to_fall() -> None:
+    def after(last: int) -> int:
+        return observed(lambda now: last if now == 900 else noise(now), 901).rise(0.99)
+
+    assert after(1300) < after(900) - 250
+
+
+def test_a_burst_shorter_than_requests_may_wait_needs_no_reserve() -> None:
+    def short(now: int) -> int:
+        return 3000 if now % 100 < 4 else 1000
+
+    assert observed(short, 990).rise(0.99) == 2000
+    assert observed(short, 990, wait_s=5.0).rise(0.99) == 0
+
+
+def test_a_burst_is_forgotten_after_the_window() -> None:
+    def once(now: int) -> int:
+        return 5000 if 100 <= now < 150 else 1000
+
+    end = 150 + int(WINDOW_S + START_S)
+    assert [observed(once, until).rise(0.99) > 1000 for until in (200, end - 120, end + 5)] == [True, True, False]
+
+
+def test_before_a_start_has_passed_the_largest_rise_counts() -> None:
+    assert observed(lambda now: 100 * now, 20).rise(0.99) == 1900
+    assert Forecast().rise(0.99) == 0
+
+
+def test_a_rising_demand_is_expected_to_rise_on() -> None:
+    assert observed(lambda now: 100 * now, 400).rise(0.99) == pytest.approx(100 * START_S, rel=0.1)

@@ -1,0 +1,117 @@
+"""The limits that follow from a service level."""
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from policies.cost.service import ReplicaSpeed, ServiceLevel, SpeedLimit, interruption, limit, unreachable
+from policies.cost.steps import StepCosts, proportional
+
+COSTS = StepCosts(proportional(0.001), overhead_s=0.02, context_s=1e-5)
+"""A prefill of a hundred tokens takes 0.12 s alone, a step with ten requests 0.03 s and its context."""
+SPEED = ReplicaSpeed(COSTS, chunk_tokens=100)
+
+
+def limited(step_s: float = inf, wait_s: float = inf, costs: StepCosts = COSTS) -> SpeedLimit:
+    return SpeedLimit(ReplicaSpeed(costs, chunk_tokens=100), step_s, wait_s)
+
+
+@given(st.floats(0.03, 0.2), st.integers(0, 50), st.integers(0, 5000))
+def test_a_request_that_fills_the_room_keeps_steps_within_the_limit(step_s: float, batch: int, context: int) -> None:
+    room = limited(step_s).room(batch, context)
+    if room < 0:
+        assert COSTS.step_s(batch + 1, context) > step_s
+        return
+    assert COSTS.step_s(batch + 1, context + int(room)) <= step_s + 1e-9
+    assert COSTS.step_s(batch + 1, context + int(room) + 2) > step_s
+
+
+@given(st.floats(0.03, 0.2), st.lists(st.integers(1, 3000), min_size=2, max_size=60), st.data())
+def test_the_departure_of_the_excess_makes_steps_fast_enough(
+    step_s: float, sizes: list[int], data: st.DataObject
+) -> None:
+    excess = limited(step_s).excess(len(sizes), sum(sizes))
+    if not excess:
+        assert COSTS.step_s(len(sizes), sum(sizes)) <= step_s
+        return
+    size = data.draw(st.sampled_from(sizes))
+    after_s = COSTS.step_s(len(sizes) - 1, sum(sizes) - size)
+    assert (after_s <= step_s + 1e-9) if size >= excess else (after_s > step_s - 1e-9)
+
+
+def test_without_a_cost_of_context_only_the_number_of_requests_counts() -> None:
+    found = limited(0.0305, costs=replace(COSTS, context_s=0.0))
+    assert [found.room(batch, 10**6) for batch in (0, 9, 10)] == [inf, inf, -1]
+    assert [found.excess(batch, 10**6) for batch in (10, 11, 12)] == [0, 1, 1]
+
+
+@given(st.integers(1, 40), st.integers(0, 9000), st.integers(1, 40), st.integers(0, 9000))
+def test_shares_add_up(one: int, one_context: int, other: int, other_context: int) -> None:
+    found = limited(0.1)
+    both = found.share(one + other, one_context + other_context)
+    # A step without requests still counts one token of the linear part.
+    first_token = 0.001 / (0.1 - COSTS.step_s(0, 0))
+    assert both == pytest.approx(found.share(one, one_context) + found.share(other, other_context) + first_token)
+    assert limited().share(one, one_context) == found.share(0, 0) == 0
+
+
+@pytest.mark.parametrize(("queued", "in_time"), [(0, True), (100, True), (300, True), (301, False)])
+def test_a_prompt_waits_for_the_prefills_before_it(queued: int, in_time: bool) -> None:
+    # With ten requests, a step that prefills a hundred tokens takes 0.13 s.
+    assert limited(wait_s=3 * 0.1301).is_in_time(10, 0, queued) is in_time
+    assert limited().is_in_time(10, 0, queued)
+
+
+def test_a_level_that_no_replica_meets_alone_comes_with_the_arithmetic() -> None:
+    level = ServiceLevel(ttft_p99_s=0.5, itl_p99_s=0.02)
+    assert unreachable(level, SPEED, 500) == (
+        "ttft_p99_s is 0.5, and a prompt of 500 tokens alone on a replica takes 0.6 s to its first token",
+        "itl_p99_ms is 20, and a step with one request of 500 tokens takes 26 ms",
+    )
+    assert unreachable(ServiceLevel(0.61, 0.027), SPEED, 500) == unreachable(ServiceLevel(), SPEED, 500) == ()
+
+
+def test_an_error_of_the_step_times_is_a_margin() -> None:
+    level = ServiceLevel(ttft_p99_s=1.0, itl_p99_s=0.1)
+    sure, unsure = (limit(level, replace(SPEED, error=error), [100], 1e6) for error in (0.0, 0.25))
+    assert (sure.step_s, sure.wait_s) == pytest.approx((0.1, 0.88))
+    assert (unsure.step_s, unsure.wait_s) == pytest.approx((0.08, 0.68))
+
+
+def test_prompts_in_the_longest_hundredth_do_not_count() -> None:
+    level = ServiceLevel(ttft_p99_s=1.0)
+    assert limit(level, SPEED, [100] * 99 + [2000], 1e6).wait_s == pytest.approx(0.88)
+    assert limit(level, SPEED, [100] * 98 + [2000] * 2, 1e6).wait_s == 0.0
+
+
+def test_prefills_in_more_than_a_hundredth_of_the_steps_are_left_out_of_the_limit() -> None:
+    prompts = [30] * 10 + [10] * 40
+    assert [interruption(SPEED, prompts, steps) for steps in (900, 1000, 4999, 5000)] == pytest.approx(
+        [0.029, 0.009, 0.009, 0.0]
+    )
+    assert limit(ServiceLevel(itl_p99_s=0.1), SPEED, prompts, 900).step_s == pytest.approx(0.071)
+
+
+def test_chunks_of_a_long_prompt_interrupt_one_step_each() -> None:
+    assert interruption(SPEED, [250], 0) == pytest.approx(0.099)
+    assert [interruption(SPEED, [250], steps) for steps in (200, 300)] == pytest.approx([0.049, 0.0])
+
+
+def test_prefills_that_take_most_of_the_level_make_it_unreachable_and_do_not_empty_replicas() -> None:
+    found = limit(ServiceLevel(itl_p99_s=0.1), SPEED, [100] * 50, 100)
+    assert found.unreachable == (
+        "itl_p99_ms is 100, and prefills lengthen more than 1% of the steps by 99 ms or more; a smaller "
+        "max_num_batched_tokens makes such steps shorter",
+    )
+    assert found.step_s == pytest.approx(0.1) and found.interruption_s == pytest.approx(0.099)
+
+
+@given(st.integers(1, 3000), st.floats(0.001, 1.0), st.floats(0.001, 1.0))
+def test_one_request_always_fits_on_an_empty_replica(prompt: int, ttft_s: float, itl_s: float) -> None:
+    found = limit(ServiceLevel(ttft_s, itl_s), SPEED, [prompt], 1e9)
+    assume(found.interruption_s == 0)
+    assert found.room(0, 0) >= prompt - 1
+    assert found.is_in_time(0, 0, 0)

@@ -1,0 +1,158 @@
+"""Decisions under a service level: a replica is full when its KV cache is, or when its steps are too slow."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from policies.cluster.changes import Arrival
+from policies.cost.fit import StepTotals
+from policies.cost.service import ReplicaSpeed, ServiceLevel
+from policies.cost.steps import StepCosts, proportional
+from policies.decision.deciding import place
+from policies.decision.limits import LiveLimits, Terms
+from policies.decision.memory import PoolMemory
+from policies.decision.placement import Place, Queue
+from policies.decision.service import service_json
+from policies.model import ReplicaId, RequestId, Tokens
+from policies.plan import Reason
+from tests.policies.decision.observed import Watcher, observed
+
+COSTS = StepCosts(proportional(0.001), overhead_s=0.020)
+"""A step takes 20 ms and one more per request; a prefill, one per token."""
+TWO = ServiceLevel(itl_p99_s=0.0225)
+"""Two requests per replica."""
+LIMITS = LiveLimits(linger_s=1e9, foresight_s=0.0, lead_s=0.0)
+
+
+def watcher(level: ServiceLevel | None, costs: StepCosts | None = COSTS, policy: str = "pack:headroom_s=0") -> Watcher:
+    speed = None if costs is None else ReplicaSpeed(costs)
+    return Watcher(PoolMemory(Terms(policy, LIMITS, service=level, speed=speed)))
+
+
+def arriving(made: Watcher, tokens: int = 5) -> str:
+    """The replica of an arrival; with a question mark if the request queues there."""
+    placing = place(made.memory, Arrival(RequestId("new"), Tokens(tokens)), 1.0)
+    assert isinstance(placing, Place | Queue)
+    return placing.replica + "?" * isinstance(placing, Queue)
+
+
+@pytest.mark.parametrize(("level", "replica"), [(None, "a"), (TWO, "b"), (ServiceLevel(itl_p99_s=0.5), "a")])
+def test_an_arrival_goes_where_steps_stay_fast_enough(level: ServiceLevel | None, replica: str) -> None:
+    made = watcher(level, policy="best_fit")
+    made.decide(observed("a: p10 q10 | b: r10"))
+    assert arriving(made) == replica
+
+
+def test_an_arrival_queues_where_every_replica_is_too_slow() -> None:
+    made = watcher(TWO)
+    made.decide(observed("a: p10 q10 | b: r10 s10"))
+    assert arriving(made).endswith("?")
+
+
+def test_requests_leave_a_replica_whose_steps_are_too_slow() -> None:
+    crowded = observed("a: p10 q11 r12 | b: s10")
+    assert [move.reason for move in watcher(None).decide(crowded).moves] == [Reason.DRAIN]
+    (move,) = watcher(TWO).decide(crowded).moves
+    assert (move.target, move.reason) == (ReplicaId("b"), Reason.OVERLOAD)
+
+
+def test_a_replica_opens_when_all_are_too_slow() -> None:
+    crowded = observed("a: p10 q10 r10 | b: s10 t10", most=4)
+    assert watcher(None).decide(crowded).opened == ()
+    assert len(watcher(TWO).decide(crowded).opened) == 1
+
+
+def test_no_replica_is_emptied_onto_one_that_gets_too_slow() -> None:
+    calm = observed("a: p10 q10 | b: r10")
+    assert [move.reason for move in watcher(None).decide(calm).moves] == [Reason.DRAIN]
+    assert watcher(TWO).decide(calm).moves == ()
+
+
+def test_a_long_context_counts_by_the_time_to_read_it() -> None:
+    made = watcher(ServiceLevel(itl_p99_s=0.03), replace(COSTS, context_s=1e-4), policy="best_fit")
+    made.decide(observed("a: p70 | b: q60"))
+    assert arriving(made, tokens=20) == "b"
+
+
+@pytest.mark.parametrize(("drawing", "replica"), [("a: p30 q20 | b: r10", "a"), ("a: p30 q20~ | b: r10", "b")])
+def test_an_arrival_avoids_a_queue_of_prefills(drawing: str, replica: str) -> None:
+    made = watcher(ServiceLevel(ttft_p99_s=0.05), policy="best_fit")
+    made.memory.experience.observe_arrival(5, 0.0)
+    made.decide(observed(drawing))
+    assert arriving(made) == replica
+
+
+def test_placements_since_the_last_report_are_prefills_to_wait_for() -> None:
+    made = watcher(ServiceLevel(ttft_p99_s=0.06), policy="best_fit")
+    made.decide(observed("a: p30 | b: r10"))
+    places = [place(made.memory, Arrival(RequestId(name), Tokens(20)), 1.0) for name in "xyz"]
+    assert places == [Place(ReplicaId("a")), Place(ReplicaId("b")), Queue(ReplicaId("b"))]
+
+
+def test_a_stopping_replica_is_evacuated_however_slow_the_others_get() -> None:
+    made = watcher(ServiceLevel(ttft_p99_s=0.05, itl_p99_s=0.0215))
+    plan = made.decide(observed("a^: p10 q10 | b: r10 s40~", most=2))
+    assert sorted((move.request, move.target, move.reason) for move in plan.moves) == [
+        ("p", "b", Reason.EVACUATE),
+        ("q", "b", Reason.EVACUATE),
+    ]
+
+
+def test_before_step_times_are_known_nothing_is_limited() -> None:
+    made = watcher(TWO, costs=None)
+    made.decide(observed("a: p10 q10 r10 | b: s10"))
+    assert made.memory.cluster.speed is None
+    assert service_json(made.memory) == {
+        "target": {"ttft_p99_s": None, "itl_p99_ms": 22.5},
+        "state": "measuring",
+    }
+
+
+def test_reports_of_steps_make_the_limit() -> None:
+    made, totals = watcher(TWO, costs=None), StepTotals()
+    for now in range(9):
+        batch = now % 3 + 1
+        totals = totals.add(COSTS.step_s(batch, 0), batch, 0, steps=40)
+        drawn = observed("a: p10 q10 r10 | b: s10", float(now))
+        a, b = drawn.loads
+        made.decide(replace(drawn, loads=(replace(a, steps=totals, step_tokens=64), b)))
+    limited = made.memory.cluster.speed
+    assert limited is not None and limited.speed.chunk_tokens == 64
+    assert limited.speed.costs.step_s(2, 20) == pytest.approx(0.022, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("level", "drawing", "state"),
+    [
+        (TWO, "a: p10 q10 | b: r10", "held"),
+        (TWO, "a: p10! q10! r10! | b: s10", "slow"),
+        (ServiceLevel(ttft_p99_s=0.05), "a: p10 q40~", "slow"),
+        (ServiceLevel(itl_p99_s=0.01), "a: p10", "unreachable"),
+    ],
+)
+def test_the_state_is_shown_with_its_reasons(level: ServiceLevel, drawing: str, state: str) -> None:
+    made = watcher(level)
+    made.decide(observed(drawing))
+    shown = service_json(made.memory)
+    assert shown is not None
+    assert (shown["state"], bool(shown["why"])) == (state, state == "unreachable")
+    json.dumps(shown, allow_nan=False)
+
+
+def test_without_a_level_there_is_no_state() -> None:
+    assert service_json(watcher(None).memory) is None
+
+
+def test_the_forecast_is_the_reserve_unless_foresight_is_configured() -> None:
+    def slack(limits: LiveLimits, level: ServiceLevel | None) -> int:
+        made = Watcher(PoolMemory(Terms("pack", limits, service=level, speed=ReplicaSpeed(COSTS))))
+        for now in range(400):
+            burst = " b40" if now == 200 else ""
+            made.decide(observed(f"a: p10{burst} | b:", float(now)))
+        return made.memory.cluster.slack
+
+    measured, by_hand = LiveLimits(lead_s=0.0), LiveLimits(foresight_s=30.0, lead_s=0.0)
+    far = ServiceLevel(ttft_p99_s=60.0)
+    assert (slack(measured, None), slack(by_hand, far)) == (40, 40)
+    assert slack(measured, far) == 0, "a burst of one second, for which requests may wait"
