@@ -479,7 +479,7 @@ def check_installed(settings: Settings) -> None:
         raise ValueError(
             "the settings ask for GPUs but the CPU build of vLLM is installed: run `make setup DEVICE=cuda`"
         )
-    if not settings.gpus and not cpu_build and is_installed("vllm"):
+    if settings.engine == "vllm" and not settings.gpus and not cpu_build and is_installed("vllm"):
         raise ValueError("the CUDA build of vLLM is installed: set deployment_config.num_gpus: 1, or `make setup`")
 
 

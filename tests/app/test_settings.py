@@ -351,3 +351,8 @@ def test_the_wrong_build_of_vllm_is_refused_with_its_correction(
 def test_the_right_build_of_vllm_is_accepted(monkeypatch: pytest.MonkeyPatch, installed: set[str], gpus: float) -> None:
     monkeypatch.setattr("app.settings.is_installed", lambda name: name in installed)
     check_installed(read_settings({"deployment_config": {"num_gpus": gpus}}))
+
+
+def test_a_paced_engine_needs_no_gpu_on_the_cuda_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.settings.is_installed", lambda name: name == "vllm")
+    check_installed(read_settings({"engine": "paced"}))
