@@ -9,6 +9,8 @@ import ray
 from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
+from app.frontend.rust.process import VARIABLE as RUST_BINARY
+from app.frontend.rust.process import find_binary
 from app.ingress.access.keys import VARIABLE, ApiKey, parse_keys
 from app.ingress.config import IngressConfig
 from app.settings import (
@@ -46,6 +48,8 @@ def build_app(args: dict[str, Any]) -> serve.Application:
     """
     settings = read_settings(args)
     check_installed(settings)
+    if settings.ingress.frontend == "rust":
+        find_binary()
     check_nodes(settings, _gpus_of_nodes())
     _warn_untested()
     engine = _engine_config(settings)
@@ -105,6 +109,7 @@ def _ingress_config(settings: Settings, engine: EngineConfig) -> IngressConfig:
         initial_replicas=settings.deployment_config.autoscaling_config.initial,
         grace_s=settings.deployment_config.graceful_shutdown_timeout_s,
         refresh_s=settings.scheduler.epoch_s,
+        rust_binary=os.environ.get(RUST_BINARY),
     )
 
 

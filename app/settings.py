@@ -202,7 +202,11 @@ class IngressSettings(SettingsSection):
         min_length=8,
         description="Bearer key for the /mell routes; null: they are open on loopback only.",
     )
-    frontend: Literal["vllm"] = Field("vllm", description="Server application: vLLM's own, see frontend.md.")
+    frontend: Literal["vllm", "rust"] = Field(
+        "vllm",
+        description="Server application: `vllm`, vLLM's own, or `rust`, vLLM's Rust frontend, which is faster and has "
+        "less of the API, see frontend.md.",
+    )
     frontend_kwargs: dict[str, Any] = Field(
         default_factory=dict,
         description="Arguments of the server application, with the names of `vllm serve`, see frontend.md.",

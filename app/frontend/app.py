@@ -24,6 +24,8 @@ from app.frontend.media import bound_images
 from app.ingress.config import IngressConfig
 from app.ingress.streams.streams import Streams
 from deployments.engine.arguments import USAGE, check_model, frontend_args
+from deployments.metrics.exposition import Family
+from deployments.metrics.vllm import expose_requests
 from migration.protocol.request import IngressId
 
 
@@ -44,7 +46,7 @@ class VllmFrontend:
         """
         args, vllm_config = serve_args(config)
         bound_images(config.max_image_pixels)
-        core = ClusterCore(streams, ingress, _ready(vllm_config), config.max_media_bytes)
+        core = ClusterCore(streams, ingress, ready_response(vllm_config), config.max_media_bytes)
         client = ClusterLLM.from_vllm_config(vllm_config, usage_context=USAGE, client_addresses=core.addresses)
         client.core = core
         client.max_prompt_tokens = config.max_prompt_tokens
@@ -78,6 +80,10 @@ class VllmFrontend:
         text: str = self._client.get_tokenizer().decode(list(tokens), skip_special_tokens=False)
         return text
 
+    async def metrics(self, replica: str) -> Sequence[Family]:
+        """vLLM's metrics of whole requests, labelled with `replica`."""
+        return expose_requests(replica)
+
     def check_health(self) -> None:
         """Raises RuntimeError once vLLM's application can answer no more requests."""
         if self._client.errored or not self._client.core.reading:
@@ -91,7 +97,7 @@ class VllmFrontend:
 
 def serve_args(config: IngressConfig) -> tuple[Namespace, VllmConfig]:
     """The arguments of `vllm serve` that the settings stand for, and vLLM's configuration, made without a device."""
-    frontend = FrontendArgs(**_frontend_kwargs(config))
+    frontend = FrontendArgs(**frontend_kwargs(config))
     engine = frontend_args(config.model_source, {"served_model_name": config.model_id, **config.engine_kwargs})
     engine.allowed_media_domains = vllm_media_domains(config)
     if frontend.tool_parser_plugin:
@@ -109,7 +115,7 @@ def serve_args(config: IngressConfig) -> tuple[Namespace, VllmConfig]:
     return args, vllm_config
 
 
-def _frontend_kwargs(config: IngressConfig) -> dict[str, Any]:
+def frontend_kwargs(config: IngressConfig) -> dict[str, Any]:
     kwargs = dict(config.frontend_kwargs)
     if config.chat_template is not None:
         kwargs["chat_template"] = config.chat_template
@@ -122,7 +128,7 @@ def _members(args: Any) -> dict[str, Any]:
     return {field.name: getattr(args, field.name) for field in dataclasses.fields(args)}
 
 
-def _ready(config: VllmConfig) -> EngineCoreReadyResponse:
+def ready_response(config: VllmConfig) -> EngineCoreReadyResponse:
     """The replicas' engines as one core describes itself. All have the ingress's own configuration of the model.
 
     The frontend needs of it the model's context; the number of KV blocks is only in metrics that engines expose.

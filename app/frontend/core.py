@@ -72,7 +72,7 @@ _rests = MsgpackDecoder(EngineCoreOutput)
 class AddCall:
     """One request of vLLM's frontend as its caller sees it: one ADD, or `n` for a request of several choices.
 
-    `id` is the session id of these ADDs. `api_call` is the HTTP call that it belongs to.
+    `id` is that of these ADDs (`ClusterCore.call_id`). `api_call` is the HTTP call that it belongs to.
     """
 
     def __init__(self, id: str, adds: int, api_call: ApiCall | None) -> None:
@@ -116,16 +116,24 @@ class ClusterCore:
     """The core. It exists before its frontend: `serve` once that exists, and `unlink` once it has had an answer."""
 
     def __init__(
-        self, streams: Streams, ingress: IngressId, ready: EngineCoreReadyResponse, max_tensor_bytes: int
+        self,
+        streams: Streams,
+        ingress: IngressId,
+        ready: EngineCoreReadyResponse,
+        max_tensor_bytes: int,
+        folder: Path | None = None,
     ) -> None:
-        """`ready` describes the replicas' engines to the frontend. `max_tensor_bytes`: see `TensorRoom`."""
+        """`ready` describes the replicas' engines to the frontend, which listens in `folder`; None: a new folder.
+
+        `max_tensor_bytes`: see `TensorRoom`.
+        """
         self._streams = streams
         self._room = TensorRoom(max_tensor_bytes)
         self._ingress = ingress
         self._calls: dict[str, AddCall] = {}
         self._numbers = itertools.count()
         self._requests: dict[str, asyncio.Task[None]] = {}
-        self._folder = Path(tempfile.mkdtemp(prefix="mell-"))
+        self._folder = folder or Path(tempfile.mkdtemp(prefix="mell-"))
         self.addresses = {
             "input_address": f"ipc://{self._folder}/in",
             "output_address": f"ipc://{self._folder}/out",
@@ -154,9 +162,17 @@ class ClusterCore:
         """True while the core takes requests."""
         return self._reading is not None and not self._reading.done()
 
-    def expect(self, adds: int, api_call: ApiCall | None) -> AddCall:
-        """Expect that many ADDs under the session id of the returned call, until `forget`."""
-        call = AddCall(str(next(self._numbers)), adds, api_call)
+    def call_id(self, request: CoreRequest) -> str:
+        """The id of the call that a request belongs to: its session id, which Mell's client of vLLM sets."""
+        return request.session_id or ""
+
+    def completed(self, request: CoreRequest, frames: Frames) -> Frames:
+        """The frames of a request as replicas are to have it. Raises ValueError for an invalid one."""
+        return frames
+
+    def expect(self, adds: int, api_call: ApiCall | None, id: str | None = None) -> AddCall:
+        """Expect that many ADDs under the id of the returned call, until `forget`. None: a new id."""
+        call = AddCall(str(next(self._numbers)) if id is None else id, adds, api_call)
         self._calls[call.id] = call
         return call
 
@@ -198,7 +214,7 @@ class ClusterCore:
         match kind:
             case EngineCoreRequestType.ADD:
                 request = decode_request(frames)
-                call = self._calls.get(request.session_id or "")
+                call = self._calls.get(self.call_id(request))
                 if call is not None:
                     frames = call.share(frames)
                     if call.api_call is not None:
@@ -235,6 +251,7 @@ class ClusterCore:
         api_call = call.api_call if call is not None else None
         label = api_call.label if api_call is not None else ""
         try:
+            frames = self.completed(request, frames)
             # A client chooses a part of vLLM's name, of any length.
             spec = to_spec(frames, RequestId(uuid.uuid4().hex), read_label(label or name) or "", self._ingress)
         except ValueError as error:

@@ -10,7 +10,8 @@ class IngressConfig(IngressSettings):
     """The ingress's settings, with the values that it needs of the other sections; times in seconds.
 
     `engine_kwargs` are the arguments of its engines. `chat_template` is the template itself.
-    `api_keys` are the keys from the environment; `api_keys_file` names a file with others.
+    `api_keys` are the keys from the environment; `api_keys_file` names a file with others. `rust_binary` is the path
+    of vLLM's Rust frontend; None: that in vLLM's package, on each node.
     """
 
     model_id: str
@@ -22,6 +23,7 @@ class IngressConfig(IngressSettings):
     chat_template: str | None = None
     tool_call_parser: str | None = None
     api_keys: tuple[ApiKey, ...] = ()
+    rust_binary: str | None = None
 
     @property
     def shares_port(self) -> bool:

@@ -35,7 +35,6 @@ from deployments.api.protocols import MetricsApi
 from deployments.api.stubs import SchedulerStub, ServeSchedulerClient, engines, ingresses
 from deployments.config import Topology
 from deployments.metrics.exposition import Family
-from deployments.metrics.vllm import expose_requests
 from deployments.processes.guard import start_guard
 from deployments.processes.heap import freeze_heap
 from deployments.serve.membership import Membership, ServeMembership
@@ -61,6 +60,7 @@ class IngressBackend:
 
     def __init__(self, config: IngressConfig, topology: Topology, api: VllmApi) -> None:
         self.id = IngressId(own_id())
+        self._api = api
         self.settings: IngressSettings = config
         self._key_file = KeyFile(config.api_keys_file) if config.api_keys_file is not None else None
         self.gate = Gate(self._key_file.read() if self._key_file is not None else config.api_keys, config.max_requests)
@@ -136,9 +136,9 @@ class IngressBackend:
         """See `Backend.version`."""
         return {"version": VERSION, **{name: installed_version(name) for name in ("vllm", "ray", "torch")}}
 
-    def own_metrics(self) -> Sequence[Family]:
+    async def own_metrics(self) -> Sequence[Family]:
         """The metrics of this ingress."""
-        return (*self.telemetry.expose(self.id), *expose_requests(self.id))
+        return (*self.telemetry.expose(self.id), *await self._api.metrics(self.id))
 
     async def metrics(self) -> bytes:
         """See `Backend.metrics`."""
@@ -277,7 +277,7 @@ class IngressReplica:
 
     async def metrics(self) -> Sequence[Family]:
         """The metrics of this ingress, for the scraped ingress."""
-        return self._backend.own_metrics()
+        return await self._backend.own_metrics()
 
     async def __del__(self) -> None:
         self._control.close()

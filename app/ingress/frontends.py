@@ -4,12 +4,12 @@ import asyncio
 import json
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.frontend.guard.layers import guarded, vllm_environment
 from app.ingress.access.admission import Gate
@@ -18,10 +18,8 @@ from app.ingress.description.openapi import whole_document
 from app.ingress.streams.streams import Streams
 from app.ingress.telemetry.requests import RequestTelemetry
 from app.settings import IngressSettings
+from deployments.metrics.exposition import Family
 from migration.protocol.request import IngressId
-
-if TYPE_CHECKING:
-    from app.frontend.app import VllmFrontend
 
 ENVIRONMENT = {
     # vLLM would close all existing handlers, among them that of Serve's log.
@@ -51,6 +49,39 @@ class Backend(Protocol):
     settings: IngressSettings
 
 
+class Frontend(Protocol):
+    """vLLM's server application, in Python or in Rust."""
+
+    @property
+    def max_context(self) -> int:
+        """The model's context in tokens."""
+        ...
+
+    async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The ASGI application."""
+        ...
+
+    def document(self) -> dict[str, Any]:
+        """The OpenAPI document of the open routes. Its making takes a second or two."""
+        ...
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, special ones included."""
+        ...
+
+    async def metrics(self, replica: str) -> Sequence[Family]:
+        """vLLM's metrics of whole requests, labelled with `replica`."""
+        ...
+
+    def check_health(self) -> None:
+        """Raises RuntimeError once the application can answer no more requests."""
+        ...
+
+    async def close(self) -> None:
+        """End all requests."""
+        ...
+
+
 class VllmApi:
     """The API, of an ingress process. `start` makes vLLM's application, on the running event loop."""
 
@@ -58,7 +89,7 @@ class VllmApi:
         # Before vLLM is imported.
         os.environ.update(ENVIRONMENT | vllm_environment(config))
         self._config = config
-        self._frontend: VllmFrontend | None = None
+        self._frontend: Frontend | None = None
         self._document = b""
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -69,13 +100,20 @@ class VllmApi:
         """The API over a backend, made once, as an ASGI application."""
         from vllm.envs import enable_envs_cache
 
-        from app.frontend.app import VllmFrontend
-
-        frontend = self._frontend = await VllmFrontend.start(self._config, backend.streams, backend.id)
+        frontend = self._frontend = await self._start(backend)
         # As in the engine's processes: vLLM's statistics would otherwise read the environment for every token.
         enable_envs_cache()
         application = guarded(frontend.app, backend.gate, backend.telemetry, backend.settings, frontend.max_context)
         return Router([Route("/openapi.json", self._describe, methods=["GET"])], False, application)
+
+    async def _start(self, backend: Backend) -> Frontend:
+        if self._config.frontend == "rust":
+            from app.frontend.rust.frontend import RustFrontend
+
+            return await RustFrontend.start(self._config, backend.streams, backend.id)
+        from app.frontend.app import VllmFrontend
+
+        return await VllmFrontend.start(self._config, backend.streams, backend.id)
 
     async def _describe(self, http: Request) -> Response:
         """GET /openapi.json."""
@@ -84,6 +122,10 @@ class VllmApi:
             document = await asyncio.to_thread(self._frontend.document)
             self._document = json.dumps(whole_document(document)).encode()
         return Response(self._document, media_type="application/json")
+
+    async def metrics(self, replica: str) -> Sequence[Family]:
+        """vLLM's metrics of whole requests, labelled with `replica`; none before the start."""
+        return () if self._frontend is None else await self._frontend.metrics(replica)
 
     def check_health(self) -> None:
         """Raises RuntimeError if the API can answer no more requests."""

@@ -123,12 +123,17 @@ _OF_FRONTENDS = (
 """The arguments on which the making and the checking of requests depends."""
 
 
+def of_frontends(engine_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments on which the making and the checking of requests depends."""
+    return {name: engine_kwargs[name] for name in _OF_FRONTENDS if name in engine_kwargs}
+
+
 def frontend_args(model: str, engine_kwargs: Mapping[str, Any]) -> AsyncEngineArgs:
     """vLLM's arguments for a process that makes requests for engines with these arguments, and has no device.
 
     Arguments of devices do not count, and neither does the model's quantization, which vLLM checks against the device.
     """
-    kwargs = _with_objects({name: engine_kwargs[name] for name in _OF_FRONTENDS if name in engine_kwargs})
+    kwargs = _with_objects(of_frontends(engine_kwargs))
     overrides = {**kwargs.pop("hf_overrides", {}), "quantization_config": None}
     made = AsyncEngineArgs(model=model, hf_overrides=overrides, **kwargs)
     # As for one of several servers: a processed item is in this process's cache, and goes along with every request.

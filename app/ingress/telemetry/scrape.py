@@ -90,7 +90,7 @@ class MetricsCollector:
 
     def __init__(
         self,
-        own: tuple[ReplicaId, Callable[[], Sequence[Family]]],
+        own: tuple[ReplicaId, Callable[[], Awaitable[Sequence[Family]]]],
         scheduler: SchedulerClient[MetricsApi],
         others: Sequence[tuple[str, RemoteReplicas[MetricsApi], Membership]],
     ) -> None:
@@ -105,12 +105,9 @@ class MetricsCollector:
         return await scrape(list(self._targets()), self._id, reported=self._reported)
 
     def _targets(self) -> Iterator[ScrapeTarget]:
-        yield ScrapeTarget("Ingress", self._id, self._fetch_own)
+        yield ScrapeTarget("Ingress", self._id, self._own)
         yield ScrapeTarget("Scheduler", "", self._scheduler.within(TIMEOUT_S).metrics)
         for deployment, replicas, membership in self._others:
             for replica in membership.running:
                 if replica != self._id:
                     yield ScrapeTarget(deployment, replica, replicas.at(replica).metrics)
-
-    async def _fetch_own(self) -> Sequence[Family]:
-        return self._own()

@@ -135,7 +135,7 @@ class CountingProcess:
 async def test_an_ingress_queries_every_other_process() -> None:
     scheduler, engines, ingresses = Answering(), Answering(), Answering()
     others = [("Engine", engines, FakeMembership("e1", "e2")), ("Ingress", ingresses, FakeMembership("i1", "i2"))]
-    metrics = MetricsCollector((ReplicaId("i1"), lambda: counted("i1")), scheduler, others)
+    metrics = MetricsCollector((ReplicaId("i1"), answering("i1")), scheduler, others)
     seen = parsed(await metrics.scrape())
     assert (scheduler.asked, engines.asked, ingresses.asked) == (["scheduler"], ["e1", "e2"], ["i2"])
     assert set(seen["mell_things_total"]) == {("scheduler",), ("e1",), ("e2",), ("i1",), ("i2",)}
