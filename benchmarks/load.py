@@ -99,7 +99,7 @@ async def stream(
         result.sent = time.perf_counter()
         while data := await reader.read(1 << 16):
             now = time.perf_counter()
-            result.arrivals.extend([now] * data.count(b'"finish_reason":'))
+            result.arrivals.extend([now] * data.count(b'"text":'))
             seen += data
     finally:
         writer.close()

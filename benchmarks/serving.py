@@ -6,6 +6,7 @@
     vllm      vLLM's own server
     control   the same over an engine core that it has not started (`benchmarks.control`), as in Mell's ingress
     mell      Mell
+    rust      Mell with vLLM's Rust frontend, in a run without `mell`: one cluster of Ray at a time
 
 All run at the same time on the same machine, with the same model, engine settings and client; servers that are not
 measured are idle. A round is one load for each, in changing order; ratios are those of a round. CPU times are per
@@ -39,6 +40,7 @@ STARTS: Mapping[str, tuple[int, Callable[[int, Rig], AbstractContextManager[int]
     "vllm": (8101, bare_vllm),
     "control": (8102, control),
     "mell": (8100, lambda port, rig: mell(port, 1, rig)),
+    "rust": (8100, lambda port, rig: mell(port, 1, rig, ingress={"frontend": "rust"})),
 }
 """The servers: the port of each, and its start. The first one of a run is the reference of all others."""
 
@@ -66,6 +68,7 @@ KINDS: Sequence[tuple[str, str]] = (
     ("VLLM::Worker", "worker_cpu"),
     ("ServeReplica:mell:Engine", "replica_cpu"),
     ("ServeReplica:mell:Ingress", "frontend_cpu"),
+    ("vllm-rs frontend", "frontend_cpu"),
     (VLLM_SERVER, "frontend_cpu"),
     (CONTROL, "frontend_cpu"),
 )
@@ -76,7 +79,7 @@ KINDS: Sequence[tuple[str, str]] = (
 class ServedLoad(Load):
     """A load on one of several servers, and CPU seconds per output token.
 
-    They are those of the process that answers clients (`frontend_cpu`), of Mell's replica, of the engine's processes,
+    They are those of the processes that answer clients (`frontend_cpu`), of Mell's replica, of the engine's processes,
     and of all other processes of the server; `idle_cpu` is that of all other servers meanwhile. `added_cpu` is that of
     replica and others, without what they use when nobody calls.
     """
@@ -127,7 +130,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--streams", type=int, nargs="+", default=[16, 64])
-    parser.add_argument("--servers", nargs="+", choices=STARTS, default=list(STARTS))
+    parser.add_argument("--servers", nargs="+", choices=STARTS, default=["vllm", "control", "mell"])
     parser.add_argument("--json", type=Path)
     add_rig_options(parser)
     options = parser.parse_args()

@@ -34,8 +34,9 @@ clients connect to the ingress directly and Serve's proxy is not needed. To serv
 set `proxy_location` to `HeadOnly` or `EveryNode`, and set address and port in `http_options`.
 
 The environment variable `MELL_CACHE` names the folder for models that Mell generates and, without GPUs, for functions
-that torch has compiled (default: `~/.cache/mell`), and
-`MELL_API_KEYS` can hold the list of API keys instead of `ingress.api_keys_file` ([operations.md](operations.md)).
+that torch has compiled (default: `~/.cache/mell`). `MELL_API_KEYS` can hold the list of API keys instead of
+`ingress.api_keys_file` ([operations.md](operations.md)). `MELL_VLLM_RS` is the path of vLLM's Rust frontend on every
+node, for `ingress.frontend: rust` with a build of vLLM that has none ([frontend.md](frontend.md#the-rust-frontend)).
 """
 
 _ENGINE_KWARGS = """\

@@ -226,7 +226,7 @@ def test_seconds_may_be_whole_numbers() -> None:
         ),
         (nested("scheduler.slo.ttft_p99_s", 0.0), "ttft_p99_s"),
         (nested("deployment_config.standby", 1), "valid boolean"),
-        (nested("ingress.frontend", "rust"), "'vllm'"),
+        (nested("ingress.frontend", "python"), "'vllm'"),
         (nested("ingress.frontend", "mell"), "has replaced Mell's own: write vllm, or remove the line"),
         (
             {"ingress": {"frontend_kwargs": {"port": 1, "a": 2}}},
