@@ -101,13 +101,13 @@ class ApplicationErrors:
         self._dialect = dialect
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the call of an admitted client on. Raises ApiError 500 for an exception before the answer."""
+        """Pass an admitted call on. Raises ApiError: the application's, or 500 for an exception before the answer."""
         call, sent = CURRENT.get(), admitted(scope).sent
         if self._dialect.translated:
             send = _TranslatedSend(send, self._dialect, call)
         try:
             await self._app(scope, receive, send)
-        except (ClientDisconnect, OSError):
+        except (ApiError, ClientDisconnect, OSError):
             raise
         except Exception as error:
             streaming = sent.is_event_stream and not sent.complete

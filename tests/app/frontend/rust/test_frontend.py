@@ -166,7 +166,7 @@ async def test_an_error_of_the_frontend_is_passed_on(api: RustApi) -> None:
 
 @pytest.mark.parametrize("path", sorted(OPEN_ROUTES.keys() - SERVED))
 async def test_routes_that_the_frontend_lacks_are_refused(api: RustApi, path: str) -> None:
-    answer = await api.post(path)
+    answer = await api.send(OPEN_ROUTES[path].method, path, json={})
     assert answer.status_code == 404
     assert answer.json()["error"]["message"] == f"vLLM's Rust frontend has no {path}: ingress.frontend: vllm has it"
 
@@ -234,6 +234,6 @@ async def test_the_frontend_has_no_other_open_route() -> None:
     async with rust(real_binary() or "") as api:
         assert api.frontend._life is not None
         for path in OPEN_ROUTES.keys() - SERVED:
-            exchange = await api.frontend._life.process.call("POST", path, body=b"{}")
+            exchange = await api.frontend._life.process.call(OPEN_ROUTES[path].method, path, body=b"{}")
             assert (await exchange.head()).status == 404, path
             exchange.close()

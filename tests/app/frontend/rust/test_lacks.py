@@ -15,6 +15,9 @@ LACKS: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "`/v1/responses`, `/v1/messages`, `/v1/messages/count_tokens`": [
         (path, {}) for path in ("/v1/responses", "/v1/messages", "/v1/messages/count_tokens")
     ],
+    "`/v1/chat/completions/batch`, `/generative_scoring`": [
+        (path, {}) for path in ("/v1/chat/completions/batch", "/generative_scoring")
+    ],
     "embeddings, pooling, scores": [(path, {}) for path in ("/v1/embeddings", "/pooling", "/score")],
     "`n` above 1": [(COMPLETIONS, {**SHORT, "n": 2}), (CHATS, {"messages": USER, "n": 2})],
     "several prompts in a completion": [
