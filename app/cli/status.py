@@ -11,7 +11,7 @@ from app.cli.endpoint import MellEndpoint
 from app.cli.formatting import Bar, age, count, plural, usage_colour
 from app.cli.migrations import summary
 from app.cli.terminal import Terminal
-from app.client.documents import Records, ReplicaDocument, StateDocument
+from app.client.documents import Records, ReplicaDocument, ServiceDocument, StateDocument
 from migration.protocol.record import Outcome
 from policies.model import ReplicaState
 
@@ -45,6 +45,8 @@ def header(url: str, state: StateDocument, now: float) -> list[Text]:
     ]
     if state.dry_run:
         lines.append(Text(f"dry run: {state.dry_run}", "cyan"))
+    if state.service:
+        lines += service_lines(state.service)
     if not state.as_of:
         lines.append(Text("no report from the scheduler yet", "yellow"))
     elif (old_s := now - state.as_of) > _STALE_S:
@@ -53,6 +55,19 @@ def header(url: str, state: StateDocument, now: float) -> list[Text]:
         pairs = ", ".join(f"{source} → {target}" for source, target in state.resting)
         lines.append(Text(f"no moves after failures: {pairs}", "yellow"))
     return [*lines, Text()]
+
+
+def service_lines(service: ServiceDocument) -> list[Text]:
+    """The state of the service level, what the next opening and closing depend on, and the reasons for a bad state."""
+    parts = [f"service level {service.state}"]
+    if service.step_limit_s is not None and service.slowest_step_s is not None:
+        parts.append(f"slowest step {1e3 * service.slowest_step_s:.1f} of {1e3 * service.step_limit_s:.1f} ms")
+    if service.late_replicas:
+        parts.append(f"{plural(service.late_replicas, 'replica')} with late first tokens")
+    if service.free_replicas is not None and service.reserve_replicas is not None:
+        parts.append(f"{service.free_replicas:.1f} replicas free, {service.reserve_replicas:.1f} kept in reserve")
+    colour = "" if service.state in ("held", "measuring") else "yellow"
+    return [Text("; ".join(parts), colour), *(Text(f"  {reason}", colour) for reason in service.why)]
 
 
 def replica_table(replicas: Sequence[ReplicaDocument]) -> Table:

@@ -58,10 +58,23 @@ class ReplicaDocument:
 
 
 @dataclass(frozen=True, slots=True)
+class ServiceDocument:
+    """The service level in `/mell/state`. Times and numbers of replicas are None before step times are known."""
+
+    state: str
+    why: tuple[str, ...]
+    slowest_step_s: float | None
+    step_limit_s: float | None
+    late_replicas: int
+    free_replicas: float | None
+    reserve_replicas: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class StateDocument:
     """`/mell/state`. `as_of` is in seconds since 1970, 0 before the first report of a scheduler.
 
-    `dry_run` is the estimated effect of acting, in mode `observe`.
+    `dry_run` is the estimated effect of acting, in mode `observe`; `service` the service level, if there is one.
     """
 
     as_of: float
@@ -71,6 +84,7 @@ class StateDocument:
     dry_run: str | None
     resting: tuple[tuple[str, str], ...]
     replicas: tuple[ReplicaDocument, ...]
+    service: ServiceDocument | None = None
 
     @property
     def running(self) -> tuple[ReplicaDocument, ...]:
@@ -101,6 +115,19 @@ def parse_state(document: Any) -> StateDocument:
         dry_run=document.get("dry_run", {}).get("said"),
         resting=tuple((str(source), str(target)) for source, target in document.get("resting_pairs", ())),
         replicas=tuple(_replica(item) for item in document["replicas"]),
+        service=_service(document["service"]) if document.get("service") else None,
+    )
+
+
+def _service(item: Mapping[str, Any]) -> ServiceDocument:
+    return ServiceDocument(
+        state=str(item["state"]),
+        why=tuple(map(str, item.get("why", ()))),
+        slowest_step_s=item.get("slowest_step_s"),
+        step_limit_s=item.get("step_limit_s"),
+        late_replicas=int(item.get("late_replicas", 0)),
+        free_replicas=item.get("free_replicas"),
+        reserve_replicas=item.get("reserve_replicas"),
     )
 
 

@@ -8,5 +8,5 @@ The decisions come from the live scheduler's own decision function.
     costs       the time of steps, migrations and starts, from files or measurements
     world       virtual time, engines, links, moves; reports to the decision, and its plans carried out
     outcome     recorded events, metrics, statistics
-    command     options, parallel runs, the JSON document, the table; the replay of recordings
+    command     options, parallel runs, the JSON document, the table; plans; the replay of recordings
 """

@@ -5,7 +5,8 @@
     first token           a prompt waits for the prefills before it, and for its own, F(p, 0); both take `ttft_p99_s`
                           at most for 99 % of the prompts
 
-Both are divided by 1 + the error of the step times, so that an uncertain fit leaves a margin.
+Both are divided by 1 + the error of the step times, so that an uncertain fit leaves a margin. Errors above `MOST_ERROR`
+count as `MOST_ERROR`: emptier replicas are no cure for step times that vary for other reasons.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,6 +17,8 @@ from policies.cost.steps import PrefillChunk, StepCosts
 
 TAIL = 0.01
 """The share of steps, and of prompts, that may take longer than the level."""
+MOST_ERROR = 0.5
+"""The largest error that counts in the limits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +119,8 @@ def unreachable(level: ServiceLevel, speed: ReplicaSpeed, prompt: int = 1) -> tu
 
 def limit(level: ServiceLevel, speed: ReplicaSpeed, prompts: Sequence[int], steps: float) -> SpeedLimit:
     """The limits for a service level, given the newest prompts and the number of all replicas' steps meanwhile."""
-    margin, large = 1.0 + speed.error, sorted(prompts)[ceil((1 - TAIL) * len(prompts)) - 1] if prompts else 1
+    margin = 1.0 + min(speed.error, MOST_ERROR)
+    large = sorted(prompts)[ceil((1 - TAIL) * len(prompts)) - 1] if prompts else 1
     reasons = unreachable(level, speed, large)
     step_s = wait_s = inf
     interruption_s = 0.0

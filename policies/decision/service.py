@@ -43,7 +43,8 @@ def service_json(memory: PoolMemory) -> dict[str, Any] | None:
     """The service level, the limits that follow from it, and the slowest replica's steps; None without a level.
 
     `state` is `measuring` before step times are known, `unreachable` if no number of replicas meets the level,
-    `slow` if a replica exceeds a limit, else `held`.
+    `slow` if a replica exceeds a limit, else `held`. Another replica opens while `free_replicas` is less than
+    `reserve_replicas`; one closes if a whole one more is free.
     """
     level, cluster = memory.terms.service, memory.cluster
     if level is None:
@@ -64,7 +65,8 @@ def service_json(memory: PoolMemory) -> dict[str, Any] | None:
         "interruption_s": found.interruption_s,
         "slowest_step_s": step_s,
         "late_replicas": late,
-        "reserve_tokens": cluster.slack,
+        "free_replicas": cluster.spare() / cluster.capacity,
+        "reserve_replicas": cluster.slack / cluster.capacity,
         "error": found.speed.error,
     }
 

@@ -17,12 +17,16 @@ def document(
 ) -> Document:
     """The whole document; it has a `summary` if there is more than one seed."""
     whole = {
-        "workload": _workload(order, workloads),
-        "setup": _setup(order),
+        **given(order, workloads),
         "bound": _bound(bounds, order.setup.slotted_rate),
         "runs": list(runs),
     }
     return {**whole, "summary": summary(runs)} if len(workloads) > 1 else whole
+
+
+def given(order: SimulationOrder, workloads: Sequence[Workload]) -> Document:
+    """The input part of a document."""
+    return {"workload": _workload(order, workloads), "setup": _setup(order)}
 
 
 def summary(runs: Sequence[Metrics]) -> list[Metrics]:

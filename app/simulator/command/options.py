@@ -23,6 +23,11 @@ def parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="decide the recorded epochs of a live scheduler again, compare the plans and exit",
     )
+    whole.add_argument(
+        "--plan",
+        action="store_true",
+        help="compare the service level with fixed reserves, and report the fewest GPUs; needs no --policy",
+    )
     _add_workload(whole.add_argument_group("workload", WORKLOAD_HELP))
     _add_policies(whole.add_argument_group("policies", "The limits apply to every policy."))
     _add_cluster(whole.add_argument_group("cluster and time"))

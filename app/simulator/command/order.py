@@ -83,7 +83,7 @@ def read_order(given: argparse.Namespace) -> SimulationOrder:
     costs = _costs(given)
     return SimulationOrder(
         recipe,
-        _policies(given.policy),
+        _policies(["pack"] if given.plan else given.policy),
         _seeds(given.seed, given.seeds),
         _setup(given, horizon_s, _service(given, costs)),
         _window(given, horizon_s),

@@ -56,6 +56,27 @@ def test_warnings_of_status() -> None:
     assert "dry run" not in status()
 
 
+def test_the_service_level_in_status() -> None:
+    held = {
+        "state": "held",
+        "why": [],
+        "slowest_step_s": 0.0204,
+        "step_limit_s": 0.05,
+        "late_replicas": 0,
+        "free_replicas": 1.25,
+        "reserve_replicas": 0.5,
+    }
+    assert "service level held; slowest step 20.4 of 50.0 ms; 1.2 replicas free, 0.5 kept in reserve\n" in status(
+        state(replica("a"), service=held), width=100
+    )
+    slow = held | {"state": "unreachable", "why": ["prefills are too long"], "late_replicas": 1, "step_limit_s": None}
+    assert "unreachable; 1 replica with late first tokens; 1.2" in status(state(replica("a"), service=slow), width=100)
+    assert "  prefills are too long" in status(state(replica("a"), service=slow))
+    measuring = state(replica("a"), service={"target": {}, "state": "measuring"})
+    assert "service level measuring\n" in status(measuring)
+    assert "service level" not in status()
+
+
 def test_migrations_at_80_columns() -> None:
     lines = render_migrations(parse_records(MOVED["migrations"]), 80)
     assert drawn(Group(*lines)).splitlines() == [

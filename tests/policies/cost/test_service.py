@@ -81,6 +81,11 @@ def test_an_error_of_the_step_times_is_a_margin() -> None:
     assert (unsure.step_s, unsure.wait_s) == pytest.approx((0.08, 0.68))
 
 
+def test_a_hopeless_error_does_not_empty_replicas() -> None:
+    level = ServiceLevel(itl_p99_s=0.09)
+    assert limit(level, replace(SPEED, error=9.0), [100], 1e6).step_s == pytest.approx(0.06)
+
+
 def test_prompts_in_the_longest_hundredth_do_not_count() -> None:
     level = ServiceLevel(ttft_p99_s=1.0)
     assert limit(level, SPEED, [100] * 99 + [2000], 1e6).wait_s == pytest.approx(0.88)
