@@ -12,6 +12,7 @@ MODEL = "mell-tiny"
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 COUNT_TOKENS, MODELS = "/v1/messages/count_tokens", "/v1/models"
+BATCH = "/v1/chat/completions/batch"
 TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
 
 Body = dict[str, Any]
@@ -74,6 +75,12 @@ def beams(draw: random.Random) -> tuple[str, Body]:
     more: Body = draw.choice([{}, {"length_penalty": 0.5}, {"ignore_eos": True}, {"stop_token_ids": [5, 6]}])
     prompt = {"prompt": _text(draw)} if path == COMPLETIONS else {"messages": _messages(draw)}
     return path, {"model": MODEL, **prompt, **search, **more}
+
+
+def batch(draw: random.Random) -> Body:
+    """Body of a batch of chats, whose parameters are those of one chat."""
+    chats = [_messages(draw) for _ in range(draw.randrange(1, 4))]
+    return {"model": MODEL, "messages": chats, **_lengthy(CHATS, draw), **_sampled(CHATS, draw)}
 
 
 def answered_by_frontend(turn: int, draw: random.Random) -> tuple[str, Body | None]:

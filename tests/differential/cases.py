@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from tests.differential.bodies import (
+    BATCH,
     CHATS,
     COMPLETIONS,
     MESSAGES,
@@ -14,6 +15,7 @@ from tests.differential.bodies import (
     RESPONSES,
     Body,
     answered_by_frontend,
+    batch,
     beams,
     generating,
 )
@@ -68,6 +70,8 @@ class Case:
     @property
     def choices(self) -> int:
         """The number of sequences that engines generate for it."""
+        if self.path == BATCH:
+            return len(self.asked["messages"])
         prompt = self.asked.get("prompt", "")
         prompts = 1 if isinstance(prompt, str) or isinstance(prompt[0], int) else len(prompt)
         return prompts * (self.asked.get("n") or 1)
@@ -98,10 +102,12 @@ def corpus(seed: int, size: int) -> list[Case]:
 
 
 def _drawn(number: int, draw: random.Random) -> Case:
-    turn, place = divmod(number, len(_CYCLE) + 2)
+    turn, place = divmod(number, len(_CYCLE) + 3)
     if place == len(_CYCLE):
         path, body = beams(draw)
         return Case(number, "beam search", path, body, Course.ROUNDS)
+    if place == len(_CYCLE) + 1:
+        return Case(number, "batch", BATCH, batch(draw), Course.STEPS)
     if place > len(_CYCLE):
         path, asked = answered_by_frontend(turn, draw)
         return Case(number, path.rpartition("/")[2], path, asked, Course.FRONTEND)

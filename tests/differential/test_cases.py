@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from tests.differential.bodies import _OUTPUTS, _TRAITS, COUNT_TOKENS, DETOKENIZE, MODELS, TOKENIZE
+from tests.differential.bodies import _OUTPUTS, _TRAITS, BATCH, COUNT_TOKENS, DETOKENIZE, MODELS, TOKENIZE
 from tests.differential.cases import Course, corpus
 from tests.differential.forced import CALLS, FORCED, REASONING, part_of
 from tests.differential.odd import ODD
@@ -40,8 +40,8 @@ def test_bodies_are_json() -> None:
 
 
 def test_every_endpoint_is_asked_whole_and_as_a_stream() -> None:
-    generating = {case.path for case in CORPUS if case.course is Course.STEPS}
-    assert len(generating) == 4
+    generating = {case.path for case in CORPUS if case.course is Course.STEPS} - {BATCH}
+    assert len(generating) == 4 and any(case.path == BATCH and case.choices > 1 for case in CORPUS)
     for path in generating:
         assert {case.streamed for case in CORPUS if case.path == path and case.course is Course.STEPS} == {False, True}
     assert {case.path for case in CORPUS if case.course is Course.FRONTEND} == {
@@ -77,6 +77,11 @@ def test_successive_cases_differ() -> None:
 def test_the_number_of_choices(body: dict[str, object], choices: int) -> None:
     case = next(case for case in CORPUS if case.course is Course.STEPS)
     assert type(case)(0, "", case.path, body, Course.STEPS).choices == choices
+
+
+def test_the_number_of_chats_of_a_batch() -> None:
+    case = next(case for case in CORPUS if case.path == BATCH)
+    assert case.choices == len(case.asked["messages"])
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,11 @@
 """The differences from vLLM's server that Mell has on purpose. Everything else is a fault."""
 
 from collections.abc import Mapping
+from dataclasses import replace
+
+from tests.differential.answers import ServerAnswer
+from tests.differential.bodies import COUNT_TOKENS, MESSAGES
+from tests.differential.cases import Case
 
 _EARLIER = "refused before vLLM reads it, with a type and a code of Mell's"
 
@@ -22,3 +27,14 @@ DEPARTURES: Mapping[str, tuple[int, int, str]] = {
     )
 }
 """The status of vLLM's server, Mell's, and the reason, by the name of an odd case."""
+
+ANTHROPICS = {400: "invalid_request_error", 404: "not_found_error"}
+"""Anthropic's types of errors, which Mell answers with vLLM's messages, and vLLM's server does not."""
+
+
+def expected(case: Case, answer: ServerAnswer) -> ServerAnswer:
+    """The answer that Mell has to give where vLLM's server gives `answer`."""
+    if case.path not in (MESSAGES, COUNT_TOKENS) or answer.status not in ANTHROPICS or answer.error is None:
+        return answer
+    error = {"type": ANTHROPICS[answer.status], "message": answer.error["message"]}
+    return replace(answer, document={"type": "error", "error": error})

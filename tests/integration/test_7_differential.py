@@ -36,7 +36,7 @@ from tests.integration.asking import (
     two_run,
 )
 from tests.integration.conftest import FRONTEND_KWARGS, THINKING_KWARGS, Stage, free_port
-from tests.integration.departures import DEPARTURES
+from tests.integration.departures import DEPARTURES, expected
 
 SEED = int(os.environ.get("MELL_CORPUS_SEED", "20240607"))
 CASES = corpus(SEED, int(os.environ.get("MELL_CORPUS_SIZE", "400" if LONG else "150")))
@@ -94,7 +94,7 @@ async def faults(application: Application, bare: dict[int, ServerAnswer]) -> lis
     given = await unmoved(application, ASKED)
     async with application.client() as client:
         for case in ASKED:
-            want, got = bare[case.number], given[case.number]
+            want, got = expected(case, bare[case.number]), given[case.number]
             found = differences(want, got, NOISE)
             if departure := DEPARTURES.get(case.name) if case.course is Course.ODD else None:
                 statuses = (want.status, got.status)

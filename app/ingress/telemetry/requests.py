@@ -3,8 +3,9 @@
 with telemetry.begin("completions") as observer:      # the request has arrived; an exception in here is the outcome
     observer.key = ...                                # name of the client's API key, once authenticated
     observer.accepted(id, label, tokens, prompts)     # the body is valid
-    timer = observer.choice(conversation)             # one choice of the answer runs
+    timer = observer.timer()                          # one choice of the answer runs
     timer.step()                                      # the tokens of one engine step are passed on
+    observer.choice(choice)                           # each choice, once the client stops reading
     observer.answered(completion_tokens, finishes)    # progress of the answer when the client stops reading
     observer.failed(error)                            # an error sent to the client as an event
 """
@@ -40,8 +41,8 @@ _ITL_S = (
 """Buckets of vLLM's `vllm:inter_token_latency_seconds`, and two smaller ones."""
 
 
-class ObservedConversation(Protocol):
-    """The part of a conversation that the log line of its request shows."""
+class ObservedChoice(Protocol):
+    """The part of one choice of an answer that the log line of its request shows."""
 
     @property
     def tokens(self) -> Sequence[int]:
@@ -123,7 +124,7 @@ class RequestObserver:
         self._label: str | None = None
         self._prompt_tokens = 0
         self._prompts: Callable[[], Sequence[Sequence[int]]] = tuple
-        self._conversations: list[ObservedConversation] = []
+        self._choices: list[ObservedChoice] = []
         self._completion_tokens = 0
         self._outcome, self._status = CLIENT_CLOSED, CLIENT_CLOSED_STATUS
 
@@ -132,13 +133,12 @@ class RequestObserver:
         self._id, self._label = id, label
         self._prompt_tokens, self._prompts = prompt_tokens, prompts
 
-    def choice(self, conversation: ObservedConversation) -> "StepTimer":
-        """Start timing one choice of the answer."""
-        self._conversations.append(conversation)
-        return self.timer()
+    def choice(self, choice: ObservedChoice) -> None:
+        """Add a choice of the answer to the log line."""
+        self._choices.append(choice)
 
     def timer(self) -> "StepTimer":
-        """Start timing steps of the answer."""
+        """Start timing the steps of one choice of the answer."""
         return StepTimer(self._telemetry, self)
 
     def answered(self, completion_tokens: int, finishes: Sequence[str | None]) -> None:
@@ -197,8 +197,8 @@ class RequestObserver:
             "completion_tokens": self._completion_tokens,
             "ttft_s": None if self.ttft_s is None else round(self.ttft_s, 6),
             "duration_s": round(self._telemetry.clock() - self.began, 6),
-            "moves": sum(conversation.moves for conversation in self._conversations),
-            "resubmissions": sum(conversation.resubmissions for conversation in self._conversations),
+            "moves": sum(choice.moves for choice in self._choices),
+            "resubmissions": sum(choice.resubmissions for choice in self._choices),
             "outcome": self._outcome,
             "status": self._status,
         }
@@ -206,7 +206,7 @@ class RequestObserver:
             line["trace_id"] = trace_id
         if (decode := self._telemetry.decode) is not None:
             line["prompts"] = [decode(prompt) for prompt in self._prompts()]
-            line["texts"] = [decode(conversation.tokens) for conversation in self._conversations]
+            line["texts"] = [decode(choice.tokens) for choice in self._choices]
         return line
 
 

@@ -40,7 +40,7 @@ class Tracer(Protocol):
     """Receives the events of requests. No method raises, and only `close` waits."""
 
     def begin(self, endpoint: str) -> RequestTrace:
-        """A request has arrived; conversations opened in this context belong to it until its end."""
+        """A request has arrived; requests opened in this context belong to it until its end."""
         ...
 
     def opened(self, request: RequestId) -> None:

@@ -21,6 +21,7 @@ from app.frontend.guard.routes import OPEN_ROUTES
 from app.ingress.errors import ApiError
 
 COMPLETIONS, CHAT, RESPONSES, MESSAGES = "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"
+BATCH, SCORING = "/v1/chat/completions/batch", "/generative_scoring"
 LIMITS = BodyLimits(choices=8, prompt_tokens=100)
 
 
@@ -243,6 +244,36 @@ BEYOND: list[tuple[str, dict[str, Any]]] = [
     ("stop_token_ids", {"prompt": "x", "stop_token_ids": list(range(121))}),
     ("structured_outputs", {"prompt": "x", "structured_outputs": {"json": {"pattern": "a{9999}"}}}),
 ]
+
+
+ELSEWHERE: list[tuple[str, str, dict[str, Any]]] = [
+    (BATCH, "messages", {"messages": [[{}]] * 9}),
+    (BATCH, "messages", {"messages": [{}]}),
+    (BATCH, "messages", {"messages": [[5]]}),
+    (BATCH, "messages", {"messages": 5}),
+    (CHAT, "messages", {"messages": [[{}]]}),
+    (SCORING, "items", {"items": ["x"] * 9}),
+    (SCORING, "items", {"items": [[1] * 101]}),
+    (SCORING, "items", {"items": [[-1]]}),
+    (SCORING, "label_token_ids", {"label_token_ids": list(range(1025))}),
+    (RESPONSES, "background", {"background": True}),
+    (RESPONSES, "previous_response_id", {"previous_response_id": "resp_1"}),
+]
+
+
+@pytest.mark.parametrize(("path", "member", "body"), ELSEWHERE, ids=lambda value: str(value)[:40])
+def test_bounds_of_other_routes(path: str, member: str, body: dict[str, Any]) -> None:
+    assert refused(body, path).param == member
+
+
+def test_several_inputs_of_other_routes_pass() -> None:
+    assert passed({"messages": [[{}]] * 8}, BATCH) and passed({"items": ["x"] * 8}, SCORING)
+    assert passed({"background": False, "previous_response_id": None, "store": True}, RESPONSES)
+
+
+def test_a_score_is_charged_one_token_for_each_item() -> None:
+    content = json.dumps({"query": [1] * 10, "items": [[1] * 20] * 4}).encode()
+    assert check_body(content, OPEN_ROUTES[SCORING], LIMITS).max_tokens == 4 * 20 + 4
 
 
 @pytest.mark.parametrize("body", WITHIN, ids=lambda body: str(body)[:40])

@@ -17,7 +17,7 @@ from tests.deployments.metrics.test_exposition import parsed
 
 
 @dataclass
-class Conversation:
+class LoggedChoice:
     tokens: list[int] = field(default_factory=list)
     moves: int = 0
     resubmissions: int = 0
@@ -73,7 +73,8 @@ def answer(telemetry: RequestTelemetry, clock: Clock, steps: int = 3, finish: st
     with telemetry.begin("completions") as observer:
         observer.key = "team"
         observer.accepted("cmpl-1", "mine", 4, lambda: [(1, 2, 3, 4)])
-        choice = observer.choice(Conversation(moves=1, resubmissions=2))
+        observer.choice(LoggedChoice(moves=1, resubmissions=2))
+        choice = observer.timer()
         clock.now += 1.75
         for _ in range(steps):
             clock.now += 0.25
@@ -179,7 +180,9 @@ def test_several_choices_are_one_request(
 ) -> None:
     with telemetry.begin("completions") as observer:
         observer.accepted("id", "label", 3, lambda: [(1, 2), (3,)])
-        first, second = (observer.choice(Conversation(moves=1)) for _ in range(2))
+        for _ in range(2):
+            observer.choice(LoggedChoice(moves=1))
+        first, second = observer.timer(), observer.timer()
         for choice, now in ((first, 101.0), (second, 102.0), (first, 103.0), (second, 104.5)):
             clock.now = now
             choice.step()
@@ -210,5 +213,5 @@ def test_text_is_logged_if_enabled(clock: Clock, lines: list[dict[str, Any]]) ->
     telemetry = RequestTelemetry("tiny", decode=lambda tokens: "".join(map(chr, tokens)), clock=clock)
     with telemetry.begin("completions") as observer:
         observer.accepted("id", "label", 2, lambda: [(72, 105)])
-        observer.choice(Conversation([111, 107]))
+        observer.choice(LoggedChoice([111, 107]))
     assert (lines[0]["prompts"], lines[0]["texts"]) == (["Hi"], ["ok"])
