@@ -8,6 +8,7 @@ from tests.differential.bodies import COUNT_TOKENS, MESSAGES
 from tests.differential.cases import Case
 
 _EARLIER = "refused before vLLM reads it, with a type and a code of Mell's"
+_NOT_STORED = "no response is stored, and no setting changes that"
 
 DEPARTURES: Mapping[str, tuple[int, int, str]] = {
     name: (400, 400, _EARLIER)
@@ -25,6 +26,11 @@ DEPARTURES: Mapping[str, tuple[int, int, str]] = {
         "Anthropic's messages hello",
         "too many stop sequences",
     )
+} | {
+    "in the background": (400, 400, _NOT_STORED),
+    "after an unknown response": (404, 400, _NOT_STORED),
+    "a badly named response": (404, 400, _NOT_STORED),
+    "a bad bias in events": (200, 200, "vLLM's server breaks the connection off; here, the stream ends with an error"),
 }
 """The status of vLLM's server, Mell's, and the reason, by the name of an odd case."""
 

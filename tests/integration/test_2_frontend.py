@@ -4,6 +4,8 @@ import asyncio
 import json
 from typing import Any
 
+import pytest
+
 from tests.integration.application import MODEL, Application, Client, eventually, process, prompt, total
 from tests.integration.asking import two_run
 
@@ -96,6 +98,67 @@ async def test_a_request_counts_once(application: Application) -> None:
             ("vllm:e2e_request_latency_seconds_count", 1),
         ):
             assert total(after, name) - total(before, name) == grown, name
+
+
+async def test_scores_are_the_probabilities_of_tokens(application: Application) -> None:
+    async with application.client() as client:
+        body = {"model": MODEL, "query": prompt(20, "query"), "items": [prompt(5, "one"), prompt(9, "two")]}
+        scores = []
+        for labels in ([5, 6], [6, 5]):
+            response = await client.http.post("/generative_scoring", json={**body, "label_token_ids": labels})
+            assert response.status_code == 200, response.text
+            scores.append([item["score"] for item in response.json()["data"]])
+        for one, other in zip(*scores, strict=True):
+            assert 0 < one < 1 and abs(one + other - 1) < 1e-6
+
+
+async def test_operators_reset_all_prefix_caches(application: Application) -> None:
+    async with application.client() as client:
+        await two_run(client)
+        await client.idle()
+        body = {"prompt": prompt(200, "cached"), "max_tokens": 2, **STEADY}
+        hits = []
+        for reset in (False, False, True):
+            if reset:
+                answer = (await client.http.post("/mell/reset_prefix_cache")).json()
+                assert answer == {"success": True, "failed": {}}
+            before = total(await client.metrics(), "vllm:prefix_cache_hits_total")
+            for _ in range(2):  # `best_fit` puts both on one replica
+                await ask(client, body, "cached")
+            hits.append(total(await client.metrics(), "vllm:prefix_cache_hits_total") - before)
+        assert hits[1] > hits[0] == hits[2] > 0
+
+
+async def test_a_replica_with_requests_keeps_its_cache_and_has_no_profiler(application: Application) -> None:
+    async with application.client() as client:
+        await two_run(client)
+        body = {"prompt": prompt(5, "busy"), "max_tokens": 2000, **STEADY}
+        asking = asyncio.create_task(ask(client, body, "busy"))
+
+        async def runs() -> bool:
+            return bool(await requests_of(client, "busy"))
+
+        await eventually(runs)
+        answer = (await client.http.post("/mell/reset_prefix_cache")).json()
+        assert not answer["success"] and set(answer["failed"].values()) == {"the prefix cache is in use"}
+        assert len(answer["failed"]) == 1
+        profiled = (await client.http.post("/mell/start_profile")).json()
+        assert len(profiled["failed"]) == 2 and "engine_kwargs.profiler_config" in str(profiled["failed"])
+        asking.cancel()
+        await client.idle()
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+async def test_errors_of_messages_are_anthropics(application: Application, path: str) -> None:
+    async with application.client() as client:
+        for body, status, kind in (
+            ({"model": "other", "messages": [], "max_tokens": 5}, 404, "not_found_error"),
+            ({"model": MODEL, "messages": 5, "max_tokens": 5}, 400, "invalid_request_error"),
+            ({"model": MODEL, "messages": [{"role": "user"}], "max_tokens": 5}, 400, "invalid_request_error"),
+        ):
+            response = await client.http.post(path, json=body)
+            answer = response.json()
+            assert (response.status_code, answer["type"], answer["error"]["type"]) == (status, "error", kind)
 
 
 async def test_the_ingress_has_a_modest_size(application: Application) -> None:

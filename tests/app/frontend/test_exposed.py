@@ -71,6 +71,7 @@ BODIES: dict[str, dict[str, Any]] = {
 """A small valid body for every open route of a model that generates, but for that of scores."""
 SCORES: dict[str, Any] = {"query": "Hi", "items": ["a", "b"], "label_token_ids": [5, 6]}
 """A small valid body for that one. The replicas here have logprobs of no such tokens."""
+VALID = {**BODIES, SCORING: SCORES}
 
 CPU_S = 1.5
 MEMORY = 300 << 20
@@ -462,6 +463,11 @@ URL = "http://127.0.0.1:9/x.png"
 HOSTILE: dict[str, tuple[str, dict[str, Any]]] = {
     "a connector's path": (COMPLETIONS, {"kv_transfer_params": {"mell_load": {"segment": "/etc/passwd"}}}),
     "a connector's path as a text": (CHAT, {"vllm_xargs": {"kv_transfer_params": '{"mell_load": {}}'}}),
+    "a thousand items": (SCORING, {"items": ["x"] * 1000}),
+    "a hundred thousand labels": (SCORING, {"label_token_ids": list(range(100_000))}),
+    "labels beyond the vocabulary": (SCORING, {"label_token_ids": [2**40]}),
+    "no label": (SCORING, {"label_token_ids": []}),
+    "an item beyond the context": (SCORING, {"items": ["word " * 100_000]}),
     "a thousand chats": (BATCH, {"messages": [USER] * 1000}),
     "chats that are none": (BATCH, {"messages": [5]}),
     "parts that are none in a batch": (BATCH, {"messages": [[5] * 2000] * 2}),
@@ -532,7 +538,7 @@ HOSTILE: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize(("path", "members"), HOSTILE.values(), ids=HOSTILE)
 async def test_hostile_input_is_refused_at_a_bounded_cost(exposed: Exposed, path: str, members: dict[str, Any]) -> None:
-    content = json.dumps({**BODIES[path], **members}).encode()
+    content = json.dumps({**VALID[path], **members}).encode()
     with Cost():
         response = await exposed.content(path, content)
     refusal(response, path)
@@ -669,7 +675,7 @@ async def described() -> AsyncIterator[Described]:
 @BOUNDED
 @given(data=st.data())
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=lambda mode: mode.value)
-@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("path", VALID)
 async def test_no_described_call_causes_a_server_error(
     described: Described, path: str, mode: GenerationMode, data: st.DataObject
 ) -> None:
@@ -677,7 +683,7 @@ async def test_no_described_call_causes_a_server_error(
     drawn = data.draw(described.bodies(path, mode))
     bodies = [drawn]
     if isinstance(drawn, dict):
-        bodies += [{**BODIES[path], name: member} for name, member in drawn.items()]
+        bodies += [{**VALID[path], name: member} for name, member in drawn.items()]
     for body in bodies:
         content = json.dumps(body, default=str).encode()
         with Cost():
