@@ -154,8 +154,8 @@ class IngressSettings(SettingsSection):
     max_media: int = Field(
         32,
         ge=1,
-        description="Maximum number of images, audio and video clips of one request, and of all requests whose media "
-        "one ingress process decodes at a time; others wait.",
+        description="Maximum number of images and audio clips of one request, and of all requests whose media one "
+        "ingress process decodes at a time; others wait. A video counts as 32.",
     )
     max_image_pixels: int = Field(1 << 25, ge=1, description="Largest image, in pixels: width times height.")
     max_media_bytes: int = Field(

@@ -29,7 +29,7 @@ CODES = {
         "an image, audio or video is neither base64 in a `data:` address nor from `ingress.allowed_media_domains`, or "
         "has a `uuid` and no content",
     ),
-    "too_many_media": (400, "the request has more than `ingress.max_media` images, audio and video clips"),
+    "too_many_media": (400, "the request has more media than `ingress.max_media`"),
     "context_length_exceeded": (400, "the prompt is longer than `ingress.max_prompt_tokens` or the model's context"),
     "invalid_api_key": (401, "the key is missing or invalid"),
     "request_too_large": (413, "the body is too large"),

@@ -7,7 +7,7 @@ as a thousand requests.
 
 import asyncio
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -31,18 +31,22 @@ _AMBIGUOUS = re.compile(r"[\\\s\x00-\x1f]")
 
 _ADDRESSES = {"image_url", "audio_url", "video_url", "file_url", "url"}
 """Members that hold an address, or an object with it."""
-_ITEMS = {
-    *("image_url", "audio_url", "video_url", "input_audio", "source", "image_pil"),
-    *("image_embeds", "audio_embeds", "video_embeds"),
+VIDEO_ITEMS = 32
+"""A video counts as this many items: vLLM decodes as many frames of it, unless it is set to others."""
+
+_ITEMS: Mapping[str, int] = {
+    **dict.fromkeys(("image_url", "audio_url", "input_audio", "source", "image_pil"), 1),
+    **dict.fromkeys(("image_embeds", "audio_embeds", "video_embeds"), 1),
+    "video_url": VIDEO_ITEMS,
 }
-"""Members that make an object one item of media."""
+"""Members that make an object media, and the number of items that they count as."""
 _NOT_CONTENT = {
     *("tools", "tool_calls", "tool_choice", "functions", "response_format", "structured_outputs", "text"),
     *("chat_template_kwargs", "metadata", "documents", "arguments", "logit_bias"),
 }
 """Members that vLLM never looks for media in; what the client's own schemas and arguments name is theirs."""
 
-_MARKS = re.compile(rb'url"|image|audio|video|"source"')
+_MARKS = (b'url"', b"image", b"audio", b"video", b'"source"')
 """A body with an item of media has one of these."""
 
 
@@ -70,10 +74,10 @@ def check_media(
         ApiError: 400.
     """
     use = MediaUse()
-    if not _MARKS.search(encoded):
+    if not any(mark in encoded for mark in _MARKS):
         return use
     for part in _parts(body, _NOT_CONTENT - {"documents"} if pooling else _NOT_CONTENT):
-        use.items += len(_ITEMS & part.keys()) + _count_images(part)
+        use.items += sum(_ITEMS[name] for name in _ITEMS.keys() & part.keys()) + _count_images(part)
         use.named |= _drop_name(part)
         for name, address in _addresses(part):
             if not _allowed(address, domains):
@@ -85,7 +89,7 @@ def check_media(
         data = part.get("data")
         use.characters += len(data) if isinstance(data, str) else 0
     if use.items > max_items:
-        message = f"{use.items} images, audio and video clips, and the limit is {max_items}"
+        message = f"{use.items} images and audio clips, and the limit is {max_items}; a video counts as {VIDEO_ITEMS}"
         raise ApiError(400, message, code="too_many_media")
     return use
 
@@ -123,7 +127,7 @@ def _addresses(part: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _drop_name(part: dict[str, Any]) -> bool:
     """Drop the client's name of an item; True if it had one. Raises ApiError 400 for a name without an item."""
-    items = _ITEMS & part.keys()
+    items = _ITEMS.keys() & part.keys()
     if not items or part.pop("uuid", None) is None:
         return False
     if all(not part[name] for name in items):

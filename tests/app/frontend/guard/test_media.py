@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from app.frontend.guard.media import MediaGate, MediaHold, MediaUse, check_media
+from app.frontend.guard.media import VIDEO_ITEMS, MediaGate, MediaHold, MediaUse, check_media
 from app.ingress.errors import ApiError
 
 
-def checked(body: dict[str, Any], domains: Collection[str] = (), items: int = 8, pooling: bool = False) -> MediaUse:
+def checked(body: dict[str, Any], domains: Collection[str] = (), items: int = 64, pooling: bool = False) -> MediaUse:
     return check_media(body, json.dumps(body).encode(), domains, items, pooling)
 
 
@@ -113,7 +113,7 @@ ITEMS: dict[str, tuple[dict[str, Any], int]] = {
     "Responses' image": ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": DATA}]}]}, 1),
     "audio": (chat({"type": "input_audio", "input_audio": {"data": DATA, "format": "wav"}}), 1),
     "embeddings": (chat({"type": "image_embeds", "image_embeds": "AAAA"}), 1),
-    "two parts of one object": (chat({"image_url": DATA, "video_url": DATA}), 2),
+    "two parts of one object": (chat({"image_url": DATA, "video_url": DATA}), 1 + VIDEO_ITEMS),
     "an escaped name": (json.loads('{"messages": [{"content": [{"im\\u0061ge_url": {"url": "data:;base64,"}}]}]}'), 1),
 }
 
