@@ -91,7 +91,7 @@ ENGINE = frozenset(
         "disable_chunked_mm_input interleave_mm_strings limit_mm_per_prompt media_io_kwargs mm_device_do_normalize "
         "mm_encoder_attn_backend mm_encoder_attn_dtype mm_encoder_fp8_scale_path mm_encoder_fp8_scale_save_margin "
         "mm_encoder_fp8_scale_save_path mm_encoder_tp_mode mm_hasher_algorithm mm_processor_cache_gb "
-        "mm_processor_kwargs skip_mm_profiling video_pruning_method video_pruning_rate "
+        "mm_processor_kwargs skip_mm_profiling "
         # its KV cache, and other states
         "block_size gpu_memory_utilization kv_cache_memory_bytes kv_cache_dtype num_gpu_blocks_override "
         "enable_prefix_caching prefix_caching_hash_algo prefix_cache_retention_interval kv_cache_dtype_skip_layers "
@@ -219,6 +219,10 @@ _REFUSED: Mapping[str, Sequence[str]] = {
     ],
     "clients run tools themselves: remove it": ["tool_server"],
     "embeddings of the wrong shape end an engine: remove it": ["enable_mm_embeds"],
+    "the positions of a pruned video are not in its KV cache, by which requests move: remove it": [
+        "video_pruning_method",
+        "video_pruning_rate",
+    ],
     "write --host and --port: Mell listens on TCP": ["uds"],
     "texts are not marked: remove it": ["watermark_config"],
     "engines keep the weights that they started with: remove it": ["weight_transfer_config"],

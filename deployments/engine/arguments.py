@@ -117,8 +117,6 @@ _OF_FRONTENDS = (
     "tokenizer_mode",
     "tokenizer_revision",
     "trust_remote_code",
-    "video_pruning_method",
-    "video_pruning_rate",
 )
 """The arguments on which the making and the checking of requests depends."""
 
