@@ -39,7 +39,7 @@ def engine_args(model: str, engine_kwargs: Mapping[str, Any]) -> AsyncEngineArgs
             kv_role="kv_both",
         ),
         # Every request brings its media along, whatever other requests this engine has had.
-        **{**_with_objects(engine_kwargs), "mm_processor_cache_gb": 0},
+        **{**_with_objects(engine_kwargs), "mm_processor_cache_gb": 0.0},
     )
 
 
