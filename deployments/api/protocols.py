@@ -32,10 +32,6 @@ class MetricsApi(Protocol):
 class RequestApi(Protocol):
     """An engine replica, for requests of ingresses."""
 
-    async def submit(self, requests: tuple[Submission, ...]) -> list[Refused | str]:
-        """Run requests. Returns for each the refusal, or the model that runs it."""
-        ...
-
     async def attach(self, request: RequestId, hop: int, index: int) -> bool:
         """Stream the request to its reader from output token `index` on; False if it does not run here."""
         ...
@@ -54,6 +50,10 @@ class ServingApi(RequestApi, Protocol):
 
     def events(self, ingress: IngressId) -> AsyncIterator[Batch]:
         """All events for an ingress: one batch per engine step, and empty batches as heartbeats."""
+        ...
+
+    async def submit(self, requests: tuple[Submission, ...]) -> Sequence[Refused | str]:
+        """Run requests, while the events are being read. Returns for each the refusal, or the model that runs it."""
         ...
 
 
@@ -129,7 +129,7 @@ class EngineApi(RequestApi, ControlApi, UtilityApi, TargetApi, MetricsApi, Proto
     """The Engine deployment."""
 
     def channel(self, ingress: IngressId) -> AsyncIterator[ChannelOffer]:
-        """Offer a connection for the events of an ingress (`deployments.api.channel`); ends with the connection."""
+        """Offer a connection to an ingress (`deployments.api.channel`); ends with the connection."""
         ...
 
 

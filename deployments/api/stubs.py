@@ -12,13 +12,13 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from deployments.api.calls import Batch, MoveAnswer, PlaceCall, Submission
-from deployments.api.channel import ChannelOffer, channel_batches
+from deployments.api.channel import ChannelOffer, ChannelReader, Channels, channel_batches
 from deployments.api.protocols import EngineApi, MetricsApi, SchedulerApi, ServingApi
 from deployments.api.report import ReplicaReport
 from deployments.engine.port import ProfileSession
 from deployments.metrics.exposition import Family
 from deployments.serve.cancellation import callee_cancelled
-from deployments.serve.routing import ReplicaHandles
+from deployments.serve.routing import ReplicaHandles, Unrouted
 from migration.protocol.errors import Refused
 from migration.protocol.messages import Adopt, Chunk, CopyRound, PathRequest, Prepare, Prepared
 from migration.protocol.record import MigrationRecord
@@ -65,9 +65,11 @@ class EngineStub:
     A replica that sends no events for `silence_s` seconds counts as lost; a living one sends at least empty batches.
     """
 
-    def __init__(self, calls: ReplicaCalls, silence_s: float) -> None:
+    def __init__(self, calls: ReplicaCalls, silence_s: float, channels: Channels) -> None:
+        """`channels` are those that stubs have opened to all replicas."""
         self._calls = calls
         self._silence_s = silence_s
+        self._channels = channels
 
     async def metrics(self) -> Sequence[Family]:
         """See `MetricsApi.metrics`."""
@@ -75,15 +77,18 @@ class EngineStub:
 
     def events(self, ingress: IngressId) -> AsyncIterator[Batch]:
         """See `ServingApi.events`."""
-        return channel_batches(self._calls.replica, self.channel(ingress), self._silence_s)
+        return channel_batches(self._calls.replica, self.channel(ingress), self._silence_s, self._channels)
 
     def channel(self, ingress: IngressId) -> AsyncGenerator[ChannelOffer]:
         """See `EngineApi.channel`."""
         return self._calls.stream(EngineApi.channel, ingress)
 
-    async def submit(self, requests: tuple[Submission, ...]) -> list[Refused | str]:
-        """See `ServingApi.submit`."""
-        return await self._calls.call(EngineApi.submit, requests)
+    async def submit(self, requests: tuple[Submission, ...]) -> Sequence[Refused | str]:
+        """See `ServingApi.submit`. Raises Unrouted if there is no channel to the replica yet, or no more."""
+        channel = self._channels.get(self._calls.replica)
+        if channel is None:
+            raise Unrouted(f"there is no channel to replica {self._calls.replica}")
+        return await channel.submit(requests)
 
     async def attach(self, request: RequestId, hop: int, index: int) -> bool:
         """See `ServingApi.attach`."""
@@ -183,7 +188,8 @@ class ServeReplicas(Generic[Api]):
 
 def engines(app: str, silence_s: float = 10.0) -> ServeReplicas[EngineStub]:
     """The engine replicas of an application."""
-    return ServeReplicas(ReplicaHandles("Engine", app), lambda calls: EngineStub(calls, silence_s))
+    channels: dict[ReplicaId, ChannelReader] = {}
+    return ServeReplicas(ReplicaHandles("Engine", app), lambda calls: EngineStub(calls, silence_s, channels))
 
 
 def ingresses(app: str) -> ServeReplicas[IngressStub]:

@@ -1,4 +1,7 @@
-"""The replica's ends of the channels to ingresses: a listener, and a connection for each outbox that is read."""
+"""The replica's ends of the channels to ingresses: a listener, and a connection for each outbox that is read.
+
+Requests of an ingress arrive on the same connection as its events leave.
+"""
 
 import asyncio
 import contextlib
@@ -6,19 +9,35 @@ import logging
 import secrets
 import socket
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Self
 
-from deployments.api.channel import END, TICKET_BYTES, ChannelOffer, encode_frame, tls_context
+import msgspec
+
+from deployments.api.calls import Submission
+from deployments.api.channel import (
+    END,
+    TICKET_BYTES,
+    ChannelOffer,
+    encode_answer,
+    encode_frame,
+    read_call,
+    tls_context,
+)
 from deployments.replica.outbox import Outboxes
+from migration.protocol.errors import Refused
 from migration.protocol.request import IngressId
+from policies.causes import Cause
 
 log = logging.getLogger("ray.serve")
 
 ADMISSION_S = 10.0
 """Time limit of a connection after its offer, and of its ticket after the connection."""
+
+Submit = Callable[[Submission], Refused | str]
+"""Runs a request. Returns the refusal, or the model that runs it."""
 
 _UNACKNOWLEDGED_S = 10.0
 """The longest time for which an ingress's machine may leave a heartbeat unacknowledged."""
@@ -44,7 +63,7 @@ class Channel:
 
 
 class ChannelListener:
-    """Admits connections by tickets, and sends each the events of its ingress."""
+    """Admits connections by tickets, sends each the events of its ingress, and takes its requests."""
 
     def __init__(self, server: asyncio.Server, channels: dict[bytes, Channel]) -> None:
         """`channels` are those without a connection, by their tickets."""
@@ -53,10 +72,10 @@ class ChannelListener:
         self._channels = channels
 
     @classmethod
-    async def start(cls, outboxes: Outboxes, host: str) -> Self:
+    async def start(cls, outboxes: Outboxes, host: str, submit: Submit) -> Self:
         """Listen at any port of `host`."""
         channels: dict[bytes, Channel] = {}
-        serve = partial(_serve, outboxes, channels)
+        serve = partial(_serve, outboxes, channels, submit)
         return cls(await asyncio.start_server(serve, host, ssl=tls_context(ssl.Purpose.CLIENT_AUTH)), channels)
 
     @contextlib.asynccontextmanager
@@ -76,14 +95,18 @@ class ChannelListener:
 
 
 async def _serve(
-    outboxes: Outboxes, channels: dict[bytes, Channel], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    outboxes: Outboxes,
+    channels: dict[bytes, Channel],
+    submit: Submit,
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
 ) -> None:
     """Serve one connection to its end."""
     try:
         channel = await _admit(channels, reader)
         if channel is not None:
             _limit_silence(writer)
-            await _send_until_over(outboxes, channel, reader, writer)
+            await _exchange(outboxes, channel, submit, reader, writer)
     finally:
         writer.close()
 
@@ -109,12 +132,13 @@ def _limit_silence(writer: asyncio.StreamWriter) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(_UNACKNOWLEDGED_S * 1e3))
 
 
-async def _send_until_over(
-    outboxes: Outboxes, channel: Channel, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+async def _exchange(
+    outboxes: Outboxes, channel: Channel, submit: Submit, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
+    """Send events and take requests until one of both ends."""
     tasks: list[asyncio.Task[object]] = [
         asyncio.create_task(_send(outboxes, channel.ingress, writer)),
-        asyncio.create_task(_read_end(reader)),
+        asyncio.create_task(_take_requests(submit, reader, writer)),
         asyncio.create_task(channel.closing.wait()),
     ]
     try:
@@ -136,7 +160,21 @@ async def _send(outboxes: Outboxes, ingress: IngressId, writer: asyncio.StreamWr
         writer.write(END)
 
 
-async def _read_end(reader: asyncio.StreamReader) -> None:
-    """Wait for the ingress's end: it sends nothing but its ticket."""
-    with contextlib.suppress(ConnectionError):
-        await reader.read(1)
+async def _take_requests(submit: Submit, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answer the calls of an ingress, to its end."""
+    with contextlib.suppress(ConnectionError, EOFError):
+        while True:
+            try:
+                call = await read_call(reader)
+            except msgspec.DecodeError:
+                log.exception("the connection to an ingress is closed: it sent no call")
+                return
+            writer.write(encode_answer(call, [_result(submit, request) for request in call.requests]))
+
+
+def _result(submit: Submit, request: Submission) -> Refused | str:
+    try:
+        return submit(request)
+    except Exception:
+        log.exception("request %s could not be submitted", request.spec.id)
+        return Refused("internal error", Cause.UNEXPECTED)

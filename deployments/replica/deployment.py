@@ -102,7 +102,7 @@ class EngineReplica:
         self._engine: Engine = await _engine_class(engine.kind).start(engine.model_source, engine.kwargs)
         self._utilities = EngineUtilities(self._engine, self._id)
         self._outboxes = Outboxes(time.monotonic)
-        self._channels = await ChannelListener.start(self._outboxes, get_node_ip_address())
+        self._channels = await ChannelListener.start(self._outboxes, get_node_ip_address(), self._submit)
         self._host = RequestHost(self._engine, self._outboxes, time.monotonic, self._free_tokens)
         sizes = size_slots(migration, self._engine.fingerprint, self._engine.max_context, engine.on_gpu)
         self._slots = make_slots(migration, sizes)
@@ -180,11 +180,8 @@ class EngineReplica:
             yield channel.offer
             await channel.over()
 
-    async def submit(self, requests: tuple[Submission, ...]) -> list[Refused | str]:
-        """See `ServingApi.submit`."""
-        return [self._submit(request) for request in requests]
-
     def _submit(self, request: Submission) -> Refused | str:
+        """Run a request that has come by a channel."""
         model = self._engine.fingerprint.model
         if request.model not in (None, model):
             return Refused("another version of the model runs here", Cause.FINGERPRINT)

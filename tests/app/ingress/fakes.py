@@ -212,7 +212,7 @@ class ReplicaWire:
     def events(self, ingress: IngressId) -> AsyncIterator[Batch]:
         return self._wires.events(self._replica, ingress)
 
-    async def submit(self, requests: tuple[Submission, ...]) -> list[Refused | str]:
+    async def submit(self, requests: tuple[Submission, ...]) -> Sequence[Refused | str]:
         return await self._call("submit", lambda replica: [_submit(replica, request) for request in requests])
 
     async def attach(self, request: RequestId, hop: int, index: int) -> bool:

@@ -61,7 +61,7 @@ class Handles:
 
 
 def served(handles: Handles) -> ServeReplicas[EngineStub]:
-    return ServeReplicas(cast(ReplicaHandles, handles), lambda calls: EngineStub(calls, 10.0))
+    return ServeReplicas(cast(ReplicaHandles, handles), lambda calls: EngineStub(calls, 10.0, {}))
 
 
 @pytest.mark.parametrize("method", sorted({*methods(EngineApi)} - {"channel"}))

@@ -4,19 +4,21 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 from ray._common.tls_utils import generate_self_signed_tls_certs
 
-from deployments.api.calls import Batch
-from deployments.api.channel import ChannelOffer, FrameDecoder, channel_batches, encode_frame
+from deployments.api.calls import Batch, Submission
+from deployments.api.channel import ChannelOffer, ChannelReader, FrameDecoder, channel_batches, encode_frame
 from deployments.replica import channels
 from deployments.replica.channels import ChannelListener
 from deployments.replica.outbox import Outboxes
-from migration.protocol.errors import PeerLost
-from migration.protocol.request import Delta, Doubt, IngressId, Lost, Moved, Moving, StreamEvent
+from migration.protocol.continuing import plain_spec
+from migration.protocol.errors import PeerLost, Refused, Stopping
+from migration.protocol.request import Delta, Doubt, IngressId, Lost, Moved, Moving, StreamEvent, Trait
+from policies.causes import Cause
 from policies.model import ReplicaId, RequestId
 
 HERE, R, REPLICA = IngressId("here"), RequestId("r"), ReplicaId("replica")
@@ -44,6 +46,7 @@ class Ends:
 
     outboxes: Outboxes
     listener: ChannelListener
+    channels: dict[ReplicaId, ChannelReader] = field(default_factory=dict)
     fault: "asyncio.Future[None]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     served: "list[asyncio.Task[None]]" = field(default_factory=list)
     last: ChannelOffer | None = None
@@ -70,7 +73,7 @@ class Ends:
         return sum(not task.done() for task in self.served)
 
     def batches(self, silence_s: float = 5.0, ingress: IngressId = HERE) -> AsyncGenerator[Batch]:
-        return channel_batches(REPLICA, self.calls(ingress), silence_s)
+        return channel_batches(REPLICA, self.calls(ingress), silence_s, self.channels)
 
     async def connected(self, ingress: IngressId = HERE) -> AsyncGenerator[Batch]:
         """The batches after the first, empty one."""
@@ -79,10 +82,23 @@ class Ends:
         return batches
 
 
+def submit(request: Submission) -> Refused | str:
+    """Runs some requests, refuses others, and breaks."""
+    match request.spec.id:
+        case "full":
+            return Refused("no room", Cause.NO_ROOM)
+        case "stops":
+            return Stopping("the replica is stopping")
+        case "broken":
+            raise RuntimeError("a defect")
+        case _:
+            return f"model of {request.spec.id}.{request.hop} after {request.outputs}"
+
+
 @contextlib.asynccontextmanager
 async def listening() -> AsyncIterator[Ends]:
     outboxes = Outboxes(asyncio.get_running_loop().time)
-    made = Ends(outboxes, await ChannelListener.start(outboxes, "127.0.0.1"))
+    made = Ends(outboxes, await ChannelListener.start(outboxes, "127.0.0.1", submit))
     yield made
     made.listener.close()
 
@@ -163,6 +179,99 @@ async def test_a_new_reader_ends_the_one_before(ends: Ends) -> None:
     await second.aclose()
 
 
+# --- requests -----------------------------------------------------------------------------------------
+
+
+def submission(id: str, hop: int = 0, outputs: tuple[int, ...] = ()) -> Submission:
+    request = plain_spec(id, (1, 2), 9, "label", HERE, seed=3, temperature=1.0)
+    return Submission(replace(request, body=(*request.body, b"a tensor")), hop, outputs, "model" if outputs else None)
+
+
+async def test_a_request_arrives_as_it_was_sent(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[Submission] = []
+
+    def take(request: Submission) -> str:
+        taken.append(request)
+        return "m"
+
+    ends.listener.close()
+    ends.listener = await ChannelListener.start(ends.outboxes, "127.0.0.1", take)
+    batches, sent = await ends.connected(), (submission("a"), submission("b", 3, (7, 8)))
+    assert await ends.channels[REPLICA].submit(sent) == ["m", "m"]
+    assert tuple(taken) == sent and taken[0].spec.traits == {Trait.SEEDED}
+    await batches.aclose()
+
+
+async def test_every_request_has_an_answer_of_its_own(ends: Ends) -> None:
+    batches, channel = await ends.connected(), ends.channels[REPLICA]
+    calls = (channel.submit(tuple(submission(id) for id in ids)) for ids in (("a", "full"), ("stops", "broken", "b")))
+    (a, full), (stops, broken, b) = await asyncio.gather(*calls)
+    assert (a, b) == ("model of a.0 after ()", "model of b.0 after ()")
+    refusals = [(type(each), each.cause) for each in (full, stops, broken) if isinstance(each, Refused)]
+    assert refusals == [(Refused, Cause.NO_ROOM), (Stopping, Cause.STOPPING), (Refused, Cause.UNEXPECTED)]
+    assert str(full) == "no room"
+    await batches.aclose()
+
+
+async def test_events_and_answers_share_a_connection(ends: Ends) -> None:
+    batches, channel = await ends.connected(), ends.channels[REPLICA]
+    for index in range(20):
+        ends.outboxes.put(HERE, event(index))
+        assert len(await channel.submit((submission("a"),))) == 1
+    events = [each for _ in range(20) for each in await anext(batches)]
+    assert events == [event(index) for index in range(20)]
+    await batches.aclose()
+
+
+async def test_a_large_request_arrives_whole(ends: Ends) -> None:
+    batches, large = await ends.connected(), submission("a")
+    large = replace(large, spec=replace(large.spec, body=(bytes(5_000_000),)))
+    assert await ends.channels[REPLICA].submit((large,)) == ["model of a.0 after ()"]
+    await batches.aclose()
+
+
+async def test_a_channel_takes_requests_while_its_events_are_read(ends: Ends) -> None:
+    batches = await ends.connected()
+    channel = ends.channels[REPLICA]
+    await batches.aclose()
+    assert ends.channels == {}
+    with pytest.raises(PeerLost, match="cannot be reached"):
+        await channel.submit((submission("a"),))
+
+
+async def test_a_newer_channel_stays_when_an_older_one_ends(ends: Ends) -> None:
+    first = await ends.connected()
+    second = await ends.connected()
+    channel = ends.channels[REPLICA]
+    await first.aclose()
+    assert ends.channels == {REPLICA: channel}
+    await second.aclose()
+
+
+@pytest.mark.parametrize("end", ["by the replica", "by the ingress"])
+async def test_a_connection_that_ends_leaves_no_request_without_an_answer(
+    ends: Ends, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channels, "encode_answer", lambda call, results: b"")
+    batches = await ends.connected()
+    asking = asyncio.create_task(ends.channels[REPLICA].submit((submission("a"),)))
+    await asyncio.sleep(0.01)
+    if end == "by the replica":
+        ends.served[0].cancel()
+    else:
+        await batches.aclose()
+    with pytest.raises(PeerLost, match="did not answer"):
+        await asking
+
+
+async def test_a_call_that_cannot_be_read_ends_the_connection(ends: Ends, caplog: pytest.LogCaptureFixture) -> None:
+    batches = await ends.connected()
+    ends.channels[REPLICA]._transport.write(b"\0\0\0\1\xc1")
+    with pytest.raises(PeerLost):
+        await anext(batches)
+    assert "it sent no call" in caplog.text
+
+
 # --- ends out of order --------------------------------------------------------------------------------
 
 
@@ -205,7 +314,7 @@ async def test_a_replica_that_does_not_offer_a_channel_is_silent() -> None:
         yield ChannelOffer("", 0, b"")
 
     with pytest.raises(PeerLost, match="silent"):
-        await anext(channel_batches(REPLICA, none(), 0.01))
+        await anext(channel_batches(REPLICA, none(), 0.01, {}))
 
 
 async def test_a_stream_of_calls_without_an_offer_has_no_events() -> None:
@@ -214,7 +323,7 @@ async def test_a_stream_of_calls_without_an_offer_has_no_events() -> None:
         for offer in offers:
             yield offer
 
-    assert [batch async for batch in channel_batches(REPLICA, empty(), 1.0)] == []
+    assert [batch async for batch in channel_batches(REPLICA, empty(), 1.0, {})] == []
 
 
 async def test_a_replica_that_does_not_listen_is_unreachable(ends: Ends) -> None:
