@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+import uvloop
 
 from app.frontend.rust import exchange as module
 from app.frontend.rust.exchange import ExchangeBroken, HttpExchange
@@ -137,3 +138,23 @@ async def test_closing_ends_the_connection(begin: Begin) -> None:
     await asyncio.sleep(0.05)
     exchange.close()
     await asyncio.wait_for(left.wait(), 5)
+
+
+def test_a_stream_is_read_in_the_event_loop_of_rays_processes(tmp_path: Path) -> None:
+    address = str(tmp_path / "http")
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM + chunk(b"x" * (1 << 20)) + b"0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async def exchange() -> bytes:
+        async with await asyncio.start_unix_server(serve, address):
+            asked = await HttpExchange.begin(address, "GET", "/", (), b"")
+            try:
+                return await asked.content()
+            finally:
+                asked.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert len(runner.run(exchange())) == 1 << 20
