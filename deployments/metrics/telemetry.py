@@ -2,12 +2,14 @@
 
 from collections import Counter as Counts
 from collections.abc import Iterable
+from math import inf
 
 from prometheus_client import CollectorRegistry
 
 from deployments.metrics.exposition import Family, expose
 from deployments.metrics.instruments import Counter, Gauge, Histogram
 from migration.protocol.record import MigrationRecord, Outcome
+from policies.decision.service import STATES, ServiceReport
 from policies.decision.shadow import DryRun
 from policies.model import ReplicaState
 from policies.plan import Path
@@ -55,6 +57,7 @@ class Telemetry:
             _FREE_S,
         )
         self._dry_run: _DryRun | None = None
+        self._service: _Service | None = None
 
     def expose(self, replica: str) -> tuple[Family, ...]:
         """All metrics, with `replica`, the scheduler's own id, as a label."""
@@ -91,6 +94,33 @@ class Telemetry:
         if self._dry_run is None:
             self._dry_run = _DryRun(self._registry)
         self._dry_run.update(so_far)
+
+    def service(self, report: ServiceReport) -> None:
+        """Set the metrics of the service level. Without a call these metrics do not exist."""
+        if self._service is None:
+            self._service = _Service(self._registry)
+        self._service.update(report)
+
+
+class _Service:
+    """The metrics of a service level."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._state = Gauge("mell_service_state", "1 for the present state of the service level.", registry, ("state",))
+        self._step = Gauge("mell_service_step_seconds", "Longest decoding step of a replica, predicted.", registry)
+        self._limit = Gauge("mell_service_step_limit_seconds", "Limit of a decoding step.", registry)
+        self._late = Gauge("mell_service_late_replicas", "Replicas on which an arrival would wait too long.", registry)
+        self._free = Gauge("mell_service_free_replicas", "Free capacity, in replicas.", registry)
+        self._reserve = Gauge("mell_service_reserve_replicas", "Capacity to keep free, in replicas.", registry)
+
+    def update(self, report: ServiceReport) -> None:
+        for state in STATES:
+            self._state.set(state == report.state, state)
+        self._step.set(report.slowest_step_s)
+        self._limit.set(inf if report.limits is None else report.limits.step_s)
+        self._late.set(report.late_replicas)
+        self._free.set(report.free_replicas)
+        self._reserve.set(report.reserve_replicas)
 
 
 class _DryRun:

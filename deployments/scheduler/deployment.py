@@ -45,7 +45,7 @@ from policies.decision.limits import Mode
 from policies.decision.observation import ENGINE
 from policies.decision.placement import Decision, Place, Queue, free_tokens
 from policies.decision.reports import Roster, load_of
-from policies.decision.service import service_json
+from policies.decision.service import service_report
 from policies.decision.shadow import Shadow
 from policies.model import ReplicaId, RequestLoad, Tokens
 from policies.plan import Move, Reason
@@ -202,8 +202,8 @@ class LiveScheduler:
             "resting_pairs": [list(pair) for pair in memory.breaker.resting(now)],
             "replicas": sorted(replicas, key=lambda r: str(r["id"])),
         }
-        service = service_json(memory)
-        return state | ({"service": service} if service else {}) | ({"dry_run": dry_run} if dry_run else {})
+        service = service_report(memory)
+        return state | ({"service": service.to_json()} if service else {}) | ({"dry_run": dry_run} if dry_run else {})
 
     async def migrations(self) -> dict[str, Any]:
         """The body of `/mell/migrations`, newest first, from fresh reports."""

@@ -17,6 +17,7 @@ from policies.decision.deciding import Plans, SchedulerMemory, decide_in_slices,
 from policies.decision.limits import Mode
 from policies.decision.observation import ENGINE, Observation
 from policies.decision.placement import Decision
+from policies.decision.service import service_report
 from policies.model import ReplicaId
 from policies.plan import Move
 
@@ -92,6 +93,8 @@ class Epochs:
         self._record(seen, plans)
         for pair in self._resting(now) - resting:
             log.warning("moves from %s to %s keep failing; none will start for a while", *pair)
+        if (service := service_report(self._memory.pool())) is not None:
+            self._telemetry.service(service)
         if any(pool.roster.statuses for pool in self._pools):
             self.ready.set()
         await self._carry_out(plans)

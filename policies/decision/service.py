@@ -1,6 +1,7 @@
 """The service level in the decision: the limits of replicas' speed in an epoch, and their report for operators."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
@@ -39,41 +40,70 @@ def _steps(speed: ReplicaSpeed, replicas: Iterable[Replica], seconds: float) -> 
     return sum(seconds / max(1e-6, speed.costs.step_s(max(1, len(r.requests)), r.load)) for r in replicas)
 
 
-def service_json(memory: PoolMemory) -> dict[str, Any] | None:
-    """The service level, the limits that follow from it, and the slowest replica's steps; None without a level.
+STATES = ("measuring", "held", "slow", "unreachable")
+"""The states of a service level."""
 
-    `state` is `measuring` before step times are known, `unreachable` if no number of replicas meets the level,
-    `slow` if a replica exceeds a limit, else `held`. Another replica opens while `free_replicas` is less than
-    `reserve_replicas`; one closes if a whole one more is free.
+
+@dataclass(frozen=True, slots=True)
+class ServiceReport:
+    """The state of a service level, for operators. Times are in seconds.
+
+    `limits` are those of the last epoch, None before step times are known. `slowest_step_s` is the longest decoding
+    step of all replicas by prediction, and `late_replicas` counts those on which an arrival would wait for too long.
+    Another replica opens while `free_replicas` is less than `reserve_replicas`; one closes if a whole one more is free.
     """
+
+    level: ServiceLevel
+    limits: SpeedLimit | None = None
+    slowest_step_s: float = 0.0
+    late_replicas: int = 0
+    free_replicas: float = 0.0
+    reserve_replicas: float = 0.0
+
+    @property
+    def state(self) -> str:
+        """`measuring` before step times are known, `unreachable` if no number of replicas meets the level, `slow` if a
+        replica exceeds a limit, else `held`.
+        """
+        if self.limits is None:
+            return "measuring"
+        if self.limits.unreachable:
+            return "unreachable"
+        return "slow" if self.slowest_step_s > self.limits.step_s or self.late_replicas else "held"
+
+    def to_json(self) -> dict[str, Any]:
+        """The member `service` of `/mell/state`."""
+        itl_ms = None if self.level.itl_p99_s is None else 1e3 * self.level.itl_p99_s
+        head = {"target": {"ttft_p99_s": self.level.ttft_p99_s, "itl_p99_ms": itl_ms}, "state": self.state}
+        if self.limits is None:
+            return head
+        return head | {
+            "why": list(self.limits.unreachable),
+            "step_limit_s": _finite(self.limits.step_s),
+            "wait_limit_s": _finite(self.limits.wait_s),
+            "interruption_s": self.limits.interruption_s,
+            "slowest_step_s": self.slowest_step_s,
+            "late_replicas": self.late_replicas,
+            "free_replicas": self.free_replicas,
+            "reserve_replicas": self.reserve_replicas,
+            "error": self.limits.speed.error,
+        }
+
+
+def service_report(memory: PoolMemory) -> ServiceReport | None:
+    """The state of the pool's service level; None without a level."""
     level, cluster = memory.terms.service, memory.cluster
-    if level is None:
-        return None
-    found = cluster.speed
-    if found is None:
-        return {"target": _target(level), "state": "measuring"}
-    costs, busy = found.speed.costs, [replica for replica in cluster.running() if replica.requests]
-    step_s = max((costs.step_s(len(replica.requests), replica.load) for replica in busy), default=0.0)
-    late = sum(not found.is_in_time(len(r.requests), r.load, r.backlog) for r in cluster.running())
-    state = "unreachable" if found.unreachable else "slow" if step_s > found.step_s or late else "held"
-    return {
-        "target": _target(level),
-        "state": state,
-        "why": list(found.unreachable),
-        "step_limit_s": _finite(found.step_s),
-        "wait_limit_s": _finite(found.wait_s),
-        "interruption_s": found.interruption_s,
-        "slowest_step_s": step_s,
-        "late_replicas": late,
-        "free_replicas": cluster.spare() / cluster.capacity,
-        "reserve_replicas": cluster.slack / cluster.capacity,
-        "error": found.speed.error,
-    }
-
-
-def _target(level: ServiceLevel) -> dict[str, float | None]:
-    itl_ms = None if level.itl_p99_s is None else 1e3 * level.itl_p99_s
-    return {"ttft_p99_s": level.ttft_p99_s, "itl_p99_ms": itl_ms}
+    if level is None or cluster.speed is None:
+        return None if level is None else ServiceReport(level)
+    costs, running = cluster.speed.speed.costs, cluster.running()
+    return ServiceReport(
+        level,
+        cluster.speed,
+        max((costs.step_s(len(r.requests), r.load) for r in running if r.requests), default=0.0),
+        sum(not cluster.speed.is_in_time(len(r.requests), r.load, r.backlog) for r in running),
+        cluster.spare() / cluster.capacity,
+        cluster.slack / cluster.capacity,
+    )
 
 
 def _finite(value: float) -> float | None:

@@ -1,12 +1,16 @@
 """The scheduler's metrics, as they are scraped."""
 
 from dataclasses import replace
+from math import inf
 
 import pytest
 
 from deployments.metrics.exposition import merge
 from deployments.metrics.telemetry import Telemetry
 from migration.protocol.record import MigrationRecord, Outcome
+from policies.cost.service import ReplicaSpeed, ServiceLevel, SpeedLimit
+from policies.cost.steps import StepCosts
+from policies.decision.service import ServiceReport
 from policies.decision.shadow import DryRun
 from policies.model import Bytes, ReplicaId, ReplicaState, RequestId, Tokens
 from policies.plan import Path, Reason
@@ -93,6 +97,30 @@ def test_a_freed_replica(telemetry: Telemetry) -> None:
 def test_counters_without_labels_are_there_from_the_start(telemetry: Telemetry) -> None:
     seen = values(telemetry)
     assert seen["mell_gpu_seconds_total"] == seen["mell_migration_bytes_total"] == {("s",): 0}
+
+
+# --- a service level ----------------------------------------------------------------------------------
+
+
+def test_without_a_service_level_there_is_nothing_of_one(telemetry: Telemetry) -> None:
+    assert not [name for name in values(telemetry) if "service" in name]
+
+
+def test_a_service_level_is_exposed_as_it_stands(telemetry: Telemetry) -> None:
+    level, limits = ServiceLevel(itl_p99_s=0.05), SpeedLimit(ReplicaSpeed(StepCosts(((1, 0.01),))), 0.04)
+    telemetry.service(ServiceReport(level))
+    assert values(telemetry)["mell_service_step_limit_seconds"] == {("s",): inf}
+    telemetry.service(ServiceReport(level, limits, 0.045, 0, 2.5, 1.5))
+    seen = {name: samples for name, samples in values(telemetry).items() if "service" in name}
+    states = {state[1]: value for state, value in seen.pop("mell_service_state").items()}
+    assert states == {"measuring": 0, "held": 0, "slow": 1, "unreachable": 0}
+    assert {name: samples[("s",)] for name, samples in seen.items()} == {
+        "mell_service_step_seconds": 0.045,
+        "mell_service_step_limit_seconds": 0.04,
+        "mell_service_late_replicas": 0,
+        "mell_service_free_replicas": 2.5,
+        "mell_service_reserve_replicas": 1.5,
+    }
 
 
 # --- a dry run ----------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from policies.decision.deciding import place
 from policies.decision.limits import LiveLimits, Terms
 from policies.decision.memory import PoolMemory
 from policies.decision.placement import Place, Queue
-from policies.decision.service import service_json
+from policies.decision.service import STATES, service_report
 from policies.model import ReplicaId, RequestId, Tokens
 from policies.plan import Reason
 from tests.policies.decision.observed import Watcher, observed
@@ -103,7 +103,8 @@ def test_before_step_times_are_known_nothing_is_limited() -> None:
     made = watcher(TWO, costs=None)
     made.decide(observed("a: p10 q10 r10 | b: s10"))
     assert made.memory.cluster.speed is None
-    assert service_json(made.memory) == {
+    shown = service_report(made.memory)
+    assert shown is not None and shown.to_json() == {
         "target": {"ttft_p99_s": None, "itl_p99_ms": 22.5},
         "state": "measuring",
     }
@@ -134,14 +135,15 @@ def test_reports_of_steps_make_the_limit() -> None:
 def test_the_state_is_shown_with_its_reasons(level: ServiceLevel, drawing: str, state: str) -> None:
     made = watcher(level)
     made.decide(observed(drawing))
-    shown = service_json(made.memory)
-    assert shown is not None
-    assert (shown["state"], bool(shown["why"])) == (state, state == "unreachable")
+    report = service_report(made.memory)
+    assert report is not None
+    shown = report.to_json()
+    assert (shown["state"], bool(shown["why"])) == (state, state == "unreachable") and state in STATES
     json.dumps(shown, allow_nan=False)
 
 
 def test_without_a_level_there_is_no_state() -> None:
-    assert service_json(watcher(None).memory) is None
+    assert service_report(watcher(None).memory) is None
 
 
 def test_the_forecast_is_the_reserve_unless_foresight_is_configured() -> None:
