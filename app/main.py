@@ -16,6 +16,7 @@ from app.ingress.config import IngressConfig
 from app.settings import (
     CPU_ENGINE,
     CPU_ENV,
+    CPU_LORA,
     AutoscalingSettings,
     Settings,
     check_installed,
@@ -83,12 +84,14 @@ def _warn_untested() -> None:
 def _engine_config(settings: Settings) -> EngineConfig:
     loading = settings.model_loading_config
     source = loading.model_source or str(ensure_tiny_model())
-    defaults = {} if settings.gpus or settings.engine == "paced" else CPU_ENGINE
+    lora = CPU_LORA if settings.engine_kwargs.get("enable_lora") else {}
+    defaults = {} if settings.gpus or settings.engine == "paced" else {**CPU_ENGINE, **lora}
     # The model's name in vLLM's metrics.
     named = {} if settings.engine == "paced" else {"served_model_name": loading.model_id}
     kwargs = {**named, **defaults, **settings.engine_kwargs}
     standby = settings.deployment_config.standby
-    return EngineConfig(loading.model_id, source, kwargs, settings.engine, settings.gpus > 0, standby)
+    adapters = settings.ingress.adapters
+    return EngineConfig(loading.model_id, source, kwargs, settings.engine, settings.gpus > 0, standby, adapters)
 
 
 def _scheduler_config(settings: Settings) -> SchedulerConfig:

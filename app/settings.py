@@ -13,16 +13,23 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from app.adapters import listed_adapters, read_modules
 from app.ingress.access.keys import KeyFile
 from app.vllm_cli.flags import FRONTEND_ARGUMENTS, why_refused
 from deployments.config import ON_GPU, ON_HOST, MigrationSettings, SchedulerSettings, SettingsSection
 from deployments.engine.pace import read_pace
 from deployments.replica.imports import CPU_BUILD, is_installed
+from migration.protocol.core_messages import Adapter
 from policies.cost.service import ReplicaSpeed, unreachable
 from policies.decision.limits import Mode
 
 CPU_ENGINE: Mapping[str, Any] = {"dtype": "float32", "block_size": 32, "enforce_eager": True}
 """The engine settings of vLLM's CPU build, unless `engine_kwargs` has others."""
+
+CPU_LORA: Mapping[str, Any] = {
+    "lora_target_modules": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+}
+"""Further ones with `enable_lora`: with adapters of the output layer, requests with `prompt_logprobs` end an engine."""
 
 CPU_ENV: Mapping[str, str] = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -245,6 +252,11 @@ class IngressSettings(SettingsSection):
     allow_credentials: bool = Field(
         False, description="These pages' calls may have cookies, which a reverse proxy may want."
     )
+    allow_runtime_lora_updating: bool = Field(
+        False,
+        description="Open `/v1/load_lora_adapter` and `/v1/unload_lora_adapter` to callers with `admin_key`, see "
+        "frontend.md.",
+    )
     log_text: bool = Field(
         False,
         description="Include prompts and answers in the log lines of requests; off by default for the clients' "
@@ -270,6 +282,8 @@ class IngressSettings(SettingsSection):
         if others := sorted(value.keys() - FRONTEND_ARGUMENTS):
             known = ", ".join(sorted(FRONTEND_ARGUMENTS))
             raise ValueError(f"remove {', '.join(others)}; there are {known}")
+        if value.get("lora_modules"):
+            return value | {"lora_modules": read_modules(value["lora_modules"])}
         return value
 
     @field_validator("allowed_media_domains")
@@ -337,6 +351,11 @@ class IngressSettings(SettingsSection):
         if self.allow_credentials and "*" in self.allowed_origins:
             raise ValueError("allow_credentials: every web page could use its reader's cookies: list allowed_origins")
         return self
+
+    @property
+    def adapters(self) -> tuple[Adapter, ...]:
+        """The adapters of the configuration."""
+        return listed_adapters(self.frontend_kwargs.get("lora_modules") or ())
 
     @field_validator("otlp_traces_endpoint")
     @classmethod
@@ -425,6 +444,7 @@ class Settings(SettingsSection):
             self._check_service()
         if self.deployment_config.standby and self.engine == "paced":
             raise ValueError("deployment_config.standby: a paced engine imports nothing; remove it")
+        self._check_adapters()
         self._check_engine()
         return self
 
@@ -435,6 +455,22 @@ class Settings(SettingsSection):
         pace = read_pace(self.engine_kwargs)
         if reasons := unreachable(level, ReplicaSpeed(pace.costs, 0.0, pace.max_num_batched_tokens)):
             raise ValueError(f"scheduler.slo cannot be met: {'; '.join(reasons)}")
+
+    def _check_adapters(self) -> None:
+        """Raise ValueError for adapters that no engine could load, or no request could name."""
+        ingress, updating = self.ingress, "ingress.allow_runtime_lora_updating"
+        if ingress.allow_runtime_lora_updating and ingress.admin_key is None:
+            raise ValueError(f"{updating}: its calls name folders of the engines' machines; set ingress.admin_key, too")
+        if self.engine_kwargs.get("enable_lora") and ingress.frontend == "rust":
+            raise ValueError("engine_kwargs.enable_lora: the Rust frontend serves no adapters; write frontend: vllm")
+        if self.engine_kwargs.get("enable_lora") is not True:
+            if ingress.adapters:
+                raise ValueError("ingress.frontend_kwargs.lora_modules: write engine_kwargs.enable_lora: true, too")
+            if ingress.allow_runtime_lora_updating:
+                raise ValueError(f"{updating}: write engine_kwargs.enable_lora: true, too")
+        models = served_names(self.model_loading_config.model_id, self.engine_kwargs)
+        if taken := sorted(models & {adapter.lora_name for adapter in ingress.adapters}):
+            raise ValueError(f"ingress.frontend_kwargs.lora_modules: {', '.join(taken)} is the name of the model")
 
     def _check_engine(self) -> None:
         """Raise ValueError for arguments that an engine of Mell must not have, or workers that do not fit the GPUs."""
@@ -448,6 +484,12 @@ class Settings(SettingsSection):
                 f"deployment_config.num_gpus is {self.gpus:g} and engine_kwargs.tensor_parallel_size {self.workers}, "
                 "but every worker has one GPU: write the same number in both"
             )
+
+
+def served_names(model_id: str, engine_kwargs: Mapping[str, Any]) -> frozenset[str]:
+    """The names of the model in the API."""
+    names = engine_kwargs.get("served_model_name") or model_id
+    return frozenset([names] if isinstance(names, str) else names)
 
 
 def describe_errors(error: ValidationError) -> list[str]:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from migration.protocol.core_messages import Adapter
 from migration.protocol.rounds import CopyLimits
 from migration.protocol.sizing import time_limit_s
 from migration.run.world import MigrationLimits
@@ -217,7 +218,8 @@ class EngineConfig:
     """One engine: its name in the API, the model (a folder or a hub name), and the engine's own arguments.
 
     `kind` is "vllm", or "paced" for one without a model that keeps the pace of a GPU. `on_gpu` is the place of its KV
-    cache. With `standby`, each node keeps a process that has imported vLLM, for the next replica.
+    cache. With `standby`, each node keeps a process that has imported vLLM, for the next replica. A replica starts only
+    if its engine can load all `adapters`.
     """
 
     model_id: str
@@ -226,6 +228,7 @@ class EngineConfig:
     kind: str = "vllm"
     on_gpu: bool = False
     standby: bool = False
+    adapters: tuple[Adapter, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,8 @@ class Cause(StrEnum):
     """The target no longer holds the migration: its lease ran out, or it was cancelled there."""
     SUPERSEDED = "superseded"
     """The order came from a scheduler that a newer one has replaced."""
+    ADAPTER = "adapter"
+    """The engine cannot load the LoRA adapter of the request."""
     NOT_EMPTY = "not_empty"
     NOT_RUNNING = "not_running"
     NOT_BEGUN = "not_begun"

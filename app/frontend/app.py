@@ -2,15 +2,17 @@
 
 import dataclasses
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
+import msgspec
 from fastapi import FastAPI
 from starlette.types import Receive, Scope, Send
 from vllm.config import VllmConfig
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.cli_args import FrontendArgs, validate_parsed_serve_args
+from vllm.lora.request import LoRARequest
 from vllm.reasoning import ReasoningParserManager
 from vllm.tool_parsers import ToolParserManager
 from vllm.v1.engine import EngineCoreReadyResponse
@@ -26,6 +28,7 @@ from app.ingress.streams.streams import Streams
 from deployments.engine.arguments import USAGE, check_model, frontend_args
 from deployments.metrics.exposition import Family
 from deployments.metrics.vllm import expose_requests
+from migration.protocol.core_messages import Adapter
 from migration.protocol.request import IngressId
 
 
@@ -64,6 +67,17 @@ class VllmFrontend:
         if not self._client.core.serving and scope["type"] == "http" and scope["method"] == "POST":
             await self._client.core.wait_until_serving(self._patience_s)
         await self._application(scope, receive, send)
+
+    def serve_adapters(self, adapters: Iterable[Adapter]) -> None:
+        """Serve the model with each of these adapters, under the adapter's name, and with no others.
+
+        vLLM's application chooses an adapter by the model's name in a request, among these only. Requests that run
+        with another one continue.
+        """
+        served = {adapter.lora_name: LoRARequest(*msgspec.structs.astuple(adapter)) for adapter in adapters}
+        adapters_by_name = self._application.state.openai_serving_models.lora_requests
+        adapters_by_name.clear()
+        adapters_by_name.update(served)
 
     @property
     def max_context(self) -> int:
@@ -116,7 +130,7 @@ def serve_args(config: IngressConfig) -> tuple[Namespace, VllmConfig]:
 
 
 def frontend_kwargs(config: IngressConfig) -> dict[str, Any]:
-    kwargs = dict(config.frontend_kwargs)
+    kwargs = {name: value for name, value in config.frontend_kwargs.items() if name != "lora_modules"}
     if config.chat_template is not None:
         kwargs["chat_template"] = config.chat_template
     if config.tool_call_parser is not None:
@@ -150,6 +164,6 @@ def ready_response(config: VllmConfig) -> EngineCoreReadyResponse:
         max_num_seqs=config.scheduler_config.max_num_seqs,
         max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
         instance_id=config.instance_id,
-        supports_lora=False,
-        max_loras=0,
+        supports_lora=config.lora_config is not None,
+        max_loras=config.lora_config.max_loras if config.lora_config is not None else 0,
     )

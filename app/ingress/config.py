@@ -3,7 +3,7 @@
 from typing import Any
 
 from app.ingress.access.keys import ApiKey
-from app.settings import IngressSettings
+from app.settings import IngressSettings, served_names
 
 
 class IngressConfig(IngressSettings):
@@ -24,6 +24,11 @@ class IngressConfig(IngressSettings):
     tool_call_parser: str | None = None
     api_keys: tuple[ApiKey, ...] = ()
     rust_binary: str | None = None
+
+    @property
+    def model_names(self) -> frozenset[str]:
+        """The names of the model without an adapter."""
+        return served_names(self.model_id, self.engine_kwargs)
 
     @property
     def shares_port(self) -> bool:

@@ -17,10 +17,12 @@ from starlette.middleware.base import BaseHTTPMiddleware
 
 from app.ingress.access.admission import Gate
 from app.ingress.access.keys import KeyFile
+from app.ingress.adapters import AdapterOrders
 from app.ingress.config import IngressConfig
 from app.ingress.engine_orders import EngineOrders
 from app.ingress.frontends import VllmApi
 from app.ingress.http.control import ControlRoutes
+from app.ingress.http.orders import LoadAdapter
 from app.ingress.http.server import BelowPath, HttpServer, endpoint, listen
 from app.ingress.http.tls import TlsFiles
 from app.ingress.streams.placing import Placer
@@ -31,12 +33,13 @@ from app.ingress.telemetry.tracing import NO_TRACER, KeepHttpScope, Tracer
 from app.settings import IngressSettings
 from app.versions import VERSION, installed_version
 from deployments.api.calls import MoveAnswer, MoveRejected
-from deployments.api.protocols import MetricsApi
+from deployments.api.protocols import IngressApi
 from deployments.api.stubs import SchedulerStub, ServeSchedulerClient, engines, ingresses
 from deployments.config import Topology
 from deployments.metrics.exposition import Family
 from deployments.processes.guard import start_guard
 from deployments.processes.heap import freeze_heap
+from deployments.serve.adapters import AdapterStore
 from deployments.serve.membership import Membership, ServeMembership
 from deployments.serve.routing import own_id
 from migration.protocol.messages import PathRequest
@@ -74,15 +77,24 @@ class IngressBackend:
         self._membership = ServeMembership("Engine", topology.app, f"ingress-{self.id}", self._changed)
         self._ingresses = ServeMembership("Ingress", topology.app, f"ingresses-{self.id}")
         replicas = engines(topology.app, config.replica_silence_s)
+        processes = ingresses(topology.app)
         self._metrics = MetricsCollector(
             (ReplicaId(self.id), self.own_metrics),
             self._scheduler,
             [
                 ("Engine", replicas, self._membership),
-                ("Ingress", ingresses(topology.app), self._ingresses),
+                ("Ingress", processes, self._ingresses),
             ],
         )
         self.orders = EngineOrders(replicas, self._membership)
+        self._adapters = AdapterOrders(
+            AdapterStore(topology.app),
+            config.model_names,
+            config.adapters,
+            (replicas, self._membership),
+            (processes, self._ingresses),
+            api.serve_adapters,
+        )
         placer = Placer(self._scheduler, self._membership, config.place_timeout_s)
         self._placer = placer
         self.streams = Streams(
@@ -114,9 +126,19 @@ class IngressBackend:
             if self._key_file is not None:
                 self.gate.reload(self._key_file)
             await self._placer.refresh()
+            await self.refresh_adapters()
             if not self._started:
                 await self._lower_initial()
             await asyncio.sleep(self._refresh_s)
+
+    async def refresh_adapters(self) -> None:
+        """Follow the adapters that are loaded at run time, if that is allowed."""
+        if not self.settings.allow_runtime_lora_updating:
+            return
+        try:
+            await self._adapters.refresh()
+        except Exception:
+            log.exception("the list of adapters could not be read")
 
     async def _lower_initial(self) -> None:
         """Lower the expected number of replicas: the scheduler may have stopped one before this ingress saw it."""
@@ -181,6 +203,14 @@ class IngressBackend:
     async def drain(self, replica: str) -> MoveAnswer:
         """See `Backend.drain`."""
         return await self._order(lambda scheduler: scheduler.drain(replica))
+
+    async def load_adapter(self, order: LoadAdapter) -> str:
+        """See `Backend.load_adapter`."""
+        return await self._adapters.load(order)
+
+    async def unload_adapter(self, name: str) -> str:
+        """See `Backend.unload_adapter`."""
+        return await self._adapters.unload(name)
 
     async def _order(self, order: Callable[[SchedulerStub], Awaitable[MoveAnswer]]) -> MoveAnswer:
         """Call the scheduler until it answers, since it may be slow or restarting; the call must be idempotent."""
@@ -254,6 +284,7 @@ class IngressReplica:
         self._backend = IngressBackend(config, topology, self._api)
         self._control = ControlRoutes(self._backend)
         self._app = self._control.app(await self._api.start(self._backend))
+        await self._backend.refresh_adapters()
         for path in config.middleware:
             add_middleware(self._app, path)
         if self._backend.tracer is not NO_TRACER:
@@ -279,6 +310,10 @@ class IngressReplica:
         """The metrics of this ingress, for the scraped ingress."""
         return await self._backend.own_metrics()
 
+    async def refresh_adapters(self) -> None:
+        """See `IngressApi.refresh_adapters`."""
+        await self._backend.refresh_adapters()
+
     async def __del__(self) -> None:
         self._control.close()
         # Serve kills the process at the end of the grace period, so finish before.
@@ -289,4 +324,4 @@ class IngressReplica:
 
 
 if TYPE_CHECKING:
-    _offers: type[MetricsApi] = IngressReplica
+    _offers: type[IngressApi] = IngressReplica

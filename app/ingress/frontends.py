@@ -3,7 +3,7 @@
 import asyncio
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from starlette.requests import Request
@@ -19,6 +19,7 @@ from app.ingress.streams.streams import Streams
 from app.ingress.telemetry.requests import RequestTelemetry
 from app.settings import IngressSettings
 from deployments.metrics.exposition import Family
+from migration.protocol.core_messages import Adapter
 from migration.protocol.request import IngressId
 
 ENVIRONMENT = {
@@ -35,6 +36,8 @@ ENVIRONMENT = {
     "VLLM_ENABLE_RESPONSES_API_STORE": "0",
     # `app.frontend.media`
     "VLLM_MEDIA_CONNECTOR": "mell",
+    # vLLM's resolvers would make a path of any model's name in a request.
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "0",
 }
 """The environment in which vLLM makes its configuration: without a device, even if there is one."""
 
@@ -69,6 +72,10 @@ class Frontend(Protocol):
         """The text of tokens, special ones included."""
         ...
 
+    def serve_adapters(self, adapters: Iterable[Adapter]) -> None:
+        """Serve the model with each of these adapters, under the adapter's name, and with no others."""
+        ...
+
     async def metrics(self, replica: str) -> Sequence[Family]:
         """vLLM's metrics of whole requests, labelled with `replica`."""
         ...
@@ -90,6 +97,7 @@ class VllmApi:
         os.environ.update(ENVIRONMENT | vllm_environment(config))
         self._config = config
         self._frontend: Frontend | None = None
+        self._adapters: tuple[Adapter, ...] = config.adapters
         self._document = b""
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -101,6 +109,8 @@ class VllmApi:
         from vllm.envs import enable_envs_cache
 
         frontend = self._frontend = await self._start(backend)
+        if self._adapters:
+            frontend.serve_adapters(self._adapters)
         # As in the engine's processes: vLLM's statistics would otherwise read the environment for every token.
         enable_envs_cache()
         application = guarded(frontend.app, backend.gate, backend.telemetry, backend.settings, frontend.max_context)
@@ -114,6 +124,12 @@ class VllmApi:
         from app.frontend.app import VllmFrontend
 
         return await VllmFrontend.start(self._config, backend.streams, backend.id)
+
+    def serve_adapters(self, adapters: Iterable[Adapter]) -> None:
+        """Serve the model with these adapters, and with no others, once the API has started."""
+        self._adapters = tuple(adapters)
+        if self._frontend is not None:
+            self._frontend.serve_adapters(self._adapters)
 
     async def _describe(self, http: Request) -> Response:
         """GET /openapi.json."""

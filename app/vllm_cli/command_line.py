@@ -38,6 +38,8 @@ def parse(arguments: Sequence[str]) -> tuple[Flags, argparse.Namespace]:
         for name, value in given.items()
         if name in MELL_DEFAULTS or name not in defaults or getattr(parsed, name) != defaults[name]
     }
+    if modules := changed.get("lora_modules"):
+        changed["lora_modules"] = [_without_defaults(module) for module in modules]
     own = argparse.Namespace(**{name: getattr(parsed, name) for name in OWN})
     return {name: value for name, value in changed.items() if name not in (*OWN, "subparser")}, own
 
@@ -75,6 +77,12 @@ def _parse_given(arguments: Sequence[str]) -> argparse.Namespace:
         if action.type is not None:
             action.type = _plain(action.type)
     return outer.parse_args(["serve", *arguments])  # type: ignore[no-any-return]
+
+
+def _without_defaults(value: Any) -> dict[str, Any]:
+    """The members of a dataclass object that differ from their defaults."""
+    members = {field.name: (getattr(value, field.name), field.default) for field in dataclasses.fields(value)}
+    return {name: given for name, (given, default) in members.items() if given != default}
 
 
 def _plain(parse_value: Any) -> Callable[[str], Any]:

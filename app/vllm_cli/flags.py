@@ -28,6 +28,7 @@ FRONTEND_ARGUMENTS = frozenset(
         "fingerprint_mode",
         "fingerprint_value",
         "log_error_stack",
+        "lora_modules",
         "response_role",
         "return_tokens_as_token_ids",
         "sse_keep_alive_interval",
@@ -99,6 +100,9 @@ ENGINE = frozenset(
         "enable_mamba_cache_stochastic_rounding mamba_cache_philox_rounds mamba_cache_dtype mamba_ssm_cache_dtype "
         "mamba_block_size prefix_match_unit mamba_cache_mode enable_mamba_shared_prefix_checkpoint "
         "replayssm_buffer_len use_replayssm disable_hybrid_kv_cache_manager "
+        # LoRA adapters
+        "enable_lora max_loras max_lora_rank max_cpu_loras lora_dtype lora_target_modules fully_sharded_loras "
+        "specialize_active_lora enable_mixed_moe_lora_format enable_moe_shared_loras max_lora_cls_labels "
         # weights outside the GPU
         "offload_backend cpu_offload_gb cpu_offload_params offload_group_size offload_num_in_group "
         "offload_prefetch_step offload_params "
@@ -150,7 +154,7 @@ IGNORED: Mapping[str, str] = {
 }
 """Flags without effect, since Mell does what they ask for or has nothing to change, and the reason."""
 
-_ADAPTERS = "Mell serves no adapters yet: serve a model with the adapter merged into its weights"
+_LANGUAGE = "adapters are of the language model, and chosen by the model's name in a request: remove it"
 _CLIENTS_OF_TOKENS = "Mell's clients send and receive text: remove it"
 _EXTRA_OUTPUTS = "Mell's answers do not carry this output: remove it"
 _HEADS = "Mell bounds the head of a request itself (64 KiB, 20 s): remove it"
@@ -166,14 +170,10 @@ _WHOLE_MODEL = "every replica has the whole model, encoders included: remove it"
 _SLEEP = "Mell frees GPUs by closing replicas: write --min-replicas 1 and a higher --max-replicas"
 
 _REFUSED: Mapping[str, Sequence[str]] = {
-    _ADAPTERS: _words(
-        "default_mm_loras enable_lora enable_mixed_moe_lora_format enable_moe_shared_loras "
-        "enable_tower_connector_lora fully_sharded_loras lora_dtype lora_modules lora_target_modules max_cpu_loras "
-        "max_lora_cls_labels max_lora_rank max_loras specialize_active_lora"
-    ),
     _CLIENTS_OF_TOKENS: _words("enable_prompt_embeds enable_scale_out skip_tokenizer_init tokens_only"),
     _EXTRA_OUTPUTS: _words("aux_output_config enable_return_routed_experts enable_trace_replay return_sampling_mask"),
     _HEADS: _words("h11_max_header_count h11_max_incomplete_event_size"),
+    _LANGUAGE: _words("default_mm_loras enable_tower_connector_lora"),
     _LOGS: _words("log_config_file log_level logging_config"),
     _MEDIA: _words(
         "mm_ipc_gpu_memory_gb mm_processor_cache_type mm_processor_device mm_shm_cache_max_object_size_mb mm_tensor_ipc"

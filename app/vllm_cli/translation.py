@@ -193,4 +193,7 @@ def _frontend(flags: Flags, host: Host) -> dict[str, Any]:
         kwargs["chat_template"] = flags["chat_template"]
     if "tool_call_parser" in flags and not _calls_tools(flags):
         kwargs["tool_call_parser"] = flags["tool_call_parser"]
+    if "lora_modules" in kwargs:
+        modules = kwargs["lora_modules"]
+        kwargs["lora_modules"] = [{**module, "path": host.path(module["path"])} for module in modules]
     return kwargs

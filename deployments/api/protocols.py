@@ -12,6 +12,7 @@ from deployments.api.channel import ChannelOffer
 from deployments.api.report import ReplicaReport
 from deployments.engine.port import ProfileSession
 from deployments.metrics.exposition import Family
+from migration.protocol.core_messages import Adapter
 from migration.protocol.errors import Refused
 from migration.protocol.messages import Adopt, Chunk, CopyRound, PathRequest, Prepare, Prepared
 from migration.protocol.record import MigrationRecord
@@ -42,6 +43,14 @@ class RequestApi(Protocol):
 
     async def release(self, request: RequestId, hop: int | None) -> None:
         """End the runs of the request under hops below `hop`, which the reader reads now; None: end all of them."""
+        ...
+
+
+class AdapterApi(Protocol):
+    """An engine replica, for orders to load adapters."""
+
+    async def load_adapter(self, adapter: Adapter) -> None:
+        """Load a LoRA adapter, however long that takes. Raises Refused if the engine cannot load it."""
         ...
 
 
@@ -125,11 +134,19 @@ class TargetApi(Protocol):
         ...
 
 
-class EngineApi(RequestApi, ControlApi, UtilityApi, TargetApi, MetricsApi, Protocol):
+class EngineApi(RequestApi, AdapterApi, ControlApi, UtilityApi, TargetApi, MetricsApi, Protocol):
     """The Engine deployment."""
 
     def channel(self, ingress: IngressId) -> AsyncIterator[ChannelOffer]:
         """Offer a connection to an ingress (`deployments.api.channel`); ends with the connection."""
+        ...
+
+
+class IngressApi(MetricsApi, Protocol):
+    """The Ingress deployment."""
+
+    async def refresh_adapters(self) -> None:
+        """Serve the adapters that the store has now."""
         ...
 
 

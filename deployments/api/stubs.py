@@ -13,12 +13,13 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.api.calls import Batch, MoveAnswer, PlaceCall, Submission
 from deployments.api.channel import ChannelOffer, ChannelReader, Channels, channel_batches
-from deployments.api.protocols import EngineApi, MetricsApi, SchedulerApi, ServingApi
+from deployments.api.protocols import EngineApi, IngressApi, SchedulerApi, ServingApi
 from deployments.api.report import ReplicaReport
 from deployments.engine.port import ProfileSession
 from deployments.metrics.exposition import Family
 from deployments.serve.cancellation import callee_cancelled
 from deployments.serve.routing import ReplicaHandles, Unrouted
+from migration.protocol.core_messages import Adapter
 from migration.protocol.errors import Refused
 from migration.protocol.messages import Adopt, Chunk, CopyRound, PathRequest, Prepare, Prepared
 from migration.protocol.record import MigrationRecord
@@ -90,6 +91,10 @@ class EngineStub:
             raise Unrouted(f"there is no channel to replica {self._calls.replica}")
         return await channel.submit(requests)
 
+    async def load_adapter(self, adapter: Adapter) -> None:
+        """See `AdapterApi.load_adapter`."""
+        await self._calls.call(EngineApi.load_adapter, adapter)
+
     async def attach(self, request: RequestId, hop: int, index: int) -> bool:
         """See `ServingApi.attach`."""
         return await self._calls.call(EngineApi.attach, request, hop, index)
@@ -160,14 +165,18 @@ class EngineStub:
 
 
 class IngressStub:
-    """Implements `MetricsApi` for one replica of the Ingress deployment."""
+    """Implements `IngressApi` for one replica of the Ingress deployment."""
 
     def __init__(self, calls: ReplicaCalls) -> None:
         self._calls = calls
 
     async def metrics(self) -> Sequence[Family]:
         """See `MetricsApi.metrics`."""
-        return await self._calls.call(MetricsApi.metrics)
+        return await self._calls.call(IngressApi.metrics)
+
+    async def refresh_adapters(self) -> None:
+        """See `IngressApi.refresh_adapters`."""
+        await self._calls.call(IngressApi.refresh_adapters)
 
 
 class ServeReplicas(Generic[Api]):
@@ -261,7 +270,12 @@ class SchedulerStub:
 
 
 if TYPE_CHECKING:
-    _stubs: tuple[type[EngineApi], type[ServingApi], type[SchedulerApi]] = (EngineStub, EngineStub, SchedulerStub)
+    _stubs: tuple[type[EngineApi], type[ServingApi], type[IngressApi], type[SchedulerApi]] = (
+        EngineStub,
+        EngineStub,
+        IngressStub,
+        SchedulerStub,
+    )
 
 
 class ServeSchedulerClient:

@@ -24,11 +24,12 @@ from deployments.engine.port import (
     Tie,
 )
 from deployments.engine.tokens import TOKEN_BYTES, TokenSlots
-from migration.protocol.core_messages import decode_request
-from migration.protocol.errors import BlocksGone, TransferFailed
+from migration.protocol.core_messages import Adapter, decode_request
+from migration.protocol.errors import BlocksGone, Refused, TransferFailed
 from migration.protocol.messages import Fingerprint, Shard, SlotRef, Tail
 from migration.protocol.ports import HALTED, Generated, OutputSink, Slot
 from migration.protocol.request import RequestSpec, Trait
+from policies.causes import Cause
 from policies.cost.fit import NO_STEPS
 from policies.model import Blocks, Tokens
 
@@ -92,6 +93,10 @@ class PacedEngine:
     def tied(self, traits: frozenset[Trait]) -> Tie | None:
         """See `Engine.tied`."""
         return None
+
+    async def load_adapter(self, adapter: Adapter) -> None:
+        """See `Engine.load_adapter`."""
+        raise Refused("a paced engine has no model, and so no adapters", Cause.ADAPTER)
 
     def add(
         self, key: str, spec: RequestSpec, outputs: tuple[int, ...], sink: OutputSink, tail: Tail | None = None

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from migration.protocol.core_messages import Adapter
 from migration.protocol.messages import Fingerprint, Shard, SlotRef, Tail
 from migration.protocol.ports import OutputSink, Slot, WorkerLinks
 from migration.protocol.request import RequestSpec, Trait
@@ -87,6 +88,14 @@ class Engine(Protocol):
 
     def tied(self, traits: frozenset[Trait]) -> Tie | None:
         """The reason why another engine of this kind cannot continue such a request exactly; None if it can."""
+        ...
+
+    async def load_adapter(self, adapter: Adapter) -> None:
+        """Load a LoRA adapter, which `add` and `load` require for the requests that name it.
+
+        Raises:
+            Refused: the engine cannot load it, or its files are gone.
+        """
         ...
 
     def add(

@@ -16,6 +16,7 @@ from vllm.tracing import init_tracer
 from vllm.transformers_utils.config import maybe_register_config_serialize_by_value
 from vllm.v1.executor import Executor
 
+from deployments.engine.adapters import LoadedAdapters
 from deployments.engine.arguments import USAGE, check_model, engine_args
 from deployments.engine.core import CoreClient, CoreRun, CoreRuns, EngineMetrics
 from deployments.engine.port import (
@@ -30,11 +31,13 @@ from deployments.engine.port import (
 from migration.kv.client import Copiers
 from migration.kv.connector import WantedBlocks
 from migration.protocol.continuing import continued, loading, plain_spec
-from migration.protocol.errors import TransferFailed
+from migration.protocol.core_messages import Adapter
+from migration.protocol.errors import Refused, TransferFailed
 from migration.protocol.messages import Fingerprint, Shard, SlotRef, Tail
 from migration.protocol.ports import Generated, OutputSink, Slot
 from migration.protocol.request import RequestSpec, Trait
 from migration.run.outputs import OutputQueue, running
+from policies.causes import Cause
 from policies.model import Blocks, Tokens
 
 log = logging.getLogger(__name__)
@@ -57,6 +60,7 @@ class VllmEngine:
         """`workers` are the workers' own descriptions (`MellWorker.mell_describe`), in the order of their ranks."""
         config = core.vllm_config
         self._core = core
+        self._adapters = LoadedAdapters(core.add_lora_async)
         self._block_size: int = config.cache_config.block_size
         self._capacity = _capacity(config, workers[0])
         self._metrics = EngineMetrics(config, self._capacity * self._block_size)
@@ -121,6 +125,12 @@ class VllmEngine:
         """See `Engine.tied`."""
         return self._seed_tie if Trait.SEEDED in traits else None
 
+    async def load_adapter(self, adapter: Adapter) -> None:
+        """See `Engine.load_adapter`."""
+        if self._core.vllm_config.lora_config is None:
+            raise Refused("adapters need engine_kwargs.enable_lora: true", Cause.ADAPTER)
+        await self._adapters.load(adapter)
+
     def add(
         self, key: str, spec: RequestSpec, outputs: tuple[int, ...], sink: OutputSink, tail: Tail | None = None
     ) -> None:
@@ -135,7 +145,15 @@ class VllmEngine:
         # vLLM would take a second request of one id for a continuation of the first.
         name = f"{key}-{next(self._numbers)}"
         run = CoreRun(key, name, sink, Trait.STRUCTURED in spec.traits)
-        self._runs.start(run, continued(spec, name, key, outputs, transfer))
+        self._runs.start(run, continued(spec, name, key, outputs, transfer, self._adapter(spec)))
+
+    def _adapter(self, spec: RequestSpec) -> Adapter | None:
+        """The adapter of a request, as this engine has loaded it."""
+        if spec.adapter is None:
+            return None
+        adapter = self._adapters.get(spec.adapter)
+        assert adapter is not None, "a replica loads the adapter of a request before it takes the request"
+        return adapter
 
     def abort(self, key: str) -> None:
         """See `Engine.abort`."""
@@ -168,7 +186,8 @@ class VllmEngine:
         wanted = asdict(WantedBlocks(load, first, last))
         # vLLM computes the last token of any prompt: it stands behind the blocks.
         end = last * self._block_size + 1
-        self._runs.start(CoreRun(load, load, queue), loading(spec, load, outputs[:end], wanted, end, self._arrived()))
+        frames = loading(spec, load, outputs[:end], wanted, end, self._arrived(), self._adapter(spec))
+        self._runs.start(CoreRun(load, load, queue), frames)
         request = asyncio.create_task(queue.exhaust())
         filled: int | None = None
         try:

@@ -9,7 +9,7 @@ import logging
 import secrets
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Self
@@ -21,12 +21,14 @@ from deployments.api.channel import (
     END,
     TICKET_BYTES,
     ChannelOffer,
+    SubmitCall,
     encode_answer,
     encode_frame,
     read_call,
     tls_context,
 )
 from deployments.replica.outbox import Outboxes
+from migration.protocol.core_messages import Adapter
 from migration.protocol.errors import Refused
 from migration.protocol.request import IngressId
 from policies.causes import Cause
@@ -38,6 +40,9 @@ ADMISSION_S = 10.0
 
 Submit = Callable[[Submission], Refused | str]
 """Runs a request. Returns the refusal, or the model that runs it."""
+
+Lacks = Callable[[Adapter], Awaitable[Refused | None]]
+"""Has an adapter loaded before a request with it is run. Returns the refusal if the engine does not have it."""
 
 _UNACKNOWLEDGED_S = 10.0
 """The longest time for which an ingress's machine may leave a heartbeat unacknowledged."""
@@ -72,10 +77,10 @@ class ChannelListener:
         self._channels = channels
 
     @classmethod
-    async def start(cls, outboxes: Outboxes, host: str, submit: Submit) -> Self:
+    async def start(cls, outboxes: Outboxes, host: str, submit: Submit, lacks: Lacks) -> Self:
         """Listen at any port of `host`."""
         channels: dict[bytes, Channel] = {}
-        serve = partial(_serve, outboxes, channels, submit)
+        serve = partial(_serve, outboxes, channels, RequestTaker(submit, lacks))
         return cls(await asyncio.start_server(serve, host, ssl=tls_context(ssl.Purpose.CLIENT_AUTH)), channels)
 
     @contextlib.asynccontextmanager
@@ -97,7 +102,7 @@ class ChannelListener:
 async def _serve(
     outboxes: Outboxes,
     channels: dict[bytes, Channel],
-    submit: Submit,
+    taker: "RequestTaker",
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
 ) -> None:
@@ -106,7 +111,7 @@ async def _serve(
         channel = await _admit(channels, reader)
         if channel is not None:
             _limit_silence(writer)
-            await _exchange(outboxes, channel, submit, reader, writer)
+            await _exchange(outboxes, channel, taker, reader, writer)
     finally:
         writer.close()
 
@@ -133,12 +138,16 @@ def _limit_silence(writer: asyncio.StreamWriter) -> None:
 
 
 async def _exchange(
-    outboxes: Outboxes, channel: Channel, submit: Submit, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    outboxes: Outboxes,
+    channel: Channel,
+    taker: "RequestTaker",
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
 ) -> None:
     """Send events and take requests until one of both ends."""
     tasks: list[asyncio.Task[object]] = [
         asyncio.create_task(_send(outboxes, channel.ingress, writer)),
-        asyncio.create_task(_take_requests(submit, reader, writer)),
+        asyncio.create_task(taker.take(reader, writer)),
         asyncio.create_task(channel.closing.wait()),
     ]
     try:
@@ -160,21 +169,45 @@ async def _send(outboxes: Outboxes, ingress: IngressId, writer: asyncio.StreamWr
         writer.write(END)
 
 
-async def _take_requests(submit: Submit, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Answer the calls of an ingress, to its end."""
-    with contextlib.suppress(ConnectionError, EOFError):
-        while True:
-            try:
-                call = await read_call(reader)
-            except msgspec.DecodeError:
-                log.exception("the connection to an ingress is closed: it sent no call")
-                return
-            writer.write(encode_answer(call, [_result(submit, request) for request in call.requests]))
+@dataclass(frozen=True, slots=True)
+class RequestTaker:
+    """Runs the requests of ingresses. Those with an adapter wait for it; others, and other calls, do not."""
 
+    submit: Submit
+    lacks: Lacks
 
-def _result(submit: Submit, request: Submission) -> Refused | str:
-    try:
-        return submit(request)
-    except Exception:
-        log.exception("request %s could not be submitted", request.spec.id)
-        return Refused("internal error", Cause.UNEXPECTED)
+    async def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer the calls of an ingress, to its end."""
+        waiting: set[asyncio.Task[None]] = set()
+        try:
+            with contextlib.suppress(ConnectionError, EOFError):
+                while True:
+                    call = await read_call(reader)
+                    if any(request.spec.adapter is not None for request in call.requests):
+                        task = asyncio.create_task(self._answer_adapted(call, writer))
+                        waiting.add(task)
+                        task.add_done_callback(waiting.discard)
+                    else:
+                        writer.write(encode_answer(call, [self._result(request) for request in call.requests]))
+        except msgspec.DecodeError:
+            log.exception("the connection to an ingress is closed: it sent no call")
+        finally:
+            for task in waiting:
+                task.cancel()
+
+    async def _answer_adapted(self, call: SubmitCall, writer: asyncio.StreamWriter) -> None:
+        writer.write(encode_answer(call, await self.results(call.requests)))
+
+    async def results(self, requests: Sequence[Submission]) -> list[Refused | str]:
+        """Run requests once their adapters are loaded. Returns for each the refusal, or the model that runs it."""
+        adapters = {request.spec.adapter for request in requests if request.spec.adapter is not None}
+        lacking = dict(zip(adapters, await asyncio.gather(*map(self.lacks, adapters)), strict=True))
+        refusals = [None if r.spec.adapter is None else lacking[r.spec.adapter] for r in requests]
+        return [refusal or self._result(r) for refusal, r in zip(refusals, requests, strict=True)]
+
+    def _result(self, request: Submission) -> Refused | str:
+        try:
+            return self.submit(request)
+        except Exception:
+            log.exception("request %s could not be submitted", request.spec.id)
+            return Refused("internal error", Cause.UNEXPECTED)

@@ -33,6 +33,7 @@ from deployments.replica.utilities import EngineUtilities
 from deployments.serve.membership import Membership, ServeMembership
 from deployments.serve.routing import own_id, own_node
 from deployments.serve.scaling import REQUESTS
+from migration.protocol.core_messages import Adapter
 from migration.protocol.errors import Refused, Stopping
 from migration.protocol.messages import Adopt, Chunk, CopyRound, Prepare, Prepared
 from migration.protocol.record import MigrationRecord
@@ -47,6 +48,9 @@ log = logging.getLogger("ray.serve")
 
 _WATCH_PERIOD_S = 0.2
 """The time between two checks of the replica's own state, in seconds."""
+
+_ADAPTER_S = 2.0
+"""The longest time that a request waits here for its adapter; then it tries another replica, or this one again."""
 
 
 class ServePeer:
@@ -100,9 +104,11 @@ class EngineReplica:
         if not take():
             start_guard()
         self._engine: Engine = await _engine_class(engine.kind).start(engine.model_source, engine.kwargs)
+        for adapter in engine.adapters:
+            await self._engine.load_adapter(adapter)
         self._utilities = EngineUtilities(self._engine, self._id)
         self._outboxes = Outboxes(time.monotonic)
-        self._channels = await ChannelListener.start(self._outboxes, get_node_ip_address(), self._submit)
+        self._channels = await ChannelListener.start(self._outboxes, get_node_ip_address(), self._submit, self._lacks)
         self._host = RequestHost(self._engine, self._outboxes, time.monotonic, self._free_tokens)
         sizes = size_slots(migration, self._engine.fingerprint, self._engine.max_context, engine.on_gpu)
         self._slots = make_slots(migration, sizes)
@@ -179,6 +185,21 @@ class EngineReplica:
         async with self._channels.offering(ingress) as channel:
             yield channel.offer
             await channel.over()
+
+    async def _lacks(self, adapter: Adapter) -> Refused | None:
+        """The reason why the engine does not have the adapter of a request, even after some time; None if it has."""
+        try:
+            async with asyncio.timeout(_ADAPTER_S):
+                await self._engine.load_adapter(adapter)
+        except TimeoutError:
+            return Stopping(f"adapter {adapter.lora_name!r} is still being loaded", Cause.ADAPTER)
+        except Refused as error:
+            return error
+        return None
+
+    async def load_adapter(self, adapter: Adapter) -> None:
+        """See `AdapterApi.load_adapter`."""
+        await self._engine.load_adapter(adapter)
 
     def _submit(self, request: Submission) -> Refused | str:
         """Run a request that has come by a channel."""
@@ -260,6 +281,8 @@ class EngineReplica:
 
     async def migration_prepare(self, message: Prepare) -> Prepared:
         """See `Peer.prepare`."""
+        if (adapter := message.spec.adapter) is not None and (error := await self._lacks(adapter)):
+            raise error
         return self._moves.prepare(message)
 
     async def migration_load(self, message: CopyRound) -> None:

@@ -61,7 +61,7 @@ endpoints, parameters, answers and errors, as in vLLM's documentation. [Service]
 Mell's. `GET /openapi.json` describes all of them in one OpenAPI 3.1 document.
 
 **Keys.** If keys are configured, add `-H "Authorization: Bearer $KEY"` to the examples. An API key does not open
-`/mell`, and `ingress.admin_key` opens nothing else ([operations.md](operations.md)).
+[Control](#control), and `ingress.admin_key` opens nothing else ([operations.md](operations.md)).
 
 **Bodies** are JSON in UTF-8, with `Content-Type: application/json` or none.
 
@@ -83,8 +83,10 @@ only one running request has it.
 | `POST /tokenize`, `POST /detokenize` | | need no engine | `tokenize`, `detokenize` |
 | `GET /v1/models`, with `enable_tokenizer_info_endpoint` `GET /tokenizer_info` | | need no engine | |
 
+`model` is the model's name or that of an [adapter](frontend.md#adapters).
+
 Not available yet: embeddings and other pooling endpoints (a model that generates no text is refused at the start),
-adapters (`lora_modules`), prompts and media as embeddings, streamed input, `tool_server`.
+prompts and media as embeddings, streamed input, `tool_server`.
 
 **Images, audio and video** are parts of messages, as in vLLM: base64 in a `data:` address, or an address of an allowed
 domain (`ingress.allowed_media_domains`). vLLM's `uuid` of a part is dropped: it would stand for the part's content in

@@ -51,9 +51,10 @@ Arguments that Mell cannot serve with are refused before any replica starts, wit
 list of refused flags ([vllm-flags.md](vllm-flags.md)), such as `pipeline_parallel_size`, and `data_parallel_size`
 above 1. [limits.md](limits.md#what-moves-how) lists how requests move with the others.
 
-Without GPUs, Mell's defaults are `dtype: float32`, `block_size: 32` and `enforce_eager: true`. The model's name in
-vLLM's metrics, `served_model_name`, defaults to `model_id`. Mell itself sets `model`, `kv_transfer_config`,
-`worker_extension_cls` and `distributed_executor_backend`.
+Without GPUs, Mell's defaults are `dtype: float32`, `block_size: 32` and `enforce_eager: true`; with `enable_lora`,
+also `lora_target_modules`, the projections of attention and MLPs ([limits.md](limits.md#api) has the reason). The
+model's name in vLLM's metrics, `served_model_name`, defaults to `model_id`. Mell itself sets `model`,
+`kv_transfer_config`, `worker_extension_cls` and `distributed_executor_backend`.
 
 | Often set | Meaning |
 |---|---|
@@ -61,6 +62,7 @@ vLLM's metrics, `served_model_name`, defaults to `model_id`. Mell itself sets `m
 | `max_num_seqs` | Maximum number of requests that one engine runs concurrently; further ones wait in its queue. |
 | `num_gpu_blocks_override` | Size of the KV cache in blocks, also on CPU; vLLM reserves one. |
 | `gpu_memory_utilization` | Share of the GPU's memory that vLLM uses. |
+| `enable_lora`, `max_loras`, `max_lora_rank` | [LoRA adapters](frontend.md#adapters), at most so many in a batch. |
 """
 
 _NAMES: dict[Any, str] = {int: "whole number", float: "number", str: "text", bool: "yes or no", type(None): "null"}

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from migration.protocol.core_messages import NIL, CoreRequest, Frames, decode_request, encode_request
+from migration.protocol.core_messages import NIL, Adapter, CoreRequest, Frames, decode_request, encode_request
 from migration.protocol.request import IngressId, RequestSpec, Trait
 from policies.model import RequestId, Tokens
 
@@ -29,7 +29,8 @@ def to_spec(frames: Frames, id: RequestId, label: str, ingress: IngressId) -> Re
     tokens, max_tokens = request.prompt_token_ids, request.max_tokens
     if not tokens or max_tokens is None:
         raise ValueError("the request has no prompt of tokens, or no max_tokens")
-    return RequestSpec(id, label, ingress, frames, Tokens(len(tokens)), max_tokens, _traits(request.sampling))
+    traits = _traits(request.sampling)
+    return RequestSpec(id, label, ingress, frames, Tokens(len(tokens)), max_tokens, traits, request.lora_request)
 
 
 def _traits(sampling: dict[str, Any]) -> frozenset[Trait]:
@@ -51,13 +52,18 @@ def plain_spec(
 
 
 def continued(
-    spec: RequestSpec, name: str, key: str, outputs: tuple[int, ...], transfer: Mapping[str, Any] = NOTHING
+    spec: RequestSpec,
+    name: str,
+    key: str,
+    outputs: tuple[int, ...],
+    transfer: Mapping[str, Any] = NOTHING,
+    adapter: Adapter | None = None,
 ) -> Frames:
     """The request that a replica's engine runs after `outputs`, under vLLM's request id `name` and Mell's `key`.
 
     The output stands at the end of the prompt, and the connector turns it into output again (`migration.kv.history`).
     vLLM then counts `max_tokens` and penalties from the first output token on. `transfer` are further parameters for
-    the connector.
+    the connector. `adapter` is the request's, as this engine has loaded it.
     """
     request = decode_request(spec.body)
     sampling = dict(request.sampling)
@@ -67,7 +73,7 @@ def continued(
     if sampling.get("min_tokens", 0) <= len(outputs):
         sampling.pop("min_tokens", None)
     private = {"mell_key": key, "mell_output": len(outputs), **transfer}
-    return _edited(spec, request, name, outputs, sampling, private)
+    return _edited(spec, request, name, outputs, sampling, private, adapter)
 
 
 def loading(
@@ -77,18 +83,19 @@ def loading(
     wanted: dict[str, Any],
     last_token: int,
     transfer: Mapping[str, Any] = NOTHING,
+    adapter: Adapter | None = None,
 ) -> Frames:
     """A request that waits for the KV blocks `wanted` of the context's first `last_token` tokens.
 
     What distinguishes blocks of equal tokens in the prefix cache (adapter, salt, media) is that of the request. A
-    prompt with media stays whole: models take for granted that no image ends behind it.
+    prompt with media stays whole: models take for granted that no image ends behind it. `adapter` is as in `continued`.
     """
     request = decode_request(spec.body)
     if request.has_media:
         last_token = max(last_token, spec.prompt_tokens)
     edited = msgspec.structs.replace(request, priority=0)
     sampling = {"max_tokens": 1, "temperature": 0.0}
-    return _edited(spec, edited, name, outputs, sampling, {"mell_load": wanted, **transfer}, last_token)
+    return _edited(spec, edited, name, outputs, sampling, {"mell_load": wanted, **transfer}, adapter, last_token)
 
 
 def _edited(
@@ -98,6 +105,7 @@ def _edited(
     outputs: tuple[int, ...],
     sampling: dict[str, Any],
     private: dict[str, Any],
+    adapter: Adapter | None,
     last_token: int | None = None,
 ) -> Frames:
     """`extra_args` is made anew: a client must name neither a file nor a slot to the connector."""
@@ -110,6 +118,7 @@ def _edited(
         sampling_params={**sampling, "extra_args": {"kv_transfer_params": private}},
         client_index=0,
         current_wave=0,
+        lora_request=adapter,
         data_parallel_rank=None,
         session_id=None,
         kv_hints=NIL,

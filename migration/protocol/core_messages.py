@@ -21,6 +21,20 @@ _ARRAY = 3
 """The code of msgpack's extension type for the bytes of a small array (`CUSTOM_TYPE_RAW_VIEW`)."""
 
 
+class Adapter(msgspec.Struct, array_like=True, omit_defaults=True, frozen=True):
+    """vLLM's `LoRARequest`: a LoRA adapter by its name in the API, its number, and the folder or hub name of its files.
+
+    A number means the same adapter in all processes, and files that are loaded anew have another one.
+    """
+
+    lora_name: str
+    lora_int_id: int
+    lora_path: str
+    base_model_name: str | None = None
+    load_inplace: bool = False
+    is_3d_lora_weight: bool = False
+
+
 class CoreRequest(msgspec.Struct, array_like=True, gc=False):
     """vLLM's `EngineCoreRequest`. `sampling_params` lacks the members that have their default value."""
 
@@ -30,7 +44,7 @@ class CoreRequest(msgspec.Struct, array_like=True, gc=False):
     sampling_params: dict[str, Any] | None = None
     pooling_params: msgspec.Raw = NIL
     arrival_time: float = 0.0
-    lora_request: msgspec.Raw = NIL
+    lora_request: Adapter | None = None
     cache_salt: str | None = None
     data_parallel_rank: int | None = None
     prompt_embeds: msgspec.Raw = NIL

@@ -10,6 +10,7 @@ from typing import NewType
 
 import msgspec
 
+from migration.protocol.core_messages import Adapter
 from policies.model import RequestId, Tokens
 
 IngressId = NewType("IngressId", str)
@@ -31,7 +32,7 @@ class RequestSpec:
     """The constant part of a request. `id` is ours; `label` is what the client called it.
 
     `body` is the request itself, which only engines read: vLLM's encoded `EngineCoreRequest`. `prompt_tokens` and
-    `max_tokens` are lengths in tokens.
+    `max_tokens` are lengths in tokens. An engine has `adapter` loaded before it runs the request.
     """
 
     id: RequestId
@@ -41,6 +42,7 @@ class RequestSpec:
     prompt_tokens: Tokens
     max_tokens: int
     traits: frozenset[Trait] = frozenset()
+    adapter: Adapter | None = None
 
 
 Extras = tuple[tuple[int, bytes], ...]

@@ -74,6 +74,13 @@ def test_compiled_functions_outlive_a_restart_of_the_machine(tmp_path: Path, mon
     assert folder({}) == "/elsewhere"
 
 
+def test_adapters_without_gpus_have_no_output_layer() -> None:
+    engine = deployments({"engine_kwargs": {"enable_lora": True}})["Engine"].init_args[0]
+    assert "q_proj" in engine.kwargs["lora_target_modules"] and "lm_head" not in engine.kwargs["lora_target_modules"]
+    own = {"enable_lora": True, "lora_target_modules": ["lm_head"]}
+    assert deployments({"engine_kwargs": own})["Engine"].init_args[0].kwargs["lora_target_modules"] == ["lm_head"]
+
+
 def test_engine_defaults_with_gpus_are_vllms() -> None:
     engine = deployments({"accelerator_type": "H100"})["Engine"]
     assert engine.init_args[0].kwargs == NAMED
@@ -158,6 +165,20 @@ def test_the_ingress_gets_its_log_and_trace_settings() -> None:
     assert (config.log_text, config.otlp_traces_endpoint) == (True, collector)
     config = ingress_config()
     assert (config.log_text, config.otlp_traces_endpoint) == (False, None)
+
+
+def test_engines_and_ingresses_have_the_same_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sql").mkdir()
+    monkeypatch.chdir(tmp_path)
+    modules = ["sql=sql", {"name": "b", "path": "org/b"}]
+    built = deployments(
+        {"ingress": {"frontend_kwargs": {"lora_modules": modules}}, "engine_kwargs": {"enable_lora": True}}
+    )
+    engine, ingress = built["Engine"].init_args[0], built["Ingress"].init_args[0]
+    # Replicas have another working directory.
+    assert [adapter.lora_path for adapter in engine.adapters] == [str(tmp_path / "sql"), "org/b"]
+    assert engine.adapters == ingress.adapters and engine.kwargs["enable_lora"]
+    assert ingress.model_names == {"mell-tiny"}
 
 
 def test_the_ingress_itself_reads_the_key_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

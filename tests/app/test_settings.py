@@ -243,6 +243,22 @@ def test_seconds_may_be_whole_numbers() -> None:
             {"ingress": {"allow_credentials": True, "allowed_origins": ["https://a.example", "*"]}},
             "list allowed_origins",
         ),
+        (nested("ingress.frontend_kwargs.lora_modules", ["a=/a"]), "write engine_kwargs.enable_lora: true, too"),
+        (nested("ingress.frontend_kwargs.lora_modules", ["a"]), "neither NAME=PATH nor an object"),
+        (
+            nested("ingress.frontend_kwargs.lora_modules", ["mell-tiny=/a"])
+            | nested("engine_kwargs.enable_lora", True),
+            "mell-tiny is the name of the model",
+        ),
+        (nested("ingress.allow_runtime_lora_updating", True), "set ingress.admin_key, too"),
+        (
+            nested("engine_kwargs.enable_lora", True) | nested("ingress.frontend", "rust"),
+            "the Rust frontend serves no adapters; write frontend: vllm",
+        ),
+        (
+            {"ingress": {"allow_runtime_lora_updating": True, "admin_key": "secret-key"}},
+            "write engine_kwargs.enable_lora: true, too",
+        ),
         (nested("engine_kwargs.tensor_parallel_size", "two"), "write a positive whole number"),
         (nested("migration.transport", "ncll"), "write shared, collective, cuda_ipc, nccl or module:factory"),
         (nested("migration.transport", "nccl"), "without GPUs write shared"),

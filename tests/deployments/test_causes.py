@@ -7,9 +7,11 @@ from typing import Any, cast
 
 import pytest
 
+from deployments.engine.paced import PacedEngine
 from deployments.engine.port import Tie
 from deployments.replica.deployment import EngineReplica
 from migration.protocol import errors
+from migration.protocol.core_messages import Adapter
 from migration.protocol.errors import MigrationError, PeerLost, Refused, Stopping, TransferFailed, TransferTimeout
 from migration.protocol.messages import PathRequest
 from migration.protocol.record import MigrationRecord, Outcome
@@ -200,6 +202,7 @@ REFUSALS: list[tuple[Cause, Callable[[], Awaitable[None]]]] = [
     (Cause.TOO_LONG, too_long),
     (Cause.SUPERSEDED, superseded),
     (Cause.NOT_EMPTY, not_empty),
+    (Cause.ADAPTER, lambda: PacedEngine.load_adapter(cast(Any, None), Adapter("a", 1, "/a"))),
     (Cause.NOT_RUNNING, lambda: ScalerWorld().scaler.drain(cast(Any, "c"), 1)),
 ]
 

@@ -14,7 +14,7 @@ import app.simulator.__main__ as simulator
 from app.frontend.guard.routes import OPEN_ROUTES
 from app.ingress.access.keys import KeyFile
 from app.ingress.errors import ApiError
-from app.ingress.http.orders import MoveRequest, StartProfile, parse_order
+from app.ingress.http.orders import LoadAdapter, MoveRequest, StartProfile, UnloadAdapter, parse_order
 from tests.app.cli.shown import takes
 from tests.app.ingress.fakes import Backend, make_app, make_service
 from tests.docs import markdown, shell
@@ -30,15 +30,22 @@ OTHERS = {
 }
 """Commands that nothing here can check, and why."""
 
+ORDERS: dict[str, type[BaseModel]] = {
+    "/mell/migrations": MoveRequest,
+    "/mell/start_profile": StartProfile,
+    "/v1/load_lora_adapter": LoadAdapter,
+    "/v1/unload_lora_adapter": UnloadAdapter,
+}
+"""The bodies of operators' orders, by path."""
+
 WRITERS = {"docs.make": [], "tests.migration.protocol.test_diagrams": ["--write"]}
 """Modules that write pages, with their options; other tests compare the pages."""
 
 
 def check_body(path: str, body: bytes) -> None:
     """Raise ApiError or ValidationError unless the body is valid."""
-    orders: dict[str, type[BaseModel]] = {"/mell/migrations": MoveRequest, "/mell/start_profile": StartProfile}
-    if path in orders:
-        parse_order(orders[path], body)
+    if path in ORDERS:
+        parse_order(ORDERS[path], body)
         return
     # Importing vLLM takes seconds.
     from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest

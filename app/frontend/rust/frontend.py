@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -28,6 +28,7 @@ from app.ingress.streams.streams import Streams
 from deployments.engine.arguments import of_frontends
 from deployments.metrics.exposition import Family
 from deployments.metrics.vllm import expose_text
+from migration.protocol.core_messages import Adapter
 from migration.protocol.ports import Loss, LossKind
 from migration.protocol.request import IngressId
 from migration.run.reader import NotServed
@@ -183,6 +184,10 @@ class RustFrontend:
         tokenizer = cached_tokenizer_from_config(self._vllm.model_config)
         text: str = tokenizer.decode(list(tokens), skip_special_tokens=False)
         return text
+
+    def serve_adapters(self, adapters: Iterable[Adapter]) -> None:
+        """Raises ValueError: the settings refuse adapters with this frontend."""
+        raise ValueError("the Rust frontend serves no adapters")
 
     def check_health(self) -> None:
         """Raises RuntimeError if the process cannot be kept running, or its core has failed."""

@@ -33,7 +33,7 @@ STATUSES = {
 
 _TAGS = {
     Tag.SERVICE: "For probes, monitoring and client generators; open to every client.",
-    Tag.CONTROL: "Replicas and migrations, for operators.",
+    Tag.CONTROL: "Replicas, migrations and adapters, for operators.",
 }
 _API_KEY = "apiKey"
 _KEYS = {

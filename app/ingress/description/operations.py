@@ -9,7 +9,7 @@ from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from pydantic import BaseModel
 
 from app.ingress.description import described
-from app.ingress.http.orders import MoveRequest, StartProfile
+from app.ingress.http.orders import LoadAdapter, MoveRequest, StartProfile, UnloadAdapter
 
 JSON, PLAIN = "application/json", "text/plain; charset=utf-8"
 
@@ -226,5 +226,38 @@ OPERATIONS: tuple[Operation, ...] = (
         Answer("As vLLM's `/stop_profile`.", described.CarriedOut),
         (401, 403),
         "Until then, a silent engine is not replaced (`deployment_config.engine_silence_s`): writing takes minutes.",
+    ),
+    Operation(
+        "POST",
+        "/v1/load_lora_adapter",
+        "loadAdapter",
+        Tag.CONTROL,
+        Access.OPERATOR,
+        "Load a LoRA adapter",
+        Answer("All running replicas have loaded it, and the ingress processes serve it.", media_type=PLAIN),
+        (*_READING, 401, 403, 404, 503),
+        "As in vLLM. Without `ingress.allow_runtime_lora_updating` the answer is 404.",
+        body=LoadAdapter,
+        example={"lora_name": "sql", "lora_path": "/models/sql"},
+        refused=(
+            "The name is that of the model, of a loaded adapter (without `load_inplace`), or of one in "
+            "`lora_modules` (400).",
+            "A replica cannot load it; the message has the replica and the reason (400).",
+            "No replica runs (503).",
+        ),
+    ),
+    Operation(
+        "POST",
+        "/v1/unload_lora_adapter",
+        "unloadAdapter",
+        Tag.CONTROL,
+        Access.OPERATOR,
+        "Unload a LoRA adapter",
+        Answer("No new request can name it; requests that run with it continue.", media_type=PLAIN),
+        (*_READING, 401, 403, 404),
+        "As in vLLM. Without `ingress.allow_runtime_lora_updating` the answer is 404.",
+        body=UnloadAdapter,
+        example={"lora_name": "sql"},
+        refused=("No such adapter is loaded (404), or it is in `lora_modules` (400).",),
     ),
 )

@@ -1,4 +1,4 @@
-"""The routes of operation: health, metrics, the live page, and the admin API."""
+"""The routes of operation: health, metrics, the live page, and the calls of operators."""
 
 import hmac
 import ipaddress
@@ -17,7 +17,7 @@ from app.ingress.asgi import read_body
 from app.ingress.engine_orders import EngineOrders, Failures
 from app.ingress.errors import ApiError
 from app.ingress.http.cross_origin import CrossOrigin
-from app.ingress.http.orders import MoveRequest, Order, StartProfile, parse_order
+from app.ingress.http.orders import LoadAdapter, MoveRequest, Order, StartProfile, UnloadAdapter, parse_order
 from app.ingress.page.routes import PageRoutes
 from app.ingress.telemetry.requests import CLIENT_CLOSED_STATUS, RequestTelemetry
 from app.ingress.telemetry.scrape import CONTENT_TYPE
@@ -67,6 +67,14 @@ class ControlBackend(Protocol):
         """Drain a replica, then stop it."""
         ...
 
+    async def load_adapter(self, order: LoadAdapter) -> str:
+        """Load a LoRA adapter. Returns the answer's text. Raises ApiError."""
+        ...
+
+    async def unload_adapter(self, name: str) -> str:
+        """Unload a LoRA adapter. Returns the answer's text. Raises ApiError."""
+        ...
+
 
 class ControlRoutes:
     """The handlers of these routes over a backend."""
@@ -95,6 +103,8 @@ class ControlRoutes:
             Route("/mell/reset_prefix_cache", self.reset_prefix_cache, methods=["POST"]),
             Route("/mell/start_profile", self.start_profile, methods=["POST"]),
             Route("/mell/stop_profile", self.stop_profile, methods=["POST"]),
+            Route("/v1/load_lora_adapter", self.load_adapter, methods=["POST"]),
+            Route("/v1/unload_lora_adapter", self.unload_adapter, methods=["POST"]),
             *self._page.routes(),
         ]
         handlers = {
@@ -174,6 +184,23 @@ class ControlRoutes:
         """POST /mell/stop_profile."""
         self._check_admin(http)
         return _carried_out(await self._backend.orders.stop_profile())
+
+    async def load_adapter(self, http: Request) -> Response:
+        """POST /v1/load_lora_adapter."""
+        self._check_updating(http)
+        return PlainTextResponse(await self._backend.load_adapter(await self._read(LoadAdapter, http)))
+
+    async def unload_adapter(self, http: Request) -> Response:
+        """POST /v1/unload_lora_adapter."""
+        self._check_updating(http)
+        order = await self._read(UnloadAdapter, http)
+        return PlainTextResponse(await self._backend.unload_adapter(order.lora_name))
+
+    def _check_updating(self, http: Request) -> None:
+        """Raise ApiError unless the caller may load and unload adapters."""
+        if not self._backend.settings.allow_runtime_lora_updating:
+            raise ApiError(404, "adapters are fixed: ingress.allow_runtime_lora_updating opens this route")
+        self._check_admin(http)
 
     async def _read(self, kind: type[Order], http: Request, empty: bytes = b"") -> Order:
         """The order in a call's body; `empty` stands for a body without content."""

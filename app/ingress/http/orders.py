@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field
 
+from app.adapters import MAX_NAME
 from app.ingress.errors import ApiError
 from migration.protocol.messages import PathRequest
 
@@ -36,6 +37,32 @@ class StartProfile(BaseModel):
     )
     delay_iterations: int | None = Field(None, ge=0, description="Steps of the engine before the recording begins.")
     max_iterations: int | None = Field(None, ge=0, description="Steps after which it ends by itself; 0: not at all.")
+
+
+class LoadAdapter(BaseModel):
+    """Body of POST /v1/load_lora_adapter, as vLLM has it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    lora_name: str = Field(
+        min_length=1, max_length=MAX_NAME, description="The adapter's name, for `model` in requests."
+    )
+    lora_path: str = Field(
+        min_length=1, description="A folder that every node of replicas has, or the name of a repository on a hub."
+    )
+    load_inplace: bool = Field(
+        False, description="Replace a loaded adapter of that name; requests that run with it keep the earlier one."
+    )
+    is_3d_lora_weight: bool = Field(False, description="The layout of the weights of experts, see vLLM.")
+
+
+class UnloadAdapter(BaseModel):
+    """Body of POST /v1/unload_lora_adapter, as vLLM has it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    lora_name: str = Field(min_length=1, description="The adapter's name.")
+    lora_int_id: int | None = Field(None, description="Without effect, as in vLLM.")
 
 
 Order = TypeVar("Order", bound=BaseModel)

@@ -24,12 +24,13 @@ CONTEXT = 512
 PATIENCE_S = 0.3
 
 
-def config(model: dict[str, Any] | None = None, **frontend_kwargs: Any) -> IngressConfig:
+def config(
+    model: dict[str, Any] | None = None, engine: dict[str, Any] | None = None, **frontend_kwargs: Any
+) -> IngressConfig:
     """The configuration of an ingress with vLLM's application."""
     ingress = {"frontend_kwargs": frontend_kwargs, "no_replica_timeout_s": PATIENCE_S}
-    settings = read_settings(
-        {"model_loading_config": model or {}, "engine_kwargs": {"max_model_len": CONTEXT}, "ingress": ingress}
-    )
+    engine_kwargs = {"max_model_len": CONTEXT, **(engine or {})}
+    settings = read_settings({"model_loading_config": model or {}, "engine_kwargs": engine_kwargs, "ingress": ingress})
     return _ingress_config(settings, _engine_config(settings))
 
 
@@ -61,6 +62,7 @@ async def serving(config: IngressConfig, step_s: float = 0.002) -> AsyncIterator
 
     service = make_service(step_s=step_s, lease_s=5, no_replica_timeout_s=PATIENCE_S)
     frontend = await VllmFrontend.start(config, service.streams, INGRESS)
+    frontend.serve_adapters(config.adapters)
     try:
         yield FrontendApi(frontend, service)
     finally:

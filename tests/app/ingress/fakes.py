@@ -25,6 +25,7 @@ from app.ingress.asgi import DONE, EventStream, unless_disconnected
 from app.ingress.engine_orders import EngineOrders
 from app.ingress.errors import ApiError
 from app.ingress.http.control import ControlRoutes
+from app.ingress.http.orders import LoadAdapter
 from app.ingress.streams.placing import Placer
 from app.ingress.streams.streams import Streams
 from app.ingress.telemetry.requests import RequestTelemetry, StepTimer
@@ -503,12 +504,14 @@ class Backend:
             max_prompt_tokens=max_prompt_tokens,
             request_timeout_s=request_timeout_s,
             admin_key=admin_key,
+            allow_runtime_lora_updating=True,
         )
         self.utilities = Utilities()
         self.orders = EngineOrders(self.utilities, service.members)
         self.unhealthy: str | None = None
         self.answer: MoveAnswer | None = None
         self.asked: list[tuple[str, str | None, PathRequest]] = []
+        self.adapter_orders: list[LoadAdapter | str] = []
 
     def require(self, admin_key: str) -> None:
         self.settings = self.settings.model_copy(update={"admin_key": admin_key})
@@ -546,6 +549,14 @@ class Backend:
         if replica not in self.service.replicas:
             return MoveRejected(404, f"no replica {replica!r} is running")
         return self.answer or MoveAccepted(replica)
+
+    async def load_adapter(self, order: LoadAdapter) -> str:
+        self.adapter_orders.append(order)
+        return "loaded"
+
+    async def unload_adapter(self, name: str) -> str:
+        self.adapter_orders.append(name)
+        return "unloaded"
 
 
 @dataclass

@@ -3,6 +3,7 @@
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -15,6 +16,7 @@ from app.ingress.description.openapi import own_document
 from app.ingress.frontends import VllmApi
 from app.ingress.http.control import ControlRoutes
 from app.main import _engine_config, _ingress_config, read_settings
+from migration.protocol.core_messages import Adapter
 from tests.app.ingress.fakes import LOOPBACK, Backend, make_service
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -52,6 +54,23 @@ async def test_the_api_stands_beside_the_operators_routes(served: tuple[VllmApi,
     assert (await client.get("/v1/unknown")).status_code == 404
     text = api.decode([5, 2])
     assert text.startswith("#") and text.endswith("</s>")
+
+
+async def test_adapters_that_come_before_the_application_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An ingress reads the list of adapters while its application starts, and never again unless the list changes."""
+    settings = read_settings({})
+    api = VllmApi(_ingress_config(settings, _engine_config(settings)))
+    served: list[list[Adapter]] = []
+
+    async def started(backend: Backend) -> Any:
+        return SimpleNamespace(app=None, max_context=8, serve_adapters=lambda adapters: served.append([*adapters]))
+
+    monkeypatch.setattr(api, "_start", started)
+    api.serve_adapters([Adapter("a", 1, "/a")])
+    await api.start(Backend(make_service()))
+    disable_envs_cache()
+    api.serve_adapters([])
+    assert served == [[Adapter("a", 1, "/a")], []]
 
 
 def _references(value: Any) -> set[str]:

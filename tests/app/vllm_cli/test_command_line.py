@@ -39,6 +39,13 @@ def parse() -> Parse:
         ("m --dtype auto --no-enforce-eager", {"model_tag": "m", "dtype": "auto", "enforce_eager": False}),
         ("m --no-enable-prefix-caching", {"model_tag": "m", "enable_prefix_caching": False}),
         ("m -cc.mode 3 -cc.pass_config.fuse_norm_quant true", {"model_tag": "m", "compilation_config": MODE_3}),
+        (
+            'm --lora-modules a=/a {"name":"b","path":"/b","base_model_name":"m"}',
+            {
+                "model_tag": "m",
+                "lora_modules": [{"name": "a", "path": "/a"}, {"name": "b", "path": "/b", "base_model_name": "m"}],
+            },
+        ),
         ('m --hf-overrides {"a":1}', {"model_tag": "m", "hf_overrides": {"a": 1}}),
         ("m --api-key a b", {"model_tag": "m", "api_key": ["a", "b"]}),
         ("m --offload-params b a", {"model_tag": "m", "offload_params": ["b", "a"]}),

@@ -48,6 +48,12 @@ TABLE: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
     ({"tool_call_parser": "hermes", "enable_auto_tool_choice": True}, MODEL, {"tool_call_parser": "hermes"}),
     ({"tool_call_parser": "hermes"}, INGRESS, {"frontend_kwargs": {"tool_call_parser": "hermes"}}),
     ({"tool_parser_plugin": "parser.py"}, INGRESS, {"frontend_kwargs": {"tool_parser_plugin": "/here/parser.py"}}),
+    (
+        {"lora_modules": [{"name": "a", "path": "./model"}, {"name": "b", "path": "org/b"}], "enable_lora": True},
+        INGRESS,
+        {"frontend_kwargs": {"lora_modules": [{"name": "a", "path": "/here/model"}, {"name": "b", "path": "org/b"}]}},
+    ),
+    ({"enable_lora": True, "max_lora_rank": 64}, ENGINE, {"enable_lora": True, "max_lora_rank": 64}),
     ({"chat_template": "{{ a }}"}, INGRESS, {"frontend_kwargs": {"chat_template": "{{ a }}"}}),
     ({"response_role": "bot"}, INGRESS, {"frontend_kwargs": {"response_role": "bot"}}),
     ({"max_model_len": 512, "tokenizer": "t"}, ENGINE, {"max_model_len": 512, "tokenizer": "t"}),

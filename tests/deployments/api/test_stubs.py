@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from app.ingress.deployment import IngressReplica
-from deployments.api.protocols import EngineApi, MetricsApi, SchedulerApi
+from deployments.api.protocols import EngineApi, IngressApi, SchedulerApi
 from deployments.api.stubs import (
     EngineStub,
     IngressStub,
@@ -87,11 +87,12 @@ async def test_the_state_kept_for_a_replica_can_be_dropped() -> None:
     assert handles.calls == [("forget", R)]
 
 
-async def test_an_ingress_has_metrics() -> None:
+@pytest.mark.parametrize("method", methods(IngressApi))
+async def test_an_ingresss_stub_calls_the_method_of_that_name(method: str) -> None:
     handles = Handles()
-    await ServeReplicas(cast(ReplicaHandles, handles), IngressStub).at(R).metrics()
-    assert handles.calls == [("routed", R, "metrics")] and methods(MetricsApi) == ["metrics"]
-    assert inspect.iscoroutinefunction(IngressReplica.metrics)
+    await getattr(ServeReplicas(cast(ReplicaHandles, handles), IngressStub).at(R), method)()
+    assert handles.calls == [("routed", R, method)]
+    assert inspect.iscoroutinefunction(getattr(IngressReplica, method))
 
 
 # --- the scheduler ------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from deployments.engine.port import (
     Tie,
 )
 from deployments.engine.tokens import TOKEN_BYTES, ContextDigest, TokenSlots, expected, pack, unpack
-from migration.protocol.core_messages import decode_request
+from migration.protocol.core_messages import Adapter, decode_request
 from migration.protocol.errors import BlocksGone, TransferFailed
 from migration.protocol.messages import Fingerprint, Shard, SlotRef, Tail
 from migration.protocol.ports import HALTED, Generated, OutputSink, Slot, WorkerLinks
@@ -46,6 +46,7 @@ class FakeEngine:
         self.dead = False
         self.ties: Tie | None = None
         self.refusal: str | None = None
+        self.adapters: list[str] = []
         self.preempted: set[str] = set()
         self.halting: set[str] = set()
         self.profiled: ProfileSession | None = None
@@ -62,6 +63,10 @@ class FakeEngine:
     def tied(self, traits: frozenset[Trait]) -> Tie | None:
         """See `Engine.tied`."""
         return self.ties
+
+    async def load_adapter(self, adapter: Adapter) -> None:
+        """See `Engine.load_adapter`."""
+        self.adapters.append(adapter.lora_name)
 
     def add(
         self, key: str, spec: RequestSpec, outputs: tuple[int, ...], sink: OutputSink, tail: Tail | None = None

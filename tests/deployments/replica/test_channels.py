@@ -16,6 +16,7 @@ from deployments.replica import channels
 from deployments.replica.channels import ChannelListener
 from deployments.replica.outbox import Outboxes
 from migration.protocol.continuing import plain_spec
+from migration.protocol.core_messages import Adapter
 from migration.protocol.errors import PeerLost, Refused, Stopping
 from migration.protocol.request import Delta, Doubt, IngressId, Lost, Moved, Moving, StreamEvent, Trait
 from policies.causes import Cause
@@ -95,10 +96,17 @@ def submit(request: Submission) -> Refused | str:
             return f"model of {request.spec.id}.{request.hop} after {request.outputs}"
 
 
+async def lacks(adapter: Adapter) -> Refused | None:
+    """Has one adapter in an hour, and no others."""
+    if adapter.lora_name == "late":
+        await asyncio.sleep(3600)
+    return Refused("no files", Cause.ADAPTER)
+
+
 @contextlib.asynccontextmanager
 async def listening() -> AsyncIterator[Ends]:
     outboxes = Outboxes(asyncio.get_running_loop().time)
-    made = Ends(outboxes, await ChannelListener.start(outboxes, "127.0.0.1", submit))
+    made = Ends(outboxes, await ChannelListener.start(outboxes, "127.0.0.1", submit, lacks))
     yield made
     made.listener.close()
 
@@ -194,10 +202,15 @@ async def test_a_request_arrives_as_it_was_sent(ends: Ends, monkeypatch: pytest.
         taken.append(request)
         return "m"
 
+    async def has(adapter: Adapter) -> None:
+        assert not taken
+
     ends.listener.close()
-    ends.listener = await ChannelListener.start(ends.outboxes, "127.0.0.1", take)
-    batches, sent = await ends.connected(), (submission("a"), submission("b", 3, (7, 8)))
-    assert await ends.channels[REPLICA].submit(sent) == ["m", "m"]
+    ends.listener = await ChannelListener.start(ends.outboxes, "127.0.0.1", take, has)
+    adapted = submission("c")
+    adapted = replace(adapted, spec=replace(adapted.spec, adapter=Adapter("x", 7, "/x", is_3d_lora_weight=True)))
+    batches, sent = await ends.connected(), (submission("a"), submission("b", 3, (7, 8)), adapted)
+    assert await ends.channels[REPLICA].submit(sent) == ["m", "m", "m"]
     assert tuple(taken) == sent and taken[0].spec.traits == {Trait.SEEDED}
     await batches.aclose()
 
@@ -211,6 +224,24 @@ async def test_every_request_has_an_answer_of_its_own(ends: Ends) -> None:
     assert refusals == [(Refused, Cause.NO_ROOM), (Stopping, Cause.STOPPING), (Refused, Cause.UNEXPECTED)]
     assert str(full) == "no room"
     await batches.aclose()
+
+
+async def test_requests_without_an_adapter_wait_for_none(ends: Ends) -> None:
+    batches, channel = await ends.connected(), ends.channels[REPLICA]
+
+    def adapted(name: str) -> Submission:
+        request = submission(name)
+        return replace(request, spec=replace(request.spec, adapter=Adapter(name, 7, "/x")))
+
+    waiting = asyncio.create_task(channel.submit((adapted("late"),)))
+    await asyncio.sleep(0.01)
+    assert await channel.submit((submission("a"),)) == ["model of a.0 after ()"]
+    refused, own = await channel.submit((adapted("gone"), submission("b")))
+    assert isinstance(refused, Refused) and (refused.cause, str(refused)) == (Cause.ADAPTER, "no files")
+    assert own == "model of b.0 after ()" and not waiting.done()
+    await batches.aclose()
+    with pytest.raises(PeerLost):
+        await waiting
 
 
 async def test_events_and_answers_share_a_connection(ends: Ends) -> None:

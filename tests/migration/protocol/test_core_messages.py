@@ -18,6 +18,7 @@ from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from migration.protocol.continuing import continued, loading, plain_spec, to_spec
 from migration.protocol.core_messages import (
+    Adapter,
     CoreOutput,
     CoreRequest,
     Frames,
@@ -34,6 +35,7 @@ from policies.model import RequestId
 def test_members_are_vllms_in_vllms_order() -> None:
     """A new version of vLLM that adds one has to be looked at: what it is for when a request moves."""
     assert CoreRequest.__struct_fields__ == EngineCoreRequest.__struct_fields__
+    assert Adapter.__struct_fields__ == LoRARequest.__struct_fields__
     assert CoreOutput.__struct_fields__ == EngineCoreOutput.__struct_fields__[: len(CoreOutput.__struct_fields__)]
 
 
@@ -98,6 +100,7 @@ def test_a_request_survives_with_its_tensors() -> None:
 def test_a_spec_has_the_facts_that_decisions_need() -> None:
     made = spec()
     assert (made.prompt_tokens, made.max_tokens) == (3, 20) and made.traits == frozenset(Trait)
+    assert made.adapter == Adapter("adapter", 1, "/adapters/a")
     greedy = plain_spec("r", (5,), 9, seed=1)
     assert greedy.traits == frozenset(), "a seed draws nothing when the likeliest token is taken"
 
@@ -125,7 +128,9 @@ def test_a_request_without_a_prompt_or_an_end_is_refused(request_: CoreRequest) 
 
 OWN = ("data_parallel_rank", "session_id", "kv_hints")
 """Members that address parts of a cluster, which no client may do."""
-EDITED = ("request_id", "external_req_id", "prompt_token_ids", "sampling_params", *OWN)
+EDITED = ("request_id", "external_req_id", "prompt_token_ids", "sampling_params", "lora_request", *OWN)
+LOADED = Adapter("1", 1, "/here/a", is_3d_lora_weight=True)
+"""The request's adapter as an engine has loaded it."""
 
 
 @pytest.mark.parametrize("outputs", [(), (8,), (8, 9, 8, 9)], ids=len)
@@ -149,10 +154,19 @@ def test_a_client_names_neither_a_file_nor_a_slot() -> None:
         assert not any(b"passwd" in frame for frame in frames)
 
 
+@pytest.mark.parametrize("adapter", [LOADED, None], ids=["adapted", "base"])
+def test_an_adapter_is_the_one_that_the_engine_has_loaded(adapter: Adapter | None) -> None:
+    run = decoded(continued(spec(), "n", "k", (8,), adapter=adapter)).lora_request
+    load = decoded(loading(spec(), "n", (8,), {}, 2, adapter=adapter)).lora_request
+    for made in (run, load):
+        # vLLM compares adapters by their names alone.
+        assert repr(made) == repr(adapter and LoRARequest("1", 1, "/here/a", is_3d_lora_weight=True))
+
+
 def test_a_load_has_blocks_that_are_named_like_the_requests() -> None:
     made = decoded(loading(spec(), "name", (8, 9), {"load": "m.1", "first": 0, "last": 1}, 4))
     assert made.prompt_token_ids == [5, 6, 7, 8]
-    assert (made.cache_salt, made.lora_request) == (RICH.cache_salt, RICH.lora_request)
+    assert made.cache_salt == RICH.cache_salt
     assert (made.priority, *(getattr(made, name) for name in OWN)) == (0, *[None] * len(OWN))
     assert made.sampling_params == SamplingParams(
         max_tokens=1,

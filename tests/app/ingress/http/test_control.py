@@ -6,6 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
+from app.ingress.http.orders import LoadAdapter
 from deployments.api.calls import MoveAccepted, MoveRejected
 from deployments.engine.tokens import expected
 from migration.protocol.messages import PathRequest
@@ -202,6 +203,55 @@ async def test_a_web_page_cannot_give_orders(api: Api) -> None:
         "/mell/migrations", content=b'{"request_id": "x"}', headers={"Content-Type": "text/plain"}
     )
     assert response.status_code == 415 and not api.backend.asked
+
+
+LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+SQL = {"lora_name": "sql", "lora_path": "/sql"}
+
+
+@pytest.fixture
+def updating(api: Api) -> Api:
+    """With run-time loading of adapters, by the admin key."""
+    api.backend.require("secret-key!")
+    return api
+
+
+async def test_adapters_are_loaded_and_unloaded_by_operators(updating: Api) -> None:
+    key = {"Authorization": "Bearer secret-key!"}
+    loaded = await updating.post(LOAD, json={**SQL, "load_inplace": True}, headers=key)
+    unloaded = await updating.post(UNLOAD, json={"lora_name": "sql", "lora_int_id": 3}, headers=key)
+    assert [(answer.status_code, answer.text) for answer in (loaded, unloaded)] == [(200, "loaded"), (200, "unloaded")]
+    assert updating.backend.adapter_orders == [LoadAdapter(lora_name="sql", lora_path="/sql", load_inplace=True), "sql"]
+
+
+@pytest.mark.parametrize("path", [LOAD, UNLOAD])
+@pytest.mark.parametrize("given", ["", "Bearer", "Bearer an-api-key", "Bearer secret-key", "Basic secret-key!"])
+async def test_clients_cannot_load_adapters(updating: Api, path: str, given: str) -> None:
+    answer = await updating.post(path, json=SQL, headers={"Authorization": given} if given else {})
+    assert (answer.status_code, updating.backend.adapter_orders) == (401, [])
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"lora_name": "sql"}, "lora_path"),
+        ({**SQL, "lora_name": ""}, "lora_name"),
+        ({**SQL, "lora_path": ["/sql"]}, "lora_path"),
+        ({**SQL, "load_inplace": "yes"}, "load_inplace"),
+        ({**SQL, "lora_int_id": 1}, "lora_int_id"),
+    ],
+)
+async def test_an_invalid_adapter_is_a_400_that_names_the_member(updating: Api, body: Any, param: str) -> None:
+    answer = await updating.post(LOAD, json=body, headers={"Authorization": "Bearer secret-key!"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    assert updating.backend.adapter_orders == []
+
+
+@pytest.mark.parametrize("path", [LOAD, UNLOAD])
+async def test_without_the_setting_there_are_no_routes_for_adapters(api: Api, path: str) -> None:
+    api.backend.settings = api.backend.settings.model_copy(update={"allow_runtime_lora_updating": False})
+    answer = await api.post(path, json=SQL, headers={"Authorization": "Bearer secret-key!"})
+    assert (answer.status_code, api.backend.adapter_orders) == (404, [])
 
 
 # --- heads and paths ----------------------------------------------------------------------------------
