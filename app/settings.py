@@ -327,6 +327,12 @@ class IngressSettings(SettingsSection):
         return value
 
     @model_validator(mode="after")
+    def _prefixed_here(self) -> Self:
+        if self.root_path and self.port is None:
+            raise ValueError("root_path: Serve's HTTP proxy has route_prefix of the application instead; remove it")
+        return self
+
+    @model_validator(mode="after")
     def _usable_certificates(self) -> Self:
         others = [name for name in ("ssl_keyfile", "ssl_ca_certs", "ssl_ciphers") if getattr(self, name) is not None]
         if self.ssl_certfile is None:

@@ -239,6 +239,7 @@ def test_seconds_may_be_whole_numbers() -> None:
             },
             "tool_call_parser is in model_loading_config and in ingress.frontend_kwargs",
         ),
+        ({"ingress": {"root_path": "/llm", "port": None}}, "route_prefix of the application"),
         (
             {"ingress": {"allow_credentials": True, "allowed_origins": ["https://a.example", "*"]}},
             "list allowed_origins",
