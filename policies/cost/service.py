@@ -3,7 +3,8 @@
     inter-token latency   99 % of the steps may take `itl_p99_s`. Prefills lengthen some steps; the longest time that
                           they add to all but 1 % of the steps (the interruption) is left out of the limit of decoding
     first token           a prompt waits for the prefills before it, and for its own, F(p, 0); both take `ttft_p99_s`
-                          at most for 99 % of the prompts
+                          at most for 99 % of the prompts. The wait may take half of the level in any case: a few
+                          prompts that take most of the level by themselves must not keep replicas empty
 
 Both are divided by 1 + the error of the step times, so that an uncertain fit leaves a margin. Errors above `MOST_ERROR`
 count as `MOST_ERROR`: emptier replicas are no cure for step times that vary for other reasons.
@@ -136,7 +137,7 @@ def limit(level: ServiceLevel, speed: ReplicaSpeed, prompts: Sequence[int], step
         else:
             step_s = left_s
     if level.ttft_p99_s is not None:
-        wait_s = max(0.0, level.ttft_p99_s / margin - speed.prefill_s(large))
+        wait_s = max(level.ttft_p99_s / margin - speed.prefill_s(large), level.ttft_p99_s / margin / 2)
     return SpeedLimit(speed, step_s, wait_s, interruption_s, reasons)
 
 

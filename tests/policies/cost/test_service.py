@@ -89,7 +89,12 @@ def test_a_hopeless_error_does_not_empty_replicas() -> None:
 def test_prompts_in_the_longest_hundredth_do_not_count() -> None:
     level = ServiceLevel(ttft_p99_s=1.0)
     assert limit(level, SPEED, [100] * 99 + [2000], 1e6).wait_s == pytest.approx(0.88)
-    assert limit(level, SPEED, [100] * 98 + [2000] * 2, 1e6).wait_s == 0.0
+    assert limit(level, SPEED, [100] * 98 + [300] * 2, 1e6).wait_s == pytest.approx(0.64)
+
+
+def test_long_prompts_leave_half_of_the_level_to_waiting() -> None:
+    found = limit(ServiceLevel(ttft_p99_s=1.0), SPEED, [100] * 98 + [2000] * 2, 1e6)
+    assert found.wait_s == 0.5 and len(found.unreachable) == 1
 
 
 def test_prefills_in_more_than_a_hundredth_of_the_steps_are_left_out_of_the_limit() -> None:
