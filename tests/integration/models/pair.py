@@ -1,4 +1,8 @@
-"""Two replicas on engines of vLLM in this process, without Ray: requests move between them by Mell's own protocol."""
+"""Two replicas on one engine of vLLM, in this process and without Ray: requests move by Mell's own protocol.
+
+The replicas share no KV: each has a salt of its own, with which its requests' blocks have other names in the prefix
+cache. So a move by KV copies blocks to other blocks, and a move by tokens computes them anew, as between two engines.
+"""
 
 import asyncio
 import os
@@ -6,7 +10,10 @@ import random
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
+
+import msgspec
 
 from app.settings import CPU_ENGINE, CPU_ENV
 from deployments.config import MigrationSettings
@@ -16,6 +23,7 @@ from deployments.replica.moves import Moves
 from deployments.replica.outbox import Outboxes
 from deployments.replica.transports import make_slots, make_transport, size_slots
 from migration.protocol.continuing import plain_spec
+from migration.protocol.core_messages import decode_request, encode_request
 from migration.protocol.cursor import Cursor
 from migration.protocol.errors import Refused
 from migration.protocol.messages import Adopt, Chunk, CopyRound, PathRequest, Prepare, Prepared
@@ -31,6 +39,12 @@ BLOCK, BLOCKS = 32, 256
 SIZES: Mapping[str, Any] = {"max_model_len": 1024, "num_gpu_blocks_override": BLOCKS, "max_num_seqs": 16}
 
 
+def salted(spec: RequestSpec, replica: str) -> RequestSpec:
+    """The request as it runs on a replica."""
+    request = msgspec.structs.replace(decode_request(spec.body), cache_salt=replica)
+    return replace(spec, body=encode_request(request, spec.body[1:]))
+
+
 class DirectPeer:
     """Implements `Peer`: calls another replica of this process."""
 
@@ -39,7 +53,7 @@ class DirectPeer:
         self._moves = replica.moves
 
     async def prepare(self, message: Prepare) -> Prepared:
-        return self._moves.prepare(message)
+        return self._moves.prepare(replace(message, spec=salted(message.spec, self.id)))
 
     async def load(self, message: CopyRound) -> None:
         await self._moves.load(message)
@@ -84,9 +98,10 @@ class RealReplica:
 class EnginePair:
     """Replicas a and b, and one reader of both."""
 
-    def __init__(self, engines: Sequence[VllmEngine]) -> None:
+    def __init__(self, engine: VllmEngine) -> None:
+        self.engine = engine
         self.replicas: dict[ReplicaId, RealReplica] = {}
-        for name, engine in zip("ab", engines, strict=True):
+        for name in "ab":
             replica = RealReplica(name, engine, self.replicas)
             self.replicas[replica.id] = replica
         self.cursors: dict[RequestId, Cursor] = {}
@@ -110,7 +125,7 @@ class EnginePair:
         **sampling: Any,
     ) -> "tuple[tuple[int, ...], list[MigrationRecord]]":
         """The output of a request, and its moves: behind that many tokens each, to the other replica, by that path."""
-        spec = plain_spec(name, tuple(prompt), tokens, ingress=INGRESS, **sampling)
+        spec = salted(plain_spec(name, tuple(prompt), tokens, ingress=INGRESS, **sampling), on)
         self.cursors[spec.id] = cursor = Cursor()
         self[on].moves.submit(spec, 0, ())
         records: list[MigrationRecord] = []
@@ -128,11 +143,6 @@ class EnginePair:
                 here, there = there, here
         await self._until(spec, lambda: cursor.finish is not None)
         return tuple(cursor.tokens), records
-
-    async def reset(self) -> None:
-        """Empty the prefix caches."""
-        for replica in self.replicas.values():
-            await replica.engine.reset_prefix_cache()
 
     def close(self) -> None:
         for task in self._readers:
@@ -153,7 +163,7 @@ class EnginePair:
                 await asyncio.sleep(0.001)
 
     async def _until(self, spec: RequestSpec, holds: Any) -> None:
-        async with asyncio.timeout(60), self._changed:
+        async with asyncio.timeout(120), self._changed:
             await self._changed.wait_for(lambda: holds() or spec.id in self.lost)
         if spec.id in self.lost:
             raise AssertionError(f"request {spec.id} was lost: {self.lost[spec.id]}")
@@ -177,18 +187,16 @@ class EnginePair:
 
 
 @asynccontextmanager
-async def engine_pair(model: str, alone: bool = False, **kwargs: Any) -> AsyncIterator[EnginePair]:
-    """Two replicas on engines of their own, started at the same time."""
+async def engine_pair(model: str, **kwargs: Any) -> AsyncIterator[EnginePair]:
+    """Two replicas on an engine with these arguments."""
     os.environ |= {**CPU_ENV, "VLLM_NO_USAGE_STATS": "1"}
-    engine = {**CPU_ENGINE, **SIZES, **kwargs}
-    engines = await asyncio.gather(*(VllmEngine.start(model, engine) for _ in range(1 if alone else 2)))
-    pair = EnginePair([*engines, *engines][:2])
+    engine = await VllmEngine.start(model, {**CPU_ENGINE, **SIZES, **kwargs})
+    pair = EnginePair(engine)
     try:
         yield pair
     finally:
         pair.close()
-        for each in engines:
-            each.shutdown()
+        engine.shutdown()
 
 
 def prompt_of(length: int, name: str) -> list[int]:

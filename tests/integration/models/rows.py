@@ -40,12 +40,11 @@ _REAL = "real engines on CPU"
 
 ROWS = (
     Row("Models with full attention (Llama, Qwen, Mixtral)", How.KV, _REAL),
-    Row("Multi-head latent attention (DeepSeek V2, V3)", How.KV, "real engines on a CPU with AMX"),
+    Row("Multi-head latent attention (DeepSeek V2, V3)", How.KV, "not run", None),
     Row("Sliding windows in some layers (Gemma 3, gpt-oss, Olmo 3)", How.TOKENS, _REAL),
     Row("the same with `disable_hybrid_kv_cache_manager: true`", How.KV, _REAL),
     Row("Sliding windows in all layers (Mistral 7B v0.1)", How.TOKENS, _REAL),
-    Row("Convolutions (LFM2)", How.TOKENS, _REAL),
-    Row("State-space layers (Mamba, Jamba, Nemotron-H)", How.TOKENS, "not run", None),
+    Row("State-space and convolution layers (Mamba, Jamba, LFM2)", How.TOKENS, "not run", None),
     Row("Images (Qwen-VL, LLaVA, PaddleOCR-VL)", How.KV, "real replicas of two workers on CPU", VISION),
     Row("Audio, video", How.KV, "not run", None),
     Row("Encoder-decoder models (Whisper)", How.REFUSED, "its configuration", ENGINE),

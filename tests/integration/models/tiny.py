@@ -34,40 +34,6 @@ _COMMON: Mapping[str, Any] = {
 _OWN: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "sliding": ("Mistral", {"num_key_value_heads": 2, "sliding_window": WINDOW}),
     "mixed": ("Olmo3", {"num_key_value_heads": 2, "sliding_window": WINDOW}),
-    "mla": (
-        "DeepseekV2",
-        {
-            "num_key_value_heads": 4,
-            "kv_lora_rank": 512,
-            "q_lora_rank": None,
-            "qk_nope_head_dim": 128,
-            "qk_rope_head_dim": 64,
-            "v_head_dim": 128,
-            "first_k_dense_replace": 4,
-            "n_routed_experts": 4,
-            "num_experts_per_tok": 2,
-            "n_shared_experts": 1,
-            "n_group": 1,
-            "topk_group": 1,
-            "topk_method": "greedy",
-            "moe_intermediate_size": 64,
-        },
-    ),
-    "state": (
-        "Jamba",
-        {
-            "num_key_value_heads": 2,
-            "attn_layer_period": 2,
-            "attn_layer_offset": 1,
-            "num_experts": 1,
-            "mamba_d_state": 16,
-            "use_mamba_kernels": False,
-        },
-    ),
-    "convolution": (
-        "Lfm2",
-        {"num_key_value_heads": 2, "layer_types": ["conv", "full_attention"] * 2, "block_multiple_of": 32},
-    ),
     "experts": ("Mixtral", {"num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2}),
 }
 """The architecture of each model, and the members of its configuration beside the common ones."""
