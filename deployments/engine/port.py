@@ -42,6 +42,7 @@ class Tie(StrEnum):
 
     SEEDED = "seeded sampling: on a GPU, model runner V1's generator cannot be restored"
     DRAFTED = "seeded sampling with speculative decoding: the draws depend on the draft tokens of each step"
+    POOLED = "a pooling model's request: it has no output to continue after, and ends with its prompt"
 
 
 class EngineDead(Exception):
@@ -78,6 +79,8 @@ class Engine(Protocol):
     fingerprint: Fingerprint
     processes: EngineProcesses
     max_context: Tokens
+    tasks: tuple[str, ...]
+    """The tasks of the model, with vLLM's names: `generate`, or those of a pooling model."""
     blocks_loaded: int
     """The number of KV blocks loaded from staging slots since the start."""
 

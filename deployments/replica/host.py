@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 _REMEMBERED = 256
 """The number of ended requests whose output is kept, in case the stream that carried it has broken."""
+_REMEMBERED_BYTES = 64 << 20
+"""The size of the extras that are kept of ended requests: vectors for every token of a prompt may have some MiB."""
 
 
 @dataclass(slots=True)
@@ -67,6 +69,11 @@ class Run:
     def context(self) -> int:
         """Prompt and output tokens."""
         return self.spec.prompt_tokens + len(self.outputs)
+
+    @property
+    def extra_bytes(self) -> int:
+        """The size of all extras."""
+        return sum(len(rest) for _, rest in self.extras)
 
     def delta(self, index: int, finish: str | None) -> Delta:
         """The published output from token `index` on."""
@@ -117,6 +124,7 @@ class RequestHost:
         self.on_end = on_end
         self._runs: dict[RequestId, Run] = {}
         self._ended: OrderedDict[RequestId, Run] = OrderedDict()
+        self._ended_bytes = 0
         self._reserved: dict[str, int] = {}
         self._last_output_s = clock()
         self.stopping = False
@@ -134,7 +142,7 @@ class RequestHost:
             raise Stopping("the replica is stopping")
         if spec.prompt_tokens + spec.max_tokens > self._engine.max_context:
             raise Refused("prompt and max_tokens exceed the model's context", Cause.TOO_LONG)
-        if outputs and (tied := self._engine.tied(spec.traits)):
+        if outputs and (tied := self._tied(spec)):
             raise Refused(f"the answer cannot be continued here exactly ({tied})", Cause.IMMOVABLE)
         current = self._runs.get(spec.id)
         if current is not None and current.hop >= hop:
@@ -250,7 +258,10 @@ class RequestHost:
 
     def why_immovable(self, request: RequestId) -> Tie | None:
         """The reason why a request must stay; None if it may move. Raises RequestGone."""
-        return self._engine.tied(self._live(request).spec.traits)
+        return self._tied(self._live(request).spec)
+
+    def _tied(self, spec: RequestSpec) -> Tie | None:
+        return Tie.POOLED if Trait.POOLED in spec.traits else self._engine.tied(spec.traits)
 
     # --- TargetHost -----------------------------------------------------------------------------------
 
@@ -401,9 +412,17 @@ class RequestHost:
         run.idle.set()
         if run.awaited is not None:
             run.awaited.set()
+        self._remember(run)
+
+    def _remember(self, run: Run) -> None:
+        """Keep the output of an ended run; forget that of the earliest ones."""
+        if before := self._ended.pop(run.spec.id, None):
+            self._ended_bytes -= before.extra_bytes
         self._ended[run.spec.id] = run
-        if len(self._ended) > _REMEMBERED:
-            self._ended.popitem(last=False)
+        self._ended_bytes += run.extra_bytes
+        while len(self._ended) > _REMEMBERED or self._ended_bytes > _REMEMBERED_BYTES:
+            _, forgotten = self._ended.popitem(last=False)
+            self._ended_bytes -= forgotten.extra_bytes
 
 
 def queued_keys(runs: Iterable[Run], waiting: int) -> set[str]:

@@ -24,13 +24,17 @@ class MellWorker:
         """The cache's layout, the copier's address, and the process ids.
 
         If blocks cannot be moved, the layout is empty, there is no copier, and "unsupported" has the reason. Contexts
-        of n tokens hold n / block size blocks only if the cache is "plain".
+        of n tokens hold n / block size blocks only if the cache is "plain". An engine of a pooling model has no
+        connector at all.
 
         Must be called before the first request: it also gives the connector the model runner.
         """
+        starter = multiprocessing.parent_process()  # not the operating system's parent, which may be a fork server
+        processes = {"worker_pid": os.getpid(), "starter_pid": starter.pid if starter else None}
+        if not has_kv_transfer_group():
+            return {**_WITHOUT_CONNECTOR, **processes}
         connector = _connector()
         connector.runner = self.model_runner
-        starter = multiprocessing.parent_process()  # not the operating system's parent, which may be a fork server
         layout = connector.layout
         return {
             "layout": layout.describe() if layout else "",
@@ -39,13 +43,23 @@ class MellWorker:
             "plain": connector.unmovable is None,
             "unsupported": connector.unsupported,
             "copier": connector.copier.address if connector.copier else None,
-            "worker_pid": os.getpid(),
-            "starter_pid": starter.pid if starter else None,
+            **processes,
         }
 
 
+_WITHOUT_CONNECTOR: dict[str, Any] = {
+    "layout": "",
+    "block_bytes": 0,
+    "num_blocks": 1,
+    "plain": True,
+    "unsupported": "the engine has no connector",
+    "copier": None,
+}
+"""The description of a worker of a pooling model."""
+
+
 def _connector() -> MellConnector:
-    connector = get_kv_transfer_group() if has_kv_transfer_group() else None
+    connector = get_kv_transfer_group()
     if not isinstance(connector, MellConnector):
         raise TransferFailed("the engine runs without Mell's KV connector")
     return connector

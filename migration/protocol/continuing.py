@@ -29,15 +29,17 @@ def to_spec(frames: Frames, id: RequestId, label: str, ingress: IngressId) -> Re
     tokens, max_tokens = request.prompt_token_ids, request.max_tokens
     if not tokens or max_tokens is None:
         raise ValueError("the request has no prompt of tokens, or no max_tokens")
-    traits = _traits(request.sampling)
+    traits = _traits(request)
     return RequestSpec(id, label, ingress, frames, Tokens(len(tokens)), max_tokens, traits, request.lora_request)
 
 
-def _traits(sampling: dict[str, Any]) -> frozenset[Trait]:
+def _traits(request: CoreRequest) -> frozenset[Trait]:
+    sampling = request.sampling
     facts = {
         Trait.SEEDED: sampling.get("seed") is not None and sampling.get("temperature", 1.0) > 0.0,
         Trait.STRUCTURED: sampling.get("structured_outputs") is not None,
         Trait.SCORED: sampling.get("logprobs") is not None,
+        Trait.POOLED: request.pooled,
     }
     return frozenset(trait for trait, holds in facts.items() if holds)
 
@@ -108,14 +110,18 @@ def _edited(
     adapter: Adapter | None,
     last_token: int | None = None,
 ) -> Frames:
-    """`extra_args` is made anew: a client must name neither a file nor a slot to the connector."""
+    """`extra_args` is made anew: a client must name neither a file nor a slot to the connector.
+
+    A pooled request has none: it runs in an engine without connector.
+    """
     assert request.prompt_token_ids is not None
+    extra_args = {"kv_transfer_params": private}
     edited = msgspec.structs.replace(
         request,
         request_id=name,
         external_req_id=name,
         prompt_token_ids=[*request.prompt_token_ids, *outputs][:last_token],
-        sampling_params={**sampling, "extra_args": {"kv_transfer_params": private}},
+        sampling_params=None if request.pooled else {**sampling, "extra_args": extra_args},
         client_index=0,
         current_wave=0,
         lora_request=adapter,

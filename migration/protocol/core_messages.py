@@ -62,8 +62,13 @@ class CoreRequest(msgspec.Struct, array_like=True, gc=False):
     kv_hints: msgspec.Raw = NIL
 
     @property
+    def pooled(self) -> bool:
+        """True for a request of a pooling model, which has pooling parameters instead of sampling parameters."""
+        return self.sampling_params is None and self.pooling_params != NIL
+
+    @property
     def sampling(self) -> dict[str, Any]:
-        """The sampling parameters; empty for a pooling request."""
+        """The sampling parameters; empty for a pooled request."""
         return self.sampling_params or {}
 
     @property
@@ -73,8 +78,11 @@ class CoreRequest(msgspec.Struct, array_like=True, gc=False):
 
     @property
     def max_tokens(self) -> int | None:
-        """The bound on the output; None without one, as for a pooling request."""
-        return None if self.sampling_params is None else self.sampling_params.get("max_tokens", _DEFAULT_MAX_TOKENS)
+        """The bound on the output, 0 for a pooled request; None without one."""
+        if self.sampling_params is None:
+            return 0 if self.pooled else None
+        bound: int | None = self.sampling_params.get("max_tokens", _DEFAULT_MAX_TOKENS)
+        return bound
 
 
 class CoreOutput(msgspec.Struct, array_like=True, gc=False):

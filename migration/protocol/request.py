@@ -25,6 +25,8 @@ class Trait(StrEnum):
     """The output has to follow a grammar."""
     SCORED = "scored"
     """Every token comes with logprobs."""
+    POOLED = "pooled"
+    """The output is no text but a vector or a score, whole at the end of the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,8 @@ class RequestSpec:
     """The constant part of a request. `id` is ours; `label` is what the client called it.
 
     `body` is the request itself, which only engines read: vLLM's encoded `EngineCoreRequest`. `prompt_tokens` and
-    `max_tokens` are lengths in tokens. An engine has `adapter` loaded before it runs the request.
+    `max_tokens` are lengths in tokens; a pooled request has no output tokens. An engine has `adapter` loaded before it
+    runs the request.
     """
 
     id: RequestId

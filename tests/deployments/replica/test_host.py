@@ -12,7 +12,7 @@ from deployments.replica.outbox import Outboxes
 from migration.protocol.errors import Refused, RequestGone
 from migration.protocol.messages import Fingerprint, PathRequest, Prepare, Tail
 from migration.protocol.ports import HALTED, Generated, OutputSink
-from migration.protocol.request import Delta, Extras, IngressId, Lost, Moving, RequestSpec, StreamEvent
+from migration.protocol.request import Delta, Extras, IngressId, Lost, Moving, RequestSpec, StreamEvent, Trait
 from policies.causes import Cause
 from policies.model import Blocks, Phase, ReplicaId, RequestId
 from tests.deployments.engine.fake_engine import FakeEngine
@@ -233,6 +233,35 @@ async def test_ingress_that_is_gone_takes_its_requests_along() -> None:
 
 
 # --- resume -------------------------------------------------------------------------------------------
+
+
+async def pooling(count: int, rest: bytes) -> Desk:
+    """A desk whose `count` pooled requests have ended, each with that rest."""
+    desk = make_desk()
+    for number in range(count):
+        desk.host.submit(replace(spec(f"p{number}", tokens=1), max_tokens=0, traits=frozenset({Trait.POOLED})), 0, ())
+        await desk.engine.give(Generated((), "stop", rest), f"p{number}.0")
+    return desk
+
+
+async def test_a_pooled_output_is_published_and_can_be_read_again() -> None:
+    desk = await pooling(1, b"vector")
+    ended = Delta(RequestId("p0"), 0, 0, (), "stop", ((0, b"vector"),))
+    assert desk.published() == [ended] and desk.ended == [(RequestId("p0"), False)]
+    assert desk.host.resume(RequestId("p0"), 0, 0) and desk.published() == [ended]
+
+
+async def test_the_outputs_that_are_kept_are_bounded_by_their_size() -> None:
+    desk = await pooling(5, bytes(20 << 20))
+    kept = [number for number in range(5) if desk.host.resume(RequestId(f"p{number}"), 0, 0)]
+    assert kept == [2, 3, 4]
+    assert desk.host._ended_bytes == 60 << 20
+
+
+async def test_an_output_beyond_the_bound_is_published_all_the_same() -> None:
+    desk = await pooling(1, bytes(65 << 20))
+    assert len(desk.published()) == 1
+    assert not desk.host.resume(RequestId("p0"), 0, 0) and desk.host._ended_bytes == 0
 
 
 @pytest.mark.parametrize(("index", "again"), [(0, (0, 1, 2)), (2, (2,))])
@@ -566,6 +595,13 @@ async def test_request_that_the_engine_cannot_continue_stays() -> None:
     desk.engine.ties = Tie.SEEDED
     assert desk.host.why_immovable(R) is Tie.SEEDED
     assert [load.immovable for load in desk.host.loads()] == [Tie.SEEDED]
+
+
+async def test_a_pooled_request_stays_whatever_its_engine_is() -> None:
+    desk = make_desk()
+    desk.host.submit(replace(spec(), max_tokens=0, traits=frozenset({Trait.POOLED})), 0, ())
+    assert desk.host.why_immovable(R) is Tie.POOLED
+    assert [load.immovable for load in desk.host.loads()] == [Tie.POOLED]
 
 
 async def test_request_that_the_engine_cannot_continue_may_begin_there() -> None:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -59,6 +60,14 @@ def test_unsupported_cache_is_described_with_the_reason(group: dict[str, Any]) -
     assert "2 KV cache groups" in described["unsupported"] and not described["plain"]
 
 
-def test_engine_without_the_connector_is_an_error(group: dict[str, Any]) -> None:
+def test_engine_without_a_connector_has_processes_and_no_cache_to_move(group: dict[str, Any]) -> None:
+    described = make_extension(group, None).mell_describe()
+    assert (described["layout"], described["block_bytes"], described["copier"]) == ("", 0, None)
+    assert described["unsupported"] == "the engine has no connector"
+    assert (described["worker_pid"], described["starter_pid"]) == (os.getpid(), None)
+
+
+def test_engine_with_another_connector_is_an_error(group: dict[str, Any]) -> None:
+    other = SimpleNamespace(shutdown=lambda: None)
     with pytest.raises(TransferFailed, match="without Mell's KV connector"):
-        make_extension(group, None).mell_describe()
+        make_extension(group, other).mell_describe()

@@ -10,6 +10,7 @@ import torch
 from vllm import SamplingParams
 from vllm.lora.request import LoRARequest
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
+from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.kv_hints import KvHintsEnvelope
@@ -99,7 +100,7 @@ def test_a_request_survives_with_its_tensors() -> None:
 
 def test_a_spec_has_the_facts_that_decisions_need() -> None:
     made = spec()
-    assert (made.prompt_tokens, made.max_tokens) == (3, 20) and made.traits == frozenset(Trait)
+    assert (made.prompt_tokens, made.max_tokens) == (3, 20) and made.traits == frozenset(Trait) - {Trait.POOLED}
     assert made.adapter == Adapter("adapter", 1, "/adapters/a")
     greedy = plain_spec("r", (5,), 9, seed=1)
     assert greedy.traits == frozenset(), "a seed draws nothing when the likeliest token is taken"
@@ -119,7 +120,7 @@ UNBOUNDED = CoreRequest("r", [5], sampling_params={"max_tokens": None})
 @pytest.mark.parametrize(
     "request_",
     [CoreRequest("r", [5]), UNBOUNDED, CoreRequest("r", None, sampling_params={"max_tokens": 1})],
-    ids=["pooling", "unbounded", "no tokens"],
+    ids=["neither kind", "unbounded", "no tokens"],
 )
 def test_a_request_without_a_prompt_or_an_end_is_refused(request_: CoreRequest) -> None:
     with pytest.raises(ValueError, match="no prompt of tokens, or no max_tokens"):
@@ -147,6 +148,17 @@ def test_a_continued_request_differs_in_nothing_else(outputs: tuple[int, ...]) -
     if len(outputs) >= 4:
         expected.min_tokens = 0
     assert made.sampling_params == expected
+
+
+def test_a_pooled_request_has_no_output_and_reaches_its_engine_as_it_came() -> None:
+    params = PoolingParams(task="embed", dimensions=8, extra_kwargs={"compressed_token_type_ids": 3})
+    sent = EngineCoreRequest("r", [5, 6, 7], None, None, params, 1.5, None, "salt", 7, session_id="another's")
+    made = to_spec(encoded(sent), RequestId("r"), "label", IngressId("i"))
+    assert (made.prompt_tokens, made.max_tokens, made.traits) == (3, 0, frozenset({Trait.POOLED}))
+    arrived = decoded(continued(made, "name", "key", ()))
+    assert members(arrived, *EDITED) == members(decoded(encoded(sent)), *EDITED)
+    assert (arrived.sampling_params, arrived.prompt_token_ids) == (None, [5, 6, 7])
+    assert [getattr(arrived, name) for name in OWN] == [None] * len(OWN)
 
 
 def test_a_client_names_neither_a_file_nor_a_slot() -> None:
