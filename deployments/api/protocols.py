@@ -33,6 +33,10 @@ class MetricsApi(Protocol):
 class RequestApi(Protocol):
     """An engine replica, for requests of ingresses."""
 
+    async def tasks(self) -> tuple[str, ...]:
+        """The tasks of the replica's model, with vLLM's names."""
+        ...
+
     async def attach(self, request: RequestId, hop: int, index: int) -> bool:
         """Stream the request to its reader from output token `index` on; False if it does not run here."""
         ...

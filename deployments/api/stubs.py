@@ -84,6 +84,10 @@ class EngineStub:
         """See `EngineApi.channel`."""
         return self._calls.stream(EngineApi.channel, ingress)
 
+    async def tasks(self) -> tuple[str, ...]:
+        """See `RequestApi.tasks`."""
+        return await self._calls.call(EngineApi.tasks)
+
     async def submit(self, requests: tuple[Submission, ...]) -> Sequence[Refused | str]:
         """See `ServingApi.submit`. Raises Unrouted if there is no channel to the replica yet, or no more."""
         channel = self._channels.get(self._calls.replica)

@@ -1,9 +1,17 @@
-"""vLLM's arguments: of an engine with Mell's connector, and of a frontend that has none."""
+"""vLLM's arguments: of an engine, with Mell's connector unless its model pools, and of a frontend."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from vllm.config import KVTransferConfig, ModelConfig, ProfilerConfig, ReasoningConfig, StructuredOutputsConfig
+from vllm.config import (
+    KVTransferConfig,
+    ModelConfig,
+    PoolerConfig,
+    ProfilerConfig,
+    ReasoningConfig,
+    StructuredOutputsConfig,
+    VllmConfig,
+)
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.usage.usage_lib import UsageContext
 
@@ -43,6 +51,30 @@ def engine_args(model: str, engine_kwargs: Mapping[str, Any]) -> AsyncEngineArgs
     )
 
 
+def engine_config(model: str, engine_kwargs: Mapping[str, Any]) -> VllmConfig:
+    """vLLM's configuration of an engine.
+
+    A pooling model's engine has no connector, since its requests never move: beside one, vLLM's scheduler fails if the
+    model has no KV cache.
+
+    Raises:
+        ValueError: `engine_kwargs` has an argument that Mell sets itself, or no engine of Mell runs the model.
+    """
+    config = engine_args(model, engine_kwargs).create_engine_config(USAGE)
+    if not is_pooling(config):
+        check_model(config.model_config)
+        return config
+    args = engine_args(model, engine_kwargs)
+    args.kv_transfer_config = None
+    return args.create_engine_config(USAGE)
+
+
+def is_pooling(config: VllmConfig) -> bool:
+    """True for a model that pools, and generates no text."""
+    runner: str = config.model_config.runner_type
+    return runner == "pooling"
+
+
 def check_model(model: ModelConfig) -> None:
     """Raise ValueError for a model that vLLM does not run with Mell's connector, or that revises its tokens."""
     if model.is_encoder_decoder:
@@ -58,6 +90,7 @@ def check_model(model: ModelConfig) -> None:
 
 
 _OBJECTS: Mapping[str, Any] = {
+    "pooler_config": PoolerConfig,
     "profiler_config": ProfilerConfig,
     "reasoning_config": ReasoningConfig,
     "structured_outputs_config": StructuredOutputsConfig,
@@ -106,6 +139,7 @@ _OF_FRONTENDS = (
     "mm_processor_kwargs",
     "override_generation_config",
     "per_request_spec_decode_metrics",
+    "pooler_config",
     "reasoning_config",
     "reasoning_parser",
     "reasoning_parser_plugin",

@@ -62,12 +62,16 @@ class Core(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CoreRun:
-    """One request in a core: its key, vLLM's request id, and its sink; `structured` if its output follows a grammar."""
+    """One request in a core: its key, vLLM's request id, and its sink; `structured` if its output follows a grammar.
+
+    `prompt_tokens` is the length of its prompt.
+    """
 
     key: str
     name: str
     sink: OutputSink
     structured: bool = False
+    prompt_tokens: int = 0
 
 
 class CoreRuns:
@@ -83,6 +87,11 @@ class CoreRuns:
         self._names: dict[str, str] = {}
         self._left: dict[str, int] = {}
         """The tokens to their limits of runs that will be halted."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """The length of all prompts."""
+        return sum(run.prompt_tokens for run in self._runs.values())
 
     def start(self, run: CoreRun, request: Frames) -> None:
         """Add a request."""

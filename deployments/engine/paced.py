@@ -61,6 +61,7 @@ class PacedEngine:
     def __init__(self, model: str, pace: Pace) -> None:
         size = pace.block_size
         self.max_context = Tokens(pace.max_model_len)
+        self.tasks: tuple[str, ...] = ("generate",)
         self.processes = EngineProcesses(core=os.getpid(), workers=(os.getpid(),))
         self.links = None
         self.fingerprint = Fingerprint(f"paced|{model}|{pace.max_model_len}", f"paced|{size}", size, size * TOKEN_BYTES)
@@ -229,6 +230,8 @@ class PacedEngine:
     def _check(self, spec: RequestSpec, outputs: tuple[int, ...]) -> None:
         if self._death is not None:
             raise EngineDead(self._death)
+        if Trait.POOLED in spec.traits:
+            raise InvalidRequest("a paced engine has no pooling model")
         if spec.prompt_tokens + spec.max_tokens > self._pace.max_model_len:
             raise InvalidRequest(f"prompt and max_tokens exceed max_model_len, {self._pace.max_model_len}")
         if len(outputs) >= spec.max_tokens:

@@ -17,8 +17,9 @@ from vllm.transformers_utils.config import maybe_register_config_serialize_by_va
 from vllm.v1.executor import Executor
 
 from deployments.engine.adapters import LoadedAdapters
-from deployments.engine.arguments import USAGE, check_model, engine_args
+from deployments.engine.arguments import engine_config, is_pooling
 from deployments.engine.core import CoreClient, CoreRun, CoreRuns, EngineMetrics
+from deployments.engine.pooling import measure_capacity
 from deployments.engine.port import (
     EngineDead,
     EngineProcesses,
@@ -49,13 +50,14 @@ _FIRST_ID = 0
 
 
 class VllmEngine:
-    """One engine core with Mell's connector and worker extension."""
+    """One engine core with Mell's worker extension and, unless its model pools, Mell's connector."""
 
     def __init__(
         self,
         core: CoreClient,
         workers: Sequence[Mapping[str, Any]],
         copiers: Copiers | None,
+        tasks: Sequence[str],
     ) -> None:
         """`workers` are the workers' own descriptions (`MellWorker.mell_describe`), in the order of their ranks."""
         config = core.vllm_config
@@ -69,6 +71,8 @@ class VllmEngine:
         self._max_requests: int = config.scheduler_config.max_num_seqs
         self._step_tokens: int = config.scheduler_config.max_num_batched_tokens
         self._copiers = copiers
+        self._pools = is_pooling(config)
+        self.tasks = tuple(tasks)
         self._tails: dict[str, Tail] = {}
         """The tails of runs whose first step has not taken them, by key."""
         self._filled: set[str] = set()
@@ -89,8 +93,7 @@ class VllmEngine:
         Raises:
             ValueError: `engine_kwargs` has an argument that Mell sets itself, or no engine of Mell runs the model.
         """
-        config = engine_args(model, engine_kwargs).create_engine_config(USAGE)
-        check_model(config.model_config)
+        config = engine_config(model, engine_kwargs)
         maybe_register_config_serialize_by_value()
         if endpoint := config.observability_config.otlp_traces_endpoint:
             # The engine's other processes inherit it. They trace their start.
@@ -99,7 +102,12 @@ class VllmEngine:
         workers = await core.collective_rpc_async("mell_describe")
         addresses = [worker["copier"] for worker in workers]
         copiers = await Copiers.connect(addresses, config.cache_config.block_size) if all(addresses) else None
-        started = cls(core, workers, copiers)
+        started = cls(core, workers, copiers, await core.get_supported_tasks_async())
+        if started._pools:
+            capacity = await measure_capacity(started, config, started.tasks, time.perf_counter)
+            started._capacity = Blocks(capacity // started._block_size)
+            await started.reset_prefix_cache()
+            return started
         if not started.fingerprint.cache:
             log.warning("requests move by tokens only: %s", workers[0]["unsupported"] or "the prefix cache is off")
         await started._compile_sampling()
@@ -144,7 +152,7 @@ class VllmEngine:
             sink = _TailSink(sink, lambda: self._free_tail(key))
         # vLLM would take a second request of one id for a continuation of the first.
         name = f"{key}-{next(self._numbers)}"
-        run = CoreRun(key, name, sink, Trait.STRUCTURED in spec.traits)
+        run = CoreRun(key, name, sink, Trait.STRUCTURED in spec.traits, spec.prompt_tokens)
         self._runs.start(run, continued(spec, name, key, outputs, transfer, self._adapter(spec)))
 
     def _adapter(self, spec: RequestSpec) -> Adapter | None:
@@ -259,7 +267,10 @@ class VllmEngine:
 
     def stats(self) -> EngineStats:
         """See `Engine.stats`."""
-        free = round(self._capacity * (1.0 - self._metrics.scheduler.kv_cache_usage))
+        if self._pools:
+            free = max(0, self._capacity - -(-self._runs.prompt_tokens // self._block_size))
+        else:
+            free = round(self._capacity * (1.0 - self._metrics.scheduler.kv_cache_usage))
         return EngineStats(
             capacity_tokens=Tokens(self._capacity * self._block_size),
             free_blocks=Blocks(free),

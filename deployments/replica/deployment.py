@@ -112,7 +112,9 @@ class EngineReplica:
         self._host = RequestHost(self._engine, self._outboxes, time.monotonic, self._free_tokens)
         sizes = size_slots(migration, self._engine.fingerprint, self._engine.max_context, engine.on_gpu)
         self._slots = make_slots(migration, sizes)
-        profile = await measure(self._engine, self._slots, self._node, time.perf_counter)
+        # Requests of pooling models stay where they are: no path is chosen for them.
+        moves = "generate" in self._engine.tasks
+        profile = await measure(self._engine, self._slots, self._node, time.perf_counter) if moves else None
         self._reporter = ReplicaReporter(profile, first=time.time_ns())
         self._transport = make_transport(migration, sizes)
         self._scheduler = ServeSchedulerClient(topology.app)
@@ -200,6 +202,10 @@ class EngineReplica:
     async def load_adapter(self, adapter: Adapter) -> None:
         """See `AdapterApi.load_adapter`."""
         await self._engine.load_adapter(adapter)
+
+    async def tasks(self) -> tuple[str, ...]:
+        """See `RequestApi.tasks`."""
+        return self._engine.tasks
 
     def _submit(self, request: Submission) -> Refused | str:
         """Run a request that has come by a channel."""

@@ -22,8 +22,26 @@ from migration.protocol.request import RequestSpec, Trait
 from policies.model import Blocks, Tokens
 
 
+def encode_pooled(vector: Sequence[float]) -> bytes:
+    """The rest of a step with this vector, as vLLM's core sends it."""
+    import torch
+    from vllm.v1.engine import EngineCoreOutput, FinishReason
+
+    from deployments.engine.core import RestEncoder
+
+    output = EngineCoreOutput("", [], pooling_output=torch.tensor(vector), finish_reason=FinishReason.STOP)
+    rest = RestEncoder().encode(output, 0.0)
+    assert rest is not None
+    return rest
+
+
+def pooled(tokens: Sequence[int]) -> list[float]:
+    """The vector of a pooled prompt."""
+    return [float(len(tokens)), float(sum(tokens)), tokens[0] / 8, -tokens[-1] / 8]
+
+
 class FakeEngine:
-    """An engine whose steps take `step_s` seconds, and yield one token for every request.
+    """An engine whose steps take `step_s` seconds, and yield one token for every request. A pooled one takes one step.
 
     Each of its `workers` holds a part of every block's tokens.
     """
@@ -42,6 +60,7 @@ class FakeEngine:
         self.fingerprint = Fingerprint(model, cache, block_size, shard_bytes, workers)
         self.processes = EngineProcesses(core=0, workers=(0,) * workers)
         self.max_context = Tokens(num_blocks * block_size)
+        self.tasks: tuple[str, ...] = ("generate",)
         self.step_s = step_s
         self.dead = False
         self.ties: Tie | None = None
@@ -104,6 +123,10 @@ class FakeEngine:
     ) -> AsyncGenerator[Generated]:
         """The steps of a run, up to the last one."""
         request = decode_request(spec.body)
+        if request.pooled:
+            await asyncio.sleep(self.step_s)
+            yield Generated((), "stop", encode_pooled(pooled(prompt_of(spec))))
+            return
         top = request.sampling.get("logprobs")
         context = [*prompt_of(spec), *outputs]
         digest = ContextDigest(pack(self._read(context, tail)))

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import pytest
@@ -16,7 +16,8 @@ from migration.protocol.errors import BlocksGone, TransferFailed
 from migration.protocol.messages import PathRequest, SlotRef, Tail
 from migration.protocol.ports import Slot
 from migration.protocol.record import Outcome
-from migration.run.outputs import running
+from migration.protocol.request import Trait
+from migration.run.outputs import OutputQueue, running
 from migration.transport.shared import SharedSlots
 from policies.model import Blocks, ReplicaId
 from tests.deployments.engine.fake_engine import FakeEngine, expected_logprobs, prompt_of
@@ -546,6 +547,13 @@ async def test_exception_in_a_step_ends_the_engine(monkeypatch: pytest.MonkeyPat
         await desk.done()
     with pytest.raises(EngineDead):
         await desk.engine.check_health()
+
+
+async def test_pooled_requests_are_refused() -> None:
+    desk, queue = await Desk.open(), OutputQueue()
+    desk.engine.add("r", replace(plain_spec("r", prompt(4), 1), traits=frozenset({Trait.POOLED})), (), queue)
+    with pytest.raises(InvalidRequest, match="no pooling model"):
+        await queue.exhaust()
 
 
 @pytest.mark.parametrize(

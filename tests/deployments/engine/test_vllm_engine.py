@@ -40,7 +40,7 @@ from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from app.tinymodel import ensure_tiny_model
 from deployments.engine import vllm_engine
-from deployments.engine.arguments import USAGE, check_model, engine_args, frontend_args
+from deployments.engine.arguments import USAGE, check_model, engine_args, engine_config, frontend_args, is_pooling
 from deployments.engine.core import CoreRuns, StepMeter
 from deployments.engine.port import EngineDead, InvalidRequest, RequestFailed, Tie
 from deployments.engine.vllm_engine import VllmEngine, _capacity, _fingerprint, _processes, _seed_tie
@@ -98,6 +98,7 @@ def over(core: FakeCore, copiers: Any = None) -> VllmEngine:
     engine._filled, engine._caching, engine._tails, engine.blocks_loaded = set(), set(), {}, 0
     engine._block_size, engine._copiers = 16, copiers
     engine._metrics = SimpleNamespace(steps=StepMeter(0))  # type: ignore[assignment]
+    engine._pools = False
     engine._reading = asyncio.create_task(engine._runs.read())
     return engine
 
@@ -151,6 +152,24 @@ async def test_halted_request_ends_without_a_reason_of_vllms(
     assert told is (None if finish == HALTED else FinishReason.LENGTH), "the reader goes by the rest"
     engine.abort("r.0")
     assert core.aborted == [] and halting == ["r.0"] * halted and not engine._runs._left
+
+
+async def test_a_pooled_request_occupies_its_prompt_until_it_ends() -> None:
+    engine = over(core := FakeCore())
+    engine._pools, engine._capacity, engine._max_requests = True, Blocks(10), 64
+    scheduler = SchedulerStats(kv_cache_usage=0.5)
+    metrics: Any = SimpleNamespace(scheduler=scheduler, preemptions=0, steps=StepMeter(0))
+    engine._metrics, engine._step_tokens = metrics, 64
+    assert (engine.stats().capacity_tokens, engine.stats().free_blocks) == (160, 10)
+    for key, tokens in (("1.0", 40), ("2.0", 400)):
+        engine.add(key, plain_spec(key, (5,) * tokens, 1), (), Taken())
+        if key == "1.0":
+            assert engine.stats().free_blocks == 7
+    assert engine.stats().free_blocks == 0, "and not less than none"
+    first, second = (request.request_id for request in core.requests)
+    await core.step(EngineCoreOutput(first, [], finish_reason=FinishReason.STOP))
+    engine.abort("2.0")
+    assert engine.stats().free_blocks == 10 and core.aborted == [second]
 
 
 async def test_outputs_go_to_their_runs_up_to_the_last() -> None:
@@ -297,11 +316,24 @@ def test_media_are_cached_by_the_ingress_only_and_bounded_alike_on_both_sides() 
 
 @pytest.mark.parametrize("made_by", [engine_args, frontend_args])
 def test_tables_of_the_settings_become_vllms_configurations(made_by: Callable[..., AsyncEngineArgs]) -> None:
-    made = made_by(MODEL, {"reasoning_config": {"reasoning_start_str": "<think>"}, "structured_outputs_config": {}})
-    assert made.reasoning_config.reasoning_start_str == "<think>"
+    tables = {"reasoning_config": {"reasoning_start_str": "<think>"}, "structured_outputs_config": {}}
+    made = made_by(MODEL, tables | {"pooler_config": {"dimensions": 8}})
+    assert made.reasoning_config.reasoning_start_str == "<think>" and made.pooler_config.dimensions == 8
     assert not isinstance(made.structured_outputs_config, dict)
     with pytest.raises(ValueError, match="made_up"):
         made_by(MODEL, {"reasoning_config": {"made_up": 1}})
+
+
+def test_a_pooling_model_has_vllms_own_configuration_and_no_connector() -> None:
+    kwargs = {"dtype": "float32", "runner": "pooling", "convert": "embed"}
+    made, stock = engine_config(MODEL, kwargs), AsyncEngineArgs(model=MODEL, **kwargs)
+    assert different(made, stock.create_engine_config(USAGE)) == {"instance_id", "parallel_config.worker_extension_cls"}
+    assert is_pooling(made) and made.kv_transfer_config is None
+
+
+def test_a_model_that_generates_has_the_connector() -> None:
+    made = engine_config(MODEL, {"dtype": "float32"})
+    assert not is_pooling(made) and made.kv_transfer_config.kv_connector == "MellConnector"
 
 
 def test_several_workers_are_processes_of_the_replica_and_one_is_where_vllm_has_it() -> None:
