@@ -18,14 +18,14 @@ from vllm.tool_parsers import ToolParserManager
 from vllm.v1.engine import EngineCoreReadyResponse
 from vllm.version import __version__
 
-from app.frontend.core import ClusterCore
+from app.frontend.core import GENERATION, ClusterCore
 from app.frontend.engine_client import ClusterLLM
 from app.frontend.guard.layers import vllm_media_domains
 from app.frontend.guard.routes import described
 from app.frontend.media import bound_images
 from app.ingress.config import IngressConfig
 from app.ingress.streams.streams import Streams
-from deployments.engine.arguments import USAGE, check_model, frontend_args
+from deployments.engine.arguments import USAGE, check_model, frontend_args, is_pooling
 from deployments.metrics.exposition import Family
 from deployments.metrics.vllm import expose_requests
 from migration.protocol.core_messages import Adapter
@@ -42,14 +42,16 @@ class VllmFrontend:
 
     @classmethod
     async def start(cls, config: IngressConfig, streams: Streams, ingress: IngressId) -> Self:
-        """Make the application.
+        """Make the application. That of a pooling model waits for a replica, which knows the model's tasks.
 
         Raises:
             ValueError, TypeError: an argument of vLLM has an invalid value.
         """
         args, vllm_config = serve_args(config)
         bound_images(config.max_image_pixels)
-        core = ClusterCore(streams, ingress, ready_response(vllm_config), config.max_media_bytes)
+        # A pooling model's tasks are those of its layers, which only engines have.
+        tasks = await streams.tasks() if is_pooling(vllm_config) else GENERATION
+        core = ClusterCore(streams, ingress, ready_response(vllm_config), config.max_media_bytes, tasks=tasks)
         client = ClusterLLM.from_vllm_config(vllm_config, usage_context=USAGE, client_addresses=core.addresses)
         client.core = core
         client.max_prompt_tokens = config.max_prompt_tokens
@@ -112,6 +114,8 @@ class VllmFrontend:
 def serve_args(config: IngressConfig) -> tuple[Namespace, VllmConfig]:
     """The arguments of `vllm serve` that the settings stand for, and vLLM's configuration, made without a device."""
     frontend = FrontendArgs(**frontend_kwargs(config))
+    # The vectors of a query would stay in one engine, and its documents would have to go there.
+    frontend.enable_flash_late_interaction = False
     engine = frontend_args(config.model_source, {"served_model_name": config.model_id, **config.engine_kwargs})
     engine.allowed_media_domains = vllm_media_domains(config)
     if frontend.tool_parser_plugin:
@@ -119,9 +123,8 @@ def serve_args(config: IngressConfig) -> tuple[Namespace, VllmConfig]:
     if engine.reasoning_parser_plugin:
         ReasoningParserManager.import_reasoning_parser(engine.reasoning_parser_plugin)
     vllm_config = engine.create_engine_config(USAGE)
-    check_model(vllm_config.model_config)
-    if vllm_config.model_config.runner_type != "generate":
-        raise ValueError("model_loading_config.model_source: the model generates no text; Mell serves models that do")
+    if not is_pooling(vllm_config):
+        check_model(vllm_config.model_config)
     args = Namespace(grpc=False, headless=False, **_members(engine) | _members(frontend))
     if isinstance(args.served_model_name, str):
         args.served_model_name = [args.served_model_name]

@@ -55,13 +55,16 @@ _RANK_0 = bytes(2)
 
 _FINISHES = {str(reason): reason for reason in FinishReason}
 
+GENERATION = ("generate",)
+"""The tasks of a model that generates text."""
+
 _ANSWERS: Mapping[str, Any] = {
-    "get_supported_tasks": ["generate"],
     "is_scheduler_paused": False,
     "is_sleeping": False,
     "list_loras": [],
 }
-"""The utility calls that Mell answers. It refuses all others, which change an engine behind its back."""
+"""The utility calls that Mell answers, beside that for the model's tasks. It refuses all others, which change an engine
+behind its back."""
 
 MAX_TENSOR_BYTES = 512 << 20
 """The largest tensors of one request: a call to a replica carries them, and has a time limit."""
@@ -122,10 +125,11 @@ class ClusterCore:
         ready: EngineCoreReadyResponse,
         max_tensor_bytes: int,
         folder: Path | None = None,
+        tasks: Sequence[str] = GENERATION,
     ) -> None:
         """`ready` describes the replicas' engines to the frontend, which listens in `folder`; None: a new folder.
 
-        `max_tensor_bytes`: see `TensorRoom`.
+        `max_tensor_bytes`: see `TensorRoom`. `tasks` are those of the replicas' model.
         """
         self._streams = streams
         self._room = TensorRoom(max_tensor_bytes)
@@ -141,7 +145,8 @@ class ClusterCore:
         self._context = zmq.Context()
         self._input = zmq.asyncio.Context(self._context).socket(zmq.DEALER)
         self._input.setsockopt(zmq.IDENTITY, _RANK_0)
-        self._wire = OutputWire(self._context.socket(zmq.PUSH))
+        answers = {**_ANSWERS, "get_supported_tasks": list(tasks)}
+        self._wire = OutputWire(self._context.socket(zmq.PUSH), answers)
         self._input.connect(self.addresses["input_address"])
         self._wire.socket.connect(self.addresses["output_address"])
         zmq.Socket.shadow(self._input).send(msgspec.msgpack.encode(ready))
@@ -320,7 +325,8 @@ class Outlet:
 class OutputWire:
     """The messages to vLLM's frontend. Outputs that are put before the event loop's next turn are one message."""
 
-    def __init__(self, socket: "zmq.Socket[bytes]") -> None:
+    def __init__(self, socket: "zmq.Socket[bytes]", answers: Mapping[str, Any] = _ANSWERS) -> None:
+        """`answers` are those to utility calls, by their names."""
         # The frontend's end has no limit either: as with a core of vLLM, what it has not read is in its memory.
         socket.setsockopt(zmq.SNDHWM, 0)
         self.socket = socket
@@ -328,6 +334,7 @@ class OutputWire:
         """Takes messages with outputs."""
         self._outputs: list[EngineCoreOutput] = []
         self._encoder = MsgpackEncoder()
+        self._answers = answers
 
     def put(self, outputs: Sequence[EngineCoreOutput]) -> None:
         """Send outputs, with everything that is put meanwhile."""
@@ -342,8 +349,8 @@ class OutputWire:
     def answer(self, call: int, method: str) -> None:
         """Answer a utility call, or refuse it."""
         output = UtilityOutput(call)
-        if method in _ANSWERS:
-            output.result = UtilityResult(_ANSWERS[method])
+        if method in self._answers:
+            output.result = UtilityResult(self._answers[method])
         else:
             output.failure_message = f"{method} is not available: Mell moves requests between several engines"
         self._send(EngineCoreOutputs(utility_output=output))
@@ -377,7 +384,7 @@ def core_outputs(name: str, output: Output) -> list[EngineCoreOutput]:
 
 def _step(name: str, tokens: Sequence[int], rest: bytes, first: bool) -> EngineCoreOutput:
     """The output of a step with tokens and rest (`migration.protocol.request.Extras`), which does not end."""
-    step: EngineCoreOutput = _rests.decode(rest)
+    step: EngineCoreOutput = _rests.decode(bytearray(rest))  # torch warns of tensors that cannot be written to
     step.request_id, step.new_token_ids, step.finish_reason = name, list(tokens), None
     step.events = _rebased(step.events or (), first)
     if not first:

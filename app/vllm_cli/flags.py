@@ -70,8 +70,6 @@ PLACED: Mapping[str, str] = {
     "allow_credentials": "`ingress.allow_credentials`; refused with `--allowed-origins '[\"*\"]'`",
     "otlp_traces_endpoint": "`ingress.otlp_traces_endpoint`",
     "hf_token": "`engine_kwargs.hf_token` for the token of the Hugging Face login; a token belongs into `HF_TOKEN`",
-    "runner": "`generate` is Mell's only one; others are refused",
-    "convert": "`none` is Mell's only one; others are refused",
     "data_parallel_backend": "`ray` and `mp` are the same, since Mell's replicas are Ray actors",
 }
 """Flags with a place of their own in Mell's settings, and that place."""
@@ -83,7 +81,7 @@ ENGINE = frozenset(
         "tokenizer_revision max_model_len quantization quantization_config allow_deprecated_quantization "
         "enforce_eager max_logprobs logprobs_mode use_fp64_gumbel disable_sliding_window disable_cascade_attn "
         "config_format hf_overrides model_class_overrides generation_config override_generation_config model_impl "
-        "logits_processors language_model_only "
+        "logits_processors language_model_only runner convert pooler_config "
         "load_format download_dir safetensors_load_strategy safetensors_prefetch_num_threads "
         "safetensors_prefetch_block_size model_loader_extra_config ignore_patterns use_tqdm_on_load "
         "pt_load_map_location reasoning_parser reasoning_parser_plugin reasoning_config structured_outputs_config "
@@ -144,6 +142,7 @@ IGNORED: Mapping[str, str] = {
     "disable_fastapi_docs": "Mell has no such pages",
     "disable_log_stats": "Mell's scheduler and metrics need the statistics of the engines",
     "disable_uvicorn_access_log": _LOGGED,
+    "enable_flash_late_interaction": "Mell scores every document of its own, on any replica",
     "enable_log_deltas": "Mell logs whole texts only",
     "enable_log_requests": _LOGGED,
     "enable_offline_docs": "Mell has no such pages; GET /openapi.json describes all calls",
@@ -165,7 +164,6 @@ _ONE_SOURCE = "Mell's own connector moves the KV cache: remove it"
 _PARALLEL = "only --tensor-parallel-size splits a replica: write it, or more replicas with --max-replicas"
 _PER_REPLICA = "replicas on one machine would use the same address: remove it"
 _PLACING = "Mell distributes requests over its replicas itself: write --data-parallel-size or --max-replicas only"
-_POOLING = "Mell serves models that generate text: remove it"
 _WHOLE_MODEL = "every replica has the whole model, encoders included: remove it"
 _SLEEP = "Mell frees GPUs by closing replicas: write --min-replicas 1 and a higher --max-replicas"
 
@@ -194,7 +192,6 @@ _REFUSED: Mapping[str, Sequence[str]] = {
         "dp_supervisor_probe_timeout_s dp_sync_interval elastic_ep_max_dp_size enable_dbo enable_elastic_ep "
         "ubatch_size"
     ),
-    _POOLING: _words("enable_flash_late_interaction io_processor_plugin pooler_config"),
     _SLEEP: _words(
         "enable_cumem_allocator enable_nccl_comm_suspend enable_sleep_mode sleep_mode_offload_cudagraph "
         "sleep_preserve_parameter_names"
@@ -203,6 +200,7 @@ _REFUSED: Mapping[str, Sequence[str]] = {
     "spans of requests need --otlp-traces-endpoint only: remove it": ["collect_detailed_traces"],
     "Ray assigns the GPUs: set CUDA_VISIBLE_DEVICES in the environment": ["device_ids"],
     "diffusion models are not served: remove it": ["diffusion_config"],
+    "requests have no other form than vLLM's own: remove it": ["io_processor_plugin"],
     "the workers of a replica are its own processes, and replicas are Ray actors: remove it": [
         "distributed_executor_backend",
         "ray_workers_use_nsight",

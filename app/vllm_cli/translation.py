@@ -80,10 +80,6 @@ def _refusals(flags: Flags, max_replicas: int | None) -> Iterator[str]:
         yield "name a model: mell serve MODEL"
     for name in sorted(REFUSED.keys() & flags.keys()):
         yield f"{option(name, flags[name])}: {REFUSED[name]}"
-    if flags.get("runner", "generate") != "generate":
-        yield f"--runner {flags['runner']}: Mell serves models that generate text: remove it"
-    if flags.get("convert", "none") != "none":
-        yield f"--convert {flags['convert']}: Mell serves models that generate text: remove it"
     if isinstance(flags.get("hf_token"), str):
         yield "--hf-token: set HF_TOKEN in the environment instead, so that no file has the token"
     if flags.get("data_parallel_backend", "mp") not in ("mp", "ray"):

@@ -88,10 +88,12 @@ def check_body(content: bytes, route: OpenRoute, limits: BodyLimits) -> CheckedB
     if route.dialect is RESPONSES:
         _refuse_stored(body)
         check_items(body.get("input"))
-    prompts, tokens, choices = 1, 0, 0
+    tokens, choices = 0, 0
     if route.task is RouteTask.GENERATE:
         prompts, tokens = _count_prompts(body, route.inputs, limits)
         choices = _check_choices(body, route.inputs, prompts, limits)
+    elif route.task is RouteTask.POOL:
+        tokens = _count_input_tokens(body.get("input"))
     encoded = msgspec.json.encode(body)
     use = check_media(body, encoded, limits.media_domains, limits.media, pooling=route.task is RouteTask.POOL)
     if use.named:
@@ -276,12 +278,42 @@ def _count_prompts(body: dict[str, Any], name: str, limits: BodyLimits) -> tuple
     return len(prompt) + others, sum(map(len, prompt))
 
 
+def _count_input_tokens(given: Any) -> int:
+    """The number of tokens in a pooling model's inputs where the client gives token ids.
+
+    A list has texts, token ids or messages, or lists of either of the latter. vLLM's validators would make numbers of
+    other values, and engines fail at token ids below zero.
+    """
+    if not isinstance(given, list):
+        return 0
+    inputs = [given] if set(map(type, given)) == {int} else given
+    kinds = set(map(type, inputs))
+    if len(kinds) > 1 or kinds - {str, dict, list}:
+        raise invalid("input", _INPUTS)
+    total = 0
+    for each in inputs if kinds == {list} else ():
+        kinds = set(map(type, each))
+        if kinds == {int}:
+            _check_tokens("input", each)
+            total += len(each)
+        elif kinds - {dict}:
+            raise invalid("input", _INPUTS)
+    return total
+
+
+_INPUTS = "must be a text, a list of token ids or of messages, or a list of such"
+
+
 def _check_prompt(name: str, prompt: list[int], limits: BodyLimits) -> None:
     if len(prompt) > limits.prompt_tokens:
         reason = f"the prompt has {len(prompt)} tokens, and the limit is {limits.prompt_tokens}"
         raise invalid(name, reason, "context_length_exceeded")
-    if prompt and min(prompt) < 0:
-        raise invalid(name, f"{min(prompt)} is not a token id")
+    _check_tokens(name, prompt)
+
+
+def _check_tokens(name: str, tokens: list[int]) -> None:
+    if tokens and min(tokens) < 0:
+        raise invalid(name, f"{min(tokens)} is not a token id")
 
 
 def _check_choices(body: dict[str, Any], inputs: str, prompts: int, limits: BodyLimits) -> int:

@@ -31,7 +31,7 @@ from app.ingress.errors import ApiError
 from app.ingress.telemetry.requests import RequestTelemetry
 from app.settings import IngressSettings
 from migration.protocol.core_messages import decode_request
-from migration.protocol.request import RequestSpec
+from migration.protocol.request import RequestSpec, Trait
 
 _PRIORITY = re.compile(rb"-?[0-9]{1,18}")
 
@@ -207,7 +207,7 @@ def _settle(call: ApiCall, through: AdmittedCall, disconnected: bool) -> None:
             observer.failed(call.failure)
         elif status >= 400 or "error" in finishes:
             observer.failed(ApiError(status if status >= 400 else 500, "", code=_CODES.get(status)))
-        elif not requests:
+        elif all(Trait.POOLED in request.spec.traits for request in requests):
             observer.served()
 
 

@@ -25,7 +25,7 @@ from app.ingress.asgi import last_event, unless_disconnected
 from app.ingress.config import IngressConfig
 from app.ingress.errors import ApiError
 from app.ingress.streams.streams import Streams
-from deployments.engine.arguments import of_frontends
+from deployments.engine.arguments import is_pooling, of_frontends
 from deployments.metrics.exposition import Family
 from deployments.metrics.vllm import expose_text
 from migration.protocol.core_messages import Adapter
@@ -76,6 +76,8 @@ class RustFrontend:
         """Raises ValueError, TypeError: there is no binary, or an argument of vLLM has an invalid value."""
         self._binary = config.rust_binary or find_binary()
         self._args, self._vllm = serve_args(config)
+        if is_pooling(self._vllm):
+            raise ValueError("ingress.frontend: vLLM's Rust frontend has no endpoints for pooling models: write vllm")
         self._config = config
         self._streams = streams
         self._ingress = ingress

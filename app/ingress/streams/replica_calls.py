@@ -59,6 +59,10 @@ class EngineCalls:
             self._submissions[replica] = Coalescer(submit)
         return await self._submissions[replica](submission)
 
+    async def tasks(self, replica: ReplicaId) -> tuple[str, ...]:
+        """The tasks of a replica's model. Raises PeerLost."""
+        return await self._call(replica, lambda engine: engine.tasks())
+
     async def attach(self, replica: ReplicaId, request: RequestId, hop: int, index: int) -> bool:
         """See `Hosts.attach`."""
         return await self._call(replica, lambda engine: engine.attach(request, hop, index))

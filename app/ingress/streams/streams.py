@@ -72,6 +72,14 @@ class Streams:
             async with asyncio.timeout(within_s):
                 await self._serving.wait()
 
+    async def tasks(self) -> tuple[str, ...]:
+        """The tasks of the served model, of the first replica that answers. Waits for one without limit."""
+        while True:
+            for replica in self._calls.running:
+                with contextlib.suppress(MigrationError):
+                    return await self._calls.tasks(replica)
+            await asyncio.sleep(RECONNECT_S)
+
     def watch(self, membership: Membership) -> None:
         """Read every replica that is running. A replica that is stopping is read until it ends its stream."""
         self._calls.running = membership.running

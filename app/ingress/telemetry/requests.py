@@ -13,6 +13,7 @@ with telemetry.begin("completions") as observer:      # the request has arrived;
 import logging
 import time
 from collections.abc import Callable, Sequence
+from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -81,7 +82,7 @@ class RequestTelemetry:
         self.requests = Counter("mell_requests", "Requests that ended.", ["endpoint", "outcome"], registry=registry)
         self.running = Gauge("mell_requests_running", "Requests that have not ended.", registry=registry)
         self.prompt_tokens = Counter(
-            "mell_request_prompt_tokens", "Prompt tokens of ended requests that got a token.", registry=registry
+            "mell_request_prompt_tokens", "Prompt tokens of ended requests that got an output.", registry=registry
         )
         self.completion_tokens = Counter(
             "mell_request_completion_tokens", "Output tokens of ended requests.", registry=registry
@@ -183,7 +184,7 @@ class RequestObserver:
         telemetry.running.dec()
         telemetry.requests.labels(self._endpoint, self._outcome).inc()
         telemetry.completion_tokens.inc(self._completion_tokens)
-        if self.ttft_s is not None:
+        if self.ttft_s is not None or self._status == HTTPStatus.OK:
             telemetry.prompt_tokens.inc(self._prompt_tokens)
 
     def _line(self) -> dict[str, Any]:

@@ -24,6 +24,10 @@ CONTEXT = 512
 PATIENCE_S = 0.3
 
 
+POOLING = {"runner": "pooling", "convert": "embed"}
+"""Engine settings that make vectors of the tiny model's last hidden states."""
+
+
 def config(
     model: dict[str, Any] | None = None, engine: dict[str, Any] | None = None, **frontend_kwargs: Any
 ) -> IngressConfig:
@@ -56,11 +60,15 @@ class FrontendApi:
 
 
 @asynccontextmanager
-async def serving(config: IngressConfig, step_s: float = 0.002) -> AsyncIterator[FrontendApi]:
+async def serving(
+    config: IngressConfig, step_s: float = 0.002, tasks: tuple[str, ...] = ("generate",)
+) -> AsyncIterator[FrontendApi]:
     """The application over a service of its own."""
     from app.frontend.app import VllmFrontend
 
     service = make_service(step_s=step_s, lease_s=5, no_replica_timeout_s=PATIENCE_S)
+    for replica in service.replicas.values():
+        replica.engine.tasks = tasks
     frontend = await VllmFrontend.start(config, service.streams, INGRESS)
     frontend.serve_adapters(config.adapters)
     try:

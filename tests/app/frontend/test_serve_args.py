@@ -3,7 +3,7 @@
 import pytest
 
 from app.frontend.app import serve_args
-from tests.app.frontend.conftest import config
+from tests.app.frontend.conftest import POOLING, config
 
 
 def test_arguments_are_those_of_vllm_serve() -> None:
@@ -15,10 +15,16 @@ def test_arguments_are_those_of_vllm_serve() -> None:
     assert vllm_config.scheduler_config.stream_interval == 3 and not vllm_config.model_config.enable_prompt_embeds
 
 
-def test_a_model_that_generates_no_text_is_refused() -> None:
-    pooling = config().model_copy(update={"engine_kwargs": {"runner": "pooling"}})
-    with pytest.raises(ValueError, match="generates no text"):
-        serve_args(pooling)
+def test_a_pooling_model_is_served_with_its_settings() -> None:
+    _, vllm_config = serve_args(config(engine=POOLING | {"pooler_config": {"dimensions": 8}}))
+    assert vllm_config.model_config.runner_type == "pooling"
+    assert vllm_config.model_config.pooler_config.dimensions == 8
+
+
+def test_documents_are_scored_by_themselves() -> None:
+    """vLLM's default has the engine keep the vectors of a query until those of its documents come to the same one."""
+    args, _ = serve_args(config(engine=POOLING))
+    assert not args.enable_flash_late_interaction
 
 
 def test_an_invalid_argument_is_refused() -> None:

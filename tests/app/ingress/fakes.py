@@ -83,7 +83,7 @@ class StoppingEngine(FakeEngine):
                     if count == len(self.script):
                         yield replace(step, finish="stop")
                         return
-                if step.tokens[-1] in stops and count >= least:
+                if step.tokens and step.tokens[-1] in stops and count >= least:
                     yield replace(step, finish="stop")
                     return
                 yield step
@@ -212,6 +212,9 @@ class ReplicaWire:
 
     def events(self, ingress: IngressId) -> AsyncIterator[Batch]:
         return self._wires.events(self._replica, ingress)
+
+    async def tasks(self) -> tuple[str, ...]:
+        return await self._call("tasks", lambda replica: replica.engine.tasks)
 
     async def submit(self, requests: tuple[Submission, ...]) -> Sequence[Refused | str]:
         return await self._call("submit", lambda replica: [_submit(replica, request) for request in requests])

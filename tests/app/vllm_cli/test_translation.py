@@ -131,8 +131,6 @@ def test_a_refused_flag_is_named_with_the_way_out(name: str) -> None:
     ("flags", "named"),
     [
         ({"model_tag": None}, "name a model"),
-        ({"runner": "pooling"}, "--runner pooling"),
-        ({"convert": "embed"}, "--convert embed"),
         ({"hf_token": "hf_x"}, "HF_TOKEN"),
         ({"data_parallel_backend": "x"}, "--data-parallel-backend x"),
     ],
@@ -151,10 +149,15 @@ def test_all_refused_flags_are_reported() -> None:
 
 @pytest.mark.parametrize(
     "flags",
-    [{"runner": "generate"}, {"convert": "none"}, {"data_parallel_backend": "ray"}],
+    [{"data_parallel_backend": "ray"}],
 )
 def test_what_mell_does_anyway_changes_nothing(flags: dict[str, Any]) -> None:
     assert on(CPU, flags) == on(CPU, {})
+
+
+def test_a_pooling_model_is_one_of_the_engines() -> None:
+    flags = {"runner": "pooling", "convert": "embed", "pooler_config": {"pooling_type": "MEAN"}}
+    assert on(CPU, flags).args[ENGINE] == flags
 
 
 @pytest.mark.parametrize("name", sorted(IGNORED))

@@ -325,3 +325,63 @@ def test_text_is_charged_by_its_length() -> None:
 def test_the_answer_is_charged_its_longest(path: str, body: dict[str, Any], answer: int) -> None:
     prompt = 1 if path == COMPLETIONS else len(msgspec.json.encode(body)) // 4
     assert charged(body, path) == prompt + answer
+
+
+# --- inputs of pooling models -----------------------------------------------------------------------------
+
+EMBEDDINGS, SCORE = "/v1/embeddings", "/score"
+INPUTS: dict[str, Any] = {
+    "a text": "a",
+    "texts": ["a", "b"],
+    "token ids": [0, 5],
+    "lists of token ids": [[1], [2, 3]],
+    "messages": [{"role": "user", "content": "a"}],
+    "lists of messages": [[{"role": "user", "content": "a"}]],
+    "nothing": [],
+    "another type, which is vLLM's to refuse": 5,
+}
+
+
+@pytest.mark.parametrize("given", INPUTS.values(), ids=INPUTS)
+def test_inputs_pass(given: Any) -> None:
+    assert passed({"input": given}, EMBEDDINGS) == {"input": given}
+
+
+NO_INPUTS: dict[str, Any] = {
+    "texts and token ids": ["a", 5],
+    "numbers as texts": ["5", 5],
+    "truths": [True, False],
+    "fractions": [1.0, 2.0],
+    "token ids and nothing": [5, None],
+    "token ids and truths": [[5, True]],
+    "fractions in lists": [[5, -2.0]],
+    "texts in lists": [["-2", "-3"]],
+    "messages and token ids": [[{"role": "user"}, 5]],
+    "lists and token ids": [[5], 5],
+    "token ids below zero": [5, -1],
+    "token ids below zero in lists": [[5], [-1, 5]],
+}
+
+
+@pytest.mark.parametrize("given", NO_INPUTS.values(), ids=NO_INPUTS)
+def test_inputs_from_which_vllm_would_make_token_ids_are_refused(given: Any) -> None:
+    assert refused({"input": given}, EMBEDDINGS).param == "input"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (EMBEDDINGS, {"input": ["a"] * (MAX_LENGTH + 1)}),
+        (SCORE, {"queries": "a", "documents": ["a"] * (MAX_LENGTH + 1)}),
+    ],
+    ids=["inputs", "documents"],
+)
+def test_the_number_of_inputs_is_bounded(path: str, body: dict[str, Any]) -> None:
+    refused(body, path)
+    assert passed({name: "a" if value == "a" else value[1:] for name, value in body.items()}, path)
+
+
+def test_inputs_are_charged_by_their_tokens() -> None:
+    assert charged({"input": [[1, 2, 3], [4, 5]]}, EMBEDDINGS) == 5
+    assert charged({"input": [7] * 3000}, EMBEDDINGS) == 3000
+    assert charged({"input": "a" * 400}, EMBEDDINGS) in range(100, 110)

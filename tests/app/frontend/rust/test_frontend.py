@@ -16,6 +16,7 @@ from app.frontend.rust.frontend import SERVED
 from deployments.engine.tokens import expected
 from migration.protocol.continuing import continued
 from migration.protocol.core_messages import decode_request
+from tests.app.frontend.conftest import POOLING
 from tests.app.frontend.rust.conftest import REAL, RustApi, answer_text, real_binary, rust
 from tests.app.frontend.test_app import BOTH_WAYS, full, move, running
 from tests.app.ingress.fakes import Exchange, eventually
@@ -34,6 +35,12 @@ def lines(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[dict[s
     """The log lines of requests so far."""
     with caplog.at_level(logging.INFO, logger="ray.serve.mell.request"):
         yield lambda: [record.__dict__["request"] for record in caplog.records if "request" in record.__dict__]
+
+
+async def test_a_pooling_model_is_refused(fake_binary: str) -> None:
+    with pytest.raises(ValueError, match="no endpoints for pooling models: write vllm"):
+        async with rust(fake_binary, engine_kwargs=POOLING):
+            pass
 
 
 @BOTH_WAYS
