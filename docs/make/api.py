@@ -47,8 +47,9 @@ CODES = {
 TIED = {
     Tie.SEEDED: "`seed` with a `temperature` above 0, on GPUs with vLLM's older model runner",
     Tie.DRAFTED: "`seed` with a `temperature` above 0, on engines with a `speculative_config`",
+    Tie.POOLED: "embeddings, scores and classes: all requests of [pooling models](frontend.md#pooling-models)",
 }
-"""The requests that an engine cannot continue exactly."""
+"""The requests that no other engine continues."""
 
 _INTRO = """\
 # HTTP API
@@ -82,11 +83,17 @@ only one running request has it.
 | `POST /generative_scoring` | | requests of one token each, only placed | `generative_scoring` |
 | `POST /tokenize`, `POST /detokenize` | | need no engine | `tokenize`, `detokenize` |
 | `GET /v1/models`, with `enable_tokenizer_info_endpoint` `GET /tokenizer_info` | | need no engine | |
+| `POST /v1/embeddings`, `POST /v2/embed` | | no, as all below: each input is placed by itself | `embeddings` |
+| `POST /score`, `POST /v1/score` | | no | `score` |
+| `POST /rerank`, `POST /v1/rerank`, `POST /v2/rerank` | | no | `rerank` |
+| `POST /classify` | | no | `classify` |
+| `POST /pooling` | | no | `pooling` |
 
-`model` is the model's name or that of an [adapter](frontend.md#adapters).
+The endpoints from `/v1/embeddings` on are those of [pooling models](frontend.md#pooling-models), each as far as vLLM
+has it for the model; those that generate text answer 404 then. `model` is the model's name or that of an
+[adapter](frontend.md#adapters).
 
-Not available yet: embeddings and other pooling endpoints (a model that generates no text is refused at the start),
-prompts and media as embeddings, streamed input, `tool_server`.
+Not available yet: prompts and media as embeddings, streamed input, `tool_server`.
 
 **Images, audio and video** are parts of messages, as in vLLM: base64 in a `data:` address, or an address of an allowed
 domain (`ingress.allowed_media_domains`). vLLM's `uuid` of a part is dropped: it would stand for the part's content in

@@ -16,6 +16,7 @@ import yaml
 from deployments.processes.keeper import keep
 from tests.integration import faults
 from tests.integration.application import Application
+from tests.integration.pooling_models import ensure_encoder
 from tests.tinyvision import ensure_tiny_vision
 
 ROOT = Path(__file__).parent.parent.parent
@@ -34,7 +35,7 @@ FRONTEND_KWARGS: dict[str, Any] = {"enable_auto_tool_choice": True, "tool_call_p
 SPLIT_KWARGS: dict[str, Any] = {"tensor_parallel_size": 2, "max_model_len": 1024}
 """Engine settings of the split application."""
 
-TURNS = {"application": 1, "split": 2, "to_its_end": 4, "paced": 3, "bare": 0}
+TURNS = {"application": 1, "split": 2, "encoder": 3, "to_its_end": 5, "paced": 4, "bare": 0}
 """When the tests with a fixture run, by the first that they have. Those of one application follow one another: it takes
 a minute to start. vLLM's own server comes first, and has ended when an application starts.
 """
@@ -120,6 +121,12 @@ def split(stage: Stage) -> Iterator[Application]:
 
 
 @pytest.fixture
+def encoder(stage: Stage) -> Application:
+    """Two replicas with an encoder, which has no KV cache."""
+    return stage.show("encoder", pooling(ensure_encoder()))
+
+
+@pytest.fixture
 def paced(stage: Stage) -> Application:
     """One to four replicas that keep the pace of a GPU, packed, opened and closed by the scheduler."""
     return stage.show("paced", _paced(stage.folder / "paced" / "epochs"))
@@ -161,6 +168,17 @@ def _split() -> dict[str, Any]:
     args = config["applications"][0]["args"]
     args["model_loading_config"] = {"model_source": str(ensure_tiny_vision())}
     args["engine_kwargs"] |= SPLIT_KWARGS
+    return config
+
+
+def pooling(model: Path, **engine_kwargs: Any) -> dict[str, Any]:
+    """The configuration of a pooling model, with short times."""
+    config = _real()
+    args = config["applications"][0]["args"]
+    args["model_loading_config"]["model_source"] = str(model)
+    args["engine_kwargs"] = engine_kwargs
+    del args["ingress"]["frontend_kwargs"]
+    args["migration"] = {"transport": "shared"}
     return config
 
 

@@ -11,6 +11,7 @@ MODELS = "tests/integration/models/test_models.py"
 SETTINGS = "tests/app/test_settings.py"
 ENGINE = "tests/deployments/engine/test_vllm_engine.py"
 VISION = "tests/integration/test_3_vision.py"
+POOLING = "tests/integration/test_8_pooling.py"
 WORKERS = "tests/integration/test_3_tensor_parallel.py"
 
 
@@ -48,6 +49,7 @@ ROWS = (
     Row("Images (Qwen-VL, LLaVA, PaddleOCR-VL)", How.KV, "real replicas of two workers on CPU", VISION),
     Row("Audio, video", How.KV, "not run", None),
     Row("Encoder-decoder models (Whisper)", How.REFUSED, "its configuration", ENGINE),
+    Row("Pooling models (embeddings, scores, classes)", How.PLACED, _REAL, POOLING),
     Row("Diffusion models", How.REFUSED, "its configuration", ENGINE),
     Row("Speculative decoding with n-grams", How.KV, _REAL),
     Row("Speculative decoding with a draft model", How.KV, _REAL),
