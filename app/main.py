@@ -40,6 +40,13 @@ _METRICS_S = 2.0
 
 _ENV = {"VLLM_NO_USAGE_STATS": "1"}
 
+_ONE_LOOP = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0", "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0"}
+"""Ray Serve's settings for processes that block no event loop: Mell's code, Serve's replica and its router share one.
+
+Otherwise a call and its answer pass through three threads at each end, which also contend for the interpreter's lock.
+An engine replica blocks its loop while its engine starts.
+"""
+
 
 def build_app(args: dict[str, Any]) -> serve.Application:
     """The Serve application; `import_path` in serve_config.yaml names this function.
@@ -185,7 +192,7 @@ def _scheduler_deployment(settings: Settings) -> Any:
         EpochScheduler,
         name="Scheduler",
         num_replicas=1,
-        ray_actor_options={"num_cpus": 0},
+        ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": _ONE_LOOP}},
         max_ongoing_requests=UNLIMITED,
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=5,
@@ -201,7 +208,7 @@ def _ingress_deployment(settings: Settings) -> Any:
         IngressReplica,
         name="Ingress",
         num_replicas=settings.ingress.num_replicas,
-        ray_actor_options={"num_cpus": 0},
+        ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": _ONE_LOOP}},
         max_ongoing_requests=UNLIMITED,
         graceful_shutdown_wait_loop_s=0.2,
         graceful_shutdown_timeout_s=settings.deployment_config.graceful_shutdown_timeout_s,

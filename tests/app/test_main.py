@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from ray._common.utils import load_class
 from ray._private.ray_constants import WORKER_PROCESS_SETUP_HOOK_ENV_VAR
+from ray.serve._private import constants
 
 from app.ingress.access.keys import ApiKey, digest, entry
 from app.ingress.config import IngressConfig
@@ -126,6 +127,15 @@ def test_rays_hook_has_the_name_that_ray_looks_for() -> None:
     (variable,), (name,) = HOOK.keys(), HOOK.values()
     assert variable == WORKER_PROCESS_SETUP_HOOK_ENV_VAR
     assert load_class(name) is prepare
+
+
+def test_ingress_and_scheduler_have_one_event_loop_by_settings_that_ray_has() -> None:
+    bound = deployments({})
+    for name in ("Ingress", "Scheduler"):
+        environment = bound[name].ray_actor_options["runtime_env"]["env_vars"]
+        assert set(environment.values()) == {"0"}
+        assert all(getattr(constants, variable) is True for variable in environment), "their defaults"
+    assert not {v for v in bound["Engine"].ray_actor_options["runtime_env"]["env_vars"] if v.startswith("RAY_SERVE")}
 
 
 def test_engine_kwargs_override_defaults() -> None:
