@@ -230,7 +230,9 @@ class Copiers:
         self._peers = {key: peer for key, peer in self._peers.items() if not peer.closed}
         if tuple(addresses) not in self._peers:
             with contextlib.suppress(OSError):
-                self._peers[tuple(addresses)] = await Copiers.connect(addresses, self._block_size)
+                connected = await Copiers.connect(addresses, self._block_size)
+                if self._peers.setdefault(tuple(addresses), connected) is not connected:
+                    connected.close()  # Another move to the same engine has connected meanwhile.
         return tuple(addresses) in self._peers
 
     async def send(

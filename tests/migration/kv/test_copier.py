@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -599,6 +599,24 @@ async def test_workers_reach_each_other_rank_by_rank(journey: Journey) -> None:
     copiers = await Copiers.connect([journey.source.copier.address], BLOCK)
     assert await copiers.reach([address]) and await copiers.reach([address])
     assert not await copiers.reach([address, address]) and not await copiers.reach(["\0nobody"])
+    copiers.close()
+
+
+async def test_moves_that_reach_an_engine_at_once_leave_one_connection(
+    journey: Journey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copiers = await Copiers.connect([journey.source.copier.address], BLOCK)
+    made: list[Copiers] = []
+    connect = Copiers.connect
+
+    async def noted(addresses: Sequence[str], block_size: int) -> Copiers:
+        made.append(await connect(addresses, block_size))
+        return made[-1]
+
+    monkeypatch.setattr(Copiers, "connect", noted)
+    assert all(await asyncio.gather(*(copiers.reach([journey.target.copier.address]) for _ in range(3))))
+    await asyncio.sleep(0)
+    assert [peer.closed for peer in made] == [False, True, True]
     copiers.close()
 
 
