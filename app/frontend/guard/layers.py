@@ -10,10 +10,12 @@
 Chunks of answers pass through unread, but for the first bytes of those of `/v1/messages`.
 """
 
+import asyncio
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from http import HTTPStatus
+from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -160,28 +162,68 @@ class CallLayer:
         through = admitted(scope)
         label = read_label(Headers(scope=scope).get("x-request-id")) or ""
         call = ApiCall(label, through.observer.timer, prepared)
-        watched = _WatchedReceive(receive, through.sent)
+        client = _WatchedClient(receive, send, through.sent)
         token = CURRENT.set(call)
+        answering = asyncio.ensure_future(self._app(_to_vllm(scope, call.label), client.receive, client.send))
+        CURRENT.reset(token)
         try:
-            await self._app(_to_vllm(scope, call.label), watched, send)
+            await asyncio.shield(answering)
+        except asyncio.CancelledError:
+            await _end(answering, client)
+            raise
         finally:
-            CURRENT.reset(token)
-            _settle(call, through, watched.disconnected)
+            _settle(call, through, client.disconnected)
 
 
-class _WatchedReceive:
-    """Passes messages on, and notices a disconnect before the answer's end."""
+_END_S = 1.0
+"""Time for vLLM's application to end a call."""
 
-    def __init__(self, receive: Receive, sent: TrackedSend) -> None:
+
+async def _end(answering: asyncio.Future[None], client: "_WatchedClient") -> None:
+    """End a call that is late, and its requests.
+
+    vLLM's handlers run in tasks of their own, which end their requests if the client leaves, and otherwise go on.
+    """
+    client.leave()
+    await asyncio.wait({answering}, timeout=_END_S)
+    answering.cancel()
+    await asyncio.gather(answering, return_exceptions=True)
+
+
+class _WatchedClient:
+    """Passes messages on, and notices a disconnect before the answer's end. `leave` makes it look like one."""
+
+    def __init__(self, receive: Receive, send: Send, sent: TrackedSend) -> None:
         self._receive = receive
+        self._send = send
         self._sent = sent
+        self._left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.disconnected = False
 
-    async def __call__(self) -> Message:
-        message = await self._receive()
+    async def receive(self) -> Message:
+        """The next message; a disconnect once the client is to leave."""
+        receiving = asyncio.ensure_future(self._receive())
+        either: set[asyncio.Future[Any]] = {receiving, self._left}
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not receiving.done():
+                return {"type": "http.disconnect"}
+            message = receiving.result()
+        finally:
+            receiving.cancel()
         if message["type"] == "http.disconnect" and not self._sent.complete:
             self.disconnected = True
         return message
+
+    async def send(self, message: Message) -> None:
+        """Send a message, unless the client is to leave."""
+        if not self._left.done():
+            await self._send(message)
+
+    def leave(self) -> None:
+        """Have the application believe that the client has left."""
+        if not self._left.done():
+            self._left.set_result(None)
 
 
 _CODES: Mapping[int, str] = {HTTPStatus.SERVICE_UNAVAILABLE: "unavailable"}

@@ -357,6 +357,20 @@ async def test_a_late_stream_ends_with_an_error(served: FrontendApi, path: str) 
 
 
 @pytest.mark.parametrize("stream", [True, False])
+async def test_the_request_of_a_late_call_ends_with_it(served: FrontendApi, stream: bool) -> None:
+    exposed, engines = Exposed(served, request_timeout_s=0.5), [r.engine for r in served.service.replicas.values()]
+    for engine in engines:
+        engine.step_s = 0.05
+    try:
+        await exposed.post(COMPLETIONS, stream=stream, max_tokens=400)
+        await eventually(lambda: not exposed.service.streams.count, within_s=2)  # of the 20 s that it would run
+    finally:
+        for engine in engines:
+            engine.step_s = 0.002
+    await exposed.service.idle()
+
+
+@pytest.mark.parametrize("stream", [True, False])
 async def test_a_client_that_left_is_logged_so(
     exposed: Exposed, lines: Callable[[], list[dict[str, Any]]], stream: bool
 ) -> None:
