@@ -191,6 +191,8 @@ def _option(name: str, value: Any) -> list[str]:
     flag = f"--{name.replace('_', '-')}"
     if isinstance(value, bool):
         return [flag] if value else [f"--no-{flag[2:]}"]
+    if isinstance(value, list):
+        return [flag, *map(str, value)]
     return [flag, json.dumps(value) if isinstance(value, dict) else str(value)]
 
 

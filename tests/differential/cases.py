@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from tests.adapters import ADAPTERS
 from tests.differential.bodies import (
     BATCH,
     CHATS,
@@ -113,6 +114,9 @@ def _drawn(number: int, draw: random.Random) -> Case:
         return Case(number, path.rpartition("/")[2], path, asked, Course.FRONTEND)
     path = _CYCLE[place]
     name, body = generating(path, turn * _CYCLE.count(path) + _CYCLE[:place].count(path), draw)
+    if place == turn % len(_CYCLE):
+        adapter = ADAPTERS[turn % len(ADAPTERS)]
+        return Case(number, f"{name}, adapter", path, {**body, "model": adapter}, Course.STEPS)
     return Case(number, name, path, body, Course.STEPS)
 
 

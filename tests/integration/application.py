@@ -60,17 +60,18 @@ class Answer:
 
 @dataclass
 class Application:
-    """A running Mell. `folder` holds its configuration and its log."""
+    """A running Mell. `folder` holds its configuration and its log; its clients have the admin key, if there is one."""
 
     url: str
     faults: Path
     capacity: int
     folder: Path
+    admin_key: str | None = None
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator["Client"]:
         """A client that leaves nothing open."""
-        async with ApiClient(self.url, timeout_s=120, silence_s=120) as api:
+        async with ApiClient(self.url, self.admin_key, timeout_s=120, silence_s=120) as api:
             yield Client(api)
 
 

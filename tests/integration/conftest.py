@@ -5,6 +5,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from itertools import compress
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import yaml
 
 from deployments.processes.keeper import keep
+from tests.adapters import ADAPTERS, RANK, TARGETS, make_adapter
 from tests.integration import faults
 from tests.integration.application import Application
 from tests.integration.pooling_models import ensure_encoder
@@ -35,7 +37,15 @@ FRONTEND_KWARGS: dict[str, Any] = {"enable_auto_tool_choice": True, "tool_call_p
 SPLIT_KWARGS: dict[str, Any] = {"tensor_parallel_size": 2, "max_model_len": 1024}
 """Engine settings of the split application."""
 
-TURNS = {"application": 1, "split": 2, "encoder": 3, "to_its_end": 5, "paced": 4, "bare": 0}
+ADAPTER_KWARGS: dict[str, Any] = {
+    "enable_lora": True,
+    "max_loras": len(ADAPTERS) + 1,
+    "max_lora_rank": RANK,
+    "lora_target_modules": [*TARGETS],
+}
+"""Engine settings: one place more than adapters, since vLLM's CPU build takes the last one for requests without any."""
+
+TURNS = {"application": 1, "updating": 2, "split": 2, "encoder": 3, "to_its_end": 5, "paced": 4, "bare": 0}
 """When the tests with a fixture run, by the first that they have. Those of one application follow one another: it takes
 a minute to start. vLLM's own server comes first, and has ended when an application starts.
 """
@@ -64,6 +74,12 @@ class Stage:
         self._process: subprocess.Popen[bytes] | None = None
         self._application: Application | None = None
 
+    @cached_property
+    def lora_modules(self) -> list[str]:
+        """The adapters of the tiny model, as `--lora-modules` has them."""
+        folders = {name: make_adapter(self.folder / name, seed) for seed, name in enumerate(ADAPTERS)}
+        return [f"{name}={folder}" for name, folder in folders.items()]
+
     def show(self, name: str, config: dict[str, Any]) -> Application:
         """The application of that name, started as by `make serve` unless it is there already."""
         if self._shown != name or self._application is None:
@@ -75,7 +91,8 @@ class Stage:
         folder = self.folder / name
         folder.mkdir(exist_ok=True)
         port = free_port()
-        config["applications"][0]["args"]["ingress"]["port"] = port
+        ingress = config["applications"][0]["args"]["ingress"]
+        ingress["port"] = port
         switches, path, log = folder / "faults.json", folder / "serve_config.yaml", folder / "serve.log"
         faults.write(switches, "collective")
         path.write_text(yaml.safe_dump(config))
@@ -84,7 +101,7 @@ class Stage:
             self._process = keep(["serve", "run", str(path)], environment=environment, output=output)
         url = f"http://127.0.0.1:{port}"
         wait_until_healthy(self._process, url, log)
-        return Application(url, switches, (BLOCKS - 1) * 32, folder)
+        return Application(url, switches, (BLOCKS - 1) * 32, folder, ingress.get("admin_key"))
 
     def clear(self) -> None:
         """Stop what is shown."""
@@ -105,10 +122,18 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 @pytest.fixture
 def application(stage: Stage) -> Iterator[Application]:
     """Two replicas with real engines that stay as they are: requests move only by order. Without faults."""
-    shown = stage.show("real", _real())
+    shown = stage.show("real", _adapted(stage.lora_modules))
     faults.write(shown.faults, "collective")
     yield shown
     faults.write(shown.faults, "collective")
+
+
+@pytest.fixture
+def updating(stage: Stage) -> Application:
+    """As `application`, with adapters that operators load and unload."""
+    config = _adapted(stage.lora_modules)
+    config["applications"][0]["args"]["ingress"] |= {"admin_key": "admin-key", "allow_runtime_lora_updating": True}
+    return stage.show("updating", config)
 
 
 @pytest.fixture
@@ -160,6 +185,15 @@ def _real() -> dict[str, Any]:
         "adopt_timeout_s": 3.0,
         "lease_s": 6.0,
     }
+    return config
+
+
+def _adapted(lora_modules: list[str]) -> dict[str, Any]:
+    """With adapters that requests choose by their names."""
+    config = _real()
+    args = config["applications"][0]["args"]
+    args["engine_kwargs"] |= ADAPTER_KWARGS
+    args["ingress"]["frontend_kwargs"] = {**FRONTEND_KWARGS, "lora_modules": lora_modules}
     return config
 
 

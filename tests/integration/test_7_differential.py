@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from benchmarks.servers import ENGINE, Rig, bare_vllm
+from tests.adapters import ADAPTERS
 from tests.counts import LONG
 from tests.differential.answers import ServerAnswer
 from tests.differential.bodies import CHATS, COMPLETIONS
@@ -35,7 +36,7 @@ from tests.integration.asking import (
     sightings,
     two_run,
 )
-from tests.integration.conftest import FRONTEND_KWARGS, THINKING_KWARGS, Stage, free_port
+from tests.integration.conftest import ADAPTER_KWARGS, FRONTEND_KWARGS, THINKING_KWARGS, Stage, free_port
 from tests.integration.departures import DEPARTURES, expected
 
 SEED = int(os.environ.get("MELL_CORPUS_SEED", "20240607"))
@@ -56,7 +57,8 @@ KILLED = 24 if LONG else 8
 def bare(stage: Stage) -> dict[int, ServerAnswer]:
     """The answers of vLLM's server, by case. It has ended before Mell starts: each engine takes gigabytes."""
     stage.clear()
-    rig = replace(Rig(), extra={**ENGINE, **THINKING_KWARGS, **FRONTEND_KWARGS})
+    adapters = {**ADAPTER_KWARGS, "lora_modules": stage.lora_modules}
+    rig = replace(Rig(), extra={**ENGINE, **THINKING_KWARGS, **FRONTEND_KWARGS, **adapters})
     with bare_vllm(free_port(), rig) as port:
         return asyncio.run(ask_all(f"http://127.0.0.1:{port}", ASKED))
 
@@ -199,7 +201,8 @@ async def test_the_death_of_a_replica_changes_no_answer(application: Application
         await two_run(client)
         long = [case for case in movable(ASKED, known) if (known[case.number].output_tokens or 0) >= 40]
         rounds = [case for case in ASKED if case.course is Course.ROUNDS]
-        sample = [*draw.sample(long, min(KILLED, len(long))), *rounds[: KILLED // 4]]
+        adapted = [case for case in long if case.asked["model"] in ADAPTERS]
+        sample = [*draw.sample(long, min(KILLED, len(long))), *adapted[: KILLED // 4], *rounds[: KILLED // 4]]
         asking = [asyncio.create_task(ask(client.http, case, f"killed-{case.number}")) for case in sample]
         doomed = await busiest(client, asking)
         os.kill(doomed["pids"][1], signal.SIGKILL)

@@ -13,6 +13,7 @@ ENGINE = "tests/deployments/engine/test_vllm_engine.py"
 VISION = "tests/integration/test_3_vision.py"
 POOLING = "tests/integration/test_8_pooling.py"
 WORKERS = "tests/integration/test_3_tensor_parallel.py"
+ADAPTERS = "tests/integration/test_1_adapters.py"
 
 
 class How(StrEnum):
@@ -55,6 +56,7 @@ ROWS = (
     Row("Speculative decoding with a draft model", How.KV, _REAL),
     Row("Speculative decoding with EAGLE or MTP", How.KV, "real engines on CPU (EAGLE)"),
     Row("Speculative decoding, requests with `seed` and a `temperature` above 0", How.PLACED, _REAL),
+    Row("LoRA adapters", How.KV, "real engines on CPU, beside vLLM's server", ADAPTERS),
     Row("`kv_cache_dtype: fp8`", How.KV, _REAL),
     Row(
         "`kv_cache_dtype` with scales per token or block (`int8_per_token_head`, `nvfp4`)", How.TOKENS, "not run", None
