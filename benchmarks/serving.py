@@ -233,10 +233,10 @@ def print_pairs(
 
 
 def _row(pairs: Sequence[tuple[Load, Load]], name: str, unit: str, scale: float) -> str:
-    """A line of the table. There is no ratio to a figure that is 0, as that of a process that the server lacks."""
+    """A line of the table. There is no ratio to figures around 0, as those of processes that the server lacks."""
     ours, theirs = ([getattr(pair[i], name) * scale for pair in pairs] for i in range(2))
     line = f"{name:18}{statistics.median(ours):10.1f}{statistics.median(theirs):10.1f}   "
-    if not all(theirs):
+    if min(theirs) <= 0:
         return line + unit
     ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
     return line + f"{statistics.median(ratios):.2f} [{min(ratios):.2f}, {max(ratios):.2f}] {unit}"
