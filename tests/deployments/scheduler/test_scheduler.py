@@ -10,7 +10,7 @@ import pytest
 
 from app.simulator.command.replay import play
 from deployments.api.calls import MoveAccepted, MoveRejected, PlaceCall
-from deployments.config import SchedulerConfig
+from deployments.config import SchedulerConfig, ServiceLevelSettings
 from deployments.metrics.exposition import merge
 from deployments.metrics.telemetry import Telemetry
 from deployments.scheduler.deployment import LiveScheduler, check_epochs
@@ -368,6 +368,16 @@ async def test_the_state_shows_replicas_that_only_serve_knows() -> None:
     assert [(r["id"], r["pids"]) for r in state["replicas"]] == [("a", []), ("b", [1, 2, 3])]
     assert [r["label"] for r in state["replicas"][1]["requests"]] == ["mine"]
     assert (state["mode"], state["policy"], state["wanted_replicas"]) == ("off", "best_fit", 2)
+
+
+@pytest.mark.parametrize(("itl_ms", "shown"), [(None, None), (50.0, "measuring")])
+async def test_a_service_level_is_in_state_and_metrics(itl_ms: float | None, shown: str | None) -> None:
+    slo = ServiceLevelSettings(itl_p99_ms=itl_ms)
+    config = SchedulerConfig.model_construct(policy="pack", mode=Mode.ACT, epoch_s=0.0, slo=slo)
+    scheduler = Scheduler(Fleet(make_report("a"), make_report("b")), config)
+    await scheduler.epoch()
+    assert (await scheduler.core.state()).get("service", {}).get("state") == shown
+    assert await scheduler.counted("mell_service_state") == (shown is not None)
 
 
 async def test_a_look_during_an_epoch_takes_no_placement_from_it() -> None:
