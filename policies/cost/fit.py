@@ -6,7 +6,6 @@ the attended pairs of tokens. So the sums over any number of steps satisfy the s
 
     coefficients   those that are not below zero with the least sum of squared relative errors; weights are numbers of
                    steps and fade with age. Relative, so that a stall or a long prefill does not outweigh ordinary steps
-    outliers       an observation that the fit misses by more than OUTLIER counts less, by as much as it is off
     error          the share ERROR_QUANTILE of the newest observations was predicted, from earlier ones alone, with at
                    most this relative error
 """
@@ -23,8 +22,6 @@ HALF_LIFE_S = 300.0
 """The age, in seconds, at which an observation has lost half of its weight. Drivers and clocks change slowly."""
 LEAST_STEPS = 20.0
 """The least weight, in steps, of a fit."""
-OUTLIER = 0.5
-"""The relative error from which an observation counts less."""
 ERROR_QUANTILE = 0.9
 REMEMBERED = 200
 """The number of newest predictions in the error."""
@@ -106,9 +103,7 @@ class StepFit:
         step_s, row, weight = totals.seconds / totals.steps, _mean_step(totals), float(totals.steps)
         self._fade(now)
         if self._weight >= LEAST_STEPS:
-            error = abs(_dot(self._solved(), row) - step_s) / step_s
-            self._errors.append(error)
-            weight *= min(1.0, OUTLIER / error) if error else 1.0
+            self._errors.append(abs(_dot(self._solved(), row) - step_s) / step_s)
         relative = weight / step_s**2
         for i, x in enumerate(row):
             self._products[i] += relative * x * step_s
