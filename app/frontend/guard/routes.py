@@ -74,7 +74,7 @@ _OF_TOKENS = "calls between vLLM's servers are not served: send token ids as `pr
 _WEIGHTS = "engines keep the weights that they started with"
 _SLEEP = "Mell frees GPUs by closing replicas: POST /mell/replicas/{replica}/drain"
 _PAUSE = "requests are not held back: `scheduler.mode: off` stops moves"
-_ADAPTERS = "adapters are not loaded at run time"
+_ADAPTERS = "adapters are loaded at run time only with `ingress.allow_runtime_lora_updating`"
 _SPEECH = "models of speech are not served"
 _DESCRIPTION = "GET /openapi.json describes all calls"
 
