@@ -68,7 +68,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
     SupportsHMA,
 )
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVQuantMode, MLAAttentionSpec, iter_layer_specs
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVQuantMode, iter_layer_specs
 from vllm.v1.structured_output import StructuredOutputManager
 
 from migration.kv import history
@@ -163,8 +163,11 @@ class _KeyedRequest:
     caught_up: bool = False
 
 
-_MOVABLE_SPECS = (FullAttentionSpec, MLAAttentionSpec)
-"""The kinds of layers whose blocks a request keeps until its end. Kinds that derive from these may free some before."""
+_MOVABLE_SPECS = (FullAttentionSpec,)
+"""The kinds of layers whose moved blocks are shown to be exact. Kinds that derive from one may free blocks earlier.
+
+Multi-head latent attention keeps its blocks, too, but no moved answer could be compared (docs/limits.md).
+"""
 _MOVABLE_FORMATS = (KVQuantMode.NONE, KVQuantMode.FP8_PER_TENSOR)
 """The formats of KV whose scales are constants of the model, and not in memory of their own."""
 

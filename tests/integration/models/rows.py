@@ -42,7 +42,7 @@ _REAL = "real engines on CPU"
 
 ROWS = (
     Row("Models with full attention (Llama, Qwen, Mixtral)", How.KV, _REAL),
-    Row("Multi-head latent attention (DeepSeek V2, V3)", How.KV, "not run", None),
+    Row("Multi-head latent attention (DeepSeek V2, V3)", How.TOKENS, "not run", None),
     Row("Sliding windows in some layers (Gemma 3, gpt-oss, Olmo 3)", How.TOKENS, _REAL),
     Row("the same with `disable_hybrid_kv_cache_manager: true`", How.KV, _REAL),
     Row("Sliding windows in all layers (Mistral 7B v0.1)", How.TOKENS, _REAL),
