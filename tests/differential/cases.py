@@ -103,12 +103,12 @@ def corpus(seed: int, size: int) -> list[Case]:
 
 
 def _drawn(number: int, draw: random.Random) -> Case:
-    turn, place = divmod(number, len(_CYCLE) + 3)
+    turn, place = divmod(number, len(_CYCLE) + 2)
+    if place == len(_CYCLE) and turn % 3 == 2:
+        return Case(number, "batch", BATCH, batch(draw), Course.STEPS)
     if place == len(_CYCLE):
         path, body = beams(draw)
         return Case(number, "beam search", path, body, Course.ROUNDS)
-    if place == len(_CYCLE) + 1:
-        return Case(number, "batch", BATCH, batch(draw), Course.STEPS)
     if place > len(_CYCLE):
         path, asked = answered_by_frontend(turn, draw)
         return Case(number, path.rpartition("/")[2], path, asked, Course.FRONTEND)
