@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict
 from app.ingress.access.admission import Gate
 from app.ingress.access.keys import ApiKey, digest
 from app.ingress.access.limits import KeyLimits
+from tests.adapters import ADAPTERS
 from tests.app.ingress.fakes import make_api
 from tests.docs.markdown import PAGES, Block, blocks
 from tests.integration.application import MODEL, Application, prompt
@@ -61,8 +62,9 @@ def test_the_examples_of_the_documentation(
 
 
 def test_models(client: OpenAI) -> None:
-    (model,) = client.models.list()
+    model, *adapters = client.models.list()
     assert (model.id, model.object, model.owned_by) == (MODEL, "model", "vllm")
+    assert [adapter.id for adapter in adapters] == list(ADAPTERS)
 
 
 def test_a_completion(client: OpenAI) -> None:
