@@ -1,6 +1,6 @@
 """Nothing outlives its owner: what is left of a Mell that was ended in one way or another.
 
-MELL_TEST_LONG adds ways and repeats each.
+MELL_TEST_LONG adds ways, a standby and a standing cluster, and repeats each.
 """
 
 import contextlib
@@ -307,6 +307,7 @@ def test_engine_ends_with_its_replica_and_another_starts(start: Start, attempt: 
     assert left.nothing()
 
 
+@pytest.mark.skipif(not LONG, reason="MELL_TEST_LONG adds it")
 def test_a_standby_becomes_the_next_replica_and_ends_with_the_rest(start: Start) -> None:
     run = start(with_standby, LAUNCHER)
     wait_until(run.healthy, START_LIMIT_S)
@@ -348,6 +349,7 @@ def standing(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
     shutil.rmtree(folder)
 
 
+@pytest.mark.skipif(not LONG, reason="MELL_TEST_LONG adds it")
 def test_on_a_standing_cluster_the_application_outlives_its_command(
     start: Start, standing: Callable[[str], list[ProcessEntry]]
 ) -> None:
