@@ -45,7 +45,7 @@ ADAPTER_KWARGS: dict[str, Any] = {
 }
 """Engine settings: one place more than adapters, since vLLM's CPU build takes the last one for requests without any."""
 
-TURNS = {"application": 1, "updating": 2, "split": 2, "encoder": 3, "to_its_end": 5, "paced": 4, "bare": 0}
+TURNS = {"rusty": 9, "application": 1, "updating": 2, "split": 2, "encoder": 3, "to_its_end": 5, "paced": 4, "bare": 0}
 """When the tests with a fixture run, by the first that they have. Those of one application follow one another: it takes
 a minute to start. vLLM's own server comes first, and has ended when an application starts.
 """
@@ -152,6 +152,12 @@ def encoder(stage: Stage) -> Application:
 
 
 @pytest.fixture
+def rusty(stage: Stage) -> Application:
+    """As `application`, with vLLM's Rust frontend."""
+    return stage.show("rust", _rust())
+
+
+@pytest.fixture
 def paced(stage: Stage) -> Application:
     """One to four replicas that keep the pace of a GPU, packed, opened and closed by the scheduler."""
     return stage.show("paced", _paced(stage.folder / "paced" / "epochs"))
@@ -213,6 +219,13 @@ def pooling(model: Path, **engine_kwargs: Any) -> dict[str, Any]:
     args["engine_kwargs"] = engine_kwargs
     del args["ingress"]["frontend_kwargs"]
     args["migration"] = {"transport": "shared"}
+    return config
+
+
+def _rust() -> dict[str, Any]:
+    config = _real()
+    args = config["applications"][0]["args"]
+    args["ingress"] |= {"frontend": "rust", "frontend_kwargs": {"tool_call_parser": "hermes"}}
     return config
 
 
