@@ -29,7 +29,8 @@ CPU_ENGINE: Mapping[str, Any] = {"dtype": "float32", "block_size": 32, "enforce_
 CPU_LORA: Mapping[str, Any] = {
     "lora_target_modules": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 }
-"""Further ones with `enable_lora`: with adapters of the output layer, requests with `prompt_logprobs` end an engine."""
+"""Further ones with `enable_lora`: with adapters of the output layer, an engine ended under requests with several
+parameters, by vLLM's source because of `prompt_logprobs`."""
 
 CPU_ENV: Mapping[str, str] = {
     "VLLM_CPU_KVCACHE_SPACE": "1",

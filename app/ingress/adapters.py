@@ -8,7 +8,7 @@ adapter, so a replica that starts later loads it with the first request that nam
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol
 
 from app.adapters import adapter_number
@@ -16,6 +16,7 @@ from app.ingress.errors import ApiError
 from app.ingress.http.orders import LoadAdapter
 from deployments.api.protocols import AdapterApi, IngressApi, RemoteReplicas
 from deployments.serve.membership import Membership
+from migration.concurrency import settle
 from migration.protocol.core_messages import Adapter
 from migration.protocol.errors import Refused
 
@@ -118,7 +119,7 @@ class AdapterOrders:
 
     async def _load_everywhere(self, adapter: Adapter) -> None:
         replicas = self._engine_members.running
-        outcomes = await _all([self._engines.at(replica).load_adapter(adapter) for replica in replicas], _LOAD_S)
+        outcomes = await settle([self._engines.at(replica).load_adapter(adapter) for replica in replicas], _LOAD_S)
         for replica, outcome in zip(replicas, outcomes, strict=True):
             if isinstance(outcome, Refused):
                 raise _refused(f"replica {replica}: {outcome}")
@@ -131,7 +132,7 @@ class AdapterOrders:
         others = [
             self._ingresses.at(ingress, routed=False).refresh_adapters() for ingress in self._ingress_members.running
         ]
-        await asyncio.gather(self.refresh(), _all(others, _TELL_S))
+        await asyncio.gather(self.refresh(), settle(others, _TELL_S))
 
 
 def _numbered(order: LoadAdapter, taken: Collection[int]) -> Adapter:
@@ -139,16 +140,6 @@ def _numbered(order: LoadAdapter, taken: Collection[int]) -> Adapter:
     while (number := adapter_number(order.lora_name, order.lora_path, uuid.uuid4().hex)) in taken:
         pass
     return Adapter(order.lora_name, number, order.lora_path, is_3d_lora_weight=order.is_3d_lora_weight)
-
-
-async def _all(calls: Sequence[Coroutine[object, object, None]], within_s: float) -> list[BaseException | None]:
-    """The exceptions of concurrent calls, None for those that had none."""
-
-    async def limited(call: Coroutine[object, object, None]) -> None:
-        async with asyncio.timeout(within_s):
-            await call
-
-    return await asyncio.gather(*map(limited, calls), return_exceptions=True)
 
 
 def _refused(message: str) -> ApiError:

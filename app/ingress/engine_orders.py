@@ -1,11 +1,12 @@
 """Orders of operators to the engines of all running replicas at once."""
 
-import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
 
 from deployments.api.protocols import RemoteReplicas, UtilityApi
 from deployments.engine.port import ProfileSession
 from deployments.serve.membership import Membership
+from migration.concurrency import settle
 from policies.model import ReplicaId
 
 Failures = Mapping[ReplicaId, str]
@@ -36,16 +37,13 @@ class EngineOrders:
         """Stop the profilers; returns once their files are written."""
         return await self._send(lambda replica: replica.stop_profile(), _STOP_S)
 
-    async def _send(self, order: Callable[[UtilityApi], Awaitable[str | None]], within_s: float) -> Failures:
-        async def send(replica: ReplicaId) -> str | None:
-            try:
-                async with asyncio.timeout(within_s):
-                    return await order(self._replicas.at(replica))
-            except TimeoutError:
-                return f"no answer within {within_s:g} s"
-            except Exception as error:
-                return str(error) or repr(error)
-
+    async def _send(self, order: Callable[[UtilityApi], Coroutine[Any, Any, str | None]], within_s: float) -> Failures:
         running = self._membership.running
-        answers = await asyncio.gather(*map(send, running))
-        return {replica: why for replica, why in zip(running, answers, strict=True) if why is not None}
+        answers = await settle([order(self._replicas.at(replica)) for replica in running], within_s)
+        failures: dict[ReplicaId, str] = {}
+        for replica, answer in zip(running, answers, strict=True):
+            if isinstance(answer, TimeoutError):
+                failures[replica] = f"no answer within {within_s:g} s"
+            elif answer is not None:
+                failures[replica] = str(answer) or repr(answer)
+        return failures
