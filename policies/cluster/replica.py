@@ -69,18 +69,23 @@ class Replica:
     @property
     def room(self) -> int:
         """Tokens of the largest request that may be placed here; below zero if growth has used some of the headroom."""
-        room = self.capacity - self.load - self.held - self.shared - self.headroom * len(self.requests)
+        room = self._unused - self.held
         return room if self.speed is None else self._limited(room, self.speed)
 
     @property
     def later_room(self) -> int:
         """The room once all moves away are over."""
-        room = self.capacity - self.load - self.shared - self.headroom * len(self.requests)
+        room = self._unused
         return room if self.speed is None else self._limited(room, self.speed)
 
     def _limited(self, room: int, speed: SpeedLimit) -> int:
         """The part of the room that the step time leaves to one more request."""
         return int(min(room, speed.room(len(self.requests), self._grown)))
+
+    @property
+    def _unused(self) -> int:
+        """The part of the KV cache that the requests and their headroom leave."""
+        return self.capacity - self.load - self.shared - self.headroom * len(self.requests)
 
     @property
     def _grown(self) -> int:
@@ -90,7 +95,7 @@ class Replica:
     @property
     def vacancy(self) -> int:
         """The part of the capacity, in tokens, that is free once all moves away are over."""
-        room = self.capacity - self.load - self.shared - self.headroom * len(self.requests)
+        room = self._unused
         if self.speed is None:
             return room
         return min(room, int(self.capacity * (1 - self.speed.share(len(self.requests), self._grown))))
