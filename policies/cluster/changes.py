@@ -10,10 +10,16 @@ from policies.model import RequestId, Tokens
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request without a replica. `tokens` is its current size: its prompt, or prompt and output."""
+    """A request without a replica. `tokens` is its current size: its prompt, or prompt and output.
+
+    `names` are those of its full KV blocks (`policies.prefix.names`), none if they are not known. Requests of one
+    `session` have prompts in common; empty: no session.
+    """
 
     id: RequestId
     tokens: Tokens
+    names: tuple[int, ...] = ()
+    session: str = ""
 
 
 class Departure(NamedTuple):

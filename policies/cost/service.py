@@ -38,9 +38,9 @@ class ReplicaSpeed:
     error: float = 0.0
     chunk_tokens: int | None = None
 
-    def prefill_s(self, tokens: int) -> float:
-        """F(p, 0)."""
-        return self.costs.prefill_s(tokens, 0, self.chunk_tokens)
+    def prefill_s(self, tokens: int, cached: int = 0, batch: int = 0, context: float = 0.0) -> float:
+        """F(p, c), on an idle replica or beside a decoding batch."""
+        return self.costs.prefill_s(tokens, cached, self.chunk_tokens, batch, context)
 
     def chunks(self, tokens: int) -> Iterator[PrefillChunk]:
         """The chunks in which a prompt is prefilled on an idle replica."""

@@ -5,7 +5,8 @@ request. With n = B + sum(p) it takes
 
     overhead + linear(n) + sequence * B + context * T + attention * sum(p * (c + p / 2))
 
-seconds. The prefill of p tokens after c cached ones, F(p, c), is the sum of its steps on an idle replica.
+seconds. The prefill of p tokens after c cached ones, F(p, c), is the sum of its steps, on an idle replica or beside a
+decoding batch.
 """
 
 from bisect import bisect_left
@@ -55,14 +56,23 @@ class StepCosts:
         tokens = batch + sum(chunk.tokens for chunk in chunks)
         return attention_s + interpolate(self.linear, tokens) + self.sequence_s * batch
 
-    def prefill_s(self, tokens: int, cached: int = 0, chunk_tokens: int | None = None) -> float:
-        """F(p, c): seconds to prefill `tokens` tokens after `cached` ones on an idle replica.
+    def prefill_s(
+        self, tokens: int, cached: int = 0, chunk_tokens: int | None = None, batch: int = 0, context: float = 0.0
+    ) -> float:
+        """F(p, c): seconds to prefill `tokens` tokens after `cached` ones, beside a decoding batch (none: idle).
 
-        A step prefills at most `chunk_tokens` tokens (None: all of them).
+        A step prefills at most `chunk_tokens` tokens (None: all of them). The chunks of a prompt attend to the same
+        pairs of tokens as one chunk does, so the sum over the steps is a product.
         """
-        size = chunk_tokens or max(1, tokens)
-        chunks = (PrefillChunk(min(size, tokens - start), cached + start) for start in range(0, tokens, size))
-        return sum(self.step_s(0, 0.0, (chunk,)) for chunk in chunks)
+        if tokens <= 0:
+            return 0.0
+        size = chunk_tokens or tokens
+        whole, rest = divmod(tokens, size)
+        decoding_s = self.overhead_s + self.sequence_s * batch + self.context_s * context
+        seconds = whole * (decoding_s + interpolate(self.linear, batch + size)) if whole else 0.0
+        if rest:
+            seconds += decoding_s + interpolate(self.linear, batch + rest)
+        return seconds + self.attention_s * PrefillChunk(tokens, cached).attended
 
 
 def proportional(per_token_s: float) -> Knots:

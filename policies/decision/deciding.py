@@ -27,10 +27,11 @@ from policies.decision.limits import Limits, Mode, Terms
 from policies.decision.memory import PoolMemory, finish
 from policies.decision.observation import ENGINE, Observation, PoolId, PoolReport
 from policies.decision.placement import Decision, NoReplica, Place, Placed, Queue
-from policies.decision.service import FORESEEN, speed_limit
+from policies.decision.service import FORESEEN, replica_speed, speed_limit
 from policies.model import Phase, ReplicaId, ReplicaState, Tokens
 from policies.paths.choice import URGENCY, Choice
 from policies.plan import Move, Plan, Reason
+from policies.prefix.tree import HeldPrefix
 from policies.rules.policy import NONE, Barred, Policy
 
 Plans = Mapping[PoolId, tuple[Plan, ...]]
@@ -79,6 +80,7 @@ def _decide_pool(memory: PoolMemory, seen: PoolReport, now: float) -> Generator[
     changes = yield from memory.observe_in_slices(seen, now)
     limits = terms.limits.resolve(memory.experience, FORESEEN if terms.service is not None else None)
     rate = memory.experience.decode_rate
+    memory.router.speed = replica_speed(memory) or memory.router.speed
     cluster.reserve(headroom(memory.rule, limits, rate), lead(limits, rate))
     cluster.limit_speed(speed_limit(memory, now))
     limits.begin(cluster, now)
@@ -110,8 +112,10 @@ def place(
     if arrival.id in cluster.requests:
         cluster.remove_request(cluster.requests[arrival.id])
     request = cluster.add_request(arrival.id, arrival.tokens)
-    placing = choose(memory, request, barred)
+    held = memory.router.match(arrival)
+    placing = _route(memory, request, arrival, held, barred, now)
     replica = cluster.replicas[placing.replica]
+    placing = replace(placing, matched=memory.router.placed(arrival, replica, held, now))
     cluster.locate(request, replica)
     cluster.pin(request)
     if memory.learns and not exclude:
@@ -179,6 +183,29 @@ def one_by_one(changes: Changes) -> Iterator[Changes]:
     for request in changes.waiting:
         if request.replica is None:
             yield Changes(waiting=(request,))
+
+
+# --- placements ---------------------------------------------------------------------------------------
+
+
+def _route(
+    memory: PoolMemory,
+    request: Request,
+    arrival: Arrival,
+    held: Mapping[ReplicaId, HeldPrefix],
+    barred: Barred,
+    now: float,
+) -> Place | Queue:
+    """As `choose`, among the replicas that the arrival's content favours; `held` are those that have some of it."""
+    cluster, placing = memory.cluster, choose(memory, request, barred)
+    if isinstance(placing, Queue):
+        return placing
+    choice = cluster.replicas[placing.replica]
+    favoured = memory.router.favoured(cluster, request, arrival, held, barred, choice, now)
+    if not favoured:
+        return placing
+    better = memory.rule.place(cluster, request, cluster.replicas.keys() - favoured)
+    return placing if better is None else Place(better.id)
 
 
 # --- the parts of an epoch ----------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from policies.cluster.cluster import Cluster
 from policies.cost.service import ReplicaSpeed, ServiceLevel
 from policies.decision.experience import Experience
 from policies.paths.estimates import Boundaries
+from policies.prefix.routing import Routing
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,8 @@ class Terms:
     second (None: measured), and `per_node` the number of replicas on a node.
 
     `service` is the level of service that decides when a replica is full and what is kept free (None: the KV cache and
-    the limits alone do). `speed` are the step times of replicas (None: fitted to their reports).
+    the limits alone do). `speed` are the step times of replicas (None: fitted to their reports). `routing` is the rule
+    by which content decides on placements.
     """
 
     policy: str = "pack"
@@ -128,6 +130,7 @@ class Terms:
     per_node: int = 8
     service: ServiceLevel | None = None
     speed: ReplicaSpeed | None = None
+    routing: Routing = Routing.TREE
 
     @property
     def is_ideal(self) -> bool:

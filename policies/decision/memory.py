@@ -33,6 +33,7 @@ from policies.decision.placement import Placed
 from policies.model import UP, Phase, ReplicaId, ReplicaState, RequestId, Tokens
 from policies.paths.estimates import Estimates
 from policies.plan import Move, MoveReport, Plan, Reason
+from policies.prefix.routing import Router
 from policies.rules.policy import Policy
 from policies.rules.registry import policy
 
@@ -86,6 +87,7 @@ class PoolMemory:
         self.experience = experience or Experience(terms.epoch_s, terms.decode_rate)
         self.breaker = Breaker()
         self.estimates = Estimates(terms.boundaries, terms.epoch_s)
+        self.router = Router(terms.routing)
         self.cluster = Cluster(
             Tokens(1),
             Supply(terms.per_node),
@@ -141,6 +143,7 @@ class PoolMemory:
         self._expect(seen)
         self._admit_at_home()
         yield
+        yield from self._take_caches(seen, now)
         self._correct()
         cluster.await_start(seen.opening > 0 or self.experience.awaits_start(now))
         for report in seen.moves:
@@ -220,6 +223,7 @@ class PoolMemory:
         for request, placed in list(self.placed.items()):
             if placed.expires_at <= now:
                 del self.placed[request]
+                self.router.queues.end(request)
                 self._stale[request] = None
 
     def _take_replicas(self, seen: PoolReport, now: float) -> dict[ReplicaId, Replica]:
@@ -240,6 +244,7 @@ class PoolMemory:
         self._expected.clear()
         for replica_id, profile in seen.profiles.items():
             self.estimates.profile(replica_id, profile)
+            self.router.take_profile(profile)
         if changed:
             self._stale.update(dict.fromkeys(self.under_way))
             self._stale.update(dict.fromkeys(self.placed))
@@ -258,6 +263,7 @@ class PoolMemory:
             self.statuses.pop(replica_id, None)
             self._closed.pop(replica_id, None)
             self.breaker.forget(replica_id)
+            self.router.forget(replica_id)
         if seen.lost:
             self.estimates.keep(self.statuses)
         for status in seen.replicas:
@@ -272,6 +278,18 @@ class PoolMemory:
                 if (was.state in UP) is not (status.state in UP):
                     switched.add(status.id)
         return changed, switched
+
+    def _take_caches(self, seen: PoolReport, now: float) -> Iterator[None]:
+        """Update the prompt tree, with a pause after every change of many blocks."""
+        router = self.router
+        router.block_tokens = next((status.block_size for status in self.statuses.values() if status.capacity), 0)
+        router.expire(now)
+        for replica, change in seen.caches.items():
+            router.tree.apply(replica, change)
+            if sum(map(len, change.stored.values())) > SLICE:
+                yield
+        for request_id in [q for q in router.queues.waiting() if self.phase(q) in SETTLED]:
+            router.queues.end(request_id)
 
     def _is_up(self, replica: ReplicaId) -> bool:
         status = self.statuses.get(replica)
@@ -316,6 +334,7 @@ class PoolMemory:
             self._forget_location(request_id)
             self._stale.pop(request_id, None)
             self.estimates.forget(request_id)
+            self.router.queues.end(request_id)
             request = cluster.requests.get(request_id)
             if request is None:
                 continue

@@ -12,6 +12,7 @@ from policies.cost.fit import NO_STEPS, StepTotals
 from policies.model import Blocks, Phase, ReplicaId, ReplicaState, RequestId, RequestLoad, Tokens
 from policies.paths.beliefs import Profile
 from policies.plan import MoveReport
+from policies.prefix.change import CacheChange
 
 PoolId = NewType("PoolId", str)
 """A pool's id: the name of its deployment."""
@@ -73,7 +74,8 @@ class PoolReport:
     `replicas` are new or changed statuses, `lost` the replicas that no longer exist. `requests` are new or differ in
     more than their size, oldest first; `sizes` are the new sizes of others in tokens; `gone` are the requests that have
     left all replicas. `moves` are the newest states of moves, `profiles` the measurements of new replicas. `opening` is
-    the number of requested replicas that are not among the statuses yet.
+    the number of requested replicas that are not among the statuses yet. `caches` are the changes of replicas' KV
+    caches; that of a replica which reports for the first time is whole.
     """
 
     pool: Pool
@@ -85,6 +87,7 @@ class PoolReport:
     moves: tuple[MoveReport, ...] = ()
     profiles: Mapping[ReplicaId, Profile] = field(default_factory=dict)
     opening: int = 0
+    caches: Mapping[ReplicaId, CacheChange] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,20 +5,23 @@ from dataclasses import dataclass
 
 from policies.decision.observation import Status
 from policies.model import ReplicaId, RequestId, Tokens
+from policies.prefix.routing import NOT_MATCHED, Matched
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The request fits on this replica now."""
+    """The request fits on this replica now. `matched` are the tokens of its prompt in KV caches."""
 
     replica: ReplicaId
+    matched: Matched = NOT_MATCHED
 
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """The request fits nowhere: it queues on this replica."""
+    """The request fits nowhere: it queues on this replica. `matched` is as in `Place`."""
 
     replica: ReplicaId
+    matched: Matched = NOT_MATCHED
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,62 @@
+"""The prefills that wait on replicas, in seconds of work by prediction.
+
+Every placement adds work to its replica, which does it in order. A request's work is over when the request decodes,
+ends or moves; until then it is over by prediction after the work before it and its own. So the wait of an arrival is
+the time to the predicted end of all work, and no more than the sum of the work that is not over.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from policies.model import ReplicaId, RequestId
+
+
+@dataclass(slots=True)
+class _PrefillQueue:
+    """The work of one replica: its predicted end, and the seconds of each request."""
+
+    ends_at: float = 0.0
+    seconds: dict[RequestId, float] = field(default_factory=dict)
+    total_s: float = 0.0
+
+
+class PrefillQueues:
+    """The queues of all replicas. Times are in seconds of the caller's clock."""
+
+    def __init__(self) -> None:
+        self._queues: dict[ReplicaId, _PrefillQueue] = {}
+        self._homes: dict[RequestId, ReplicaId] = {}
+
+    def add(self, request: RequestId, replica: ReplicaId, seconds: float, now: float) -> None:
+        """Add the work of a request. Earlier work of the same request is over."""
+        self.end(request)
+        queue = self._queues.setdefault(replica, _PrefillQueue())
+        queue.ends_at = max(now, queue.ends_at) + seconds
+        queue.seconds[request] = seconds
+        queue.total_s += seconds
+        self._homes[request] = replica
+
+    def end(self, request: RequestId) -> None:
+        """End the work of a request, if it has any left."""
+        replica = self._homes.pop(request, None)
+        if replica is None:
+            return
+        queue = self._queues[replica]
+        queue.total_s -= queue.seconds.pop(request)
+        if not queue.seconds:
+            del self._queues[replica]
+
+    def forget(self, replica: ReplicaId) -> None:
+        """Remove a replica with its work."""
+        queue = self._queues.pop(replica, None)
+        for request in queue.seconds if queue is not None else ():
+            del self._homes[request]
+
+    def wait_s(self, replica: ReplicaId, now: float) -> float:
+        """Seconds until the replica's work is over."""
+        queue = self._queues.get(replica)
+        return 0.0 if queue is None else max(0.0, min(queue.ends_at - now, queue.total_s))
+
+    def waiting(self) -> Iterable[RequestId]:
+        """The requests whose work is not over."""
+        return self._homes.keys()

@@ -1,0 +1,200 @@
+"""Routing by content: the replicas on which a prompt's first token comes soonest, among which the policy chooses.
+
+    tree          the score of a replica is the time to the prompt's first token there: the prefills that wait, and the
+                  prefill of the tokens whose KV it lacks (`policies.cost.first_token`), plus the delay of the requests
+                  that decode there. The policy chooses among the replicas near the best score
+    session       the replica of the session's newest request, while it has room
+    least_load    the policy alone
+
+Content decides as far as it matters, and the policy decides the rest: a prompt of which no replica has a block is
+placed by the policy alone. Load is in every score, so that a popular prefix does not gather all prompts on one replica.
+"""
+
+from collections.abc import Collection, Mapping, Set
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from policies.cluster.changes import Arrival
+from policies.cluster.cluster import Cluster
+from policies.cluster.replica import Replica, Request
+from policies.cost.first_token import first_token_s
+from policies.cost.lines import Line
+from policies.cost.service import ReplicaSpeed
+from policies.cost.steps import StepCosts, proportional
+from policies.model import ReplicaId, Tokens
+from policies.paths.beliefs import Profile
+from policies.prefix.queues import PrefillQueues
+from policies.prefix.tree import NO_PREFIX, Generations, HeldPrefix, PromptTree
+
+PROMISE_S = 60.0
+"""The time of a promise, in seconds: longer than a prompt waits for its prefill, and shorter than a cache lasts."""
+SESSION_S = 600.0
+"""The time without requests after which a session is forgotten, in seconds."""
+NEAR_S = 0.02
+NEAR_SHARE = 0.1
+"""Scores within the larger of both, in seconds and as a share of the best score, are near the best."""
+DELAY_WEIGHT = 0.02
+"""The weight of a second's delay of one decoding request, relative to a second before the first token."""
+
+UNKNOWN_SPEED = ReplicaSpeed(StepCosts(proportional(1 / 2000)))
+"""Step times before any are known."""
+UNKNOWN_LOAD = Line.of(100_000)
+"""The time to load tokens from DRAM before it is known."""
+
+
+class Routing(StrEnum):
+    """The rule by which arrivals are routed; see the module."""
+
+    TREE = "tree"
+    SESSION = "session"
+    LEAST_LOAD = "least_load"
+
+
+class ReplicaScore(NamedTuple):
+    """A replica with room for a prompt: the prompt's tokens that it has by tier, and its score by parts, in seconds."""
+
+    replica: ReplicaId
+    hbm: Tokens
+    dram: Tokens
+    wait_s: float
+    first_token_s: float
+    delay_s: float
+
+    @property
+    def score_s(self) -> float:
+        """The sum of the parts."""
+        return self.wait_s + self.first_token_s + self.delay_s
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """The tokens of a prompt that need no computation: at best on any replica, and on the chosen one."""
+
+    available: Tokens = Tokens(0)
+    predicted: Tokens = Tokens(0)
+
+
+NOT_MATCHED = Matched()
+
+
+class Router:
+    """The routing of one pool: its prompt tree, its sessions, and the prefills that wait on its replicas.
+
+    `speed` are the replicas' step times and `load` the time to load tokens from DRAM; `block_tokens` is the size of
+    their blocks, 0 before it is known.
+    """
+
+    def __init__(self, routing: Routing) -> None:
+        self.routing = routing
+        self.tree = PromptTree(PROMISE_S)
+        self.queues = PrefillQueues()
+        self.speed = UNKNOWN_SPEED
+        self.load = UNKNOWN_LOAD
+        self.block_tokens = 0
+        self._sessions: Generations[str, ReplicaId] = Generations(2 * SESSION_S)
+
+    # --- observations ---------------------------------------------------------------------------------
+
+    def take_profile(self, profile: Profile) -> None:
+        """Take a replica's own measurements: they count until step times are known from more than its start."""
+        line = profile.prefill
+        self.speed = ReplicaSpeed(StepCosts(proportional(line.per_unit_s), overhead_s=line.latency_s))
+        if profile.staging_bytes_per_s and profile.token_bytes:
+            self.load = Line.of(profile.staging_bytes_per_s / profile.token_bytes)
+
+    def expire(self, now: float) -> None:
+        """Forget old promises and sessions."""
+        self.tree.expire(now)
+        self._sessions.expire(now)
+
+    def forget(self, replica: ReplicaId) -> None:
+        """Remove a replica that is gone."""
+        self.tree.forget(replica)
+        self.queues.forget(replica)
+
+    # --- placements -----------------------------------------------------------------------------------
+
+    def match(self, arrival: Arrival) -> Mapping[ReplicaId, HeldPrefix]:
+        """The replicas that have a beginning of the prompt, as far as an engine uses it.
+
+        An engine always computes the last token of a prompt, so it leaves out a block that ends with this one.
+        """
+        if not self.block_tokens or not arrival.names:
+            return {}
+        usable = (arrival.tokens - 1) // self.block_tokens
+        return self.tree.match(arrival.names[:usable])
+
+    def scores(
+        self,
+        cluster: Cluster,
+        request: Request,
+        held: Mapping[ReplicaId, HeldPrefix],
+        barred: Set[ReplicaId],
+        now: float,
+        empty: bool = True,
+    ) -> list[ReplicaScore]:
+        """The replicas outside of `barred` with room for a request, with their scores; without `empty` those in use."""
+        found = []
+        size, prompt = self.block_tokens, request.tokens
+        for replica in cluster.running():
+            if replica.id in barred or not (empty or replica.requests) or not cluster.fits(request, replica):
+                continue
+            hbm, dram = held.get(replica.id, NO_PREFIX)
+            batch = len(replica.requests)
+            own_s = first_token_s(self.speed, self.load, prompt, hbm * size, dram * size, batch, replica.load)
+            found.append(
+                ReplicaScore(
+                    replica.id,
+                    Tokens(hbm * size),
+                    Tokens(dram * size),
+                    self.queues.wait_s(replica.id, now),
+                    own_s,
+                    DELAY_WEIGHT * batch * own_s,
+                )
+            )
+        return found
+
+    def favoured(
+        self,
+        cluster: Cluster,
+        request: Request,
+        arrival: Arrival,
+        held: Mapping[ReplicaId, HeldPrefix],
+        barred: Set[ReplicaId],
+        choice: Replica,
+        now: float,
+    ) -> Collection[ReplicaId]:
+        """The replicas to choose from; none: `choice`, the policy's own, is as good as any.
+
+        Empty replicas are among them only if the policy would use one: others may be about to close.
+        """
+        if self.routing is Routing.SESSION:
+            home = self._sessions.get(arrival.session) if arrival.session else None
+            replica = cluster.replicas.get(home) if home is not None else None
+            at_home = replica is not None and replica.id not in barred and cluster.fits(request, replica)
+            return (replica.id,) if replica is not None and at_home else ()
+        if self.routing is Routing.LEAST_LOAD or not held:
+            return ()
+        return near_best(self.scores(cluster, request, held, barred, now, empty=not choice.requests))
+
+    def placed(self, arrival: Arrival, replica: Replica, held: Mapping[ReplicaId, HeldPrefix], now: float) -> Matched:
+        """Note the placement of an arrival, whose prompt replicas have as in `held`."""
+        hbm, dram = here = held.get(replica.id, NO_PREFIX)
+        size = self.block_tokens
+        seconds = first_token_s(
+            self.speed, self.load, arrival.tokens, hbm * size, dram * size, len(replica.requests), replica.load
+        )
+        self.queues.add(arrival.id, replica.id, seconds, now)
+        self.tree.promise(replica.id, arrival.names[here.blocks :])
+        if self.routing is Routing.SESSION and arrival.session:
+            self._sessions.new[arrival.session] = replica.id
+        best = max((prefix.blocks for prefix in held.values()), default=0)
+        return Matched(Tokens(best * size), Tokens(here.blocks * size))
+
+
+def near_best(scores: Collection[ReplicaScore]) -> frozenset[ReplicaId]:
+    """The replicas whose score is near the best."""
+    best = min((each.score_s for each in scores), default=0.0)
+    limit = best + max(NEAR_S, NEAR_SHARE * best)
+    return frozenset(each.replica for each in scores if each.score_s <= limit)
