@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from deployments.api.report import Gauges, ReplicaReport
 from migration.protocol.record import MigrationRecord
-from policies.decision.reports import Reporter
+from policies.decision.reports import CacheSource, Reporter, no_cache
 from policies.model import ReplicaLoad
 from policies.paths.beliefs import Profile
 
@@ -21,14 +21,20 @@ class ReplicaReporter:
         self._ended: dict[str, MigrationRecord] = {}
 
     def report(
-        self, load: ReplicaLoad, gauges: Gauges, records: Iterable[MigrationRecord], version: int | None, at: float
+        self,
+        load: ReplicaLoad,
+        gauges: Gauges,
+        records: Iterable[MigrationRecord],
+        version: int | None,
+        at: float,
+        cache: CacheSource = no_cache,
     ) -> ReplicaReport:
         """Report the replica's present state. `records` are all migrations under way and in memory, newest first.
 
         Every answer contains the migrations under way, since the scheduler drops a move without new reports. `at` is
         the time by the replica's clock, in seconds.
         """
-        report = self._reporter.report(load, version, at)
+        report = self._reporter.report(load, version, at, cache)
         reported = {} if report.since is None else self._ended
         records = tuple(records)
         fresh = tuple(r for r in records if r.outcome is None or _differ(reported.get(r.id), r))

@@ -8,7 +8,7 @@ Versions rise with every answer, received or not. After a lost answer the schedu
 is a snapshot. Late answers are dropped, and changes since another version than the roster's are refused.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import NamedTuple
@@ -17,6 +17,15 @@ from policies.decision.observation import Pool, PoolReport, Resident, Status
 from policies.model import Blocks, ReplicaId, ReplicaLoad, ReplicaState, RequestId, RequestLoad, Tokens
 from policies.paths.beliefs import Profile
 from policies.plan import MoveReport
+from policies.prefix.change import CacheChange
+
+CacheSource = Callable[[bool], CacheChange | None]
+"""The change of a replica's cache since the last call, whole (True) or not; None: no change, or nothing is known."""
+
+
+def no_cache(whole: bool) -> CacheChange | None:
+    """Implements `CacheSource` for a replica whose cache is not known."""
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +35,8 @@ class Report:
     With `since`, the report contains the changes since that version: `requests` are new or differ in more than size and
     age, `sizes` are the new sizes of the others in tokens, `gone` are the requests that have left. Without `since`, the
     report is a snapshot: `requests` are all of the replica's requests, and `profile` are its measurements at its start,
-    if there are any. `at` is the time of the report by the replica's clock, in seconds; ages refer to it.
+    if there are any. `at` is the time of the report by the replica's clock, in seconds; ages refer to it. `cache` is
+    the change of the replica's KV cache likewise: whole in a snapshot, None if there is none or the cache is not known.
     """
 
     version: int
@@ -37,6 +47,7 @@ class Report:
     gone: tuple[RequestId, ...] = ()
     at: float = 0.0
     profile: Profile | None = None
+    cache: CacheChange | None = None
 
 
 class _Changes(NamedTuple):
@@ -108,15 +119,15 @@ class Reporter:
         self._version = first
         self._state = _ReportedState()
 
-    def report(self, load: ReplicaLoad, version: int | None, at: float = 0.0) -> Report:
-        """Report `load`: the changes if `version` is that of the last report, else a snapshot."""
+    def report(self, load: ReplicaLoad, version: int | None, at: float = 0.0, cache: CacheSource = no_cache) -> Report:
+        """Report `load` and `cache`: the changes if `version` is that of the last report, else a snapshot."""
         since = version if version == self._version else None
         self._version += 1
         changed, sizes, gone = self._state.changes(load.requests, at)
         status = status_of(load)
         if since is None:
-            return Report(self._version, status, None, load.requests, at=at, profile=self._profile)
-        return Report(self._version, status, since, tuple(changed), sizes, tuple(gone), at)
+            return Report(self._version, status, None, load.requests, at=at, profile=self._profile, cache=cache(True))
+        return Report(self._version, status, since, tuple(changed), sizes, tuple(gone), at, cache=cache(False))
 
 
 class Roster:
@@ -141,6 +152,7 @@ class Roster:
         self._doubled: dict[RequestId, None] = {}
         self._profiled: set[ReplicaId] = set()
         self._profiles: dict[ReplicaId, Profile] = {}
+        self._caches: dict[ReplicaId, CacheChange] = {}
 
     # --- reports --------------------------------------------------------------------------------------
 
@@ -176,6 +188,9 @@ class Roster:
         if report.profile is not None and replica not in self._profiled:
             self._profiled.add(replica)
             self._profiles[replica] = report.profile
+        if report.cache is not None:
+            before = self._caches.get(replica)
+            self._caches[replica] = report.cache if before is None else before.then(report.cache)
 
     def forget(self, replica: ReplicaId) -> None:
         """Remove the replica and its requests. Its next report must be a snapshot."""
@@ -184,6 +199,7 @@ class Roster:
         self._versions.pop(replica, None)
         self._profiles.pop(replica, None)
         self._profiled.discard(replica)
+        self._caches.pop(replica, None)
         state = self._states.pop(replica, None)
         for request in state.loads if state else ():
             self._remove(request, replica)
@@ -255,9 +271,10 @@ class Roster:
         residents, gone = self._settle()
         sizes, self._sizes = self._sizes, {}
         profiles, self._profiles = self._profiles, {}
+        caches, self._caches = self._caches, {}
         self._observed, self._overridden, self._differing = statuses, overridden, {}
         pool = replace(pool, capacity=capacity)
-        return PoolReport(pool, tuple(fresh), lost, residents, gone, sizes, moves, profiles, opening)
+        return PoolReport(pool, tuple(fresh), lost, residents, gone, sizes, moves, profiles, opening, caches)
 
     # --- inside ---------------------------------------------------------------------------------------
 

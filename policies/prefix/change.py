@@ -4,7 +4,7 @@ A block's name is vLLM's chained hash of its tokens, of all tokens before them, 
 64 bits, as an integer. Equal names stand for equal KV on every replica of a model.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -27,3 +27,27 @@ class CacheChange:
     stored: Mapping[Tier, tuple[int, ...]]
     removed: Mapping[Tier, tuple[int, ...]]
     whole: bool
+
+    def then(self, later: "CacheChange") -> "CacheChange":
+        """This change and a `later` one as one change."""
+        if later.whole:
+            return later
+        stored, removed = {}, {}
+        for tier in Tier:
+            added, gone = self.stored.get(tier, ()), self.removed.get(tier, ())
+            added_later, gone_later = later.stored.get(tier, ()), later.removed.get(tier, ())
+            # A block that was removed and stored again is no change, unless nothing is known from before.
+            stored[tier] = (*_without(added, gone_later), *_without(added_later, gone))
+            removed[tier] = (*_without(gone, added_later), *_without(gone_later, added))
+        if self.whole:
+            removed = {}
+        return CacheChange(_filled(stored), _filled(removed), self.whole)
+
+
+def _without(names: tuple[int, ...], others: Iterable[int]) -> tuple[int, ...]:
+    excluded = frozenset(others)
+    return tuple(name for name in names if name not in excluded) if excluded else names
+
+
+def _filled(names: Mapping[Tier, tuple[int, ...]]) -> dict[Tier, tuple[int, ...]]:
+    return {tier: found for tier, found in names.items() if found}

@@ -16,6 +16,7 @@ from policies.decision.observation import Pool, PoolReport
 from policies.decision.reports import Report, Reporter, Roster, status_of
 from policies.model import Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestId, Tokens
 from policies.paths.beliefs import Profile
+from policies.prefix.change import CacheChange, Tier
 from policies.rules.registry import POLICIES
 from tests.policies.decision.observed import Drawn, observed
 
@@ -184,3 +185,49 @@ def test_replicas_that_serve_stops_drain_whatever_they_report_and_others_have_no
     assert [load.state for load in roster.loads([ReplicaId("a")])] == [ReplicaState.DRAINING]
     assert list(roster.loads()) == [roster.load(ReplicaId("a"))]
     assert [s.state for s in roster.observe(Pool()).replicas] == [ReplicaState.RUNNING]
+
+
+class KeptNames:
+    """A replica's cache, and the source of its changes."""
+
+    def __init__(self) -> None:
+        self.names: frozenset[int] = frozenset()
+        self._reported: frozenset[int] = frozenset()
+
+    def change(self, whole: bool) -> CacheChange | None:
+        before, self._reported = self._reported, self.names
+        if whole:
+            return CacheChange({Tier.HBM: tuple(self.names)}, {}, True)
+        if before == self.names:
+            return None
+        return CacheChange({Tier.HBM: tuple(self.names - before)}, {Tier.HBM: tuple(before - self.names)}, False)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.frozensets(st.integers(0, 9)), st.sampled_from(["report", "lost", "forget", "restart", "observe"])
+        ),
+        max_size=20,
+    )
+)
+def test_observed_caches_add_up_to_those_of_the_replicas(history: list[tuple[frozenset[int], str]]) -> None:
+    roster, cache, known = Roster(), KeptNames(), frozenset[int]()
+    first = itertools.count(0, 100)
+    reporter, load = Reporter(first=next(first)), one("a: p10")
+    for names, event in [*history, (frozenset({1, 2}), "observe")]:
+        cache.names = names
+        if event == "lost":
+            reporter.report(load, roster.version(load.id), cache=cache.change)
+        elif event == "forget":
+            roster.forget(load.id)
+        elif event == "restart":
+            cache, reporter = KeptNames(), Reporter(first=next(first))
+        roster.take(reporter.report(load, roster.version(load.id), cache=cache.change))
+        if event == "observe":
+            change = roster.observe(Pool()).caches.get(load.id)
+            if change is not None:
+                kept = frozenset() if change.whole else known - frozenset(change.removed.get(Tier.HBM, ()))
+                known = kept | frozenset(change.stored.get(Tier.HBM, ()))
+            assert known == cache.names
+    assert not roster.observe(Pool()).caches, "each change is observed once"
