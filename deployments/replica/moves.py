@@ -78,6 +78,8 @@ class Moves:
             del self._leaving[run.request]
         self._done.appendleft(record)
         if record.outcome is Outcome.COMMITTED:
+            # If it stayed too briefly for its reader to attach, its own migration here still waits for that.
+            self._end_coming(run.request, run.next_hop)
             await asyncio.sleep(QUIET_S)
         _log_record(record)
         self._on_record(record)
@@ -155,14 +157,18 @@ class Moves:
 
         Without a hop, since the reader has left, end all runs.
         """
-        for coming in list(self._coming.values()):
-            if coming.request == request and (hop is None or coming.hop < hop):
-                coming.post(TargetEvent.CLIENT_GONE)
+        self._end_coming(request, hop)
         leaving = self._leaving.get(request)
         if leaving is not None and leaving.next_hop == hop:
             leaving.post(SourceEvent.FOLLOWED)
         else:
             self._host.client_gone(request, hop)
+
+    def _end_coming(self, request: RequestId, hop: int | None) -> None:
+        """End the migrations of a request to here under hops below `hop`, or (None) under any."""
+        for coming in list(self._coming.values()):
+            if coming.request == request and (hop is None or coming.hop < hop):
+                coming.post(TargetEvent.CLIENT_GONE)
 
     def _target_run(self, migration: str) -> TargetRun:
         run = self._coming.get(migration)

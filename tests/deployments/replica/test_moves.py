@@ -239,6 +239,17 @@ async def test_client_that_leaves_ends_a_provisional_request(pair: Pair) -> None
     assert runs(pair) == [] and moves.pending == 0
 
 
+async def test_request_that_moves_on_before_its_reader_attaches_leaves_nothing(pair: Pair) -> None:
+    pair.attach = False
+    cursor = pair.submit(spec(tokens=600))
+    await pair.until(cursor, 2)
+    for source, target in ("ab", "ba"):
+        pair.move(RequestId("r"), source, target)
+        assert (await pair.settled(source)).outcome is Outcome.COMMITTED
+    assert pair.b.idle and runs(pair, "a") == ["r"]
+    assert pair.a.moves.attach(RequestId("r"), 2, 0)
+
+
 async def test_adopt_that_lacks_tokens_is_refused_and_gives_the_room_back(pair: Pair) -> None:
     pair.b.moves.prepare(prepare(pair, outputs=(1, 2)))
     with pytest.raises(Refused, match="output tokens 2 to 3 are missing"):
