@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import mmap
 import os
 import signal
 import subprocess
@@ -31,10 +30,12 @@ from benchmarks.chaos.watch import ClusterWatch
 from benchmarks.soak import __main__ as soak
 from benchmarks.soak.forcing import Forcing, RoundShape, calculated
 from benchmarks.soak.report import count_moves
+from tests.virtual_time import VirtualLoop
 
 OFFERS = make_offers([TraceRequest(i, 0.02 * i, 10 + i, 20) for i in range(4)], "made up")
 LEAVE = PlannedFault(0.1, FaultKind.LEAVE, 0.0)
 MOVE = PlannedFault(0.1, FaultKind.MOVE, 0.5)
+VIRTUAL = pytest.mark.virtual_time
 
 
 class MadeUp:
@@ -122,6 +123,7 @@ def verdicts(result: ChaosResult) -> dict[str, StreamVerdict]:
     return {judged.offer.label: judged.verdict for judged in result.judged}
 
 
+@VIRTUAL
 async def test_result_has_all_streams_faults_and_the_last_request() -> None:
     server = MadeUp()
     result = await run(server, LEAVE, MOVE)
@@ -136,18 +138,21 @@ async def test_result_has_all_streams_faults_and_the_last_request() -> None:
     assert is_good(result)
 
 
+@VIRTUAL
 async def test_single_changed_character_is_wrong() -> None:
     result = await run(MadeUp(wrong=OFFERS[2].label))
     assert verdicts(result)[OFFERS[2].label] is StreamVerdict.WRONG
     assert not is_good(result)
 
 
+@VIRTUAL
 async def test_irregular_end_is_silent() -> None:
     result = await run(MadeUp(silent=OFFERS[1].label))
     assert verdicts(result)[OFFERS[1].label] is StreamVerdict.SILENT
     assert not is_good(result)
 
 
+@VIRTUAL
 async def test_stream_without_an_end_is_cancelled_and_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(running, "PATIENCE_S", 0.02)
     result = await run(MadeUp())
@@ -155,12 +160,14 @@ async def test_stream_without_an_end_is_cancelled_and_silent(monkeypatch: pytest
     assert not is_good(result)
 
 
+@VIRTUAL
 async def test_slot_that_stays_leased_is_a_leak() -> None:
     result = await run(MadeUp(slots=1))
     assert result.leaks == ["replica a holds 1 staging slots", "replica b holds 1 staging slots"]
     assert not is_good(result)
 
 
+@VIRTUAL
 async def test_fault_without_a_victim_is_not_injected() -> None:
     result = await run(MadeUp(), PlannedFault(2.0, FaultKind.MOVE, 0.5), PlannedFault(0.0, FaultKind.SCHEDULER, 0.5))
     assert [injected.outcome for injected in result.injected] == [NOTHING, NOTHING]
@@ -254,6 +261,7 @@ async def test_state_from_before_the_look_is_no_answer(monkeypatch: pytest.Monke
 SHAPE = RoundShape(streams=3, at_once=3, prompt=(10, 20), output=(60, 80))
 
 
+@VIRTUAL
 async def test_round_moves_requests_between_replicas_until_they_end() -> None:
     server = MadeUp()
     seen: list[None] = []
@@ -263,6 +271,7 @@ async def test_round_moves_requests_between_replicas_until_they_end() -> None:
     assert {target for _, target in server.ordered} == {"a", "b"}
 
 
+@VIRTUAL
 async def test_round_compares_answers_with_the_expected_ones() -> None:
     async def other(offer: Offer) -> list[str]:
         return ["~" + undisturbed(offer.prompt, offer.output)]
@@ -273,6 +282,7 @@ async def test_round_compares_answers_with_the_expected_ones() -> None:
     assert len(done.bad) == 3
 
 
+@VIRTUAL
 async def test_move_without_an_outcome_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.soak.forcing.MOVE_S", 0.3)
     server = MadeUp(stuck_moves=True)
@@ -289,6 +299,7 @@ def soaked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tup
 
     def run_it(*options: str, slots: int = 0) -> tuple[int, list[str]]:
         monkeypatch.setattr("benchmarks.soak.forcing.QUIET_S", 0.1)
+        monkeypatch.setattr("asyncio.events.new_event_loop", VirtualLoop)
         monkeypatch.setattr(soak, "_servers", lambda *_: contextlib.nullcontext())
         monkeypatch.setattr(soak, "connect", lambda url: MadeUp(slots=slots, characters=60))
         out = tmp_path / ("control.jsonl" if "--control-of" in options else "soak.jsonl")
@@ -335,12 +346,27 @@ def test_control_serves_the_rounds_of_the_soak_and_moves_nothing(
     assert soaked("--control-of", "soak.jsonl") == (0, control)
 
 
+GROWING = """
+import mmap, os
+print(flush=True), input()
+shared = mmap.mmap(-1, 50 << 20)  # anonymous and shared: a memory file for the kernel
+shared[:] = bytes(1) * len(shared)
+private = bytearray(os.urandom(1 << 20) * 30)
+print(flush=True), input()
+"""
+
+
 def test_memory_counts_by_kind() -> None:
-    before = memory_mb(os.getpid())
-    with mmap.mmap(-1, 50 << 20) as shared:  # anonymous and shared: a memory file for the kernel
-        shared[:] = bytes(1) * len(shared)
-        private = bytearray(os.urandom(1 << 20) * 30)
-        after = memory_mb(os.getpid())
-        grown = {kind: after[kind] - mb for kind, mb in before.items()}
-        assert len(private) / 1e6 * 0.9 < grown["anonymous"] < 45 and grown["file"] < 5
-        assert grown["shared"] == pytest.approx(len(shared) / 1e6, rel=0.05)
+    """Of a bare interpreter: the libraries of this process are shared with others, and count more when those end."""
+    command = [sys.executable, "-I", "-S", "-c", GROWING]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as growing:
+        assert growing.stdin is not None and growing.stdout is not None
+        growing.stdout.readline()
+        before = memory_mb(growing.pid)
+        growing.stdin.write(b"\n")
+        growing.stdin.flush()
+        growing.stdout.readline()
+        grown = {kind: mb - before[kind] for kind, mb in memory_mb(growing.pid).items()}
+        growing.communicate(b"\n")
+    assert 0.9 * 30 * 1.048576 < grown["anonymous"] < 45 and grown["file"] < 10
+    assert grown["shared"] == pytest.approx(50 * 1.048576, rel=0.05)
