@@ -15,7 +15,7 @@ from app.ingress.config import IngressConfig
 from app.ingress.frontends import ENVIRONMENT
 from app.main import _engine_config, _ingress_config, read_settings
 from app.settings import IngressSettings
-from tests.app.ingress.fakes import Service, make_service
+from tests.app.ingress.fakes import PATIENT, Service, make_service
 from tests.migration.world import INGRESS
 
 os.environ.update(ENVIRONMENT | vllm_environment(IngressSettings()))
@@ -66,7 +66,9 @@ async def serving(
     """The application over a service of its own."""
     from app.frontend.app import VllmFrontend
 
-    service = make_service(step_s=step_s, lease_s=5, no_replica_timeout_s=PATIENCE_S)
+    service = make_service(
+        step_s=step_s, lease_s=5, place_timeout_s=30, no_replica_timeout_s=PATIENCE_S, limits=PATIENT
+    )
     for replica in service.replicas.values():
         replica.engine.tasks = tasks
     frontend = await VllmFrontend.start(config, service.streams, INGRESS)

@@ -109,10 +109,10 @@ async def test_a_lost_replica_does_not_show(own: FrontendApi, stream: bool) -> N
 
 
 async def test_the_text_of_benchmarks_is_that_of_answers(api: FrontendApi) -> None:
-    for seed in range(12):
-        prompt = draw_prompt(seed, 20)
-        answer = await api.post("/v1/completions", prompt=list(prompt), max_tokens=LONG)
-        assert answer.json()["choices"][0]["text"] == undisturbed(prompt, LONG)
+    prompts = [draw_prompt(seed, 20) for seed in range(12)]
+    answers = await asyncio.gather(*(api.post("/v1/completions", prompt=list(p), max_tokens=LONG) for p in prompts))
+    texts = [answer.json()["choices"][0]["text"] for answer in answers]
+    assert texts == [undisturbed(prompt, LONG) for prompt in prompts]
 
 
 async def test_logprobs_are_those_of_an_undisturbed_run(api: FrontendApi) -> None:

@@ -58,6 +58,8 @@ from tests.migration.world import INGRESS, spec
 from tests.virtual_time import now
 
 LIMITS = MigrationLimits(prepare_s=0.3, copy_s=0.3, final_s=0.3, adopt_s=0.3, copy=CopyLimits())
+PATIENT = MigrationLimits(prepare_s=30.0, copy_s=30.0, final_s=30.0, adopt_s=30.0, copy=CopyLimits())
+"""For tests in real time: no move fails because the machine is slow."""
 MAX_CONTEXT = 1024
 LOOPBACK = ("127.0.0.1", 4711)
 
@@ -92,8 +94,10 @@ class StoppingEngine(FakeEngine):
 class Replica(world.Replica):
     """A replica that can die: then it neither answers nor sends."""
 
-    def __init__(self, name: str, cluster: "dict[ReplicaId, Replica]", step_s: float, lease_s: float) -> None:
-        super().__init__(name, {}, StoppingEngine(step_s), SharedSlots(), lease_s, LIMITS)
+    def __init__(
+        self, name: str, cluster: "dict[ReplicaId, Replica]", step_s: float, lease_s: float, limits: MigrationLimits
+    ) -> None:
+        super().__init__(name, {}, StoppingEngine(step_s), SharedSlots(), lease_s, limits)
         self.moves = Moves(self.moves._world, self.host, lambda to: Peer(cluster[to], self), lease_s)
         self.dead = False
         self.model = self.engine.fingerprint.model
@@ -423,11 +427,12 @@ def make_service(
     lease_s: float = 0.3,
     place_timeout_s: float = 0.05,
     no_replica_timeout_s: float = 0.3,
+    limits: MigrationLimits = LIMITS,
 ) -> Service:
     """A service whose replicas all run; requests go to the first of `order` (the names, if not given)."""
     replicas: dict[ReplicaId, Replica] = {}
     for name in names:
-        replicas[ReplicaId(name)] = Replica(name, replicas, step_s, lease_s)
+        replicas[ReplicaId(name)] = Replica(name, replicas, step_s, lease_s, limits)
     wires = Wires(replicas)
     members = FakeMembership(on_change=lambda membership: service.streams.watch(membership))
     scheduler = Scheduler(order or names, lambda: members.running)

@@ -76,11 +76,11 @@ def listens(address: str) -> bool:
 
 
 def test_a_standby_listens_until_it_is_taken_and_then_outlives_its_time(address: str) -> None:
-    with StandbyProcess(address, 1.0, 1.0, "taken") as process:
+    with StandbyProcess(address, 2.0, 2.0, "taken") as process:
         assert listens(address)
         process.take()
         assert not listens(address)
-        assert process.runs_for(1.5)
+        assert process.runs_for(2.5)
 
 
 def test_an_abandoned_standby_ends(address: str) -> None:
@@ -90,8 +90,8 @@ def test_an_abandoned_standby_ends(address: str) -> None:
 
 
 def test_a_standby_that_replicas_look_after_stays(address: str) -> None:
-    with StandbyProcess(address, 1.0, 60.0) as process:
-        for _ in range(8):
+    with StandbyProcess(address, 2.0, 60.0) as process:
+        for _ in range(10):
             assert listens(address)
             time.sleep(0.25)
         assert process.process.poll() is None

@@ -114,9 +114,9 @@ MANY: dict[str, Any] = {
 
 @pytest.mark.parametrize("body", MANY.values(), ids=MANY)
 def test_the_number_of_values_is_bounded(body: Any) -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     refused(body, CHAT)
-    assert time.perf_counter() - began < 1
+    assert time.process_time() - began < 1
 
 
 def test_many_token_ids_and_texts_with_commas_pass() -> None:

@@ -65,10 +65,10 @@ BOMBS = {
 def test_long_expressions_in_schemas_are_refused(name: str, held: Any, pattern: str) -> None:
     schemas: list[dict[str, Any]] = [{"properties": {"a": {"pattern": pattern}}}, {"patternProperties": {pattern: {}}}]
     for schema in schemas:
-        began = time.perf_counter()
+        began = time.process_time()
         with pytest.raises(ApiError) as error:
             check_constraints({name: held(schema)})
-        assert (error.value.status, error.value.param) == (400, name) and time.perf_counter() - began < 1
+        assert (error.value.status, error.value.param) == (400, name) and time.process_time() - began < 1
 
 
 def test_many_expressions_count_together() -> None:

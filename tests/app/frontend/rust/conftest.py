@@ -20,7 +20,7 @@ from app.ingress.access.admission import Gate
 from app.ingress.telemetry.requests import RequestTelemetry
 from app.settings import IngressSettings
 from tests.app.frontend.conftest import CONTEXT, PATIENCE_S, config
-from tests.app.ingress.fakes import Service, make_service
+from tests.app.ingress.fakes import PATIENT, Service, make_service
 from tests.migration.world import INGRESS
 
 ROOT = Path(__file__).parents[4]
@@ -77,7 +77,7 @@ def fake_binary(tmp_path_factory: pytest.TempPathFactory) -> str:
 @asynccontextmanager
 async def rust(binary: str, model: dict[str, Any] | None = None, **settings: Any) -> AsyncIterator[RustApi]:
     """The frontend over a service of its own."""
-    service = make_service(step_s=0.002, lease_s=5, no_replica_timeout_s=PATIENCE_S)
+    service = make_service(step_s=0.002, lease_s=5, place_timeout_s=30, no_replica_timeout_s=PATIENCE_S, limits=PATIENT)
     given = config(model).model_copy(update={"frontend": "rust", "rust_binary": binary, **settings})
     frontend = await RustFrontend.start(given, service.streams, INGRESS)
     try:

@@ -12,6 +12,8 @@ from app.ingress.asgi import TrackedSend, within
 from app.ingress.errors import ApiError
 from tests.app.ingress.fakes import Api, Exchange, body, events, make_api, make_service
 
+pytestmark = pytest.mark.virtual_time
+
 SHORT_S = 0.2
 
 
