@@ -199,7 +199,7 @@ def _delays(lives: Sequence[Life]) -> Metrics:
 
 
 def _inter_token(recorder: EventRecorder, window: Window) -> dict[str, float] | None:
-    """The times between two tokens of decoding requests on one replica, in seconds; moves and preemptions left out."""
+    """The times between two tokens of a request, in seconds, pauses by moves and preemptions included."""
     tokens: dict[int, float] = {}
     for (span, step), count in recorder.steps.items():
         if window.has(span * STEP_SPAN_S):

@@ -61,7 +61,8 @@ class Batch:
     """Requests in lockstep. The caller has to call `pace` after requests have joined or left.
 
     `step_s` is the time of a step without prefills at the last call of `pace`; `counted` is the step count at the last
-    call of `count`. `on_steps` is called with the mean time of steps that are done, and the number of their tokens.
+    call of `count`. `on_steps` is called with the mean time of steps that are done and the number of their tokens, and
+    for a token after a pause with the time since the token before.
     """
 
     def __init__(self, times: StepTimes, on_steps: Callable[[float, float], None] | None = None) -> None:
@@ -131,7 +132,9 @@ class Batch:
         heapq.heappush(self._ends, _End(live.ends, live.order, self._joined, live))
         self._base += live.base
         self.size += 1
-        live.begin_decoding(now, self._times.decode(self.size, self._base + self.size * self._steps).step_s)
+        pause_s = live.begin_decoding(now, self._times.decode(self.size, self._base + self.size * self._steps).step_s)
+        if pause_s and self._on_steps is not None:
+            self._on_steps(pause_s, 1)
 
     def leave(self, live: Live, now: float) -> None:
         """Remove a request that stops decoding. `sync` must have been called."""

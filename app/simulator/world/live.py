@@ -79,14 +79,19 @@ class Live:
         """Begin to wait on a replica, without KV."""
         self.stage, self.todo = Stage.WAITING, self.need
 
-    def begin_decoding(self, now: float, step_s: float) -> None:
-        """Begin to decode, with a first step of `step_s` seconds."""
+    def begin_decoding(self, now: float, step_s: float) -> float | None:
+        """Begin to decode, with a first step of `step_s` seconds. Returns the pause since the last token, None before a
+        first one.
+        """
         if self.first_token_s is None:
             # A prefill ends with a token. Without a prefill the first step generates it.
             self.first_token_s = now if self.held > self.job.prompt else now + step_s
-        if self.stopped_s is not None:
-            self.stalled_s += now - self.stopped_s
-            self.longest_gap_s = max(self.longest_gap_s, now - self.stopped_s)
+        if self.stopped_s is None:
+            return None
+        pause_s = now - self.stopped_s
+        self.stalled_s += pause_s
+        self.longest_gap_s = max(self.longest_gap_s, pause_s)
+        return pause_s
 
     def life(self, now: float, alone: tuple[float, float]) -> Life:
         """The statistics of the ended request. `alone`: seconds to its first and last token on an idle replica."""

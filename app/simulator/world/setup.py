@@ -1,6 +1,8 @@
 """The set-up of a simulation: cluster, epochs and limits. Costs are in `app.simulator.costs.costs`."""
 
+from bisect import bisect_right
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 from policies.cost.service import ServiceLevel
 from policies.decision.limits import Limits
@@ -11,7 +13,8 @@ from policies.model import Tokens
 class Setup:
     """A cluster of replicas with `capacity` tokens of KV cache each, `gpus_per_node` per node.
 
-    At least `min_replicas` replicas are open from the start and stay, and at most `max_gpus` exist.
+    At least `min_replicas` replicas are open from the start and stay, and at most `max_gpus` exist. `caps` are further
+    maximums, each from its time in seconds on; no replica is closed because of a cap.
 
     `decode_rate` is in tokens per second and request, and applies if the costs have no decode times. `epoch_s` are the
     seconds between epochs, `horizon_s` the seconds until the end of the simulation. With `batched` an epoch decides all
@@ -27,11 +30,18 @@ class Setup:
     horizon_s: float = 3600.0
     min_replicas: int = 0
     max_gpus: int | None = None
+    caps: tuple[tuple[float, int], ...] = ()
     batched: bool = True
     limits: Limits = field(default_factory=Limits)
     moves_at_once: int | None = None
     moves_per_replica: int | None = None
     service: ServiceLevel | None = None
+
+    def most_gpus(self, now: float) -> int | None:
+        """The maximum number of replicas at a time; None without a maximum."""
+        index = bisect_right(self.caps, now, key=itemgetter(0)) - 1
+        capped = [self.caps[index][1]] if index >= 0 else []
+        return min([*capped, *([] if self.max_gpus is None else [self.max_gpus])], default=None)
 
     @property
     def slotted_rate(self) -> float:

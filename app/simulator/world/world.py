@@ -7,6 +7,7 @@ the plans.
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from app.simulator.costs.costs import Costs, MigrationCosts, PathChoice
@@ -229,6 +230,8 @@ class World:
             self._reports.moves += self.mover.reports()
             for moving in self.mover.under_way.values():
                 self._change(moving.live)
+        if self._setup.caps:
+            self._reports.pool = replace(self._reports.pool, max_replicas=self._setup.most_gpus(self.loop.now))
         return self._reports.take(self.lives, batches, self.loop.now)
 
     def _carry_out(self, plan: Plan) -> None:
