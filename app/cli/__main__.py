@@ -195,6 +195,12 @@ def simulate(rest: Rest = None) -> None:
 
 
 @app.command(context_settings=_REST)
+def plan(rest: Rest = None) -> None:
+    """Plan the GPUs for a trace and a service level (app.simulator.planning)."""
+    programs.execute("app.simulator.planning", rest or ())
+
+
+@app.command(context_settings=_REST)
 def keys(rest: Rest = None) -> None:
     """Make an API key (app.keys)."""
     programs.execute("app.keys", rest or ())

@@ -1,4 +1,4 @@
-"""`mell serve`, `replay`, `simulate` and `keys`: other programs of the project, with their own options and status."""
+"""`mell serve`, `replay`, `simulate`, `plan`, `keys`: programs with options and a status of their own."""
 
 import os
 import sys

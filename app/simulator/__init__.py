@@ -7,6 +7,8 @@ The decisions come from the live scheduler's own decision function.
     workload    requests: traces, distributions of arrivals and lengths, caps
     costs       the time of steps, migrations and starts, from files or measurements
     world       virtual time, engines, links, moves; reports to the decision, and its plans carried out
-    outcome     recorded events, metrics, statistics
-    command     options, parallel runs, the JSON document, the table; plans; the replay of recordings
+    autoscaling the same engines behind other autoscalers
+    outcome     recorded events, metrics, statistics, the level of service
+    command     options, parallel runs, the JSON document, the table; the replay of recordings
+    planning    the GPUs that a service level takes: contenders, the oracle, frontiers (`mell plan`)
 """

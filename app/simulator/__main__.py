@@ -13,12 +13,11 @@ from app.simulator.command.document import Document, document
 from app.simulator.command.listing import render_policies
 from app.simulator.command.options import parser
 from app.simulator.command.order import SimulationOrder, read_order
-from app.simulator.command.plan import plan_cases, plan_document, plan_runs, render_plan
 from app.simulator.command.replay import render_replay, replay
-from app.simulator.command.runs import SimulationRun, perform_all
+from app.simulator.command.runs import perform_all
 from app.simulator.command.text import render
 from app.simulator.errors import BadInput
-from app.simulator.outcome.metrics import Metrics
+from app.simulator.planning.report import report
 from app.simulator.workload.workload import draw
 
 DIFFERENT, BAD_INPUT, INTERRUPTED = 1, 2, 130
@@ -36,7 +35,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(render_replay(played))
             return DIFFERENT if played.different else 0
         order = read_order(given)
-        outcome = (plan if given.plan else simulate)(order, quiet=given.quiet)
+        if given.plan:
+            report(order, given.quiet)
+            return 0
+        outcome = simulate(order, given.quiet)
     except BadInput as error:
         print(error, file=sys.stderr)
         return BAD_INPUT
@@ -45,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     if order.json is not None:
         order.json.write_text(json.dumps(outcome, indent=1) + "\n")
-    print(render_plan(outcome) if given.plan else render(outcome))
+    print(render(outcome))
     return 0
 
 
@@ -54,22 +56,11 @@ def simulate(order: SimulationOrder, quiet: bool) -> Document:
     workloads = [draw(order.recipe, seed) for seed in order.seeds]
     runs = order.runs(workloads)
     # A single run is not worth the start of a process.
-    results = _performed(order, runs, min(order.processes, len(runs) - len(workloads)), quiet)
-    return document(order, workloads, results[: len(workloads)], results[len(workloads) :])
-
-
-def plan(order: SimulationOrder, quiet: bool) -> Document:
-    """Perform the cases of a plan. Raises `BadInput` without a service level."""
-    cases = plan_cases(order)
-    workloads = [draw(order.recipe, seed) for seed in order.seeds]
-    results = _performed(order, plan_runs(order, cases, workloads), order.processes, quiet)
-    return plan_document(order, cases, workloads, results)
-
-
-def _performed(order: SimulationOrder, runs: Sequence[SimulationRun], processes: int, quiet: bool) -> list[Metrics]:
+    processes = min(order.processes, len(runs) - len(workloads))
     total_s = round(len(runs) * order.setup.horizon_s)
     with tqdm(total=total_s, unit=" virtual s", desc="simulated", disable=quiet) as bar:
-        return perform_all(runs, processes, lambda done_s: _show(bar, done_s))
+        results = perform_all(runs, processes, lambda done_s: _show(bar, done_s))
+    return document(order, workloads, results[: len(workloads)], results[len(workloads) :])
 
 
 def _show(bar: "tqdm[None]", done_s: float) -> None:

@@ -1,11 +1,19 @@
 """The command-line options of the simulator. `app.simulator.command.order` checks their values."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from app.simulator.costs.costs import shipped_costs
 from app.simulator.workload.lengths import SHIPPED
 
+CAPACITY = 13698
+"""KV cache of Llama 2 13B on a GPU with 40 GB, in tokens: the paper's."""
+WARMUP_S = 600.0
+PLAN_COSTS = "a100-40g-13b-pcie"
+"""The costs of a plan without others: those of that model on that GPU."""
+
+TRACE_HELP = "csv or csv.gz with arrival_s,prompt_tokens,output_tokens"
 WORKLOAD_HELP = """Arrival times and lengths of the requests. Prompts are cut to half of the capacity, prompt and output
 together to the capacity."""
 
@@ -26,19 +34,51 @@ def parser() -> argparse.ArgumentParser:
     whole.add_argument(
         "--plan",
         action="store_true",
-        help="compare the service level with fixed reserves, and report the fewest GPUs; needs no --policy",
+        help="the answer of `mell plan`: the GPUs that a service level takes, with Mell and with other autoscalers",
     )
-    _add_workload(whole.add_argument_group("workload", WORKLOAD_HELP))
-    _add_policies(whole.add_argument_group("policies", "The limits apply to every policy."))
-    _add_cluster(whole.add_argument_group("cluster and time"))
+    workload = whole.add_argument_group("workload", WORKLOAD_HELP)
+    workload.add_argument("--trace", type=Path, metavar="FILE", help=TRACE_HELP)
+    workload.add_argument(
+        "--poisson", type=float, metavar="RATE", help="instead of a trace: random arrivals, RATE requests per second"
+    )
+    _add_requests(workload)
+    policies = whole.add_argument_group("policies", "The limits apply to every policy.")
+    _add_policies(policies)
+    _add_level(policies)
+    cluster = whole.add_argument_group("cluster and time")
+    _add_cluster(cluster)
+    _add_epochs(cluster)
+    output = whole.add_argument_group("runs and output")
+    _add_output(output)
+    output.add_argument("--series", action="store_true", help="write time series of every run to the JSON file, too")
+    return whole
+
+
+def _plan_parser() -> argparse.ArgumentParser:
+    """The options of `mell plan`: those of the simulator that concern a plan, with the trace as an argument."""
+    whole = argparse.ArgumentParser(
+        prog="mell plan",
+        description="The GPUs that a service level takes, with Mell, with other autoscalers, and at least.",
+        epilog="Exit status: 0 success, 2 wrong usage or input, 130 interrupted.",
+    )
+    whole.add_argument(
+        "trace", type=Path, metavar="TRACE|RECORDING", help=f"{TRACE_HELP}, or a recording of a scheduler"
+    )
+    _add_level(whole.add_argument_group("service level", "At least one of the two."))
+    _add_requests(whole.add_argument_group("workload", WORKLOAD_HELP))
+    _add_cluster(whole.add_argument_group("cluster"))
     _add_output(whole.add_argument_group("runs and output"))
     return whole
 
 
-def _add_workload(group: "argparse._ArgumentGroup") -> None:
+def plan_options(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options of a command line of `mell plan`, and the defaults of the simulator's other ones."""
+    return _plan_parser().parse_args(argv, parser().parse_args(["--plan"]))
+
+
+def _add_requests(group: "argparse._ArgumentGroup") -> None:
     add = group.add_argument
-    add("--trace", type=Path, metavar="FILE", help="csv or csv.gz with arrival_s,prompt_tokens,output_tokens")
-    add("--poisson", type=float, metavar="RATE", help="instead of a trace: random arrivals, RATE requests per second")
+    add("--start", type=float, default=0.0, metavar="S", help="leave out the first S seconds (default: %(default)g)")
     add(
         "--lengths",
         metavar=f"FILE|{SHIPPED}",
@@ -58,9 +98,9 @@ def _add_workload(group: "argparse._ArgumentGroup") -> None:
     add(
         "--warmup",
         type=float,
-        default=600.0,
         metavar="S",
-        help="seconds at the start that are left out of all metrics (default: %(default)g)",
+        help=f"seconds at the start that are left out of all metrics (default: {WARMUP_S:g}; in a plan at most a "
+        "quarter of the horizon)",
     )
     add(
         "--seed",
@@ -124,6 +164,11 @@ def _add_policies(group: "argparse._ArgumentGroup") -> None:
         metavar="S",
         help="keep the largest recent rise in demand over S seconds free, as a rule a GPU's start-up time (default: 0)",
     )
+    add("--unbatched", action="store_true", help="decide an epoch's changes one by one instead of together")
+
+
+def _add_level(group: "argparse._ArgumentGroup") -> None:
+    add = group.add_argument
     add(
         "--ttft-p99",
         type=float,
@@ -136,7 +181,6 @@ def _add_policies(group: "argparse._ArgumentGroup") -> None:
         metavar="MS",
         help="service level: 99 %% of later tokens within MS milliseconds each",
     )
-    add("--unbatched", action="store_true", help="decide an epoch's changes one by one instead of together")
 
 
 def _add_cluster(group: "argparse._ArgumentGroup") -> None:
@@ -144,9 +188,8 @@ def _add_cluster(group: "argparse._ArgumentGroup") -> None:
     add(
         "--capacity-tokens",
         type=int,
-        default=13698,
         metavar="C",
-        help="KV cache of one GPU, in tokens (default: %(default)g)",
+        help=f"KV cache of one GPU, in tokens (default: that of a recording, else {CAPACITY:,})",
     )
     add(
         "--gpus-per-node",
@@ -156,21 +199,14 @@ def _add_cluster(group: "argparse._ArgumentGroup") -> None:
         help="GPUs per node; links within a node are fast (default: %(default)g)",
     )
     add("--max-gpus", type=int, metavar="N", help="maximum number of GPUs; beyond it requests wait (default: no limit)")
-    add(
-        "--decode-rate",
-        type=float,
-        default=25.0,
-        metavar="R",
-        help="tokens per second and request, unless the costs have step times (default: %(default)g)",
-    )
-    add("--epoch", type=float, default=1.0, metavar="S", help="seconds between decisions (default: %(default)g)")
     shipped = ", ".join(shipped_costs())
     add(
         "--costs",
-        default="ideal",
         metavar="ideal|FILE",
-        help=f"costs of computing, moving and starting; shipped are {shipped} (default: ideal)",
+        help=f"costs of computing, moving and starting; shipped are {shipped} (default: ideal; in a plan {PLAN_COSTS}, "
+        "with what a recording contains instead)",
     )
+    add("--startup", type=float, metavar="S", help="start-up time of a GPU in seconds (default: that of the costs)")
     add(
         "--calibration",
         type=Path,
@@ -179,9 +215,21 @@ def _add_cluster(group: "argparse._ArgumentGroup") -> None:
     )
 
 
+def _add_epochs(group: "argparse._ArgumentGroup") -> None:
+    add = group.add_argument
+    add(
+        "--decode-rate",
+        type=float,
+        default=25.0,
+        metavar="R",
+        help="tokens per second and request, unless the costs have step times (default: %(default)g)",
+    )
+    add("--epoch", type=float, default=1.0, metavar="S", help="seconds between decisions (default: %(default)g)")
+
+
 def _add_output(group: "argparse._ArgumentGroup") -> None:
     add = group.add_argument
     add("--json", type=Path, metavar="FILE", help="file for all metrics (default: only a table is printed)")
-    add("--series", action="store_true", help="write time series of every run to the JSON file, too")
+    add("--picture", type=Path, metavar="FILE", help="PNG file for the frontiers of a plan")
     add("--processes", type=int, metavar="N", help="number of parallel runs (default: one per processor)")
     add("--quiet", action="store_true", help="show no progress")

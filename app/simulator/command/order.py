@@ -3,24 +3,28 @@
 import argparse
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from app.simulator.command.options import CAPACITY, PLAN_COSTS, WARMUP_S
 from app.simulator.command.runs import SimulationRun, available_processors
-from app.simulator.costs.costs import Costs, read_costs
+from app.simulator.costs.costs import ComputeCosts, Costs, read_costs
 from app.simulator.costs.measurements import calibrated
 from app.simulator.errors import BadInput, require_not_negative, require_positive
 from app.simulator.outcome.metrics import Window
 from app.simulator.workload.lengths import read_lengths
+from app.simulator.workload.recording import RecordedReplicas, is_recording, read_traffic
 from app.simulator.workload.workload import ArrivalTrace, Poisson, Recipe, Workload, read_trace
 from app.simulator.world.setup import Setup
 from app.simulator.world.world import speed_of
 from policies.cost.service import ServiceLevel, unreachable
-from policies.decision.limits import Limits
+from policies.decision.limits import Limits, Terms
 from policies.model import Tokens
 from policies.rules.registry import policy
 
 POISSON_HORIZON_S = 3600.0
+LIVE_COOLDOWN_S = 5.0
+"""The live scheduler's default, and that of plans."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,7 @@ class SimulationOrder:
     names: Names
     processes: int
     json: Path | None
+    picture: Path | None
     with_series: bool
 
     @property
@@ -66,39 +71,57 @@ class SimulationOrder:
 
 def read_order(given: argparse.Namespace) -> SimulationOrder:
     """Check a parsed command line. Raises `BadInput` for impossible values, before any simulation."""
-    arrivals = _arrivals(given)
+    arrivals, recorded = _arrivals(given)
     require_positive("epoch", given.epoch)
     require_positive("time scale", given.time_scale)
     horizon_s = _horizon_s(given, arrivals)
+    capacity = Tokens(given.capacity_tokens or recorded.capacity or CAPACITY)
     recipe = Recipe(
         arrivals,
         None if given.lengths is None else read_lengths(given.lengths),
         horizon_s,
-        given.capacity_tokens,
+        capacity,
         given.time_scale,
         given.length_scale,
         not given.no_cap,
     )
-    _require_writable(given.json)
-    costs = _costs(given)
+    for path in (given.json, given.picture):
+        _require_writable(path)
+    costs = _costs(given, recorded)
     return SimulationOrder(
         recipe,
         _policies(["pack"] if given.plan else given.policy),
         _seeds(given.seed, given.seeds),
-        _setup(given, horizon_s, _service(given, costs)),
+        _setup(given, horizon_s, capacity, _service(given, costs)),
         _window(given, horizon_s),
         costs,
         _names(given),
         available_processors() if given.processes is None else _at_least_one("number of processes", given.processes),
         given.json,
+        given.picture,
         given.series,
     )
 
 
-def _arrivals(given: argparse.Namespace) -> Poisson | ArrivalTrace:
+def _arrivals(given: argparse.Namespace) -> tuple[Poisson | ArrivalTrace, RecordedReplicas]:
+    """The arrivals and, from a recording, its replicas' measurements."""
     if (given.trace is None) == (given.poisson is None):
         raise BadInput("Give either --trace FILE or --poisson RATE.")
-    return Poisson(given.poisson) if given.trace is None else read_trace(given.trace)
+    require_not_negative("start", given.start)
+    if given.trace is None:
+        return Poisson(given.poisson), RecordedReplicas()
+    if not is_recording(given.trace):
+        return _from(read_trace(given.trace), given.start), RecordedReplicas()
+    traffic = read_traffic(given.trace)
+    return _from(traffic.trace, given.start), traffic.replicas
+
+
+def _from(trace: ArrivalTrace, start_s: float) -> ArrivalTrace:
+    """The trace from a time on. Raises `BadInput` if no request arrives then."""
+    rows = [replace(row, at_s=row.at_s - start_s) for row in trace.rows if row.at_s >= start_s]
+    if not rows:
+        raise BadInput(f"No request arrives after {start_s:g} s.")
+    return ArrivalTrace(tuple(rows))
 
 
 def _horizon_s(given: argparse.Namespace, arrivals: Poisson | ArrivalTrace) -> float:
@@ -112,13 +135,16 @@ def _horizon_s(given: argparse.Namespace, arrivals: Poisson | ArrivalTrace) -> f
 
 
 def _window(given: argparse.Namespace, horizon_s: float) -> Window:
-    require_not_negative("warm-up", given.warmup)
-    if given.warmup >= horizon_s:
+    warmup_s = given.warmup
+    if warmup_s is None:
+        warmup_s = min(WARMUP_S, horizon_s // 4) if given.plan else WARMUP_S
+    require_not_negative("warm-up", warmup_s)
+    if warmup_s >= horizon_s:
         raise BadInput(
-            f"A warm-up of {given.warmup:g} s leaves nothing to measure of {horizon_s:g} s: "
+            f"A warm-up of {warmup_s:g} s leaves nothing to measure of {horizon_s:g} s: "
             "give a shorter --warmup or a longer --horizon."
         )
-    return Window(given.warmup, horizon_s)
+    return Window(warmup_s, horizon_s)
 
 
 def _service(given: argparse.Namespace, costs: Costs) -> ServiceLevel | None:
@@ -137,7 +163,8 @@ def _service(given: argparse.Namespace, costs: Costs) -> ServiceLevel | None:
     return level
 
 
-def _setup(given: argparse.Namespace, horizon_s: float, service: ServiceLevel | None) -> Setup:
+def _setup(given: argparse.Namespace, horizon_s: float, capacity: Tokens, service: ServiceLevel | None) -> Setup:
+    """The cluster. In a plan one GPU is always there, as under an autoscaler, and moves have the live limits."""
     if horizon_s < given.epoch:
         raise BadInput(f"The horizon of {horizon_s:g} s ends before the first epoch of {given.epoch:g} s.")
     require_positive("decode rate", given.decode_rate)
@@ -152,22 +179,25 @@ def _setup(given: argparse.Namespace, horizon_s: float, service: ServiceLevel | 
     if given.moves_per_epoch is not None:
         require_not_negative("number of moves per epoch", given.moves_per_epoch)
     return Setup(
-        capacity=Tokens(given.capacity_tokens),
+        capacity=capacity,
         decode_rate=given.decode_rate,
         epoch_s=given.epoch,
         gpus_per_node=_at_least_one("number of GPUs per node", given.gpus_per_node),
         horizon_s=horizon_s,
+        min_replicas=int(given.plan),
         max_gpus=None if given.max_gpus is None else _at_least_one("number of GPUs", given.max_gpus),
         batched=not given.unbatched,
         limits=Limits(
             given.moves_per_epoch,
-            given.cooldown,
+            given.cooldown or (LIVE_COOLDOWN_S if given.plan else 0.0),
             given.headroom,
             lead_s=given.lead,
             slack=given.slack,
             foresight_s=given.foresight,
             linger_s=given.linger,
         ),
+        moves_at_once=Terms().moves_at_once if given.plan else None,
+        moves_per_replica=Terms().moves_per_replica if given.plan else None,
         service=service,
     )
 
@@ -192,15 +222,45 @@ def _seeds(given: Sequence[int] | None, count: int | None) -> tuple[int, ...]:
     return tuple(range(seeds[0], seeds[0] + _at_least_one("number of seeds", count)))
 
 
-def _costs(given: argparse.Namespace) -> Costs:
-    costs = read_costs(given.costs)
+def _costs(given: argparse.Namespace, recorded: RecordedReplicas) -> Costs:
+    """The given costs, else the recorded ones on top of the default; `--startup` replaces the time of a start."""
+    costs = read_costs(_cost_source(given))
+    if given.costs is None and given.plan:
+        costs = as_recorded(costs, recorded)
+    if given.startup is not None:
+        require_not_negative("start-up time", given.startup)
+        costs = replace(costs, startup_s=given.startup)
     return costs if given.calibration is None else calibrated(costs, given.calibration)
+
+
+def _cost_source(given: argparse.Namespace) -> str:
+    return str(given.costs or (PLAN_COSTS if given.plan else "ideal"))
+
+
+def as_recorded(costs: Costs, recorded: RecordedReplicas) -> Costs:
+    """The costs with a recording's step times, start-up time and KV size, as far as it contains them."""
+    if recorded.startup_s is not None:
+        costs = replace(costs, startup_s=recorded.startup_s)
+    if recorded.token_bytes and costs.migration is not None:
+        costs = replace(costs, migration=replace(costs.migration, kv_bytes=max(1, round(recorded.token_bytes))))
+    if recorded.steps is None:
+        return costs
+    steps = recorded.steps
+    compute = ComputeCosts(
+        linear=steps.linear,
+        overhead_s=steps.overhead_s,
+        sequence_s=steps.sequence_s,
+        context_s=steps.context_s,
+        attention_s=steps.attention_s,
+        chunk_tokens=recorded.step_tokens or ComputeCosts(steps.linear).chunk_tokens,
+    )
+    return replace(costs, name="as recorded", compute=compute)
 
 
 def _names(given: argparse.Namespace) -> Names:
     paths = (given.trace, given.lengths, given.calibration)
     trace, lengths, calibration = (None if path is None else Path(path).name for path in paths)
-    return Names(trace, lengths, Path(given.costs).name, calibration)
+    return Names(trace, lengths, Path(_cost_source(given)).name, calibration)
 
 
 def _at_least_one(name: str, value: int) -> int:

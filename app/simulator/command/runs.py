@@ -1,5 +1,7 @@
 """Performs runs, in this process or in several, with one progress count for all.
 
+A run is a value that can be sent to another process and performed there.
+
 Processes are spawned, not forked, so that no state of this process affects a result. Each one writes the virtual time
 of its run to its own cell in shared memory, and reads a flag there that ends it.
 """
@@ -13,6 +15,7 @@ from ctypes import Array, c_bool, c_double
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
+from typing import Any, Protocol, TypeVar
 
 from app.simulator.costs.costs import IDEAL, Costs
 from app.simulator.outcome.demand import Alone, unlimited
@@ -26,11 +29,27 @@ from policies.rules.registry import policy
 Tick = Callable[[float], None]
 """Called with seconds of virtual time."""
 
+Result = TypeVar("Result", covariant=True)
+"""The result of a run."""
+
 POLL_S = 0.2
 
 
 class Stopped(Exception):
     """The run was stopped before its horizon."""
+
+
+class Performable(Protocol[Result]):
+    """One simulation to perform."""
+
+    @property
+    def seconds(self) -> float:
+        """The virtual time that it takes."""
+        ...
+
+    def perform(self, tick: Tick) -> Result:
+        """Perform it. `tick` may raise an exception to end it."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,20 +64,24 @@ class SimulationRun:
     costs: Costs = IDEAL
     with_series: bool = False
 
+    @property
+    def seconds(self) -> float:
+        """See `Performable`."""
+        return self.setup.horizon_s
 
-def perform(run: SimulationRun, tick: Tick) -> Metrics:
-    """Perform one run. `tick` may raise an exception to end it."""
-    recorder = EventRecorder(tick)
-    if run.policy is None:
-        simulate(run.jobs, Alone(), unlimited(run.setup), IDEAL, recorder)
-        return {"seed": run.seed, **bounds(recorder, run.window)}
-    simulate(run.jobs, policy(run.policy), run.setup, run.costs, recorder)
-    metrics = {"policy": run.policy, "seed": run.seed, **measure(recorder, run.jobs, run.window)}
-    return {**metrics, "series": series(recorder)} if run.with_series else metrics
+    def perform(self, tick: Tick) -> Metrics:
+        """See `Performable`."""
+        recorder = EventRecorder(tick)
+        if self.policy is None:
+            simulate(self.jobs, Alone(), unlimited(self.setup), IDEAL, recorder)
+            return {"seed": self.seed, **bounds(recorder, self.window)}
+        simulate(self.jobs, policy(self.policy), self.setup, self.costs, recorder)
+        metrics = {"policy": self.policy, "seed": self.seed, **measure(recorder, self.jobs, self.window)}
+        return {**metrics, "series": series(recorder)} if self.with_series else metrics
 
 
-def perform_all(runs: Sequence[SimulationRun], processes: int, show: Tick) -> list[Metrics]:
-    """Perform all runs. Returns their metrics in the same order. `show` gets the sum of their virtual times."""
+def perform_all(runs: Sequence[Performable[Result]], processes: int, show: Tick) -> list[Result]:
+    """Perform all runs. Returns their results in the same order. `show` gets the sum of their virtual times."""
     if processes == 1:
         return _in_turn(runs, show)
     context = get_context("spawn")
@@ -81,11 +104,11 @@ def available_processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _in_turn(runs: Sequence[SimulationRun], show: Tick) -> list[Metrics]:
+def _in_turn(runs: Sequence[Performable[Result]], show: Tick) -> list[Result]:
     done_s, results = 0.0, []
     for run in runs:
-        results.append(perform(run, partial(_show_after, show, done_s)))
-        done_s += run.setup.horizon_s
+        results.append(run.perform(partial(_show_after, show, done_s)))
+        done_s += run.seconds
         show(done_s)
     return results
 
@@ -104,7 +127,7 @@ def _interrupts_ignored_by_children() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _watch(futures: Sequence[Future[Metrics]], times: "Array[c_double]", show: Tick) -> None:
+def _watch(futures: Sequence[Future[Any]], times: "Array[c_double]", show: Tick) -> None:
     """Return when all runs are done. Raises the exception of the first run that fails."""
     pending = set(futures)
     while pending:
@@ -122,15 +145,15 @@ def _join(times: "Array[c_double]", stop: c_bool) -> None:
     _times, _stop = times, stop
 
 
-def _perform_here(index: int, run: SimulationRun) -> Metrics:
+def _perform_here(index: int, run: Performable[Result]) -> Result:
     def tick(now: float) -> None:
         if _stop.value:
             raise Stopped
         _times[index] = now
 
-    metrics = perform(run, tick)
-    _times[index] = run.setup.horizon_s
-    return metrics
+    result = run.perform(tick)
+    _times[index] = run.seconds
+    return result
 
 
 _times: "Array[c_double]"

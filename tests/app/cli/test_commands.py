@@ -130,6 +130,7 @@ def test_the_version() -> None:
         (("replay", "--help"), "app.replay", ["--help"]),
         (("replay", "--trace", "x", "--url", "u"), "app.replay", ["--trace", "x", "--url", "u"]),
         (("simulate", "-h"), "app.simulator", ["-h"]),
+        (("plan", "t.csv", "--help"), "app.simulator.planning", ["t.csv", "--help"]),
         (("keys", "team-a"), "app.keys", ["team-a"]),
         (("keys",), "app.keys", []),
     ],

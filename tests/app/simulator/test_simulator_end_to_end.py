@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from app.simulator.__main__ import main
-from app.simulator.command.plan import FIXED, SLACKS
+from app.simulator.planning.__main__ import main as mell_plan
 from policies.rules.registry import POLICIES
 from tests.app.replay.make_small_trace import PATH
 
@@ -102,30 +102,19 @@ def test_a_service_level_takes_the_gpus_that_it_needs(simulated: Simulated) -> N
     assert 0 < easy["ttft_s"]["p50"] < 45
 
 
-def test_a_plan_names_the_fewest_gpus_that_keep_the_level(
-    simulated: Simulated, capsys: pytest.CaptureFixture[str]
+def test_a_plan_is_that_of_mell_plan(
+    tmp_path: Path, simulated: Simulated, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    costs = ("--costs", "a100-40g-13b-pcie", "--capacity-tokens", "9000")
-    found = simulated("--plan", *costs, "--ttft-p99", "60", "--itl-p99", "300")
-    assert (found["setup"]["ttft_p99_s"], found["workload"]["trace"]) == (60, "small_trace.csv.gz")
-    cases = {case["name"]: case for case in found["cases"]}
-    assert len(cases) == len(found["cases"]) == 2 + len(FIXED) * len(SLACKS) + 2
-    used = [case["gpu_seconds"] for case in found["cases"]]
-    assert used == sorted(used)
-    kept = [case["name"] for case in found["cases"] if case["keeps_level"] and not case["hypothetical"]]
-    assert found["fewest"] == kept[0]
-    assert cases["pack, slack 4"]["gpus_mean"] > cases["pack, slack 0"]["gpus_mean"]
-    assert cases["level, starts in half the time"]["ttft_p99_s"] < cases["level"]["ttft_p99_s"]
-    table, answer = capsys.readouterr().out.split("\n\n")
-    assert len(table.splitlines()) == 1 + len(cases)
-    assert answer.startswith("Mell with this level keeps the level on ")
-
-
-def test_a_plan_without_a_case_that_keeps_the_level(simulated: Simulated, capsys: pytest.CaptureFixture[str]) -> None:
-    found = simulated("--plan", "--costs", "a100-40g-13b-pcie", "--ttft-p99", "0.1")
-    assert found["fewest"] is None
-    assert not any(case["keeps_level"] for case in found["cases"])
-    assert "misses the level" in (said := capsys.readouterr().out) and said.endswith("No case keeps the level.\n")
+    monkeypatch.setattr("app.simulator.planning.cases.SLACKS", (0.5,))
+    monkeypatch.setattr("app.simulator.planning.cases.FILLS", (0.5, 0.6, 0.7))
+    monkeypatch.setattr("app.simulator.planning.perform.CUTS_S", (1.0,))
+    options = ("--costs", "a100-40g-13b-pcie", "--capacity-tokens", "9000", "--ttft-p99", "60", "--horizon", "30")
+    found = simulated("--plan", *options)
+    said = capsys.readouterr().out
+    path = tmp_path / "plan.json"
+    assert mell_plan([*SMALL[1:], *options, "--json", str(path)]) == 0
+    assert json.loads(path.read_text()) == found
+    assert capsys.readouterr().out == said
 
 
 def test_a_plan_needs_a_level(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from app.simulator.command.runs import SimulationRun, perform, perform_all
+from app.simulator.command.runs import SimulationRun, perform_all
 from app.simulator.outcome.metrics import Window
 from app.simulator.workload.workload import Job
 from app.simulator.world.setup import Setup
@@ -21,11 +21,11 @@ def ignore(now: float) -> None:
 
 
 def test_a_run_gives_the_same_every_time() -> None:
-    assert perform(RUN, ignore) == perform(RUN, ignore)
+    assert RUN.perform(ignore) == RUN.perform(ignore)
 
 
 def test_a_run_without_a_policy_finds_the_bound_that_every_policy_meets() -> None:
-    bound, *runs = (perform(run, ignore) for run in RUNS)
+    bound, *runs = (run.perform(ignore) for run in RUNS)
     assert bound["mean"] > 2
     for run in runs:
         assert (run["bound_mean"], run["bound_peak"]) == (bound["mean"], bound["peak"])
@@ -34,12 +34,12 @@ def test_a_run_without_a_policy_finds_the_bound_that_every_policy_meets() -> Non
 
 def test_the_bound_is_that_of_the_workload_whatever_the_cluster_is_limited_to() -> None:
     limited = replace(RUNS[0], setup=replace(SETUP, max_gpus=1, batched=False))
-    assert perform(limited, ignore) == perform(RUNS[0], ignore)
+    assert limited.perform(ignore) == RUNS[0].perform(ignore)
 
 
 def test_a_series_is_optional() -> None:
-    assert "series" not in perform(RUN, ignore)
-    assert len(perform(replace(RUN, with_series=True), ignore)["series"]) == 30
+    assert "series" not in RUN.perform(ignore)
+    assert len(replace(RUN, with_series=True).perform(ignore)["series"]) == 30
 
 
 def test_parallel_runs_give_the_metrics_of_serial_ones() -> None:

@@ -1,0 +1,32 @@
+"""The command line of plans: `python -m app.simulator.planning TRACE --ttft-p99 S`; `mell plan` runs it.
+
+Exit status: 0 on success; 2 for bad input; 130 on an interrupt.
+"""
+
+import sys
+from collections.abc import Sequence
+
+from app.simulator.command.options import plan_options
+from app.simulator.command.order import read_order
+from app.simulator.errors import BadInput
+from app.simulator.planning.report import report
+
+BAD_INPUT, INTERRUPTED = 2, 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Plan and report. Returns the exit status."""
+    given = plan_options(argv)
+    try:
+        report(read_order(given), given.quiet)
+    except BadInput as error:
+        print(error, file=sys.stderr)
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        print("Interrupted: nothing is reported.", file=sys.stderr)
+        return INTERRUPTED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
