@@ -11,7 +11,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouter
 
 from app.frontend.rust.process import VARIABLE as RUST_BINARY
 from app.frontend.rust.process import find_binary
-from app.ingress.access.keys import VARIABLE, ApiKey, parse_keys
+from app.ingress.access.keys import VARIABLE, ApiKey, check_classes, parse_keys
 from app.ingress.config import IngressConfig
 from app.settings import (
     CPU_ENGINE,
@@ -95,7 +95,9 @@ def _engine_config(settings: Settings) -> EngineConfig:
     defaults = {} if settings.gpus or settings.engine == "paced" else {**CPU_ENGINE, **lora}
     # The model's name in vLLM's metrics.
     named = {} if settings.engine == "paced" else {"served_model_name": loading.model_id}
-    kwargs = {**named, **defaults, **settings.engine_kwargs}
+    # Otherwise, a request of a high rank would wait in an engine behind all that came before it.
+    ordered = {"scheduling_policy": "priority"} if settings.scheduler.classes else {}
+    kwargs = {**named, **defaults, **ordered, **settings.engine_kwargs}
     standby = settings.deployment_config.standby
     adapters = settings.ingress.adapters
     return EngineConfig(loading.model_id, source, kwargs, settings.engine, settings.gpus > 0, standby, adapters)
@@ -115,22 +117,25 @@ def _ingress_config(settings: Settings, engine: EngineConfig) -> IngressConfig:
         engine_kwargs=engine.kwargs,
         chat_template=loading.read_chat_template(),
         tool_call_parser=loading.tool_call_parser,
-        api_keys=_listed_keys(settings.ingress.api_keys_file),
+        api_keys=_listed_keys(settings),
         initial_replicas=settings.deployment_config.autoscaling_config.initial,
         grace_s=settings.deployment_config.graceful_shutdown_timeout_s,
         refresh_s=settings.scheduler.epoch_s,
         rust_binary=os.environ.get(RUST_BINARY),
+        service_classes=settings.scheduler.service_classes,
     )
 
 
-def _listed_keys(file: str | None) -> tuple[ApiKey, ...]:
+def _listed_keys(settings: Settings) -> tuple[ApiKey, ...]:
     """The keys in the environment. Raises ValueError if the list is invalid or a key file is set as well."""
     listed = os.environ.get(VARIABLE)
     if listed is None:
         return ()
-    if file is not None:
+    if settings.ingress.api_keys_file is not None:
         raise ValueError(f"API keys are in {VARIABLE} and in ingress.api_keys_file: remove one of them")
-    return parse_keys(listed, VARIABLE)
+    keys = parse_keys(listed, VARIABLE)
+    check_classes(keys, settings.scheduler.service_classes.names, VARIABLE)
+    return keys
 
 
 def _engine_deployment(settings: Settings) -> Any:

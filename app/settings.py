@@ -8,13 +8,14 @@ import re
 import ssl
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args, get_origin
 from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from app.adapters import listed_adapters, read_modules
-from app.ingress.access.keys import KeyFile
+from app.ingress.access.classes import TIERS
+from app.ingress.access.keys import KeyFile, check_classes
 from app.vllm_cli.flags import FRONTEND_ARGUMENTS, why_refused
 from deployments.config import ON_GPU, ON_HOST, MigrationSettings, SchedulerSettings, SettingsSection
 from deployments.engine.pace import read_pace
@@ -205,6 +206,11 @@ class IngressSettings(SettingsSection):
         description="File with the API keys of clients and their limits, see operations.md; without it and "
         "`MELL_API_KEYS` the API is open to every client.",
     )
+    service_tiers: dict[str, str] = Field(
+        default_factory=dict,
+        description="Service classes of the values of `service_tier` in requests (`auto`, `default`, `flex`, `scale`, "
+        "`priority`, `standard_only`), see api.md; others have the class of the same name, if there is one.",
+    )
     admin_key: str | None = Field(
         None,
         min_length=8,
@@ -285,6 +291,13 @@ class IngressSettings(SettingsSection):
             raise ValueError(f"remove {', '.join(others)}; there are {known}")
         if value.get("lora_modules"):
             return value | {"lora_modules": read_modules(value["lora_modules"])}
+        return value
+
+    @field_validator("service_tiers")
+    @classmethod
+    def _are_tiers(cls, value: dict[str, str]) -> dict[str, str]:
+        if others := sorted(value.keys() - TIERS):
+            raise ValueError(f"remove {', '.join(others)}; the service tiers are {', '.join(TIERS)}")
         return value
 
     @field_validator("allowed_media_domains")
@@ -449,6 +462,7 @@ class Settings(SettingsSection):
                 raise ValueError(f"{name} is in model_loading_config and in ingress.frontend_kwargs: remove one")
         if self.engine == "paced":
             self._check_service()
+        self._check_classes()
         if self.deployment_config.standby and self.engine == "paced":
             raise ValueError("deployment_config.standby: a paced engine imports nothing; remove it")
         self._check_adapters()
@@ -456,12 +470,27 @@ class Settings(SettingsSection):
         return self
 
     def _check_service(self) -> None:
-        """Raise ValueError for a service level that no paced engine meets, even with one request alone."""
-        if (level := self.scheduler.slo.level) is None:
-            return
-        pace = read_pace(self.engine_kwargs)
-        if reasons := unreachable(level, ReplicaSpeed(pace.costs, 0.0, pace.max_num_batched_tokens)):
-            raise ValueError(f"scheduler.slo cannot be met: {'; '.join(reasons)}")
+        """Raise ValueError for a level of the pool or of a class that no paced engine meets, even with one request."""
+        levels = {"slo": self.scheduler.slo.level}
+        levels |= {f"classes.{name}": each.level for name, each in self.scheduler.classes.items()}
+        for name, level in levels.items():
+            if level is None:
+                continue
+            pace = read_pace(self.engine_kwargs)
+            if reasons := unreachable(level, ReplicaSpeed(pace.costs, 0.0, pace.max_num_batched_tokens)):
+                raise ValueError(f"scheduler.{name} cannot be met: {'; '.join(reasons)}")
+
+    def _check_classes(self) -> None:
+        """Raise ValueError for classes that do not exist, or that `max_requests` has no room for."""
+        classes, ingress = self.scheduler.service_classes, self.ingress
+        for tier, name in ingress.service_tiers.items():
+            if name not in classes.names:
+                known = ", ".join(classes.names)
+                raise ValueError(f"ingress.service_tiers.{tier}: there is no class {name!r}; the classes are {known}")
+        if ingress.api_keys_file is not None:
+            check_classes(KeyFile(ingress.api_keys_file).read(), classes.names, ingress.api_keys_file)
+        if ingress.max_requests is not None and ingress.max_requests < len(classes.ranks):
+            raise ValueError(f"ingress.max_requests is below the number of ranks, {len(classes.ranks)}: raise it")
 
     def _check_adapters(self) -> None:
         """Raise ValueError for adapters that no engine could load, or no request could name."""
@@ -512,9 +541,12 @@ def _setting(place: tuple[int | str, ...]) -> tuple[int | str, ...]:
     """The path of the setting at an error's place, which may go on with one of several types of its value."""
     kind: Any = Settings
     for depth, part in enumerate(place):
-        if not (isinstance(kind, type) and issubclass(kind, SettingsSection)):
+        if get_origin(kind) is dict and issubclass(section := get_args(kind)[1], SettingsSection):
+            kind = section
+        elif isinstance(kind, type) and issubclass(kind, SettingsSection):
+            kind = kind.model_fields[str(part)].annotation
+        else:
             return place[:depth]
-        kind = kind.model_fields[str(part)].annotation
     return place
 
 

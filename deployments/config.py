@@ -13,6 +13,7 @@ from migration.run.world import MigrationLimits
 from policies.cost.service import ServiceLevel
 from policies.decision.limits import Limits, LiveLimits, Mode, Terms
 from policies.paths.estimates import Boundaries
+from policies.precedence import DEFAULT_CLASS, OVERTAKE_S, ServiceClass, ServiceClasses
 from policies.rules.registry import policy
 
 ON_HOST, ON_GPU = ("shared", "collective"), ("cuda_ipc", "nccl")
@@ -24,6 +25,10 @@ MAPPED = ("shared", "cuda_ipc")
 Auto = Literal["auto"]
 """The value of a setting that follows from others, or from measurements."""
 AUTO: Auto = "auto"
+
+MAX_CLASSES = 16
+"""Each class has a time series of its own in several metrics."""
+_CLASS_NAME = re.compile(r"[a-z0-9_-]{1,32}")
 
 TRANSFER_FLOOR_S = 3.0
 """The least time limit of a transfer: a pair's first one also connects its two ends."""
@@ -125,6 +130,22 @@ class ServiceLevelSettings(SettingsSection):
         return ServiceLevel(self.ttft_p99_s, None if self.itl_p99_ms is None else self.itl_p99_ms / 1e3)
 
 
+class ServiceClassSettings(ServiceLevelSettings):
+    """A class of requests, under its name: 1 to 32 of a-z, 0-9, _ and -. Requests without a class are of `default`."""
+
+    rank: int = Field(
+        0,
+        ge=-10,
+        le=10,
+        description="Where room is scarce, a request of a higher rank is served first; lower ones wait, or are moved.",
+    )
+
+    @property
+    def service_class(self) -> ServiceClass:
+        """The class."""
+        return ServiceClass(self.rank, self.level)
+
+
 class SchedulerSettings(SettingsSection):
     """The epoch loop and the placement of arriving requests."""
 
@@ -172,6 +193,17 @@ class SchedulerSettings(SettingsSection):
         default_factory=ServiceLevelSettings,
         description="Service level that decides when a replica is full, and what is kept free.",
     )
+    classes: dict[str, ServiceClassSettings] = Field(
+        default_factory=dict,
+        max_length=MAX_CLASSES,
+        description="Service classes by name, see policies.md; none: all requests are equal.",
+    )
+    overtake_s: float = Field(
+        OVERTAKE_S,
+        ge=0,
+        description="Longest time by which a request may arrive after a waiting one, for each step that its rank is "
+        "higher, and still be served before it.",
+    )
     report_timeout_s: float = Field(1.0, gt=0, description="Longest wait for a replica's report.")
     record: str | None = Field(
         None,
@@ -184,6 +216,21 @@ class SchedulerSettings(SettingsSection):
     def _known(cls, value: str) -> str:
         policy(value)
         return value
+
+    @field_validator("classes")
+    @classmethod
+    def _are_classes(cls, value: dict[str, ServiceClassSettings]) -> dict[str, ServiceClassSettings]:
+        for name, settings in value.items():
+            if not _CLASS_NAME.fullmatch(name):
+                raise ValueError(f"{name!r} is no name of a class: write 1 to 32 of a-z, 0-9, _ and -")
+            if name == DEFAULT_CLASS and settings.level is not None:
+                raise ValueError(f"the level of {DEFAULT_CLASS} is scheduler.slo: write it there")
+        return value
+
+    @property
+    def service_classes(self) -> ServiceClasses:
+        """The classes; that of the default class only with its rank, since the pool has its level."""
+        return ServiceClasses({name: each.service_class for name, each in self.classes.items()}, self.overtake_s)
 
 
 class SchedulerConfig(SchedulerSettings):
@@ -210,6 +257,7 @@ class SchedulerConfig(SchedulerSettings):
             # Replicas report requests as soon as these are submitted, so two epochs suffice.
             placement_ttl_s=max(1.0, 2 * self.epoch_s),
             service=self.slo.level,
+            classes=self.service_classes,
         )
 
 

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import NewType
 
 from policies.cost.fit import NO_STEPS, StepTotals
+from policies.precedence import DEFAULT_PRECEDENCE, Precedence
 
 RequestId = NewType("RequestId", str)
 ReplicaId = NewType("ReplicaId", str)
@@ -49,6 +50,7 @@ class RequestLoad:
     age_s: float
     hop: int
     immovable: str | None = None
+    precedence: Precedence = DEFAULT_PRECEDENCE
 
 
 @dataclass(frozen=True, slots=True)

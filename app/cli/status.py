@@ -13,7 +13,8 @@ from app.cli.migrations import summary
 from app.cli.terminal import Terminal
 from app.client.documents import Records, ReplicaDocument, ServiceDocument, StateDocument
 from migration.protocol.record import Outcome
-from policies.model import ReplicaState
+from policies.model import Phase, ReplicaState
+from policies.precedence import DEFAULT_CLASS
 
 _STALE_S = 5.0
 _STATES = {ReplicaState.RUNNING: "green", ReplicaState.DRAINING: "yellow"}
@@ -31,7 +32,12 @@ def status(endpoint: MellEndpoint, terminal: Terminal) -> None:
 def render_status(url: str, state: StateDocument, records: Records, now: float) -> RenderableType:
     """The whole output. `now` is in seconds since 1970."""
     return Group(
-        *header(url, state, now), replica_table(state.replicas), Text(), totals(state), *migration_counts(records, now)
+        *header(url, state, now),
+        replica_table(state.replicas),
+        Text(),
+        totals(state),
+        *class_totals(state),
+        *migration_counts(records, now),
     )
 
 
@@ -107,6 +113,20 @@ def totals(state: StateDocument) -> Text:
         f"total: {plural(len(state.requests()), 'request')}, {waiting} waiting; "
         f"KV {count(used)} of {count(capacity)} tokens{share}; {plural(preempted, 'preemption')} so far"
     )
+
+
+def class_totals(state: StateDocument) -> list[Text]:
+    """The requests of each service class, if there is another one than the default class."""
+    requests = list(state.requests().values())
+    names = sorted({request.service_class for request in requests})
+    if names in ([], [DEFAULT_CLASS]):
+        return []
+    parts = []
+    for name in names:
+        members = [request for request in requests if request.service_class == name]
+        waiting = sum(request.phase == Phase.WAITING for request in members)
+        parts.append(f"{name} {len(members)}" + (f" ({waiting} waiting)" if waiting else ""))
+    return [Text(f"classes: {', '.join(parts)}")]
 
 
 def migration_counts(records: Records, now: float) -> list[Text]:

@@ -19,7 +19,7 @@ from app.cli.endpoint import MellEndpoint
 from app.cli.errors import CliError
 from app.cli.formatting import Bar, age, count, usage_colour
 from app.cli.migrations import summary
-from app.cli.status import header, styled_state, totals
+from app.cli.status import class_totals, header, styled_state, totals
 from app.cli.terminal import WATCH_INTERVAL_S, Terminal
 from app.client.documents import Records, ReplicaDocument, StateDocument
 from policies.model import Phase
@@ -134,6 +134,7 @@ def render_top(url: str, view: TopView, now_s: float, now: float, height: int) -
         silence,
         _replica_table(state.replicas),
         totals(state),
+        *class_totals(state),
         Text(),
         *_migration_lines(view.records[:shown], now),
     )

@@ -12,6 +12,7 @@ from migration.protocol.record import MigrationRecord, Outcome
 from policies.causes import Cause
 from policies.model import Phase, ReplicaState
 from policies.plan import Path, Reason
+from policies.precedence import DEFAULT_CLASS
 
 Records = tuple[MigrationRecord, ...]
 _FIELDS = frozenset(field.name for field in fields(MigrationRecord))
@@ -27,6 +28,7 @@ class RequestDocument:
     phase: str
     hop: int
     movable: bool
+    service_class: str = DEFAULT_CLASS
 
     @property
     def name(self) -> str:
@@ -156,6 +158,7 @@ def _request(item: Mapping[str, Any]) -> RequestDocument:
         phase=str(item["phase"]),
         hop=int(item["hop"]),
         movable=bool(item["movable"]),
+        service_class=str(item.get("class", DEFAULT_CLASS)),
     )
 
 

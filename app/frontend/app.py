@@ -51,7 +51,8 @@ class VllmFrontend:
         bound_images(config.max_image_pixels)
         # A pooling model's tasks are those of its layers, which only engines have.
         tasks = await streams.tasks() if is_pooling(vllm_config) else GENERATION
-        core = ClusterCore(streams, ingress, ready_response(vllm_config), config.max_media_bytes, tasks=tasks)
+        ready, classes = ready_response(vllm_config), config.service_classes
+        core = ClusterCore(streams, ingress, ready, config.max_media_bytes, tasks=tasks, classes=classes)
         client = ClusterLLM.from_vllm_config(vllm_config, usage_context=USAGE, client_addresses=core.addresses)
         client.core = core
         client.max_prompt_tokens = config.max_prompt_tokens

@@ -13,6 +13,7 @@ from app.ingress.telemetry.requests import StepTimer
 from migration.protocol.reader import ReaderState
 from migration.protocol.reading import Reader
 from migration.protocol.request import RequestSpec
+from policies.precedence import DEFAULT_CLASS
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,8 @@ class ApiCall:
     """One HTTP call. `label` is the client's name for it; empty: vLLM's name for the request.
 
     `timer` begins to time the outputs of one request. `prepared` is called once vLLM's application has made a request
-    of the call's media. `context` is that of the call, for tasks that work for it.
+    of the call's media. `context` is that of the call, for tasks that work for it. `service_class` is that of its
+    requests.
     """
 
     label: str = ""
@@ -66,6 +68,7 @@ class ApiCall:
     """One request for each distinct prompt, by vLLM's name for it."""
     failure: ApiError | None = None
     """The error of a request that engines have not taken, or of vLLM's application; None so far."""
+    service_class: str = DEFAULT_CLASS
     _beam_tokens: int = 0
 
     def add(self, request: EngineRequest) -> None:

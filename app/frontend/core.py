@@ -47,6 +47,7 @@ from migration.protocol.reading import Output, Reader
 from migration.protocol.request import IngressId
 from migration.run.reader import NotServed
 from policies.model import RequestId
+from policies.precedence import DEFAULT_CLASS, NO_CLASSES, Precedence, ServiceClasses
 
 log = logging.getLogger("ray.serve")
 
@@ -126,12 +127,15 @@ class ClusterCore:
         max_tensor_bytes: int,
         folder: Path | None = None,
         tasks: Sequence[str] = GENERATION,
+        classes: ServiceClasses = NO_CLASSES,
     ) -> None:
         """`ready` describes the replicas' engines to the frontend, which listens in `folder`; None: a new folder.
 
-        `max_tensor_bytes`: see `TensorRoom`. `tasks` are those of the replicas' model.
+        `max_tensor_bytes`: see `TensorRoom`. `tasks` are those of the replicas' model. With `classes`, a request's
+        priority is that of its call's class; a request without a call has the default class.
         """
         self._streams = streams
+        self._classes = classes
         self._room = TensorRoom(max_tensor_bytes)
         self._ingress = ingress
         self._calls: dict[str, AddCall] = {}
@@ -257,8 +261,12 @@ class ClusterCore:
         label = api_call.label if api_call is not None else ""
         try:
             frames = self.completed(request, frames)
+            service_class = api_call.service_class if api_call is not None else DEFAULT_CLASS
+            precedence = Precedence(service_class, request.arrival_time or time.time())
             # A client chooses a part of vLLM's name, of any length.
-            spec = to_spec(frames, RequestId(uuid.uuid4().hex), read_label(label or name) or "", self._ingress)
+            label = read_label(label or name) or ""
+            priority = self._classes.priority(precedence)
+            spec = to_spec(frames, RequestId(uuid.uuid4().hex), label, self._ingress, precedence, priority)
         except ValueError as error:
             raise NotServed(Loss(LossKind.INVALID, str(error))) from error
         timer = api_call.timer() if api_call is not None and api_call.timer is not None else None

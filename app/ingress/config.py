@@ -4,6 +4,7 @@ from typing import Any
 
 from app.ingress.access.keys import ApiKey
 from app.settings import IngressSettings, served_names
+from policies.precedence import NO_CLASSES, ServiceClasses
 
 
 class IngressConfig(IngressSettings):
@@ -11,7 +12,7 @@ class IngressConfig(IngressSettings):
 
     `engine_kwargs` are the arguments of its engines. `chat_template` is the template itself.
     `api_keys` are the keys from the environment; `api_keys_file` names a file with others. `rust_binary` is the path
-    of vLLM's Rust frontend; None: that in vLLM's package, on each node.
+    of vLLM's Rust frontend; None: that in vLLM's package, on each node. `service_classes` are the scheduler's.
     """
 
     model_id: str
@@ -24,6 +25,7 @@ class IngressConfig(IngressSettings):
     tool_call_parser: str | None = None
     api_keys: tuple[ApiKey, ...] = ()
     rust_binary: str | None = None
+    service_classes: ServiceClasses = NO_CLASSES
 
     @property
     def model_names(self) -> frozenset[str]:

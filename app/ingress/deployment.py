@@ -16,6 +16,7 @@ from starlette.applications import Starlette
 from starlette.middleware.base import BaseHTTPMiddleware
 
 from app.ingress.access.admission import Gate
+from app.ingress.access.classes import ClassChooser
 from app.ingress.access.keys import KeyFile
 from app.ingress.adapters import AdapterOrders
 from app.ingress.config import IngressConfig
@@ -66,7 +67,9 @@ class IngressBackend:
         self._api = api
         self.settings: IngressSettings = config
         self._key_file = KeyFile(config.api_keys_file) if config.api_keys_file is not None else None
-        self.gate = Gate(self._key_file.read() if self._key_file is not None else config.api_keys, config.max_requests)
+        keys = self._key_file.read() if self._key_file is not None else config.api_keys
+        chooser = ClassChooser(config.service_classes, config.service_tiers)
+        self.gate = Gate(keys, config.max_requests, chooser=chooser)
         self.tracer = _make_tracer(config, self.id)
         self.telemetry = _make_telemetry(config, api.decode, self.tracer)
         self._initial = config.initial_replicas
@@ -256,7 +259,8 @@ def add_middleware(app: Starlette, path: str) -> None:
 
 
 def _make_telemetry(config: IngressConfig, decode: Callable[[Sequence[int]], str], tracer: Tracer) -> RequestTelemetry:
-    return RequestTelemetry(config.model_id, decode if config.log_text else None, tracer=tracer)
+    classes = config.service_classes.names
+    return RequestTelemetry(config.model_id, decode if config.log_text else None, tracer=tracer, classes=classes)
 
 
 def _make_tracer(config: IngressConfig, instance: str) -> Tracer:

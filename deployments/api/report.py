@@ -50,6 +50,7 @@ def replica_json(load: ReplicaLoad, gauges: Gauges = Gauges()) -> dict[str, Any]
             {
                 "id": r.id,
                 "label": r.label,
+                "class": r.precedence.service_class,
                 "tokens": r.tokens,
                 "phase": r.phase,
                 "age_s": r.age_s,

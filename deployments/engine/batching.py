@@ -1,14 +1,17 @@
 """The scheduler of a paced engine: vLLM's in small, free of time.
 
 There are no prefill and decode phases: a request has computed tokens, and tokens still to be computed. When all are
-computed, the step yields its next token. Requests are admitted first come first served, if there are blocks for their
-whole context. If a running request lacks a block, the youngest one is preempted, and recomputed later.
+computed, the step yields its next token. Requests are admitted first come first served, or by priority, if there are
+blocks for their whole context. If a running request lacks a block, the youngest one, or that of the highest priority
+number, is preempted, and recomputed later.
 """
 
 import hashlib
+from bisect import insort_left, insort_right
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from deployments.engine.blocks import Block, BlockPool
 from deployments.engine.pace import Pace
@@ -18,11 +21,15 @@ from policies.cost.steps import PrefillChunk
 
 @dataclass(slots=True, eq=False)
 class BatchedSequence:
-    """One run of one request; it ends when its context has `end` tokens."""
+    """One run of one request; it ends when its context has `end` tokens.
+
+    `priority` is 0 for all requests unless the engine schedules by priority.
+    """
 
     key: str
     context: list[int]
     end: int
+    priority: int = 0
     computed: int = 0
     blocks: list[Block] = field(default_factory=list)
     names: list[bytes] = field(default_factory=list)
@@ -61,6 +68,9 @@ class Token:
     last: bool
 
 
+_priority = attrgetter("priority")
+
+
 class BatchScheduler:
     """The running and waiting requests of one engine, and its blocks."""
 
@@ -74,7 +84,7 @@ class BatchScheduler:
 
     def add(self, sequence: BatchedSequence) -> None:
         """Add an arriving request."""
-        self.waiting.append(sequence)
+        insort_right(self.waiting, sequence, key=_priority)
 
     def remove(self, sequence: BatchedSequence) -> None:
         """Remove a request, if it is still here."""
@@ -93,6 +103,7 @@ class BatchScheduler:
             if left and sequence.blocks and self._make_room(sequence):
                 chunks.append((sequence, min(sequence.todo, left)))
                 left -= chunks[-1][1]
+        chunks = [chunk for chunk in chunks if chunk[0].blocks]  # by priority, any other one may have been preempted
         while left and self.preemptions == before and self._admit():
             sequence = self.running[-1]
             chunks.append((sequence, min(sequence.todo, left)))
@@ -165,11 +176,12 @@ class BatchScheduler:
             if self.pool.free:
                 self._allocate(sequence)
                 continue
-            youngest = self.running.pop()
-            self._release(youngest)
-            self.waiting.appendleft(youngest)
+            last = max(reversed(self.running), key=_priority)
+            self.running.remove(last)
+            self._release(last)
+            insort_left(self.waiting, last, key=_priority)
             self.preemptions += 1
-            if youngest is sequence:
+            if last is sequence:
                 return False
         return True
 

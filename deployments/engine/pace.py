@@ -5,7 +5,7 @@ argument had no effect.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -37,6 +37,8 @@ class Pace(BaseModel):
     """The largest number of concurrently running requests."""
     max_num_batched_tokens: Count = 2048
     """The largest number of tokens per step: a longer prefill takes several steps."""
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    """The order of waiting requests: first come first served, or the lowest priority number first."""
     decode_s: Positive = 0.025
     decode_s_per_seq: NotNegative = 0.0001
     prefill_tokens_per_s: Positive = 10_000.0

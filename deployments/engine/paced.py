@@ -110,7 +110,9 @@ class PacedEngine:
             self._loop.call_soon(sink.fail, error)
             return
         context = [*(request.prompt_token_ids or ()), *outputs]
-        sequence = BatchedSequence(key, context, spec.prompt_tokens + spec.max_tokens)
+        by_priority = self._pace.scheduling_policy == "priority"
+        priority = spec.priority if by_priority else 0
+        sequence = BatchedSequence(key, context, spec.prompt_tokens + spec.max_tokens, priority)
         if tail is not None:
             sequence.tail, sequence.tail_first = held, tail.first
         self._outputs[key] = _Output(sequence, sequence.end, sink, request.sampling.get("logprobs"))

@@ -109,7 +109,10 @@ class EngineReplica:
         self._utilities = EngineUtilities(self._engine, self._id)
         self._outboxes = Outboxes(time.monotonic)
         self._channels = await ChannelListener.start(self._outboxes, get_node_ip_address(), self._submit, self._lacks)
-        self._host = RequestHost(self._engine, self._outboxes, time.monotonic, self._free_tokens)
+        by_priority = engine.kwargs.get("scheduling_policy") == "priority"
+        self._host = RequestHost(
+            self._engine, self._outboxes, time.monotonic, self._free_tokens, by_priority=by_priority
+        )
         sizes = size_slots(migration, self._engine.fingerprint, self._engine.max_context, engine.on_gpu)
         self._slots = make_slots(migration, sizes)
         # Requests of pooling models stay where they are: no path is chosen for them.

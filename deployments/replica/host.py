@@ -106,7 +106,8 @@ class RunSink:
 class RequestHost:
     """Implements `SourceHost` and `TargetHost` on one engine.
 
-    `on_end` is called when a request ends by itself, is aborted by its reader (True), or is lost.
+    `on_end` is called when a request ends by itself, is aborted by its reader (True), or is lost. `by_priority`: the
+    engine schedules requests by their priority.
     """
 
     def __init__(
@@ -116,8 +117,10 @@ class RequestHost:
         clock: Clock,
         room: Callable[[], int],
         on_end: Callable[[RequestId, bool], None] = lambda request, by_client: None,
+        by_priority: bool = False,
     ) -> None:
         self._engine = engine
+        self._by_priority = by_priority
         self._outboxes = outboxes
         self._clock = clock
         self._room = room
@@ -309,7 +312,7 @@ class RequestHost:
         """The loads of all requests, for policies."""
         now = self._clock()
         computing = [run for run in self._runs.values() if not run.halted]
-        queued = queued_keys(computing, self._engine.stats().waiting)
+        queued = queued_keys(computing, self._engine.stats().waiting, self._by_priority)
         for run in self._runs.values():
             phase = Phase.WAITING if run.key in queued else Phase.DECODE if run.decodes else Phase.PREFILL
             phase = Phase.MOVING if run.muted else phase
@@ -321,6 +324,7 @@ class RequestHost:
                 age_s=round(now - run.started, 3),
                 hop=run.hop,
                 immovable=self.why_immovable(run.spec.id),
+                precedence=run.spec.precedence,
             )
 
     @property
@@ -425,14 +429,17 @@ class RequestHost:
             self._ended_bytes -= forgotten.extra_bytes
 
 
-def queued_keys(runs: Iterable[Run], waiting: int) -> set[str]:
+def queued_keys(runs: Iterable[Run], waiting: int, by_priority: bool = False) -> set[str]:
     """The keys of the runs without KV blocks, given the engine's number of `waiting` requests.
 
-    vLLM admits requests first come, first served, and preempts the latest. So the waiting runs are the youngest ones
-    without a token and, if these are fewer than `waiting`, the youngest ones with a token.
+    vLLM admits requests first come, first served, and preempts the latest; with `by_priority`, that of the lowest
+    priority number comes first, and that of the highest one is preempted. So the waiting runs are the last ones without
+    a token and, if these are fewer than `waiting`, the last ones with a token.
     """
     if not waiting:
         return set()
+    if by_priority:
+        runs = sorted(runs, key=lambda run: run.spec.priority)
     without: list[str] = []
     decoding: list[str] = []
     for run in runs:

@@ -263,7 +263,7 @@ class LiveScheduler:
         return {"replicas": sorted(self._roster.statuses)}
 
     def _choose(self, source: ReplicaId, request: RequestLoad) -> ReplicaId | None:
-        arrival = Arrival(request.id, request.tokens)
+        arrival = Arrival(request.id, request.tokens, precedence=request.precedence)
         decision = preview(self._memory.pool(), arrival, (source, *self._gone()))
         return decision.replica if isinstance(decision, Place | Queue) else None
 

@@ -32,12 +32,16 @@ CODES = {
     "too_many_media": (400, "the request has more media than `ingress.max_media`"),
     "context_length_exceeded": (400, "the prompt is longer than `ingress.max_prompt_tokens` or the model's context"),
     "invalid_api_key": (401, "the key is missing or invalid"),
+    "class_not_allowed": (403, "the API key may not use the service class"),
     "request_too_large": (413, "the body is too large"),
     "rate_limit_exceeded": (
         429,
         "a limit of the API key is reached; `Retry-After` is the time until it allows the request",
     ),
-    "saturated": (503, "`ingress.max_requests` requests are running; try again after `Retry-After`"),
+    "saturated": (
+        503,
+        "`ingress.max_requests` requests are running, or too many for the class; try again after `Retry-After`",
+    ),
     "unavailable": (503, "no replica accepts the request"),
     "internal_error": (500, "a mistake of the server, which is in the ingress's log"),
     "timeout": (504, "the request exceeded its time limit; 408 with this code: its body did"),
@@ -119,6 +123,27 @@ curl http://127.0.0.1:8000/v1/messages -H 'Content-Type: application/json' \\
 ```
 
 CLOSED
+## Service classes
+
+With `scheduler.classes`, a request's class decides who waits when room is scarce
+([policies.md](policies.md#service-classes)). The first of these counts:
+
+1. the header `X-Mell-Class: NAME`;
+2. the body's member `service_tier`, as in OpenAI's and Anthropic's APIs: `default` and `standard_only` are the class
+   `default`; `flex`, `scale` and `priority` are the class of that name, if there is one. `ingress.service_tiers` maps
+   them to other classes. `auto`, and a tier without a class, name none;
+3. the first class of the API key, if it lists classes;
+4. the class `default`.
+
+```sh
+curl http://127.0.0.1:8000/v1/completions -H 'Content-Type: application/json' -H 'X-Mell-Class: batch' \\
+  -d '{"prompt": "Blocks move", "max_tokens": 32}'
+```
+
+An unknown class or tier gets 400 with the known ones, and a class that the API key does not list 403 with the code
+`class_not_allowed`. Without `scheduler.classes` neither header nor tier has an effect. The answer's `service_tier` is
+vLLM's: that of the request on `/v1/responses`, else null.
+
 ## Moves
 
 A request that moves, or whose replica dies, continues with the next token, and its answer is that of an undisturbed

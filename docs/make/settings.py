@@ -79,7 +79,7 @@ def sections(kind: type[SettingsSection] = Settings, path: str = "") -> Iterator
     yield path, kind
     for name, field in kind.model_fields.items():
         if part := _as_section(field):
-            yield from sections(part, f"{path}.{name}".lstrip("."))
+            yield from sections(part, _path(path, name, field))
 
 
 def _section(path: str, kind: type[SettingsSection]) -> str:
@@ -88,19 +88,31 @@ def _section(path: str, kind: type[SettingsSection]) -> str:
     if kind is SchedulerSettings:
         lines += [f"Policies: {', '.join(f'`{name}`' for name in POLICIES)}.", ""]
     lines += ["| Setting | Type | Default | Description |", "|---|---|---|---|"]
-    lines += [_row(f"{path}.{name}".lstrip("."), name, field) for name, field in kind.model_fields.items()]
+    lines += [_row(_path(path, name, field), name, field) for name, field in kind.model_fields.items()]
     return "\n".join(lines) + "\n"
 
 
 def _row(path: str, name: str, field: FieldInfo) -> str:
     if _as_section(field):
-        return f"| `{name}` | section [`{path}`](#{path.replace('.', '')}) |  | {field.description} |"
+        kind, default = ("mapping to sections", "`{}`") if _is_mapping(field) else ("section", "")
+        link = f"[`{path}`](#{path.replace('.', '').lower()})"
+        return f"| `{name}` | {kind} {link} | {default} | {field.description} |"
     default = json.dumps(field.get_default(call_default_factory=True, validated_data={}))
     return f"| `{name}` | {_type(field.annotation)}{_bounds(field.metadata)} | `{default}` | {field.description} |"
 
 
+def _path(path: str, name: str, field: FieldInfo) -> str:
+    """The dotted path of a setting; that of sections in a mapping has NAME for their keys."""
+    return f"{path}.{name}{'.NAME' if _as_section(field) and _is_mapping(field) else ''}".lstrip(".")
+
+
+def _is_mapping(field: FieldInfo) -> bool:
+    return get_origin(field.annotation) is dict
+
+
 def _as_section(field: FieldInfo) -> type[SettingsSection] | None:
-    kind = field.annotation
+    """The section of a setting, or of each value of a mapping; None for another setting."""
+    kind = get_args(field.annotation)[1] if _is_mapping(field) else field.annotation
     return kind if isinstance(kind, type) and issubclass(kind, SettingsSection) else None
 
 

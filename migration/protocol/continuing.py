@@ -12,6 +12,7 @@ import msgspec
 from migration.protocol.core_messages import NIL, Adapter, CoreRequest, Frames, decode_request, encode_request
 from migration.protocol.request import IngressId, RequestSpec, Trait
 from policies.model import RequestId, Tokens
+from policies.precedence import DEFAULT_PRECEDENCE, Precedence
 
 NOTHING: Mapping[str, Any] = {}
 
@@ -19,8 +20,17 @@ _OF_THE_PROMPT = ("prompt_logprobs", "prompt_logprob_start", "prompt_logprob_tok
 """Sampling parameters that demand a computation of the whole prompt: its result came with the first token."""
 
 
-def to_spec(frames: Frames, id: RequestId, label: str, ingress: IngressId) -> RequestSpec:
+def to_spec(
+    frames: Frames,
+    id: RequestId,
+    label: str,
+    ingress: IngressId,
+    precedence: Precedence = DEFAULT_PRECEDENCE,
+    priority: int | None = None,
+) -> RequestSpec:
     """A request as it comes from vLLM's frontend, with the facts that decisions need.
+
+    `priority` replaces the client's (None: it does not).
 
     Raises:
         ValueError: it has no prompt of token ids, or no bound on its output.
@@ -29,8 +39,18 @@ def to_spec(frames: Frames, id: RequestId, label: str, ingress: IngressId) -> Re
     tokens, max_tokens = request.prompt_token_ids, request.max_tokens
     if not tokens or max_tokens is None:
         raise ValueError("the request has no prompt of tokens, or no max_tokens")
-    traits = _traits(request)
-    return RequestSpec(id, label, ingress, frames, Tokens(len(tokens)), max_tokens, traits, request.lora_request)
+    return RequestSpec(
+        id,
+        label,
+        ingress,
+        frames,
+        Tokens(len(tokens)),
+        max_tokens,
+        _traits(request),
+        request.lora_request,
+        precedence,
+        request.priority if priority is None else priority,
+    )
 
 
 def _traits(request: CoreRequest) -> frozenset[Trait]:
@@ -67,7 +87,7 @@ def continued(
     vLLM then counts `max_tokens` and penalties from the first output token on. `transfer` are further parameters for
     the connector. `adapter` is the request's, as this engine has loaded it.
     """
-    request = decode_request(spec.body)
+    request = msgspec.structs.replace(decode_request(spec.body), priority=spec.priority)
     sampling = dict(request.sampling)
     if outputs:
         for parameter in _OF_THE_PROMPT:

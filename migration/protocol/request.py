@@ -12,6 +12,7 @@ import msgspec
 
 from migration.protocol.core_messages import Adapter
 from policies.model import RequestId, Tokens
+from policies.precedence import DEFAULT_PRECEDENCE, Precedence
 
 IngressId = NewType("IngressId", str)
 
@@ -35,7 +36,8 @@ class RequestSpec:
 
     `body` is the request itself, which only engines read: vLLM's encoded `EngineCoreRequest`. `prompt_tokens` and
     `max_tokens` are lengths in tokens; a pooled request has no output tokens. An engine has `adapter` loaded before it
-    runs the request.
+    runs the request. `precedence` decides about its turn where requests wait, and so does `priority` in an engine that
+    schedules by it: the lowest comes first.
     """
 
     id: RequestId
@@ -46,6 +48,8 @@ class RequestSpec:
     max_tokens: int
     traits: frozenset[Trait] = frozenset()
     adapter: Adapter | None = None
+    precedence: Precedence = DEFAULT_PRECEDENCE
+    priority: int = 0
 
 
 Extras = tuple[tuple[int, bytes], ...]

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from policies.cluster.classes import Kind
 from policies.cluster.replica import Replica, Request
 from policies.model import RequestId, Tokens
+from policies.precedence import DEFAULT_PRECEDENCE, Precedence
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,7 @@ class Arrival:
     tokens: Tokens
     names: tuple[int, ...] = ()
     session: str = ""
+    precedence: Precedence = DEFAULT_PRECEDENCE
 
 
 class Departure(NamedTuple):
@@ -39,7 +41,7 @@ class Crossing(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """The changes since the last epoch, in the order of the events; in `waiting` earlier arrivals come first."""
+    """The changes since the last epoch, in the order of the events; in `waiting` earlier turns come first."""
 
     departed: tuple[Departure, ...] = ()
     crossed: tuple[Crossing, ...] = ()

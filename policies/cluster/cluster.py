@@ -34,7 +34,7 @@ class Cluster:
     room to keep free in the whole cluster, all in tokens; `is_forecast` if the slack includes the spread of a forecast.
     At least `min_replicas` stay open. `waiting` are the requests without a replica, `held` the tokens that requests on
     the move still hold at their source, and `resting` the times before which requests may not move. `speed` limits the
-    steps of every replica (None: no limit).
+    steps of every replica (None: no limit). `has_ranks` once a request has had another rank than 0.
 
     `starts_as` is RUNNING if new replicas can be used at once, STARTING if they take time to start. While
     `awaits_start`, no replica is emptied or closed, since it would soon be opened again. `moves_left` is the number of
@@ -61,6 +61,7 @@ class Cluster:
     starts_as: ReplicaState = ReplicaState.RUNNING
     awaits_start: bool = False
     moves_left: float = float("inf")
+    has_ranks: bool = False
     classes: Classes = field(init=False)
     _running: int = 0
     _rooms: Rooms | None = None
@@ -155,7 +156,14 @@ class Cluster:
 
     # --- observations of requests ---------------------------------------------------------------------
 
-    def add_request(self, request_id: RequestId, tokens: Tokens, replica: Replica | None = None) -> Request:
+    def add_request(
+        self,
+        request_id: RequestId,
+        tokens: Tokens,
+        replica: Replica | None = None,
+        rank: int = 0,
+        turn: float = 0.0,
+    ) -> Request:
         """Add a request as the latest arrival. It runs on `replica` already; without a replica it waits.
 
         Raises `ValueError` if the id is taken, or for less than one token.
@@ -166,7 +174,8 @@ class Cluster:
             raise ValueError(f"{request_id} holds {tokens} tokens")
         self._arrivals += 1
         kind = self.classes.kind(tokens)
-        request = Request(request_id, tokens, self._arrivals, kind, self.classes.ceiling(kind))
+        request = Request(request_id, tokens, self._arrivals, kind, self.classes.ceiling(kind), rank=rank, turn=turn)
+        self.has_ranks = self.has_ranks or rank != 0
         self.requests[request_id] = request
         self._enter(request, replica)
         return request
@@ -501,8 +510,8 @@ class Cluster:
         return sum(r.state in UP for r in self.replicas.values())
 
     def in_order(self) -> list[Request]:
-        """The waiting requests, oldest first."""
-        return sorted(self.waiting.values(), key=attrgetter("order"))
+        """The waiting requests in the order of their turns, of equals the oldest first."""
+        return sorted(self.waiting.values(), key=attrgetter("place_in_line"))
 
     def check_integrity(self) -> None:
         """Raise `AssertionError` unless every request is in exactly one place and every sum is correct."""

@@ -12,7 +12,8 @@ from policies.model import ReplicaId, ReplicaState, RequestId, Tokens
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One request. `order` counts arrivals: of two requests the older has the smaller number.
+    """One request. `order` counts arrivals: of two requests the older has the smaller number. `rank` and `turn` follow
+    from its class (`policies.precedence`).
 
     `replica` is the request's location by the decisions so far, None while it waits. `source` is set while a move from
     an earlier epoch is under way: until its end the request holds blocks there, too.
@@ -27,6 +28,13 @@ class Request:
     source: "Replica | None" = None
     pinned: bool = False
     resting: bool = False
+    rank: int = 0
+    turn: float = 0.0
+
+    @property
+    def place_in_line(self) -> tuple[float, int]:
+        """A sort key: the first of the waiting requests to be served has the lowest one."""
+        return self.turn, self.order
 
     @property
     def movable(self) -> bool:

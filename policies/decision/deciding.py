@@ -111,7 +111,7 @@ def place(
         return NoReplica()
     if arrival.id in cluster.requests:
         cluster.remove_request(cluster.requests[arrival.id])
-    request = cluster.add_request(arrival.id, arrival.tokens)
+    request = memory.add_request(arrival.id, arrival.tokens, arrival.precedence)
     held = memory.router.match(arrival)
     placing = _route(memory, request, arrival, held, barred, now)
     replica = cluster.replicas[placing.replica]
@@ -121,7 +121,8 @@ def place(
     if memory.learns and not exclude:
         memory.experience.observe_arrival(arrival.tokens, now)
     expires_at = now + memory.terms.placement_ttl_s
-    memory.add_placement(request.id, Placed(label, replica.id, arrival.tokens, now, expires_at))
+    placed = Placed(label, replica.id, arrival.tokens, now, expires_at, arrival.precedence)
+    memory.add_placement(request.id, placed)
     return placing
 
 
@@ -131,7 +132,7 @@ def preview(memory: PoolMemory, arrival: Arrival, exclude: Collection[ReplicaId]
     if not _has_running(cluster, barred):
         return NoReplica()
     existing = cluster.requests.get(arrival.id)
-    request = existing or cluster.add_request(arrival.id, arrival.tokens)
+    request = existing or memory.add_request(arrival.id, arrival.tokens, arrival.precedence)
     chosen = choose(memory, request, barred)
     if existing is None:
         cluster.remove_request(request)
@@ -141,14 +142,27 @@ def preview(memory: PoolMemory, arrival: Arrival, exclude: Collection[ReplicaId]
 def choose(memory: PoolMemory, request: Request, barred: Barred) -> Place | Queue:
     """The policy's replica for a request, or the one to queue on. Raises `ValueError` if all running ones are barred.
 
-    Does not change the memory.
+    With ranks, a request takes no room into which one of an earlier turn fits. It queues on a full replica, and the
+    next epoch gives the room to the first in line. Does not change the memory.
     """
     cluster = memory.cluster
     chosen = memory.rule.place(cluster, request, barred)
-    if chosen is not None:
+    if chosen is not None and not _is_overtaking(memory, request, chosen):
         return Place(chosen.id)
-    others = (replica for replica in cluster.running() if replica.id not in barred)
+    others = [replica for replica in cluster.running() if replica.id not in barred]
+    if chosen is not None:
+        others = [replica for replica in others if not cluster.fits(request, replica)] or [chosen]
     return Queue(min(others, key=lambda r: (len(r.requests) + r.queued, -r.free, r.id)).id)
+
+
+def _is_overtaking(memory: PoolMemory, request: Request, replica: Replica) -> bool:
+    """True if a waiting request has an earlier turn than `request`, and the next epoch could move it to the replica."""
+    cluster = memory.cluster
+    if not cluster.has_ranks or memory.terms.mode is not Mode.ACT:
+        return False
+    models = (None, memory.statuses[replica.id].model)
+    earlier = (waiting for waiting in cluster.waiting.values() if waiting.turn < request.turn)
+    return any(cluster.fits(q, replica) and memory.model_of(q.id) in models for q in earlier)
 
 
 def order_by_hand(memory: PoolMemory, move: Move, now: float) -> Move:
@@ -205,7 +219,7 @@ def _route(
     if not favoured:
         return placing
     better = memory.rule.place(cluster, request, cluster.replicas.keys() - favoured)
-    return placing if better is None else Place(better.id)
+    return placing if better is None or _is_overtaking(memory, request, better) else Place(better.id)
 
 
 # --- the parts of an epoch ----------------------------------------------------------------------------
@@ -217,10 +231,13 @@ def _has_running(cluster: Cluster, barred: Barred) -> bool:
 
 
 def _evacuate(memory: PoolMemory) -> None:
-    """Place the requests of replicas that are about to stop, the largest first. The rest is left to the policy."""
+    """Place the requests of replicas that are about to stop, those of the highest rank first, of these the largest.
+
+    The rest is left to the policy.
+    """
     cluster = memory.cluster
     leaving = (cluster.requests[request] for request in memory.leaving)
-    for request in sorted(leaving, key=lambda q: (-q.tokens, q.order)):
+    for request in sorted(leaving, key=lambda q: (-q.rank, -q.tokens, q.order)):
         barred = _incompatible(memory, memory.homes[request.id])
         target = memory.rule.place(cluster, request, barred) or _with_blocks(cluster, request, barred)
         if target is not None:

@@ -8,6 +8,7 @@ from policies.cluster.cluster import Cluster
 from policies.cost.service import ReplicaSpeed, ServiceLevel
 from policies.decision.experience import Experience
 from policies.paths.estimates import Boundaries
+from policies.precedence import NO_CLASSES, ServiceClasses
 from policies.prefix.routing import Routing
 
 
@@ -111,7 +112,7 @@ class Terms:
 
     `service` is the level of service that decides when a replica is full and what is kept free (None: the KV cache and
     the limits alone do). `speed` are the step times of replicas (None: fitted to their reports). `routing` is the rule
-    by which content decides on placements.
+    by which content decides on placements. `classes` order requests.
     """
 
     policy: str = "pack"
@@ -131,6 +132,7 @@ class Terms:
     service: ServiceLevel | None = None
     speed: ReplicaSpeed | None = None
     routing: Routing = Routing.TREE
+    classes: ServiceClasses = NO_CLASSES
 
     @property
     def is_ideal(self) -> bool:

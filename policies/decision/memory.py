@@ -33,6 +33,7 @@ from policies.decision.placement import Placed
 from policies.model import UP, Phase, ReplicaId, ReplicaState, RequestId, Tokens
 from policies.paths.estimates import Estimates
 from policies.plan import Move, MoveReport, Plan, Reason
+from policies.precedence import Precedence
 from policies.prefix.routing import Router
 from policies.rules.policy import Policy
 from policies.rules.registry import policy
@@ -189,6 +190,19 @@ class PoolMemory:
         """Add an operator's move."""
         self.under_way[move.request] = Underway(move, now)
         self._stale[move.request] = None
+
+    def add_request(
+        self, request_id: RequestId, tokens: Tokens, precedence: Precedence, replica: Replica | None = None
+    ) -> Request:
+        """Add a request to the cluster, with the rank and the turn of its class."""
+        classes = self.terms.classes
+        rank, turn = classes.rank(precedence.service_class), classes.turn(precedence)
+        return self.cluster.add_request(request_id, tokens, replica, rank, turn)
+
+    def model_of(self, request: RequestId) -> str | None:
+        """The model on a waiting request's replica, with which alone the request continues; None without a replica."""
+        home = self.homes.get(request)
+        return None if home is None else self.statuses[home].model
 
     def phase(self, request: RequestId) -> Phase | None:
         """A request's phase in the newest report; None if no replica has reported the request."""
@@ -415,8 +429,8 @@ class PoolMemory:
                 cluster.remove_request(request)
             return
         if request is None:
-            tokens = absent or self._reported_tokens(request_id)
-            request = cluster.add_request(request_id, Tokens(max(1, tokens)), location.replica)
+            tokens = Tokens(max(1, absent or self._reported_tokens(request_id)))
+            request = self.add_request(request_id, tokens, self._precedence(request_id), location.replica)
         cluster.locate(request, location.replica, location.source)
         if request.pinned is not location.pinned:
             cluster.pin(request, location.pinned)
@@ -444,11 +458,15 @@ class PoolMemory:
         resident = self._residents.get(request_id)
         return self.placed[request_id].tokens if resident is None else resident.load.tokens
 
+    def _precedence(self, request_id: RequestId) -> Precedence:
+        resident = self._residents.get(request_id)
+        return self.placed[request_id].precedence if resident is None else resident.load.precedence
+
     def _admit_at_home(self) -> None:
         """Put queued requests on their homes if they fit there, since the engine runs them in its next step anyway."""
         cluster = self.cluster
         queued: dict[ReplicaId, int] = {}
-        for request in sorted((cluster.requests[q] for q in self.homes), key=lambda q: q.order):
+        for request in sorted((cluster.requests[q] for q in self.homes), key=lambda q: q.place_in_line):
             home = cluster.replicas.get(self.homes[request.id]) if request.id not in self.leaving else None
             if home is None:
                 continue

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from policies.decision.observation import Status
 from policies.model import ReplicaId, RequestId, Tokens
+from policies.precedence import DEFAULT_PRECEDENCE, Precedence
 from policies.prefix.routing import NOT_MATCHED, Matched
 
 
@@ -38,6 +39,7 @@ class Placed:
     tokens: Tokens
     at: float
     expires_at: float
+    precedence: Precedence = DEFAULT_PRECEDENCE
 
 
 Decision = Place | Queue | NoReplica

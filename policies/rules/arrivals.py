@@ -1,4 +1,4 @@
-"""Admission in the baselines: waiting requests oldest first, and the opening of replicas for them."""
+"""Admission in the baselines: waiting requests in their order, and the opening of replicas for them."""
 
 from collections.abc import Callable, Iterable
 from operator import attrgetter
@@ -43,8 +43,8 @@ class Openings:
 def admit(
     cluster: Cluster, requests: Iterable[Request], choose: Callable[[Request], Replica | None], openings: Openings
 ) -> None:
-    """Place waiting requests, oldest first. A request without room does not block younger ones that have room."""
-    for request in sorted(requests, key=attrgetter("order")):
+    """Place waiting requests in their order. A request without room does not block later ones that have room."""
+    for request in sorted(requests, key=attrgetter("place_in_line")):
         replica = choose(request) or openings.replica_for(request)
         if replica is not None:
             cluster.place(request, replica)

@@ -79,10 +79,12 @@ def _elsewhere(cluster: Cluster, request: Request, leaving: Replica | None) -> R
 def _cure(cluster: Cluster, replica: Replica, leaving: Replica | None, openings: Openings) -> None:
     """Move the smallest request whose departure cures the overload; if there is none, the largest, and repeat.
 
-    A request that would have to wait for a replica to start stays, and the engine preempts until then.
+    Requests of higher ranks stay while a lower one can move. A request that would have to wait for a replica to start
+    stays, and the engine preempts until then.
     """
     while replica.strain > 0:
-        movable = sorted(filter(cluster.may_move, replica.requests.values()), key=lambda q: (q.tokens, q.order))
+        movable = sorted(filter(cluster.may_move, replica.requests.values()), key=lambda q: (q.rank, q.tokens, q.order))
+        movable = [q for q in movable if q.rank == movable[0].rank]
         if not movable:
             return
         request = next((q for q in movable if q.tokens + replica.lead >= replica.strain), movable[-1])

@@ -6,9 +6,11 @@ from operator import attrgetter
 from policies.cluster.cluster import Cluster
 from policies.cluster.replica import Replica, Request
 
+_IN_LINE = attrgetter("place_in_line")
+
 
 class Overload(StrEnum):
-    """EVICT: the youngest requests give up their KV blocks and are prefilled again where there is room.
+    """EVICT: the last requests in line give up their KV blocks and are prefilled again where there is room.
 
     STALL: the policy does nothing; the engine preempts requests, and they wait on their replica, as in vLLM.
     """
@@ -28,13 +30,14 @@ def relieve(cluster: Cluster, rule: Overload) -> list[Request]:
 
 
 def victims(replica: Replica) -> list[Request]:
-    """The youngest movable requests that together cure the overload, without those that turn out to be unnecessary.
+    """The movable requests last in line that together cure the overload, without those that turn out to be unnecessary.
 
-    The order is vLLM's: the latest arrival is preempted first. Returns all movable requests if even these are too few.
+    The order is vLLM's: without classes, the latest arrival is preempted first. Returns all movable requests if even
+    these are too few.
     """
     over = replica.overload
     chosen: list[Request] = []
-    for request in sorted(filter(attrgetter("movable"), replica.requests.values()), key=lambda q: -q.order):
+    for request in sorted(filter(attrgetter("movable"), replica.requests.values()), key=_IN_LINE, reverse=True):
         if over <= 0:
             break
         chosen.append(request)

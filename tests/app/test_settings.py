@@ -2,14 +2,16 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import pytest
 import yaml
 
+from app.ingress.access.keys import entry
 from app.main import read_settings
 from app.settings import Settings, check_installed
 from deployments.config import SettingsSection
+from policies.cost.service import ServiceLevel
 from tests.integration.models.rows import How, row
 
 SHIPPED = Path(__file__).parents[2] / "serve_config.yaml"
@@ -31,8 +33,9 @@ def nested(path: str, value: Any) -> dict[str, Any]:
 def sections(kind: type[SettingsSection] = Settings) -> Iterator[type[SettingsSection]]:
     yield kind
     for field in kind.model_fields.values():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, SettingsSection):
-            yield from sections(field.annotation)
+        part = get_args(field.annotation)[1] if get_origin(field.annotation) is dict else field.annotation
+        if isinstance(part, type) and issubclass(part, SettingsSection):
+            yield from sections(part)
 
 
 def refused(args: Any) -> str:
@@ -225,6 +228,25 @@ def test_seconds_may_be_whole_numbers() -> None:
             "scheduler.slo cannot be met: itl_p99_ms is 20, and a step with one request of 1 tokens takes 50.1 ms",
         ),
         (nested("scheduler.slo.ttft_p99_s", 0.0), "ttft_p99_s"),
+        (
+            nested("scheduler.classes.batch.ttft_p99_s", 0.02)
+            | {"engine": "paced", "engine_kwargs": {"num_gpu_blocks_override": 1024, "decode_s": 0.05}},
+            "scheduler.classes.batch cannot be met: ttft_p99_s is 0.02",
+        ),
+        (nested("scheduler.classes.Batch", {}), "'Batch' is no name of a class: write 1 to 32 of a-z"),
+        (nested("scheduler.classes", {f"c{i}": {} for i in range(17)}), "at most 16 items"),
+        (nested("scheduler.classes.batch.rank", 11), "scheduler.classes.batch.rank: "),
+        (nested("scheduler.classes.batch.rang", 1), "scheduler.classes.batch.rang: no such setting"),
+        (nested("scheduler.classes.default.itl_p99_ms", 50.0), "the level of default is scheduler.slo: write it there"),
+        (nested("ingress.service_tiers.fast", "default"), "remove fast; the service tiers are auto, default, flex"),
+        (
+            nested("ingress.service_tiers.flex", "batch"),
+            "ingress.service_tiers.flex: there is no class 'batch'; the classes are default",
+        ),
+        (
+            nested("scheduler.classes", {"a": {"rank": 1}, "b": {"rank": 2}}) | nested("ingress.max_requests", 2),
+            "ingress.max_requests is below the number of ranks, 3",
+        ),
         (nested("deployment_config.standby", 1), "valid boolean"),
         (nested("ingress.frontend", "python"), "'vllm'"),
         (nested("ingress.frontend", "mell"), "has replaced Mell's own: write vllm, or remove the line"),
@@ -311,6 +333,21 @@ def test_an_invalid_key_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "keys.yaml").write_text("[]")
     message = refused(nested("ingress.api_keys_file", str(tmp_path / "keys.yaml")))
     assert "  ingress.api_keys_file: " in message and "the list is empty" in message and "python -m app.keys" in message
+
+
+def test_a_key_file_may_list_only_classes_that_exist(tmp_path: Path) -> None:
+    path = tmp_path / "keys.yaml"
+    path.write_text(entry("team", "key") + "  classes: [gold]\n")
+    keys = nested("ingress.api_keys_file", str(path))
+    assert "key 1 lists 'gold'; the classes are default" in refused(keys)
+    assert read_settings(keys | nested("scheduler.classes.gold", {"rank": 1})).scheduler.classes["gold"].rank == 1
+
+
+def test_classes_and_their_levels() -> None:
+    classes = {"batch": {"rank": -1}, "chat": {"rank": 2, "itl_p99_ms": 50.0}, "default": {"rank": 1}}
+    found = read_settings({"scheduler": {"classes": classes, "overtake_s": 5}}).scheduler.service_classes
+    assert (found.names, found.ranks, found.overtake_s) == (("default", "batch", "chat"), (-1, 1, 2), 5.0)
+    assert found.by_name["chat"].level == ServiceLevel(None, 0.05) and found.by_name["batch"].level is None
 
 
 def test_gpus_allow_any_block_size() -> None:

@@ -14,6 +14,7 @@ from policies.decision.deciding import lead
 from policies.decision.limits import Limits
 from policies.model import ReplicaId, ReplicaState, RequestId, Tokens
 from policies.plan import Plan
+from policies.precedence import Precedence
 from policies.rules.policy import Policy
 from policies.rules.registry import POLICIES, policy
 from tests.policies.rehearsal import Before, before, violations
@@ -52,7 +53,8 @@ COSTLY = Setting(holds=True, supply=6, headroom=2, limits=Limits(moves_per_epoch
 class Tick:
     """The events before one epoch. Numbers stand for requests and replicas, counted around.
 
-    `grows` are the tokens by which running requests grow, `fates` how moves under way are going.
+    `grows` are the tokens by which running requests grow, `fates` how moves under way are going, `ranks` those of the
+    arrivals.
     """
 
     arrivals: Sequence[int] = ()
@@ -61,6 +63,7 @@ class Tick:
     fates: Sequence[int] = (MOVED,)
     loses: int | None = None
     starts: bool = True
+    ranks: Sequence[int] = (0,)
 
 
 class World:
@@ -94,8 +97,12 @@ class World:
             for q in requests.values()
             if q.replica is not None and q.id not in departed
         }
-        arrived = [Arrival(RequestId(f"r{self._arrivals + i}"), Tokens(n)) for i, n in enumerate(tick.arrivals)]
         self.now += 1.0
+        ranks = (Precedence(f"rank {rank}", self.now) for rank in cycle(tick.ranks))
+        arrived = [
+            Arrival(RequestId(f"r{self._arrivals + i}"), Tokens(n), precedence=precedence)
+            for i, (n, precedence) in enumerate(zip(tick.arrivals, ranks, strict=False))
+        ]
         self._arrivals += len(arrived)
         self._alive = self._alive - set(departed) | {arrival.id for arrival in arrived}
         return Events(
@@ -130,6 +137,7 @@ class World:
             wrong.append(f"{starting} replicas start for {len(self._alive)} requests")
         if not self._is_short() and plan.queued:
             wrong.append(f"{plan.queued} wait though a replica may be opened")
+        wrong += self._overtaken(before, plan)
         wrong += [f"{r.id} is overloaded" for r in self.cluster.overloaded() if not self._may_overload(r.id)]
         if not plan.queued and not self.cluster.overloaded():
             least = martello_toth_l2([q.tokens for q in self.cluster.requests.values()], CAPACITY)
@@ -149,6 +157,18 @@ class World:
         if plan.closed and len(self.cluster.running()) < self.setting.least:
             wrong.append(f"{plan.closed} are closed")
         return wrong
+
+    def _overtaken(self, before: Before, plan: Plan) -> list[str]:
+        """Requests that wait while a later one in line, which is no smaller, has been placed."""
+        requests = self.cluster.requests
+        placed = [requests[p.request] for p in plan.placements if p.request in before.waiting]
+        waiting = [requests[q] for q in plan.queued if q in before.waiting]
+        return [
+            f"{late.id} is placed before {early.id}"
+            for late in placed
+            for early in waiting
+            if early.turn < late.turn and early.tokens <= late.tokens
+        ]
 
     def _is_short(self) -> bool:
         """True if there is no replica that can be used at once."""
@@ -199,6 +219,7 @@ def random_history(seed: int, epochs: int = 30) -> list[Tick]:
             fates=[random.choice([MOVED, STAYED, UNDER_WAY]) for _ in range(4)],
             loses=random.randrange(9) if random.random() < 0.1 else None,
             starts=random.random() < 0.5,
+            ranks=[random.randint(-1, 2) for _ in range(3)],
         )
         for _ in range(epochs)
     ]

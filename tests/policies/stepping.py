@@ -9,9 +9,13 @@ from policies.decision.deciding import one_by_one
 from policies.decision.limits import Limits
 from policies.model import ReplicaId, ReplicaState, RequestId, Tokens
 from policies.plan import Plan
+from policies.precedence import ServiceClass, ServiceClasses
 from policies.rules.policy import Policy
 
 UNLIMITED = Limits()
+
+RANKED = ServiceClasses({f"rank {rank}": ServiceClass(rank) for rank in (-1, 1, 2)}, overtake_s=2.0)
+"""Classes beside that of arrivals without one, whose rank is 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,9 @@ def apply(cluster: Cluster, events: Events) -> Changes:
     crossed: list[Crossing] = []
     cluster.resize(events.sizes.items(), crossed)
     for arrival in events.arrived:
-        cluster.add_request(arrival.id, arrival.tokens)
+        precedence = arrival.precedence
+        rank, turn = RANKED.rank(precedence.service_class), RANKED.turn(precedence)
+        cluster.add_request(arrival.id, arrival.tokens, None, rank, turn)
     return Changes(tuple(departed), tuple(crossed), tuple(cluster.in_order()))
 
 

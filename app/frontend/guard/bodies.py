@@ -16,6 +16,7 @@ from app.frontend.guard.dialects import RESPONSES
 from app.frontend.guard.items import check_items
 from app.frontend.guard.media import MEDIA_CHARGE_TOKENS, check_media
 from app.frontend.guard.routes import NOT_STORED, OpenRoute, RouteTask
+from app.ingress.access.classes import MEMBER
 from app.ingress.asgi import read_label
 from app.ingress.errors import ApiError
 
@@ -64,11 +65,15 @@ class BodyLimits:
 
 @dataclass(frozen=True, slots=True)
 class CheckedBody:
-    """A body that may reach vLLM. `max_tokens` is the provisional charge for it, `media` its number of media items."""
+    """A body that may reach vLLM. `max_tokens` is the provisional charge for it, `media` its number of media items.
+
+    `service_tier` is the client's, unchecked.
+    """
 
     content: bytes
     max_tokens: int
     media: int
+    service_tier: Any = None
 
 
 def check_body(content: bytes, route: OpenRoute, limits: BodyLimits) -> CheckedBody:
@@ -99,7 +104,7 @@ def check_body(content: bytes, route: OpenRoute, limits: BodyLimits) -> CheckedB
     if use.named:
         encoded = msgspec.json.encode(body)
     asked = tokens or (len(encoded) - use.characters) // _BYTES_PER_TOKEN + use.items * MEDIA_CHARGE_TOKENS
-    return CheckedBody(encoded, asked + choices * _answer_tokens(body, route), use.items)
+    return CheckedBody(encoded, asked + choices * _answer_tokens(body, route), use.items, body.get(MEMBER))
 
 
 def invalid(param: str, reason: str, code: str = "invalid_value") -> ApiError:

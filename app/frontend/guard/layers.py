@@ -3,7 +3,7 @@
     OpenRoutes        other paths and methods are refused
     DialectErrors     errors of the layers below are answered as the route's clients expect
     AdmissionLayer    log line and metrics, API key and its limits, time limit (`app.ingress.access.admission`)
-    BodyGuard         the body is read within its limits, checked, and charged to the key
+    BodyGuard         the body is read within its limits, checked, and charged to the key; the call gets its class
     CallLayer         the call is known to the core below vLLM's application; at its end, its use of tokens is settled
     ApplicationErrors errors of vLLM's application are answered as the route's clients expect
 
@@ -28,6 +28,7 @@ from app.frontend.guard.dialects import ApplicationErrors, Dialect, DialectError
 from app.frontend.guard.media import MAX_FETCHED_MIB, NO_DOMAIN, MediaGate
 from app.frontend.guard.routes import OPEN_ROUTES, OpenRoute, dialect_of, why_closed
 from app.ingress.access.admission import AdmissionLayer, AdmittedCall, Gate, admitted
+from app.ingress.access.classes import HEADER
 from app.ingress.asgi import TrackedSend, read_body, read_label
 from app.ingress.errors import ApiError
 from app.ingress.telemetry.requests import RequestTelemetry
@@ -141,7 +142,9 @@ class BodyGuard:
         """Pass an admitted call on. Raises ApiError for a body that is refused, or that the call's key may not use."""
         content = await read_body(Request(scope, receive), self._max_bytes)
         body = check_body(content, self._route, self._limits)
-        admitted(scope).admission.charge(body.max_tokens)
+        through = admitted(scope)
+        through.assign(Headers(scope=scope).get(HEADER), body.service_tier)
+        through.admission.charge(body.max_tokens)
         held = await self._media.enter(body.media)
         # Of several conversations, vLLM makes one request after the other.
         prepared = held.release if self._route.inputs != "messages" else lambda: None
@@ -161,7 +164,7 @@ class CallLayer:
         """Pass an admitted call on. The core calls `prepared` once it has the request."""
         through = admitted(scope)
         label = read_label(Headers(scope=scope).get("x-request-id")) or ""
-        call = ApiCall(label, through.observer.timer, prepared)
+        call = ApiCall(label, through.observer.timer, prepared, service_class=through.admission.service_class)
         client = _WatchedClient(receive, send, through.sent)
         token = CURRENT.set(call)
         answering = asyncio.ensure_future(self._app(_to_vllm(scope, call.label), client.receive, client.send))

@@ -19,6 +19,7 @@ from app.frontend.rust.process import Listeners
 from app.ingress.streams.streams import Streams
 from migration.protocol.core_messages import CoreRequest, Frames, encode_request
 from migration.protocol.request import IngressId
+from policies.precedence import NO_CLASSES, ServiceClasses
 
 
 class RustCore(ClusterCore):
@@ -31,8 +32,9 @@ class RustCore(ClusterCore):
         listeners: Listeners,
         config: VllmConfig,
         max_prompt_tokens: int | None,
+        classes: ServiceClasses = NO_CLASSES,
     ) -> None:
-        super().__init__(streams, ingress, ready_response(config), 0, listeners.folder)
+        super().__init__(streams, ingress, ready_response(config), 0, listeners.folder, classes=classes)
         self._config = config
         self._max_prompt_tokens = max_prompt_tokens
 

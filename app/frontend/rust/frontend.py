@@ -99,7 +99,8 @@ class RustFrontend:
 
     async def _begin(self) -> _Life:
         listeners, limit = Listeners(), self._config.max_prompt_tokens
-        core = RustCore(self._streams, self._ingress, listeners, self._vllm, limit)
+        classes = self._config.service_classes
+        core = RustCore(self._streams, self._ingress, listeners, self._vllm, limit, classes)
         core.serve()
         try:
             process = await FrontendProcess.start(self._binary, arguments(self._config), listeners)

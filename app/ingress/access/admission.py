@@ -5,16 +5,19 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.ingress.access.keys import ApiKey, KeyFile, KeyListError, bearer, find
+from app.ingress.access.classes import ONE_CLASS, ClassChooser
+from app.ingress.access.keys import ApiKey, KeyFile, KeyListError, bearer, check_classes, find
 from app.ingress.access.limits import Exceeded, Meter
+from app.ingress.access.seats import Seats
 from app.ingress.asgi import TrackedSend, last_event, within
 from app.ingress.errors import ApiError
 from app.ingress.telemetry.requests import RequestObserver
+from policies.precedence import DEFAULT_CLASS
 
 log = logging.getLogger("ray.serve")
 
@@ -29,19 +32,23 @@ class Gate:
     """
 
     def __init__(
-        self, keys: Iterable[ApiKey] = (), max_requests: int | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        keys: Iterable[ApiKey] = (),
+        max_requests: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        chooser: ClassChooser = ONE_CLASS,
     ) -> None:
         self._clock = clock
-        self._max_requests = max_requests
+        self._chooser = chooser
+        self._seats = Seats(max_requests, chooser.classes.ranks)
         self._keys: tuple[ApiKey, ...] = ()
         self._meters: dict[str, Meter] = {}
-        self._running = 0
         self.replace_keys(keys)
 
     @property
     def running(self) -> int:
         """The number of admitted requests that have not ended."""
-        return self._running
+        return self._seats.taken
 
     def replace_keys(self, keys: Iterable[ApiKey]) -> None:
         """Make `keys` the valid keys. A key keeps the usage of the previous key with the same name."""
@@ -54,6 +61,7 @@ class Gate:
         """Load the keys of `file` if it has changed. An invalid file is logged and changes nothing."""
         try:
             keys = file.changed()
+            check_classes(keys or (), self._chooser.classes.names, file.path)
         except KeyListError as error:
             log.error("the API keys remain unchanged: %s", error)
             return
@@ -80,31 +88,52 @@ class Gate:
                 The refused request is not counted.
         """
         key = self.authenticate(given)
-        if self._max_requests is not None and self._running >= self._max_requests:
-            message = f"{self._running} requests are running; try again"
-            raise ApiError(503, message, code="saturated", retry_after_s=_RETRY_S)
         meter = self._meters[key.name] if key is not None else Meter()
+        if not self._seats.take():
+            raise _saturated(f"{self.running} requests are running; try again")
         if exceeded := meter.begin(self._clock()):
+            self._seats.leave(None)
             raise _too_many(exceeded)
-        self._running += 1
-        return Admission(meter, self._leave, self._clock, key.name if key is not None else None)
-
-    def _leave(self) -> None:
-        self._running -= 1
+        return Admission(meter, self._seats, self._clock, self._chooser, key)
 
 
 class Admission:
     """An admitted request, until its `with` block ends."""
 
-    def __init__(self, meter: Meter, leave: Callable[[], None], clock: Callable[[], float], key: str | None) -> None:
-        self.key = key
+    def __init__(
+        self,
+        meter: Meter,
+        seats: Seats,
+        clock: Callable[[], float],
+        chooser: ClassChooser = ONE_CLASS,
+        key: ApiKey | None = None,
+    ) -> None:
+        self.key = key.name if key is not None else None
         """The name of the client's key."""
+        self.service_class = DEFAULT_CLASS
+        """The class of the request, once it is assigned to one."""
+        self._allowed = key.classes if key is not None else ()
         self._meter = meter
-        self._leave = leave
+        self._seats = seats
+        self._rank: int | None = None
         self._clock = clock
+        self._chooser = chooser
         self._charged = 0
         self.used = 0
         """Tokens that the request has used; the final charge to its key."""
+
+    def assign(self, header: str | None, tier: Any) -> None:
+        """Assign the request to its class, by the values of `classes.HEADER` and `classes.MEMBER`.
+
+        Raises:
+            ApiError: 400 for an unknown class, 403 for one that the key may not use, 503 if the ingress is too full for
+                the rank of the class.
+        """
+        self.service_class = self._chooser.choose(header, tier, self._allowed)
+        rank = self._chooser.classes.rank(self.service_class)
+        if not self._seats.assign(rank):
+            raise _saturated(f"{self._seats.taken} requests are running, too many for this class; try again")
+        self._rank = rank
 
     def charge(self, tokens: int) -> None:
         """Charge the request's maximum token usage to the key, until the actual usage is known. Raises ApiError 429."""
@@ -118,7 +147,7 @@ class Admission:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._meter.settle(self._charged, self.used, self._clock())
         self._meter.end()
-        self._leave()
+        self._seats.leave(self._rank)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +157,11 @@ class AdmittedCall:
     admission: Admission
     observer: RequestObserver
     sent: TrackedSend
+
+    def assign(self, header: str | None, tier: Any) -> None:
+        """See `Admission.assign`."""
+        self.admission.assign(header, tier)
+        self.observer.service_class = self.admission.service_class
 
 
 class AdmissionLayer:
@@ -173,6 +207,10 @@ def admitted(scope: Scope) -> AdmittedCall:
     """The call of a scope that has passed `AdmissionLayer`."""
     call: AdmittedCall = scope[_ADMITTED]
     return call
+
+
+def _saturated(message: str) -> ApiError:
+    return ApiError(503, message, code="saturated", retry_after_s=_RETRY_S)
 
 
 def _too_many(exceeded: Exceeded) -> ApiError:

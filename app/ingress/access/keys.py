@@ -6,7 +6,7 @@ A key has 256 random bits, so a plain digest is as hard to invert as the key is 
 import hashlib
 import hmac
 import secrets
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,11 +30,16 @@ class KeyListError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """An API key; `sha256` is the digest of its UTF-8 text in lower-case hexadecimal digits."""
+    """An API key; `sha256` is the digest of its UTF-8 text in lower-case hexadecimal digits.
+
+    `classes` are the service classes that its requests may have, none: all of them. The first is that of requests that
+    name no class.
+    """
 
     name: str
     sha256: str
     limits: KeyLimits = field(default_factory=KeyLimits)
+    classes: tuple[str, ...] = ()
 
 
 class _Entry(BaseModel):
@@ -45,16 +50,18 @@ class _Entry(BaseModel):
     requests_per_minute: int | None = Field(None, ge=1)
     tokens_per_minute: int | None = Field(None, ge=1)
     concurrent_requests: int | None = Field(None, ge=1)
+    classes: list[str] | None = Field(None, min_length=1)
 
     def key(self) -> ApiKey:
         limits = KeyLimits(self.requests_per_minute, self.tokens_per_minute, self.concurrent_requests)
-        return ApiKey(self.name, self.sha256, limits)
+        return ApiKey(self.name, self.sha256, limits, tuple(self.classes or ()))
 
 
 _ENTRIES = TypeAdapter(list[_Entry])
 _EXPECTED = {
     "name": "1 to 64 of A-Za-z0-9._-, in quotes if it looks like a number",
     "sha256": f"64 hexadecimal digits, in lower case; {_MADE_BY}",
+    "classes": "a list with the name of a service class, or leave it out",
 }
 
 
@@ -77,6 +84,13 @@ def parse_keys(text: str, where: str) -> tuple[ApiKey, ...]:
         raise KeyListError(f"{where}: the list is empty; {_MADE_BY}")
     _check_distinct(where, keys)
     return tuple(keys)
+
+
+def check_classes(keys: Iterable[ApiKey], known: Collection[str], where: str) -> None:
+    """Raise KeyListError if a key lists a service class that is not `known`. `where` names the list in errors."""
+    for number, key in enumerate(keys, 1):
+        if others := [name for name in key.classes if name not in known]:
+            raise KeyListError(f"{where}: key {number} lists {others[0]!r}; the classes are {', '.join(known)}")
 
 
 def _explain(first: Any) -> str:

@@ -49,6 +49,7 @@ class RunningRequest(Described):
 
     id: str
     label: str = Field(description="Its `X-Request-Id`, or its id.")
+    service_class: str = Field(alias="class", description="Its service class.")
     tokens: int = Field(description="Prompt and output so far.")
     phase: Phase
     age_s: float

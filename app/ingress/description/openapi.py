@@ -16,7 +16,7 @@ from app.versions import VERSION
 STATUSES = {
     400: "The body is not JSON, or a parameter in it is invalid, unknown or not supported.",
     401: "The key is missing or not valid.",
-    403: "There is no admin key, and the client's address is not loopback.",
+    403: "There is no admin key, and the client's address is not loopback; or the API key does not allow it.",
     404: "The route, the request, the replica or the model does not exist.",
     405: "The path does not have this method; `Allow` lists its methods.",
     408: "The body arrived too slowly.",

@@ -75,7 +75,7 @@ def worst_fit(sizes: Iterable[int], capacity: int) -> int:
 
 
 class WindowedQuantiles:
-    """Quantiles of a histogram's observations in the last `SPAN_S` seconds, from differences of its counts."""
+    """Quantiles of all of a histogram's observations in the last `SPAN_S` seconds, from differences of its counts."""
 
     def __init__(self, histogram: Histogram) -> None:
         self._histogram = histogram
@@ -88,14 +88,18 @@ class WindowedQuantiles:
         `now` is in seconds of any monotonic clock. Quantiles are linear within a bucket, as in Prometheus's
         `histogram_quantile`; observations above the last bound count as that bound.
         """
-        samples = [s for metric in self._histogram.collect() for s in metric.samples if s.name.endswith("_bucket")]
-        self._bounds = [float(sample.labels["le"]) for sample in samples]
-        self._read.append((now, [sample.value for sample in samples]))
+        counts: dict[float, float] = {}
+        for sample in (sample for metric in self._histogram.collect() for sample in metric.samples):
+            if sample.name.endswith("_bucket"):
+                bound = float(sample.labels["le"])
+                counts[bound] = counts.get(bound, 0.0) + sample.value
+        self._bounds = list(counts)
+        self._read.append((now, list(counts.values())))
         while len(self._read) > 1 and self._read[0][0] < now - SPAN_S:
             self._read.popleft()
         first, last = self._read[0][1], self._read[-1][1]
-        counts = [after - before for before, after in zip(first, last, strict=True)]
-        return self._quantile(counts, 0.5), self._quantile(counts, 0.99)
+        observed = [after - before for before, after in zip(first, last, strict=True)]
+        return self._quantile(observed, 0.5), self._quantile(observed, 0.99)
 
     def _quantile(self, cumulative: Sequence[float], share: float) -> float | None:
         if not cumulative[-1]:

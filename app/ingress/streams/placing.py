@@ -51,7 +51,7 @@ class Placer:
             self._view = await self._scheduler.within(self._place_timeout_s).view()
 
     async def _ask(self, spec: RequestSpec, outputs: int, exclude: set[ReplicaId]) -> ReplicaId | None:
-        arrival = Arrival(spec.id, Tokens(spec.prompt_tokens + outputs))
+        arrival = Arrival(spec.id, Tokens(spec.prompt_tokens + outputs), precedence=spec.precedence)
         try:
             decision = await self._decide(PlaceCall(arrival, spec.label, tuple(sorted(exclude))))
         except Exception as error:

@@ -2,6 +2,7 @@
 
 with telemetry.begin("completions") as observer:      # the request has arrived; an exception in here is the outcome
     observer.key = ...                                # name of the client's API key, once authenticated
+    observer.service_class = ...                      # the request's class, once the body is read
     observer.accepted(id, label, tokens, prompts)     # the body is valid
     timer = observer.timer()                          # one choice of the answer runs
     timer.step()                                      # the tokens of one engine step are passed on
@@ -12,7 +13,7 @@ with telemetry.begin("completions") as observer:      # the request has arrived;
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -24,6 +25,7 @@ from app.ingress.errors import ApiError
 from app.ingress.telemetry.tracing import NO_TRACER, Tracer
 from deployments.metrics import instruments
 from deployments.metrics.exposition import Family, expose
+from policies.precedence import DEFAULT_CLASS
 
 log = logging.getLogger("ray.serve.mell.request")
 
@@ -64,7 +66,8 @@ class ObservedChoice(Protocol):
 class RequestTelemetry:
     """Metrics, log lines and traces of one ingress's requests. `clock` gives seconds; `tracer` traces every request.
 
-    `decode` turns tokens into text; if it is given, log lines include prompts and answers.
+    `decode` turns tokens into text; if it is given, log lines include prompts and answers. `classes` are the names of
+    the service classes.
     """
 
     def __init__(
@@ -73,13 +76,16 @@ class RequestTelemetry:
         decode: Callable[[Sequence[int]], str] | None = None,
         clock: Callable[[], float] = time.monotonic,
         tracer: Tracer = NO_TRACER,
+        classes: Iterable[str] = (DEFAULT_CLASS,),
     ) -> None:
         self.model = model
         self.decode = decode
         self.clock = clock
         self.tracer = tracer
         registry = self._registry = CollectorRegistry()
-        self.requests = Counter("mell_requests", "Requests that ended.", ["endpoint", "outcome"], registry=registry)
+        self.requests = Counter(
+            "mell_requests", "Requests that ended.", ["endpoint", "outcome", "class"], registry=registry
+        )
         self.running = Gauge("mell_requests_running", "Requests that have not ended.", registry=registry)
         self.prompt_tokens = Counter(
             "mell_request_prompt_tokens", "Prompt tokens of ended requests that got an output.", registry=registry
@@ -90,15 +96,20 @@ class RequestTelemetry:
         self.ttft = Histogram(
             "mell_request_ttft_seconds",
             "From a request's arrival until its first tokens are passed on.",
+            ["class"],
             buckets=_TTFT_S,
             registry=registry,
         )
         self.itl = Histogram(
             "mell_request_itl_seconds",
             "Between two steps of an answer as they are passed on.",
+            ["class"],
             buckets=_ITL_S,
             registry=registry,
         )
+        for name in classes:  # A series begins at zero, so that its first increase is seen.
+            self.ttft.labels(name)
+            self.itl.labels(name)
         self.lost = instruments.Counter(
             "mell_requests_lost", "Requests under way that could not be continued.", registry
         )
@@ -117,6 +128,7 @@ class RequestObserver:
 
     def __init__(self, telemetry: RequestTelemetry, endpoint: str) -> None:
         self.key: str | None = None
+        self.service_class = DEFAULT_CLASS
         self.began = telemetry.clock()
         self.ttft_s: float | None = None
         self._telemetry = telemetry
@@ -182,7 +194,7 @@ class RequestObserver:
     def _count(self) -> None:
         telemetry = self._telemetry
         telemetry.running.dec()
-        telemetry.requests.labels(self._endpoint, self._outcome).inc()
+        telemetry.requests.labels(self._endpoint, self._outcome, self.service_class).inc()
         telemetry.completion_tokens.inc(self._completion_tokens)
         if self.ttft_s is not None or self._status == HTTPStatus.OK:
             telemetry.prompt_tokens.inc(self._prompt_tokens)
@@ -193,6 +205,7 @@ class RequestObserver:
             "label": self._label,
             "endpoint": self._endpoint,
             "key": self.key,
+            "class": self.service_class,
             "model": self._telemetry.model,
             "prompt_tokens": self._prompt_tokens,
             "completion_tokens": self._completion_tokens,
@@ -216,8 +229,8 @@ class StepTimer:
 
     def __init__(self, telemetry: RequestTelemetry, observer: RequestObserver) -> None:
         self._clock = telemetry.clock
-        self._observe = telemetry.itl.observe
-        self._first = telemetry.ttft.observe
+        self._observe = telemetry.itl.labels(observer.service_class).observe
+        self._first = telemetry.ttft.labels(observer.service_class).observe
         self._observer = observer
         self._last: float | None = None
 

@@ -43,6 +43,7 @@ _ATTRIBUTES = {
     "status": "http.response.status_code",
     "label": "mell.label",
     "key": "mell.key",
+    "class": "mell.class",
     "moves": "mell.moves",
     "resubmissions": "mell.resubmissions",
     "outcome": "mell.outcome",

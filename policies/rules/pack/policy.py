@@ -11,7 +11,7 @@ from policies.rules.arrivals import Openings
 from policies.rules.even import even_out
 from policies.rules.options import HEADROOM, about
 from policies.rules.pack.drain import drain
-from policies.rules.pack.room import Seeker, largest_below, smallest
+from policies.rules.pack.room import Seeker, by_rank, largest_below, smallest
 from policies.rules.policy import NONE, Barred, outside
 
 
@@ -19,9 +19,9 @@ from policies.rules.policy import NONE, Barred, outside
 class Pack:
     """Packs requests tightly, leaves room for their growth, and empties replicas that take few moves.
 
-    1. Overload: the smallest request that cures it moves to the tightest replica with comfortable room; then to one
-       with tight room; then to a replica on which an exchange makes room; last to a new replica.
-    2. Arrivals go the same way, the oldest first, so that scarce room does not keep old requests waiting.
+    1. Overload: the smallest request that cures it, of the lowest rank, moves to the tightest replica with comfortable
+       room; then to one with tight room; then to a replica on which an exchange makes room; last to a new replica.
+    2. Arrivals go the same way in the order of their turns, so that scarce room does not keep old requests waiting.
     3. Drain: replicas are emptied one by one as long as few moves are enough, exchanges included.
 
     With a slack, which real clusters need since new replicas take time to start, each request goes to the replica in
@@ -100,22 +100,36 @@ class Pack:
 
 
 def _cure(seeker: Seeker, replica: Replica, openings: Openings) -> None:
-    """Move requests away until the rest fits: the smallest one that is enough, else several smaller ones."""
+    """Move requests away until the rest fits: the smallest one that is enough, else several smaller ones.
+
+    Requests of higher ranks stay as long as one of a lower rank fits elsewhere.
+    """
     cluster = seeker.cluster
     while replica.strain > 0 and len(replica.requests) > 1:
-        need = replica.strain - replica.lead
-        # If the smallest sufficient request fits nowhere, no larger one does.
-        request = smallest(cluster, replica, need)
-        target = None if request is None else seeker.find(request.tokens, replica)
-        if target is None and (less := largest_below(cluster, replica, need)) is not None:
-            target = seeker.find(less.tokens, replica)
-            request = less if target is not None else request or less
+        request, target = _leaving(seeker, replica, replica.strain - replica.lead)
         if request is None:
             return
         target = target or _make_or_open(seeker, request, openings, replica)
         if target is None or not cluster.may_move(request):
             return
         cluster.move(request, target, Reason.OVERLOAD)
+
+
+def _leaving(seeker: Seeker, replica: Replica, need: int) -> tuple[Request | None, Replica | None]:
+    """The request to move away and a replica with room for it; without such a replica, the first choice.
+
+    If the smallest sufficient request of a rank fits nowhere, no larger one does.
+    """
+    first: Request | None = None
+    for requests in by_rank(seeker.cluster, replica):
+        for find in (smallest, largest_below):
+            request = find(seeker.cluster, requests, need)
+            if request is None:
+                continue
+            if (target := seeker.find(request.tokens, replica)) is not None:
+                return request, target
+            first = first or request
+    return first, None
 
 
 def _make_or_open(seeker: Seeker, request: Request, openings: Openings, avoid: Replica | None = None) -> Replica | None:

@@ -6,6 +6,7 @@ moves, tightness saves replicas. Comfortable room is used before tight room, and
 since a replica costs more than a move.
 """
 
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from math import inf
 
@@ -99,7 +100,10 @@ class Seeker:
         return [r for r in self.cluster.roomiest(self.reach) if r.accepts and r.requests and r is not avoid]
 
     def _by_a_move(self, tokens: int, hosts: list[Replica], avoid: Replica | None) -> Replica | None:
-        """Move the smallest request away whose departure makes the room, if it fits elsewhere. Returns its replica."""
+        """Move the smallest request away whose departure makes the room, if it fits elsewhere. Returns its replica.
+
+        A request of a lower rank comes before those of higher ones.
+        """
         cluster = self.cluster
         widest = cluster.roomiest(3)
         for host in hosts:
@@ -109,14 +113,15 @@ class Seeker:
             elsewhere = next((r.room for r in widest if r is not host and r is not avoid), 0)
             if cluster.need(lack) > elsewhere:
                 continue
-            request = smallest(cluster, host, lack)
-            if request is None or cluster.need(request.tokens) > elsewhere:
-                continue
-            # If the smallest sufficient request fits nowhere, no larger one does.
-            target = self._choose(request.tokens, host, avoid, near=self.near)
-            if target is not None:
-                cluster.move(request, target, Reason.MAKE_ROOM)
-                return host
+            for others in by_rank(cluster, host):
+                request = smallest(cluster, others, lack)
+                if request is None or cluster.need(request.tokens) > elsewhere:
+                    continue
+                # If the smallest sufficient request fits nowhere, no larger one of its rank does.
+                target = self._choose(request.tokens, host, avoid, near=self.near)
+                if target is not None:
+                    cluster.move(request, target, Reason.MAKE_ROOM)
+                    return host
         return None
 
     def _by_a_swap(self, tokens: int, hosts: list[Replica]) -> Replica | None:
@@ -149,14 +154,24 @@ class Seeker:
         return host
 
 
-def smallest(cluster: Cluster, replica: Replica, tokens: int) -> Request | None:
+def by_rank(cluster: Cluster, replica: Replica) -> Iterator[Collection[Request]]:
+    """The replica's requests by rank, the lowest first."""
+    requests = replica.requests.values()
+    if not cluster.has_ranks:
+        yield requests
+        return
+    for rank in sorted({request.rank for request in requests}):
+        yield [request for request in requests if request.rank == rank]
+
+
+def smallest(cluster: Cluster, requests: Iterable[Request], tokens: int) -> Request | None:
     """The smallest movable request of at least `tokens` tokens; of equals the oldest.
 
     An inner loop of every decision, like `largest_below`; so the expensive check, `may_move`, comes last.
     """
     best: Request | None = None
     least: float = inf
-    for request in replica.requests.values():
+    for request in requests:
         size = request.tokens
         if (
             tokens <= size <= least
@@ -167,11 +182,11 @@ def smallest(cluster: Cluster, replica: Replica, tokens: int) -> Request | None:
     return best
 
 
-def largest_below(cluster: Cluster, replica: Replica, tokens: int) -> Request | None:
+def largest_below(cluster: Cluster, requests: Iterable[Request], tokens: int) -> Request | None:
     """The largest movable request of fewer than `tokens` tokens; of equals the youngest."""
     best: Request | None = None
     most: float = -inf
-    for request in replica.requests.values():
+    for request in requests:
         size = request.tokens
         if (
             most <= size < tokens

@@ -20,12 +20,14 @@ from vllm.v1.engine import (
 from vllm.v1.metrics.stats import PrefillStats
 from vllm.v1.serial_utils import MsgpackDecoder
 
+from app.frontend.calls import CURRENT, ApiCall
 from app.frontend.core import OutputWire, core_outputs
 from app.vllm_cli.flags import FRONTEND_ARGUMENTS
 from deployments.engine.core import RestEncoder
 from migration.protocol.continuing import continued
 from migration.protocol.core_messages import decode_request
 from migration.protocol.reading import Output
+from policies.precedence import Precedence, ServiceClass, ServiceClasses
 from tests.app.frontend.conftest import FrontendApi
 from tests.app.ingress.fakes import eventually
 
@@ -198,6 +200,43 @@ async def test_private_members_of_a_raw_request_reach_no_engine(api: FrontendApi
     assert for_the_engine(api) == OURS
     await client.abort_requests_async(["raw-1"])
     await api.service.idle()
+
+
+CLASSES = ServiceClasses({"batch": ServiceClass(-1), "chat": ServiceClass(2)}, overtake_s=10.0)
+
+
+@on_the_modules_loop
+async def test_with_classes_a_raw_request_has_the_default_class_and_no_priority_of_its_own(
+    api: FrontendApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api.frontend._client.core, "_classes", CLASSES)
+    client = api.frontend._client.engine_core
+    await client.add_request_async(raw("raw-3", arrival_time=1000.5))
+    await eventually(lambda: api.service.streams.count == 1)
+    (run,) = api.service.streams._live.values()
+    assert run.spec.precedence == Precedence("default", 1000.5)
+    assert for_the_engine(api)["priority"] == 1_000_500
+    await client.abort_requests_async(["raw-3"])
+    await api.service.idle()
+
+
+@on_the_modules_loop
+async def test_a_request_has_the_class_of_its_call_and_its_turn_as_priority(
+    api: FrontendApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api.frontend._client.core, "_classes", CLASSES)
+    began = time.time()
+    token = CURRENT.set(ApiCall(service_class="chat"))
+    asking = asyncio.create_task(api.post("/v1/completions", prompt=[5, 6, 7], max_tokens=200, priority=-9))
+    CURRENT.reset(token)
+    await eventually(lambda: api.service.streams.count == 1)
+    (run,) = api.service.streams._live.values()
+    precedence = run.spec.precedence
+    assert precedence.service_class == "chat" and began <= precedence.arrived_s <= time.time()
+    assert for_the_engine(api)["priority"] == round(1e3 * (precedence.arrived_s - 20.0))
+    (load,) = (load for replica in api.service.replicas.values() for load in replica.host.loads())
+    assert load.precedence == precedence
+    assert (await asking).status_code == 200
 
 
 @on_the_modules_loop

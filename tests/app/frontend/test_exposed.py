@@ -249,8 +249,8 @@ async def test_the_label_is_vllms_name_and_the_logs(
     assert {"label": "mine", "outcome": "length", "status": 200, **usage}.items() <= line.items()
     assert 0 < line["ttft_s"] < line["duration_s"]
     metrics = parsed(merge([exposed.telemetry.expose("i")]))
-    assert metrics["mell_request_ttft_seconds_count"][("i",)] == 1
-    assert metrics["mell_request_itl_seconds_count"][("i",)] == 2
+    assert metrics["mell_request_ttft_seconds_count"][("default", "i")] == 1
+    assert metrics["mell_request_itl_seconds_count"][("default", "i")] == 2
 
 
 async def test_the_engines_request_belongs_to_its_calls_context(

@@ -16,7 +16,7 @@ from migration.protocol.errors import BlocksGone, TransferFailed
 from migration.protocol.messages import PathRequest, SlotRef, Tail
 from migration.protocol.ports import Slot
 from migration.protocol.record import Outcome
-from migration.protocol.request import Trait
+from migration.protocol.request import RequestSpec, Trait
 from migration.run.outputs import OutputQueue, running
 from migration.transport.shared import SharedSlots
 from policies.model import Blocks, ReplicaId
@@ -59,20 +59,25 @@ class Desk:
         return cls(await PacedEngine.start("model", PACE | pace))
 
     def ask(
-        self, key: str, prompt: tuple[int, ...], tokens: int, outputs: tuple[int, ...] = (), tail: Tail | None = None
+        self,
+        key: str,
+        prompt: tuple[int, ...],
+        tokens: int,
+        outputs: tuple[int, ...] = (),
+        tail: Tail | None = None,
+        priority: int = 0,
     ) -> Answer:
         self.answers[key] = Answer()
-        self.tasks[key] = asyncio.create_task(self._read(key, prompt, tokens, outputs, tail))
+        spec = replace(plain_spec(key, prompt, tokens), priority=priority)
+        self.tasks[key] = asyncio.create_task(self._read(key, spec, outputs, tail))
         return self.answers[key]
 
     async def done(self, *keys: str) -> None:
         await asyncio.gather(*(self.tasks[key] for key in keys or self.tasks))
 
-    async def _read(
-        self, key: str, prompt: tuple[int, ...], tokens: int, outputs: tuple[int, ...], tail: Tail | None
-    ) -> None:
+    async def _read(self, key: str, spec: RequestSpec, outputs: tuple[int, ...], tail: Tail | None) -> None:
         answer = self.answers[key]
-        async with running(self.engine, key, plain_spec(key, prompt, tokens), outputs, tail) as steps:
+        async with running(self.engine, key, spec, outputs, tail) as steps:
             async for generated in steps:
                 answer.tokens += generated.tokens
                 answer.times.append(virtual_loop().time())
@@ -206,6 +211,27 @@ async def test_youngest_request_is_preempted_and_recomputed_without_free_blocks(
     assert young.times[resumed] < waiting.times[0]
     assert tuple(old.tokens) == expected(prompt(28), 20)
     assert tuple(young.tokens) == expected(prompt(28, 1), 20)
+
+
+async def test_the_last_in_line_is_preempted_by_priority_though_it_came_first() -> None:
+    desk = await Desk.open(scheduling_policy="priority")
+    low, high = desk.ask("low", prompt(28), 20, priority=9), desk.ask("high", prompt(28, 1), 20, priority=-3)
+    await desk.done()
+    assert desk.engine.stats().preemptions == 1
+    assert high.times[-1] < low.times[-1]
+    assert max(b - a for a, b in zip(high.times, high.times[1:], strict=False)) < 0.030
+    assert tuple(low.tokens) == expected(prompt(28), 20)
+
+
+@pytest.mark.parametrize(("policy", "order"), [("fcfs", "abc"), ("priority", "cab")])
+async def test_waiting_requests_are_admitted_in_the_order_of_the_policy(policy: str, order: str) -> None:
+    desk = await Desk.open(max_num_seqs=1, scheduling_policy=policy)
+    desk.ask("first", prompt(4), 5)
+    await asyncio.sleep(0.001)
+    priorities = {"a": 5, "b": 5, "c": 1}
+    answers = {key: desk.ask(key, prompt(4, ord(key)), 2, priority=value) for key, value in priorities.items()}
+    await desk.done()
+    assert "".join(sorted(answers, key=lambda key: answers[key].times[0])) == order
 
 
 async def test_free_blocks_fall_as_requests_grow_and_return_at_the_end() -> None:

@@ -682,6 +682,16 @@ def test_the_youngest_are_queued_those_without_a_token_first(waiting: int, queue
     assert queued_keys(runs, waiting) == {f"{id}.0" for id in queued}
 
 
+def test_by_priority_the_last_in_line_are_queued() -> None:
+    priorities = {"a": 30, "b": 10, "c": 40, "d": 20}
+    runs = [
+        Run(replace(spec(id), priority=priority), 0, [1] if id in "ab" else [], 0.0, 0)
+        for id, priority in priorities.items()
+    ]
+    found = [queued_keys(runs, waiting, by_priority=True) for waiting in (1, 2, 3)]
+    assert found == [{"c.0"}, {"c.0", "d.0"}, {"a.0", "c.0", "d.0"}]
+
+
 def test_a_run_that_was_continued_decodes_from_its_first_new_token_on() -> None:
     run = Run(spec(), 1, [1, 2], 0.0, 2, resumed_at=2)
     assert not run.decodes

@@ -31,6 +31,7 @@ from migration.protocol.core_messages import (
 )
 from migration.protocol.request import IngressId, RequestSpec, Trait
 from policies.model import RequestId
+from policies.precedence import Precedence
 
 
 def test_members_are_vllms_in_vllms_order() -> None:
@@ -82,6 +83,13 @@ def decoded(frames: Frames) -> EngineCoreRequest:
 
 def spec(request: EngineCoreRequest = RICH) -> RequestSpec:
     return to_spec(encoded(request), RequestId("r"), "label", IngressId("i"))
+
+
+def test_the_engines_priority_is_that_of_the_spec() -> None:
+    assert spec().priority == decoded(continued(spec(), "name", "key", ())).priority == -2
+    ordered = to_spec(encoded(RICH), RequestId("r"), "", IngressId("i"), Precedence("chat", 3.0), priority=7)
+    assert (ordered.priority, ordered.precedence) == (7, Precedence("chat", 3.0))
+    assert [decoded(continued(ordered, "name", "key", outputs)).priority for outputs in ((), (1, 2))] == [7, 7]
 
 
 def members(request: EngineCoreRequest, *without: str) -> dict[str, Any]:

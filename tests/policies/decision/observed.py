@@ -6,7 +6,7 @@ token; what decodes, is handed over or prefills holds its blocks.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from policies.causes import Cause
@@ -17,7 +17,9 @@ from policies.decision.observation import Pool, PoolReport
 from policies.decision.reports import Report, Roster, status_of
 from policies.model import Blocks, Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestId, RequestLoad, Tokens
 from policies.plan import MoveReport, Plan
+from policies.precedence import DEFAULT_PRECEDENCE, Precedence
 
+NO_CLASSED: Mapping[str, Precedence] = {}
 C = Tokens(100)
 _PHASES = {"": Phase.DECODE, "?": Phase.WAITING, "~": Phase.PREFILL, ">": Phase.MOVING, "!": Phase.DECODE}
 _STATES = {"": ReplicaState.RUNNING, "*": ReplicaState.STARTING, "^": ReplicaState.DRAINING}
@@ -36,10 +38,20 @@ class Drawn:
 
 
 def observed(
-    drawing: str, now: float = 0.0, *, moves: str = "", most: int = 0, opening: int = 0, by_hand: str = ""
+    drawing: str,
+    now: float = 0.0,
+    *,
+    moves: str = "",
+    most: int = 0,
+    opening: int = 0,
+    by_hand: str = "",
+    classed: Mapping[str, Precedence] = NO_CLASSED,
 ) -> Drawn:
-    """The drawn cluster at `now`. `moves` are requests under way, as `p:a>b`; `most` replicas there may be."""
-    loads = tuple(_load(part) for part in drawing.split("|") if part.strip())
+    """The drawn cluster at `now`. `moves` are requests under way, as `p:a>b`; `most` replicas there may be.
+
+    `classed` are the requests that name a class.
+    """
+    loads = tuple(_load(part, classed) for part in drawing.split("|") if part.strip())
     under_way = (re.fullmatch(r"(\w+):(\w+)>(\w+)", move) for move in moves.split())
     return Drawn(
         now,
@@ -92,22 +104,25 @@ class Watcher:
             yield MoveReport(request, ReplicaId(""), ReplicaId(""), moved=True, by_hand=True)
 
 
-def _load(drawing: str) -> ReplicaLoad:
+def _load(drawing: str, classed: Mapping[str, Precedence]) -> ReplicaLoad:
     name, _, requests = drawing.partition(":")
     name, _, model = name.strip().partition("@")
     match = re.fullmatch(r"(\w+)([*^]?)", name.strip())
     if match is None:
         raise ValueError(f"{name!r} is no replica")
-    there = tuple(_request(text, age) for age, text in enumerate(reversed(requests.split())))[::-1]
+    there = tuple(_request(text, age, classed) for age, text in enumerate(reversed(requests.split())))[::-1]
     used = sum(q.tokens for q in there if q.phase is not Phase.WAITING)
     state = _STATES[match[2]]
     capacity = Tokens(0) if state is ReplicaState.STARTING else C
     return ReplicaLoad(ReplicaId(match[1]), state, "n", capacity, 1, Blocks(max(0, capacity - used)), 8, there, model)
 
 
-def _request(text: str, age: int) -> RequestLoad:
+def _request(text: str, age: int, classed: Mapping[str, Precedence]) -> RequestLoad:
     match = re.fullmatch(r"([a-z]+)(\d+)([?~>!]?)", text)
     if match is None:
         raise ValueError(f"{text!r} is no request")
     reason = "a test says so" if match[3] == "!" else None
-    return RequestLoad(RequestId(match[1]), "", Tokens(int(match[2])), _PHASES[match[3]], float(age), 0, reason)
+    precedence = classed.get(match[1], DEFAULT_PRECEDENCE)
+    return RequestLoad(
+        RequestId(match[1]), "", Tokens(int(match[2])), _PHASES[match[3]], float(age), 0, reason, precedence
+    )

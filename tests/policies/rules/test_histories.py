@@ -25,6 +25,7 @@ ticks = st.builds(
     fates=st.lists(st.sampled_from([MOVED, UNDER_WAY, STAYED]), min_size=1, max_size=3),
     loses=st.none() | st.none() | st.none() | st.integers(0, 9),
     starts=st.booleans(),
+    ranks=st.just([0]) | st.lists(st.integers(-1, 2), min_size=1, max_size=4),
 )
 histories = st.lists(ticks, min_size=1, max_size=10)
 limits = st.builds(

@@ -18,6 +18,7 @@ from app.frontend.guard.bodies import MAX_STOPS
 from app.frontend.guard.layers import guarded, vllm_environment, vllm_media_domains
 from app.frontend.guard.routes import CLOSED_ROUTES, OPEN_ROUTES
 from app.ingress.access.admission import Gate
+from app.ingress.access.classes import ClassChooser
 from app.ingress.access.keys import ApiKey, digest
 from app.ingress.access.limits import KeyLimits
 from app.ingress.errors import ApiError
@@ -25,6 +26,7 @@ from app.ingress.telemetry.requests import RequestTelemetry
 from app.settings import IngressSettings
 from deployments.metrics.exposition import merge
 from migration.protocol.reading import Reader
+from policies.precedence import ServiceClass, ServiceClasses
 from tests.app.ingress.fakes import Exchange
 from tests.deployments.metrics.test_exposition import parsed
 from tests.migration.world import spec
@@ -268,6 +270,75 @@ async def test_a_saturated_ingress_refuses() -> None:
     assert (await behind.post("/v1/models", method="GET")).status_code == 200
 
 
+CLASSES = ServiceClasses({"batch": ServiceClass(-1), "chat": ServiceClass(1)})
+
+
+def classed(*allowed: str, max_requests: int | None = None) -> Gate:
+    key = ApiKey("alice", digest("alice-key"), classes=allowed)
+    return Gate([key] if allowed else (), max_requests, chooser=ClassChooser(CLASSES, {"flex": "batch"}))
+
+
+async def shown_class(http: Request) -> ASGIApp:
+    """Answers with the class that the core below finds."""
+    call = CURRENT.get()
+    assert call is not None
+    return JSONResponse({"class": call.service_class})
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, RESPONSES, MESSAGES, "/tokenize", "/v1/embeddings"])
+async def test_a_call_has_the_class_of_its_header_or_service_tier(
+    path: str, lines: Callable[[], list[dict[str, Any]]]
+) -> None:
+    behind = Guarded(shown_class, classed())
+    asked = [({"X-Mell-Class": "chat"}, {}), ({}, {"service_tier": "flex"}), ({}, {"service_tier": "auto"}), ({}, {})]
+    found = [(await behind.post(path, headers, prompt="x", **body)).json()["class"] for headers, body in asked]
+    assert found == ["chat", "batch", "default", "default"] == [line["class"] for line in lines()]
+    assert {labels[0] for labels in behind.metrics["mell_requests_total"]} == {"chat", "batch", "default"}
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, MESSAGES])
+async def test_classes_are_refused_as_the_routes_clients_expect(path: str) -> None:
+    async def reached(http: Request) -> ASGIApp:
+        raise AssertionError
+
+    behind = Guarded(reached, classed("batch", "default"))
+    wanted = {"unknown": (400, "invalid_request_error"), "chat": (403, "permission_error")}
+    for name, (status, kind) in wanted.items():
+        response = await behind.post(path, {**KEY, "X-Mell-Class": name})
+        assert (response.status_code, response.json()["error"]["type"]) == (status, kind)
+        assert ("type" in response.json()) == (path == MESSAGES)
+    assert "default, batch, chat" in (await behind.post(path, {**KEY, "X-Mell-Class": "x"})).json()["error"]["message"]
+    assert behind.gate.running == 0
+
+
+async def test_a_call_without_a_class_has_the_first_one_of_its_key() -> None:
+    response = await Guarded(shown_class, classed("chat", "batch")).post(headers=KEY)
+    assert response.json() == {"class": "chat"}
+
+
+async def test_lower_ranks_are_refused_first() -> None:
+    async def wait(http: Request) -> ASGIApp:
+        await asyncio.sleep(1000)
+        return JSONResponse({})
+
+    behind = Guarded(wait, classed(max_requests=10))
+    low = [asyncio.create_task(behind.post(headers={"X-Mell-Class": "batch"})) for _ in range(9)]
+    await asyncio.sleep(1)
+    high = [asyncio.create_task(behind.post(headers={"X-Mell-Class": "chat"})) for _ in range(9)]
+    await asyncio.sleep(1)
+    refused = [[task.result() for task in tasks if task.done()] for tasks in (low, high)]
+    assert [len(responses) for responses in refused] == [3, 6]
+    assert {response.json()["error"]["code"] for responses in refused for response in responses} == {"saturated"}
+    assert refused[0][0].headers["retry-after"] == "1" and behind.gate.running == 9
+    await asyncio.gather(*low, *high)
+    assert behind.gate.running == 0
+
+
+async def test_the_class_of_a_client_does_not_reach_vllm() -> None:
+    response = await Guarded(gate=classed()).post(headers={"X-Mell-Class": "chat"})
+    assert response.json()["headers"] == {"content-type": "application/json"}
+
+
 async def test_a_call_is_charged_its_maximum_and_settled_to_its_use() -> None:
     async def run(http: Request) -> ASGIApp:
         used(tokens=3, prompt=10)
@@ -321,7 +392,7 @@ async def test_a_late_answer_is_a_504(path: str) -> None:
         "timeout_error",
         "the request took longer than 5 s",
     )
-    assert behind.gate._running == 0
+    assert behind.gate.running == 0
 
 
 async def test_a_late_stream_ends_with_an_error_in_its_dialect() -> None:
@@ -356,6 +427,7 @@ async def test_a_call_is_logged_and_counted(lines: Callable[[], list[dict[str, A
         "label": "mine",
         "endpoint": "chat",
         "key": "alice",
+        "class": "default",
         "model": "tiny",
         "status": 200,
         "prompt_tokens": 10,
@@ -365,7 +437,7 @@ async def test_a_call_is_logged_and_counted(lines: Callable[[], list[dict[str, A
         "resubmissions": 0,
     }
     assert expected.items() <= line.items()
-    assert behind.metrics["mell_requests_total"] == {("chat", "length+stop", "i"): 1.0}
+    assert behind.metrics["mell_requests_total"] == {("default", "chat", "length+stop", "i"): 1.0}
     assert behind.metrics["mell_request_completion_tokens_total"] == {("i",): 7.0}
 
 

@@ -235,13 +235,13 @@ async def test_a_disconnect_during_the_body_releases_the_admission(how: str) -> 
     gate = Gate(max_requests=1)
     exchange = Exchange(make_api(gate=gate), b"")
     exchange._incoming.get_nowait()
-    await eventually(lambda: gate._running == 1)
+    await eventually(lambda: gate.running == 1)
     if how == "disconnect":
         exchange.disconnect()
     else:
         exchange.task.cancel()
     await exchange.ended()
-    assert gate._running == 0
+    assert gate.running == 0
 
 
 async def test_the_length_of_prompts_is_limited() -> None:
@@ -287,10 +287,26 @@ async def test_an_invalid_file_is_logged_and_leaves_the_keys(tmp_path: Path, cap
     assert (await api.complete(max_tokens=1)).status_code == 401
 
 
+async def test_a_file_with_an_unknown_class_is_logged_and_leaves_the_keys(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "keys.yaml"
+    path.write_text(entry("alice", "alice-key"))
+    file = KeyFile(str(path))
+    gate = Gate(file.read())
+    path.write_text(entry("bob", "bob-key") + "  classes: [gold]\n")
+    with caplog.at_level(logging.ERROR, logger="ray.serve"):
+        gate.reload(file)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"the API keys remain unchanged: {path}: key 1 lists 'gold'; the classes are default"
+    ]
+    assert gate.authenticate("alice-key") is not None
+
+
 async def test_a_removed_key_does_not_end_its_running_requests() -> None:
     gate = Gate([key("alice")], clock=Clock())
     api = make_api(gate=gate)
     asking = asyncio.create_task(api.complete(ALICE, max_tokens=300))
     await eventually(lambda: api.backend.streams.count == 1)
     gate.replace_keys([key("bob")])
-    assert (await asking).status_code == 200 and gate._running == 0
+    assert (await asking).status_code == 200 and gate.running == 0

@@ -9,7 +9,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.ingress.access.keys import ApiKey, KeyFile, KeyListError, bearer, digest, entry, find, new_key, parse_keys
+from app.ingress.access.keys import (
+    ApiKey,
+    KeyFile,
+    KeyListError,
+    bearer,
+    check_classes,
+    digest,
+    entry,
+    find,
+    new_key,
+    parse_keys,
+)
 from app.ingress.access.limits import KeyLimits
 
 A, B = digest("a"), digest("b")
@@ -30,6 +41,14 @@ def test_a_list_in_yaml_equals_the_list_in_json() -> None:
 """
     keys = (ApiKey("team-a", A, KeyLimits(600, 9, 8)), ApiKey("b.2", B))
     assert parse_keys(yaml, "here") == parse_keys(json.dumps(entries), "here") == keys
+
+
+def test_a_key_lists_its_classes() -> None:
+    keys = parse_keys(f"- {{name: a, sha256: {A}, classes: [batch, gold]}}\n- {{name: b, sha256: {B}}}", "here")
+    assert [key.classes for key in keys] == [("batch", "gold"), ()]
+    check_classes(keys, ("default", "batch", "gold"), "here")
+    with pytest.raises(KeyListError, match=r"^here: key 1 lists 'gold'; the classes are default, batch$"):
+        check_classes(keys, ("default", "batch"), "here")
 
 
 SECRET = "mell-this-is-the-key-itself"
@@ -59,6 +78,9 @@ BAD = {
     "a limit in quotes": (f"- {{name: a, sha256: {A}, tokens_per_minute: '9'}}", "tokens_per_minute: write a whole"),
     "an unknown limit": (f"- {{name: a, sha256: {A}, {SECRET}: 9}}", "key 1 has an unknown member"),
     "a member that is no text": (f"- {{name: a, sha256: {A}, 9: 9}}", "key 1 has an unknown member"),
+    "no class": (f"- {{name: a, sha256: {A}, classes: []}}", "key 1, classes: write a list with the name of a service"),
+    "a class that is no list": (f"- {{name: a, sha256: {A}, classes: gold}}", "key 1, classes: write a list"),
+    "a class that is no text": (f"- {{name: a, sha256: {A}, classes: [9]}}", "key 1, classes: write a list"),
     "a name twice": (f"- {{name: a, sha256: {A}}}\n- {{name: a, sha256: {B}}}", "keys 1 and 2 have the same name"),
     "a key twice": (f"- {{name: a, sha256: {A}}}\n- {{name: b, sha256: {A}}}", "keys 1 and 2 have the same sha256"),
 }

@@ -41,7 +41,9 @@ def check(operation: Operation, response: httpx.Response) -> None:
 
 def fits(model: type[BaseModel], value: Any, whole: bool = True) -> None:
     """Assert that the model describes the value; `whole`: with every member of it."""
-    parsed = model.model_validate_json(json.dumps(value), strict=True).model_dump(mode="json", exclude_unset=True)
+    parsed = model.model_validate_json(json.dumps(value), strict=True).model_dump(
+        mode="json", exclude_unset=True, by_alias=True
+    )
     assert parsed == value or not whole
 
 

@@ -59,7 +59,7 @@ async def _serve() -> None:
         return JSONResponse(
             {
                 "conversations": service.streams.count,
-                "requests": sum(api.backend.gate._running for api in apis),
+                "requests": sum(api.backend.gate.running for api in apis),
                 "idle": all(replica.idle for replica in service.replicas.values()),
                 "tasks": len(asyncio.all_tasks()),
             }

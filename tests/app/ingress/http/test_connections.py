@@ -100,7 +100,7 @@ async def test_a_client_that_stops_within_its_body_gets_408(api: Api, monkeypatc
         assert response.startswith(b"HTTP/1.1 408 ")
         await client.send(b"x")
         assert b'"only 9 bytes of the body arrived in time","type":"timeout_error"' in await client.ended()
-    assert api.backend.gate._running == 0
+    assert api.backend.gate.running == 0
 
 
 async def test_the_time_limit_of_a_body_grows_with_its_size(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:

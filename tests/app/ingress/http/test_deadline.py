@@ -25,7 +25,7 @@ def slow_api(step_s: float = 0.01, **options: Any) -> Api:
 
 async def left_nothing(api: Api) -> None:
     await api.backend.service.idle()
-    assert api.backend.gate._running == 0
+    assert api.backend.gate.running == 0
 
 
 async def test_a_whole_answer_that_takes_too_long_is_a_504() -> None:

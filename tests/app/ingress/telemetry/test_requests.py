@@ -91,6 +91,7 @@ def test_the_log_line_of_a_request(telemetry: RequestTelemetry, clock: Clock, li
             "label": "mine",
             "endpoint": "completions",
             "key": "team",
+            "class": "default",
             "model": "tiny",
             "prompt_tokens": 4,
             "completion_tokens": 3,
@@ -108,13 +109,16 @@ def test_metrics_of_two_requests(telemetry: RequestTelemetry, clock: Clock) -> N
     answer(telemetry, clock)
     answer(telemetry, clock, steps=1, finish="length")
     seen = values(telemetry)
-    assert seen["mell_requests_total"] == {("completions", "stop", "i"): 1, ("completions", "length", "i"): 1}
+    assert seen["mell_requests_total"] == {
+        ("default", "completions", "stop", "i"): 1,
+        ("default", "completions", "length", "i"): 1,
+    }
     assert seen["mell_request_prompt_tokens_total"] == {("i",): 8}
     assert seen["mell_request_completion_tokens_total"] == {("i",): 4}
-    assert seen["mell_request_ttft_seconds_count"] == {("i",): 2}
-    assert seen["mell_request_ttft_seconds_sum"] == {("i",): 4.0}
-    assert seen["mell_request_itl_seconds_count"] == {("i",): 2}
-    assert seen["mell_request_itl_seconds_sum"] == {("i",): 0.5}
+    assert seen["mell_request_ttft_seconds_count"] == {("default", "i"): 2}
+    assert seen["mell_request_ttft_seconds_sum"] == {("default", "i"): 4.0}
+    assert seen["mell_request_itl_seconds_count"] == {("default", "i"): 2}
+    assert seen["mell_request_itl_seconds_sum"] == {("default", "i"): 0.5}
     assert seen["mell_requests_running"] == {("i",): 0}
 
 
@@ -145,7 +149,7 @@ def test_an_exception_sets_the_outcome(telemetry: RequestTelemetry, end: str, li
     error, outcome, status = ENDS[end]
     with pytest.raises(type(error)), telemetry.begin("chat"):
         raise error
-    assert values(telemetry)["mell_requests_total"] == {("chat", outcome, "i"): 1}
+    assert values(telemetry)["mell_requests_total"] == {("default", "chat", outcome, "i"): 1}
     assert values(telemetry)["mell_requests_running"] == {("i",): 0}
     (line,) = lines
     assert (line["outcome"], line["status"]) == (outcome, status)
@@ -189,10 +193,10 @@ def test_several_choices_are_one_request(
         observer.answered(4, ["stop", "length"])
     seen = values(telemetry)
     # TTFT is per request, inter-token latency per choice.
-    assert seen["mell_request_ttft_seconds_sum"] == {("i",): 1.0}
-    assert seen["mell_request_ttft_seconds_count"] == {("i",): 1}
-    assert seen["mell_request_itl_seconds_sum"] == {("i",): 2.0 + 2.5}
-    assert seen["mell_request_itl_seconds_count"] == {("i",): 2}
+    assert seen["mell_request_ttft_seconds_sum"] == {("default", "i"): 1.0}
+    assert seen["mell_request_ttft_seconds_count"] == {("default", "i"): 1}
+    assert seen["mell_request_itl_seconds_sum"] == {("default", "i"): 2.0 + 2.5}
+    assert seen["mell_request_itl_seconds_count"] == {("default", "i"): 2}
     assert (lines[0]["outcome"], lines[0]["moves"], lines[0]["prompt_tokens"]) == ("length+stop", 2, 3)
 
 

@@ -118,6 +118,7 @@ async def test_the_trace_of_an_answer(traced: Traced) -> None:
         "gen_ai.usage.input_tokens": answer["usage"]["prompt_tokens"],
         "gen_ai.usage.output_tokens": 7,
         "mell.label": "mine",
+        "mell.class": "default",
         "mell.moves": 0,
         "mell.resubmissions": 0,
         "mell.outcome": "length",

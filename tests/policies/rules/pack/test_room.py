@@ -18,5 +18,9 @@ def test_a_request_is_found_as_by_sorting(sizes: list[tuple[int, bool]], tokens:
         cluster.place(request, replica)
     cluster.settle()
     movable = sorted((q for q in replica.requests.values() if not q.pinned), key=by_size)
-    assert smallest(cluster, replica, tokens) is next((q for q in movable if q.tokens >= tokens), None)
-    assert largest_below(cluster, replica, tokens) is next((q for q in reversed(movable) if q.tokens < tokens), None)
+    assert smallest(cluster, replica.requests.values(), tokens) is next(
+        (q for q in movable if q.tokens >= tokens), None
+    )
+    assert largest_below(cluster, replica.requests.values(), tokens) is next(
+        (q for q in reversed(movable) if q.tokens < tokens), None
+    )

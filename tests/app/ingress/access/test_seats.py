@@ -1,0 +1,96 @@
+"""Seats by rank: lower ranks are refused first, and none for ever."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.ingress.access.seats import Seats
+
+RANKS = (-1, 0, 2)
+
+
+def flooded(seats: Seats, rank: int, most: int = 1000) -> int:
+    """The number of requests of a rank that find seats, one after the other."""
+    found = 0
+    while found < most and seats.take():
+        if not seats.assign(rank):
+            seats.leave(None)
+            break
+        found += 1
+    return found
+
+
+def test_with_one_rank_all_seats_are_its() -> None:
+    seats = Seats(20, (0,))
+    assert flooded(seats, 0) == 20 == seats.taken
+    assert not seats.take()
+    seats.leave(0)
+    assert flooded(seats, 0) == 1
+
+
+def test_without_a_limit_nobody_is_refused() -> None:
+    assert flooded(Seats(None, RANKS), -1, most=500) == 500
+
+
+def test_lower_ranks_are_refused_while_higher_ones_find_seats() -> None:
+    seats = Seats(100, RANKS)
+    # One seat is the own one of each of the two other ranks.
+    assert (flooded(seats, -1), flooded(seats, 0), flooded(seats, 2)) == (78, 11, 11)
+    assert seats.taken == 100
+    seats.leave(-1)
+    assert (flooded(seats, -1), flooded(seats, 0), flooded(seats, 2)) == (0, 0, 1)
+
+
+def test_every_rank_keeps_a_seat_of_its_own() -> None:
+    seats = Seats(100, RANKS)
+    assert (flooded(seats, 2), flooded(seats, 0), flooded(seats, -1)) == (98, 1, 1)
+
+
+@pytest.mark.parametrize("most", [3, 4, 7])
+def test_few_seats_are_shared_in_the_same_way(most: int) -> None:
+    seats = Seats(most, RANKS)
+    assert flooded(seats, 2) == most - 2
+    assert (flooded(seats, 0), flooded(seats, -1)) == (1, 1)
+
+
+def test_a_request_without_a_rank_yet_takes_a_seat() -> None:
+    seats = Seats(2, (0,))
+    assert (seats.take(), seats.take(), seats.take(), seats.taken) == (True, True, False, 2)
+    seats.leave(None)
+    assert seats.taken == 1
+
+
+calls = st.lists(st.tuples(st.sampled_from(RANKS), st.booleans()), max_size=120)
+
+
+@given(st.integers(3, 40), calls)
+def test_in_any_history_own_seats_are_free_and_lower_ranks_are_refused_first(
+    most: int, history: list[tuple[int, bool]]
+) -> None:
+    seats, taken = Seats(most, RANKS), Counter[int]()
+    for rank, arrives in history:
+        if not arrives:
+            if taken[rank]:
+                seats.leave(rank)
+                taken[rank] -= 1
+            continue
+        free = {each: _would_seat(seats, each) for each in RANKS}
+        assert all(free[each] for each in RANKS if not taken[each]), "a rank without requests has a seat"
+        for lower, higher in ((-1, 0), (0, 2)):
+            assert free[higher] or not free[lower] or not taken[lower], "a lower rank finds a seat, a higher one none"
+        if free[rank]:
+            assert seats.take() and seats.assign(rank)
+            taken[rank] += 1
+        assert seats.taken == taken.total() <= most
+
+
+def _would_seat(seats: Seats, rank: int) -> bool:
+    if not seats.take():
+        return False
+    if not seats.assign(rank):
+        seats.leave(None)
+        return False
+    seats.leave(rank)
+    return True
