@@ -6,9 +6,10 @@
     python -m benchmarks.economics --foretell DIR    simulate the runs without carrying them out, --repeat seeds each
         --against FILE                               and compare their means with the ranges of the runs of a file
 
-Variants: `mell` packs, migrates, opens and closes replicas; `worst_fit` places where there is most room, opens and
-closes, and never migrates; `pack_unmoved` packs arrivals, and never migrates; `serve` leaves the number of replicas to
-Serve, and `serve_quick` does so with shorter delays.
+Variants: `mell` packs, migrates, opens and closes replicas with a fixed slack; `mell_slo` does so for a service level
+(`--slo`), from which its reserve follows; `load_balance` migrates from the highest load to the lowest; `worst_fit`
+places where there is most room, opens and closes, and never migrates; `pack_unmoved` packs arrivals, and never
+migrates; `serve` leaves the number of replicas to Serve, and `serve_quick` does so with shorter delays.
 Replicas are paced (no GPU, no model). A run starts the application anew, and takes its warm-up and its window plus
 about a minute; variants run in turns. Runs that are already in the file are not repeated.
 """
@@ -22,12 +23,23 @@ from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 
 from app.replay.measurements import ReplaySample
 from app.simulator.errors import BadInput
-from benchmarks.economics.case import BASELINE, SCHEDULERS, Conditions, LiveCase, default_pace, read_window, turns
+from benchmarks.economics.case import (
+    BASELINE,
+    FOLLOWS_LEVEL,
+    SCHEDULERS,
+    Conditions,
+    LiveCase,
+    default_pace,
+    read_level,
+    read_window,
+    turns,
+)
 from benchmarks.economics.figures import figures
 from benchmarks.economics.measure import arrivals, perform
 from benchmarks.economics.observed import LiveRun, append_run, missing, read_runs
 from benchmarks.economics.predict import calibration, costs_of, foretell, is_predictable, predict, predictable
 from benchmarks.economics.report import RunFigures, compare, judge, render
+from deployments.config import ServiceLevelSettings
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
@@ -44,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(_tables(read_runs(given.report), given.baseline))
         else:
             cases = _cases(given, given.traces)
-            _measure(cases, given.traces, given.out, given.record)
+            _measure(cases, given.traces, given.out, given.record, given.at_most)
             print(_tables([run for run in read_runs(given.out) if run.case in set(cases)], given.baseline))
     except BadInput as error:
         print(error, file=sys.stderr)
@@ -83,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
         help="traces, each with the minute of its warm-up's begin and a factor on its times (default: %(default)s)",
     )
     add("--repeat", type=int, default=3, help="runs of each variant and window (default: %(default)s)")
+    add("--at-most", type=int, metavar="N", help="carry out no more than N of the missing runs (default: all)")
     add("--seconds", type=float, default=usual.seconds, help="length of a window (default: %(default)s)")
     add("--warmup", type=float, default=usual.warmup_s, help="seconds before it (default: %(default)s)")
     add("--token-scale", type=float, default=1.0, help="factor on lengths (default: %(default)s)")
@@ -106,12 +119,29 @@ def _parser() -> argparse.ArgumentParser:
         default=usual.ongoing,
         help="target requests per replica of `serve` (default: %(default)s)",
     )
+    add(
+        "--delays",
+        type=float,
+        nargs=2,
+        metavar=("UP", "DOWN"),
+        default=(usual.upscale_s, usual.downscale_s),
+        help="delays of `serve_quick` in seconds (default: %(default)s)",
+    )
+    add(
+        "--slo",
+        metavar="LEVEL",
+        help="service level of `mell_slo`: ttft_p99_s=S, itl_p99_ms=MS or both, separated by a comma",
+    )
     add("--baseline", choices=SCHEDULERS, default=BASELINE, help="reference of the ratios (default: %(default)s)")
     return parser
 
 
 def _cases(given: argparse.Namespace, traces: Path) -> list[LiveCase]:
     """The runs asked for. Raises `BadInput` now for a missing window, since its run may be days away."""
+    level = read_level(given.slo) if given.slo else ServiceLevelSettings()
+    if level.level is None and set(given.variants) & set(FOLLOWS_LEVEL):
+        raise BadInput("mell_slo needs a service level: give --slo.")
+    upscale_s, downscale_s = given.delays
     conditions = Conditions(
         warmup_s=given.warmup,
         seconds=given.seconds,
@@ -119,6 +149,10 @@ def _cases(given: argparse.Namespace, traces: Path) -> list[LiveCase]:
         slack=given.slack,
         foresight_s=given.foresight,
         ongoing=given.ongoing,
+        upscale_s=upscale_s,
+        downscale_s=downscale_s,
+        ttft_p99_s=level.ttft_p99_s,
+        itl_p99_ms=level.itl_p99_ms,
         pace=default_pace().model_copy(update={"startup_s": given.startup}),
     )
     windows = [read_window(text, given.token_scale) for text in given.windows]
@@ -128,14 +162,14 @@ def _cases(given: argparse.Namespace, traces: Path) -> list[LiveCase]:
     return cases
 
 
-def _measure(cases: Sequence[LiveCase], traces: Path, out: Path, record: Path | None) -> None:
+def _measure(cases: Sequence[LiveCase], traces: Path, out: Path, record: Path | None, at_most: int | None) -> None:
     left = missing(cases, read_runs(out))
     with tqdm(total=len(cases), initial=len(cases) - len(left), unit="run", desc="economics") as bar:
 
         def show(now: ReplaySample) -> None:
             bar.set_postfix(at_s=round(now.at_s), running=now.running, done=now.finished, errors=now.errors)
 
-        for case in left:
+        for case in left[:at_most]:
             bar.set_description(f"{case.variant} on {case.window.name}")
             append_run(out, perform(case, traces, show, record))
             bar.update()

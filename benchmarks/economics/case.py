@@ -5,10 +5,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from app.simulator.errors import BadInput
+from deployments.config import ServiceLevelSettings
 from deployments.engine.pace import Pace
+from policies.cost.service import ServiceLevel
 
 SCHEDULERS: Mapping[str, Mapping[str, Any]] = {
     "mell": {"policy": "pack", "mode": "act"},
+    "mell_slo": {"policy": "pack", "mode": "act"},
+    "load_balance": {"policy": "load_balance", "mode": "act"},
     "worst_fit": {"policy": "worst_fit", "mode": "act", "moves_per_epoch": 0},
     "pack_unmoved": {"policy": "pack", "mode": "act", "moves_per_epoch": 0},
     "serve": {"policy": "worst_fit", "mode": "off"},
@@ -16,11 +20,12 @@ SCHEDULERS: Mapping[str, Mapping[str, Any]] = {
 }
 """Settings of the scheduler by variant. `serve` leaves the number of replicas to Serve, and places by worst fit."""
 
-DELAYS: Mapping[str, Mapping[str, float]] = {
-    "serve": {},
-    "serve_quick": {"upscale_delay_s": 2.0, "downscale_delay_s": 30.0},
-}
-"""Settings of Serve's autoscaler, by variant; with its defaults it closes no replica within ten minutes."""
+FOLLOWS_LEVEL = ("mell_slo",)
+"""The variants that get the service level of the conditions, instead of their slack and foresight."""
+
+SERVE_SCALES = ("serve", "serve_quick")
+"""The variants in which Serve's autoscaler decides: with its default delays, with which it closes no replica within ten
+minutes, and with those of the conditions."""
 
 BASELINE = "worst_fit"
 """The default reference of ratios."""
@@ -66,9 +71,10 @@ class Conditions:
     """The conditions shared by all variants.
 
     Requests of the first `warmup_s` seconds do not count, those of the next `seconds` do; Serve's autoscaler needs the
-    warm-up to scale to the load. `ongoing` is this autoscaler's target, in requests per replica. The KV capacity of
-    `slack` replicas is kept free. `foresight_s` is off by default: the scheduler remembers rises in demand for longer
-    than a run lasts, and every run begins with a rise from zero.
+    warm-up to scale to the load. `ongoing` is this autoscaler's target, in requests per replica, and `upscale_s` and
+    `downscale_s` are the delays of `serve_quick`. The KV capacity of `slack` replicas is kept free. `foresight_s` is
+    off by default: the scheduler remembers rises in demand for longer than a run lasts, and every run begins with a
+    rise from zero. The service level `ttft_p99_s`, `itl_p99_ms` is for the variants that follow one.
     """
 
     warmup_s: float = 120.0
@@ -78,6 +84,10 @@ class Conditions:
     slack: float = 0.5
     foresight_s: float = 0.0
     ongoing: int = 10
+    upscale_s: float = 2.0
+    downscale_s: float = 30.0
+    ttft_p99_s: float | None = None
+    itl_p99_ms: float | None = None
     pace: Pace = field(default_factory=default_pace)
 
     @property
@@ -86,14 +96,22 @@ class Conditions:
         return self.warmup_s + self.seconds
 
     @property
+    def level(self) -> ServiceLevel | None:
+        """The service level, None without one."""
+        return ServiceLevelSettings(ttft_p99_s=self.ttft_p99_s, itl_p99_ms=self.itl_p99_ms).level
+
+    @property
     def name(self) -> str:
         """The conditions' text in reports."""
         pace = self.pace
+        parts = [(self.ttft_p99_s, "TTFT p99 {:g} s"), (self.itl_p99_ms, "ITL p99 {:g} ms")]
+        level = " and ".join(text.format(value) for value, text in parts if value is not None)
         return (
             f"{self.seconds:g} s after {self.warmup_s:g} s of warm-up, up to {self.max_replicas} replicas of "
             f"{pace.num_gpu_blocks_override * pace.block_size:,} tokens that start in {pace.startup_s:g} s and decode "
             f"in {1e3 * pace.decode_s:g} ms, epochs of {self.epoch_s:g} s, slack {self.slack:g}, foresight "
-            f"{self.foresight_s:g} s; Serve's target is {self.ongoing} requests per replica"
+            f"{self.foresight_s:g} s; Serve's target is {self.ongoing} requests per replica, after delays of "
+            f"{self.upscale_s:g} and {self.downscale_s:g} s; service level: {level or 'none'}"
         )
 
 
@@ -127,15 +145,29 @@ def settings(case: LiveCase) -> dict[str, Any]:
     """The application's settings, in addition to those of `serve_config.yaml`."""
     conditions = case.conditions
     scaling: dict[str, float] = {"min_replicas": 1, "initial_replicas": 1, "max_replicas": conditions.max_replicas}
-    if case.variant in DELAYS:
-        scaling |= {"target_ongoing_requests": conditions.ongoing, **DELAYS[case.variant]}
-    scheduler = {"epoch_s": conditions.epoch_s, "slack": conditions.slack, "foresight_s": conditions.foresight_s}
+    if case.variant in SERVE_SCALES:
+        scaling["target_ongoing_requests"] = conditions.ongoing
+    if case.variant == "serve_quick":
+        scaling |= {"upscale_delay_s": conditions.upscale_s, "downscale_delay_s": conditions.downscale_s}
+    if case.variant in FOLLOWS_LEVEL:
+        kept = {"slo": {"ttft_p99_s": conditions.ttft_p99_s, "itl_p99_ms": conditions.itl_p99_ms}}
+    else:
+        kept = {"slack": conditions.slack, "foresight_s": conditions.foresight_s}
     return {
         "engine": "paced",
         "engine_kwargs": conditions.pace.model_dump(),
-        "scheduler": {**SCHEDULERS[case.variant], **scheduler},
+        "scheduler": {**SCHEDULERS[case.variant], "epoch_s": conditions.epoch_s, **kept},
         "deployment_config": {"autoscaling_config": scaling},
     }
+
+
+def read_level(text: str) -> ServiceLevelSettings:
+    """Parse a service level of the command line, like `ttft_p99_s=2,itl_p99_ms=200`. Raises `BadInput`."""
+    parts = (part.partition("=") for part in text.split(","))
+    try:
+        return ServiceLevelSettings.model_validate({name: float(value) for name, _, value in parts})
+    except ValueError:
+        raise BadInput(f"{text} is not a service level: write ttft_p99_s=2, itl_p99_ms=200, or both.") from None
 
 
 def read_window(text: str, token_scale: float = 1.0) -> RunWindow:

@@ -11,12 +11,14 @@ from statistics import median
 
 from app.replay.trace import TraceRequest
 from app.simulator.costs.costs import ComputeCosts, Costs, LinkCosts, MigrationCosts
+from app.simulator.outcome.metrics import Window, inter_token
 from app.simulator.outcome.recorder import EpochSample, EventRecorder
+from app.simulator.outcome.statistics import quantile
 from app.simulator.workload.workload import Job
 from app.simulator.world.observer import Life, TransferOutcome
 from app.simulator.world.setup import Setup
 from app.simulator.world.world import simulate
-from benchmarks.economics.case import SCHEDULERS, LiveCase
+from benchmarks.economics.case import FOLLOWS_LEVEL, SCHEDULERS, LiveCase
 from benchmarks.economics.figures import Figures, delays, startups, usage
 from benchmarks.economics.observed import LiveRun, ObservedMigration, ServedRequest
 from deployments.config import SchedulerSettings
@@ -31,8 +33,11 @@ LIVE = SchedulerSettings()
 """The live scheduler's defaults, which the runs do not change."""
 MEMCPY_BYTES_PER_S = 1e9
 """A copy within one machine; with four bytes per token of a paced engine, never a bottleneck."""
-LAG_S = 0.02
-"""Longest time by which the client sends a request too late."""
+LAG_S = 0.004
+"""Longest time by which the client sends a request too late, in 99 % of the cases."""
+INGRESS_S, INGRESS_SHARE = 0.018, 0.01
+"""Time to the first token beside the engine's, and the percentile of measured first tokens that it is: one that waits
+neither for a step nor for another prefill."""
 SERVE_STARTS_S = (1.7, 3.0)
 """Shortest and longest time that a start takes beside the engine's: Serve's loop, the process, and its first report.
 
@@ -57,9 +62,17 @@ def costs_of(pace: Pace, runs: Sequence[LiveRun]) -> Costs:
         name="paced",
         slots=False,
         startup_s=LISTED_S + median(starts) if starts else pace.startup_s,
+        ingress_s=ingress_s(pace, [request for run in runs for request in run.observed.requests]),
         compute=compute_costs(pace),
         migration=migration_costs(moves, pace),
     )
+
+
+def ingress_s(pace: Pace, requests: Sequence[ServedRequest]) -> float:
+    """The time to a first token beside the prefill's, of requests that waited neither for a step nor for a prefill."""
+    costs, chunk = pace.costs, pace.max_num_batched_tokens
+    beside = [r.first_s - r.at_s - costs.prefill_s(r.prompt, 0, chunk) for r in requests if r.first_s is not None]
+    return max(0.0, quantile(sorted(beside), INGRESS_SHARE)) if beside else 0.0
 
 
 def compute_costs(pace: Pace) -> ComputeCosts:
@@ -99,8 +112,9 @@ def calibration(costs: Costs) -> str:
     moving = costs.migration
     assert moving is not None
     return (
-        f"Calibrated: a replica starts in {costs.startup_s:.1f} s, a round of copying takes "
-        f"{1e3 * moving.intra.latency_s:.1f} ms, a hand-over {1e3 * moving.handover_s:.1f} ms."
+        f"Calibrated: a replica starts in {costs.startup_s:.1f} s, a first token takes {1e3 * costs.ingress_s:.0f} ms "
+        f"beside the engine's time, a round of copying takes "
+        f" {1e3 * moving.intra.latency_s:.1f} ms, a hand-over {1e3 * moving.handover_s:.1f} ms."
     )
 
 
@@ -117,7 +131,8 @@ def foretell(case: LiveCase, due: Sequence[TraceRequest], seed: int) -> Figures:
     """The simulated figures of a run that has not been carried out.
 
     What a run leaves to chance is drawn: the phase of the scheduler's epochs, when each request arrives within `LAG_S`,
-    and how long Serve takes to start a replica beside the engine.
+    and how long Serve takes to start a replica beside the engine. Times outside of the engines are those of earlier
+    runs.
     """
     draw, conditions = random.Random(seed), case.conditions
     phase_s = draw.uniform(0.0, conditions.epoch_s)
@@ -132,6 +147,7 @@ def foretell(case: LiveCase, due: Sequence[TraceRequest], seed: int) -> Figures:
         name="paced",
         slots=False,
         startup_s=pace.startup_s + draw.uniform(*SERVE_STARTS_S),
+        ingress_s=INGRESS_S,
         compute=compute_costs(pace),
         migration=MigrationCosts(
             intra=link, inter=link, kv_bytes=TOKEN_BYTES, block_tokens=pace.block_size, handover_s=HANDOVER_S
@@ -151,9 +167,13 @@ def simulated(case: LiveCase, jobs: Sequence[Job], costs: Costs) -> Figures:
     made = [t for t in recorder.transfers if t.outcome is not TransferOutcome.DEFERRED]
     ordered = [t for t in made if begin <= t.began_s < end]
     completed = [t for t in ordered if t.completed]
+    # As measured, the gaps of requests that arrive in the window, up to their ends.
+    gaps = inter_token(recorder, Window(begin, max((each.ended_s for each in done), default=end))) or {}
     return {
         **usage(listed(recorder.epochs), begin, end),
         **delays(done),
+        "gap_p99": gaps.get("p99"),
+        "gap_max": gaps.get("max"),
         "preemptions": sum(begin <= at_s < end for at_s, _ in recorder.preemptions),
         "migrations": len(completed),
         "migrations_kv": sum(t.path is Path.KV for t in completed),
@@ -177,13 +197,13 @@ def listed(epochs: Sequence[EpochSample]) -> list[tuple[float, int]]:
 def setup_of(case: LiveCase, costs: Costs) -> Setup:
     """The cluster and the limits of a case; empty replicas linger for one start-up time, as live."""
     conditions, pace = case.conditions, case.conditions.pace
-    moves = SCHEDULERS[case.variant].get("moves_per_epoch")
+    follows = case.variant in FOLLOWS_LEVEL
     limits = Limits(
-        moves_per_epoch=moves,
+        moves_per_epoch=SCHEDULERS[case.variant].get("moves_per_epoch"),
         cooldown_s=LIVE.cooldown_s,
-        slack=conditions.slack,
-        foresight_s=conditions.foresight_s,
-        linger_s=costs.startup_s,
+        slack=0.0 if follows else conditions.slack,
+        foresight_s=0.0 if follows else conditions.foresight_s,
+        linger_s=0.0 if follows else costs.startup_s,
     )
     return Setup(
         capacity=Tokens(pace.num_gpu_blocks_override * pace.block_size),
@@ -195,6 +215,7 @@ def setup_of(case: LiveCase, costs: Costs) -> Setup:
         limits=limits,
         moves_at_once=LIVE.moves_at_once,
         moves_per_replica=Terms().moves_per_replica,
+        service=conditions.level if follows else None,
     )
 
 

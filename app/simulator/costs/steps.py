@@ -37,6 +37,7 @@ class StepTimes:
         self._step_s = 1 / rate
         self.prefills = self._costs.prefill
         self.interferes = self._costs.prefill and self._costs.interference
+        """True if requests join an engine, and leave it, only between two steps of all its requests."""
 
     def decode(self, batch: int, context: float) -> Leg:
         """Steps that decode `batch` requests, whose `context` tokens in total grow by one per request and step."""

@@ -69,7 +69,7 @@ def measure(recorder: EventRecorder, jobs: Sequence[Job], window: Window) -> Met
         "requests_finished": len(lives),
         "requests_finished_per_s": len(lives) / seconds,
         **_delays(lives),
-        "itl_s": _inter_token(recorder, window),
+        "itl_s": inter_token(recorder, window),
     }
 
 
@@ -198,7 +198,7 @@ def _delays(lives: Sequence[Life]) -> Metrics:
     }
 
 
-def _inter_token(recorder: EventRecorder, window: Window) -> dict[str, float] | None:
+def inter_token(recorder: EventRecorder, window: Window) -> dict[str, float] | None:
     """The times between two tokens of a request, in seconds, pauses by moves and preemptions included."""
     tokens: dict[int, float] = {}
     for (span, step), count in recorder.steps.items():

@@ -83,10 +83,14 @@ class Batch:
         """The step count, relative to an arbitrary beginning."""
         return self._steps + (self._leg.steps(now - self._since) if self.size and now > self._since else 0.0)
 
+    def left(self, now: float) -> float:
+        """The part of the step under way that is left, 0 between two steps and without requests."""
+        steps = self.steps(now) + NEARLY
+        return math.ceil(steps) - steps + NEARLY if self.size and steps % 1 > 2 * NEARLY else 0.0
+
     def rest_s(self, now: float) -> float:
         """Seconds until the end of the step under way, 0 between two steps and without requests."""
-        steps = self.steps(now) + NEARLY
-        return self._leg.seconds(math.ceil(steps) - steps) if self.size and steps % 1 > 2 * NEARLY else 0.0
+        return self._leg.seconds(self.left(now))
 
     def count(self, now: float) -> None:
         """Store the step count as `counted`, plus the tolerance, so that rounding errors hide no whole token."""
@@ -107,6 +111,8 @@ class Batch:
     def sync(self, now: float) -> None:
         """Bring the step count up to date."""
         steps = self.steps(now)
+        if self._times.interferes and abs(steps - round(steps)) < NEARLY:
+            steps = float(round(steps))  # steps are whole: rounding errors must not add up
         if steps > self._steps:
             done = steps - self._steps
             self._gaps.add(self._leg.step_s + self._leg.growth_s * done)

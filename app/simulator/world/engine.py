@@ -5,8 +5,9 @@
        +---preempted-----+------------------------+--freeze--> frozen --release--> gone
 
 As long as the running requests stay the same, decoding follows a closed formula; a step that prefills is a separate
-event. Times are seconds of virtual time. The caller passes the current time to every change, and calls `settle` after
-the last of simultaneous changes.
+event. If prefills share the steps of decoding requests, requests are admitted, preempted and frozen between two steps,
+as in a real engine: an arrival waits for the end of the step under way. Times are seconds of virtual time. The caller
+passes the current time to every change, and calls `settle` after the last of simultaneous changes.
 """
 
 import math
@@ -81,6 +82,8 @@ class SimulatedEngine:
         self._prefills: deque[Live] = deque()
         self._chunks: list[tuple[Live, int]] = []
         self._step_ends = NEVER
+        self._awaited = NEVER
+        """The end of the decoding step under way, if a request waits for it."""
         self._admitted: list[Live] = []
         self._started: list[Live] = []
 
@@ -98,14 +101,21 @@ class SimulatedEngine:
         """Seconds to load blocks that have arrived: they wait for the next step, and are loaded in it."""
         if not self._times.prefills:
             return 0.0
-        rest_s = self._step_ends - now if self._in_step else self.batch.rest_s(now)
-        return rest_s + self._times.decode(self.batch.size + 1, self.batch.context(now)).step_s
+        return self.rest_s(now) + self._times.decode(self.batch.size + 1, self.batch.context(now)).step_s
+
+    def rest_s(self, now: float) -> float:
+        """Seconds until the end of the step under way; 0 between two steps."""
+        return self._step_ends - now if self._in_step else self.batch.rest_s(now)
+
+    def ends_with_step(self, live: Live, now: float) -> bool:
+        """True if the step under way generates the last token of a decoding request."""
+        return self._times.interferes and self._whole(live, now) >= live.job.prompt + live.job.output
 
     def due(self) -> float:
         """The time of the next `settle` if nothing changes. `settle` must have been called after the last change."""
         if self._in_step:
             return self._step_ends
-        times = [self._step_ends, self.batch.next_end()]
+        times = [self._step_ends, self._awaited, self.batch.next_end()]
         if self._memory is Memory.STRICT:
             times.append(self.full_s)
         return min(times)
@@ -151,9 +161,15 @@ class SimulatedEngine:
             self._leave(live, now)
 
     def freeze(self, live: Live, now: float) -> None:
-        """Stop and remove a decoding request. Its blocks stay in memory until `release`."""
+        """Stop and remove a decoding request. Its blocks stay in memory until `release`.
+
+        The step under way still yields a token of it.
+        """
+        rest_s, held = self.rest_s(now), self._whole(live, now)
         self.remove(live, now)
         live.stage = Stage.FROZEN
+        if self._times.interferes:
+            live.held, live.stopped_s = held, now + rest_s
         self.handed[live.id] = live.held
         self._still += live.held
 
@@ -184,16 +200,18 @@ class SimulatedEngine:
         if now >= self._step_ends:
             self._end_step(now)
         self._finish(now, happened)
-        if self._memory is Memory.STRICT or (decided and self._memory is Memory.SLOTS):
+        between = not self._times.interferes or not self.rest_s(now)
+        if (between and self._memory is Memory.STRICT) or (decided and self._memory is Memory.SLOTS):
             self._relieve(now, happened)
-        self._admit_waiting(now)
-        self._finish(now, happened)
-        if self._prefills and self._step_ends == NEVER:
+        if between:
+            self._admit_waiting(now)
+            self._finish(now, happened)
+        if between and self._prefills and self._step_ends == NEVER:
             self._begin_step(now)
         elif not self._in_step:
             self.batch.pace()
-        room = self.free(now)
-        self.full_s = self.batch.after(room / self.batch.size) if self.batch.size else NEVER
+        self.full_s = self._full_s(now)
+        self._awaited = now + self.rest_s(now) if not between and self._is_awaited(now) else NEVER
         happened.prefilling, self._admitted = self._admitted, []
         happened.decoding, self._started = self._started, []
         return happened
@@ -204,6 +222,25 @@ class SimulatedEngine:
     def _in_step(self) -> bool:
         """True while a step with prefills determines the pace of decoding."""
         return self._step_ends < NEVER and self._times.interferes
+
+    def _whole(self, live: Live, now: float) -> float:
+        """The tokens of a request at the end of the step under way."""
+        return math.ceil(live.tokens(now) - NEARLY)
+
+    def _is_awaited(self, now: float) -> bool:
+        """True if something begins at the end of the decoding step under way."""
+        return bool(self._prefills) or (bool(self.waiting) and self._admits(self.waiting[0], now))
+
+    def _full_s(self, now: float) -> float:
+        """The time at which memory will be full without changes: too full for the next step, if steps are whole."""
+        size = self.batch.size
+        if not size:
+            return NEVER
+        room = self.free(now)
+        if not self._times.interferes:
+            return self.batch.after(room / size)
+        begun = self.batch.left(now)
+        return self.batch.after(begun + max(0, math.floor(room / size - begun + NEARLY)))
 
     def _begin_step(self, now: float) -> None:
         """Begin a step that prefills queued requests, first come first served, within the budget."""
@@ -235,10 +272,14 @@ class SimulatedEngine:
         """Admit waiting requests in their order, as long as there is room for the next one."""
         while self.waiting:
             live = self.waiting[0]
-            if self._memory is not Memory.UNBOUNDED and self.free(now) - self._spare() < live.held - NEARLY:
+            if not self._admits(live, now):
                 return
             self.waiting.popleft()
             self._admit(live, live.todo, now)
+
+    def _admits(self, live: Live, now: float) -> bool:
+        """True if there is room for a waiting request."""
+        return self._memory is Memory.UNBOUNDED or self.free(now) - self._spare() >= live.held - NEARLY
 
     def _spare(self) -> float:
         """Tokens that must stay free after an admission: at least one step of all requests, so that they can go on."""
@@ -280,9 +321,7 @@ class SimulatedEngine:
 
     def _relieve(self, now: float, happened: Settled) -> None:
         """Free memory until the next step has room: promised room first, then the youngest request."""
-        nearly = NEARLY * (1 + self.batch.size)
-        least = nearly if self._memory is Memory.STRICT else -nearly
-        while self.batch.size and self.free(now) <= least:
+        while self.batch.size and self.free(now) <= self._least():
             if self.reserved:
                 request = next(reversed(self.reserved))
                 self.release(request)
@@ -294,3 +333,10 @@ class SimulatedEngine:
             live.queue()
             self.waiting.appendleft(live)
             happened.preempted.append(live)
+
+    def _least(self) -> float:
+        """The free tokens at which memory is full; with whole steps, it has to take a token of every request."""
+        nearly = NEARLY * (1 + self.batch.size)
+        if self._memory is not Memory.STRICT:
+            return -nearly
+        return self.batch.size - nearly if self._times.interferes else nearly

@@ -55,9 +55,9 @@ class MoveObserver(Protocol):
 class MoveUnderWay:
     """One move under way.
 
-    `frozen_s` is the time at which its request was frozen, None while the request decodes. `detour` is the cause of a
-    fallback from KV to tokens, `copy_s` the seconds of copying until then. Blocks on their way are a `flow` first, then
-    a `load`; `copying_s` is the time at which their copy began.
+    `frozen_s` is the end of its request's last step at the source, None while the request decodes on. `detour` is the
+    cause of a fallback from KV to tokens, `copy_s` the seconds of copying until then. Blocks on their way are a `flow`
+    first, then a `load`; `copying_s` is the time at which their copy began.
     """
 
     live: Live
@@ -144,8 +144,8 @@ class Mover:
             moving.path = Path.TOKENS
             self._hand_over(moving)
         elif path is Path.TOKENS:
-            self._freeze(moving)
-            self._hand_over(moving)
+            if self._freeze(moving):
+                self._hand_over(moving)
         elif self._costs.precopy:
             self._copy_round(moving)
         else:
@@ -187,7 +187,8 @@ class Mover:
 
     def _copy_rest(self, moving: MoveUnderWay) -> None:
         """Freeze the request, and copy the remaining blocks if they are worth it."""
-        self._freeze(moving)
+        if not self._freeze(moving):
+            return
         full = self._full_blocks(moving)
         if final_range(moving.progress, full, LIMITS) is None:
             self._hand_over(moving)
@@ -199,7 +200,8 @@ class Mover:
         self._stop_copy(moving)
         moving.path, moving.detour = Path.TOKENS, cause
         if moving.live.stage is Stage.DECODE:
-            self._freeze(moving)
+            if not self._freeze(moving):
+                return
         else:
             moving.frozen_s = self._loop.now
             moving.source.remove(moving.live, self._loop.now)
@@ -224,16 +226,22 @@ class Mover:
         moving.copying_s = self._loop.now
         moving.flow = self.links.send(self.route(moving.source, moving.target), size, self._latency(moving), sent)
 
-    def _freeze(self, moving: MoveUnderWay) -> None:
-        moving.frozen_s = self._loop.now
-        moving.source.freeze(moving.live, self._loop.now)
+    def _freeze(self, moving: MoveUnderWay) -> bool:
+        """Freeze the request at the end of its step. False if it ends with that step, and its move with it."""
+        now = self._loop.now
+        if moving.source.ends_with_step(moving.live, now):
+            return False
+        moving.source.freeze(moving.live, now)
+        moving.frozen_s = moving.live.stopped_s
         moving.target.secure(moving.request)
         self._observer.touch(moving.source)
+        return True
 
     def _hand_over(self, moving: MoveUnderWay) -> None:
         moving.target.secure(moving.request)
         self._observer.touch(moving.source)
-        self._loop.at(self._loop.now + self._costs.handover_s, Turn.LINK, lambda: self._arrive(moving))
+        begins_s = max(self._loop.now, moving.frozen_s or 0.0)
+        self._loop.at(begins_s + self._costs.handover_s, Turn.LINK, lambda: self._arrive(moving))
 
     def _arrive(self, moving: MoveUnderWay) -> None:
         now = self._loop.now

@@ -82,7 +82,10 @@ class Observer(Protocol):
         ...
 
     def stepped(self, now: float, step_s: float, tokens: float) -> None:
-        """Observe tokens of decoding requests, which have followed the tokens before them after `step_s` seconds."""
+        """Observe tokens of decoding requests, which have followed the tokens before them after `step_s` seconds.
+
+        That is the time of a step, or of the gap that a move or a preemption has left.
+        """
         ...
 
     def transferred(self, now: float, transfer: Transfer) -> None:

@@ -107,8 +107,8 @@ class World:
         if self.mover:
             self.mover.over(live)
         self._reports.over.append(live)
-        alone = self._times.alone(live.job.prompt, live.job.output)
-        self._observer.finished(self.loop.now, live.life(self.loop.now, alone))
+        first_s, last_s = (self._costs.ingress_s + s for s in self._times.alone(live.job.prompt, live.job.output))
+        self._observer.finished(self.loop.now, live.life(self.loop.now, (first_s, last_s)))
 
     def preempted(self, live: Live) -> None:
         """See `EngineObserver`."""
@@ -150,7 +150,9 @@ class World:
 
     def _await(self, jobs: Sequence[Job], index: int) -> None:
         if index < len(jobs):
-            self.loop.at(jobs[index].arrival_s, Turn.ARRIVAL, partial(self._arrive, jobs, index))
+            self.loop.at(
+                jobs[index].arrival_s + self._costs.ingress_s, Turn.ARRIVAL, partial(self._arrive, jobs, index)
+            )
 
     def _arrive(self, jobs: Sequence[Job], index: int) -> None:
         live = Live(jobs[index], index)

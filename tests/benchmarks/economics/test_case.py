@@ -4,7 +4,19 @@ import pytest
 
 from app.settings import Settings
 from app.simulator.errors import BadInput
-from benchmarks.economics.case import DELAYS, SCHEDULERS, Conditions, RunWindow, read_window, settings, turns
+from benchmarks.economics.case import (
+    FOLLOWS_LEVEL,
+    SCHEDULERS,
+    SERVE_SCALES,
+    Conditions,
+    RunWindow,
+    read_level,
+    read_window,
+    settings,
+    turns,
+)
+from deployments.config import ServiceLevelSettings
+from policies.cost.service import ServiceLevel
 from tests.benchmarks.economics.made_up import CONDITIONS, WINDOW, case
 
 OTHER = RunWindow("other", 2.0)
@@ -27,24 +39,52 @@ def test_pairs_have_the_same_window_repeat_and_conditions() -> None:
     assert all(other.pairs_with != case().pairs_with for other in others)
 
 
-@pytest.mark.parametrize("variant", [v for v in SCHEDULERS if v not in DELAYS])
+@pytest.mark.parametrize("variant", [v for v in SCHEDULERS if v not in SERVE_SCALES])
 def test_settings_are_valid_for_the_application(variant: str) -> None:
     valid = Settings.model_validate(settings(case(variant)))
     assert valid.engine == "paced"
     assert valid.scheduler.mode == "act"
-    assert (valid.scheduler.moves_per_epoch is None) is (variant == "mell")
-    assert valid.scheduler.slack == CONDITIONS.slack
+    assert (valid.scheduler.moves_per_epoch == 0) is (variant in ("worst_fit", "pack_unmoved"))
+    assert valid.scheduler.slack == (0.0 if variant in FOLLOWS_LEVEL else CONDITIONS.slack)
     scaling = valid.deployment_config.autoscaling_config
     assert (scaling.min_replicas, scaling.initial, scaling.max_replicas) == (1, 1, CONDITIONS.max_replicas)
 
 
-@pytest.mark.parametrize("variant", DELAYS)
+@pytest.mark.parametrize("variant", SERVE_SCALES)
 def test_serve_scales_by_itself(variant: str) -> None:
-    valid = Settings.model_validate(settings(case(variant, conditions=Conditions(ongoing=7))))
+    conditions = Conditions(ongoing=7, upscale_s=3.0, downscale_s=5.0)
+    valid = Settings.model_validate(settings(case(variant, conditions=conditions)))
     assert valid.scheduler.mode == "off"
     scaling = valid.deployment_config.autoscaling_config
     assert scaling.target_ongoing_requests == 7
-    assert (scaling.downscale_delay_s < CONDITIONS.seconds) is (variant == "serve_quick")
+    given = (scaling.upscale_delay_s, scaling.downscale_delay_s) == (3.0, 5.0)
+    assert given is (variant == "serve_quick")
+
+
+@pytest.mark.parametrize("variant", SCHEDULERS)
+def test_only_variants_that_follow_a_level_get_it(variant: str) -> None:
+    conditions = Conditions(ttft_p99_s=30.0, itl_p99_ms=400.0)
+    slo = Settings.model_validate(settings(case(variant, conditions=conditions))).scheduler.slo
+    assert slo.level == (conditions.level if variant in FOLLOWS_LEVEL else None)
+    assert conditions.level == ServiceLevel(30.0, 0.4)
+    assert "service level: TTFT p99 30 s and ITL p99 400 ms" in conditions.name
+
+
+@pytest.mark.parametrize(
+    ("text", "level"),
+    [
+        ("ttft_p99_s=2", ServiceLevelSettings(ttft_p99_s=2.0)),
+        ("itl_p99_ms=50,ttft_p99_s=0.5", ServiceLevelSettings(ttft_p99_s=0.5, itl_p99_ms=50.0)),
+    ],
+)
+def test_levels_are_parsed(text: str, level: ServiceLevelSettings) -> None:
+    assert read_level(text) == level
+
+
+@pytest.mark.parametrize("text", ["2", "ttft=2", "ttft_p99_s=", "ttft_p99_s=-1", "ttft_p99_s=2;itl_p99_ms=50"])
+def test_malformed_levels_are_refused(text: str) -> None:
+    with pytest.raises(BadInput, match="is not a service level"):
+        read_level(text)
 
 
 @pytest.mark.parametrize(

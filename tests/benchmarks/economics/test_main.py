@@ -59,6 +59,12 @@ def test_ended_runs_are_kept_and_the_missing_ones_made_later(traces: Path, perfo
     assert [one.variant for one in performed] == ["mell", "worst_fit", "serve", "serve"]
 
 
+def test_runs_may_be_made_a_few_at_a_time(traces: Path, performed: list[LiveCase]) -> None:
+    for _ in range(2):
+        assert measure(traces, "--variants", "mell", "worst_fit", "--at-most", "1") == 0
+    assert [one.variant for one in performed] == ["mell", "worst_fit"]
+
+
 def test_tables_contain_the_requested_runs(
     traces: Path, performed: list[LiveCase], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -91,6 +97,21 @@ def test_file_without_predictable_runs_is_an_error(tmp_path: Path, capsys: pytes
 def test_windows_are_checked_before_anything_runs(traces: Path, performed: list[LiveCase], window: str) -> None:
     assert measure(traces, "--windows", "steady:0", window) == economics.BAD_INPUT
     assert performed == []
+
+
+def test_a_variant_that_follows_a_level_needs_one(
+    traces: Path, performed: list[LiveCase], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert measure(traces, "--variants", "mell_slo") == economics.BAD_INPUT
+    assert "give --slo" in capsys.readouterr().err
+    assert performed == []
+
+
+def test_the_level_and_the_delays_are_conditions(traces: Path, performed: list[LiveCase]) -> None:
+    measure(traces, "--variants", "mell", "--slo", "ttft_p99_s=2,itl_p99_ms=300", "--delays", "1", "10")
+    conditions = performed[0].conditions
+    assert (conditions.ttft_p99_s, conditions.itl_p99_ms) == (2.0, 300.0)
+    assert (conditions.upscale_s, conditions.downscale_s) == (1.0, 10.0)
 
 
 def test_arrivals_are_cut_scaled_and_fitted_to_the_context(traces: Path) -> None:

@@ -85,6 +85,21 @@ def test_serve_is_not_predicted() -> None:
     assert [one.case.variant for one in predictable(runs)] == ["mell", "worst_fit"]
 
 
+def test_the_way_to_the_engine_is_calibrated_by_the_quickest_first_tokens() -> None:
+    alone_s = 0.05 + 800 / 8000
+    requests = [served(20.0 + i, prompt=800, first_s=20.0 + i + alone_s + late) for i, late in enumerate((0.02, 0.05))]
+    costs = costs_of(PACE, [run(requests=requests)])
+    assert costs.ingress_s == pytest.approx(0.02, abs=1e-3)
+
+
+def test_a_level_takes_the_place_of_slack_and_foresight() -> None:
+    conditions = Conditions(slack=0.75, foresight_s=4.0, ttft_p99_s=2.0)
+    setup = setup_of(case("mell_slo", conditions=conditions), costs_of(PACE, [run()]))
+    assert setup.service == conditions.level
+    assert (setup.limits.slack, setup.limits.foresight_s, setup.limits.linger_s) == (0.0, 0.0, 0.0)
+    assert setup_of(case("mell", conditions=conditions), costs_of(PACE, [run()])).service is None
+
+
 def test_setup_has_the_limits_of_the_case() -> None:
     conditions = Conditions(max_replicas=3, slack=0.75, foresight_s=4.0)
     costs = costs_of(PACE, [run()])
@@ -96,11 +111,12 @@ def test_setup_has_the_limits_of_the_case() -> None:
 
 
 def test_single_request_is_predicted_exactly() -> None:
-    lone = run(requests=[served(20.0, prompt=800, output=101)])
+    lone = run(requests=[served(20.0, prompt=800, output=101, first_s=20.0 + 0.05 + 800 / 8000)])
     found = predict(lone, costs_of(PACE, [lone]))
     assert found["gpu_seconds"] == pytest.approx(CONDITIONS.seconds)
     assert found["ttft_p50"] == pytest.approx(0.050 + 800 / 8000)
     assert found["tpot_p50"] == pytest.approx(0.050 + 1 / 8000)
+    assert found["gap_p99"] == pytest.approx(0.050 + 1 / 8000, abs=1e-4)
     assert (found["requests"], found["preemptions"], found["migrations"]) == (1, 0, 0)
 
 

@@ -93,7 +93,53 @@ def test_without_interference_they_do_not_notice() -> None:
     assert decoding.longest_gap_s == pytest.approx(0.01)
 
 
+def test_an_arrival_waits_for_the_end_of_the_step_under_way() -> None:
+    machine = engine(compute=COMPUTE)
+    machine.add(live("a", prompt=50, output=21))
+    machine.settle(0.0)
+    machine.settle(0.01)
+    machine.add(live("b", prompt=90, output=1))
+    # 91 tokens take a step of 10 ms, which begins when the second step of "a" has ended.
+    assert over(machine, 0.013) == {"b": pytest.approx(0.02 + 0.01), "a": pytest.approx(0.21)}
+
+
+def test_a_request_that_does_not_fit_is_no_reason_to_stop_after_every_step() -> None:
+    machine = engine(capacity=200, compute=COMPUTE)
+    machine.add(live("a", prompt=50, output=21))
+    machine.add(live("b", prompt=180, output=1))
+    assert [round(time, 9) for time, _ in run(machine, until=0.2)] == [0.0, 0.01]
+
+
+def test_the_step_under_way_yields_a_token_of_a_frozen_request() -> None:
+    machine, one = engine(compute=COMPUTE), live("a", prompt=50, output=21)
+    machine.add(one)
+    machine.settle(0.0)
+    machine.settle(0.01)
+    machine.freeze(one, 0.013)
+    assert (one.held, one.stopped_s) == (52, pytest.approx(0.02))
+
+
+@pytest.mark.parametrize(("now", "ends"), [(0.205, True), (0.195, False)])
+def test_a_request_may_end_with_the_step_under_way(now: float, ends: bool) -> None:
+    machine, one = engine(compute=COMPUTE), live("a", prompt=50, output=21)
+    machine.add(one)
+    machine.settle(0.0)
+    machine.settle(0.01)
+    assert machine.ends_with_step(one, now) is ends
+
+
 # --- memory ---------------------------------------------------------------------------------------------
+
+
+def test_preemptions_are_between_two_steps_and_leave_whole_tokens() -> None:
+    machine = engine(capacity=111, compute=COMPUTE)
+    old, young = live("old", prompt=50, output=40), live("young", prompt=40, output=20)
+    for each in old, young:
+        machine.add(each)
+    # After the prefill 92 tokens; nine steps later a token is free, and the next step needs two.
+    history = run(machine, until=0.1)
+    assert [(round(time, 9), [each.id for each in h.preempted]) for time, h in history][-1] == (0.1, ["young"])
+    assert young.held == 50
 
 
 def test_the_youngest_is_preempted_when_memory_is_full() -> None:

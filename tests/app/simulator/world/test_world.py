@@ -155,6 +155,12 @@ def test_compute_costs_delay_the_first_token_and_set_the_pace() -> None:
     assert (life.ideal_first_token_s, life.ideal_s) == pytest.approx((0.11, 1.11))
 
 
+def test_the_way_to_the_engine_delays_the_first_token_and_is_no_delay_by_others() -> None:
+    life = play([job("a", at=0.5, prompt=200, output=101)], costs=replace(COMPUTES, ingress_s=0.02), up=1).lives["a"]
+    assert (life.first_token_s, life.finished_s) == pytest.approx((0.63, 1.63))
+    assert (life.ideal_first_token_s, life.ideal_s) == pytest.approx((0.13, 1.13))
+
+
 # --- whatever the costs -------------------------------------------------------------------------------------
 
 SWITCHES = [
