@@ -150,7 +150,7 @@ def settings(case: LiveCase) -> dict[str, Any]:
     if case.variant == "serve_quick":
         scaling |= {"upscale_delay_s": conditions.upscale_s, "downscale_delay_s": conditions.downscale_s}
     if case.variant in FOLLOWS_LEVEL:
-        kept = {"slo": {"ttft_p99_s": conditions.ttft_p99_s, "itl_p99_ms": conditions.itl_p99_ms}}
+        kept: dict[str, Any] = {"slo": {"ttft_p99_s": conditions.ttft_p99_s, "itl_p99_ms": conditions.itl_p99_ms}}
     else:
         kept = {"slack": conditions.slack, "foresight_s": conditions.foresight_s}
     return {

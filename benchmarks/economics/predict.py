@@ -114,7 +114,7 @@ def calibration(costs: Costs) -> str:
     return (
         f"Calibrated: a replica starts in {costs.startup_s:.1f} s, a first token takes {1e3 * costs.ingress_s:.0f} ms "
         f"beside the engine's time, a round of copying takes "
-        f" {1e3 * moving.intra.latency_s:.1f} ms, a hand-over {1e3 * moving.handover_s:.1f} ms."
+        f"{1e3 * moving.intra.latency_s:.1f} ms, a hand-over {1e3 * moving.handover_s:.1f} ms."
     )
 
 

@@ -121,7 +121,8 @@ class SimulatedFleet:
         member = self._members[live.at]
         member.ongoing -= 1
         now = self.loop.now
-        self._observer.finished(now, live.life(now, self._times.alone(live.job.prompt, live.job.output)))
+        alone = self._times.alone(live.job.prompt, live.job.output, self._costs.ingress_s)
+        self._observer.finished(now, live.life(now, alone))
         self._end(member)
         self._route()
 
@@ -136,7 +137,8 @@ class SimulatedFleet:
 
     def _await(self, jobs: Sequence[Job], index: int) -> None:
         if index < len(jobs):
-            self.loop.at(jobs[index].arrival_s, Turn.ARRIVAL, partial(self._arrive, jobs, index))
+            time = jobs[index].arrival_s + self._costs.ingress_s
+            self.loop.at(time, Turn.ARRIVAL, partial(self._arrive, jobs, index))
 
     def _arrive(self, jobs: Sequence[Job], index: int) -> None:
         self._queue.append(Live(jobs[index], index))

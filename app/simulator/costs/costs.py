@@ -140,13 +140,13 @@ class Costs:
     """True: a replica whose requests exceed its memory preempts the youngest. False: it keeps serving all."""
     startup_s: NotNegative = 0.0
     """Seconds from opening a replica until it takes requests."""
-    ingress_s: NotNegative = 0.0
-    """Seconds from a request's arrival to its first token that do not depend on its engine: HTTP, tokenizing, placing,
-    and the ways to the replica and back. Counted before the placement."""
     compute: ComputeCosts | None = None
     """The times of engine steps. None: every request decodes at the set-up's rate, and prefill is instantaneous."""
     migration: MigrationCosts | None = None
     """The costs of migrations. None: moves are instantaneous."""
+    ingress_s: NotNegative = 0.0
+    """Seconds from a request's arrival to its first token that do not depend on its engine: HTTP, tokenizing, placing,
+    and the ways to the replica and back. Counted before the placement."""
 
 
 IDEAL = Costs()

@@ -61,9 +61,9 @@ class StepTimes:
         """Tokens that stay free when a waiting request is admitted."""
         return self._costs.watermark * capacity
 
-    def alone(self, prompt: Tokens, output: Tokens) -> tuple[float, float]:
-        """Seconds to the first and to the last token of a request on an idle replica."""
+    def alone(self, prompt: Tokens, output: Tokens, ingress_s: float = 0.0) -> tuple[float, float]:
+        """Seconds to the first and to the last token of a request on an idle replica, after `ingress_s` before it."""
         if not self.prefills:
-            return self.decode(1, prompt).step_s, self.decode(1, prompt).seconds(output)
-        first = self._formula.prefill_s(prompt, chunk_tokens=self.budget(0))
+            return ingress_s + self.decode(1, prompt).step_s, ingress_s + self.decode(1, prompt).seconds(output)
+        first = ingress_s + self._formula.prefill_s(prompt, chunk_tokens=self.budget(0))
         return first, first + self.decode(1, prompt + 1).seconds(output - 1)

@@ -107,8 +107,8 @@ class World:
         if self.mover:
             self.mover.over(live)
         self._reports.over.append(live)
-        first_s, last_s = (self._costs.ingress_s + s for s in self._times.alone(live.job.prompt, live.job.output))
-        self._observer.finished(self.loop.now, live.life(self.loop.now, (first_s, last_s)))
+        alone = self._times.alone(live.job.prompt, live.job.output, self._costs.ingress_s)
+        self._observer.finished(self.loop.now, live.life(self.loop.now, alone))
 
     def preempted(self, live: Live) -> None:
         """See `EngineObserver`."""

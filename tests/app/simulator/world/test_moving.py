@@ -103,14 +103,16 @@ def test_the_pause_of_a_move_is_a_gap_between_two_tokens() -> None:
     costs = replace(COMPUTES, migration=replace(MIGRATION, path=PathChoice.TOKENS))
     log = play([job("a", prompt=190, output=500)], {0: move("a", 1)}, costs, up=2, nodes_of=1)
     [(gap_s, tokens)] = [(step_s, count) for step_s, count in log.steps.items() if step_s > 0.02]
-    assert (gap_s, tokens) == (pytest.approx(log.transfers[0].stall_s), 1.0)
+    assert (gap_s, tokens) == pytest.approx((log.transfers[0].stall_s, 1.0))
 
 
 def test_a_request_that_ends_with_its_step_is_not_moved() -> None:
     costs = replace(COMPUTES, migration=replace(MIGRATION, path=PathChoice.TOKENS))
     # The prefill ends at 0.105 s with a token, and the last of 90 more steps at 1.005 s.
     log = play([job("a", at=0.005, prompt=190, output=91)], {0: move("a", 1)}, costs, up=2)
-    assert [(each.outcome, each.ended_s) for each in log.transfers] == [("ended", pytest.approx(1.005))]
+    [ended] = log.transfers
+    assert (ended.outcome, ended.completed) == ("ended", False)
+    assert ended.ended_s == pytest.approx(1.005)
     assert log.lives["a"].finished_s == pytest.approx(1.005)
 
 
