@@ -100,7 +100,8 @@ def _engine_config(settings: Settings) -> EngineConfig:
     kwargs = {**named, **defaults, **ordered, **settings.engine_kwargs}
     standby = settings.deployment_config.standby
     adapters = settings.ingress.adapters
-    return EngineConfig(loading.model_id, source, kwargs, settings.engine, settings.gpus > 0, standby, adapters)
+    on_gpu, audit_s = settings.gpus > 0, settings.cache.audit_s
+    return EngineConfig(loading.model_id, source, kwargs, settings.engine, on_gpu, standby, adapters, audit_s)
 
 
 def _scheduler_config(settings: Settings) -> SchedulerConfig:

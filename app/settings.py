@@ -17,7 +17,7 @@ from app.adapters import listed_adapters, read_modules
 from app.ingress.access.classes import TIERS
 from app.ingress.access.keys import KeyFile, check_classes
 from app.vllm_cli.flags import FRONTEND_ARGUMENTS, why_refused
-from deployments.config import ON_GPU, ON_HOST, MigrationSettings, SchedulerSettings, SettingsSection
+from deployments.config import ON_GPU, ON_HOST, CacheSettings, MigrationSettings, SchedulerSettings, SettingsSection
 from deployments.engine.pace import read_pace
 from deployments.replica.imports import CPU_BUILD, is_installed
 from migration.protocol.core_messages import Adapter
@@ -423,6 +423,7 @@ class Settings(SettingsSection):
     deployment_config: DeploymentSettings = Field(
         default_factory=DeploymentSettings, description="Replicas and resources."
     )
+    cache: CacheSettings = Field(default_factory=CacheSettings, description="KV caches.")
     migration: MigrationSettings = Field(default_factory=MigrationSettings, description="Migrations.")
     scheduler: SchedulerSettings = Field(default_factory=SchedulerSettings, description="Scheduling.")
     ingress: IngressSettings = Field(default_factory=IngressSettings, description="HTTP side.")

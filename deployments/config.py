@@ -112,6 +112,17 @@ class MigrationSettings(SettingsSection):
         )
 
 
+class CacheSettings(SettingsSection):
+    """The KV caches of the replicas."""
+
+    audit_s: float = Field(
+        60.0,
+        gt=0,
+        description="Seconds between two comparisons of the cached blocks that a replica knows of with those of its "
+        "engine.",
+    )
+
+
 class ServiceLevelSettings(SettingsSection):
     """The level of service that the scheduler keeps with as few replicas as possible; null: no level."""
 
@@ -266,8 +277,8 @@ class EngineConfig:
     """One engine: its name in the API, the model (a folder or a hub name), and the engine's own arguments.
 
     `kind` is "vllm", or "paced" for one without a model that keeps the pace of a GPU. `on_gpu` is the place of its KV
-    cache. With `standby`, each node keeps a process that has imported vLLM, for the next replica. A replica starts only
-    if its engine can load all `adapters`.
+    cache, which is audited every `audit_s` seconds. With `standby`, each node keeps a process that has imported vLLM,
+    for the next replica. A replica starts only if its engine can load all `adapters`.
     """
 
     model_id: str
@@ -277,6 +288,7 @@ class EngineConfig:
     on_gpu: bool = False
     standby: bool = False
     adapters: tuple[Adapter, ...] = ()
+    audit_s: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)

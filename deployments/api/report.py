@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from deployments.cache.occupancy import CacheReport
 from migration.protocol.record import MigrationRecord
 from policies.decision.reports import Report
 from policies.model import ReplicaLoad
@@ -10,14 +11,15 @@ from policies.model import ReplicaLoad
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """A replica's figures for operators: process ids (replica, engine core, workers), counters since its start, and the
-    number of staging slots in use.
+    """A replica's figures for operators: process ids (replica, engine core, workers), counters since its start, the
+    number of staging slots in use, and its prefix cache.
     """
 
     pids: tuple[int, ...] = ()
     preemptions: int = 0
     blocks_loaded: int = 0
     slots_in_use: int = 0
+    cache: CacheReport | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ def replica_json(load: ReplicaLoad, gauges: Gauges = Gauges()) -> dict[str, Any]
         "preemptions": gauges.preemptions,
         "kv_blocks_loaded": gauges.blocks_loaded,
         "staging_slots_in_use": gauges.slots_in_use,
+        "cache": None if gauges.cache is None else gauges.cache.to_json(),
         "requests": [
             {
                 "id": r.id,

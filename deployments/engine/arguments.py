@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vllm.config import (
+    KVEventsConfig,
     KVTransferConfig,
     ModelConfig,
     PoolerConfig,
@@ -16,6 +17,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.usage.usage_lib import UsageContext
 
 OWNED = (
+    "kv_events_config",
     "kv_transfer_config",
     "worker_extension_cls",
     "distributed_executor_backend",
@@ -51,8 +53,8 @@ def engine_args(model: str, engine_kwargs: Mapping[str, Any]) -> AsyncEngineArgs
     )
 
 
-def engine_config(model: str, engine_kwargs: Mapping[str, Any]) -> VllmConfig:
-    """vLLM's configuration of an engine.
+def engine_config(model: str, engine_kwargs: Mapping[str, Any], events: str | None = None) -> VllmConfig:
+    """vLLM's configuration of an engine, which publishes the changes of its prefix cache, if it has one, at `events`.
 
     A pooling model's engine has no connector, since its requests never move: beside one, vLLM's scheduler fails if the
     model has no KV cache.
@@ -63,6 +65,11 @@ def engine_config(model: str, engine_kwargs: Mapping[str, Any]) -> VllmConfig:
     config = engine_args(model, engine_kwargs).create_engine_config(USAGE)
     if not is_pooling(config):
         check_model(config.model_config)
+        if events is not None and config.cache_config.enable_prefix_caching:
+            # Nobody asks for old events: no more than one is kept.
+            config.kv_events_config = KVEventsConfig(
+                enable_kv_cache_events=True, publisher="zmq", endpoint=events, buffer_steps=1
+            )
         return config
     args = engine_args(model, engine_kwargs)
     args.kv_transfer_config = None

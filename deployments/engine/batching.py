@@ -6,7 +6,6 @@ blocks for their whole context. If a running request lacks a block, the youngest
 number, is preempted, and recomputed later.
 """
 
-import hashlib
 from bisect import insort_left, insort_right
 from collections import deque
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from deployments.engine.blocks import Block, BlockPool
 from deployments.engine.pace import Pace
 from deployments.engine.tokens import TOKEN_BYTES, ContextDigest, pack
 from policies.cost.steps import PrefillChunk
+from policies.prefix.names import digests
 
 
 @dataclass(slots=True, eq=False)
@@ -32,8 +32,12 @@ class BatchedSequence:
     priority: int = 0
     computed: int = 0
     blocks: list[Block] = field(default_factory=list)
-    names: list[bytes] = field(default_factory=list)
-    """The names of the context's first full blocks, computed on demand."""
+    digests: list[bytes] = field(default_factory=list)
+    """Those of the context's first full blocks, computed on demand."""
+    salt: str | None = None
+    """A text that keeps the blocks of equal contexts apart."""
+    cached: int | None = None
+    """The number of tokens that the prefix cache had when the run was admitted first."""
     digest: ContextDigest = field(default_factory=ContextDigest)
     """The digest of the computed blocks."""
     tail: bytes = b""
@@ -146,15 +150,19 @@ class BatchScheduler:
         held = b"".join(block.held for block in sequence.blocks[first:])
         return held[: (tokens - first * self._size) * TOKEN_BYTES]
 
-    def take_in(self, context: list[int], first: int, held: bytes) -> int | None:
+    def present(self, context: list[int], salt: str | None) -> int:
+        """The number of the context's first full blocks that the prefix cache has."""
+        return len(self.pool.match(digests(context, self._size, salt)))
+
+    def take_in(self, context: list[int], first: int, held: bytes, salt: str | None = None) -> int | None:
         """Put packed blocks, from index `first` of the context on, into the prefix cache.
 
         Returns the number of new blocks: 0 if blocks before them are missing, None if there is no room for them.
         """
-        sequence = BatchedSequence("", context, len(context))
+        sequence = BatchedSequence("", context, len(context), salt=salt)
         size = self._size * TOKEN_BYTES
         last = first + len(held) // size
-        sequence.blocks = self.pool.match(self._names(sequence, last))
+        sequence.blocks = self.pool.match(self._digests(sequence, last))
         present = len(sequence.blocks)
         if present < first:
             return 0
@@ -164,7 +172,7 @@ class BatchScheduler:
         for index in range(present, last):
             block = self._allocate(sequence)
             block.held += held[(index - first) * size : (index - first + 1) * size]
-            self.pool.seal(block, sequence.names[index])
+            self.pool.seal(block, sequence.digests[index])
         self._release(sequence)
         return last - present
 
@@ -191,7 +199,7 @@ class BatchScheduler:
             return False
         sequence = self.waiting[0]
         # The last token is always computed, since this yields the next one.
-        cached = self.pool.match(self._names(sequence, (len(sequence.context) - 1) // self._size))
+        cached = self.pool.match(self._digests(sequence, (len(sequence.context) - 1) // self._size))
         missing = self._pace.blocks(len(sequence.context)) - len(cached)
         if self.pool.room_beside(cached) < missing:
             return False
@@ -199,6 +207,8 @@ class BatchScheduler:
         self.pool.claim(cached)
         sequence.blocks = cached
         sequence.computed = len(cached) * self._size
+        if sequence.cached is None:
+            sequence.cached = sequence.computed
         sequence.digest = ContextDigest(b"".join(block.held for block in cached))
         for _ in range(missing):
             self._allocate(sequence)
@@ -234,12 +244,12 @@ class BatchScheduler:
             sequence.digest.extend(held)
             sequence.computed = upto
             if upto % self._size == 0:
-                self.pool.seal(sequence.blocks[index], self._names(sequence, index + 1)[index])
+                self.pool.seal(sequence.blocks[index], self._digests(sequence, index + 1)[index])
 
-    def _names(self, sequence: BatchedSequence, count: int) -> list[bytes]:
-        """The names of a context's first `count` blocks: each is a hash of all tokens up to the block's end."""
-        names = sequence.names
-        for index in range(len(names), count):
-            tokens = sequence.context[index * self._size : (index + 1) * self._size]
-            names.append(hashlib.blake2b((names[-1] if names else b"") + pack(tokens), digest_size=16).digest())
-        return names[:count]
+    def _digests(self, sequence: BatchedSequence, count: int) -> list[bytes]:
+        """The digests of a context's first `count` blocks."""
+        known = sequence.digests
+        if len(known) < count:
+            tokens = sequence.context[len(known) * self._size : count * self._size]
+            known += digests(tokens, self._size, sequence.salt, known[-1] if known else None)
+        return known[:count]

@@ -4,21 +4,25 @@
     idle   --claim----->  used
     idle   --allocate, least recently used first; drops the content-->  used
 
-A full block is sealed under a name, the hash of the context up to its end. Contexts with the same beginning find it by
-this name, during and after the run of its request. Blank and idle blocks are free.
+A full block is sealed under its digest, which covers the context up to its end. Contexts with the same beginning find
+it by its digest, during and after the run of its request. Blank and idle blocks are free. The pool records every change
+of its names as vLLM does.
 """
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from migration.kv.cache_events import BlocksRemoved, BlocksStored, CacheEvent
+from policies.prefix.names import name_of
+
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """One block: its content (packed tokens), its name if it is sealed, and the number of requests that use it."""
+    """One block: its content (packed tokens), its digest if it is sealed, and the number of requests that use it."""
 
     held: bytearray = field(default_factory=bytearray)
-    name: bytes | None = None
+    digest: bytes | None = None
     users: int = 0
 
 
@@ -28,19 +32,30 @@ class BlockPool:
     def __init__(self, size: int) -> None:
         self.size = size
         self._blank = size
-        self._named: dict[bytes, Block] = {}
+        self._sealed: dict[bytes, Block] = {}
         self._idle: OrderedDict[bytes, Block] = OrderedDict()
+        self._events: list[CacheEvent] = []
 
     @property
     def free(self) -> int:
         """The number of blocks that no request uses."""
         return self._blank + len(self._idle)
 
-    def match(self, names: Iterable[bytes]) -> list[Block]:
-        """The sealed blocks with these names, up to the first missing one."""
+    @property
+    def names(self) -> list[int]:
+        """The names of all sealed blocks."""
+        return [name_of(digest) for digest in self._sealed]
+
+    def take_events(self) -> list[CacheEvent]:
+        """The changes of the names since the last call."""
+        events, self._events = self._events, []
+        return events
+
+    def match(self, digests: Iterable[bytes]) -> list[Block]:
+        """The sealed blocks with these digests, up to the first missing one."""
         found = []
-        for name in names:
-            block = self._named.get(name)
+        for digest in digests:
+            block = self._sealed.get(digest)
             if block is None:
                 break
             found.append(block)
@@ -53,8 +68,8 @@ class BlockPool:
     def claim(self, blocks: Iterable[Block]) -> None:
         """Add a user to each of these sealed blocks."""
         for block in blocks:
-            if not block.users and block.name is not None:
-                del self._idle[block.name]
+            if not block.users and block.digest is not None:
+                del self._idle[block.digest]
             block.users += 1
 
     def allocate(self) -> Block | None:
@@ -62,31 +77,36 @@ class BlockPool:
         if self._blank:
             self._blank -= 1
         elif self._idle:
-            name, _ = self._idle.popitem(last=False)
-            del self._named[name]
+            digest, _ = self._idle.popitem(last=False)
+            self._unseal(digest)
         else:
             return None
         return Block(users=1)
 
-    def seal(self, block: Block, name: bytes) -> None:
-        """Give a full block its name in the cache, unless another block has this name."""
-        if name not in self._named:
-            block.name = name
-            self._named[name] = block
+    def seal(self, block: Block, digest: bytes) -> None:
+        """Let a full block be found by its digest, unless another block is."""
+        if digest not in self._sealed:
+            block.digest = digest
+            self._sealed[digest] = block
+            self._events.append(BlocksStored([name_of(digest)]))
+
+    def _unseal(self, digest: bytes) -> None:
+        del self._sealed[digest]
+        self._events.append(BlocksRemoved([name_of(digest)]))
 
     def release(self, blocks: Sequence[Block]) -> None:
         """Remove a user from a request's blocks, in context order; of the unused ones, the last is evicted first."""
         for block in reversed(blocks):
             block.users -= 1
             if not block.users:
-                if block.name is None:
+                if block.digest is None:
                     self._blank += 1
                 else:
-                    self._idle[block.name] = block
+                    self._idle[block.digest] = block
 
     def forget(self) -> None:
         """Drop the content of all free blocks."""
-        for name in self._idle:
-            del self._named[name]
+        for digest in self._idle:
+            self._unseal(digest)
         self._blank += len(self._idle)
         self._idle.clear()

@@ -16,7 +16,7 @@ from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 from vllm.v1.serial_utils import MsgpackEncoder
 
 from deployments.engine.port import EngineDead, InvalidRequest, RequestFailed
-from migration.protocol.core_messages import Frames
+from migration.protocol.core_messages import Frames, Prefilled
 from migration.protocol.ports import HALTED, Generated, OutputSink
 from policies.cost.fit import NO_STEPS
 from policies.cost.steps import PrefillChunk
@@ -151,8 +151,10 @@ class CoreRuns:
             error = InvalidRequest if run.structured else RequestFailed
             run.sink.fail(error("the engine aborted the request"))
         else:
-            rest = self._rests.encode(output, now)
-            run.sink.take(Generated(tokens, HALTED if halted else None if finish is None else str(finish), rest))
+            stats = output.prefill_stats
+            prefilled = None if stats is None else Prefilled(stats.num_prompt_tokens, stats.num_cached_tokens)
+            reason = HALTED if halted else None if finish is None else str(finish)
+            run.sink.take(Generated(tokens, reason, self._rests.encode(output, now), prefilled))
 
     def _halted(self, name: str, output: EngineCoreOutput) -> bool:
         """True if the run ends with this output since it was halted. It then has no finish reason of vLLM's."""

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+from deployments.cache.mirror import Mirror
 from deployments.engine.batching import BatchedSequence, BatchScheduler, EngineStep
 from deployments.engine.pace import Pace, read_pace
 from deployments.engine.port import (
@@ -24,7 +25,8 @@ from deployments.engine.port import (
     Tie,
 )
 from deployments.engine.tokens import TOKEN_BYTES, TokenSlots
-from migration.protocol.core_messages import Adapter, decode_request
+from migration.kv.cache_events import PoolContents
+from migration.protocol.core_messages import Adapter, Prefilled, decode_request, encode_prefilled
 from migration.protocol.errors import BlocksGone, Refused, TransferFailed
 from migration.protocol.messages import Fingerprint, Shard, SlotRef, Tail
 from migration.protocol.ports import HALTED, Generated, OutputSink, Slot
@@ -49,6 +51,21 @@ class _Output:
     limit: int
     sink: OutputSink
     logprobs: int | None
+    begun: int
+    """The length of the context at the run's beginning."""
+
+    @property
+    def prefilled(self) -> Prefilled | None:
+        """Of the run's prompt, in its first step."""
+        first = len(self.sequence.context) == self.begun + 1
+        return Prefilled(self.begun, self.sequence.cached or 0) if first else None
+
+    @property
+    def rest(self) -> bytes | None:
+        """See `Generated.rest`. The digest lacks the new token, whose logprobs follow from those before it."""
+        if self.logprobs is not None:
+            return self.sequence.digest.next_logprobs(self.logprobs, self.prefilled)
+        return None if self.prefilled is None else encode_prefilled(self.prefilled)
 
 
 class PacedEngine:
@@ -72,6 +89,8 @@ class PacedEngine:
         self._loads: list[asyncio.Future[None]] = []
         self._slots = TokenSlots(self.fingerprint.shard_bytes)
         self.blocks_loaded = 0
+        self.mirror = Mirror()
+        self.mirror.take(0, (PoolContents(b""),))
         self._death: str | None = None
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.Handle | None = None
@@ -81,8 +100,8 @@ class PacedEngine:
         self._loading: list[asyncio.Future[None]] = []
 
     @classmethod
-    async def start(cls, model: str, engine_kwargs: Mapping[str, Any]) -> Self:
-        """Start an engine; `model` is only a name.
+    async def start(cls, model: str, engine_kwargs: Mapping[str, Any], audit_s: float = 0.0) -> Self:
+        """Start an engine; `model` is only a name. Its mirror needs no audit.
 
         Raises:
             ValueError: `engine_kwargs` are not valid for `Pace`.
@@ -111,11 +130,11 @@ class PacedEngine:
             return
         context = [*(request.prompt_token_ids or ()), *outputs]
         by_priority = self._pace.scheduling_policy == "priority"
-        priority = spec.priority if by_priority else 0
-        sequence = BatchedSequence(key, context, spec.prompt_tokens + spec.max_tokens, priority)
+        priority, salt = spec.priority if by_priority else 0, request.cache_salt
+        sequence = BatchedSequence(key, context, spec.prompt_tokens + spec.max_tokens, priority, salt=salt)
         if tail is not None:
             sequence.tail, sequence.tail_first = held, tail.first
-        self._outputs[key] = _Output(sequence, sequence.end, sink, request.sampling.get("logprobs"))
+        self._outputs[key] = _Output(sequence, sequence.end, sink, request.sampling.get("logprobs"), len(context))
         self._scheduler.add(sequence)
         self._wake()
 
@@ -149,8 +168,10 @@ class PacedEngine:
             self._loads.append(stepped)
             self._wake()
             await stepped
-        context = [*(decode_request(spec.body).prompt_token_ids or ()), *outputs]
-        loaded = self._scheduler.take_in(context, first, held)
+        request = decode_request(spec.body)
+        context = [*(request.prompt_token_ids or ()), *outputs]
+        loaded = self._scheduler.take_in(context, first, held, request.cache_salt)
+        self._mirror_changes()
         if loaded is None:
             raise TransferFailed(f"no room for {last - first} blocks")
         self.blocks_loaded += loaded
@@ -166,6 +187,11 @@ class PacedEngine:
         if held is None:
             raise TransferFailed(f"only {sequence.computed} of {tail.tokens} tokens are computed")
         return self._slots.write(slots, held)
+
+    def present(self, spec: RequestSpec, outputs: tuple[int, ...]) -> Blocks:
+        """See `Engine.present`."""
+        request = decode_request(spec.body)
+        return Blocks(self._scheduler.present([*(request.prompt_token_ids or ()), *outputs], request.cache_salt))
 
     def expect(self, tail: str) -> None:
         """See `Engine.expect`."""
@@ -203,6 +229,7 @@ class PacedEngine:
     async def reset_prefix_cache(self) -> None:
         """See `Engine.reset_prefix_cache`."""
         self._scheduler.pool.forget()
+        self._mirror_changes()
 
     async def start_profile(self, session: ProfileSession) -> None:
         """See `Engine.start_profile`."""
@@ -250,18 +277,23 @@ class PacedEngine:
         try:
             self._end_step()
             self._begin_step()
+            self._mirror_changes()
         except Exception as error:
             log.exception("the engine failed")
             self._die(f"it failed: {error}")
+
+    def _mirror_changes(self) -> None:
+        """Have the mirror follow the pool."""
+        if events := self._scheduler.pool.take_events():
+            self.mirror.take(self.mirror.version + 1, events)
 
     def _end_step(self) -> None:
         for token in self._scheduler.end(self._step):
             key = token.sequence.key
             output = self._outputs.pop(key) if token.last else self._outputs[key]
-            # The digest does not include the new token yet: its logprobs follow from the context before it.
-            rest = None if output.logprobs is None else token.sequence.digest.next_logprobs(output.logprobs)
             finish = "length" if token.sequence.end == output.limit else HALTED
-            output.sink.take(Generated((token.token,), finish if token.last else None, rest))
+            step = Generated((token.token,), finish if token.last else None, output.rest, output.prefilled)
+            output.sink.take(step)
         for load in self._loading:
             if not load.done():
                 load.set_result(None)

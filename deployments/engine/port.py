@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from deployments.cache.mirror import Mirror
 from migration.protocol.core_messages import Adapter
 from migration.protocol.messages import Fingerprint, Shard, SlotRef, Tail
 from migration.protocol.ports import OutputSink, Slot, WorkerLinks
@@ -83,6 +84,8 @@ class Engine(Protocol):
     """The tasks of the model, with vLLM's names: `generate`, or those of a pooling model."""
     blocks_loaded: int
     """The number of KV blocks loaded from staging slots since the start."""
+    mirror: Mirror
+    """The names of the blocks in the prefix cache."""
 
     @property
     def links(self) -> WorkerLinks | None:
@@ -157,6 +160,10 @@ class Engine(Protocol):
         Raises:
             TransferFailed: as `gather`, or the engine computes the request's known tokens anew.
         """
+        ...
+
+    def present(self, spec: RequestSpec, outputs: tuple[int, ...]) -> Blocks:
+        """The number of the first full blocks of prompt and outputs that the prefix cache has, by the mirror."""
         ...
 
     def expect(self, tail: str) -> None:

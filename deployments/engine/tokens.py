@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator, Sequence
 
 from migration.kv.staging import HEADER, Segments
-from migration.protocol.core_messages import encode_logprobs
+from migration.protocol.core_messages import Prefilled, encode_logprobs
 from migration.protocol.errors import TransferFailed
 from migration.protocol.messages import Shard, SlotRef, Tail
 from migration.protocol.ports import Slot
@@ -50,14 +50,15 @@ class ContextDigest:
         """The token after the context."""
         return _FIRST_TOKEN + self._drawn() % (_VOCABULARY - _FIRST_TOKEN)
 
-    def next_logprobs(self, top: int) -> bytes:
+    def next_logprobs(self, top: int, prefilled: Prefilled | None = None) -> bytes:
         """An output with the logprobs of the next token and the `top` likeliest ones, also determined by the context.
 
-        The next token is the likeliest one; the tokens with the following ids have falling logprobs.
+        The next token is the likeliest one; the tokens with the following ids have falling logprobs. `prefilled` is
+        part of the output.
         """
         first, best = self.next_token() - _FIRST_TOKEN, -(self._drawn() % 512) / 256
         ids = [_FIRST_TOKEN + (first + i) % (_VOCABULARY - _FIRST_TOKEN) for i in range(top)]
-        return encode_logprobs([self.next_token(), *ids], [best, *(best - i / 4 for i in range(top))])
+        return encode_logprobs([self.next_token(), *ids], [best, *(best - i / 4 for i in range(top))], prefilled)
 
     def _drawn(self) -> int:
         return int.from_bytes(self._digest.digest(), "little")

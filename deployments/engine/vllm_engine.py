@@ -7,18 +7,23 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self, TypeVar
 
 import vllm
+from vllm import envs
+from vllm.config import VllmConfig
 from vllm.tracing import init_tracer
 from vllm.transformers_utils.config import maybe_register_config_serialize_by_value
 from vllm.v1.executor import Executor
 
+from deployments.cache.feed import CacheFeed, EventFolder
+from deployments.cache.mirror import Mirror
 from deployments.engine.adapters import LoadedAdapters
 from deployments.engine.arguments import engine_config, is_pooling
 from deployments.engine.core import CoreClient, CoreRun, CoreRuns, EngineMetrics
+from deployments.engine.naming import BlockNamer
 from deployments.engine.pooling import measure_capacity
 from deployments.engine.port import (
     EngineDead,
@@ -58,8 +63,13 @@ class VllmEngine:
         workers: Sequence[Mapping[str, Any]],
         copiers: Copiers | None,
         tasks: Sequence[str],
+        events: EventFolder,
+        audit_s: float,
     ) -> None:
-        """`workers` are the workers' own descriptions (`MellWorker.mell_describe`), in the order of their ranks."""
+        """`workers` are the workers' own descriptions (`MellWorker.mell_describe`), in the order of their ranks.
+
+        The core publishes the changes of its cache in `events`. The mirror is audited every `audit_s` seconds.
+        """
         config = core.vllm_config
         self._core = core
         self._adapters = LoadedAdapters(core.add_lora_async)
@@ -85,15 +95,31 @@ class VllmEngine:
         self.processes = _processes(workers)
         self.fingerprint = _fingerprint(config, workers)
         self._reading = asyncio.create_task(self._runs.read())
+        self.mirror = Mirror(_why_unmirrored(config, workers))
+        self._feed: CacheFeed | None = None
+        self._namer: BlockNamer | None = None
+        if self.mirror.off is None:
+            self._feed = CacheFeed(self.mirror, events, self._publishing_cache, audit_s)
+            self._namer = BlockNamer(config)
+        else:
+            events.remove()
 
     @classmethod
-    async def start(cls, model: str, engine_kwargs: Mapping[str, Any]) -> Self:
-        """Start vLLM on `model` (a folder or a hub name).
+    async def start(cls, model: str, engine_kwargs: Mapping[str, Any], audit_s: float = 60.0) -> Self:
+        """Start vLLM on `model` (a folder or a hub name). The mirror is audited every `audit_s` seconds.
 
         Raises:
             ValueError: `engine_kwargs` has an argument that Mell sets itself, or no engine of Mell runs the model.
         """
-        config = engine_config(model, engine_kwargs)
+        events = EventFolder()
+        try:
+            return await cls._start(engine_config(model, engine_kwargs, events.endpoint), events, audit_s)
+        except BaseException:
+            events.remove()
+            raise
+
+    @classmethod
+    async def _start(cls, config: VllmConfig, events: EventFolder, audit_s: float) -> Self:
         maybe_register_config_serialize_by_value()
         if endpoint := config.observability_config.otlp_traces_endpoint:
             # The engine's other processes inherit it. They trace their start.
@@ -102,7 +128,7 @@ class VllmEngine:
         workers = await core.collective_rpc_async("mell_describe")
         addresses = [worker["copier"] for worker in workers]
         copiers = await Copiers.connect(addresses, config.cache_config.block_size) if all(addresses) else None
-        started = cls(core, workers, copiers, await core.get_supported_tasks_async())
+        started = cls(core, workers, copiers, await core.get_supported_tasks_async(), events, audit_s)
         if started._pools:
             capacity = await measure_capacity(started, config, started.tasks, time.perf_counter)
             started._capacity = Blocks(capacity // started._block_size)
@@ -128,6 +154,17 @@ class VllmEngine:
         async with running(self, key, spec) as steps:
             async for _ in steps:
                 pass
+
+    @contextlib.asynccontextmanager
+    async def _publishing_cache(self) -> AsyncGenerator[None]:
+        """Have the core publish the contents of its prefix cache, by a request of one token."""
+        name = f"cache-{next(self._numbers)}"
+        spec = plain_spec(name, (_FIRST_ID,), 1)
+        self._runs.start(CoreRun(name, name, OutputQueue()), continued(spec, name, name, (), {"mell_contents": True}))
+        try:
+            yield
+        finally:
+            self._runs.abort(name)
 
     def tied(self, traits: frozenset[Trait]) -> Tie | None:
         """See `Engine.tied`."""
@@ -246,6 +283,13 @@ class VllmEngine:
         last = tail.last(self._block_size)
         return await self._blocks().gather(key, tail.first, last, slots, partial=True)
 
+    def present(self, spec: RequestSpec, outputs: tuple[int, ...]) -> Blocks:
+        """See `Engine.present`."""
+        if self._namer is None:
+            return Blocks(0)
+        frames = continued(spec, spec.id, spec.id, outputs, adapter=self._adapter(spec))
+        return Blocks(self.mirror.leading(self._namer.names(frames)))
+
     def expect(self, tail: str) -> None:
         """See `Engine.expect`."""
         if self._copiers is not None:
@@ -292,6 +336,9 @@ class VllmEngine:
         """See `Engine.reset_prefix_cache`. Retries while ended requests still hold blocks."""
         for _ in range(20):
             if await self._core.reset_prefix_cache_async():
+                if self._feed is not None:
+                    # vLLM publishes the reset with the next step.
+                    self._feed.resync()
                 return
             await asyncio.sleep(0.05)
         raise TransferFailed("the prefix cache is in use")
@@ -321,6 +368,8 @@ class VllmEngine:
         """See `Engine.shutdown`."""
         if self._copiers is not None:
             self._copiers.close()
+        if self._feed is not None:
+            self._feed.close()
         self._reading.cancel()
         self._core.shutdown()
 
@@ -373,6 +422,17 @@ def _capacity(config: Any, worker: Mapping[str, Any]) -> Blocks:
     if worker["plain"]:
         return Blocks(worker["num_blocks"] - 1)  # vLLM keeps one null block
     return Blocks(cache.kv_cache_size_tokens // cache.block_size)
+
+
+def _why_unmirrored(config: Any, workers: Sequence[Mapping[str, Any]]) -> str | None:
+    """The reason why the engine's prefix cache cannot be followed by its events; None if it can."""
+    if reason := workers[0]["unmirrored"]:
+        return str(reason)
+    if not config.cache_config.enable_prefix_caching:
+        return "the prefix cache is off"
+    if not envs.VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES:
+        return "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES is 0"
+    return None
 
 
 def _seed_tie(config: Any) -> Tie | None:

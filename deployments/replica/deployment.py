@@ -15,8 +15,10 @@ from deployments.api.channel import ChannelOffer
 from deployments.api.protocols import EngineApi, RemoteReplicas, TargetApi
 from deployments.api.report import Gauges, ReplicaReport
 from deployments.api.stubs import ServeSchedulerClient, engines
+from deployments.cache.occupancy import CacheReport, cache_report
 from deployments.config import EngineConfig, MigrationSettings, Topology
 from deployments.engine.port import Engine, EngineDead, ProfileSession
+from deployments.metrics.cache import expose_cache
 from deployments.metrics.exposition import Family
 from deployments.metrics.vllm import expose_engine
 from deployments.processes.guard import start_guard
@@ -103,7 +105,8 @@ class EngineReplica:
         self._hung = False
         if not take():
             start_guard()
-        self._engine: Engine = await _engine_class(engine.kind).start(engine.model_source, engine.kwargs)
+        kind = _engine_class(engine.kind)
+        self._engine: Engine = await kind.start(engine.model_source, engine.kwargs, engine.audit_s)
         for adapter in engine.adapters:
             await self._engine.load_adapter(adapter)
         self._utilities = EngineUtilities(self._engine, self._id)
@@ -181,7 +184,8 @@ class EngineReplica:
 
     async def metrics(self) -> tuple[Family, ...]:
         """See `MetricsApi.metrics`. Renders vLLM's own metrics in a thread, so that the event loop does not wait."""
-        return await asyncio.to_thread(expose_engine, self._id)
+        cache = expose_cache(self._cache(), self._id)
+        return (*await asyncio.to_thread(expose_engine, self._id), *cache)
 
     # --- for the ingress ------------------------------------------------------------------------------
 
@@ -245,8 +249,12 @@ class EngineReplica:
             preemptions=self._engine.stats().preemptions,
             blocks_loaded=self._engine.blocks_loaded,
             slots_in_use=self._slots.in_use,
+            cache=self._cache(),
         )
-        return self._reporter.report(self._load(), gauges, self._moves.records(), version, time.monotonic())
+        mirror = self._engine.mirror
+        return self._reporter.report(
+            self._load(), gauges, self._moves.records(), version, time.monotonic(), mirror.change
+        )
 
     async def move(self, order: Order, target: ReplicaId, fence: int) -> MigrationRecord:
         """See `ControlApi.move`."""
@@ -315,6 +323,13 @@ class EngineReplica:
         self._moves.cancel(migration)
 
     # --- inside ---------------------------------------------------------------------------------------
+
+    def _cache(self) -> CacheReport:
+        """The report on the engine's prefix cache."""
+        stats, host = self._engine.stats(), self._host
+        total = Blocks(stats.capacity_tokens // stats.block_size)
+        partial = host.partial_blocks(stats.block_size)
+        return cache_report(self._engine.mirror, total, stats.free_blocks, partial, host.prompts)
 
     def _load(self) -> ReplicaLoad:
         """The state of replica and engine. Blocks reserved for requests on their way here are not free."""

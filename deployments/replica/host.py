@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from deployments.engine.port import Engine, EngineDead, InvalidRequest, Tie
 from deployments.replica.outbox import Outboxes
+from migration.protocol.core_messages import Prefilled
 from migration.protocol.errors import Refused, RequestGone, Stopping
 from migration.protocol.messages import Prepare, Tail
 from migration.protocol.ports import HALTED, Clock, Generated, Hosted
@@ -131,6 +132,8 @@ class RequestHost:
         self._reserved: dict[str, int] = {}
         self._last_output_s = clock()
         self.stopping = False
+        self.prompts = Prefilled(0, 0)
+        """The prompts of all requests that began here, once they were computed."""
 
     # --- for the ingress ------------------------------------------------------------------------------
 
@@ -308,6 +311,10 @@ class RequestHost:
         """Room reserved for requests on their way here."""
         return Tokens(sum(self._reserved.values()))
 
+    def partial_blocks(self, block_size: int) -> int:
+        """The number of blocks of requests in the engine that are not full, if none of them waits."""
+        return sum(run.context % block_size > 0 for run in self._runs.values() if not run.halted)
+
     def loads(self) -> Iterator[RequestLoad]:
         """The loads of all requests, for policies."""
         now = self._clock()
@@ -355,6 +362,9 @@ class RequestHost:
     def took(self, run: Run, step: Generated) -> None:
         """The engine has made a step for a run."""
         self._last_output_s = self._clock()
+        if step.prefilled is not None and not run.resumed_at and not run.restarts:
+            prompt, cached = step.prefilled
+            self.prompts = Prefilled(self.prompts.prompt + prompt, self.prompts.cached + cached)
         if step.rest is not None:
             run.extras.append((len(run.outputs), step.rest))
         run.outputs.extend(step.tokens)

@@ -6,6 +6,7 @@ Scheduler side (EngineCore process), in time order; the connector owns no blocks
     get_num_new_matched_tokens   number of context tokens that the load or the tail covers beyond the local cache
     update_state_after_alloc     record the cache blocks that the load or the tail fills
     build_connector_meta         each step: loads, tails, output to restore, and changes of block tables
+    take_events                  each step: if a request has asked for them, the contents of the prefix cache
     update_connector_output      name the blocks of complete loads in the prefix cache, if none needed them before,
                                  and have requests end with their next token
     request_finished_all_groups  forget a load that ends
@@ -49,13 +50,13 @@ A request's parameters are in `SamplingParams.extra_args["kv_transfer_params"]`:
 run (independent of vLLM's request ids); "mell_output": int, the number of tokens at the end of the prompt that are
 output (see `history`); "mell_tail": the request's `Tail` as a mapping, if one is held; "mell_load": the request's
 `WantedBlocks` as a mapping, if it is a load; "mell_filled": list of str, the loads whose blocks have arrived in all
-workers.
+workers; "mell_contents": bool, true for the contents of the prefix cache among its events.
 An exception in the worker half would end the engine and every request on it, so none of these functions raises.
 """
 
 import logging
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -72,6 +73,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVQuantMode, iter_laye
 from vllm.v1.structured_output import StructuredOutputManager
 
 from migration.kv import history
+from migration.kv.cache_events import pool_contents
 from migration.kv.copier import Copier
 from migration.kv.device import preload
 from migration.kv.layout import CacheLayout
@@ -81,6 +83,8 @@ from migration.protocol.messages import Tail
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.distributed.kv_events import KVCacheEvent
+    from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, KVCacheSpec
@@ -191,6 +195,19 @@ def _is_movable(spec: "KVCacheSpec") -> bool:
     return plain and spec.tokens_per_state == 1
 
 
+def why_unmirrored(groups: "Sequence[KVCacheGroupSpec]") -> str | None:
+    """The reason why the events of a cache with these groups do not show which prefixes it has; None if they do.
+
+    They do if a context needs all blocks of a prefix, and every block has one name.
+    """
+    if len(groups) != 1:
+        return f"the model has {len(groups)} KV cache groups"
+    for spec in iter_layer_specs(groups[0].kv_cache_spec):
+        if not isinstance(spec, FullAttentionSpec):
+            return f"the KV cache has layers of the kind {type(spec).__name__}"
+    return None
+
+
 class MellConnector(KVConnectorBase_V1, SupportsHMA):
     """Both halves of the connector; vLLM creates one instance per role."""
 
@@ -199,6 +216,7 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
         self.block_size: int = vllm_config.cache_config.block_size
         self.num_blocks: int = kv_cache_config.num_blocks
         self.unmovable = why_unmovable(kv_cache_config.kv_cache_groups)
+        self.unmirrored = why_unmirrored(kv_cache_config.kv_cache_groups)
         self._workers: int = vllm_config.parallel_config.world_size
         # scheduler side
         self._keyed: dict[str, _KeyedRequest] = {}
@@ -211,6 +229,7 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
         self._cached: list[str] = []
         self._held: dict[str, int] = {}
         self._to_restore: dict[str, tuple[Request, int]] = {}
+        self._contents_wanted = False
         # worker side
         self.runner: Any = None
         self.layout: CacheLayout | None = None
@@ -226,9 +245,15 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
 
     # --- scheduler side -------------------------------------------------------------------------------
 
+    def bind_gpu_block_pool(self, gpu_block_pool: "BlockPool") -> None:
+        """Have the pool record no events if nobody can use them."""
+        if self.unmirrored:
+            gpu_block_pool.enable_kv_cache_events = False
+
     def on_new_request(self, request: "Request") -> None:
         """Record the request's key and its output so far, or its load; name the blocks of loads that have arrived."""
         params = request.kv_transfer_params or {}
+        self._contents_wanted |= params.get("mell_contents", False)
         for name in params.get("mell_filled", ()):
             self._name(name)
         if key := params.get("mell_key"):
@@ -317,6 +342,14 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
             if keyed.key in report.halts:
                 request = keyed.request
                 request.max_tokens = min(request.max_tokens, request.num_output_tokens + 1)
+
+    def take_events(self) -> "Iterable[KVCacheEvent]":
+        """The contents of the prefix cache, if a request has asked for them.
+
+        vLLM calls this right after it has taken the pool's own events, and publishes both in this order.
+        """
+        wanted, self._contents_wanted = self._contents_wanted, False
+        return (pool_contents(self._kv_cache_manager.block_pool),) if wanted and not self.unmirrored else ()
 
     def _name(self, load: str) -> None:
         """Name the blocks of a load in the prefix cache, all of which have arrived; a load that is over has none."""

@@ -23,7 +23,8 @@ class MellWorker:
     def mell_describe(self) -> dict[str, Any]:
         """The cache's layout, the copier's address, and the process ids.
 
-        If blocks cannot be moved, the layout is empty, there is no copier, and "unsupported" has the reason. Contexts
+        If blocks cannot be moved, the layout is empty, there is no copier, and "unsupported" has the reason; in
+        "unmirrored" is the reason why the cache's contents cannot be followed, None if they can. Contexts
         of n tokens hold n / block size blocks only if the cache is "plain". An engine of a pooling model has no
         connector at all.
 
@@ -42,6 +43,7 @@ class MellWorker:
             "num_blocks": connector.num_blocks,
             "plain": connector.unmovable is None,
             "unsupported": connector.unsupported,
+            "unmirrored": connector.unmirrored,
             "copier": connector.copier.address if connector.copier else None,
             **processes,
         }
@@ -53,6 +55,7 @@ _WITHOUT_CONNECTOR: dict[str, Any] = {
     "num_blocks": 1,
     "plain": True,
     "unsupported": "the engine has no connector",
+    "unmirrored": "a pooling model's cache is not followed",
     "copier": None,
 }
 """The description of a worker of a pooling model."""

@@ -132,11 +132,43 @@ def decode_logprobs(rest: bytes) -> list[TokenLogprobs]:
     ]
 
 
-def encode_logprobs(ids: Sequence[int], logprobs: Sequence[float]) -> bytes:
-    """An output whose one token has logprobs: `ids` are the sampled token and the likeliest ones."""
+class Prefilled(NamedTuple):
+    """The prompt of a request in tokens, and how many of them an engine had in its cache when it began to compute."""
+
+    prompt: int
+    cached: int
+
+
+def encode_logprobs(ids: Sequence[int], logprobs: Sequence[float], prefilled: Prefilled | None = None) -> bytes:
+    """An output whose one token has logprobs: `ids` are the sampled token and the likeliest ones.
+
+    `prefilled` as in `encode_prefilled`.
+    """
     # Imported here, since whoever only reads requests needs no arrays.
     import numpy as np
 
     arrays = (np.array([ids], np.int32), np.array([logprobs], np.float32), np.zeros(1, np.int32))
     lists = [(a.dtype.str, a.shape, msgspec.msgpack.Ext(_ARRAY, a.tobytes())) for a in arrays]
-    return _encoder.encode(CoreOutput("", [], [*lists, None]))
+    return _encode_output([*lists, None], prefilled)
+
+
+def encode_prefilled(prefilled: Prefilled) -> bytes:
+    """The output of the step that ends a prefill, with vLLM's `PrefillStats`."""
+    return _encode_output(None, prefilled)
+
+
+def _encode_output(logprobs: Any, prefilled: Prefilled | None) -> bytes:
+    if prefilled is None:
+        return _encoder.encode(CoreOutput("", [], logprobs))
+    prompt, cached = prefilled
+    stats = {
+        "num_prompt_tokens": prompt,
+        "num_computed_tokens": prompt - cached,
+        "num_cached_tokens": cached,
+        "num_local_cached_tokens": cached,
+    }
+    return _encoder.encode(["", [], logprobs, *(None,) * (PREFILL_STATS - 3), stats])
+
+
+PREFILL_STATS = 11
+"""The index of the member `prefill_stats` of vLLM's `EngineCoreOutput`."""

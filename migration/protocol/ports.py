@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from migration.protocol.core_messages import Prefilled
 from migration.protocol.messages import Adopt, Chunk, CopyRound, Fingerprint, Prepare, Prepared, Shard, SlotRef, Tail
 from migration.protocol.reading import Output, Reader, SegmentOrigin
 from migration.protocol.request import Doubt, Moved, Moving, RequestSpec
@@ -175,11 +176,13 @@ class Generated:
     """The output of one engine step for one request; in the last one, `finish` is vLLM's finish reason, or HALTED.
 
     `rest` is everything else in vLLM's output of this step, encoded (see `Extras`); None if there is nothing else.
+    `prefilled` is in the first step with output: of the run's prompt, with the output before it.
     """
 
     tokens: tuple[int, ...]
     finish: str | None = None
     rest: bytes | None = None
+    prefilled: Prefilled | None = None
 
 
 class OutputSink(Protocol):
@@ -237,6 +240,10 @@ class BlockStore(Protocol):
         Raises:
             TransferFailed: as `gather`, or the engine computes the request's known tokens anew.
         """
+        ...
+
+    def present(self, spec: RequestSpec, outputs: tuple[int, ...]) -> Blocks:
+        """The number of the context's first full blocks that the prefix cache has, as far as is known."""
         ...
 
     def expect(self, tail: str) -> None:

@@ -100,7 +100,7 @@ CLOSED_ROUTES: Mapping[str, str] = {
     "/docs": _DESCRIPTION,
     "/docs/oauth2-redirect": _DESCRIPTION,
     "/redoc": _DESCRIPTION,
-    "/kv_event_sources": "engines publish no events of their caches",
+    "/kv_event_sources": "every replica reads the events of its own engine; GET /mell/state has the caches",
     "/scale_elastic_ep": "Mell opens and closes replicas itself, up to `max_replicas`",
     "/is_scaling_elastic_ep": "GET /mell/state has the replicas and their states",
     "/fault_tolerance/apply": "Mell continues the requests of a failed replica on others",

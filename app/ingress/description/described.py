@@ -58,6 +58,31 @@ class RunningRequest(Described):
     hop: int = Field(description="Rises with each move and each resubmission.")
 
 
+class CacheBlocks(Described):
+    """The blocks of a tier of memory by their use."""
+
+    active: int = Field(description="Blocks of requests.")
+    historical: int = Field(description="Free blocks whose content requests can still use.")
+    blank: int = Field(description="Free blocks without such a content.")
+
+
+class CachedPrompts(Described):
+    """Tokens of all prompts of requests that began on the replica, since its start."""
+
+    all: int
+    hbm: int = Field(description="Those that it had in its cache and did not compute.")
+
+
+class CacheState(Described):
+    """The prefix cache of a replica, see caching.md."""
+
+    hbm: CacheBlocks | None = Field(description="`null` if `off`.")
+    version: int = Field(description="Number of the engine's newest event.")
+    exact: bool = Field(description="The replica knows its contents exactly; false for moments after a loss of events.")
+    off: str | None = Field(description="The reason why they are not known.")
+    prompt_tokens: CachedPrompts
+
+
 class ReplicaDetails(Described):
     """A replica with its requests."""
 
@@ -71,6 +96,7 @@ class ReplicaDetails(Described):
     preemptions: int
     kv_blocks_loaded: int
     staging_slots_in_use: int
+    cache: CacheState | None = Field(description="`null` if the replica does not report.")
     requests: list[RunningRequest]
 
 

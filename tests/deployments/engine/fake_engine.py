@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
 
+from deployments.cache.mirror import Mirror
 from deployments.engine.port import (
     EngineDead,
     EngineProcesses,
@@ -14,12 +15,14 @@ from deployments.engine.port import (
     Tie,
 )
 from deployments.engine.tokens import TOKEN_BYTES, ContextDigest, TokenSlots, expected, pack, unpack
+from migration.kv.cache_events import BlocksStored, CacheCleared, CacheEvent, PoolContents
 from migration.protocol.core_messages import Adapter, decode_request
 from migration.protocol.errors import BlocksGone, TransferFailed
 from migration.protocol.messages import Fingerprint, Shard, SlotRef, Tail
 from migration.protocol.ports import HALTED, Generated, OutputSink, Slot, WorkerLinks
 from migration.protocol.request import RequestSpec, Trait
 from policies.model import Blocks, Tokens
+from policies.prefix.names import digests, name_of
 
 
 def encode_pooled(vector: Sequence[float]) -> bytes:
@@ -72,6 +75,10 @@ class FakeEngine:
         self.blocks_loaded = 0
         self.tail_ends: list[int] = []
         """For each context that began with a tail: the tokens up to the tail's end."""
+        self.mirror = Mirror()
+        self.mirror.take(0, [PoolContents(b"")])
+        self.evicted_unseen = 0
+        """The number of blocks that the mirror still has, of the first ones that a migration needs."""
         self._num_blocks = num_blocks
         self._contexts: dict[str, list[int]] = {}
         self._runs: dict[str, asyncio.Task[None]] = {}
@@ -173,6 +180,7 @@ class FakeEngine:
         for block in range(first, last):
             prefix = tokens[: (block + 1) * size]
             self._cache[prefix] = held[(block - first) * size : (block - first + 1) * size]
+            self._mirror(BlocksStored([name_of(digests(prefix, size)[-1])]))
             self.blocks_loaded += 1
 
     async def put(self, load: str, first: Blocks, last: Blocks, slots: Sequence[SlotRef]) -> None:
@@ -185,6 +193,14 @@ class FakeEngine:
         if context is None or key in self.preempted:
             raise BlocksGone("the request holds no blocks")
         return self._slots.write(slots, pack(context[tail.first * self.fingerprint.block_size : tail.tokens]))
+
+    def present(self, spec: RequestSpec, outputs: tuple[int, ...]) -> Blocks:
+        """See `Engine.present`."""
+        names = [name_of(digest) for digest in digests(prompt_of(spec) + outputs, self.fingerprint.block_size)]
+        return Blocks(max(self.evicted_unseen, self.mirror.leading(names)))
+
+    def _mirror(self, event: CacheEvent) -> None:
+        self.mirror.take(self.mirror.version + 1, [event])
 
     def expect(self, tail: str) -> None:
         """See `Engine.expect`."""
@@ -225,6 +241,7 @@ class FakeEngine:
     async def reset_prefix_cache(self) -> None:
         """See `Engine.reset_prefix_cache`."""
         self._cache.clear()
+        self._mirror(CacheCleared())
 
     async def start_profile(self, session: ProfileSession) -> None:
         """See `Engine.start_profile`."""

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from random import Random
 from typing import Any, cast
 
 import pytest
@@ -11,15 +12,17 @@ from deployments.engine.paced import PacedEngine
 from deployments.engine.port import EngineDead, InvalidRequest
 from deployments.engine.tokens import expected
 from migration.kv.staging import HEADER, HostSegment
-from migration.protocol.continuing import plain_spec
+from migration.protocol.continuing import plain_spec, to_spec
+from migration.protocol.core_messages import CoreRequest, Prefilled, decode_logprobs, encode_request
 from migration.protocol.errors import BlocksGone, TransferFailed
 from migration.protocol.messages import PathRequest, SlotRef, Tail
 from migration.protocol.ports import Slot
 from migration.protocol.record import Outcome
-from migration.protocol.request import RequestSpec, Trait
+from migration.protocol.request import IngressId, RequestSpec, Trait
 from migration.run.outputs import OutputQueue, running
 from migration.transport.shared import SharedSlots
-from policies.model import Blocks, ReplicaId
+from policies.model import Blocks, ReplicaId, RequestId
+from policies.prefix.change import CacheChange, Tier
 from tests.deployments.engine.fake_engine import FakeEngine, expected_logprobs, prompt_of
 from tests.migration.world import LIMITS, Pair, Replica, spec
 from tests.virtual_time import virtual_loop
@@ -529,11 +532,53 @@ async def test_logprobs_equal_those_of_the_fake_engine() -> None:
     engine, request = await PacedEngine.start("model", PACE), prompt(8)
     async with running(engine, "r", plain_spec("r", request, 10, logprobs=2)) as run:
         steps = [step async for step in run]
-    assert tuple((i, step.rest) for i, step in enumerate(steps)) == expected_logprobs(request, 10, 2)
+    given = [decode_logprobs(step.rest or b"") for step in steps]
+    assert given == [decode_logprobs(rest) for _, rest in expected_logprobs(request, 10, 2)]
     async with running(engine, "s", plain_spec("s", request, 10)) as run:
         plain = [step async for step in run]
     assert [step.tokens for step in plain] == [step.tokens for step in steps]
-    assert all(step.rest is None for step in plain)
+    assert [step.rest is None for step in plain] == [False] + 9 * [True], "the first step has the prefill's figures"
+
+
+# --- the prefix cache as it is seen from outside ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("second", "salt", "cached"),
+    [(prompt(21), None, 20), (prompt(20), None, 16), (prompt(20) + (9,) * 5, None, 20), (prompt(21), "other", 0)],
+    ids=["the same", "without its last token", "longer", "of another salt"],
+)
+async def test_cached_tokens_are_those_of_whole_blocks(second: tuple[int, ...], salt: str | None, cached: int) -> None:
+    engine = await PacedEngine.start("model", PACE)
+    found = []
+    for key, tokens, of in (("r", prompt(21), None), ("s", second, salt)):
+        body = encode_request(CoreRequest(key, list(tokens), sampling_params={"max_tokens": 3}, cache_salt=of))
+        async with running(engine, key, to_spec(body, RequestId(key), "", IngressId(""))) as steps:
+            found.append([step async for step in steps])
+    cold, warm = ([step.prefilled for step in steps] for steps in found)
+    assert cold == [Prefilled(21, 0), None, None] and warm == [Prefilled(len(second), cached), None, None]
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_mirror_equals_the_pool_at_every_version(seed: int) -> None:
+    draw, desk = Random(seed), await Desk.open(num_gpu_blocks_override=24)
+    engine, all_changes = desk.engine, CacheChange({}, {}, True)
+    for number in range(30):
+        match draw.choice(["ask", "ask", "ask", "abort", "reset", "wait"]):
+            case "ask":
+                desk.ask(f"r{number}", prompt(draw.randrange(1, 40), draw.randrange(3)), draw.randrange(1, 20))
+            case "abort" if desk.answers:
+                engine.abort(draw.choice(sorted(desk.answers)))
+            case "reset":
+                await engine.reset_prefix_cache()
+        for _ in range(draw.randrange(6)):
+            await asyncio.sleep(0.01)
+            assert engine.mirror.counts == dict.fromkeys(engine._scheduler.pool.names, 1)
+        if (change := engine.mirror.change(False)) is not None:
+            all_changes = all_changes.then(change)
+    assert engine.mirror.exact and set(all_changes.stored.get(Tier.HBM, ())) == set(engine.mirror.counts)
+    for task in desk.tasks.values():
+        task.cancel()
 
 
 # --- ends -----------------------------------------------------------------------------------------------

@@ -39,6 +39,7 @@ from vllm.v1.outputs import LogprobsLists, LogprobsTensors
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from app.tinymodel import ensure_tiny_model
+from deployments.cache.mirror import Mirror
 from deployments.engine import vllm_engine
 from deployments.engine.arguments import USAGE, check_model, engine_args, engine_config, frontend_args, is_pooling
 from deployments.engine.core import CoreRuns, StepMeter
@@ -97,6 +98,7 @@ def over(core: FakeCore, copiers: Any = None) -> VllmEngine:
     engine._runs, engine._numbers = CoreRuns(core, lambda outputs: None), itertools.count()
     engine._filled, engine._caching, engine._tails, engine.blocks_loaded = set(), set(), {}, 0
     engine._block_size, engine._copiers = 16, copiers
+    engine.mirror, engine._feed, engine._namer = Mirror("not followed"), None, None
     engine._metrics = SimpleNamespace(steps=StepMeter(0))  # type: ignore[assignment]
     engine._pools = False
     engine._reading = asyncio.create_task(engine._runs.read())

@@ -1,6 +1,7 @@
 """Both halves of the vLLM connector, driven with the calls that vLLM makes, without an engine."""
 
 import importlib
+import random
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from migration.kv.cache_events import decode_batch
 from migration.kv.layout import CacheLayout
 from migration.kv.tables import BlockLoad, TableChange
 from migration.protocol.errors import BlocksGone
@@ -571,6 +573,73 @@ def test_finished_request_is_forgotten() -> None:
     ended = Scheduled(finished_req_ids=frozenset({"v1"}))
     assert connector.build_connector_meta(ended).gone == ["r.0"]
     assert connector.build_connector_meta(ended).gone == []
+
+
+class SmallPool:
+    """vLLM's own block pool, and requests that take and fill its blocks."""
+
+    def __init__(self, connector: Any) -> None:
+        from vllm.utils.hashing import sha256
+        from vllm.v1.core.block_pool import BlockPool
+        from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+
+        init_none_hash(sha256)
+        self.hasher = get_request_block_hasher(BLOCK, sha256)
+        self.pool = BlockPool(BLOCKS, True, BLOCK, enable_kv_cache_events=True)
+        connector.bind_kv_cache_manager(SimpleNamespace(block_pool=self.pool))
+        self.connector = connector
+
+    def run(self, prompt: Sequence[int]) -> None:
+        """A request that computes its whole prompt, whatever is cached, and ends."""
+        from vllm.sampling_params import SamplingParams
+        from vllm.v1.request import Request as VllmRequest
+
+        running = VllmRequest("v1", list(prompt), SamplingParams(max_tokens=1), None, block_hasher=self.hasher)
+        full = len(prompt) // BLOCK
+        blocks = self.pool.get_new_blocks(full)
+        self.pool.cache_full_blocks(running, blocks, 0, full, BLOCK, 0)
+        self.pool.free_blocks(reversed(blocks))
+
+    def step(self, mirror: Any) -> None:
+        """Publish a step's events as vLLM's scheduler does."""
+        import msgspec
+        from vllm.distributed.kv_events import KVEventBatch
+
+        events = [*self.pool.take_events(), *self.connector.take_events()]
+        if events:
+            payload = msgspec.msgpack.Encoder().encode(KVEventBatch(ts=0.0, events=events))
+            mirror.take(mirror.version + 1, decode_batch(payload))
+
+
+def test_contents_of_the_cache_follow_its_events_if_a_request_asks_for_them() -> None:
+    from deployments.cache.mirror import Mirror, Resync
+
+    small, mirror, draw = SmallPool(connector := make_connector()), Mirror(), random.Random(7)
+    connector.on_new_request(Request(kv_transfer_params={"mell_contents": True}))
+    small.run(range(8))
+    small.step(mirror)
+    assert mirror.exact and mirror.blocks == 2
+    twins = False
+    for turn in range(60):
+        small.run([draw.randrange(2) for _ in range(draw.randrange(1, 4) * BLOCK)])
+        if turn % 20 == 19:
+            small.pool.reset_prefix_cache()
+        if turn % 3 == 0:
+            connector.on_new_request(Request(kv_transfer_params={"mell_contents": True}))
+        checks = mirror.checks
+        small.step(mirror)
+        assert mirror.checks == checks + (turn % 3 == 0)
+        twins |= mirror.blocks > len(mirror.counts)
+    assert mirror.checks == 21 and mirror.resyncs == {Resync.START: 1}, "the events give what the pool has"
+    assert twins, "there were blocks of one name"
+
+
+def test_cache_with_several_groups_records_no_events() -> None:
+    small = SmallPool(connector := make_connector(groups=2))
+    assert "2 KV cache groups" in connector.unmirrored
+    connector.on_new_request(Request(kv_transfer_params={"mell_contents": True}))
+    small.run(range(8))
+    assert (small.pool.take_events(), list(connector.take_events())) == ([], [])
 
 
 def test_model_with_several_cache_groups_has_no_tables() -> None:

@@ -14,19 +14,23 @@ from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
 from vllm.v1.kv_hints import KvHintsEnvelope
+from vllm.v1.metrics.stats import PrefillStats
 from vllm.v1.outputs import LogprobsLists
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 from migration.protocol.continuing import continued, loading, plain_spec, to_spec
 from migration.protocol.core_messages import (
+    PREFILL_STATS,
     Adapter,
     CoreOutput,
     CoreRequest,
     Frames,
+    Prefilled,
     TokenLogprobs,
     decode_logprobs,
     decode_request,
     encode_logprobs,
+    encode_prefilled,
     encode_request,
 )
 from migration.protocol.request import IngressId, RequestSpec, Trait
@@ -236,3 +240,14 @@ def test_vllm_reads_the_logprobs_of_engines_without_a_model(row: Row) -> None:
     lists = MsgpackDecoder(EngineCoreOutput).decode(rest).new_logprobs
     assert (lists.logprob_token_ids.tolist(), lists.logprobs.tolist()) == ([row.ids], [row.values])
     assert decode_logprobs(rest)[0].logprob == row.values[0]
+    both = encode_logprobs(row.ids, row.values, Prefilled(9, 4))
+    assert decode_logprobs(both) == decode_logprobs(rest)
+    assert MsgpackDecoder(EngineCoreOutput).decode(both).prefill_stats.num_cached_tokens == 4
+
+
+def test_vllm_reads_the_prefills_of_engines_without_a_model() -> None:
+    assert EngineCoreOutput.__struct_fields__[PREFILL_STATS] == "prefill_stats"
+    stats = MsgpackDecoder(EngineCoreOutput).decode(encode_prefilled(Prefilled(9, 4))).prefill_stats
+    expected = PrefillStats()
+    expected.set(num_prompt_tokens=9, num_local_cached_tokens=4, num_external_cached_tokens=0)
+    assert stats == expected

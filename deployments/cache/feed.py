@@ -1,0 +1,118 @@
+"""Keeps the mirror of a vLLM engine: reads the engine's events, and has the mirror repaired and audited.
+
+vLLM publishes events on a socket (vllm/distributed/kv_events.py) that never makes it wait: a message that finds no room
+is dropped. The number of the next message shows that. There is one repair for everything, the contents of the pool,
+which the engine publishes on request among its events, and the same request is the audit. vLLM's replay of old messages
+is not used: it cannot bring back what is older than its buffer, and costs the engine memory for every token.
+"""
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import tempfile
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+import msgspec
+import zmq
+import zmq.asyncio
+
+from deployments.cache.mirror import Mirror, Resync
+from migration.kv.cache_events import decode_batch
+
+log = logging.getLogger(__name__)
+
+ANSWER_S = 5.0
+"""The time after which a request for the pool's contents is made again, in seconds."""
+
+Asking = Callable[[], AbstractAsyncContextManager[None]]
+"""Has the engine publish its pool's contents; the request is given up at the end of the context."""
+
+
+class EventFolder:
+    """A folder of this process's user alone, with the address on which an engine publishes its events."""
+
+    def __init__(self) -> None:
+        self._path = Path(tempfile.mkdtemp(prefix="mell-"))
+        self.endpoint = f"ipc://{self._path}/events"
+
+    def remove(self) -> None:
+        """Remove the folder, once both ends are connected: it would outlive a process that is killed."""
+        shutil.rmtree(self._path, ignore_errors=True)
+
+
+class CacheFeed:
+    """The connection to one engine's events, from its construction to `close`."""
+
+    def __init__(self, mirror: Mirror, folder: EventFolder, ask: Asking, audit_s: float) -> None:
+        """The mirror is compared with the pool every `audit_s` seconds."""
+        self._mirror = mirror
+        self._folder = folder
+        self._ask = ask
+        self._audit_s = audit_s
+        self._wanted = asyncio.Event()
+        self._checked = asyncio.Event()
+        self._socket: zmq.asyncio.Socket = zmq.asyncio.Context.instance().socket(zmq.SUB)
+        # Without a limit: events take much less memory than the blocks that they are about.
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.setsockopt(zmq.SUBSCRIBE, b"")
+        self._socket.connect(folder.endpoint)
+        self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._keep())]
+        self.resync()
+
+    def resync(self) -> None:
+        """Have the mirror compared with the pool now."""
+        self._wanted.set()
+
+    def close(self) -> None:
+        """End the connection."""
+        for task in self._tasks:
+            task.cancel()
+        self._socket.close(linger=0)
+        self._folder.remove()
+
+    async def _read(self) -> None:
+        while self._mirror.off is None:
+            _, number, payload = await self._socket.recv_multipart()
+            self.take(int.from_bytes(number, "big"), payload)
+
+    def take(self, number: int, payload: bytes) -> None:
+        """Take an encoded batch."""
+        mirror, checks = self._mirror, self._mirror.checks
+        try:
+            mirror.take(number, decode_batch(payload))
+        except msgspec.DecodeError as error:
+            log.exception("the events of the engine's cache cannot be read: there is no mirror of it")
+            mirror.give_up(f"the engine's events cannot be read: {error}")
+        if mirror.checks > checks:
+            self._checked.set()
+        elif not mirror.exact:
+            self._wanted.set()
+
+    async def _keep(self) -> None:
+        """Have the pool's contents published after a loss, and at least every `audit_s` seconds."""
+        while self._mirror.off is None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._audit_s):
+                    await self._wanted.wait()
+            self._wanted.clear()
+            if await self._check():
+                self._folder.remove()
+            else:
+                self._wanted.set()
+
+    async def _check(self) -> bool:
+        """Have the pool's contents published, and wait for them. False if they do not arrive."""
+        self._checked.clear()
+        before = self._mirror.resyncs.copy()
+        try:
+            async with asyncio.timeout(ANSWER_S), self._ask():
+                await self._checked.wait()
+        except TimeoutError:
+            return False
+        for reason in self._mirror.resyncs - before:
+            if reason is not Resync.START:
+                log.warning("the mirror of the engine's cache was replaced by the cache's contents: %s", reason)
+        return True

@@ -1,0 +1,68 @@
+"""The use of an engine's KV blocks, and its prefix cache as operators see it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from deployments.cache.mirror import Mirror
+from migration.protocol.core_messages import Prefilled
+from policies.model import Blocks
+from policies.prefix.change import Tier
+
+
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """Blocks by their use: `active` ones belong to requests, `historical` ones are free and can still be found.
+
+    `blank` ones are free, and nothing in them can be found.
+    """
+
+    active: Blocks
+    historical: Blocks
+    blank: Blocks
+
+
+def occupancy(total: Blocks, free: Blocks, named: int, partial: int) -> Occupancy:
+    """The use of `total` blocks, of which `free` belong to no request, and `named` can be found by their names.
+
+    All blocks of requests have a name but the `partial` ones, which are not full. The numbers are not of exactly one
+    moment, so historical blocks may be wrong by a few while requests run.
+    """
+    active = total - free
+    historical = min(free, max(0, named - max(0, active - partial)))
+    return Occupancy(Blocks(active), Blocks(historical), Blocks(free - historical))
+
+
+@dataclass(frozen=True, slots=True)
+class CacheReport:
+    """A replica's prefix cache.
+
+    `off` is the reason why its contents are not known; `used` is None then. Otherwise they follow from the engine's
+    events up to batch `version`, and they are `exact` unless some were lost. `resyncs` count the repairs by reason.
+    `prompts` are all prompts of requests that began on the replica.
+    """
+
+    off: str | None
+    used: Occupancy | None
+    version: int
+    exact: bool
+    resyncs: dict[str, int]
+    prompts: Prefilled
+
+    def to_json(self) -> dict[str, Any]:
+        """The member `cache` of a replica in `/mell/state`."""
+        used = self.used
+        blocks = None if used is None else {"active": used.active, "historical": used.historical, "blank": used.blank}
+        return {
+            Tier.HBM.value: blocks,
+            "version": self.version,
+            "exact": self.exact,
+            "off": self.off,
+            "prompt_tokens": {"all": self.prompts.prompt, Tier.HBM.value: self.prompts.cached},
+        }
+
+
+def cache_report(mirror: Mirror, total: Blocks, free: Blocks, partial: int, prompts: Prefilled) -> CacheReport:
+    """The report on an engine's cache. The numbers are as in `occupancy`."""
+    used = None if mirror.off is not None else occupancy(total, free, mirror.blocks, partial)
+    resyncs = {str(reason): count for reason, count in mirror.resyncs.items()}
+    return CacheReport(mirror.off, used, mirror.version, mirror.exact, resyncs, prompts)

@@ -1,0 +1,48 @@
+"""The metrics of a replica's prefix cache."""
+
+from collections.abc import Iterable
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from deployments.cache.mirror import Resync
+from deployments.cache.occupancy import CacheReport
+from deployments.metrics.exposition import Family, expose
+from policies.prefix.change import Tier
+
+
+def expose_cache(report: CacheReport, replica: str) -> tuple[Family, ...]:
+    """The metrics of a replica's cache, labelled with `replica`, its id."""
+    return expose(_Cache(report), {"replica": replica})
+
+
+class _Cache:
+    """A registry of the numbers in a report."""
+
+    def __init__(self, report: CacheReport) -> None:
+        self._report = report
+
+    def collect(self) -> Iterable[Metric]:
+        report = self._report
+        tokens = CounterMetricFamily(
+            "mell_cache_tokens", "Prompt tokens of requests that began here, by stage.", labels=("stage",)
+        )
+        tokens.add_metric(("prompt",), report.prompts.prompt)
+        tokens.add_metric(("delivered",), report.prompts.cached)
+        yield tokens
+        delivered = CounterMetricFamily(
+            "mell_cache_delivered_tokens", "Prompt tokens that were not computed, by source.", labels=("source",)
+        )
+        delivered.add_metric((Tier.HBM,), report.prompts.cached)
+        yield delivered
+        if (used := report.used) is None:
+            return
+        blocks = GaugeMetricFamily("mell_cache_blocks", "KV blocks by tier and use.", labels=("tier", "state"))
+        for state, count in (("active", used.active), ("historical", used.historical), ("blank", used.blank)):
+            blocks.add_metric((Tier.HBM, state), count)
+        yield blocks
+        resyncs = CounterMetricFamily(
+            "mell_cache_resyncs", "Replacements of the mirror of the cache, by reason.", labels=("reason",)
+        )
+        for reason in Resync:
+            resyncs.add_metric((reason,), report.resyncs.get(reason, 0))
+        yield resyncs
