@@ -11,7 +11,7 @@
 Token ids travel once: `Prepare` carries those so far, every round and `Adopt` only the newer ones.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -107,12 +107,19 @@ class CopyRound:
     outputs_from: int
     outputs: tuple[int, ...]
 
+    def without(self, present: Blocks) -> "CopyRound | None":
+        """The round without the first `present` blocks of the context; None if no block is left."""
+        if present >= self.last:
+            return None
+        return replace(self, first=max(self.first, present))
+
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
     """Ask the target to make room for a request.
 
-    If it can come by KV, the target begins to load `first_round` at once, which the source sends as soon as it knows.
+    If it can come by KV, the target begins to load `first_round` at once, without the blocks that are present; the
+    source sends it as soon as it knows.
     """
 
     migration: str
@@ -130,11 +137,14 @@ class Prepare:
 class Prepared:
     """The target reserved room; `path` is the best it can do.
 
-    If its workers read staging slots of the same node, `workers` are their addresses, in the order of their ranks.
+    It has the first `present` full blocks of the context already, as far as it knows: these need not be sent. Those
+    that it has lost meanwhile it computes. If its workers read staging slots of the same node, `workers` are their
+    addresses, in the order of their ranks.
     """
 
     path: Path
     workers: tuple[str, ...] = ()
+    present: Blocks = Blocks(0)
 
 
 def tail_name(migration: str) -> str:

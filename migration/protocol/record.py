@@ -28,7 +28,8 @@ class MigrationRecord:
     `trigger` is why it was ordered; `reason` is a text of it and of the detour, if the path is not the one asked for:
     "overload; kv failed: ...". `cause` is why the migration ended without effect (`error` is its text), or why it went
     by tokens instead of KV; None if it went as ordered.
-    `bytes` and `blocks` count what was sent, `rounds` the pre-copy rounds, `copy_s` the seconds spent on sending
+    `present` is the number of blocks that the target had before; `bytes` and `blocks` count what was sent, `rounds` the
+    pre-copy rounds, `copy_s` the seconds spent on sending
     them. `tokens` is the context at the freeze, None if it never came to that.
 
     `pause_s` is from the freeze to the target's confirmation as the source saw it (seconds), `duration_s` from the
@@ -52,6 +53,7 @@ class MigrationRecord:
     cause: Cause | None = None
     bytes: Bytes = Bytes(0)
     blocks: Blocks = Blocks(0)
+    present: Blocks = Blocks(0)
     rounds: int = 0
     pause_s: float | None = None
     duration_s: float | None = None

@@ -24,16 +24,25 @@ class CopyLimits:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The blocks copied so far by rounds, and by the tail; `last_round` is the number of blocks in the newest round."""
+    """The blocks that the target has, from the first one on: `present` ones had been there, others come by rounds.
+
+    `copied` is the number of both, `last_round` the number of blocks in the newest round, `tail` that of the tail.
+    """
 
     copied: Blocks = Blocks(0)
     rounds: int = 0
     last_round: Blocks = Blocks(0)
     tail: Blocks = Blocks(0)
+    present: Blocks = Blocks(0)
+
+    @classmethod
+    def beginning(cls, present: Blocks) -> "Progress":
+        """The progress before the first round."""
+        return cls(copied=present, present=present)
 
     def add(self, upto: Blocks) -> "Progress":
         """The progress after a round that copied the blocks up to `upto`."""
-        return Progress(upto, self.rounds + 1, Blocks(upto - self.copied))
+        return replace(self, copied=upto, rounds=self.rounds + 1, last_round=Blocks(upto - self.copied))
 
     def add_tail(self, blocks: Blocks) -> "Progress":
         """The progress after a tail of that many blocks."""
@@ -42,7 +51,7 @@ class Progress:
     @property
     def sent(self) -> Blocks:
         """All blocks sent."""
-        return Blocks(self.copied + self.tail)
+        return Blocks(self.copied - self.present + self.tail)
 
 
 def full_blocks(tokens: int, block_size: int) -> Blocks:

@@ -98,6 +98,7 @@ class SourceRun:
             cause=self._cause,
             bytes=self._copy.sent,
             blocks=self._progress.sent,
+            present=self._progress.present,
             rounds=self._progress.rounds,
             pause_s=self._times.pause_s,
             duration_s=self._times.duration_s,
@@ -288,6 +289,10 @@ class SourceRun:
             )
         )
         await self._copy.reach(prepared.workers)
+        # The newest full block of the target may be one that this context has not filled yet.
+        self._progress = Progress.beginning(min(prepared.present, self._full(snapshot)))
+        if self._first_round is not None:
+            self._first_round = self._first_round.without(prepared.present)
         if prepared.path is Path.TOKENS:
             if self._order.path is PathRequest.AUTO:
                 self._cause = Cause.FINGERPRINT

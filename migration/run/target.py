@@ -24,7 +24,7 @@ from migration.protocol.ports import BlockStore, TargetHost, Transport
 from migration.protocol.target import TargetCommand, TargetEvent, TargetState
 from migration.run.slots import Slots
 from policies.causes import Cause
-from policies.model import RequestId
+from policies.model import Blocks, RequestId
 from policies.plan import Path
 
 log = logging.getLogger(__name__)
@@ -102,14 +102,17 @@ class TargetRun:
             self.post(TargetEvent.PREPARE_REFUSED)
             raise
         self.post(TargetEvent.PREPARE_FITS)
+        present = Blocks(0)
         if path is Path.KV:
+            present = self._blocks.present(self._message.spec, self._message.outputs)
             self._tail = tail_name(self._message.migration)
             self._blocks.expect(self._tail)
-            if self._message.first_round is not None:
+            first_round = self._message.first_round
+            if first_round is not None and (lacking := first_round.without(present)):
                 # The engine admits the load while the source gathers.
-                self._first_round = self._start(self._load(self._message.first_round))
+                self._first_round = self._start(self._load(lacking))
         links = self._blocks.links if self._transport.direct else None
-        return Prepared(path, links.addresses if links is not None else ())
+        return Prepared(path, links.addresses if links is not None else (), present)
 
     async def load(self, message: CopyRound) -> None:
         """Load a round of blocks. Raises TransferFailed; the migration goes on without them."""

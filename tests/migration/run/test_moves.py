@@ -8,6 +8,7 @@ import pytest
 from deployments.engine.port import Tie
 from deployments.engine.tokens import expected
 from migration.kv.staging import HEADER, HostSegment
+from migration.protocol.continuing import plain_spec
 from migration.protocol.errors import BlocksGone, PeerLost, Refused, TransferFailed
 from migration.protocol.messages import Adopt, Chunk, CopyRound, PathRequest, Prepare, Shard, SlotRef, Tail
 from migration.protocol.ports import Slot, Transport
@@ -19,7 +20,7 @@ from migration.transport.shared import SharedSlots
 from policies.causes import Cause
 from policies.model import Blocks, Bytes, Phase, ReplicaId, RequestId
 from tests.deployments.engine.fake_engine import FakeEngine, prompt_of
-from tests.migration.world import Pair, make_pair, spec
+from tests.migration.world import INGRESS, Pair, make_pair, spec
 
 pytestmark = pytest.mark.virtual_time
 KV, TOKENS, AUTO = PathRequest.KV, PathRequest.TOKENS, PathRequest.AUTO
@@ -48,6 +49,38 @@ async def test_kv_blocks_come_from_outside(workers: int) -> None:
     assert record.path == "kv" and record.blocks >= 11 and record.bytes > record.blocks * 16
     assert pair.b.engine.blocks_loaded == record.blocks
     assert await pair.finished(cursor) == expected(prompt_of(request), 60)
+
+
+@pytest.mark.parametrize("after", [2, 5, 9, 30])
+@pytest.mark.parametrize("prompt", [4, 5, 39, 40, 41])
+async def test_only_blocks_that_the_target_lacks_are_sent(prompt: int, after: int) -> None:
+    pair = make_pair()
+    first, second = (plain_spec(name, tuple(range(5, 5 + prompt)), 60, ingress=INGRESS) for name in "rs")
+    for request in (first, second):
+        cursor = pair.submit(request)
+        await pair.until(cursor, after)
+        pair.move(request.id)
+        record = await pair.settled()
+        assert record.outcome is Outcome.COMMITTED and record.path == "kv"
+        assert await pair.finished(cursor) == expected(prompt_of(request), 60)
+        assert record.present + record.blocks >= (prompt + after) // 4 - 1
+        assert record.present == 0 if request is first else record.present >= prompt // 4 - 1
+        await pair.both_idle()
+    sizes = [record.blocks for record in pair.a.moves.records()]
+    assert sizes[0] <= 3, "the second one sends what it has generated since, and its tail"
+
+
+@pytest.mark.parametrize("claimed", [1, 5, 11, 30])
+async def test_blocks_that_the_target_has_lost_meanwhile_are_computed(claimed: int) -> None:
+    pair, request = make_pair(), spec()
+    pair.b.engine.evicted_unseen = claimed
+    cursor = pair.submit(request)
+    await pair.until(cursor, 10)
+    pair.move(request.id)
+    record = await pair.settled()
+    assert record.outcome is Outcome.COMMITTED and record.present == min(claimed, 12)
+    assert await pair.finished(cursor) == expected(prompt_of(request), 60)
+    await pair.both_idle()
 
 
 @pytest.mark.parametrize(("path", "blocks"), [(KV, 12), (AUTO, 12), (TOKENS, None)])
