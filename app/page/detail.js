@@ -6,6 +6,15 @@ import { age, clock, make, percent, seconds, short, text, whole } from "./words.
 
 const by = (id) => document.getElementById(id);
 
+function cacheFacts(cache) {
+  if (!cache) return [];
+  const share = percent(cache.cached / cache.prompted);
+  return [
+    ["KV blocks", `${whole(cache.active)} active, ${whole(cache.historical)} historical, ${whole(cache.blank)} blank`],
+    ["Prompt tokens", `${whole(cache.prompted)}, ${share} of them from the cache`],
+  ];
+}
+
 export class Detail {
   #item = null;
   #last = null;
@@ -95,6 +104,7 @@ export class Detail {
       ["State", replica.state.toLowerCase()],
       ["Node", replica.node || "–"],
       ["KV tokens", `${whole(replica.used)} of ${whole(replica.capacity)}, ${percent(replica.used / replica.capacity)}`],
+      ...cacheFacts(replica.cache),
       ["Requests", this.#classes(replica)],
       ["Preemptions", whole(replica.preemptions)],
     ]);

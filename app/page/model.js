@@ -11,6 +11,13 @@ export const KINDS = [
 const MIGRATIONS = 100;
 const POINTS = 400;
 
+// Blocks by their use, and prompt tokens; null if the replica does not know its cache.
+function cacheOf(row) {
+  if (!row) return null;
+  const [active, historical, blank, prompted, cached] = row;
+  return { active, historical, blank, prompted, cached };
+}
+
 export function kindOf(tokens, capacity) {
   for (const [kind, part] of [8, 4, 3, 2].entries()) if (tokens <= Math.floor(capacity / part)) return kind;
   return 4;
@@ -53,7 +60,10 @@ export class Model {
     if (data.used.length !== this.replicas.size) throw new OutOfStep("replicas");
     if (data.replicas.length || data.left?.length) this.#shareNames();
     let at = 0;
-    for (const replica of this.replicas.values()) replica.used = data.used[at++];
+    for (const replica of this.replicas.values()) {
+      replica.used = data.used[at];
+      replica.cache = cacheOf(data.caches[at++]);
+    }
   }
 
   #requests(data) {

@@ -87,6 +87,8 @@ export class Listing {
       number(whole(r.used)),
       number(whole(r.capacity)),
       number(percent(r.used / r.capacity)),
+      number(r.cache ? whole(r.cache.historical) : "–"),
+      number(percent(r.cache && r.cache.cached / r.cache.prompted)),
       number(whole(r.preemptions)),
     ]);
   }

@@ -10,6 +10,7 @@ numbers:
     replicas    [id, state, node, capacity in tokens, preemptions], new and changed ones
     left        ids of replicas that have disappeared
     used        the tokens in blocks that are not free, of every replica
+    caches      [active, historical and blank blocks, prompt tokens, cached ones] of every replica, null if unknown
     migrations  new and changed ones, newest first
     points      new points of the charts, see `app.ingress.page.charts`
 
@@ -52,6 +53,7 @@ class PageState:
         self._head: dict[str, Any] = {}
         self._replicas: dict[str, list[Any]] = {}
         self._used: dict[str, int] = {}
+        self._caches: dict[str, list[int] | None] = {}
         self._requests: dict[tuple[str, str], list[Any]] = {}
         self._migrations: dict[str, dict[str, Any]] = {}
         self._points: deque[Point] = deque(maxlen=POINTS)
@@ -62,6 +64,7 @@ class PageState:
             "requests": list(self._requests.values()),
             "replicas": list(self._replicas.values()),
             "used": list(self._used.values()),
+            "caches": list(self._caches.values()),
             "migrations": list(self._migrations.values()),
             "points": list(self._points),
         }
@@ -83,11 +86,13 @@ class PageState:
         rows = {r["id"]: [r["id"], r["state"], r["node"], r["capacity_tokens"], r["preemptions"]] for r in replicas}
         left = [id for id in self._replicas if id not in rows]
         for id in left:
-            del self._replicas[id], self._used[id]
+            del self._replicas[id], self._used[id], self._caches[id]
         changed = [row for id, row in rows.items() if self._replicas.get(id) != row]
         self._replicas.update(rows)
         self._used.update({r["id"]: r["used_tokens"] for r in replicas})
-        return {"replicas": changed, "left": left, "used": list(self._used.values())}
+        self._caches.update({r["id"]: _cache(r["cache"]) for r in replicas})
+        used, caches = list(self._used.values()), list(self._caches.values())
+        return {"replicas": changed, "left": left, "used": used, "caches": caches}
 
     def _update_requests(self, replicas: Iterable[Mapping[str, Any]], as_of: float) -> dict[str, Any]:
         now = {(replica["id"], r["id"]): r for replica in replicas for r in replica["requests"]}
@@ -119,6 +124,13 @@ def _row(
     reason = None if request["movable"] else (request["immovable_reason"] or "it cannot move")
     about = [request["id"], request["label"], replica, request["phase"], reason, request["hop"]]
     return [number, *about, born, request["tokens"]]
+
+
+def _cache(cache: Mapping[str, Any] | None) -> list[int] | None:
+    if cache is None or cache["hbm"] is None:
+        return None
+    blocks, prompts = cache["hbm"], cache["prompt_tokens"]
+    return [blocks["active"], blocks["historical"], blocks["blank"], prompts["all"], prompts["hbm"]]
 
 
 def _short(value: Any) -> Any:

@@ -10,6 +10,8 @@ from typing import Any
 
 from deployments.api.calls import MoveAccepted, MoveAnswer, MoveRejected
 from deployments.api.report import Gauges, replica_json
+from deployments.cache.occupancy import CacheReport, Occupancy
+from migration.protocol.core_messages import Prefilled
 from migration.protocol.messages import PathRequest
 from migration.protocol.record import MigrationRecord, Outcome
 from policies.model import Blocks, Bytes, Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestId, RequestLoad, Tokens
@@ -197,7 +199,9 @@ class SyntheticCluster:
             256,
             requests,
         )
-        return replica_json(load, Gauges((1, 2, 3)))
+        used = Occupancy(Blocks((CAPACITY - free) // BLOCK), Blocks(free // BLOCK // 3), Blocks(free // BLOCK // 2))
+        cache = CacheReport(None, used, 7, True, {}, Prefilled(int(100 * self.now), int(30 * self.now)))
+        return replica_json(load, Gauges((1, 2, 3), cache=cache))
 
 
 class SyntheticBackend(Backend):

@@ -25,6 +25,7 @@ class PageModel:
         self.requests: dict[int, list[Any]] = {}
         self.replicas: dict[str, list[Any]] = {}
         self.used: dict[str, int] = {}
+        self.caches: dict[str, Any] = {}
         self.migrations: dict[str, Any] = {}
 
     def apply(self, data: dict[str, Any]) -> None:
@@ -38,6 +39,7 @@ class PageModel:
             del self.replicas[id]
         self.replicas.update({row[0]: row for row in data["replicas"]})
         self.used = dict(zip(self.replicas, data["used"], strict=True))
+        self.caches = dict(zip(self.replicas, data["caches"], strict=True))
         self.migrations.update({record["id"]: record for record in data["migrations"]})
 
     @property
@@ -63,6 +65,8 @@ def check(model: PageModel, cluster: SyntheticCluster) -> None:
     state = cluster.state()
     assert model.shown == listed(state)
     assert model.used == {r["id"]: r["used_tokens"] for r in state["replicas"]}
+    shown = {id: cache and cache[1] for id, cache in model.caches.items()}
+    assert shown == {r["id"]: r["cache"] and r["cache"]["hbm"]["historical"] for r in state["replicas"]}
     assert {id: row[1] for id, row in model.replicas.items()} == {r["id"]: r["state"] for r in state["replicas"]}
 
 
