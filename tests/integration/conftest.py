@@ -34,6 +34,9 @@ THINKING_KWARGS: dict[str, Any] = {
 FRONTEND_KWARGS: dict[str, Any] = {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}
 """Settings of vLLM's frontend."""
 
+CACHED_KWARGS: dict[str, Any] = {**FRONTEND_KWARGS, "enable_prompt_tokens_details": True}
+"""With the cached tokens of prompts in the usage, which depend on the requests before."""
+
 SPLIT_KWARGS: dict[str, Any] = {"tensor_parallel_size": 2, "max_model_len": 1024}
 """Engine settings of the split application."""
 
@@ -181,7 +184,8 @@ def _real() -> dict[str, Any]:
     args["engine_kwargs"] |= {"num_gpu_blocks_override": BLOCKS, **THINKING_KWARGS}
     args["scheduler"] = {"policy": "best_fit", "mode": "off", "epoch_s": 0.5}
     args["ingress"]["place_timeout_s"] = 10.0  # a busy machine is no reason to place without the scheduler
-    args["ingress"] |= {"replica_silence_s": 4.0, "lease_s": 6.0, "frontend_kwargs": FRONTEND_KWARGS}
+    args["ingress"] |= {"replica_silence_s": 4.0, "lease_s": 6.0, "frontend_kwargs": CACHED_KWARGS}
+    args["cache"] = {"audit_s": 1.0}
     args["deployment_config"] |= {"engine_silence_s": 15.0, "health_check_timeout_s": 60.0}
     args["migration"] = {
         "transport": "tests.integration.faults:make",
@@ -199,7 +203,7 @@ def _adapted(lora_modules: list[str]) -> dict[str, Any]:
     config = _real()
     args = config["applications"][0]["args"]
     args["engine_kwargs"] |= ADAPTER_KWARGS
-    args["ingress"]["frontend_kwargs"] = {**FRONTEND_KWARGS, "lora_modules": lora_modules}
+    args["ingress"]["frontend_kwargs"] = {**CACHED_KWARGS, "lora_modules": lora_modules}
     return config
 
 

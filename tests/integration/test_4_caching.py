@@ -1,0 +1,100 @@
+"""Prefix caches on real engines: what replicas know of them, what clients learn of them, and what moves leave out."""
+
+import asyncio
+from typing import Any
+
+from tests.integration.application import BLOCK, Answer, Application, Client, eventually, prompt, total
+
+PROMPT = 6 * BLOCK + 8
+"""Tokens of a prompt; the last 8 are never cached."""
+
+
+def cached(usage: dict[str, Any] | None) -> int:
+    """The prompt's tokens that were not computed, by an answer's usage."""
+    assert usage is not None
+    return int((usage["prompt_tokens_details"] or {"cached_tokens": 0})["cached_tokens"])
+
+
+async def reset(client: Client) -> None:
+    """Empty all caches, and wait until the replicas know it."""
+    await client.idle()
+    assert (await client.http.post("/mell/reset_prefix_cache")).status_code == 200
+
+    async def all_blank() -> bool:
+        caches = [replica["cache"] for replica in await client.running()]
+        return all(cache["exact"] and not cache["hbm"]["historical"] for cache in caches)
+
+    await eventually(all_blank)
+
+
+async def check_mirrors(client: Client) -> None:
+    """Audits, of which there is one per second, have found every mirror equal to its pool so far."""
+    metrics = await client.metrics()
+    assert total(metrics, "mell_cache_resyncs_total", reason="start") == len(await client.running())
+    assert total(metrics, "mell_cache_resyncs_total", reason="audit") == 0
+    assert total(metrics, "mell_cache_resyncs_total", reason="events_lost") == 0
+
+
+async def streamed(client: Client, tokens: list[int], label: str, *moves: tuple[int, str]) -> tuple[Answer, list[Any]]:
+    """A streamed answer of 150 tokens, whose request moves at those of its tokens by those paths; its migrations."""
+    answer, records = Answer(), []
+    reading = asyncio.create_task(client.stream(answer, tokens, 150, label))
+    for position, path in moves:
+        await answer.until(position)
+        moved = (await client.move(label, path=path)).json()
+        records.append(await client.outcome(moved["id"]))
+    await reading
+    return answer, records
+
+
+async def test_caches_are_known_exactly_and_moves_send_only_what_is_missing(application: Application) -> None:
+    tokens = prompt(PROMPT, "caching")
+    async with application.client() as client:
+        await reset(client)
+        before = await client.metrics()
+        cold, (there, back) = await streamed(client, tokens, "cold", (20, "kv"), (70, "tokens"))
+        assert (there["outcome"], back["outcome"]) == ("committed", "committed")
+        assert there["present"] == 0 and there["blocks"] >= 6
+        assert cached(cold.usage) == 0, "its first replica has computed all of it"
+
+        # Either replica has the prompt now.
+        warm, (again,) = await streamed(client, tokens, "warm", (20, "kv"))
+        assert warm.text == cold.text and cached(warm.usage) == 6 * BLOCK
+        assert again["path"] == "kv" and again["present"] >= 6 and again["blocks"] <= 2
+        assert again["bytes"] < there["bytes"] / 2
+        _, body = await client.complete(tokens, 5)
+        assert cached(body["usage"]) == 6 * BLOCK
+        _, salted = await client.complete(tokens, 5, cache_salt="another")
+        assert cached(salted["usage"]) == 0, "no hit crosses salts"
+
+        await client.idle()
+        caches = [replica["cache"] for replica in await client.running()]
+        assert all(c["off"] is None and c["exact"] and c["version"] > 0 for c in caches)
+        assert all(c["hbm"]["active"] == 0 and c["hbm"]["historical"] >= 6 for c in caches)
+        assert {sum(c["hbm"].values()) * BLOCK for c in caches} == {application.capacity}
+        grown = await client.metrics()
+        for stage, count in (("prompt", 4 * PROMPT), ("delivered", 12 * BLOCK)):
+            assert total(grown, "mell_cache_tokens_total", stage=stage) == count + total(
+                before, "mell_cache_tokens_total", stage=stage
+            )
+        historical = total(grown, "mell_cache_blocks", tier="hbm", state="historical")
+        assert historical == sum(c["hbm"]["historical"] for c in caches)
+
+        await reset(client)
+        _, body = await client.complete(tokens, 5)
+        assert cached(body["usage"]) == 0
+        await check_mirrors(client)
+
+
+async def test_mirrors_are_exact_while_blocks_are_evicted_and_requests_move(application: Application) -> None:
+    async with application.client() as client:
+
+        async def one(number: int) -> None:
+            await streamed(client, prompt(1000, number), f"evicting-{number}", (5, "kv"))
+
+        for first in (0, 6, 12):  # 36 blocks each, on both replicas
+            await asyncio.gather(*(one(first + number) for number in range(6)))
+        caches = [replica["cache"] for replica in await client.running()]
+        assert all(c["hbm"]["blank"] < 100 for c in caches), "nothing was evicted"
+        await asyncio.sleep(2.0)  # Two audits.
+        await check_mirrors(client)
