@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ import httpx
 import pytest
 import yaml
 
+from app.tinymodel import ensure_tiny_model
 from deployments.processes.ending import GUARD
 from deployments.processes.forkserver import FORK_SERVER
 from deployments.processes.guard import ORPHAN_S
@@ -33,16 +34,24 @@ from deployments.processes.table import (
     is_running,
     running,
 )
+from tests.counts import LONG
 from tests.integration.conftest import ROOT, START_LIMIT_S, Stage, free_port
 
 WITHIN_S = 15.0
-LONG = "MELL_TEST_LONG" in os.environ
 REPEATS = range(5 if LONG else 1)
-LAUNCHER, SERVE_RUN = "make serve", "serve run"
+LAUNCHER, SERVE_RUN, MELL_SERVE = "make serve", "serve run", "mell serve"
 COMMANDS = {
     LAUNCHER: [sys.executable, "-m", "app.serve", "--with-parent"],
     SERVE_RUN: [str(Path(sys.executable).parent / "serve"), "run"],
+    MELL_SERVE: [sys.executable, "-P", "-m", "app.cli", "serve"],
 }
+FLAGS = (
+    "--max_model_len 700 --num-gpu-blocks-override 64 --max-num-seqs 4 --uvicorn-log-level warning "
+    "--fingerprint-mode custom --fingerprint-value mine"
+)
+KEY = {"Authorization": "Bearer secret"}
+AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
+"""Ray's agents, which first report the death of their raylet: they give up after a minute if the GCS is dead, too."""
 ENVIRONMENT = {
     "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     "PYTHONPATH": str(ROOT),
@@ -54,24 +63,22 @@ ENVIRONMENT = {
 class Run:
     """A Mell that is started as a user does it, in a process group of its own."""
 
-    def __init__(self, folder: Path, command: str, **args: Any) -> None:
-        config = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
-        settings = config["applications"][0]["args"] | args
-        self.url = f"http://127.0.0.1:{(port := free_port())}"
-        config["applications"][0]["args"] = settings | {"ingress": {"port": port}}
-        path, self._log = folder / "serve_config.yaml", folder / "serve.log"
-        path.write_text(yaml.safe_dump(config))
-        self._command = [*COMMANDS[command], str(path)]
+    def __init__(
+        self, command: Sequence[str], port: int, folder: Path, cwd: Path = ROOT, environment: Mapping[str, str] = {}
+    ) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+        self._command, self._log, self._cwd = command, folder / "serve.log", cwd
+        self._environment = {**os.environ, **ENVIRONMENT, **environment}
         self.start()
 
     def start(self) -> None:
         with self._log.open("w") as output:
             self.process = subprocess.Popen(
                 self._command,
-                env=os.environ | ENVIRONMENT,
+                env=self._environment,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                cwd=ROOT,
+                cwd=self._cwd,
                 process_group=0,
             )
 
@@ -123,14 +130,14 @@ class Left:
         )
         self._processes = {entry.identity for entry in (*below, *guards)}
         self._groups = {entry.pid for entry in below if entry.pid == entry.group} | {run.process.pid}
-        maps = [text for entry in below for text in Path(f"/proc/{entry.pid}/maps").read_text().splitlines()]
+        maps = [line for entry in below for line in mappings(entry.pid)]
         self._memory = {Path(line.split(maxsplit=5)[5]) for line in maps if " /dev/shm/" in line}
 
     def processes(self) -> list[ProcessEntry]:
         return [e for e in running() if e.identity in self._processes or e.group in self._groups]
 
-    def nothing(self) -> bool:
-        return not self.processes() and not self.memory()
+    def nothing(self, except_for: Sequence[str] = ()) -> bool:
+        return not self.memory() and all(command_line(e.pid).strip() in except_for for e in self.processes())
 
     def memory(self) -> list[Path]:
         return [path for path in self._memory if path.exists()]
@@ -140,11 +147,22 @@ class Left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(entry.pid, signal.SIGKILL)
 
-    def wait(self) -> None:
+    def wait(self, except_for: Sequence[str] = ()) -> None:
         try:
-            wait_until(self.nothing, WITHIN_S, lambda: (list(map(shown, self.processes())), self.memory()))
+            wait_until(
+                lambda: self.nothing(except_for),
+                WITHIN_S,
+                lambda: (list(map(shown, self.processes())), self.memory()),
+            )
         finally:
             self.clear()
+
+
+def mappings(pid: int) -> list[str]:
+    """The lines of a process's memory map; none if it has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return []
 
 
 def answers(url: str) -> bool:
@@ -189,35 +207,56 @@ def start(tmp_path: Path, stage: Stage) -> Iterator[Start]:
         run.process.wait()
 
 
+def configured(folder: Path, command: str, **args: Any) -> Run:
+    """A run of the shipped configuration, but for some arguments."""
+    config = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
+    settings = config["applications"][0]["args"] | args
+    config["applications"][0]["args"] = settings | {"ingress": {"port": (port := free_port())}}
+    path = folder / "serve_config.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return Run([*COMMANDS[command], str(path)], port, folder)
+
+
 def one_engine(folder: Path, command: str) -> Run:
     config = {"num_cpus": 0.1, "autoscaling_config": {"min_replicas": 1, "max_replicas": 1}}
-    return Run(folder, command, deployment_config=config)
+    return configured(folder, command, deployment_config=config)
 
 
 def with_standby(folder: Path, command: str) -> Run:
     config = {"num_cpus": 0.1, "autoscaling_config": {"min_replicas": 1, "max_replicas": 1}, "standby": True}
-    return Run(folder, command, deployment_config=config)
+    return configured(folder, command, deployment_config=config)
 
 
 def paced_engines(folder: Path, command: str) -> Run:
     settings = {"num_gpu_blocks_override": 256, "block_size": 16, "max_model_len": 4000, "startup_s": 0.5}
     config = {"num_cpus": 0.05, "autoscaling_config": {"min_replicas": 2, "max_replicas": 2}}
-    return Run(folder, command, engine="paced", engine_kwargs=settings | {"decode_s": 0.02}, deployment_config=config)
+    return configured(
+        folder, command, engine="paced", engine_kwargs=settings | {"decode_s": 0.02}, deployment_config=config
+    )
+
+
+def by_flags(folder: Path, command: str) -> Run:
+    """One engine with the model in a folder beside the user, a key, and vLLM's flags."""
+    (folder / "model").symlink_to(ensure_tiny_model())
+    line = [*COMMANDS[command], "./model", *FLAGS.split(), "--port", str(port := free_port())]
+    return Run(line, port, folder, cwd=folder, environment={"VLLM_API_KEY": "secret"})
 
 
 class Stream(threading.Thread):
     """A completion that takes a few seconds."""
 
-    def __init__(self, url: str, tokens: int) -> None:
+    def __init__(self, url: str, tokens: int, model: str = "mell-tiny") -> None:
         super().__init__()
-        self._url, self._tokens = url, tokens
+        self._url = url
+        self._body = {"model": model, "prompt": [5, 6, 7], "max_tokens": tokens, "stream": True}
         self.began = threading.Event()
         self.lines: list[str] = []
 
     def run(self) -> None:
-        body = {"model": "mell-tiny", "prompt": [5, 6, 7], "max_tokens": self._tokens, "stream": True}
-        body |= {"ignore_eos": True, "temperature": 0}
-        with httpx.stream("POST", f"{self._url}/v1/completions", json=body, timeout=60, trust_env=False) as response:
+        body = self._body | {"ignore_eos": True, "temperature": 0}
+        with httpx.stream(
+            "POST", f"{self._url}/v1/completions", json=body, headers=KEY, timeout=60, trust_env=False
+        ) as response:
             for line in filter(None, response.iter_lines()):
                 self.lines.append(line)
                 self.began.set()
@@ -228,14 +267,11 @@ class Stream(threading.Thread):
         return "length" in reasons and self.lines[-1] == "data: [DONE]"
 
 
-@pytest.mark.parametrize("attempt", REPEATS)
-def test_sigterm_to_the_group_of_make_serve_drains_and_ends_all(start: Start, attempt: int) -> None:
-    run = start(one_engine, LAUNCHER)
-    wait_until(run.healthy, START_LIMIT_S)
+def ends_on_sigterm(run: Run, stream: Stream) -> None:
+    """SIGTERM to the run's process group lets a stream end, and ends all processes."""
     assert run.has("VLLM::Worker")
     left = Left(run)
     assert left.memory()
-    stream = Stream(run.url, 1200)
     stream.start()
     assert stream.began.wait(30)
     run.signal_group(signal.SIGTERM)
@@ -244,6 +280,32 @@ def test_sigterm_to_the_group_of_make_serve_drains_and_ends_all(start: Start, at
     stream.join()
     assert stream.whole, stream.lines[-3:]
     assert not [word for word in ("Aborted", "SIGTERM received", "Traceback", "PC: @") if word in run.output]
+
+
+def test_a_model_is_served_by_the_flags_of_vllm_until_sigterm(start: Start) -> None:
+    """`mell serve` becomes the launcher of `make serve`."""
+    run = start(by_flags, MELL_SERVE)
+    wait_until(run.healthy, START_LIMIT_S)
+    body = {"model": "./model", "prompt": "Blocks move", "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    with httpx.Client(base_url=run.url, trust_env=False, timeout=60) as client:
+        answer = client.post("/v1/completions", json=body, headers=KEY)
+        assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 8
+        assert answer.json()["system_fingerprint"] == "mine"
+        too_long = client.post("/v1/completions", json=body | {"max_tokens": 800}, headers=KEY)
+        assert too_long.status_code == 400 and "700" in too_long.text
+        (replica,) = client.get("/mell/state").json()["replicas"]
+        assert replica["capacity_tokens"] == 63 * 32
+        assert client.post("/v1/completions", json=body).status_code == 401
+    ends_on_sigterm(run, Stream(run.url, 600, "./model"))
+    assert "--uvicorn-log-level has no effect" in run.output and "secret" not in run.output
+
+
+@pytest.mark.skipif(not LONG, reason="MELL_TEST_LONG adds it")
+@pytest.mark.parametrize("attempt", REPEATS)
+def test_sigterm_to_the_group_of_make_serve_drains_and_ends_all(start: Start, attempt: int) -> None:
+    run = start(one_engine, LAUNCHER)
+    wait_until(run.healthy, START_LIMIT_S)
+    ends_on_sigterm(run, Stream(run.url, 600))
 
 
 @pytest.mark.parametrize("attempt", REPEATS)
@@ -273,7 +335,7 @@ def test_nothing_is_left(start: Start, command: str, end: Callable[[Run], None],
     assert left.memory()
     end(run)
     run.process.wait(WITHIN_S)
-    left.wait()
+    left.wait(except_for=AGENTS if command == SERVE_RUN else ())
 
 
 @pytest.mark.parametrize("after_s", [0.0, 1.0, 2.0, 4.0, 8.0] if LONG else [4.0])
