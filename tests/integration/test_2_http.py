@@ -108,23 +108,24 @@ async def answer(client: Client, path: str, body: dict[str, Any], label: str) ->
 
 LONG = 600
 COMPLETION, CHATS = "/v1/completions", "/v1/chat/completions"
-MOVABLE: dict[str, tuple[str, dict[str, Any]]] = {
-    "a chat": (CHATS, {"messages": CHAT, "max_tokens": LONG, "temperature": 0, "ignore_eos": True}),
+MOVABLE: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "a chat": ("tokens", CHATS, {"messages": CHAT, "max_tokens": LONG, "temperature": 0, "ignore_eos": True}),
     "its least and last tokens": (
+        "kv",
         COMPLETION,
         request(prompt(20, "least"), LONG, min_tokens=350, stop_token_ids=list(range(20, 60))),
     ),
     "repetition penalty and biases": (
+        "kv",
         COMPLETION,
         request(prompt(20, "penalty"), LONG, repetition_penalty=1.1, logit_bias={"7": 1.5, "8": -100}),
     ),
 }
 
 
-@pytest.mark.parametrize(("path", "body"), MOVABLE.values(), ids=MOVABLE)
-@pytest.mark.parametrize("by", ["kv", "tokens"])
+@pytest.mark.parametrize(("by", "path", "body"), MOVABLE.values(), ids=MOVABLE)
 async def test_a_moved_request_has_the_answer_of_an_unmoved_one(
-    application: Application, path: str, body: dict[str, Any], by: str
+    application: Application, by: str, path: str, body: dict[str, Any]
 ) -> None:
     async with application.client() as client:
         label = f"moved by {by}".replace(" ", "-")

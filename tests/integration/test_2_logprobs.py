@@ -14,9 +14,10 @@ CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": 
 NOISE = 1e-4
 """Sums in another order: a moved context is computed in chunks, an unmoved one token by token."""
 
-BODIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "a completion": (COMPLETIONS, request(prompt(20, "logprobs"), LONG, logprobs=5)),
+BODIES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "a completion": ("kv", COMPLETIONS, request(prompt(20, "logprobs"), LONG, logprobs=5)),
     "a chat": (
+        "tokens",
         CHATS,
         {
             "messages": CHAT,
@@ -83,10 +84,9 @@ def compare(one: Any, other: Any) -> None:
         assert farthest([ours[key] for key in shared], [theirs[key] for key in shared]) < NOISE
 
 
-@pytest.mark.parametrize(("path", "body"), BODIES.values(), ids=BODIES)
-@pytest.mark.parametrize("by", ["kv", "tokens"])
+@pytest.mark.parametrize(("by", "path", "body"), BODIES.values(), ids=BODIES)
 async def test_a_moved_answer_has_the_logprobs_of_an_unmoved_one(
-    application: Application, path: str, body: dict[str, Any], by: str
+    application: Application, by: str, path: str, body: dict[str, Any]
 ) -> None:
     async with application.client() as client:
         label = f"scored-{by}"

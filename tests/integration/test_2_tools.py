@@ -91,10 +91,9 @@ async def move(client: Client, label: str, by: str) -> None:
     assert (await client.outcome(accepted.json()["id"]))["outcome"] == "committed"
 
 
-@pytest.mark.parametrize("by", ["kv", "tokens"])
 @pytest.mark.parametrize(
-    ("choice", "names", "reason"),
-    [("required", {"move", "drain"}, "tool_calls"), (NAMED, {"drain"}, "stop")],
+    ("choice", "names", "reason", "by"),
+    [("required", {"move", "drain"}, "tool_calls", "kv"), (NAMED, {"drain"}, "stop", "tokens")],
     ids=["required", "named"],
 )
 async def test_demanded_calls_follow_their_schema_and_move(

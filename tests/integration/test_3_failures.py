@@ -10,6 +10,7 @@ import pytest
 
 from deployments.processes.forkserver import FORK_SERVER
 from deployments.processes.table import command_line
+from tests.counts import LONG
 from tests.integration import faults
 from tests.integration.application import Answer, Application, Client, eventually, process, prompt
 from tests.integration.faults import Fault
@@ -109,7 +110,18 @@ async def test_death_of_a_replica_ends_neither_its_streams_nor_those_moving_to_i
         await lost_and_replaced(client, target)
 
 
-@pytest.mark.parametrize("victim", ["engine core", "worker", "fork server", "engine core that stands still"])
+ELSEWHERE = pytest.mark.skipif(not LONG, reason="the differential tests kill a core, and the split replicas' a worker")
+
+
+@pytest.mark.parametrize(
+    "victim",
+    [
+        pytest.param("engine core", marks=ELSEWHERE),
+        pytest.param("worker", marks=ELSEWHERE),
+        "fork server",
+        "engine core that stands still",
+    ],
+)
 async def test_streams_survive_the_death_of_each_process(application: Application, victim: str) -> None:
     async with application.client() as client:
         want = await undisturbed(client, victim)

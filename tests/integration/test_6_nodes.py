@@ -19,6 +19,7 @@ import pytest
 import yaml
 from ray.cluster_utils import Cluster
 
+from tests.counts import LONG
 from tests.integration.application import Application, Client, eventually
 from tests.integration.conftest import ROOT, Stage
 from tests.integration.test_4_closed_loop import Streams, replicas, scene, until
@@ -271,6 +272,7 @@ def apart(nodes: Nodes, stage: Stage) -> Iterator[None]:
     stage.clear()
 
 
+@pytest.mark.skipif(not LONG, reason="starts another application; tests of the transport have two processes apart")
 @pytest.mark.usefixtures("apart")
 async def test_memory_that_nodes_do_not_share_is_not_shared(stage: Stage) -> None:
     async with scene(stage.show("nodes-shared", config("shared"))) as (client, streams):
