@@ -8,8 +8,10 @@ PYTHON ?= python3
 CONFIG ?= serve_config.yaml
 ARGS ?=
 
-# Tests that start neither Ray nor vLLM run side by side, in at most four processes: each imports Ray.
-UNIT := not integration and not gpu
+# These tests start Ray or vLLM, or need a GPU: they run one after another, and all others side by side, in at most four
+# processes, since each imports Ray. Only the folders that are run are collected.
+ALONE := tests/integration tests/gpu
+UNIT := tests $(ALONE:%=--ignore=%)
 WORKERS := --numprocesses=logical --maxprocesses=4 --dist=worksteal
 # pytest ends with 5 if there is nothing to run: ARGS may choose from one part of the tests only.
 MAY_BE_EMPTY = $(if $(ARGS),|| [[ $$? == 5 ]])
@@ -52,11 +54,11 @@ imports: setup
 	lint-imports --no-logo
 
 unit: setup ## Unit tests only
-	pytest tests -m "$(UNIT) and not slow" $(WORKERS) $(ARGS)
+	pytest $(UNIT) -m "not slow" $(WORKERS) $(ARGS)
 
 test: setup ## All tests, integration included
-	pytest tests -m "$(UNIT)" $(WORKERS) $(ARGS) $(MAY_BE_EMPTY)
-	pytest tests -m "integration or gpu" $(ARGS) $(MAY_BE_EMPTY)
+	pytest $(UNIT) $(WORKERS) $(ARGS) $(MAY_BE_EMPTY)
+	pytest $(ALONE) $(ARGS) $(MAY_BE_EMPTY)
 
 test-long: export MELL_TEST_LONG := 1
 test-long: test ## All tests, with the full counts of random cases (up to ten times as many)

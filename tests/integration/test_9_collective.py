@@ -7,7 +7,6 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +14,7 @@ import pytest
 from migration.protocol.messages import SlotRef
 from migration.protocol.ports import Slot
 from policies.model import Bytes, ReplicaId
-
-pytestmark = pytest.mark.integration
+from tests.integration.conftest import ROOT, Stage
 
 MIB = 1 << 20
 LIMIT_S = 2.0
@@ -86,11 +84,12 @@ def digest(size: int, seed: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
+def cluster(stage: Stage) -> Iterator[Any]:
     import ray
 
-    root = str(Path(__file__).parents[3])
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": {"PYTHONPATH": root}})
+    stage.clear()
+    environment = {"env_vars": {"PYTHONPATH": str(ROOT)}}
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=environment)
     yield ray
     ray.shutdown()
 
