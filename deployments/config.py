@@ -190,7 +190,12 @@ class SchedulerSettings(SettingsSection):
     manual_cooldown_s: float = Field(
         60.0, ge=0, description="Time for which the policy does not move a request after an operator has moved it."
     )
-    slack: float = Field(0.0, ge=0, description="KV capacity of the whole pool to keep free, as a number of replicas.")
+    slack: float | None = Field(
+        None,
+        ge=0,
+        description="KV capacity of the whole pool to keep free, as a number of replicas; null: none or, with `slo`, "
+        "the forecast.",
+    )
     foresight_s: float | None = Field(
         None,
         ge=0,
@@ -256,11 +261,10 @@ class SchedulerConfig(SchedulerSettings):
             moves_per_epoch=self.moves_per_epoch,
             cooldown_s=self.cooldown_s,
             headroom_s=self.headroom_s,
-            slack=self.slack,
         )
         return Terms(
             self.policy,
-            LiveLimits(limits, self.linger_s, self.foresight_s, self.manual_cooldown_s),
+            LiveLimits(limits, self.linger_s, self.foresight_s, self.manual_cooldown_s, slack=self.slack),
             self.epoch_s,
             self.mode,
             Boundaries(self.link_time_s, self.slowdown),

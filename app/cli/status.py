@@ -1,18 +1,19 @@
 """`mell status`: the replicas, their totals, and the migrations so far. Everything but `status` is pure."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from app.cli.endpoint import MellEndpoint
-from app.cli.formatting import Bar, age, count, plural, usage_colour
+from app.cli.formatting import Bar, age, count, duration, plural, usage_colour
 from app.cli.migrations import summary
 from app.cli.terminal import Terminal
-from app.client.documents import Records, ReplicaDocument, ServiceDocument, StateDocument
+from app.client.documents import Records, ReplicaDocument, ScalingDocument, ServiceDocument, StateDocument
 from migration.protocol.record import Outcome
+from policies.decision.scaling import ScaleDownBlock, ScaleUp
 from policies.model import Phase, ReplicaState
 from policies.precedence import DEFAULT_CLASS
 
@@ -53,6 +54,8 @@ def header(url: str, state: StateDocument, now: float) -> list[Text]:
         lines.append(Text(f"dry run: {state.dry_run}", "cyan"))
     if state.service:
         lines += service_lines(state.service)
+    if state.scaling:
+        lines.append(scaling_line(state.scaling))
     if not state.as_of:
         lines.append(Text("no report from the scheduler yet", "yellow"))
     elif (old_s := now - state.as_of) > _STALE_S:
@@ -64,16 +67,53 @@ def header(url: str, state: StateDocument, now: float) -> list[Text]:
 
 
 def service_lines(service: ServiceDocument) -> list[Text]:
-    """The state of the service level, what the next opening and closing depend on, and the reasons for a bad state."""
+    """The state of the service level, both its times, and the reasons for a bad state."""
     parts = [f"service level {service.state}"]
     if service.step_limit_s is not None and service.slowest_step_s is not None:
         parts.append(f"slowest step {1e3 * service.slowest_step_s:.1f} of {1e3 * service.step_limit_s:.1f} ms")
     if service.late_replicas:
         parts.append(f"{plural(service.late_replicas, 'replica')} with late first tokens")
-    if service.free_replicas is not None and service.reserve_replicas is not None:
-        parts.append(f"{service.free_replicas:.1f} replicas free, {service.reserve_replicas:.1f} kept in reserve")
     colour = "" if service.state in ("held", "measuring") else "yellow"
-    return [Text("; ".join(parts), colour), *(Text(f"  {reason}", colour) for reason in service.why)]
+    return [Text("; ".join(parts), colour), *_times(service), *(Text(f"  {reason}", colour) for reason in service.why)]
+
+
+def _times(service: ServiceDocument) -> Iterator[Text]:
+    """A line for each time: its 99th percentile as reached and as predicted, and the target."""
+    every = service.reached, service.predicted, service.target
+    for name, (reached_s, predicted_s, target_s) in (
+        ("first token", [times.ttft_p99_s for times in every]),
+        ("between tokens", [times.itl_p99_s for times in every]),
+    ):
+        is_late = target_s is not None and reached_s is not None and reached_s > target_s
+        text = f"  {name}, p99: {duration(reached_s)}, predicted {duration(predicted_s)}, target {duration(target_s)}"
+        yield Text(text, "yellow" if is_late else "")
+
+
+def scaling_line(scaling: ScalingDocument) -> Text:
+    """The reasons for the number of replicas, with the numbers that decide."""
+    least, linger = f"{scaling.min_replicas} are the minimum", duration(scaling.linger_left_s)
+    free = f"{scaling.free_replicas:.1f} replicas free, {scaling.reserve_replicas:.1f} kept in reserve"
+    up: Mapping[str, str] = {
+        ScaleUp.MINIMUM: least,
+        ScaleUp.REQUESTS: f"{plural(scaling.waiting_requests, 'request')} without room",
+        ScaleUp.RESERVE: free,
+    }
+    kept: Mapping[str, str] = {
+        ScaleDownBlock.MINIMUM: least,
+        ScaleDownBlock.STARTING: "another one is starting",
+        ScaleDownBlock.RESERVE: free,
+        ScaleDownBlock.LINGER: f"an empty one stays for {linger}",
+        ScaleDownBlock.IN_USE: "all are in use",
+    }
+    parts = []
+    if scaling.up is not None:
+        opening = f"opening {plural(scaling.opened, 'replica')}" if scaling.opened else "no replica left to open"
+        parts.append(f"{opening}: {up.get(scaling.up, scaling.up)}")
+    if scaling.kept is not None:
+        parts.append(f"closing none: {kept.get(scaling.kept, scaling.kept)}")
+    else:
+        parts.append(f"closing {plural(scaling.closed, 'replica')}")
+    return Text("; ".join(parts))
 
 
 def replica_table(replicas: Sequence[ReplicaDocument]) -> Table:

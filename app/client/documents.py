@@ -60,10 +60,21 @@ class ReplicaDocument:
 
 
 @dataclass(frozen=True, slots=True)
+class TimesDocument:
+    """The 99th percentiles of both times of a service level; None for an unbounded or unmeasured one."""
+
+    ttft_p99_s: float | None = None
+    itl_p99_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ServiceDocument:
     """The service level in `/mell/state`. Times and numbers of replicas are None before step times are known."""
 
     state: str
+    target: TimesDocument
+    predicted: TimesDocument
+    reached: TimesDocument
     why: tuple[str, ...]
     slowest_step_s: float | None
     step_limit_s: float | None
@@ -73,10 +84,26 @@ class ServiceDocument:
 
 
 @dataclass(frozen=True, slots=True)
+class ScalingDocument:
+    """The reasons for the number of replicas in `/mell/state`, with their numbers."""
+
+    up: str | None
+    kept: str | None
+    opened: int
+    closed: int
+    min_replicas: int
+    waiting_requests: int
+    free_replicas: float
+    reserve_replicas: float
+    linger_left_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class StateDocument:
     """`/mell/state`. `as_of` is in seconds since 1970, 0 before the first report of a scheduler.
 
-    `dry_run` is the estimated effect of acting, in mode `observe`; `service` the service level, if there is one.
+    `dry_run` is the estimated effect of acting, in mode `observe`; `service` the service level, if there is one,
+    and `scaling` the reasons for the number of replicas, in mode `act`.
     """
 
     as_of: float
@@ -87,6 +114,7 @@ class StateDocument:
     resting: tuple[tuple[str, str], ...]
     replicas: tuple[ReplicaDocument, ...]
     service: ServiceDocument | None = None
+    scaling: ScalingDocument | None = None
 
     @property
     def running(self) -> tuple[ReplicaDocument, ...]:
@@ -118,18 +146,41 @@ def parse_state(document: Any) -> StateDocument:
         resting=tuple((str(source), str(target)) for source, target in document.get("resting_pairs", ())),
         replicas=tuple(_replica(item) for item in document["replicas"]),
         service=_service(document["service"]) if document.get("service") else None,
+        scaling=_scaling(document["scaling"]) if document.get("scaling") else None,
     )
 
 
 def _service(item: Mapping[str, Any]) -> ServiceDocument:
     return ServiceDocument(
         state=str(item["state"]),
+        target=_times(item.get("target", {})),
+        predicted=_times(item.get("predicted", {})),
+        reached=_times(item.get("reached", {})),
         why=tuple(map(str, item.get("why", ()))),
         slowest_step_s=item.get("slowest_step_s"),
         step_limit_s=item.get("step_limit_s"),
         late_replicas=int(item.get("late_replicas", 0)),
         free_replicas=item.get("free_replicas"),
         reserve_replicas=item.get("reserve_replicas"),
+    )
+
+
+def _times(item: Mapping[str, Any]) -> TimesDocument:
+    itl_ms = item.get("itl_p99_ms")
+    return TimesDocument(item.get("ttft_p99_s"), None if itl_ms is None else itl_ms / 1e3)
+
+
+def _scaling(item: Mapping[str, Any]) -> ScalingDocument:
+    return ScalingDocument(
+        up=item["up"],
+        kept=item["kept"],
+        opened=int(item["opened"]),
+        closed=int(item["closed"]),
+        min_replicas=int(item["min_replicas"]),
+        waiting_requests=int(item["waiting_requests"]),
+        free_replicas=float(item["free_replicas"]),
+        reserve_replicas=float(item["reserve_replicas"]),
+        linger_left_s=item["linger_left_s"],
     )
 
 

@@ -124,11 +124,12 @@ class IngressBackend:
             log.info(_READY.format(url=self._url))
 
     async def _refresh(self) -> None:
-        """Refresh the view of the cluster, used while the scheduler is unavailable, and reload a changed key file."""
+        """Refresh the view of the cluster, report latencies to the scheduler, and reload a changed key file."""
         while True:
             if self._key_file is not None:
                 self.gate.reload(self._key_file)
             await self._placer.refresh()
+            self._scheduler.notify(lambda scheduler: scheduler.latencies(self.id, self.telemetry.class_counts))
             await self.refresh_adapters()
             if not self._started:
                 await self._lower_initial()

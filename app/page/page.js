@@ -2,6 +2,7 @@
 
 import { Charts } from "./charts.js";
 import { Detail } from "./detail.js";
+import { sentences } from "./level.js";
 import { Link, key } from "./link.js";
 import { KINDS, Model } from "./model.js";
 import { Stage } from "./stage.js";
@@ -81,7 +82,7 @@ function status(state, words) {
 }
 
 function showFacts() {
-  const { as_of, now, mode, policy, wanted, dryRun } = model.head;
+  const { as_of, now, mode, policy, wanted, dryRun, service, scaling } = model.head;
   const late = now - as_of;
   if (late > OLD_S) status("old", `no news from the scheduler for ${age(late)}`);
   else status("live", "live");
@@ -99,11 +100,15 @@ function showFacts() {
     wanted === null || wanted === undefined || wanted === replicas.length ? "" : `${wanted} wanted`,
     dryRun ? `acting ${dryRun}` : "",
   ].filter(Boolean);
-  const list = by("facts");
-  while (list.childElementCount > facts.length) list.lastElementChild.remove();
-  facts.forEach((fact, at) => text(list.children[at] ?? list.appendChild(make("span")), fact));
+  list(by("facts"), facts);
+  list(by("level"), sentences(service, scaling));
   by("empty").hidden = replicas.length > 0;
   text(by("empty"), "No replica runs yet.");
+}
+
+function list(element, lines) {
+  while (element.childElementCount > lines.length) element.lastElementChild.remove();
+  lines.forEach((line, at) => text(element.children[at] ?? element.appendChild(make("span")), line));
 }
 
 const link = new Link("events", {

@@ -18,8 +18,9 @@ from migration.protocol.messages import Adopt, Chunk, CopyRound, PathRequest, Pr
 from migration.protocol.record import MigrationRecord
 from migration.protocol.request import IngressId
 from migration.run.source import Order
-from policies.decision.placement import Decision
-from policies.model import ReplicaId, RequestId, Tokens
+from policies.cost.latencies import ClassCounts
+from policies.decision.placement import Decision, PlacingView
+from policies.model import ReplicaId, RequestId
 
 
 class MetricsApi(Protocol):
@@ -161,8 +162,8 @@ class PlacingApi(Protocol):
         """The replicas of new requests. Each request counts on its replica from now on."""
         ...
 
-    async def view(self) -> dict[ReplicaId, Tokens]:
-        """Free tokens by replica, for ingresses that have to place without the scheduler."""
+    async def view(self) -> PlacingView:
+        """The running replicas, for ingresses that have to place without the scheduler."""
         ...
 
 
@@ -171,6 +172,10 @@ class NoticeApi(Protocol):
 
     async def record(self, record: MigrationRecord) -> None:
         """Take the record of a migration that has ended, or of a resubmission by an ingress."""
+        ...
+
+    async def latencies(self, ingress: IngressId, counts: ClassCounts) -> None:
+        """Take the latencies of all requests since the ingress's start, by service class."""
         ...
 
     async def hurry(self) -> None:

@@ -25,8 +25,9 @@ from migration.protocol.messages import Adopt, Chunk, CopyRound, PathRequest, Pr
 from migration.protocol.record import MigrationRecord
 from migration.protocol.request import IngressId
 from migration.run.source import Order
-from policies.decision.placement import Decision
-from policies.model import ReplicaId, RequestId, Tokens
+from policies.cost.latencies import ClassCounts
+from policies.decision.placement import Decision, PlacingView
+from policies.model import ReplicaId, RequestId
 
 log = logging.getLogger("ray.serve")
 
@@ -236,13 +237,17 @@ class SchedulerStub:
         """See `PlacingApi.place`."""
         return await self._call(SchedulerApi.place, calls)
 
-    async def view(self) -> dict[ReplicaId, Tokens]:
+    async def view(self) -> PlacingView:
         """See `PlacingApi.view`."""
         return await self._call(SchedulerApi.view)
 
     async def record(self, record: MigrationRecord) -> None:
         """See `NoticeApi.record`."""
         await self._call(SchedulerApi.record, record)
+
+    async def latencies(self, ingress: IngressId, counts: ClassCounts) -> None:
+        """See `NoticeApi.latencies`."""
+        await self._call(SchedulerApi.latencies, ingress, counts)
 
     async def hurry(self) -> None:
         """See `NoticeApi.hurry`."""

@@ -2,17 +2,20 @@
 
 from collections import Counter as Counts
 from collections.abc import Iterable
-from math import inf
+from math import inf, nan
 
 from prometheus_client import CollectorRegistry
 
 from deployments.metrics.exposition import Family, expose
 from deployments.metrics.instruments import Counter, Gauge, Histogram
 from migration.protocol.record import MigrationRecord, Outcome
+from policies.cost.latencies import NO_TIMES
+from policies.decision.scaling import ScaleDownBlock, ScaleUp, ScalingReport
 from policies.decision.service import STATES, ServiceReport
 from policies.decision.shadow import DryRun
 from policies.model import ReplicaState
 from policies.plan import Path
+from policies.precedence import DEFAULT_CLASS
 
 _PAUSES_S = [0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5]
 _MOVES_S = [0.01, 0.03, 0.1, 0.3, 1, 3, 10]
@@ -56,6 +59,12 @@ class Telemetry:
             registry,
             _FREE_S,
         )
+        self._scaling = Gauge(
+            "mell_replicas_reason",
+            "1 for the present reason for opening replicas, or for closing none.",
+            registry,
+            ("decision", "reason"),
+        )
         self._dry_run: _DryRun | None = None
         self._service: _Service | None = None
 
@@ -85,6 +94,13 @@ class Telemetry:
             self._replicas.set(counts[state], str(state))
         self._gpu_seconds.inc(passed_s * counts.total())
 
+    def scaling(self, report: ScalingReport) -> None:
+        """Set the reasons for the number of replicas."""
+        for up in ScaleUp:
+            self._scaling.set(report.up is up, "open", up)
+        for block in ScaleDownBlock:
+            self._scaling.set(report.kept is block, "keep", block)
+
     def freed(self, took_s: float) -> None:
         """Observe the end of an emptied replica, `took_s` seconds after the decision to empty it."""
         self._free.observe(took_s)
@@ -112,6 +128,12 @@ class _Service:
         self._late = Gauge("mell_service_late_replicas", "Replicas on which an arrival would wait too long.", registry)
         self._free = Gauge("mell_service_free_replicas", "Free capacity, in replicas.", registry)
         self._reserve = Gauge("mell_service_reserve_replicas", "Capacity to keep free, in replicas.", registry)
+        self._p99 = Gauge(
+            "mell_service_p99_seconds",
+            "99th percentile of a time: the target, the prediction, and as clients got it.",
+            registry,
+            ("time", "of"),
+        )
 
     def update(self, report: ServiceReport) -> None:
         for state in STATES:
@@ -121,6 +143,10 @@ class _Service:
         self._late.set(report.late_replicas)
         self._free.set(report.free_replicas)
         self._reserve.set(report.reserve_replicas)
+        reached = report.reached.get(DEFAULT_CLASS, NO_TIMES)
+        for source, times in ("target", report.level), ("predicted", report.predicted), ("reached", reached):
+            for name, seconds in ("ttft", times.ttft_p99_s), ("itl", times.itl_p99_s):
+                self._p99.set(nan if seconds is None else seconds, name, source)
 
 
 class _DryRun:

@@ -38,16 +38,19 @@ from migration.protocol.errors import MigrationError, PeerLost
 from migration.protocol.messages import ONLY, PathRequest
 from migration.protocol.ports import Clock
 from migration.protocol.record import MigrationRecord
+from migration.protocol.request import IngressId
 from migration.run.source import Order
 from policies.cluster.changes import Arrival
+from policies.cost.latencies import ClassCounts, ReachedTimes
 from policies.decision.deciding import SchedulerMemory, preview
 from policies.decision.limits import Mode
 from policies.decision.observation import ENGINE
-from policies.decision.placement import Decision, Place, Queue, free_tokens
+from policies.decision.placement import Decision, Place, PlacingView, Queue, placing_view
 from policies.decision.reports import Roster, load_of
-from policies.decision.service import service_report
+from policies.decision.scaling import scaling_report
+from policies.decision.service import replica_speed, service_report
 from policies.decision.shadow import Shadow
-from policies.model import ReplicaId, RequestLoad, Tokens
+from policies.model import ReplicaId, RequestLoad
 from policies.plan import Move, Reason
 
 log = logging.getLogger("ray.serve")
@@ -97,12 +100,15 @@ class LiveScheduler:
         self._scaler = scaler
         self._telemetry = telemetry
         self._memory = SchedulerMemory(config.terms)
+        self._reached = ReachedTimes()
         self._records = Records(telemetry)
         self._dispatch = Dispatch(self, self._records)
         self._recorder = _recorder(config, fence)
         self._rehearsal = _rehearsal(config, self._memory, telemetry)
         pool = LivePool(ENGINE, config.bounds[0], fence, listing, self._gatherer, self._roster, self._dispatch, scaler)
-        self._epochs = Epochs(config, (pool,), self._memory, telemetry, clock, self._recorder, self._rehearsal)
+        self._epochs = Epochs(
+            config, (pool,), self._memory, telemetry, clock, self._recorder, self._rehearsal, self._reached
+        )
 
     async def run(self) -> None:
         """Run epochs, from Serve's first list of the replicas until a newer scheduler has replaced this one."""
@@ -154,10 +160,10 @@ class LiveScheduler:
         running = frozenset(self._membership.running)
         return tuple(r for r in self._roster.statuses if r not in running)
 
-    async def view(self) -> dict[ReplicaId, Tokens]:
+    async def view(self) -> PlacingView:
         """See `PlacingApi.view`."""
-        roster = self._roster
-        return free_tokens(roster.statuses.values(), self._memory.pool().placed, roster.holds, self._clock())
+        memory = self._memory.pool()
+        return placing_view(memory.cluster, replica_speed(memory))
 
     async def wanted(self) -> int | None:
         """See `OperatorApi.wanted`."""
@@ -170,6 +176,10 @@ class LiveScheduler:
     async def record(self, record: MigrationRecord) -> None:
         """See `NoticeApi.record`."""
         self._dispatch.take(record)
+
+    async def latencies(self, ingress: IngressId, counts: ClassCounts) -> None:
+        """See `NoticeApi.latencies`."""
+        self._reached.take(ingress, counts, self._clock())
 
     async def hurry(self) -> None:
         """See `NoticeApi.hurry`."""
@@ -202,8 +212,11 @@ class LiveScheduler:
             "resting_pairs": [list(pair) for pair in memory.breaker.resting(now)],
             "replicas": sorted(replicas, key=lambda r: str(r["id"])),
         }
-        service = service_report(memory)
-        return state | ({"service": service.to_json()} if service else {}) | ({"dry_run": dry_run} if dry_run else {})
+        if (service := service_report(memory, now, self._reached.quantiles(now))) is not None:
+            state["service"] = service.to_json()
+        if memory.scaled is not None:
+            state["scaling"] = scaling_report(memory.cluster, memory.scaled).to_json()
+        return state | ({"dry_run": dry_run} if dry_run else {})
 
     async def migrations(self) -> dict[str, Any]:
         """The body of `/mell/migrations`, newest first, from fresh reports."""

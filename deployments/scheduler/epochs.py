@@ -12,11 +12,13 @@ from deployments.scheduler.recording import Epoch, Ordered, PlacedCall, Recorder
 from deployments.scheduler.rehearsal import Rehearsal
 from migration.protocol.errors import Refused
 from migration.protocol.ports import Clock
+from policies.cost.latencies import ReachedTimes
 from policies.decision.breaker import Pair
 from policies.decision.deciding import Plans, SchedulerMemory, decide_in_slices, order_by_hand, place
 from policies.decision.limits import Mode
 from policies.decision.observation import ENGINE, Observation
 from policies.decision.placement import Decision
+from policies.decision.scaling import scaling_report
 from policies.decision.service import service_report
 from policies.model import ReplicaId
 from policies.plan import Move
@@ -31,7 +33,8 @@ class Epochs:
     """Runs epochs of all pools. Between epochs, and between the slices of one, takes arrivals and operators' moves.
 
     Arrivals and operators' moves belong to the pool `ENGINE`. `last` is the beginning of the last epoch by `clock`.
-    `ready` is set after the first epoch with a report, since arrivals can be placed from then on.
+    `ready` is set after the first epoch with a report, since arrivals can be placed from then on. `reached` are the
+    times that clients got.
     """
 
     def __init__(
@@ -43,10 +46,12 @@ class Epochs:
         clock: Clock,
         recorder: Recorder | None = None,
         rehearsal: Rehearsal | None = None,
+        reached: ReachedTimes | None = None,
     ) -> None:
         self._config = config
         self._pools = pools
         self._memory = memory
+        self._reached = reached or ReachedTimes()
         self._telemetry = telemetry
         self._clock = clock
         self._recorder = recorder
@@ -93,8 +98,7 @@ class Epochs:
         self._record(seen, plans)
         for pair in self._resting(now) - resting:
             log.warning("moves from %s to %s keep failing; none will start for a while", *pair)
-        if (service := service_report(self._memory.pool())) is not None:
-            self._telemetry.service(service)
+        self._report(now)
         if any(pool.roster.statuses for pool in self._pools):
             self.ready.set()
         await self._carry_out(plans)
@@ -138,6 +142,14 @@ class Epochs:
             await asyncio.sleep(0)
             under_way = self._memory.pool(pool.deployment).under_way.values()
             pool.watch_closing(plans[pool.deployment], {underway.move.source for underway in under_way})
+
+    def _report(self, now: float) -> None:
+        """Set the metrics of the service level and of the number of replicas."""
+        memory = self._memory.pool()
+        if (service := service_report(memory, now, self._reached.quantiles(now))) is not None:
+            self._telemetry.service(service)
+        if memory.scaled is not None:
+            self._telemetry.scaling(scaling_report(memory.cluster, memory.scaled))
 
     def _resting(self, now: float) -> set[Pair]:
         """The pairs, of all pools, between which the breaker allows no moves."""

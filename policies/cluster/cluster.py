@@ -310,6 +310,8 @@ class Cluster:
         if request.replica is not None:
             raise ValueError(f"{request.id} is on {request.replica.id}")
         self._step(request, replica, self._trail.trace(request))
+        if self.speed is not None:
+            replica.backlog += request.tokens
 
     def move(self, request: Request, replica: Replica, reason: Reason, unit: int | None = None) -> None:
         """Move a running request to a replica. Requests that move as one unit share a number from `unit()`.
@@ -345,6 +347,11 @@ class Cluster:
         replica = self.add_replica(replica_id, node, self.capacity, self.starts_as)
         self._trail.opened[replica_id] = replica
         return replica
+
+    @property
+    def opened(self) -> int:
+        """The number of replicas opened since `settle`."""
+        return len(self._trail.opened)
 
     def close(self, replica: Replica) -> None:
         """Close an empty replica. Earlier decisions cannot be undone afterwards.

@@ -6,8 +6,8 @@ the attended pairs of tokens. So the sums over any number of steps satisfy the s
 
     coefficients   those that are not below zero with the least sum of squared relative errors; weights are numbers of
                    steps and fade with age. Relative, so that a stall or a long prefill does not outweigh ordinary steps
-    error          the share ERROR_QUANTILE of the newest observations was predicted, from earlier ones alone, with at
-                   most this relative error
+    error          the share ERROR_QUANTILE of the newest observations was predicted, from those of earlier epochs
+                   alone, with at most this relative error
 """
 
 from collections import deque
@@ -94,6 +94,8 @@ class StepFit:
         self._weight = 0.0
         self._newest: float | None = None
         self._errors: deque[float] = deque(maxlen=REMEMBERED)
+        self._earlier: list[float] | None = None
+        """The coefficients by all epochs before the newest; None without enough of them."""
         self._coefficients: list[float] | None = None
 
     def add(self, totals: StepTotals, now: float) -> None:
@@ -101,9 +103,11 @@ class StepFit:
         if totals.steps <= 0 or totals.seconds <= 0:
             return
         step_s, row, weight = totals.seconds / totals.steps, _mean_step(totals), float(totals.steps)
-        self._fade(now)
-        if self._weight >= LEAST_STEPS:
-            self._errors.append(abs(_dot(self._solved(), row) - step_s) / step_s)
+        if now != self._newest:
+            self._earlier = self._solved() if self._weight >= LEAST_STEPS else None
+            self._fade(now)
+        if self._earlier is not None:
+            self._errors.append(abs(_dot(self._earlier, row) - step_s) / step_s)
         relative = weight / step_s**2
         for i, x in enumerate(row):
             self._products[i] += relative * x * step_s

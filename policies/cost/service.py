@@ -10,11 +10,11 @@ Both are divided by 1 + the error of the step times, so that an uncertain fit le
 count as `MOST_ERROR`: emptier replicas are no cure for step times that vary for other reasons.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil, inf
 
-from policies.cost.steps import PrefillChunk, StepCosts
+from policies.cost.steps import PrefillChunk, StepCosts, prompt_chunks
 
 TAIL = 0.01
 """The share of steps, and of prompts, that may take longer than the level."""
@@ -42,10 +42,12 @@ class ReplicaSpeed:
         """F(p, c), on an idle replica or beside a decoding batch."""
         return self.costs.prefill_s(tokens, cached, self.chunk_tokens, batch, context)
 
-    def chunks(self, tokens: int) -> Iterator[PrefillChunk]:
-        """The chunks in which a prompt is prefilled on an idle replica."""
-        size = self.chunk_tokens or max(1, tokens)
-        return (PrefillChunk(min(size, tokens - start), start) for start in range(0, tokens, size))
+    def wait_s(self, batch: int, context: float, queued: int) -> float:
+        """Seconds of the prefills of `queued` tokens beside a batch with `context` tokens."""
+        if not queued:
+            return 0.0
+        size = min(self.chunk_tokens or queued, queued)
+        return ceil(queued / size) * self.costs.step_s(batch, context, (PrefillChunk(size, 0),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +96,7 @@ class SpeedLimit:
 
     def is_in_time(self, batch: int, context: int, queued: int) -> bool:
         """True if a prompt that arrives behind `queued` tokens of prefills begins within `wait_s`, or next in line."""
-        if not queued or self.wait_s == inf:
-            return True
-        size = min(self.speed.chunk_tokens or queued, queued)
-        step_s = self.speed.costs.step_s(batch, context, (PrefillChunk(size, 0),))
-        return ceil(queued / size) * step_s <= self.wait_s
+        return not queued or self.wait_s == inf or self.speed.wait_s(batch, context, queued) <= self.wait_s
 
 
 def unreachable(level: ServiceLevel, speed: ReplicaSpeed, prompt: int = 1) -> tuple[str, ...]:
@@ -144,7 +142,7 @@ def limit(level: ServiceLevel, speed: ReplicaSpeed, prompts: Sequence[int], step
 def interruption(speed: ReplicaSpeed, prompts: Iterable[int], steps: float) -> float:
     """The time that prefills add to a step, and that they exceed in 1 % of the `steps` at most, in seconds."""
     idle_s = speed.costs.step_s(0, 0.0)
-    chunks = (chunk for prompt in prompts for chunk in speed.chunks(prompt))
+    chunks = (chunk for prompt in prompts for chunk in prompt_chunks(prompt, speed.chunk_tokens))
     added = sorted((speed.costs.step_s(0, 0.0, (chunk,)) - idle_s for chunk in chunks), reverse=True)
     allowed = int(TAIL * steps)
     return max(0.0, added[allowed]) if allowed < len(added) else 0.0

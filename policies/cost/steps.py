@@ -10,7 +10,7 @@ decoding batch.
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -73,6 +73,12 @@ class StepCosts:
         if rest:
             seconds += decoding_s + interpolate(self.linear, batch + rest)
         return seconds + self.attention_s * PrefillChunk(tokens, cached).attended
+
+
+def prompt_chunks(tokens: int, chunk_tokens: int | None, cached: int = 0) -> Iterator[PrefillChunk]:
+    """The chunks, of `chunk_tokens` at most, in which `tokens` tokens after `cached` ones are prefilled alone."""
+    size = chunk_tokens or max(1, tokens)
+    return (PrefillChunk(min(size, tokens - start), cached + start) for start in range(0, tokens, size))
 
 
 def proportional(per_token_s: float) -> Knots:

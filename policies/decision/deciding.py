@@ -27,6 +27,7 @@ from policies.decision.limits import Limits, Mode, Terms
 from policies.decision.memory import PoolMemory, finish
 from policies.decision.observation import ENGINE, Observation, PoolId, PoolReport
 from policies.decision.placement import Decision, NoReplica, Place, Placed, Queue
+from policies.decision.scaling import Scaled, ScaleUp
 from policies.decision.service import FORESEEN, replica_speed, speed_limit
 from policies.model import Phase, ReplicaId, ReplicaState, Tokens
 from policies.paths.choice import URGENCY, Choice
@@ -80,22 +81,27 @@ def _decide_pool(memory: PoolMemory, seen: PoolReport, now: float) -> Generator[
     changes = yield from memory.observe_in_slices(seen, now)
     limits = terms.limits.resolve(memory.experience, FORESEEN if terms.service is not None else None)
     rate = memory.experience.decode_rate
-    memory.router.speed = replica_speed(memory) or memory.router.speed
+    if (speed := replica_speed(memory)) is not None:
+        memory.router.speed = speed
+        memory.estimates.follow(speed)
     cluster.reserve(headroom(memory.rule, limits, rate), lead(limits, rate))
     cluster.limit_speed(speed_limit(memory, now))
     limits.begin(cluster, now)
     _evacuate(memory)
+    if cluster.speed is not None:
+        memory.predicted.add_epoch(cluster.running(), now)
     if terms.mode is not Mode.ACT:
         return (_settle(memory, limits, now),)
-    while cluster.up() < cluster.min_replicas and cluster.open() is not None:
-        pass
+    is_below = _open_minimum(cluster)
     changes = replace(changes, waiting=tuple(cluster.in_order()))
     if not terms.batched:
         return tuple(_one_by_one(memory, changes, limits, now))
-    memory.rule.rebalance(cluster, changes)
-    limits.open_slack(cluster)
+    up = _rebalance(memory, changes, limits)
     yield
-    return (_settle(memory, limits, now, close=True),)
+    plan = _settle(memory, limits, now, close=True)
+    up = ScaleUp.MINIMUM if is_below else up
+    memory.scaled = Scaled(now, up, len(plan.opened), len(plan.closed), limits.linger_s)
+    return (plan,)
 
 
 def place(
@@ -122,7 +128,7 @@ def place(
         memory.experience.observe_arrival(arrival.tokens, now)
     expires_at = now + memory.terms.placement_ttl_s
     placed = Placed(label, replica.id, arrival.tokens, now, expires_at, arrival.precedence)
-    memory.add_placement(request.id, placed)
+    memory.add_placement(request.id, placed, placing.matched.predicted)
     return placing
 
 
@@ -256,6 +262,24 @@ def _incompatible(memory: PoolMemory, home: ReplicaId) -> Barred:
     return frozenset(status.id for status in memory.statuses.values() if status.model != own) or NONE
 
 
+def _open_minimum(cluster: Cluster) -> bool:
+    """Open replicas up to the minimum. True if fewer were up."""
+    is_below = cluster.up() < cluster.min_replicas
+    while cluster.up() < cluster.min_replicas and cluster.open() is not None:
+        pass
+    return is_below
+
+
+def _rebalance(memory: PoolMemory, changes: Changes, limits: Limits) -> ScaleUp | None:
+    """Let the policy react, and open replicas for the slack. Returns the reason for openings, possible or not."""
+    cluster = memory.cluster
+    first = cluster.opened
+    memory.rule.rebalance(cluster, changes)
+    found_no_room = cluster.opened > first or (cluster.supply.left <= 0 and bool(cluster.waiting))
+    is_short = limits.open_slack(cluster)
+    return ScaleUp.REQUESTS if found_no_room else ScaleUp.RESERVE if is_short else None
+
+
 def _one_by_one(memory: PoolMemory, changes: Changes, limits: Limits, now: float) -> Iterator[Plan]:
     """The paper's Algorithm 1: each change has a plan of its own."""
     for change in one_by_one(changes):
@@ -291,7 +315,10 @@ def _settle(memory: PoolMemory, limits: Limits, now: float, close: bool = False)
 
 
 def _admit(memory: PoolMemory, now: float) -> tuple[tuple[Move, ...], tuple[Move, ...]]:
-    """The admitted moves, and those deferred for lack of link or prefill capacity. Takes back all but admitted ones."""
+    """The admitted moves, and those deferred for lack of link or prefill capacity. Takes back all but admitted ones.
+
+    The most urgent moves come first, and of equally urgent ones those decided first: of queued requests the oldest.
+    """
     cluster = memory.cluster
     decided = {}
     for request, trace in cluster.decided():
@@ -305,7 +332,8 @@ def _admit(memory: PoolMemory, now: float) -> tuple[tuple[Move, ...], tuple[Move
     admitted = _within_bounds(memory, sorted(decided.values(), key=lambda move: URGENCY[move.reason]), now)
     waiting = frozenset(q for q in decided if memory.phase(q) is Phase.WAITING)
     choices = memory.estimates.choose(admitted, _moves_under_way(memory), now, waiting) if admitted else []
-    routed = {c.request: _routed(decided[c.request], c) for c in choices}
+    paths = {choice.request: choice for choice in choices}
+    routed = {move.request: _routed(move, paths[move.request]) for move in admitted}
     moves = tuple(move for move in routed.values() if move.path is not None)
     deferred = tuple(move for move in routed.values() if move.path is None)
     made = {move.request for move in moves}
@@ -340,19 +368,24 @@ def _is_sensible(memory: PoolMemory, move: Move) -> bool:
 
 
 def _within_bounds(memory: PoolMemory, moves: list[Move], now: float) -> list[Move]:
-    """The moves within the bounds, in the order of `moves`. The breaker applies to all but evacuations."""
+    """The moves within the bounds, in the order of `moves`. The breaker applies to all but evacuations.
+
+    The bound of each replica is for running requests: a queued one costs its replicas nothing but its prefill.
+    """
     terms = memory.terms
     at_once = float("inf") if terms.moves_at_once is None else terms.moves_at_once
     per_replica = float("inf") if terms.moves_per_replica is None else terms.moves_per_replica
-    busy = Counter(end for move in _moves_under_way(memory) for end in (move.source, move.target))
+    under_way = (move for move in _moves_under_way(memory) if move.reason is not Reason.ADMIT)
+    busy = Counter(end for move in under_way for end in (move.source, move.target))
     left = at_once - len(memory.under_way)
     admitted = []
     for move in moves:
         ends = (move.source, move.target)
         barred = move.reason is not Reason.EVACUATE and memory.breaker.blocks(ends, now)
-        if left > 0 and not barred and all(busy[end] < per_replica for end in ends):
+        is_queued = move.reason is Reason.ADMIT
+        if left > 0 and not barred and (is_queued or all(busy[end] < per_replica for end in ends)):
             admitted.append(move)
-            busy.update(ends)
+            busy.update(() if is_queued else ends)
             left -= 1
     return admitted
 

@@ -50,10 +50,12 @@ class Limits:
         moves = float("inf") if self.moves_per_epoch is None else self.moves_per_epoch
         cluster.bound(moves, slack, self.foreseen is not None)
 
-    def open_slack(self, cluster: Cluster) -> None:
-        """Open replicas until the slack is free, or no more may be opened."""
-        while cluster.slack and cluster.spare() < cluster.slack and cluster.open() is not None:
+    def open_slack(self, cluster: Cluster) -> bool:
+        """Open replicas until the slack is free, or no more may be opened. True if it was not free."""
+        is_short = cluster.slack > 0 and cluster.spare() < cluster.slack
+        while is_short and cluster.open() is not None and cluster.spare() < cluster.slack:
             pass
+        return is_short
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ class LiveLimits:
     """`limits` as configured, with measured times. `by_hand_s` is the cool-down after an operator's move, in seconds.
 
     A value of None is measured: `linger_s` and `foresight_s` are then the start-up time of replicas, and `lead_s` is
-    two epochs and a move.
+    two epochs and a move. A `slack` replaces that of `limits`, and the forecast of a service level.
     """
 
     limits: Limits = field(default_factory=Limits)
@@ -69,16 +71,24 @@ class LiveLimits:
     foresight_s: float | None = None
     by_hand_s: float = 60.0
     lead_s: float | None = None
+    slack: float | None = None
 
     def resolve(self, experience: Experience, foreseen: float | None = None) -> Limits:
-        """The limits of an epoch, measured values included. A configured `foresight_s` counts the largest rise."""
+        """The limits of an epoch, measured values included.
+
+        With `foreseen`, for a service level, the slack is a forecast, unless `slack` or `foresight_s` are configured:
+        then it is the first, and the largest rise within the latter.
+        """
         startup_s = experience.startup_s
+        follows = foreseen is not None and self.slack is None and self.foresight_s is None
+        measured_s = 0.0 if foreseen is not None and self.slack is not None else startup_s
         return replace(
             self.limits,
+            slack=self.limits.slack if self.slack is None else self.slack,
             lead_s=experience.lead_s if self.lead_s is None else self.lead_s,
             linger_s=startup_s if self.linger_s is None else self.linger_s,
-            foresight_s=startup_s if self.foresight_s is None else self.foresight_s,
-            foreseen=foreseen if self.foresight_s is None else None,
+            foresight_s=measured_s if self.foresight_s is None else self.foresight_s,
+            foreseen=foreseen if follows else None,
         )
 
 

@@ -25,11 +25,14 @@ from policies.cluster.changes import Changes, Crossing, Departure
 from policies.cluster.cluster import Cluster
 from policies.cluster.replica import Replica, Request
 from policies.cluster.supply import Supply
+from policies.cost.fit import NO_STEPS
 from policies.decision.breaker import Breaker
 from policies.decision.experience import Experience
 from policies.decision.limits import Terms
 from policies.decision.observation import SETTLED, PoolReport, Resident, Status
 from policies.decision.placement import Placed
+from policies.decision.predicted import PredictedTimes
+from policies.decision.scaling import Scaled
 from policies.model import UP, Phase, ReplicaId, ReplicaState, RequestId, Tokens
 from policies.paths.estimates import Estimates
 from policies.plan import Move, MoveReport, Plan, Reason
@@ -100,6 +103,9 @@ class PoolMemory:
         self.leaving: dict[RequestId, None] = {}
         self.under_way: dict[RequestId, Underway] = {}
         self.placed: dict[RequestId, Placed] = {}
+        self.scaled: Scaled | None = None
+        """The openings and closings of the last epoch in mode `act`."""
+        self.predicted = PredictedTimes()
         self._residents: dict[RequestId, Resident] = {}
         # Stale requests need a new location, absent ones cannot leave a replica that is about to stop, and unsettled
         # ones may lack some of their blocks. Expected replicas are not listed yet, closed ones are of the last plan.
@@ -176,12 +182,17 @@ class PoolMemory:
         """Add the plan's closed replicas, with the times since which they are empty."""
         self._closed.update(idle)
 
-    def add_placement(self, request_id: RequestId, placed: Placed) -> None:
-        """Add the placement of an arrival, or of a request that a replica has lost or refused."""
+    def add_placement(self, request_id: RequestId, placed: Placed, cached: Tokens = Tokens(0)) -> None:
+        """Add the placement of an arrival, or of a request that a replica has lost or refused.
+
+        The replica has the KV of `cached` tokens of the request, by prediction.
+        """
         self._forget_location(request_id)
         self.placed[request_id] = placed
         if self.terms.service is not None:
             replica = self.cluster.replicas[placed.replica]
+            first_token_s = self.router.queues.wait_s(replica.id, placed.at)
+            self.predicted.add_arrival(replica, placed.tokens - cached, first_token_s, placed.at)
             self.cluster.set_backlog(replica, replica.backlog + placed.tokens)
         self._stale[request_id] = None
         self._unsettled[request_id] = None
@@ -259,6 +270,8 @@ class PoolMemory:
         for replica_id, profile in seen.profiles.items():
             self.estimates.profile(replica_id, profile)
             self.router.take_profile(profile)
+            if self.learns:
+                self.experience.observe_profile(profile.prefill, now)
         if changed:
             self._stale.update(dict.fromkeys(self.under_way))
             self._stale.update(dict.fromkeys(self.placed))
@@ -283,8 +296,9 @@ class PoolMemory:
         for status in seen.replicas:
             was = self.statuses.get(status.id)
             self.statuses[status.id] = status
-            if was is not None and self.learns:
-                self.experience.observe_steps(status.steps.since(was.steps), status.step_tokens, now)
+            if self.learns:
+                steps = NO_STEPS if was is None else status.steps.since(was.steps)
+                self.experience.observe_steps(steps, status.step_tokens, now)
             if was is None or status.id in self._closed:
                 changed.append(status)
             elif (was.state, was.capacity, was.max_requests) != (status.state, status.capacity, status.max_requests):

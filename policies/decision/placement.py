@@ -1,9 +1,10 @@
 """Placements: the replica of an arriving request, chosen at once and without moving any other request."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
-from policies.decision.observation import Status
+from policies.cluster.cluster import Cluster
+from policies.cost.service import ReplicaSpeed
 from policies.model import ReplicaId, RequestId, Tokens
 from policies.precedence import DEFAULT_PRECEDENCE, Precedence
 from policies.prefix.routing import NOT_MATCHED, Matched
@@ -45,26 +46,87 @@ class Placed:
 Decision = Place | Queue | NoReplica
 
 
-def free_tokens(
-    statuses: Iterable[Status], placed: Mapping[RequestId, Placed], reported: Callable[[RequestId], bool], now: float
-) -> dict[ReplicaId, Tokens]:
-    """The free tokens of every replica, less the sizes of requests placed there and not yet `reported`."""
-    coming: dict[ReplicaId, int] = {}
-    for request, placement in placed.items():
-        if placement.expires_at > now and not reported(request):
-            coming[placement.replica] = coming.get(placement.replica, 0) + placement.tokens
-    return {
-        status.id: Tokens(max(0, (status.free_blocks or 0) * status.block_size - coming.get(status.id, 0)))
-        for status in statuses
-    }
+@dataclass(frozen=True, slots=True)
+class ReplicaView:
+    """A running replica for placements without the scheduler.
 
-
-def least_loaded(
-    free: Mapping[ReplicaId, Tokens], running: Collection[ReplicaId], sent: Mapping[ReplicaId, int]
-) -> ReplicaId | None:
-    """A placement without the scheduler: the replica of `running` with the most tokens in `free`, its last view.
-
-    `sent` is the caller's own number of requests per replica. It decides between replicas with equally many free
-    tokens; replicas outside the view have none. None if no replica is running.
+    `free` are its free tokens, `requests` all requests on it, with `context` tokens in total, and `backlog` the tokens
+    that wait for their prefill.
     """
-    return min(running, key=lambda replica: (-free.get(replica, 0), sent.get(replica, 0), replica), default=None)
+
+    free: Tokens = Tokens(0)
+    requests: int = 0
+    context: int = 0
+    backlog: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PlacingView:
+    """The scheduler's view of the running replicas, and their step times, None before these are known."""
+
+    replicas: Mapping[ReplicaId, ReplicaView] = field(default_factory=dict)
+    speed: ReplicaSpeed | None = None
+
+
+def placing_view(cluster: Cluster, speed: ReplicaSpeed | None) -> PlacingView:
+    """The view of the cluster, placements since the last reports included."""
+    return PlacingView(
+        {r.id: ReplicaView(Tokens(max(0, r.free)), len(r.requests), r.load, r.backlog) for r in cluster.running()},
+        speed,
+    )
+
+
+class PlacingAlone:
+    """Placements of one ingress without the scheduler, by its last view of `at` seconds of the ingress's clock.
+
+    A request goes to the replica with the soonest first token among those with room for it, else among all. Before step
+    times are known it goes to the one with the most free tokens. Replicas outside the view count as full.
+    """
+
+    def __init__(self, view: PlacingView, at: float) -> None:
+        self._speed = view.speed
+        self._replicas = dict(view.replicas)
+        self._begins: dict[ReplicaId, float] = {}
+        """The times at which the prefills on a replica are over."""
+        if self._speed is not None:
+            for name, seen in view.replicas.items():
+                self._begins[name] = at + self._speed.wait_s(seen.requests, seen.context, seen.backlog)
+        self._placed: dict[RequestId, tuple[ReplicaId, int]] = {}
+
+    def place(self, request: RequestId, tokens: int, running: Collection[ReplicaId], now: float) -> ReplicaId | None:
+        """The replica for a request among the `running` ones; None if there is none. The request counts there."""
+        replica = min(running, key=lambda each: self._rank(each, tokens, now), default=None)
+        if replica is not None:
+            if self._speed is not None:
+                self._begins[replica] = now + self._first_token_s(replica, tokens, now)
+            self._change(replica, tokens, 1)
+            self._placed[request] = replica, tokens
+        return replica
+
+    def ended(self, request: RequestId) -> None:
+        """The request no longer counts."""
+        replica, tokens = self._placed.pop(request, (None, 0))
+        if replica is not None:
+            self._change(replica, -tokens, -1)
+
+    def _rank(self, replica: ReplicaId, tokens: int, now: float) -> tuple[bool, float, int, int, ReplicaId]:
+        seen = self._replicas.get(replica, _UNSEEN)
+        if self._speed is None:
+            return False, 0.0, -seen.free, seen.requests, replica
+        return seen.free < tokens, self._first_token_s(replica, tokens, now), -seen.free, seen.requests, replica
+
+    def _first_token_s(self, replica: ReplicaId, tokens: int, now: float) -> float:
+        """Seconds to the first token of a prompt that begins behind the prefills on the replica."""
+        assert self._speed is not None
+        seen = self._replicas.get(replica, _UNSEEN)
+        wait_s = max(0.0, self._begins.get(replica, now) - now)
+        return wait_s + self._speed.prefill_s(tokens, 0, seen.requests, seen.context)
+
+    def _change(self, replica: ReplicaId, tokens: int, requests: int) -> None:
+        seen = self._replicas.get(replica, _UNSEEN)
+        self._replicas[replica] = ReplicaView(
+            Tokens(seen.free - tokens), seen.requests + requests, seen.context + tokens, seen.backlog
+        )
+
+
+_UNSEEN = ReplicaView()

@@ -1,13 +1,15 @@
 """The service level in the decision: the limits of replicas' speed in an epoch, and their report for operators."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
 from policies.cluster.replica import Replica
+from policies.cost.latencies import NO_TIMES, WINDOW_S, ServiceQuantiles
 from policies.cost.service import TAIL, ReplicaSpeed, ServiceLevel, SpeedLimit, limit
 from policies.decision.memory import PoolMemory
+from policies.precedence import DEFAULT_CLASS
 
 FORESEEN = 1.0 - TAIL
 """The share of recent epochs whose rise in demand is kept free: a level holds for the same share of requests."""
@@ -51,6 +53,8 @@ class ServiceReport:
     `limits` are those of the last epoch, None before step times are known. `slowest_step_s` is the longest decoding
     step of all replicas by prediction, and `late_replicas` counts those on which an arrival would wait for too long.
     Another replica opens while `free_replicas` is less than `reserve_replicas`; one closes if a whole one more is free.
+    `predicted` and `reached` are the times of the last `WINDOW_S` seconds, by step times and, by service class, as
+    clients got them. `levels` are the levels of the other service classes.
     """
 
     level: ServiceLevel
@@ -59,6 +63,9 @@ class ServiceReport:
     late_replicas: int = 0
     free_replicas: float = 0.0
     reserve_replicas: float = 0.0
+    predicted: ServiceQuantiles = NO_TIMES
+    reached: Mapping[str, ServiceQuantiles] = field(default_factory=dict)
+    levels: Mapping[str, ServiceLevel] = field(default_factory=dict)
 
     @property
     def state(self) -> str:
@@ -71,13 +78,22 @@ class ServiceReport:
             return "unreachable"
         return "slow" if self.slowest_step_s > self.limits.step_s or self.late_replicas else "held"
 
+    def _reached(self, name: str, level: ServiceLevel) -> dict[str, Any]:
+        return {"target": _target(level), "reached": _times(self.reached.get(name, NO_TIMES))}
+
     def to_json(self) -> dict[str, Any]:
         """The member `service` of `/mell/state`."""
-        itl_ms = None if self.level.itl_p99_s is None else 1e3 * self.level.itl_p99_s
-        head = {"target": {"ttft_p99_s": self.level.ttft_p99_s, "itl_p99_ms": itl_ms}, "state": self.state}
+        head = {
+            **self._reached(DEFAULT_CLASS, self.level),
+            "window_s": WINDOW_S,
+            "state": self.state,
+        }
+        if self.levels:
+            head["classes"] = {name: self._reached(name, level) for name, level in self.levels.items()}
         if self.limits is None:
             return head
         return head | {
+            "predicted": _times(self.predicted),
             "why": list(self.limits.unreachable),
             "step_limit_s": _finite(self.limits.step_s),
             "wait_limit_s": _finite(self.limits.wait_s),
@@ -90,20 +106,43 @@ class ServiceReport:
         }
 
 
-def service_report(memory: PoolMemory) -> ServiceReport | None:
-    """The state of the pool's service level; None without a level."""
-    level, cluster = memory.terms.service, memory.cluster
-    if level is None or cluster.speed is None:
-        return None if level is None else ServiceReport(level)
-    costs, running = cluster.speed.speed.costs, cluster.running()
+def service_report(memory: PoolMemory, now: float, reached: Mapping[str, ServiceQuantiles]) -> ServiceReport | None:
+    """The state of the pool's service level, with the times that clients `reached`, by class; None without a level."""
+    level, cluster, predicted = memory.terms.service, memory.cluster, memory.predicted
+    if level is None:
+        return None
+    classes = memory.terms.classes.by_name.items()
+    levels = {name: each.level for name, each in classes if each.level is not None and name != DEFAULT_CLASS}
+    if cluster.speed is None:
+        return ServiceReport(level, reached=reached, levels=levels)
     return ServiceReport(
         level,
         cluster.speed,
-        max((costs.step_s(len(r.requests), r.load) for r in running if r.requests), default=0.0),
-        sum(not cluster.speed.is_in_time(len(r.requests), r.load, r.backlog) for r in running),
+        predicted.slowest_step_s,
+        predicted.late_replicas,
         cluster.spare() / cluster.capacity,
         cluster.slack / cluster.capacity,
+        predicted.window.quantiles(now),
+        reached,
+        levels,
     )
+
+
+def _target(level: ServiceLevel) -> dict[str, Any]:
+    return {"ttft_p99_s": level.ttft_p99_s, "itl_p99_ms": _ms(level.itl_p99_s)}
+
+
+def _times(times: ServiceQuantiles) -> dict[str, Any]:
+    return {
+        "ttft_p99_s": times.ttft_p99_s,
+        "itl_p99_ms": _ms(times.itl_p99_s),
+        "first_tokens": times.first_tokens,
+        "gaps": times.gaps,
+    }
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else 1e3 * seconds
 
 
 def _finite(value: float) -> float | None:

@@ -2,24 +2,38 @@
 
 Both paths of a migration are measured in the same unit: seconds from the order to the first new token at the target.
 For KV that is a line over the bytes sent, per link, which is a directed pair of replicas. For tokens it is a line over
-the prefilled context, per target. Each line is fitted to the durations of migrations (`lines`). Without evidence:
+the seconds of the prefill by the formula of step times (`policies.cost.steps`), per target: its slope corrects the
+formula, which is that of an idle replica. Each line is fitted to the durations of migrations (`lines`). Without
+evidence:
 
 - a link is as fast as the other links of its kind (within a node, or between nodes);
-- a replica prefills as fast as in its profile, taken at its start, plus the time of the hand-over.
+- a prefill takes the time by the formula, plus the time of the hand-over. Before step times are known, the formula has
+  the coefficients of the target's profile, taken at its start.
 
 With or without evidence, a link is no faster than its ends can stage blocks.
 
 All times are in seconds of the observations' clock.
 """
 
+from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from policies.cost.lines import Evidence, Line, Observed
+from policies.cost.lines import WINDOW, Evidence, Line, Observed
+from policies.cost.service import ReplicaSpeed
+from policies.cost.steps import StepCosts, proportional
 from policies.model import Bytes, ReplicaId, Tokens
 from policies.paths.choice import PATIENCE
 from policies.plan import MoveReport, Path
+
+SHORT, LONG = 128, 1024
+"""The prompts, in tokens, between which the rate of prefills is shown."""
+
+
+def prefill_speed(line: Line) -> ReplicaSpeed:
+    """The step times that a line over the tokens of a prefill gives."""
+    return ReplicaSpeed(StepCosts(proportional(line.per_unit_s), line.latency_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +50,11 @@ class Profile:
     token_bytes: float
     prefill: Line
     staging_bytes_per_s: float | None = None
+
+    @property
+    def speed(self) -> ReplicaSpeed:
+        """The step times of prefills alone, until more is known."""
+        return prefill_speed(self.prefill)
 
     def size(self, tokens: Tokens) -> Bytes:
         """The KV size of `tokens` tokens."""
@@ -68,7 +87,13 @@ class Beliefs:
         self._profiles: dict[ReplicaId, Profile] = {}
         self._links: dict[tuple[ReplicaId, ReplicaId], Evidence] = {}
         self._kinds = {within: self._no_evidence() for within in (True, False)}
-        self._prefills: dict[ReplicaId, Evidence] = {}
+        self._prefills: dict[ReplicaId, deque[Observed]] = {}
+        """Prefills of moved requests by target; sizes are in tokens, since the formula of their seconds may change."""
+        self._speed: ReplicaSpeed | None = None
+
+    def follow(self, speed: ReplicaSpeed) -> None:
+        """Use these step times for prefills from now on, instead of those of profiles."""
+        self._speed = speed
 
     def profile(self, replica: ReplicaId, profile: Profile) -> None:
         """Store a replica's own measurements. The evidence from its migrations stays."""
@@ -77,7 +102,7 @@ class Beliefs:
     def keep(self, replicas: Collection[ReplicaId]) -> None:
         """Forget all other replicas, and their links."""
         self._profiles = {id: profile for id, profile in self._profiles.items() if id in replicas}
-        self._prefills = {id: evidence for id, evidence in self._prefills.items() if id in replicas}
+        self._prefills = {id: observed for id, observed in self._prefills.items() if id in replicas}
         self._links = {ends: evidence for ends, evidence in self._links.items() if all(id in replicas for id in ends)}
 
     def learn(self, report: MoveReport, shared: float, now: float) -> None:
@@ -93,8 +118,8 @@ class Beliefs:
         if report.path is Path.KV:
             self._learn_link(report, Observed(now, max(report.sent, shared), taken))
         elif not report.fell_back:
-            evidence = self._prefills.setdefault(report.target, self._no_evidence())
-            evidence.add(Observed(now, max(report.tokens, shared), taken))
+            observed = self._prefills.setdefault(report.target, deque(maxlen=WINDOW))
+            observed.append(Observed(now, max(report.tokens, shared), taken))
         elif profile := self._profiles.get(report.source):
             size = profile.size(report.tokens)
             at_least_s = report.copy_s * max(1.0, size / report.sent) if report.sent else report.copy_s
@@ -118,12 +143,16 @@ class Beliefs:
         return evidence.line(prior, now, fastest) if evidence else prior.no_faster(fastest)
 
     def prefill(self, target: ReplicaId, now: float) -> Line:
-        """Seconds over tokens of context that the target prefills, with nothing else queued there."""
+        """Seconds until a request goes on at the target, over those of `prefill_s`; with nothing else queued there."""
+        evidence = self._no_evidence()
+        for observed in self._prefills.get(target, ()):
+            evidence.add(replace(observed, size=self.prefill_s(target, round(observed.size))))
+        return evidence.line(Line(self._priors.handover_s, 1.0), now)
+
+    def prefill_s(self, target: ReplicaId, tokens: int) -> float:
+        """The time of a prefill on the idle target by the formula of step times, in seconds."""
         profile = self._profiles.get(target)
-        prior = profile.prefill if profile else self._priors.prefill
-        prior = replace(prior, latency_s=prior.latency_s + self._priors.handover_s)
-        evidence = self._prefills.get(target)
-        return evidence.line(prior, now) if evidence else prior
+        return (self._speed or (profile.speed if profile else prefill_speed(self._priors.prefill))).prefill_s(tokens)
 
     def size(self, source: ReplicaId, target: ReplicaId, tokens: Tokens) -> Bytes | None:
         """The KV size of `tokens` tokens; None unless the profiles of both replicas have the same cache."""
@@ -143,10 +172,15 @@ class Beliefs:
                 for (source, target), evidence in sorted(self._links.items())
             ],
             "prefill": [
-                {"replica": id} | _line("tokens", self.prefill(id, now), len(self._prefills.get(id, ())))
+                {"replica": id} | _line("tokens", self._by_tokens(id, now), len(self._prefills.get(id, ())))
                 for id in sorted(self._profiles)
             ],
         }
+
+    def _by_tokens(self, target: ReplicaId, now: float) -> Line:
+        """The line over tokens through the times of a short and of a long prefill."""
+        short_s, long_s = (self.prefill(target, now).seconds(self.prefill_s(target, size)) for size in (SHORT, LONG))
+        return Line.through(SHORT, short_s, LONG, long_s)
 
 
 def _line(unit: str, line: Line, observations: int) -> dict[str, float]:

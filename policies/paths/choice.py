@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NewType
 
+from policies.cost.lines import Line
 from policies.model import Bytes, ReplicaId, RequestId, Tokens
 from policies.plan import Path, Reason
 
@@ -59,17 +60,22 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """A replica's prefill of arriving requests. `boundary` and `backlog`, the tokens queued already, are in tokens."""
+    """A replica's prefill of arriving requests: `line` is over the seconds that it takes by the formula of step times.
 
-    tokens_per_s: float
-    boundary: float
-    backlog: float = 0.0
-    latency_s: float = 0.0
+    `boundary_s` and `backlog_s`, the prefills queued already, are in seconds by the formula, too.
+    """
+
+    line: Line
+    boundary_s: float
+    backlog_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A decided move and its size by either path, in tokens and in bytes. Without `links` its KV cannot be sent."""
+    """A decided move and its size by either path: the bytes of its KV, and the `prefill_s` of its tokens.
+
+    `prefill_s` is by the formula of step times. Without `links` its KV cannot be sent.
+    """
 
     request: RequestId
     source: ReplicaId
@@ -77,6 +83,7 @@ class Candidate:
     reason: Reason
     tokens: Tokens
     size: Bytes
+    prefill_s: float
     links: tuple[LinkId, ...]
 
 
@@ -135,7 +142,7 @@ class _Bins:
         self._links = links
         self._prefills = prefills
         self._bytes = {link_id: link.backlog for link_id, link in links.items()}
-        self._tokens = {replica_id: prefill.backlog for replica_id, prefill in prefills.items()}
+        self._seconds = {replica_id: prefill.backlog_s for replica_id, prefill in prefills.items()}
 
     def take(self, candidate: Candidate) -> Choice:
         """Choose the candidate's path and book its room there."""
@@ -149,7 +156,7 @@ class _Bins:
             for link_id in candidate.links:
                 self._bytes[link_id] += candidate.size
         elif path is Path.TOKENS:
-            self._tokens[candidate.target] += candidate.tokens
+            self._seconds[candidate.target] += candidate.prefill_s
         return Choice(candidate.request, path, kv_s, tokens_s)
 
     def _kv_s(self, candidate: Candidate) -> float:
@@ -160,8 +167,7 @@ class _Bins:
         return max(link.latency_s + queued / link.bytes_per_s for link, queued in queues)
 
     def _tokens_s(self, candidate: Candidate) -> float:
-        prefill = self._prefills[candidate.target]
-        return prefill.latency_s + (self._tokens[candidate.target] + candidate.tokens) / prefill.tokens_per_s
+        return self._prefills[candidate.target].line.seconds(self._seconds[candidate.target] + candidate.prefill_s)
 
     def _has_links(self, candidate: Candidate) -> bool:
         """True if the candidate's KV can be sent in this epoch."""
@@ -173,6 +179,9 @@ class _Bins:
         return self._bytes[link] + more <= self._links[link].boundary
 
     def _has_prefill(self, candidate: Candidate) -> bool:
-        """True if the candidate's tokens can be prefilled in this epoch."""
-        queued, boundary = self._tokens[candidate.target], self._prefills[candidate.target].boundary
-        return queued <= 0 or queued + candidate.tokens <= boundary
+        """True if the candidate's tokens can be prefilled in this epoch.
+
+        A request that was queued has to be prefilled in any case: like an arrival, it needs no part of the boundary.
+        """
+        queued_s, boundary_s = self._seconds[candidate.target], self._prefills[candidate.target].boundary_s
+        return candidate.reason is Reason.ADMIT or queued_s <= 0 or queued_s + candidate.prefill_s <= boundary_s

@@ -1,9 +1,9 @@
 """Choice of each move's path from the beliefs about links and replicas, and the accuracy of predictions.
 
 `Estimates.choose` hands the beliefs to `choice.choose`, with the boundaries of the paper's section V: on a link, the
-bytes that pass within `time_limit_s`; on a replica, the tokens whose prefill takes at most the share `slowdown` of an
-epoch from the requests that decode there. There is one `Estimates` for the whole cluster, so no link and no target is
-booked twice. Earlier moves that are still under way count in full, since no report gives their remainder.
+bytes that pass within `time_limit_s`; on a replica, prefills that take at most the share `slowdown` of an epoch from
+the requests that decode there. There is one `Estimates` for the whole cluster, so no link and no target is booked
+twice. Earlier moves that are still under way count in full, since no report gives their remainder.
 
 All times are in seconds of the observations' clock.
 """
@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
+from policies.cost.service import ReplicaSpeed
 from policies.model import Bytes, ReplicaId, RequestId
 from policies.paths.beliefs import Beliefs, Priors, Profile
 from policies.paths.choice import Candidate, Choice, Link, LinkId, Prefill, choose, choose_alone
@@ -57,6 +58,10 @@ class Estimates:
         self._beliefs = Beliefs(priors or Priors())
         self._shared: dict[RequestId, tuple[Path, float]] = {}
         self._predicted: dict[Path, deque[tuple[float, float]]] = {path: deque(maxlen=_REMEMBERED) for path in Path}
+
+    def follow(self, speed: ReplicaSpeed) -> None:
+        """Use these step times for prefills from now on, instead of those that replicas measured at their start."""
+        self._beliefs.follow(speed)
 
     def profile(self, replica: ReplicaId, profile: Profile) -> None:
         """Store a replica's own measurements. The evidence from its migrations stays."""
@@ -102,7 +107,7 @@ class Estimates:
         candidates = [self._candidate(move, move.request not in without_kv) for move in moves]
         links = {link: self._link(each, queue.bytes.get(link, 0.0), now) for each in candidates for link in each.links}
         targets = dict.fromkeys(each.target for each in candidates)
-        prefills = {target: self._prefill(target, queue.tokens.get(target, 0.0), now) for target in targets}
+        prefills = {target: self._prefill(target, queue.seconds.get(target, 0.0), now) for target in targets}
         choices = (choose if self._boundaries.consensus else choose_alone)(candidates, links, prefills)
         self._remember({each.request: each for each in candidates}, choices)
         return choices
@@ -115,16 +120,18 @@ class Estimates:
     def _candidate(self, move: Move, has_kv: bool = True) -> Candidate:
         size = self._beliefs.size(move.source, move.target, move.tokens) if has_kv else None
         links = () if size is None else (LinkId(f"{move.source}>{move.target}"),)
-        return Candidate(move.request, move.source, move.target, move.reason, move.tokens, size or Bytes(0), links)
+        prefill_s = self._beliefs.prefill_s(move.target, move.tokens)
+        return Candidate(
+            move.request, move.source, move.target, move.reason, move.tokens, size or Bytes(0), prefill_s, links
+        )
 
     def _link(self, candidate: Candidate, queued: float, now: float) -> Link:
         line = self._beliefs.link(candidate.source, candidate.target, now)
         return Link(line.rate, line.rate * self._boundaries.time_limit_s, queued, line.latency_s)
 
-    def _prefill(self, target: ReplicaId, queued: float, now: float) -> Prefill:
+    def _prefill(self, target: ReplicaId, queued_s: float, now: float) -> Prefill:
         line = self._beliefs.prefill(target, now)
-        seconds = self._boundaries.slowdown * self._epoch_s
-        return Prefill(line.rate, line.rate * seconds, queued, line.latency_s)
+        return Prefill(line, line.rate * self._boundaries.slowdown * self._epoch_s, queued_s)
 
     def _remember(self, candidates: Mapping[RequestId, Candidate], choices: Sequence[Choice]) -> None:
         """Note the amount that passes on each move's path until the move ends, simultaneous moves included.
@@ -155,16 +162,18 @@ class Estimates:
 
 
 class _Queue:
-    """Bytes on links and tokens at targets."""
+    """Bytes on links, and prefills at targets in tokens and in seconds by the formula."""
 
     def __init__(self) -> None:
         self.bytes: dict[LinkId, float] = {}
         self.tokens: dict[ReplicaId, float] = {}
+        self.seconds: dict[ReplicaId, float] = {}
 
     def add(self, candidate: Candidate, path: Path | None) -> None:
         """Add a move to the queue of its path; a move that waits is in no queue."""
         if path is Path.TOKENS:
             self.tokens[candidate.target] = self.tokens.get(candidate.target, 0.0) + candidate.tokens
+            self.seconds[candidate.target] = self.seconds.get(candidate.target, 0.0) + candidate.prefill_s
         elif path is Path.KV:
             for link in candidate.links:
                 self.bytes[link] = self.bytes.get(link, 0.0) + candidate.size

@@ -98,8 +98,7 @@ class Router:
 
     def take_profile(self, profile: Profile) -> None:
         """Take a replica's own measurements: they count until step times are known from more than its start."""
-        line = profile.prefill
-        self.speed = ReplicaSpeed(StepCosts(proportional(line.per_unit_s), overhead_s=line.latency_s))
+        self.speed = profile.speed
         if profile.staging_bytes_per_s and profile.token_bytes:
             self.load = Line.of(profile.staging_bytes_per_s / profile.token_bytes)
 

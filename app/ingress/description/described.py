@@ -116,8 +116,14 @@ class State(Described):
     )
     service: dict[str, Any] = Field(
         default_factory=dict,
-        description="The service level, the limits that follow from it, and its state: `measuring`, `held`, `slow` or "
+        description="The service level, the times that clients `reached` and those `predicted` (of the last "
+        "`window_s`), the limits that follow from the level, and its state: `measuring`, `held`, `slow` or "
         "`unreachable`, with the reasons. Only with `scheduler.slo`.",
+    )
+    scaling: dict[str, Any] = Field(
+        default_factory=dict,
+        description="The reason for opening replicas (`up`) and for closing none (`kept`), with the numbers that "
+        "decide. Only in the mode `act`.",
     )
     dry_run: dict[str, Any] = Field(default_factory=dict, description="Only in the mode `observe`.")
     replicas: list[ReplicaDetails]

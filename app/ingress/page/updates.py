@@ -28,7 +28,7 @@ from app.ingress.page.charts import Point
 MIGRATIONS = 100
 POINTS = 400
 """Five minutes."""
-_HEAD = ("as_of", "mode", "policy", "wanted_replicas")
+_HEAD = ("as_of", "mode", "policy", "wanted_replicas", "service", "scaling")
 _MEMBERS = (
     *("id", "request_id", "label", "source", "target", "path", "reason", "state", "outcome", "error"),
     *("tokens", "bytes", "started_at", "duration_s", "pause_s", "resume_s", "predicted_kv_s", "predicted_tokens_s"),

@@ -2,8 +2,8 @@
 
 import contextlib
 import logging
-from collections import Counter
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 from deployments.api.calls import PlaceCall
 from deployments.api.protocols import PlacingApi, SchedulerClient
@@ -11,7 +11,7 @@ from deployments.serve.coalesce import Coalescer
 from deployments.serve.membership import Membership
 from migration.protocol.request import RequestSpec
 from policies.cluster.changes import Arrival
-from policies.decision.placement import Decision, Place, Queue, least_loaded
+from policies.decision.placement import Decision, Place, PlacingAlone, PlacingView, Queue
 from policies.model import ReplicaId, RequestId, Tokens
 
 log = logging.getLogger("ray.serve")
@@ -25,35 +25,35 @@ class Placer:
         scheduler: SchedulerClient[PlacingApi],
         membership: Membership,
         place_timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scheduler = scheduler
         self._membership = membership
         self._place_timeout_s = place_timeout_s
-        self._view: dict[ReplicaId, Tokens] = {}
-        self._sent: dict[RequestId, ReplicaId] = {}
+        self._clock = clock
+        self._alone = PlacingAlone(PlacingView(), clock())
         self._scheduler_down = False
         self._decide: Coalescer[PlaceCall, Decision] = Coalescer(self._decide_all)
 
     async def place(self, spec: RequestSpec, outputs: int, exclude: set[ReplicaId]) -> ReplicaId | None:
         """A replica for the request that is not in `exclude`; None if there is none at the moment."""
-        replica = await self._ask(spec, outputs, exclude) or self._choose(exclude)
-        if replica is not None:
-            self._sent[spec.id] = replica
-        return replica
+        tokens = Tokens(spec.prompt_tokens + outputs)
+        replica = await self._ask(Arrival(spec.id, tokens, precedence=spec.precedence), spec.label, exclude)
+        return replica or self._alone.place(spec.id, tokens, self._others(exclude), self._clock())
 
     def ended(self, request: RequestId) -> None:
         """The request no longer counts."""
-        self._sent.pop(request, None)
+        self._alone.ended(request)
 
     async def refresh(self) -> None:
-        """Fetch the scheduler's view of free tokens; without an answer the old one stays."""
+        """Fetch the scheduler's view of the replicas; without an answer the old one stays."""
         with contextlib.suppress(Exception):
-            self._view = await self._scheduler.within(self._place_timeout_s).view()
+            view = await self._scheduler.within(self._place_timeout_s).view()
+            self._alone = PlacingAlone(view, self._clock())
 
-    async def _ask(self, spec: RequestSpec, outputs: int, exclude: set[ReplicaId]) -> ReplicaId | None:
-        arrival = Arrival(spec.id, Tokens(spec.prompt_tokens + outputs), precedence=spec.precedence)
+    async def _ask(self, arrival: Arrival, label: str, exclude: set[ReplicaId]) -> ReplicaId | None:
         try:
-            decision = await self._decide(PlaceCall(arrival, spec.label, tuple(sorted(exclude))))
+            decision = await self._decide(PlaceCall(arrival, label, tuple(sorted(exclude))))
         except Exception as error:
             if not self._scheduler_down:  # one line per outage, not one per request
                 log.warning("the scheduler does not place requests (%r): this ingress chooses replicas itself", error)
@@ -70,9 +70,6 @@ class Placer:
 
     async def _decide_all(self, calls: tuple[PlaceCall, ...]) -> Sequence[Decision]:
         return await self._scheduler.within(self._place_timeout_s).place(calls)
-
-    def _choose(self, exclude: set[ReplicaId]) -> ReplicaId | None:
-        return least_loaded(self._view, self._others(exclude), Counter(self._sent.values()))
 
     def _others(self, exclude: set[ReplicaId]) -> list[ReplicaId]:
         return [r for r in self._membership.running if r not in exclude]

@@ -321,6 +321,7 @@ def terms_of(setup: Setup, costs: Costs) -> Terms:
             limits.linger_s or (None if follows else 0.0),
             limits.foresight_s or (None if follows else 0.0),
             lead_s=None if measures_lead else limits.lead_s,
+            slack=limits.slack or None,
         ),
         epoch_s=setup.epoch_s,
         boundaries=boundaries,

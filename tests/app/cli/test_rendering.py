@@ -59,6 +59,9 @@ def test_warnings_of_status() -> None:
 def test_the_service_level_in_status() -> None:
     held = {
         "state": "held",
+        "target": {"ttft_p99_s": 2.0, "itl_p99_ms": None},
+        "reached": {"ttft_p99_s": 2.4, "itl_p99_ms": 31.0},
+        "predicted": {"ttft_p99_s": 1.2, "itl_p99_ms": 30.0},
         "why": [],
         "slowest_step_s": 0.0204,
         "step_limit_s": 0.05,
@@ -66,15 +69,44 @@ def test_the_service_level_in_status() -> None:
         "free_replicas": 1.25,
         "reserve_replicas": 0.5,
     }
-    assert "service level held; slowest step 20.4 of 50.0 ms; 1.2 replicas free, 0.5 kept in reserve\n" in status(
-        state(replica("a"), service=held), width=100
-    )
+    shown = status(state(replica("a"), service=held), width=100)
+    assert "service level held; slowest step 20.4 of 50.0 ms\n" in shown
+    assert "  first token, p99: 2.40 s, predicted 1.20 s, target 2.00 s\n" in shown
+    assert "  between tokens, p99: 31.0 ms, predicted 30.0 ms, target -\n" in shown
     slow = held | {"state": "unreachable", "why": ["prefills are too long"], "late_replicas": 1, "step_limit_s": None}
-    assert "unreachable; 1 replica with late first tokens; 1.2" in status(state(replica("a"), service=slow), width=100)
+    assert "unreachable; 1 replica with late first tokens\n" in status(state(replica("a"), service=slow), width=100)
     assert "  prefills are too long" in status(state(replica("a"), service=slow))
     measuring = state(replica("a"), service={"target": {}, "state": "measuring"})
     assert "service level measuring\n" in status(measuring)
     assert "service level" not in status()
+
+
+@pytest.mark.parametrize(
+    ("changed", "line"),
+    [
+        ({}, "closing none: all are in use"),
+        ({"up": "reserve", "opened": 2, "kept": "starting"}, "opening 2 replicas: 0.5 replicas free, 1.3 kept in "),
+        ({"up": "requests", "kept": "starting"}, "no replica left to open: 3 requests without room; closing none: "),
+        ({"kept": "reserve"}, "closing none: 0.5 replicas free, 1.3 kept in reserve"),
+        ({"kept": "linger", "linger_left_s": 7.0}, "closing none: an empty one stays for 7.00 s"),
+        ({"kept": "minimum"}, "closing none: 2 are the minimum"),
+        ({"kept": None, "closed": 1}, "closing 1 replica"),
+        ({"kept": "unknown to this version"}, "closing none: unknown to this version"),
+    ],
+)
+def test_the_reasons_for_the_number_of_replicas(changed: dict[str, Any], line: str) -> None:
+    scaling = {
+        "up": None,
+        "kept": "in_use",
+        "opened": 0,
+        "closed": 0,
+        "min_replicas": 2,
+        "waiting_requests": 3,
+        "free_replicas": 0.52,
+        "reserve_replicas": 1.3,
+        "linger_left_s": None,
+    }
+    assert f"\n{line}" in status(state(replica("a"), scaling=scaling | changed), width=100)
 
 
 def test_migrations_at_80_columns() -> None:

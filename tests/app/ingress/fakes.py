@@ -48,8 +48,9 @@ from migration.run.source import Order
 from migration.run.world import MigrationLimits
 from migration.transport.shared import SharedSlots
 from policies.causes import Cause
-from policies.decision.placement import Decision, NoReplica, Place
-from policies.model import ReplicaId, RequestId, Tokens
+from policies.cost.latencies import ClassCounts
+from policies.decision.placement import Decision, NoReplica, Place, PlacingView
+from policies.model import ReplicaId, RequestId
 from policies.plan import Reason
 from tests.deployments.engine.fake_engine import FakeEngine, prompt_of
 from tests.deployments.scheduler.fakes import FakeMembership
@@ -286,9 +287,9 @@ class AnsweringScheduler:
         self._scheduler = scheduler
         self._timeout_s = timeout_s
 
-    async def view(self) -> dict[ReplicaId, Tokens]:
+    async def view(self) -> PlacingView:
         await self._scheduler.answer(self._timeout_s)
-        return {}
+        return PlacingView()
 
     async def place(self, calls: tuple[PlaceCall, ...]) -> list[Decision]:
         await self._scheduler.answer(self._timeout_s)
@@ -296,6 +297,9 @@ class AnsweringScheduler:
 
     async def record(self, record: MigrationRecord) -> None:
         self._scheduler.records.append(record)
+
+    async def latencies(self, ingress: IngressId, counts: ClassCounts) -> None:
+        pass
 
     async def hurry(self) -> None:
         pass

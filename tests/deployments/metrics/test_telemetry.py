@@ -1,7 +1,7 @@
 """The scheduler's metrics, as they are scraped."""
 
 from dataclasses import replace
-from math import inf
+from math import inf, isnan
 
 import pytest
 
@@ -112,6 +112,8 @@ def test_a_service_level_is_exposed_as_it_stands(telemetry: Telemetry) -> None:
     assert values(telemetry)["mell_service_step_limit_seconds"] == {("s",): inf}
     telemetry.service(ServiceReport(level, limits, 0.045, 0, 2.5, 1.5))
     seen = {name: samples for name, samples in values(telemetry).items() if "service" in name}
+    p99 = seen.pop("mell_service_p99_seconds")
+    assert p99[("target", "s", "itl")] == 0.05 and isnan(p99[("reached", "s", "ttft")])
     states = {state[1]: value for state, value in seen.pop("mell_service_state").items()}
     assert states == {"measuring": 0, "held": 0, "slow": 1, "unreachable": 0}
     assert {name: samples[("s",)] for name, samples in seen.items()} == {

@@ -251,7 +251,12 @@ async def test_one_history_gives_the_same_plans_live_and_simulated(
         horizon_s=60.0,
         min_replicas=1,
         max_gpus=MOST,
-        limits=replace(limits.limits, linger_s=limits.linger_s or 0.0, foresight_s=limits.foresight_s or 0.0),
+        limits=replace(
+            limits.limits,
+            linger_s=limits.linger_s or 0.0,
+            foresight_s=limits.foresight_s or 0.0,
+            slack=limits.slack or 0.0,
+        ),
         moves_at_once=config.moves_at_once,
         moves_per_replica=config.terms.moves_per_replica,
     )

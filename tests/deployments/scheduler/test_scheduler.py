@@ -20,8 +20,10 @@ from deployments.scheduler.records import KEPT
 from migration.protocol.errors import PeerLost, Refused, RequestGone
 from migration.protocol.messages import PathRequest
 from migration.protocol.record import MigrationRecord, Outcome
+from migration.protocol.request import IngressId
 from policies.causes import Cause
 from policies.cluster.changes import Arrival
+from policies.cost.latencies import ERROR, ServiceTimes
 from policies.cost.lines import Line
 from policies.decision import memory
 from policies.decision.deciding import SchedulerMemory
@@ -33,6 +35,7 @@ from policies.model import Phase, ReplicaId, ReplicaState, RequestId, RequestLoa
 from policies.paths.beliefs import Profile
 from policies.plan import Path as MovePath
 from policies.plan import Reason
+from policies.precedence import DEFAULT_CLASS
 from tests.deployments.metrics.test_exposition import parsed
 from tests.deployments.scheduler.fakes import (
     AnsweringReplica,
@@ -208,11 +211,16 @@ async def test_before_the_first_report_a_request_waits() -> None:
     assert await placing == Place(ReplicaId("b"))
 
 
+async def free(scheduler: Scheduler) -> dict[str, int]:
+    """The free tokens of every replica, as ingresses see them."""
+    return {replica: seen.free for replica, seen in (await scheduler.core.view()).replicas.items()}
+
+
 async def test_the_view_holds_what_was_placed() -> None:
     scheduler = await make_scheduler()
-    assert await scheduler.core.view() == {"a": 40, "b": 20}
+    assert await free(scheduler) == {"a": 40, "b": 20}
     await place(scheduler, 12, "x")
-    assert await scheduler.core.view() == {"a": 40, "b": 8}
+    assert await free(scheduler) == {"a": 40, "b": 8}
 
 
 # --- operators ----------------------------------------------------------------------------------------
@@ -380,6 +388,31 @@ async def test_a_service_level_is_in_state_and_metrics(itl_ms: float | None, sho
     assert await scheduler.counted("mell_service_state") == (shown is not None)
 
 
+async def test_the_times_that_clients_got_are_in_state_and_metrics() -> None:
+    slo = ServiceLevelSettings(ttft_p99_s=2.0)
+    config = SchedulerConfig.model_construct(policy="pack", mode=Mode.ACT, epoch_s=0.0, slo=slo)
+    scheduler, times = Scheduler(Fleet(make_report("a")), config), ServiceTimes()
+    for _ in range(2):
+        await scheduler.core.latencies(IngressId("i"), {DEFAULT_CLASS: times.counts})
+        times.ttft.add(1.5)
+    await scheduler.core.latencies(IngressId("i"), {DEFAULT_CLASS: times.counts})
+    await scheduler.epoch()
+    service = (await scheduler.core.state())["service"]
+    assert service["target"] == {"ttft_p99_s": 2.0, "itl_p99_ms": None}
+    assert service["reached"]["ttft_p99_s"] == pytest.approx(1.5, rel=ERROR) and service["reached"]["first_tokens"] == 2
+    exposed = parsed(merge([await scheduler.core.metrics()]))["mell_service_p99_seconds"]
+    assert exposed[("reached", "s", "ttft")] == service["reached"]["ttft_p99_s"]
+
+
+@pytest.mark.parametrize("mode", [Mode.ACT, Mode.OFF])
+async def test_the_reasons_for_the_number_of_replicas_are_in_state_and_metrics(mode: Mode) -> None:
+    busy = (make_report(name, requests=(running(request),)) for name, request in (("a", "r"), ("b", "s")))
+    scheduler = await make_scheduler(*busy, mode=mode)
+    shown = (await scheduler.core.state()).get("scaling")
+    assert (shown and (shown["up"], shown["kept"])) == ((None, "in_use") if mode is Mode.ACT else None)
+    assert await scheduler.counted("mell_replicas_reason") == (mode is Mode.ACT)
+
+
 async def test_a_look_during_an_epoch_takes_no_placement_from_it() -> None:
     """One silent replica: the epoch's gathering waits for it, while a request is placed and reaches its replica."""
     scheduler = await make_scheduler(make_report("a", 250), make_report("b", 250))
@@ -393,7 +426,7 @@ async def test_a_look_during_an_epoch_takes_no_placement_from_it() -> None:
     await epoch
     for _ in range(2):
         assert scheduler.core._memory.pool().cluster.requests[RequestId("x")].replica is not None
-        assert (await scheduler.core.view())[ReplicaId("a")] == 4 * 245
+        assert (await scheduler.core.view()).replicas[ReplicaId("a")].requests == 1
         await scheduler.epoch()
 
 

@@ -7,11 +7,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from policies.cluster.changes import Arrival
+from policies.cost.service import ReplicaSpeed
+from policies.cost.steps import StepCosts, proportional
 from policies.decision.deciding import place
 from policies.decision.limits import Terms
 from policies.decision.memory import PoolMemory
-from policies.decision.placement import Decision, NoReplica, Place, Placed, Queue, free_tokens, least_loaded
-from policies.decision.reports import status_of
+from policies.decision.placement import (
+    Decision,
+    NoReplica,
+    Place,
+    PlacingAlone,
+    PlacingView,
+    Queue,
+    ReplicaView,
+    placing_view,
+)
 from policies.model import (
     Blocks,
     Phase,
@@ -46,11 +56,6 @@ def cluster(*replicas: ReplicaLoad) -> Cluster:
 
 def running(state: Cluster) -> Cluster:
     return tuple(r for r in state if r.state is ReplicaState.RUNNING)
-
-
-def free(*replicas: ReplicaLoad) -> dict[ReplicaId, Tokens]:
-    """What ingresses are sent of those replicas."""
-    return free_tokens(map(status_of, replicas), {}, lambda _: False, 0.0)
 
 
 def choose(state: Cluster, coming: Arrival, exclude: Collection[ReplicaId] = (), headroom: int = 0) -> Decision:
@@ -181,35 +186,65 @@ def test_replica_that_does_not_run_gets_nothing(state: ReplicaState) -> None:
     assert choose(cluster(replica(state=state)), arrival()) == NoReplica()
 
 
+# --- without the scheduler ----------------------------------------------------------------------------
+
 A, B, C = ReplicaId("a"), ReplicaId("b"), ReplicaId("c")
+SPEED = ReplicaSpeed(StepCosts(proportional(0.001), overhead_s=0.02, context_s=1e-5), chunk_tokens=100)
 
 
-def test_least_loaded_has_the_most_room_as_last_known() -> None:
-    assert least_loaded(free(replica("a", free=1), replica("b", free=2)), [A, B], {B: 9}) == B
+def view(speed: ReplicaSpeed | None = None, **replicas: ReplicaView) -> PlacingAlone:
+    """Placements with a view of these replicas, as of time 0."""
+    return PlacingAlone(PlacingView({ReplicaId(name): seen for name, seen in replicas.items()}, speed), 0.0)
 
 
-def test_replicas_with_equal_room_are_told_apart_by_what_was_sent() -> None:
-    assert least_loaded(free(replica("a"), replica("b")), [A, B], {A: 1}) == B
+def seen(free: int = 1000, requests: int = 0, context: int = 0, backlog: int = 0) -> ReplicaView:
+    return ReplicaView(Tokens(free), requests, context, backlog)
 
 
-def test_without_any_report_requests_are_spread_by_count() -> None:
-    assert least_loaded(free(), [A, B, C], {A: 2, B: 1, C: 1}) == B
+def sent(alone: PlacingAlone, *tokens: int, running: Collection[ReplicaId] = (A, B), now: float = 0.0) -> str:
+    """The replicas of requests of these sizes, one after the other."""
+    return "".join(alone.place(RequestId(f"r{n}"), size, running, now) or "-" for n, size in enumerate(tokens))
 
 
-def test_known_room_comes_before_a_replica_of_which_nothing_is_known() -> None:
-    assert least_loaded(free(replica("b", free=1)), [A, B], {B: 5}) == B
+def test_before_step_times_are_known_the_most_free_tokens_count() -> None:
+    assert sent(view(a=seen(10), b=seen(20)), 5) == "b"
+    assert sent(view(a=seen(12), b=seen(20)), 5, 5, 5, 5) == "bbab", "its own requests count"
+    assert sent(view(), 5, 5, 5, 5, running=(A, B, C)) == "abca", "nothing is known of any"
+    assert sent(view(b=seen(1)), 1) == "b"
 
 
 def test_only_running_replicas_are_chosen() -> None:
-    assert least_loaded(free(replica("a", free=99)), [B], {}) == B
-    assert least_loaded(free(replica("a")), [], {}) is None
+    assert sent(view(a=seen(99), b=seen(1)), 1, running=[B]) == "b"
+    assert sent(view(a=seen(99)), 1, running=[]) == "-"
 
 
-def test_requests_on_their_way_to_a_replica_take_of_its_free_tokens() -> None:
-    placed = {
-        RequestId(name): Placed("", A, Tokens(50), 0.0, expires_at)
-        for name, expires_at in (("coming", 3.0), ("expired", 2.0), ("there", 3.0))
-    }
-    statuses = [status_of(replica("a", free=10)), status_of(replica("b", free=1))]
-    assert free_tokens(statuses, placed, {"there"}.__contains__, 2.0) == {"a": 110, "b": 16}
-    assert free_tokens([status_of(replica("a", free=2))], placed, {"there"}.__contains__, 2.0) == {"a": 0}
+@pytest.mark.parametrize("speed", [None, SPEED])
+def test_an_ended_request_counts_no_more(speed: ReplicaSpeed | None) -> None:
+    alone = view(speed, a=seen(50), b=seen(49))
+    first = sent(alone, 40)
+    alone.ended(RequestId("r0"))
+    alone.ended(RequestId("another"))
+    assert sent(alone, 40, now=9.0) == first == "a"
+
+
+def test_the_soonest_first_token_counts() -> None:
+    assert sent(view(SPEED, a=seen(500, backlog=400), b=seen(400, 5, 300)), 50) == "b", "a queue of prefills"
+    assert sent(view(SPEED, a=seen(500, 9, 40_000), b=seen(400, 9, 300)), 50) == "b", "slower steps"
+    assert sent(view(SPEED, a=seen(500, backlog=400), b=seen(49)), 50) == "a", "no room"
+
+
+def test_a_queue_of_prefills_is_over_after_its_time() -> None:
+    alone = view(SPEED, a=seen(1000, backlog=400), b=seen(1000, 5, 300))
+    assert [sent(alone, 50, now=now) for now in (0.0, 9.0)] == ["b", "a"]
+
+
+def test_prompts_queue_where_they_were_sent() -> None:
+    assert sent(view(SPEED, a=seen(), b=seen()), 100, 100, 100, 100) == "abab"
+
+
+def test_the_view_is_of_the_present_cluster() -> None:
+    made = Watcher(PoolMemory(Terms("best_fit")))
+    made.observe(Drawn(0.0, cluster(replica("a", free=10, requests=2), replica("b", state=ReplicaState.STARTING))))
+    assert placing_view(made.memory.cluster, SPEED) == PlacingView({A: ReplicaView(Tokens(160), 2, 2)}, SPEED)
+    place(made.memory, arrival(32), 0.0)
+    assert placing_view(made.memory.cluster, None).replicas == {A: ReplicaView(Tokens(128), 3, 34)}

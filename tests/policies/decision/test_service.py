@@ -7,6 +7,7 @@ import pytest
 
 from policies.cluster.changes import Arrival
 from policies.cost.fit import StepTotals
+from policies.cost.latencies import ERROR, WINDOW_S
 from policies.cost.service import ReplicaSpeed, ServiceLevel
 from policies.cost.steps import StepCosts, proportional
 from policies.decision.deciding import place
@@ -103,9 +104,11 @@ def test_before_step_times_are_known_nothing_is_limited() -> None:
     made = watcher(TWO, costs=None)
     made.decide(observed("a: p10 q10 r10 | b: s10"))
     assert made.memory.cluster.speed is None
-    shown = service_report(made.memory)
+    shown = service_report(made.memory, 0.0, {})
     assert shown is not None and shown.to_json() == {
         "target": {"ttft_p99_s": None, "itl_p99_ms": 22.5},
+        "reached": {"ttft_p99_s": None, "itl_p99_ms": None, "first_tokens": 0, "gaps": 0},
+        "window_s": WINDOW_S,
         "state": "measuring",
     }
 
@@ -135,7 +138,7 @@ def test_reports_of_steps_make_the_limit() -> None:
 def test_the_state_is_shown_with_its_reasons(level: ServiceLevel, drawing: str, state: str) -> None:
     made = watcher(level)
     made.decide(observed(drawing))
-    report = service_report(made.memory)
+    report = service_report(made.memory, 0.0, {})
     assert report is not None
     shown = report.to_json()
     assert (shown["state"], bool(shown["why"])) == (state, state == "unreachable") and state in STATES
@@ -143,7 +146,35 @@ def test_the_state_is_shown_with_its_reasons(level: ServiceLevel, drawing: str, 
 
 
 def test_without_a_level_there_is_no_state() -> None:
-    assert service_report(watcher(None).memory) is None
+    assert service_report(watcher(None).memory, 0.0, {}) is None
+
+
+def test_the_prediction_is_of_what_clients_should_get() -> None:
+    made = watcher(ServiceLevel(2.0, 0.5))
+    for now in range(4):
+        made.decide(observed("a: p10 q10 r10 | b: s10", float(now)))
+    found = made.memory.predicted.window.quantiles(3.0)
+    # In three seconds 130 steps of three requests, and 143 of one.
+    assert found.gaps == pytest.approx(3 * 3 / 0.023 + 3 / 0.021, rel=0.01)
+    assert found.itl_p99_s == pytest.approx(0.023, rel=ERROR) and found.first_tokens == 0
+    place(made.memory, Arrival(RequestId("x"), Tokens(50)), 3.0)
+    found = made.memory.predicted.window.quantiles(3.0)
+    # Half a step, its own prefill, and the tokens of the others in that step; all of it is one step of the others.
+    beside = {"a": 3, "b": 1}[made.memory.placed[RequestId("x")].replica]
+    decode_s = 0.020 + 0.001 * beside
+    assert found.ttft_p99_s == pytest.approx(decode_s / 2 + 0.070 + 0.001 * (beside - 1), rel=2 * ERROR)
+    within = made.memory.predicted.window.itl.latencies(3.0).share_within(0.06)
+    assert within is not None and 0.9 < within < 1
+
+
+def test_a_prompt_behind_others_is_predicted_to_wait_for_them() -> None:
+    made = watcher(ServiceLevel(2.0))
+    made.decide(observed("a: p10"))
+    place(made.memory, Arrival(RequestId("x"), Tokens(20)), 0.0)
+    first = made.memory.predicted.window.quantiles(0.0).ttft_p99_s
+    place(made.memory, Arrival(RequestId("y"), Tokens(20)), 0.0)
+    both = made.memory.predicted.window.quantiles(0.0)
+    assert first is not None and both.ttft_p99_s is not None and both.ttft_p99_s > 1.8 * first
 
 
 def test_the_forecast_is_the_reserve_unless_foresight_is_configured() -> None:
@@ -155,6 +186,8 @@ def test_the_forecast_is_the_reserve_unless_foresight_is_configured() -> None:
         return made.memory.cluster.slack
 
     measured, by_hand = LiveLimits(lead_s=0.0), LiveLimits(foresight_s=30.0, lead_s=0.0)
-    far = ServiceLevel(ttft_p99_s=60.0)
+    far, half = ServiceLevel(ttft_p99_s=60.0), LiveLimits(lead_s=0.0, slack=0.5)
     assert (slack(measured, None), slack(by_hand, far)) == (40, 40)
     assert slack(measured, far) == 0, "a burst of one second, for which requests may wait"
+    assert (slack(half, far), slack(half, None)) == (50, 90), "a slack set by hand replaces the forecast, not the rise"
+    assert slack(replace(by_hand, slack=0.5), far) == 90

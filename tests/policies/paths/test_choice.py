@@ -1,11 +1,13 @@
 """Which moves send KV, which tokens, and which wait."""
 
+from dataclasses import replace
 from math import inf
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from policies.cost.lines import Line
 from policies.model import Bytes, ReplicaId, RequestId, Tokens
 from policies.paths.choice import PATIENCE, URGENCY, Candidate, Choice, Link, LinkId, Prefill, choose, choose_alone
 from policies.plan import Path, Reason
@@ -23,7 +25,7 @@ def move(
     target: str = "t",
     links: tuple[str, ...] = ("wire",),
 ) -> Candidate:
-    """A move of a request whose KV takes ten bytes per token."""
+    """A move of a request whose KV takes ten bytes per token, and whose prefill a second per token."""
     return Candidate(
         RequestId(name),
         ReplicaId(source),
@@ -31,6 +33,7 @@ def move(
         reason,
         Tokens(tokens),
         Bytes(10 * tokens),
+        float(tokens),
         tuple(LinkId(link) for link in links),
     )
 
@@ -42,7 +45,7 @@ def link(bytes_per_s: float = 1000.0, boundary: float = 2000.0, backlog: float =
 
 def prefill(tokens_per_s: float = 50.0, boundary: float = 200.0, backlog: float = 0.0) -> Prefill:
     """A replica: by default two moves of 100 tokens fit, and one takes two seconds."""
-    return Prefill(tokens_per_s, boundary, backlog)
+    return Prefill(Line.of(tokens_per_s), boundary, backlog)
 
 
 def paths(choices: list[Choice]) -> dict[str, str]:
@@ -142,6 +145,13 @@ def test_without_consensus_two_sources_promise_the_same_room() -> None:
     assert paths(choose_alone(moves, *resources)) == {"a": "kv", "b": "kv", "c": "tokens"}
 
 
+def test_queued_requests_need_no_part_of_the_boundary() -> None:
+    queued = [move(name, 150, Reason.ADMIT, links=()) for name in "abc"]
+    assert chosen(*queued) == dict.fromkeys("abc", "tokens")
+    running = [replace(each, reason=Reason.DRAIN) for each in queued]
+    assert chosen(*running) == {"a": "tokens", "b": "wait", "c": "wait"}
+
+
 def test_an_unknown_link_is_an_error() -> None:
     with pytest.raises(KeyError):
         choose([move("a", links=("elsewhere",))], {WIRE: link()}, {TARGET: prefill()})
@@ -164,7 +174,8 @@ def test_no_bin_is_filled_beyond_its_boundary_but_by_a_single_move(
     sent = [each.size for each in candidates if by_path[each.request] is Path.KV]
     assert not sent or backlog + sum(sent) <= bytes_boundary or (backlog == 0 and len(sent) == 1)
     for name in "tuv":
-        computed = [e.tokens for e in candidates if e.target == name and by_path[e.request] is Path.TOKENS]
+        bounded = [each for each in candidates if each.target == name and each.reason is not Reason.ADMIT]
+        computed = [each.tokens for each in bounded if by_path[each.request] is Path.TOKENS]
         assert len(computed) <= 1 or sum(computed) <= tokens_boundary
 
 

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.virtual_time
 async def test_a_request_is_served_and_forgotten() -> None:
     service, request = make_service(), spec()
     assert await served(service, request) == whole(request)
-    assert service.placer._sent == {} and service.scheduler.records == []
+    assert service.streams.count == 0 and service.scheduler.records == []
     await service.idle()
 
 
@@ -197,7 +197,7 @@ async def test_a_client_that_leaves_before_its_request_was_sent_leaves_nothing()
     service, gate = make_service(step_s=SLOW_S), asyncio.Event()
     service.wires.before["a", "submit"] = gate.wait
     first, second = [asyncio.create_task(served(service, spec(name, tokens=900))) for name in "xy"]
-    await eventually(lambda: ("a", "submit") in service.wires.calls and len(service.placer._sent) == 2)
+    await eventually(lambda: ("a", "submit") in service.wires.calls and service.streams.count == 2)
     second.cancel()
     await asyncio.sleep(0.01)
     gate.set()

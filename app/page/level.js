@@ -1,0 +1,40 @@
+// Sentences on the service level and on the number of replicas, from `service` and `scaling` of /mell/state.
+
+import { seconds } from "./words.js";
+
+const count = (number, noun) => `${number} ${noun}${number === 1 ? "" : "s"}`;
+const milliseconds = (value) => (value === null || value === undefined ? value : value / 1000);
+
+function times(name, reached, predicted, target) {
+  return `${name} p99 ${seconds(reached)}, predicted ${seconds(predicted)}, target ${seconds(target)}`;
+}
+
+function level({ state, target, reached, predicted = {}, why = [] }) {
+  const parts = [`service level ${state}`];
+  if (target.ttft_p99_s !== null) parts.push(times("first token", reached.ttft_p99_s, predicted.ttft_p99_s, target.ttft_p99_s));
+  if (target.itl_p99_ms !== null) {
+    parts.push(times("between tokens", ...[reached, predicted, target].map((each) => milliseconds(each.itl_p99_ms))));
+  }
+  return [parts.join("; "), ...why];
+}
+
+function replicas({ up, kept, opened, closed, min_replicas, waiting_requests, free_replicas, reserve_replicas, linger_left_s }) {
+  const free = `${free_replicas.toFixed(1)} replicas free, ${reserve_replicas.toFixed(1)} kept in reserve`;
+  const least = `${min_replicas} are the minimum`;
+  const ups = { minimum: least, requests: `${count(waiting_requests, "request")} without room`, reserve: free };
+  const keeps = {
+    minimum: least,
+    starting: "another one is starting",
+    reserve: free,
+    linger: `an empty one stays for ${seconds(linger_left_s)}`,
+    in_use: "all are in use",
+  };
+  const opening = opened ? `opening ${count(opened, "replica")}` : "no replica left to open";
+  const parts = up === null ? [] : [`${opening}: ${ups[up] ?? up}`];
+  parts.push(kept === null ? `closing ${count(closed, "replica")}` : `closing none: ${keeps[kept] ?? kept}`);
+  return parts.join("; ");
+}
+
+export function sentences(service, scaling) {
+  return [...(service ? level(service) : []), ...(scaling ? [replicas(scaling)] : [])];
+}

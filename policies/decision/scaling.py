@@ -1,0 +1,102 @@
+"""The reasons for the number of replicas after an epoch, as values for operators."""
+
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from policies.cluster.cluster import Cluster
+
+
+class ScaleUp(StrEnum):
+    """The reason for opening replicas.
+
+    MINIMUM: fewer than the minimum are up. REQUESTS: requests find no room, also not on a starting replica. RESERVE:
+    less capacity is free than is kept in reserve.
+    """
+
+    MINIMUM = "minimum"
+    REQUESTS = "requests"
+    RESERVE = "reserve"
+
+
+class ScaleDownBlock(StrEnum):
+    """The reason why no replica is closed.
+
+    MINIMUM: no more than the minimum are running. STARTING: a replica is starting. RESERVE: with one replica less, less
+    capacity would be free than is kept in reserve. LINGER: an empty replica stays open for a while. IN_USE: no replica
+    is empty, and none can be emptied within the limits of moves.
+    """
+
+    MINIMUM = "minimum"
+    STARTING = "starting"
+    RESERVE = "reserve"
+    LINGER = "linger"
+    IN_USE = "in_use"
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """The openings and closings of the epoch at `at`, in seconds.
+
+    A reason in `up` without `opened` replicas means that no more may be opened. An empty replica stays open for
+    `linger_s` seconds.
+    """
+
+    at: float
+    up: ScaleUp | None = None
+    opened: int = 0
+    closed: int = 0
+    linger_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingReport:
+    """The reasons with their numbers; `kept` is None if replicas are closed.
+
+    `free_replicas` is the capacity that is free after all starts and moves under way, less that of the
+    `waiting_requests`; `reserve_replicas` is the capacity to keep free. `linger_left_s` are the seconds until an empty
+    replica may be closed, None without one.
+    """
+
+    up: ScaleUp | None
+    kept: ScaleDownBlock | None
+    opened: int
+    closed: int
+    replicas: int
+    min_replicas: int
+    waiting_requests: int
+    free_replicas: float
+    reserve_replicas: float
+    linger_left_s: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """The member `scaling` of `/mell/state`."""
+        return asdict(self)
+
+
+def scaling_report(cluster: Cluster, scaled: Scaled) -> ScalingReport:
+    """The reasons for the present number of replicas."""
+    idle = [replica.idle_since for replica in cluster.running() if replica.idle_since is not None]
+    linger_left_s = max(0.0, min(idle) + scaled.linger_s - scaled.at) if idle else None
+    return ScalingReport(
+        scaled.up,
+        None if scaled.closed else _block(cluster, linger_left_s),
+        scaled.opened,
+        scaled.closed,
+        cluster.up(),
+        cluster.min_replicas,
+        len(cluster.waiting),
+        cluster.spare() / cluster.capacity,
+        cluster.slack / cluster.capacity,
+        linger_left_s,
+    )
+
+
+def _block(cluster: Cluster, linger_left_s: float | None) -> ScaleDownBlock:
+    if len(cluster.running()) <= cluster.min_replicas:
+        return ScaleDownBlock.MINIMUM
+    if cluster.is_starting():
+        return ScaleDownBlock.STARTING
+    if not cluster.may_close():
+        return ScaleDownBlock.RESERVE
+    return ScaleDownBlock.IN_USE if linger_left_s is None else ScaleDownBlock.LINGER
