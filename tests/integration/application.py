@@ -27,7 +27,7 @@ class Answer:
     text: str = ""
     tokens: int = 0
     finish: str | None = None
-    usage: dict[str, int] | None = None
+    usage: dict[str, Any] | None = None
     error: dict[str, Any] | None = None
     done: bool = False
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)

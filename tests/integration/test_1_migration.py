@@ -91,11 +91,9 @@ async def test_many_moves_change_nothing(application: Application) -> None:
             answer, records = await moved(client, f"j{number}", tokens, output, at, paths)
         assert answer.text == want, (journey, records)
         assert answer.finish == "length"
-        assert answer.usage == {
-            "prompt_tokens": length,
-            "completion_tokens": output,
-            "total_tokens": length + output,
-        }
+        assert answer.usage is not None
+        usage = {"prompt_tokens": length, "completion_tokens": output, "total_tokens": length + output}
+        assert answer.usage.items() >= usage.items()
         diversity.update(want.split())
         committed.update(str(r["path"]) for r in records if r["outcome"] == "committed")
         # Later moves may lead to replicas that still have the request's blocks; the first one's target has none.
