@@ -98,6 +98,7 @@ class VllmEngine:
         self.mirror = Mirror(_why_unmirrored(config, workers))
         self._feed: CacheFeed | None = None
         self._namer: BlockNamer | None = None
+        self._unused = _unused_blocks(config)
         if self.mirror.off is None:
             self._feed = CacheFeed(self.mirror, events, self._publishing_cache, audit_s)
             self._namer = BlockNamer(config)
@@ -288,7 +289,7 @@ class VllmEngine:
         if self._namer is None:
             return Blocks(0)
         frames = continued(spec, spec.id, spec.id, outputs, adapter=self._adapter(spec))
-        return Blocks(self.mirror.leading(self._namer.names(frames)))
+        return Blocks(max(0, self.mirror.leading(self._namer.names(frames)) - self._unused))
 
     def expect(self, tail: str) -> None:
         """See `Engine.expect`."""
@@ -433,6 +434,12 @@ def _why_unmirrored(config: Any, workers: Sequence[Mapping[str, Any]]) -> str | 
     if not envs.VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES:
         return "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES is 0"
     return None
+
+
+def _unused_blocks(config: Any) -> int:
+    """The number of cached blocks at the end of a prefix that vLLM computes anyway: a draft model may read them."""
+    speculative = config.speculative_config
+    return int(speculative is not None and speculative.use_eagle_block_drop())
 
 
 def _seed_tie(config: Any) -> Tie | None:

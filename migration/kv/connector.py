@@ -69,7 +69,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
     SupportsHMA,
 )
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVQuantMode, iter_layer_specs
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVQuantMode, MLAAttentionSpec, iter_layer_specs
 from vllm.v1.structured_output import StructuredOutputManager
 
 from migration.kv import history
@@ -203,7 +203,7 @@ def why_unmirrored(groups: "Sequence[KVCacheGroupSpec]") -> str | None:
     if len(groups) != 1:
         return f"the model has {len(groups)} KV cache groups"
     for spec in iter_layer_specs(groups[0].kv_cache_spec):
-        if not isinstance(spec, FullAttentionSpec):
+        if type(spec) not in (FullAttentionSpec, MLAAttentionSpec):
             return f"the KV cache has layers of the kind {type(spec).__name__}"
     return None
 
