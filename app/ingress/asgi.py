@@ -27,9 +27,6 @@ _BODY_BYTES_PER_S = 16 << 10
 MAX_LABEL = 128
 _NOT_IN_LABEL = re.compile(r"[^A-Za-z0-9._:/@+=-]")
 
-DONE = b"data: [DONE]\n\n"
-"""The last event of a stream."""
-
 
 class EventStream(Response):
     """A response of server-sent events. `events` is closed at its end and on cancellation."""
@@ -140,18 +137,13 @@ class TrackedSend:
             self.complete = not message.get("more_body", False)
 
 
-def last_event(error: ApiError, events: int = 0) -> bytes:
-    """The end of an event stream that failed after `events` events, as OpenAI defines it."""
-    return error.event() + DONE
-
-
 async def within(
     timeout_s: float | None,
     app: ASGIApp,
     scope: Scope,
     receive: Receive,
     send: TrackedSend,
-    ending: Callable[[ApiError, int], bytes] = last_event,
+    ending: Callable[[ApiError, int], bytes],
 ) -> ApiError | None:
     """Run `app`, cancel it after `timeout_s`, and then send the client an error. Returns the error, None without one.
 

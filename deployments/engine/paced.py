@@ -91,6 +91,7 @@ class PacedEngine:
         self.blocks_loaded = 0
         self.mirror = Mirror()
         self.mirror.take(0, (PoolContents(b""),))
+        self.profiling = False
         self._death: str | None = None
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.Handle | None = None

@@ -88,6 +88,11 @@ class Engine(Protocol):
     """The names of the blocks in the prefix cache."""
 
     @property
+    def profiling(self) -> bool:
+        """True during a session of the profiler, which may halt the engine for minutes."""
+        ...
+
+    @property
     def links(self) -> WorkerLinks | None:
         """The workers' connections; None if only the replica exchanges blocks."""
         ...

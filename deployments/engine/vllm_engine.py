@@ -88,7 +88,7 @@ class VllmEngine:
         self._filled: set[str] = set()
         """Loads whose blocks have all arrived, but may not be in vLLM's prefix cache yet."""
         self._caching: set[asyncio.Task[None]] = set()
-        self._profiling = False
+        self.profiling = False
         self.blocks_loaded = 0
         self._seed_tie = _seed_tie(config)
         self.max_context = Tokens(config.model_config.max_model_len)
@@ -348,7 +348,7 @@ class VllmEngine:
         """See `Engine.start_profile`."""
         if self._core.vllm_config.profiler_config.profiler is None:
             raise ProfilerUnavailable("the engine has no profiler: set engine_kwargs.profiler_config")
-        if self._profiling:
+        if self.profiling:
             raise ProfilerUnavailable("a session is under way: stop it first")
         try:
             await self._core.profile_async(
@@ -356,14 +356,14 @@ class VllmEngine:
             )
         except Exception as error:
             raise ProfilerUnavailable(str(error)) from error
-        self._profiling = True
+        self.profiling = True
 
     async def stop_profile(self) -> None:
         """See `Engine.stop_profile`."""
-        if not self._profiling:
+        if not self.profiling:
             raise ProfilerUnavailable("no session is under way")
         await self._core.profile_async(False)
-        self._profiling = False
+        self.profiling = False
 
     def shutdown(self) -> None:
         """See `Engine.shutdown`."""

@@ -362,7 +362,7 @@ class EngineReplica:
             if (now := self._engine.stats().preemptions) != preemptions:
                 preemptions = now
                 self._scheduler.notify(lambda scheduler: scheduler.hurry())
-            if self._host.silent_s() > self._silence_s and not self._utilities.profiled:
+            if self._host.silent_s() > self._silence_s and not self._engine.profiling:
                 self._hung = True
                 self._host.lose_all(f"the engine gave no token for {self._silence_s:g} s")
                 # Frees the engine's memory now. Serve stops this replica only after its next health checks.

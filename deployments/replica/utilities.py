@@ -13,8 +13,6 @@ class EngineUtilities:
     def __init__(self, engine: Engine, id: ReplicaId) -> None:
         self._engine = engine
         self._id = id
-        self.profiled = False
-        """True during a session of the profiler, which may halt the engine for minutes."""
 
     async def reset_prefix_cache(self) -> str | None:
         """See `UtilityApi.reset_prefix_cache`."""
@@ -31,7 +29,6 @@ class EngineUtilities:
             await self._engine.start_profile(named)
         except ProfilerUnavailable as error:
             return str(error)
-        self.profiled = True
         return None
 
     async def stop_profile(self) -> str | None:
@@ -40,5 +37,4 @@ class EngineUtilities:
             await self._engine.stop_profile()
         except ProfilerUnavailable as error:
             return str(error)
-        self.profiled = False
         return None

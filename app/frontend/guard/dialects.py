@@ -19,7 +19,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.frontend.calls import CURRENT, ApiCall
 from app.ingress.access.admission import admitted
 from app.ingress.access.keys import bearer
-from app.ingress.asgi import last_event
 from app.ingress.errors import ApiError
 from app.ingress.telemetry.requests import CLIENT_CLOSED_STATUS
 
@@ -70,7 +69,10 @@ def _event(body: Mapping[str, Any]) -> bytes:
 
 _ERROR_EVENT = b"event: error"
 
-OPENAI = Dialect(ApiError.body, last_event, _bearer)
+_DONE = b"data: [DONE]\n\n"
+"""The last event of OpenAI's streams."""
+
+OPENAI = Dialect(ApiError.body, lambda error, _: error.event() + _DONE, _bearer)
 RESPONSES = Dialect(ApiError.body, lambda error, events: _event(_responses_event(error, events)), _bearer)
 ANTHROPIC = Dialect(_anthropic_body, lambda error, _: _event(_anthropic_body(error)), _anthropic_key, translated=True)
 

@@ -17,11 +17,12 @@ from vllm.tokenizers import cached_tokenizer_from_config
 from app.frontend.app import frontend_kwargs, serve_args
 from app.frontend.calls import CURRENT
 from app.frontend.core import AddCall
+from app.frontend.guard.dialects import OPENAI
 from app.frontend.guard.routes import OPEN_ROUTES, RouteTask, described
 from app.frontend.rust.core import RustCore
 from app.frontend.rust.exchange import AnswerHead, ExchangeBroken, HttpExchange
 from app.frontend.rust.process import FrontendProcess, Listeners, find_binary
-from app.ingress.asgi import last_event, unless_disconnected
+from app.ingress.asgi import unless_disconnected
 from app.ingress.config import IngressConfig
 from app.ingress.errors import ApiError
 from app.ingress.streams.streams import Streams
@@ -278,7 +279,7 @@ async def _relay(exchange: HttpExchange, head: AnswerHead, send: Send) -> None:
         error = ApiError(500, "the frontend has ended")
         if (api_call := CURRENT.get()) is not None:
             api_call.failure = error
-        end = last_event(error)
+        end = OPENAI.ending(error, 0)
     await send({"type": "http.response.body", "body": end, "more_body": False})
 
 

@@ -11,10 +11,10 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.ingress.access.classes import ONE_CLASS, ClassChooser
-from app.ingress.access.keys import ApiKey, KeyFile, KeyListError, bearer, check_classes, find
+from app.ingress.access.keys import ApiKey, KeyFile, KeyListError, check_classes, find
 from app.ingress.access.limits import Exceeded, Meter
 from app.ingress.access.seats import Seats
-from app.ingress.asgi import TrackedSend, last_event, within
+from app.ingress.asgi import TrackedSend, within
 from app.ingress.errors import ApiError
 from app.ingress.telemetry.requests import RequestObserver
 from policies.precedence import DEFAULT_CLASS
@@ -176,8 +176,8 @@ class AdmissionLayer:
         gate: Gate,
         timeout_s: float | None,
         begin: Callable[[], RequestObserver],
-        key: Callable[[Headers], str | None] = lambda headers: bearer(headers.get("authorization")),
-        ending: Callable[[ApiError, int], bytes] = last_event,
+        key: Callable[[Headers], str | None],
+        ending: Callable[[ApiError, int], bytes],
     ) -> None:
         self._app = app
         self._gate = gate

@@ -74,25 +74,18 @@ OPERATIONS: tuple[Operation, ...] = (
         Answer("They can: the initial replicas have run, and at least one does.", media_type=PLAIN),
         (503,),
     ),
-    Operation(
-        "GET",
-        "/ping",
-        "ping",
-        Tag.SERVICE,
-        Access.ANYBODY,
-        "Check that requests can be served, by SageMaker's name",
-        Answer("As `GET /health`.", media_type=PLAIN),
-        (503,),
-    ),
-    Operation(
-        "POST",
-        "/ping",
-        "pingByPost",
-        Tag.SERVICE,
-        Access.ANYBODY,
-        "Check that requests can be served, by SageMaker's name",
-        Answer("As `GET /health`.", media_type=PLAIN),
-        (503,),
+    *(
+        Operation(
+            method,
+            "/ping",
+            id,
+            Tag.SERVICE,
+            Access.ANYBODY,
+            "Check that requests can be served, by SageMaker's name",
+            Answer("As `GET /health`.", media_type=PLAIN),
+            (503,),
+        )
+        for method, id in (("GET", "ping"), ("POST", "pingByPost"))
     ),
     Operation(
         "GET",

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from app.frontend.calls import CURRENT, EngineRequest
 from app.frontend.guard.layers import guarded
 from app.ingress.access.admission import Gate
-from app.ingress.asgi import DONE, EventStream, unless_disconnected
+from app.ingress.asgi import EventStream, unless_disconnected
 from app.ingress.engine_orders import EngineOrders
 from app.ingress.errors import ApiError
 from app.ingress.http.control import ControlRoutes
@@ -649,7 +649,7 @@ class Completions:
                 yield f"data: {json.dumps(self._chunk([(choice, [tokens])]))}\n\n".encode()
         except NotServed as error:
             yield to_vllm_error(error.loss).event()
-        yield DONE
+        yield b"data: [DONE]\n\n"
 
     def _chunk(self, choices: "Sequence[tuple[TimedConversation, Sequence[Sequence[int]]]]") -> dict[str, Any]:
         first, tokens = choices[0][0].conversation, sum(len(c.conversation.tokens) for c, _ in choices)

@@ -243,15 +243,20 @@ class FakeEngine:
         self._cache.clear()
         self._mirror(CacheCleared())
 
+    @property
+    def profiling(self) -> bool:
+        """See `Engine.profiling`."""
+        return self.profiled is not None
+
     async def start_profile(self, session: ProfileSession) -> None:
         """See `Engine.start_profile`."""
-        if self.profiled is not None:
+        if self.profiling:
             raise ProfilerUnavailable("a session is under way")
         self.profiled = session
 
     async def stop_profile(self) -> None:
         """See `Engine.stop_profile`."""
-        if self.profiled is None:
+        if not self.profiling:
             raise ProfilerUnavailable("no session is under way")
         self.profiled = None
 

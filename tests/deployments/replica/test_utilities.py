@@ -30,12 +30,12 @@ async def test_a_session_has_the_replicas_name() -> None:
         (ProfileSession("slow", 2, 5), ProfileSession("slow-r1", 2, 5)),
         (ProfileSession(), ProfileSession("r1")),
     ):
-        assert (await orders.start_profile(given), engine.profiled, orders.profiled) == (None, named, True)
-        assert (await orders.stop_profile(), engine.profiled, orders.profiled) == (None, None, False)
+        assert (await orders.start_profile(given), engine.profiled) == (None, named)
+        assert (await orders.stop_profile(), engine.profiled) == (None, None)
 
 
 async def test_sessions_do_not_overlap() -> None:
-    _, orders = utilities()
+    engine, orders = utilities()
     assert await orders.stop_profile() == "no session is under way"
     assert not await orders.start_profile(ProfileSession())
-    assert await orders.start_profile(ProfileSession()) == "a session is under way" and orders.profiled
+    assert await orders.start_profile(ProfileSession()) == "a session is under way" and engine.profiling

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
+from app.frontend.guard.dialects import OPENAI
 from app.ingress.asgi import EventStream, TrackedSend, within
 from app.ingress.http.connections import Bounds
 from app.ingress.http.server import HttpServer, listen
@@ -216,7 +217,7 @@ async def _endless(scope: Scope, receive: Receive, send: Send) -> None:
             yield b"x" * 65536
             await asyncio.sleep(0)
 
-    await within(0.3, EventStream(events()), scope, receive, TrackedSend(send))
+    await within(0.3, EventStream(events()), scope, receive, TrackedSend(send), OPENAI.ending)
 
 
 async def test_a_client_that_does_not_read_is_cut_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:

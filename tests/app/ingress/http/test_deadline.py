@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
+from app.frontend.guard.dialects import OPENAI
 from app.ingress.access.admission import Gate
 from app.ingress.asgi import TrackedSend, within
 from app.ingress.errors import ApiError
@@ -117,7 +118,7 @@ async def run(app: Any) -> list[Message]:
     async def send(message: Message) -> None:
         sent.append(message)
 
-    await within(0.02, app, {"type": "http"}, _receive, TrackedSend(send))
+    await within(0.02, app, {"type": "http"}, _receive, TrackedSend(send), OPENAI.ending)
     return sent
 
 
