@@ -12,6 +12,8 @@ from policies.precedence import DEFAULT_PRECEDENCE, Precedence
 
 RequestId = NewType("RequestId", str)
 ReplicaId = NewType("ReplicaId", str)
+AdapterId = NewType("AdapterId", int)
+"""A LoRA adapter: the same number on all replicas."""
 Tokens = NewType("Tokens", int)
 Blocks = NewType("Blocks", int)
 Bytes = NewType("Bytes", int)
@@ -41,7 +43,10 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RequestLoad:
-    """One request on one replica. `immovable` holds the reason why it must stay, None if it may move."""
+    """One request on one replica. `immovable` holds the reason why it must stay, None if it may move.
+
+    `adapter` is None for a request of the model alone.
+    """
 
     id: RequestId
     label: str
@@ -51,6 +56,7 @@ class RequestLoad:
     hop: int
     immovable: str | None = None
     precedence: Precedence = DEFAULT_PRECEDENCE
+    adapter: AdapterId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +64,7 @@ class ReplicaLoad:
     """One replica as the engine reports it. `free_blocks` is the engine's own count, the truth about room.
 
     A request can continue only on a replica with the same `model`. `steps` are the engine's steps since its start,
-    `step_tokens` the most tokens that one of them computes (0: unknown).
+    `step_tokens` the most tokens that one of them computes (0: unknown), `max_adapters` the most adapters in one.
     """
 
     id: ReplicaId
@@ -72,6 +78,7 @@ class ReplicaLoad:
     model: str = ""
     steps: StepTotals = NO_STEPS
     step_tokens: int = 0
+    max_adapters: int = 0
 
     @property
     def free_tokens(self) -> Tokens:

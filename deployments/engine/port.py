@@ -28,6 +28,8 @@ class EngineStats:
     steps: StepTotals = NO_STEPS
     step_tokens: int = 0
     """The most tokens of a step; 0: unknown."""
+    max_adapters: int = 0
+    """The most LoRA adapters of a step."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,6 +80,7 @@ class VllmEngine:
         self._numbers = itertools.count()
         self._max_requests: int = config.scheduler_config.max_num_seqs
         self._step_tokens: int = config.scheduler_config.max_num_batched_tokens
+        self._max_adapters: int = config.lora_config.max_loras if config.lora_config is not None else 0
         self._copiers = copiers
         self._pools = is_pooling(config)
         self.tasks = tuple(tasks)
@@ -326,6 +327,7 @@ class VllmEngine:
             preemptions=self._metrics.preemptions,
             steps=self._metrics.steps.totals,
             step_tokens=self._step_tokens,
+            max_adapters=self._max_adapters,
         )
 
     async def check_health(self) -> None:

@@ -346,6 +346,7 @@ class EngineReplica:
             model=self._engine.fingerprint.model,
             steps=stats.steps,
             step_tokens=stats.step_tokens,
+            max_adapters=stats.max_adapters,
             requests=tuple(self._host.loads()),
         )
 

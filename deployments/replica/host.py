@@ -332,6 +332,7 @@ class RequestHost:
                 hop=run.hop,
                 immovable=self.why_immovable(run.spec.id),
                 precedence=run.spec.precedence,
+                adapter=run.spec.adapter_id,
             )
 
     @property

@@ -276,7 +276,7 @@ class LiveScheduler:
         return {"replicas": sorted(self._roster.statuses)}
 
     def _choose(self, source: ReplicaId, request: RequestLoad) -> ReplicaId | None:
-        arrival = Arrival(request.id, request.tokens, precedence=request.precedence)
+        arrival = Arrival(request.id, request.tokens, precedence=request.precedence, adapter=request.adapter)
         decision = preview(self._memory.pool(), arrival, (source, *self._gone()))
         return decision.replica if isinstance(decision, Place | Queue) else None
 

@@ -11,7 +11,7 @@ from typing import NewType
 import msgspec
 
 from migration.protocol.core_messages import Adapter
-from policies.model import RequestId, Tokens
+from policies.model import AdapterId, RequestId, Tokens
 from policies.precedence import DEFAULT_PRECEDENCE, Precedence
 
 IngressId = NewType("IngressId", str)
@@ -50,6 +50,11 @@ class RequestSpec:
     adapter: Adapter | None = None
     precedence: Precedence = DEFAULT_PRECEDENCE
     priority: int = 0
+
+    @property
+    def adapter_id(self) -> AdapterId | None:
+        """The number of the adapter, for policies."""
+        return None if self.adapter is None else AdapterId(self.adapter.lora_int_id)
 
 
 Extras = tuple[tuple[int, bytes], ...]

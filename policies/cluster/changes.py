@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from policies.cluster.classes import Kind
 from policies.cluster.replica import Replica, Request
-from policies.model import RequestId, Tokens
+from policies.model import AdapterId, RequestId, Tokens
 from policies.precedence import DEFAULT_PRECEDENCE, Precedence
 
 
@@ -14,7 +14,7 @@ class Arrival:
     """A request without a replica. `tokens` is its current size: its prompt, or prompt and output.
 
     `names` are those of its full KV blocks (`policies.prefix.names`), none if they are not known. Requests of one
-    `session` have prompts in common; empty: no session.
+    `session` have prompts in common; empty: no session. `adapter` is its LoRA adapter; None: the model alone.
     """
 
     id: RequestId
@@ -22,6 +22,7 @@ class Arrival:
     names: tuple[int, ...] = ()
     session: str = ""
     precedence: Precedence = DEFAULT_PRECEDENCE
+    adapter: AdapterId | None = None
 
 
 class Departure(NamedTuple):

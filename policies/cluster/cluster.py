@@ -8,6 +8,7 @@ With `holds`, moves take time: a request that leaves a replica occupies its room
 `holds` moves are instantaneous, as in the paper's model (section VI-A).
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -20,7 +21,7 @@ from policies.cluster.rooms import Rooms
 from policies.cluster.supply import Demand, Supply
 from policies.cluster.trail import Step, Trace, Trail
 from policies.cost.service import SpeedLimit
-from policies.model import UP, ReplicaId, ReplicaState, RequestId, Tokens
+from policies.model import UP, AdapterId, ReplicaId, ReplicaState, RequestId, Tokens
 from policies.plan import Plan, Reason
 
 _RUNNING = ReplicaState.RUNNING
@@ -82,6 +83,7 @@ class Cluster:
         capacity: Tokens,
         state: ReplicaState = ReplicaState.RUNNING,
         max_requests: int | None = None,
+        max_adapters: int = 0,
     ) -> Replica:
         """Add a replica as the most recently activated one. Raises `ValueError` if the id is taken."""
         if replica_id in self.replicas:
@@ -97,6 +99,7 @@ class Cluster:
             headroom=self.headroom,
             lead=self.lead,
             speed=self.speed,
+            max_adapters=max_adapters,
         )
         self.replicas[replica_id] = replica
         if state is _RUNNING:
@@ -105,8 +108,11 @@ class Cluster:
                 self._rooms.add(replica)
         return replica
 
-    def update_replica(self, replica: Replica, state: ReplicaState, capacity: Tokens, max_requests: int) -> None:
+    def update_replica(
+        self, replica: Replica, state: ReplicaState, capacity: Tokens, max_requests: int, max_adapters: int = 0
+    ) -> None:
         """Set the replica's state and limits to the reported ones."""
+        replica.max_adapters = max_adapters
         if (replica.state, replica.capacity, replica.max_requests) != (state, capacity, max_requests):
             self._running += (state is _RUNNING) - (replica.state is _RUNNING)
             replica.state, replica.capacity, replica.max_requests = state, capacity, max_requests
@@ -163,6 +169,7 @@ class Cluster:
         replica: Replica | None = None,
         rank: int = 0,
         turn: float = 0.0,
+        adapter: AdapterId | None = None,
     ) -> Request:
         """Add a request as the latest arrival. It runs on `replica` already; without a replica it waits.
 
@@ -174,7 +181,9 @@ class Cluster:
             raise ValueError(f"{request_id} holds {tokens} tokens")
         self._arrivals += 1
         kind = self.classes.kind(tokens)
-        request = Request(request_id, tokens, self._arrivals, kind, self.classes.ceiling(kind), rank=rank, turn=turn)
+        request = Request(
+            request_id, tokens, self._arrivals, kind, self.classes.ceiling(kind), rank=rank, turn=turn, adapter=adapter
+        )
         self.has_ranks = self.has_ranks or rank != 0
         self.requests[request_id] = request
         self._enter(request, replica)
@@ -537,6 +546,8 @@ class Cluster:
             assert all(q.replica is replica for q in replica.requests.values()), f"requests of {replica.id}"
             assert replica.load == sum(q.tokens for q in replica.requests.values()), f"load of {replica.id}"
             assert replica.held == held[replica.id], f"held on {replica.id}"
+            adapters = Counter(q.adapter for q in replica.requests.values() if q.adapter is not None)
+            assert replica.adapters == adapters, f"adapters on {replica.id}"
         assert self._running == len(self.running()), "the number of running replicas"
         if self._rooms is not None:
             self._rooms.check_integrity(self.running())
@@ -559,6 +570,8 @@ class Cluster:
             return
         del replica.requests[request.id]
         replica.load -= request.tokens
+        if request.adapter is not None:
+            _count(replica.adapters, request.adapter, -1)
         self._touch(replica)
 
     def _enter(self, request: Request, replica: Replica | None) -> None:
@@ -568,6 +581,8 @@ class Cluster:
             return
         replica.requests[request.id] = request
         replica.load += request.tokens
+        if request.adapter is not None:
+            _count(replica.adapters, request.adapter, 1)
         self._touch(replica)
 
     def _moving(self, request: Request, reason: Reason, unit: int | None) -> Trace:
@@ -603,3 +618,10 @@ class Cluster:
         if self.holds:
             origin.held += tokens
             self._touch(origin)
+
+
+def _count(adapters: dict[AdapterId, int], adapter: AdapterId, change: int) -> None:
+    """Change the number of an adapter's requests; an adapter without requests is removed."""
+    adapters[adapter] = adapters.get(adapter, 0) + change
+    if not adapters[adapter]:
+        del adapters[adapter]

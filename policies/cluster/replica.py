@@ -4,10 +4,11 @@
 """
 
 from dataclasses import dataclass, field
+from itertools import islice
 
 from policies.cluster.classes import Kind
 from policies.cost.service import SpeedLimit
-from policies.model import ReplicaId, ReplicaState, RequestId, Tokens
+from policies.model import AdapterId, ReplicaId, ReplicaState, RequestId, Tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -16,7 +17,8 @@ class Request:
     from its class (`policies.precedence`).
 
     `replica` is the request's location by the decisions so far, None while it waits. `source` is set while a move from
-    an earlier epoch is under way: until its end the request holds blocks there, too.
+    an earlier epoch is under way: until its end the request holds blocks there, too. `adapter` is its LoRA adapter;
+    None: the model alone.
     """
 
     id: RequestId
@@ -26,6 +28,7 @@ class Request:
     ceiling: float
     replica: "Replica | None" = None
     source: "Replica | None" = None
+    adapter: AdapterId | None = None
     pinned: bool = False
     resting: bool = False
     rank: int = 0
@@ -55,6 +58,9 @@ class Replica:
 
     A replica is full when its KV cache is, or when its steps would exceed the `speed` limit of a service level (None:
     no limit). `backlog` are the tokens of its requests, queued ones included, that have not been prefilled.
+
+    `adapters` are the numbers of requests by LoRA adapter, in the order in which the adapters came. The engine runs
+    requests with the first `max_adapters` of them; requests with the others wait in its queue.
     """
 
     id: ReplicaId
@@ -72,6 +78,8 @@ class Replica:
     idle_since: float | None = None
     speed: SpeedLimit | None = None
     backlog: int = 0
+    max_adapters: int = 0
+    adapters: dict[AdapterId, int] = field(default_factory=dict)
     requests: dict[RequestId, Request] = field(default_factory=dict)
 
     @property
@@ -146,6 +154,14 @@ class Replica:
         if not self.runs_more:
             return False
         return self.speed is None or self.speed.is_in_time(len(self.requests), self.load, self.backlog)
+
+    def runs_adapter(self, adapter: AdapterId | None) -> bool:
+        """True if requests with the adapter run here, not counting those in the queue. None always runs."""
+        return adapter is None or adapter in islice(self.adapters, self.max_adapters)
+
+    def takes_adapter(self, adapter: AdapterId | None) -> bool:
+        """True if a request with the adapter need not wait until no request with one of the others is left."""
+        return len(self.adapters) < self.max_adapters or self.runs_adapter(adapter)
 
     @property
     def runs_more(self) -> bool:

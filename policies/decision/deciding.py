@@ -117,9 +117,10 @@ def place(
         return NoReplica()
     if arrival.id in cluster.requests:
         cluster.remove_request(cluster.requests[arrival.id])
-    request = memory.add_request(arrival.id, arrival.tokens, arrival.precedence)
+    request = memory.add_request(arrival.id, arrival.tokens, arrival.precedence, adapter=arrival.adapter)
+    unsuited = _barred_by_adapter(cluster, request, barred)
     held = memory.router.match(arrival)
-    placing = _route(memory, request, arrival, held, barred, now)
+    placing = _route(memory, request, arrival, held, unsuited, now)
     replica = cluster.replicas[placing.replica]
     placing = replace(placing, matched=memory.router.placed(arrival, replica, held, now))
     cluster.locate(request, replica)
@@ -127,7 +128,7 @@ def place(
     if memory.learns and not exclude:
         memory.experience.observe_arrival(arrival.tokens, now)
     expires_at = now + memory.terms.placement_ttl_s
-    placed = Placed(label, replica.id, arrival.tokens, now, expires_at, arrival.precedence)
+    placed = Placed(label, replica.id, arrival.tokens, now, expires_at, arrival.precedence, arrival.adapter)
     memory.add_placement(request.id, placed, placing.matched.predicted)
     return placing
 
@@ -138,8 +139,8 @@ def preview(memory: PoolMemory, arrival: Arrival, exclude: Collection[ReplicaId]
     if not _has_running(cluster, barred):
         return NoReplica()
     existing = cluster.requests.get(arrival.id)
-    request = existing or memory.add_request(arrival.id, arrival.tokens, arrival.precedence)
-    chosen = choose(memory, request, barred)
+    request = existing or memory.add_request(arrival.id, arrival.tokens, arrival.precedence, adapter=arrival.adapter)
+    chosen = choose(memory, request, _barred_by_adapter(cluster, request, barred))
     if existing is None:
         cluster.remove_request(request)
     return chosen
@@ -208,6 +209,24 @@ def one_by_one(changes: Changes) -> Iterator[Changes]:
 # --- placements ---------------------------------------------------------------------------------------
 
 
+def _barred_by_adapter(cluster: Cluster, request: Request, barred: Barred) -> Barred:
+    """`barred`, and the replicas on which a request would wait for its adapter, if it need not wait on all.
+
+    If more adapters are in use than an engine runs at a time, also those that do not run the request's own, if it fits
+    on one that does: they keep their places for other adapters.
+    """
+    adapter = request.adapter
+    running = [replica for replica in cluster.running() if replica.id not in barred]
+    if adapter is None or not any(replica.takes_adapter(adapter) for replica in running):
+        return barred
+    in_use = {adapter}.union(*(replica.adapters for replica in running))
+    if any(len(in_use) > replica.max_adapters for replica in running):
+        own = [replica for replica in running if replica.runs_adapter(adapter)]
+        if any(cluster.fits(request, replica) for replica in own):
+            return barred | {replica.id for replica in running if replica not in own}
+    return barred | {replica.id for replica in running if not replica.takes_adapter(adapter)}
+
+
 def _route(
     memory: PoolMemory,
     request: Request,
@@ -245,7 +264,8 @@ def _evacuate(memory: PoolMemory) -> None:
     leaving = (cluster.requests[request] for request in memory.leaving)
     for request in sorted(leaving, key=lambda q: (-q.rank, -q.tokens, q.order)):
         barred = _incompatible(memory, memory.homes[request.id])
-        target = memory.rule.place(cluster, request, barred) or _with_blocks(cluster, request, barred)
+        target = memory.rule.place(cluster, request, _barred_by_adapter(cluster, request, barred))
+        target = target or _with_blocks(cluster, request, barred)
         if target is not None:
             cluster.place(request, target)
 
@@ -359,12 +379,17 @@ def _move(memory: PoolMemory, request: Request, trace: Trace) -> Move | None:
 
 
 def _is_sensible(memory: PoolMemory, move: Move) -> bool:
-    """False between different models, for a request on the move, and for a drain while a replica is starting."""
+    """False between different models, for a request on the move, and for a drain while a replica is starting.
+
+    Also false if the request would wait at its target for its adapter, unless its own replica is about to stop.
+    """
     statuses = memory.statuses
     source, target = statuses.get(move.source), statuses.get(move.target)
     incompatible = source is not None and target is not None and source.model != target.model
     pointless = move.reason is Reason.DRAIN and memory.cluster.is_starting()
-    return not incompatible and not pointless and move.request not in memory.under_way
+    adapter = memory.cluster.requests[move.request].adapter
+    waits = move.reason is not Reason.EVACUATE and not memory.cluster.replicas[move.target].takes_adapter(adapter)
+    return not (incompatible or pointless or waits) and move.request not in memory.under_way
 
 
 def _within_bounds(memory: PoolMemory, moves: list[Move], now: float) -> list[Move]:

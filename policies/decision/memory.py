@@ -33,7 +33,7 @@ from policies.decision.observation import SETTLED, PoolReport, Resident, Status
 from policies.decision.placement import Placed
 from policies.decision.predicted import PredictedTimes
 from policies.decision.scaling import Scaled
-from policies.model import UP, Phase, ReplicaId, ReplicaState, RequestId, Tokens
+from policies.model import UP, AdapterId, Phase, ReplicaId, ReplicaState, RequestId, Tokens
 from policies.paths.estimates import Estimates
 from policies.plan import Move, MoveReport, Plan, Reason
 from policies.precedence import Precedence
@@ -203,12 +203,17 @@ class PoolMemory:
         self._stale[move.request] = None
 
     def add_request(
-        self, request_id: RequestId, tokens: Tokens, precedence: Precedence, replica: Replica | None = None
+        self,
+        request_id: RequestId,
+        tokens: Tokens,
+        precedence: Precedence,
+        replica: Replica | None = None,
+        adapter: AdapterId | None = None,
     ) -> Request:
         """Add a request to the cluster, with the rank and the turn of its class."""
         classes = self.terms.classes
         rank, turn = classes.rank(precedence.service_class), classes.turn(precedence)
-        return self.cluster.add_request(request_id, tokens, replica, rank, turn)
+        return self.cluster.add_request(request_id, tokens, replica, rank, turn, adapter)
 
     def model_of(self, request: RequestId) -> str | None:
         """The model on a waiting request's replica, with which alone the request continues; None without a replica."""
@@ -301,7 +306,7 @@ class PoolMemory:
                 self.experience.observe_steps(steps, status.step_tokens, now)
             if was is None or status.id in self._closed:
                 changed.append(status)
-            elif (was.state, was.capacity, was.max_requests) != (status.state, status.capacity, status.max_requests):
+            elif _limits(was) != _limits(status):
                 changed.append(status)
                 if (was.state in UP) is not (status.state in UP):
                     switched.add(status.id)
@@ -329,11 +334,11 @@ class PoolMemory:
         capacity = status.capacity or cluster.capacity
         most = status.max_requests or cluster.max_requests
         if replica is None:
-            replica = cluster.add_replica(status.id, status.node, capacity, status.state, most)
+            replica = cluster.add_replica(status.id, status.node, capacity, status.state, most, status.max_adapters)
             cluster.set_idle_since(replica, self._closed.get(status.id))
             cluster.supply.claim(status.id)
         else:
-            cluster.update_replica(replica, status.state, capacity, most)
+            cluster.update_replica(replica, status.state, capacity, most, status.max_adapters)
 
     def _expect(self, seen: PoolReport) -> None:
         """Add requested replicas that are not listed yet, and limit the supply to those that may still be opened."""
@@ -444,7 +449,8 @@ class PoolMemory:
             return
         if request is None:
             tokens = Tokens(max(1, absent or self._reported_tokens(request_id)))
-            request = self.add_request(request_id, tokens, self._precedence(request_id), location.replica)
+            precedence, adapter = self._precedence(request_id), self._adapter(request_id)
+            request = self.add_request(request_id, tokens, precedence, location.replica, adapter)
         cluster.locate(request, location.replica, location.source)
         if request.pinned is not location.pinned:
             cluster.pin(request, location.pinned)
@@ -475,6 +481,10 @@ class PoolMemory:
     def _precedence(self, request_id: RequestId) -> Precedence:
         resident = self._residents.get(request_id)
         return self.placed[request_id].precedence if resident is None else resident.load.precedence
+
+    def _adapter(self, request_id: RequestId) -> AdapterId | None:
+        resident = self._residents.get(request_id)
+        return self.placed[request_id].adapter if resident is None else resident.load.adapter
 
     def _admit_at_home(self) -> None:
         """Put queued requests on their homes if they fit there, since the engine runs them in its next step anyway."""
@@ -528,6 +538,11 @@ class PoolMemory:
                 if unsure := uncertain.get(status.id):
                     unexplained = max(unexplained, min(unexplained + unsure, 0))
                 cluster.correct(replica, unexplained)
+
+
+def _limits(status: Status) -> tuple[ReplicaState, Tokens, int, int]:
+    """All of a status that the cluster's replica has."""
+    return status.state, status.capacity, status.max_requests, status.max_adapters
 
 
 def finish(slices: Generator[None, None, T]) -> T:

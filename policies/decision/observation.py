@@ -44,7 +44,8 @@ class Status:
 
     `free_blocks` is the engine's own count, correct also if requests share blocks; with None, the free room follows
     from the requests' sizes. A request can only move between replicas with the same `model` fingerprint. `steps` are
-    the engine's steps since its start, `step_tokens` the most tokens that one of them computes (0: unknown).
+    the engine's steps since its start, `step_tokens` the most tokens that one of them computes (0: unknown),
+    `max_adapters` the most LoRA adapters in one.
     """
 
     id: ReplicaId
@@ -57,6 +58,7 @@ class Status:
     model: str = ""
     steps: StepTotals = NO_STEPS
     step_tokens: int = 0
+    max_adapters: int = 0
 
 
 @dataclass(frozen=True, slots=True)

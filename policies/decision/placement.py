@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from policies.cluster.cluster import Cluster
 from policies.cost.service import ReplicaSpeed
-from policies.model import ReplicaId, RequestId, Tokens
+from policies.model import AdapterId, ReplicaId, RequestId, Tokens
 from policies.precedence import DEFAULT_PRECEDENCE, Precedence
 from policies.prefix.routing import NOT_MATCHED, Matched
 
@@ -41,6 +41,7 @@ class Placed:
     at: float
     expires_at: float
     precedence: Precedence = DEFAULT_PRECEDENCE
+    adapter: AdapterId | None = None
 
 
 Decision = Place | Queue | NoReplica

@@ -334,6 +334,7 @@ def status_of(load: ReplicaLoad) -> Status:
         load.model,
         load.steps,
         load.step_tokens,
+        load.max_adapters,
     )
 
 
@@ -351,4 +352,5 @@ def load_of(status: Status, requests: Iterable[RequestLoad] = ()) -> ReplicaLoad
         status.model,
         status.steps,
         status.step_tokens,
+        status.max_adapters,
     )

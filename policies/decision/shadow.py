@@ -202,7 +202,8 @@ class Shadow:
 
     def _ideal(self, request: RequestId) -> Resident:
         load = self._residents[request].load
-        ideal = replace(load, tokens=self._size(request), phase=Phase.DECODE, hop=0)
+        # Any replica of the shadow runs any adapter.
+        ideal = replace(load, tokens=self._size(request), phase=Phase.DECODE, hop=0, adapter=None)
         return Resident(self._homes.setdefault(request, None), ideal)
 
     def _carry_out(self, plan: Plan) -> None:

@@ -38,7 +38,8 @@ class Placer:
     async def place(self, spec: RequestSpec, outputs: int, exclude: set[ReplicaId]) -> ReplicaId | None:
         """A replica for the request that is not in `exclude`; None if there is none at the moment."""
         tokens = Tokens(spec.prompt_tokens + outputs)
-        replica = await self._ask(Arrival(spec.id, tokens, precedence=spec.precedence), spec.label, exclude)
+        arrival = Arrival(spec.id, tokens, precedence=spec.precedence, adapter=spec.adapter_id)
+        replica = await self._ask(arrival, spec.label, exclude)
         return replica or self._alone.place(spec.id, tokens, self._others(exclude), self._clock())
 
     def ended(self, request: RequestId) -> None:

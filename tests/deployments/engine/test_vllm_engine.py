@@ -161,7 +161,7 @@ async def test_a_pooled_request_occupies_its_prompt_until_it_ends() -> None:
     engine._pools, engine._capacity, engine._max_requests = True, Blocks(10), 64
     scheduler = SchedulerStats(kv_cache_usage=0.5)
     metrics: Any = SimpleNamespace(scheduler=scheduler, preemptions=0, steps=StepMeter(0))
-    engine._metrics, engine._step_tokens = metrics, 64
+    engine._metrics, engine._step_tokens, engine._max_adapters = metrics, 64, 0
     assert (engine.stats().capacity_tokens, engine.stats().free_blocks) == (160, 10)
     for key, tokens in (("1.0", 40), ("2.0", 400)):
         engine.add(key, plain_spec(key, (5,) * tokens, 1), (), Taken())

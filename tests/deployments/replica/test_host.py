@@ -9,6 +9,7 @@ from msgspec import structs
 from deployments.engine.port import EngineDead, InvalidRequest, RequestFailed, Tie
 from deployments.replica.host import RequestHost, Run, queued_keys
 from deployments.replica.outbox import Outboxes
+from migration.protocol.core_messages import Adapter
 from migration.protocol.errors import Refused, RequestGone
 from migration.protocol.messages import Fingerprint, PathRequest, Prepare, Tail
 from migration.protocol.ports import HALTED, Generated, OutputSink
@@ -670,6 +671,12 @@ async def test_load_has_the_phase_of_a_request() -> None:
     assert (load.phase, load.tokens, load.hop, load.label) == (Phase.DECODE, 41, 0, "label-r")
     desk.host.mute(R, 0)
     assert [load.phase for load in desk.host.loads()] == [Phase.MOVING]
+
+
+async def test_load_has_the_adapter_of_a_request() -> None:
+    desk = await running()
+    desk.host.submit(replace(spec("sql"), adapter=Adapter("sql", 7, "/sql")), 0, ())
+    assert [load.adapter for load in desk.host.loads()] == [None, 7]
 
 
 @pytest.mark.parametrize(

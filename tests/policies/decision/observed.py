@@ -1,6 +1,7 @@
 """Observed clusters drawn as text: `observed("a: p50 q30! | b^: r20?")`, in tokens of a capacity of 100.
 
-A request is a name and its tokens; `?` is queued, `~` prefills, `>` is being handed over, `!` must stay. A replica that
+A request is a name and its tokens, `p50+1` one with adapter 1; `?` is queued, `~` prefills, `>` is being handed over,
+`!` must stay. Engines run two adapters at a time. A replica that
 is starting has a star (`b*`), one that is to be gone a caret (`b^`); `b@v2` runs another version. Blocks are of one
 token; what decodes, is handed over or prefills holds its blocks.
 """
@@ -15,7 +16,17 @@ from policies.decision.deciding import decide_pool
 from policies.decision.memory import PoolMemory
 from policies.decision.observation import Pool, PoolReport
 from policies.decision.reports import Report, Roster, status_of
-from policies.model import Blocks, Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestId, RequestLoad, Tokens
+from policies.model import (
+    AdapterId,
+    Blocks,
+    Phase,
+    ReplicaId,
+    ReplicaLoad,
+    ReplicaState,
+    RequestId,
+    RequestLoad,
+    Tokens,
+)
 from policies.plan import MoveReport, Plan
 from policies.precedence import DEFAULT_PRECEDENCE, Precedence
 
@@ -114,15 +125,16 @@ def _load(drawing: str, classed: Mapping[str, Precedence]) -> ReplicaLoad:
     used = sum(q.tokens for q in there if q.phase is not Phase.WAITING)
     state = _STATES[match[2]]
     capacity = Tokens(0) if state is ReplicaState.STARTING else C
-    return ReplicaLoad(ReplicaId(match[1]), state, "n", capacity, 1, Blocks(max(0, capacity - used)), 8, there, model)
+    free = Blocks(max(0, capacity - used))
+    return ReplicaLoad(ReplicaId(match[1]), state, "n", capacity, 1, free, 8, there, model, max_adapters=2)
 
 
 def _request(text: str, age: int, classed: Mapping[str, Precedence]) -> RequestLoad:
-    match = re.fullmatch(r"([a-z]+)(\d+)([?~>!]?)", text)
+    match = re.fullmatch(r"([a-z]+)(\d+)(?:\+(\d))?([?~>!]?)", text)
     if match is None:
         raise ValueError(f"{text!r} is no request")
-    reason = "a test says so" if match[3] == "!" else None
-    precedence = classed.get(match[1], DEFAULT_PRECEDENCE)
-    return RequestLoad(
-        RequestId(match[1]), "", Tokens(int(match[2])), _PHASES[match[3]], float(age), 0, reason, precedence
-    )
+    name, tokens, phase = RequestId(match[1]), Tokens(int(match[2])), _PHASES[match[4]]
+    reason = "a test says so" if match[4] == "!" else None
+    precedence = classed.get(name, DEFAULT_PRECEDENCE)
+    adapter = AdapterId(int(match[3])) if match[3] else None
+    return RequestLoad(name, "", tokens, phase, float(age), 0, reason, precedence, adapter)

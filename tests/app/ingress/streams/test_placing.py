@@ -2,11 +2,16 @@
 
 import asyncio
 import logging
+from dataclasses import replace
 
 import pytest
 
+from deployments.api.calls import PlaceCall
+from migration.protocol.core_messages import Adapter
 from migration.protocol.ports import LossKind
 from migration.run.reader import NotServed
+from policies.cluster.changes import Arrival
+from policies.decision.placement import Decision
 from tests.app.ingress.fakes import Conversation, make_service, output
 from tests.app.ingress.streams.streaming import LONG, served, whole
 from tests.migration.world import spec
@@ -42,6 +47,19 @@ async def test_a_replica_that_dies_while_it_is_asked_runs_nothing_twice() -> Non
         assert len(service.hosts(request.id)) == 1
         assert await output(conversation) == whole(request)
     await service.idle()
+
+
+async def test_the_scheduler_gets_the_adapter_of_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    service, request = make_service(), replace(spec(), adapter=Adapter("sql", 7, "/sql"))
+    decide, asked = service.scheduler.decide, list[Arrival]()
+
+    def decided(call: PlaceCall) -> Decision:
+        asked.append(call.arrival)
+        return decide(call)
+
+    monkeypatch.setattr(service.scheduler, "decide", decided)
+    await served(service, request)
+    assert [arrival.adapter for arrival in asked] == [7]
 
 
 async def test_a_request_waits_for_a_replica() -> None:
