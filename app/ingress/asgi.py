@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
@@ -126,15 +126,15 @@ class TrackedSend:
         self.chunks = 0
         self.complete = self.is_event_stream = False
 
-    async def __call__(self, message: Message) -> None:
-        """Send a message."""
-        await self._send(message)
+    def __call__(self, message: Message) -> Awaitable[None]:
+        """Send a message, which counts from the call on. No coroutine: each chunk of an answer passes here."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             self.is_event_stream = Headers(scope=message).get("content-type", "").startswith(EventStream.media_type)
         else:
             self.chunks += 1
             self.complete = not message.get("more_body", False)
+        return self._send(message)
 
 
 async def within(

@@ -2,12 +2,19 @@
 
 Only the registry is exact: Ray exports every ten seconds, and replaces every observation of a histogram by the middle
 of its bucket. An update in Ray costs about 5 us, which is fine once per migration and too much once per token.
+`TokenHistogram` is for the latter, and in the registry only.
 """
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from math import inf
 
 import prometheus_client
 from prometheus_client import CollectorRegistry
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 from ray.serve import metrics
 
 
@@ -59,3 +66,51 @@ class Histogram:
         """Add an observation."""
         (self._own.labels(*labels) if labels else self._own).observe(value)
         self._rays.observe(value, dict(zip(self._labels, labels, strict=True)))
+
+
+class TokenHistogram(Collector):
+    """As `Histogram` with one label, for an observation per token: a fifth of the time of `prometheus_client`'s.
+
+    Observed and collected in one thread, it needs no lock.
+    """
+
+    def __init__(self, name: str, help: str, registry: CollectorRegistry, buckets: Sequence[float], label: str) -> None:
+        self._name = name
+        self._help = help
+        self._bounds = (*buckets, inf)
+        self._label = label
+        self._series: dict[str, TokenSeries] = {}
+        registry.register(self)
+
+    def labels(self, value: str) -> "TokenSeries":
+        """The series with that value of the label."""
+        if value not in self._series:
+            self._series[value] = TokenSeries(self._bounds)
+        return self._series[value]
+
+    def describe(self) -> Iterator[HistogramMetricFamily]:
+        """Called by the registry for the metric's names."""
+        yield HistogramMetricFamily(self._name, self._help, labels=[self._label])
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        """See `Collector.collect`."""
+        (family,) = self.describe()
+        names = [floatToGoString(bound) for bound in self._bounds]  # type: ignore[no-untyped-call]
+        for value, series in self._series.items():
+            counts = map(float, accumulate(series.counts))
+            family.add_metric([value], list(zip(names, counts, strict=True)), series.sum)
+        yield family
+
+
+class TokenSeries:
+    """One series of a `TokenHistogram`: the number of observations in each bucket, and their sum."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self.counts = [0] * len(bounds)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Add an observation."""
+        self.counts[bisect_left(self._bounds, value)] += 1
+        self.sum += value

@@ -47,8 +47,10 @@ def exported() -> dict[str, set[str]]:
 def _samples(registry: CollectorRegistry) -> Iterable[tuple[str, set[str]]]:
     endings = {"counter": ["_total"], "gauge": [""], "histogram": ["_bucket", "_sum", "_count"]}
     for collector, (name, *_) in registry._collector_to_names.items():
-        kind, labels = collector._type, {*collector._labelnames, "replica"}  # type: ignore[attr-defined]
-        for ending in endings[kind]:
+        (metric,) = collector.describe()  # type: ignore[attr-defined]
+        named = [*getattr(collector, "_labelnames", ()), *getattr(metric, "_labelnames", ())]
+        labels = {*named, "replica"}
+        for ending in endings[metric.type]:
             yield name + ending, labels | ({"le"} if ending == "_bucket" else set())
 
 

@@ -12,7 +12,7 @@ Chunks of answers pass through unread, but for the first bytes of those of `/v1/
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from http import HTTPStatus
 from typing import Any
@@ -218,15 +218,18 @@ class _WatchedClient:
             self.disconnected = True
         return message
 
-    async def send(self, message: Message) -> None:
-        """Send a message, unless the client is to leave."""
-        if not self._left.done():
-            await self._send(message)
+    def send(self, message: Message) -> Awaitable[None]:
+        """Send a message, unless the client is to leave. No coroutine: each chunk of an answer passes here."""
+        return _unsent() if self._left.done() else self._send(message)
 
     def leave(self) -> None:
         """Have the application believe that the client has left."""
         if not self._left.done():
             self._left.set_result(None)
+
+
+async def _unsent() -> None:
+    pass
 
 
 _CODES: Mapping[int, str] = {HTTPStatus.SERVICE_UNAVAILABLE: "unavailable"}

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import socket
 import time
+from collections.abc import Awaitable
 from functools import partial
 from typing import Any
 
@@ -40,10 +41,10 @@ class EchoRequestId:
             await self._app(scope, receive, send)
             return
 
-        async def echo(message: Message) -> None:
+        def echo(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message)["X-Request-Id"] = label.decode("latin-1")
-            await send(message)
+            return send(message)
 
         await self._app(scope, receive, echo)
 

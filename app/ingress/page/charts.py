@@ -12,7 +12,7 @@ from heapq import heappush, heapreplace
 from math import ceil
 from typing import Any
 
-from prometheus_client import Histogram
+from prometheus_client.registry import Collector
 
 from policies.bounds import martello_toth_l2
 from policies.model import Phase, ReplicaState
@@ -77,7 +77,7 @@ def worst_fit(sizes: Iterable[int], capacity: int) -> int:
 class WindowedQuantiles:
     """Quantiles of all of a histogram's observations in the last `SPAN_S` seconds, from differences of its counts."""
 
-    def __init__(self, histogram: Histogram) -> None:
+    def __init__(self, histogram: Collector) -> None:
         self._histogram = histogram
         self._read: deque[tuple[float, list[float]]] = deque()
         self._bounds: list[float] = []

@@ -16,6 +16,7 @@ from migration.protocol.messages import PathRequest
 from migration.protocol.record import MigrationRecord, Outcome
 from policies.model import Blocks, Bytes, Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestId, RequestLoad, Tokens
 from policies.plan import Path, Reason
+from policies.precedence import DEFAULT_CLASS
 from tests.app.ingress.fakes import Backend, make_service
 
 CAPACITY = 16_384
@@ -229,9 +230,9 @@ class SyntheticBackend(Backend):
         """Observe random latencies."""
         rng = self.cluster.rng
         for _ in range(40):
-            self.telemetry.itl.observe(rng.lognormvariate(-3.4, 0.35))
+            self.telemetry.itl.labels(DEFAULT_CLASS).observe(rng.lognormvariate(-3.4, 0.35))
         for _ in range(4):
-            self.telemetry.ttft.observe(rng.lognormvariate(-1.6, 0.5))
+            self.telemetry.ttft.labels(DEFAULT_CLASS).observe(rng.lognormvariate(-1.6, 0.5))
 
     async def migrations(self) -> dict[str, Any]:
         return {"migrations": [record.to_json() for record in reversed(self.cluster.records[-1000:])]}
