@@ -1,8 +1,8 @@
 """Routing by content: the replicas on which a prompt's first token comes soonest, among which the policy chooses.
 
     tree          the score of a replica is the time to the prompt's first token there: the prefills that wait, and the
-                  prefill of the tokens whose KV it lacks (`policies.cost.first_token`), plus the delay of the requests
-                  that decode there. The policy chooses among the replicas near the best score
+                  prefill of the tokens whose KV it lacks (`policies.cost.first_token`), which also has a price. The
+                  policy chooses among the replicas near the best score
     session       the replica of the session's newest request, while it has room
     least_load    the policy alone
 
@@ -10,9 +10,11 @@ Content decides as far as it matters, and the policy decides the rest: a prompt 
 placed by the policy alone. Load is in every score, so that a popular prefix does not gather all prompts on one replica.
 """
 
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import StrEnum
+from heapq import nsmallest
+from operator import attrgetter
 from typing import NamedTuple
 
 from policies.cluster.changes import Arrival
@@ -33,9 +35,14 @@ SESSION_S = 600.0
 """The time without requests after which a session is forgotten, in seconds."""
 NEAR_S = 0.02
 NEAR_SHARE = 0.1
-"""Scores within the larger of both, in seconds and as a share of the best score, are near the best."""
-DELAY_WEIGHT = 0.02
-"""The weight of a second's delay of one decoding request, relative to a second before the first token."""
+"""Scores are near the best within the larger of both, in seconds and as a share of the best one's first token time."""
+WORK_WEIGHT = 4.0
+"""The price of a second of prefill, in seconds before a first token.
+
+A prefill delays the requests that decode and arrive at its replica, and its blocks displace others: both cost more than
+the wait for a replica that has the blocks. By simulation of Mooncake's trace (simulation.md), hit rates rise up to this
+price, and the mean time to a first token does not.
+"""
 
 UNKNOWN_SPEED = ReplicaSpeed(StepCosts(proportional(1 / 2000)))
 """Step times before any are known."""
@@ -52,19 +59,25 @@ class Routing(StrEnum):
 
 
 class ReplicaScore(NamedTuple):
-    """A replica with room for a prompt: the prompt's tokens that it has by tier, and its score by parts, in seconds."""
+    """A replica with room for a prompt: the prompt's tokens that it has by tier, the seconds of the prefills that wait
+    there, and those of the prompt's own, loading included.
+    """
 
     replica: ReplicaId
     hbm: Tokens
     dram: Tokens
     wait_s: float
-    first_token_s: float
-    delay_s: float
+    prefill_s: float
+
+    @property
+    def first_token_s(self) -> float:
+        """The time to the prompt's first token there."""
+        return self.wait_s + self.prefill_s
 
     @property
     def score_s(self) -> float:
-        """The sum of the parts."""
-        return self.wait_s + self.first_token_s + self.delay_s
+        """The time to the first token, and the price of the prefill."""
+        return self.wait_s + (1 + WORK_WEIGHT) * self.prefill_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,17 +140,17 @@ class Router:
     def scores(
         self,
         cluster: Cluster,
-        request: Request,
+        prompt: Tokens,
         held: Mapping[ReplicaId, HeldPrefix],
         barred: Set[ReplicaId],
         now: float,
         empty: bool = True,
     ) -> list[ReplicaScore]:
-        """The replicas outside of `barred` with room for a request, with their scores; without `empty` those in use."""
+        """The replicas outside of `barred` with room for a prompt, with their scores; without `empty` those in use."""
         found = []
-        size, prompt = self.block_tokens, request.tokens
+        size, need = self.block_tokens, cluster.need(prompt)
         for replica in cluster.running():
-            if replica.id in barred or not (empty or replica.requests) or not cluster.fits(request, replica):
+            if replica.id in barred or not (empty or replica.requests) or replica.room < need or not replica.accepts:
                 continue
             hbm, dram = held.get(replica.id, NO_PREFIX)
             batch = len(replica.requests)
@@ -149,7 +162,6 @@ class Router:
                     Tokens(dram * size),
                     self.queues.wait_s(replica.id, now),
                     own_s,
-                    DELAY_WEIGHT * batch * own_s,
                 )
             )
         return found
@@ -175,7 +187,23 @@ class Router:
             return (replica.id,) if replica is not None and at_home else ()
         if self.routing is Routing.LEAST_LOAD or not held:
             return ()
-        return near_best(self.scores(cluster, request, held, barred, now, empty=not choice.requests))
+        return near_best(self.scores(cluster, request.tokens, held, barred, now, empty=not choice.requests))
+
+    def in_order(self, cluster: Cluster, arrivals: Sequence[Arrival], now: float) -> list[Arrival]:
+        """Arrivals that are placed together, in the best order: those first that have the most to lose.
+
+        The loss is the difference between the best score and the second best: without a prefix it is that of the
+        waits. Arrivals with equal losses keep their order.
+        """
+        if len(arrivals) < 2 or self.routing is not Routing.TREE:
+            return list(arrivals)
+        losses = {}
+        for arrival in arrivals:
+            held = self.match(arrival)
+            scores = self.scores(cluster, arrival.tokens, held, frozenset(), now) if held else ()
+            best = nsmallest(2, (each.score_s for each in scores))
+            losses[arrival.id] = best[1] - best[0] if len(best) == 2 else 0.0
+        return sorted(arrivals, key=lambda arrival: -losses[arrival.id])
 
     def placed(self, arrival: Arrival, replica: Replica, held: Mapping[ReplicaId, HeldPrefix], now: float) -> Matched:
         """Note the placement of an arrival, whose prompt replicas have as in `held`."""
@@ -194,6 +222,8 @@ class Router:
 
 def near_best(scores: Collection[ReplicaScore]) -> frozenset[ReplicaId]:
     """The replicas whose score is near the best."""
-    best = min((each.score_s for each in scores), default=0.0)
-    limit = best + max(NEAR_S, NEAR_SHARE * best)
+    best = min(scores, key=attrgetter("score_s"), default=None)
+    if best is None:
+        return frozenset()
+    limit = best.score_s + max(NEAR_S, NEAR_SHARE * best.first_token_s)
     return frozenset(each.replica for each in scores if each.score_s <= limit)

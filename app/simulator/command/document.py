@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from app.simulator.caches.oracles import oracles
 from app.simulator.command.order import SimulationOrder
 from app.simulator.outcome.metrics import Metrics
 from app.simulator.outcome.statistics import interval, mean
@@ -77,7 +78,7 @@ def _workload(order: SimulationOrder, workloads: Sequence[Workload]) -> Metrics:
         "horizon_s": recipe.horizon_s,
         "warmup_s": order.window.warmup_s,
         "seeds": list(order.seeds),
-        "by_seed": [_drawn(workload) for workload in workloads],
+        "by_seed": [{**_drawn(workload), **_hit_rates(order, workload)} for workload in workloads],
     }
 
 
@@ -91,6 +92,15 @@ def _drawn(workload: Workload) -> Metrics:
     }
 
 
+def _hit_rates(order: SimulationOrder, workload: Workload) -> Metrics:
+    """The hit rates of one cache for all GPUs, if caches are simulated; warm-up included."""
+    setup = order.setup
+    if not setup.block_tokens:
+        return {}
+    total = None if setup.max_gpus is None else setup.max_gpus * setup.capacity
+    return {"hit_rates": asdict(oracles(workload.jobs, setup.block_tokens, total))}
+
+
 def _setup(order: SimulationOrder) -> Metrics:
     setup = order.setup
     return {
@@ -98,7 +108,10 @@ def _setup(order: SimulationOrder) -> Metrics:
         "decode_rate": order.decode_rate,
         "epoch_s": setup.epoch_s,
         "gpus_per_node": setup.gpus_per_node,
+        "min_gpus": setup.min_replicas,
         "max_gpus": setup.max_gpus,
+        "block_tokens": setup.block_tokens,
+        "routing": str(setup.routing),
         "batched": setup.batched,
         "moves_per_epoch": setup.limits.moves_per_epoch,
         "cooldown_s": setup.limits.cooldown_s,

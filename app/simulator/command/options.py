@@ -6,6 +6,7 @@ from pathlib import Path
 
 from app.simulator.costs.costs import shipped_costs
 from app.simulator.workload.lengths import SHIPPED
+from policies.prefix.routing import Routing
 
 CAPACITY = 13698
 """KV cache of Llama 2 13B on a GPU with 40 GB, in tokens: the paper's."""
@@ -13,7 +14,7 @@ WARMUP_S = 600.0
 PLAN_COSTS = "a100-40g-13b-pcie"
 """The costs of a plan without others: those of that model on that GPU."""
 
-TRACE_HELP = "csv or csv.gz with arrival_s,prompt_tokens,output_tokens"
+TRACE_HELP = "csv or csv.gz with arrival_s,prompt_tokens,output_tokens, or jsonl or jsonl.gz with hash_ids, too"
 WORKLOAD_HELP = """Arrival times and lengths of the requests. Prompts are cut to half of the capacity, prompt and output
 together to the capacity."""
 
@@ -48,6 +49,7 @@ def parser() -> argparse.ArgumentParser:
     cluster = whole.add_argument_group("cluster and time")
     _add_cluster(cluster)
     _add_epochs(cluster)
+    _add_caches(cluster)
     output = whole.add_argument_group("runs and output")
     _add_output(output)
     output.add_argument("--series", action="store_true", help="write time series of every run to the JSON file, too")
@@ -212,6 +214,23 @@ def _add_cluster(group: "argparse._ArgumentGroup") -> None:
         type=Path,
         metavar="FILE",
         help="json with measurements of a live system, to correct the costs",
+    )
+
+
+def _add_caches(group: "argparse._ArgumentGroup") -> None:
+    add = group.add_argument
+    add("--min-gpus", type=int, default=0, metavar="N", help="GPUs that are always open (default: %(default)g)")
+    add(
+        "--block-tokens",
+        type=int,
+        metavar="N",
+        help="simulate prefix caches: tokens of a block with an id in the trace's hash_ids, 512 in Mooncake's",
+    )
+    add(
+        "--routing",
+        choices=[str(kind) for kind in (Routing.TREE, Routing.LEAST_LOAD)],
+        default=str(Routing.TREE),
+        help="placement by the contents of prefix caches, or by load alone (default: %(default)s)",
     )
 
 

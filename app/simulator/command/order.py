@@ -12,6 +12,7 @@ from app.simulator.costs.costs import ComputeCosts, Costs, read_costs
 from app.simulator.costs.measurements import calibrated
 from app.simulator.errors import BadInput, require_not_negative, require_positive
 from app.simulator.outcome.metrics import Window
+from app.simulator.workload.hashed import is_hashed
 from app.simulator.workload.lengths import read_lengths
 from app.simulator.workload.recording import RecordedReplicas, is_recording, read_traffic
 from app.simulator.workload.workload import ArrivalTrace, Poisson, Recipe, Workload, read_trace
@@ -20,6 +21,7 @@ from app.simulator.world.world import speed_of
 from policies.cost.service import ServiceLevel, unreachable
 from policies.decision.limits import Limits, Terms
 from policies.model import Tokens
+from policies.prefix.routing import Routing
 from policies.rules.registry import policy
 
 POISSON_HORIZON_S = 3600.0
@@ -84,10 +86,13 @@ def read_order(given: argparse.Namespace) -> SimulationOrder:
         given.time_scale,
         given.length_scale,
         not given.no_cap,
+        _block_tokens(given, arrivals),
     )
     for path in (given.json, given.picture):
         _require_writable(path)
     costs = _costs(given, recorded)
+    if recipe.block_tokens and (costs.compute is None or not costs.compute.prefill):
+        raise BadInput("--block-tokens needs --costs with the times of prefills, which caches save.")
     return SimulationOrder(
         recipe,
         _policies(["pack"] if given.plan else given.policy),
@@ -110,7 +115,7 @@ def _arrivals(given: argparse.Namespace) -> tuple[Poisson | ArrivalTrace, Record
     require_not_negative("start", given.start)
     if given.trace is None:
         return Poisson(given.poisson), RecordedReplicas()
-    if not is_recording(given.trace):
+    if is_hashed(given.trace) or not is_recording(given.trace):
         return _from(read_trace(given.trace), given.start), RecordedReplicas()
     traffic = read_traffic(given.trace)
     return _from(traffic.trace, given.start), traffic.replicas
@@ -122,6 +127,22 @@ def _from(trace: ArrivalTrace, start_s: float) -> ArrivalTrace:
     if not rows:
         raise BadInput(f"No request arrives after {start_s:g} s.")
     return ArrivalTrace(tuple(rows))
+
+
+def _block_tokens(given: argparse.Namespace, arrivals: Poisson | ArrivalTrace) -> int:
+    """The tokens of a block in prefix caches; 0 without caches."""
+    if given.block_tokens is None:
+        return 0
+    if isinstance(arrivals, Poisson) or not any(row.names for row in arrivals.rows):
+        raise BadInput("--block-tokens needs a --trace with hash_ids.")
+    return _at_least_one("number of tokens of a block", given.block_tokens)
+
+
+def _min_gpus(given: argparse.Namespace) -> int:
+    require_not_negative("minimum number of GPUs", given.min_gpus)
+    if given.max_gpus is not None and given.min_gpus > given.max_gpus:
+        raise BadInput(f"--min-gpus {given.min_gpus} is above --max-gpus {given.max_gpus}.")
+    return int(given.min_gpus)
 
 
 def _horizon_s(given: argparse.Namespace, arrivals: Poisson | ArrivalTrace) -> float:
@@ -184,7 +205,7 @@ def _setup(given: argparse.Namespace, horizon_s: float, capacity: Tokens, servic
         epoch_s=given.epoch,
         gpus_per_node=_at_least_one("number of GPUs per node", given.gpus_per_node),
         horizon_s=horizon_s,
-        min_replicas=int(given.plan),
+        min_replicas=max(int(given.plan), _min_gpus(given)),
         max_gpus=None if given.max_gpus is None else _at_least_one("number of GPUs", given.max_gpus),
         batched=not given.unbatched,
         limits=Limits(
@@ -199,6 +220,8 @@ def _setup(given: argparse.Namespace, horizon_s: float, capacity: Tokens, servic
         moves_at_once=Terms().moves_at_once if given.plan else None,
         moves_per_replica=Terms().moves_per_replica if given.plan else None,
         service=service,
+        block_tokens=given.block_tokens or 0,
+        routing=Routing(given.routing),
     )
 
 

@@ -34,6 +34,8 @@ COLUMNS = (
     _Column("done+ p99", "added_completion_s.p99", ",.2f", 9),
 )
 """Delays are in seconds. The last two are relative to the same request alone on an idle replica."""
+CACHES = (_Column("hit %", "cache_delivered", ".2f", 6, factor=100), _Column("TTFT mean", "ttft_s.mean", ",.3f", 9))
+"""Further columns with prefix caches: the share of prompt tokens that prefills find there, and the time in seconds."""
 
 
 def render(outcome: Document) -> str:
@@ -61,21 +63,25 @@ def _head(outcome: Document) -> Iterator[str]:
             f"seed {drawn['seed']}: {drawn['requests']:,} requests, {drawn['capped']:,} of them cut to the capacity; "
             f"{ideally}they need {needs['mean']:.2f} GPUs on average at least, {needs['peak']} at peak"
         )
+        if rates := drawn.get("hit_rates"):
+            pooled = "" if rates["pooled"] is None else f", one of the GPUs' total size {100 * rates['pooled']:.2f} %"
+            yield f"one cache for all, without limit, has {100 * rates['unlimited']:.2f} % of the prompt tokens{pooled}"
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """One line per policy; with several seeds a second line has the half-widths of the 95 % intervals."""
     width = max(len(row["policy"]) for row in rows)
-    yield " " * width + "".join(f"  {column.heading:>{column.width}}" for column in COLUMNS)
+    columns = COLUMNS + (CACHES if any(CACHES[0].metric in row for row in rows) else ())
+    yield " " * width + "".join(f"  {column.heading:>{column.width}}" for column in columns)
     for row in rows:
-        yield f"{row['policy']:<{width}}" + _cells(row, "mean")
+        yield f"{row['policy']:<{width}}" + _cells(columns, row, "mean")
         if row["seeds"] > 1:
-            yield " " * width + _cells(row, "ci95", "±")
+            yield " " * width + _cells(columns, row, "ci95", "±")
 
 
-def _cells(row: Mapping[str, Any], part: str, sign: str = "") -> str:
+def _cells(columns: Sequence[_Column], row: Mapping[str, Any], part: str, sign: str = "") -> str:
     cells = (
         f"{sign}{row[column.metric][part] * column.factor:{column.form}}" if column.metric in row else NOTHING
-        for column in COLUMNS
+        for column in columns
     )
-    return "".join(f"  {cell:>{column.width}}" for column, cell in zip(COLUMNS, cells, strict=True))
+    return "".join(f"  {cell:>{column.width}}" for column, cell in zip(columns, cells, strict=True))

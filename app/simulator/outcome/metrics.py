@@ -70,6 +70,7 @@ def measure(recorder: EventRecorder, jobs: Sequence[Job], window: Window) -> Met
         "requests_finished_per_s": len(lives) / seconds,
         **_delays(lives),
         "itl_s": inter_token(recorder, window),
+        **_caches(lives),
     }
 
 
@@ -195,6 +196,23 @@ def _delays(lives: Sequence[Life]) -> Metrics:
         "added_ttft_s": _spread(first),
         "added_completion_s": _spread(whole),
         "longest_gap_s": _spread([life.longest_gap_s for life in lives]),
+    }
+
+
+def _caches(lives: Sequence[Life]) -> Metrics:
+    """The prompt tokens in prefix caches, as shares of all: those of the best replica, those of the chosen one by the
+    decision, and those that its prefill found; and the share of predicted ones that it missed. Nothing without caches.
+    """
+    prompts = sum(life.job.prompt for life in lives)
+    if not any(life.job.names for life in lives):
+        return {}
+    predicted = sum(life.matched.predicted for life in lives)
+    missing = sum(max(0, life.matched.predicted - life.cached) for life in lives)
+    return {
+        "cache_available": sum(life.matched.available for life in lives) / prompts,
+        "cache_predicted": predicted / prompts,
+        "cache_delivered": sum(life.cached for life in lives) / prompts,
+        "cache_not_delivered": missing / predicted if predicted else 0.0,
     }
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from random import Random
 
 from app.simulator.errors import BadInput, require_positive
+from app.simulator.workload.hashed import is_hashed, read_hashed
 from app.simulator.workload.lengths import LENGTHS, Lengths
 from app.simulator.workload.table import read_table
 from policies.model import RequestId, Tokens
@@ -22,22 +23,26 @@ SMALLEST_CAPACITY = 8
 @dataclass(frozen=True, slots=True)
 class Job:
     """A request to simulate: it arrives at `arrival_s` seconds with `prompt` tokens and generates `output` more. No
-    policy sees `output`.
+    policy sees `output`. `names` are those of its prompt's full blocks, if prefix caches are simulated.
     """
 
     id: RequestId
     arrival_s: float
     prompt: Tokens
     output: Tokens
+    names: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """An arrival at `at_s` seconds, with its lengths in tokens if the trace has them."""
+    """An arrival at `at_s` seconds, with its lengths in tokens and the names of its prompt's blocks if the trace has
+    them.
+    """
 
     at_s: float
     prompt: float = 0.0
     output: float = 0.0
+    names: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +67,8 @@ class Recipe:
     """The parameters of a workload. `lengths` is None for the trace's own lengths.
 
     `time_scale` is a factor on arrival times, `length_scale` one on token counts. Without `cap`, a request that does
-    not fit into a replica is an error instead of being cut.
+    not fit into a replica is an error instead of being cut. The trace's names of blocks are of `block_tokens` tokens
+    each (0: they are left out).
     """
 
     arrivals: Poisson | ArrivalTrace
@@ -72,6 +78,7 @@ class Recipe:
     time_scale: float = 1.0
     length_scale: float = 1.0
     cap: bool = True
+    block_tokens: int = 0
 
     def __post_init__(self) -> None:
         require_positive("horizon", self.horizon_s)
@@ -81,6 +88,8 @@ class Recipe:
             raise BadInput(f"The capacity must be {SMALLEST_CAPACITY} tokens or more, got {self.capacity}.")
         if self.lengths is None and isinstance(self.arrivals, Poisson):
             raise BadInput("Poisson arrivals have no lengths of their own: give --lengths.")
+        if self.block_tokens and (self.lengths is not None or self.length_scale != 1.0):
+            raise BadInput("The names of a trace's blocks are those of its own lengths: leave the lengths as they are.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +103,11 @@ class Workload:
 
 def read_trace(path: Path) -> ArrivalTrace:
     """The requests in a trace file. Raises `BadInput` if the file is not a trace."""
-    rows = [Recorded(*values) for values in read_table(path).numbers("arrival_s", *LENGTHS)]
+    if is_hashed(path):
+        rows = [Recorded(*row) for row in read_hashed(path)]
+    else:
+        table = read_table(path).numbers("arrival_s", *LENGTHS)
+        rows = [Recorded(at_s, prompt, output) for at_s, prompt, output in table]
     if not rows:
         raise BadInput(f"{path} has no requests.")
     return ArrivalTrace(tuple(sorted(rows, key=lambda row: row.at_s)))
@@ -103,7 +116,7 @@ def read_trace(path: Path) -> ArrivalTrace:
 def draw(recipe: Recipe, seed: int) -> Workload:
     """The requests that arrive before the horizon. Equal seeds give equal requests."""
     jobs, capped = [], 0
-    for number, (at_s, prompt, output) in enumerate(_requests(recipe, seed)):
+    for number, (at_s, prompt, output, names) in enumerate(_requests(recipe, seed)):
         kept = _cut(prompt, output, recipe.capacity) if recipe.cap else (prompt, output)
         if sum(kept) > recipe.capacity:
             raise BadInput(
@@ -111,14 +124,15 @@ def draw(recipe: Recipe, seed: int) -> Workload:
                 "leave out --no-cap to have it cut."
             )
         capped += kept != (prompt, output)
-        jobs.append(Job(RequestId(f"r{number}"), at_s, Tokens(kept[0]), Tokens(kept[1])))
+        full = names[: kept[0] // recipe.block_tokens] if recipe.block_tokens else ()
+        jobs.append(Job(RequestId(f"r{number}"), at_s, Tokens(kept[0]), Tokens(kept[1]), full))
     if not jobs:
         raise BadInput(f"No request arrives in the first {recipe.horizon_s:g} s.")
     return Workload(seed, tuple(jobs), capped)
 
 
-def _requests(recipe: Recipe, seed: int) -> Iterator[tuple[float, int, int]]:
-    """The arrival time, prompt tokens and output tokens of each request, before any cut."""
+def _requests(recipe: Recipe, seed: int) -> Iterator[tuple[float, int, int, tuple[int, ...]]]:
+    """The arrival time, prompt tokens, output tokens and names of blocks of each request, before any cut."""
     chance = Random(f"{seed}-lengths")
     for row in _arrivals(recipe.arrivals, seed):
         at_s = row.at_s * recipe.time_scale
@@ -126,7 +140,7 @@ def _requests(recipe: Recipe, seed: int) -> Iterator[tuple[float, int, int]]:
             return
         lengths = recipe.lengths.draw(chance) if recipe.lengths else (row.prompt, row.output)
         prompt, output = (max(1, round(tokens * recipe.length_scale)) for tokens in lengths)
-        yield at_s, prompt, output
+        yield at_s, prompt, output, row.names
 
 
 def _arrivals(arrivals: Poisson | ArrivalTrace, seed: int) -> Iterator[Recorded]:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from app.simulator.caches.cache import SimulatedCache
 from app.simulator.costs.steps import Leg, StepTimes
 from app.simulator.world.batch import NEARLY, NEVER, Batch
 from app.simulator.world.live import Live, Stage
@@ -49,7 +50,7 @@ class Settled:
 
 
 class SimulatedEngine:
-    """An engine with room for `capacity` tokens of KV.
+    """An engine with room for `capacity` tokens of KV; if it has a `cache`, that has the rest of the memory.
 
     `running` are the admitted requests in the order of their admission; the last one is preempted first. `reserved` is
     the room promised to requests on their way here, which is withdrawn before any preemption. `handed` is the room of
@@ -64,6 +65,7 @@ class SimulatedEngine:
         times: StepTimes,
         memory: Memory,
         on_steps: Callable[[float, float], None] | None = None,
+        cache: SimulatedCache | None = None,
     ) -> None:
         self.replica = replica
         self.node = node
@@ -74,6 +76,7 @@ class SimulatedEngine:
         self.handed: dict[RequestId, float] = {}
         self.batch = Batch(times, on_steps)
         self.full_s = NEVER
+        self.cache = cache
         self._times = times
         self._memory = memory
         self._watermark = times.watermark(capacity)
@@ -91,7 +94,8 @@ class SimulatedEngine:
 
     def free(self, now: float) -> float:
         """Tokens of KV that are neither used nor promised."""
-        return self.capacity - self._still - self.batch.context(now)
+        shared = 0 if self.cache is None else self.cache.shared_tokens
+        return self.capacity - self._still - self.batch.context(now) + shared
 
     def prefilling(self) -> int:
         """Tokens that wait for their prefill."""
@@ -197,6 +201,7 @@ class SimulatedEngine:
         """
         happened = Settled()
         self.batch.sync(now)
+        self._trim(now)
         if now >= self._step_ends:
             self._end_step(now)
         self._finish(now, happened)
@@ -214,6 +219,7 @@ class SimulatedEngine:
         self._awaited = now + self.rest_s(now) if not between and self._is_awaited(now) else NEVER
         happened.prefilling, self._admitted = self._admitted, []
         happened.decoding, self._started = self._started, []
+        self._trim(now)
         return happened
 
     # --- inside ---------------------------------------------------------------------------------------
@@ -242,15 +248,25 @@ class SimulatedEngine:
         begun = self.batch.left(now)
         return self.batch.after(begun + max(0, math.floor(room / size - begun + NEARLY)))
 
+    def _trim(self, now: float) -> None:
+        """Leave the prefix cache the memory that nothing else needs."""
+        if self.cache is not None:
+            self.cache.trim(self.free(now))
+
     def _begin_step(self, now: float) -> None:
         """Begin a step that prefills queued requests, first come first served, within the budget."""
         left = self._times.budget(self.batch.size)
         chunks = []
         for live in self._prefills:
+            self._reuse(live)
+            if live.cached is None:
+                live.cached = live.need - live.todo
             tokens = min(live.todo, left)
             self._chunks.append((live, tokens))
             chunks.append(PrefillChunk(tokens, max(0, math.ceil(live.held) - live.todo)))
             left -= tokens
+            if self.cache is not None:
+                self.cache.fill(live.id, live.need - live.todo + tokens)
             if left <= 0:
                 break
         seconds = self._times.prefill(self.batch.size, self.batch.context(now), chunks)
@@ -288,10 +304,19 @@ class SimulatedEngine:
         step = 1.0 + self.batch.size if self._memory is Memory.STRICT else 0.0
         return max(self._watermark, step)
 
+    def _reuse(self, live: Live) -> None:
+        """Leave out the first tokens of a prefill that are in the cache, unless some have been computed."""
+        if self.cache is None:
+            return
+        done = self.cache.claim(live.id, live.job.names, live.need, live.need - live.todo)
+        live.todo = min(live.todo, live.need - done)
+
     def _admit(self, live: Live, todo: int, now: float) -> None:
         self.running[live.id] = live
+        live.todo = todo
+        self._reuse(live)
         if todo and self._times.prefills:
-            live.stage, live.todo = Stage.PREFILL, todo
+            live.stage = Stage.PREFILL
             self._still += live.held
             self._prefills.append(live)
             self._admitted.append(live)
@@ -305,6 +330,8 @@ class SimulatedEngine:
     def _leave(self, live: Live, now: float) -> None:
         """Remove an admitted request from the batch or from the prefills."""
         del self.running[live.id]
+        if self.cache is not None:
+            self.cache.release(live.id)
         if live.stage is Stage.DECODE:
             self.batch.leave(live, now)
             return

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from app.simulator.workload.workload import Job
 from app.simulator.world.observer import Life
 from policies.model import Phase, ReplicaId, RequestId, Tokens
+from policies.prefix.routing import NOT_MATCHED, Matched
 
 if TYPE_CHECKING:
     from app.simulator.world.batch import Batch
@@ -35,6 +36,7 @@ class Live:
     step count, and ends when the count reaches `ends`. In any other stage it has `held` tokens, or needs `held` tokens
     to resume. `at` is its replica. `standing` is the replica, phase and hop in the newest report, `reported` the size.
     `todo` are the tokens left to prefill. `stopped_s` is the time at which it last stopped decoding, None before.
+    `matched` are the tokens in caches by the decision, `cached` those that its first prefill found, None before.
     """
 
     job: Job
@@ -56,6 +58,8 @@ class Live:
     longest_gap_s: float = 0.0
     moves: int = 0
     preemptions: int = 0
+    matched: Matched = NOT_MATCHED
+    cached: int | None = None
 
     def __post_init__(self) -> None:
         self.id = self.job.id
@@ -106,4 +110,6 @@ class Live:
             ideal_s=alone[1],
             moves=self.moves,
             preemptions=self.preemptions,
+            matched=self.matched,
+            cached=self.cached or 0,
         )

@@ -9,6 +9,7 @@ from app.simulator.workload.workload import Job
 from policies.cluster.cluster import Cluster
 from policies.model import Bytes, Tokens
 from policies.plan import Path, Plan, Reason
+from policies.prefix.routing import NOT_MATCHED, Matched
 
 
 class TransferOutcome(StrEnum):
@@ -56,6 +57,7 @@ class Life:
     `stalled_s` the total time after its first token without tokens, due to moves, preemptions and evictions.
     `ideal_first_token_s` and `ideal_s` are the durations from arrival to first and last token on an idle replica.
     `moves` counts completed migrations, `preemptions` the losses of its KV by an overloaded replica or an eviction.
+    `matched` are the tokens of its prompt in prefix caches at its placement, `cached` those that its prefill found.
     """
 
     job: Job
@@ -67,6 +69,8 @@ class Life:
     ideal_s: float
     moves: int
     preemptions: int
+    matched: Matched = NOT_MATCHED
+    cached: int = 0
 
 
 class Observer(Protocol):

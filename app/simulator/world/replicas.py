@@ -3,12 +3,14 @@
 from functools import partial
 from typing import Protocol
 
+from app.simulator.caches.cache import SimulatedCache
 from app.simulator.costs.steps import StepTimes
 from app.simulator.world.batch import NEVER
 from app.simulator.world.engine import Memory, Settled, SimulatedEngine
 from app.simulator.world.live import Live, Stage
 from app.simulator.world.loop import Loop, Timer, Turn
 from policies.model import ReplicaId, RequestId, Tokens
+from policies.prefix.change import CacheChange
 
 
 class EngineObserver(Protocol):
@@ -51,11 +53,17 @@ class Replicas:
         self._touched: dict[SimulatedEngine, None] = {}
         self._timers: dict[SimulatedEngine, Timer] = {}
 
-    def open(self, replica: ReplicaId, node: str, capacity: Tokens) -> None:
-        """Add a replica."""
+    def open(self, replica: ReplicaId, node: str, capacity: Tokens, cache: SimulatedCache | None = None) -> None:
+        """Add a replica, with a prefix cache if one is given."""
         self.engines[replica] = SimulatedEngine(
-            replica, node, capacity, self._times, self._memory, self._observer.stepped
+            replica, node, capacity, self._times, self._memory, self._observer.stepped, cache
         )
+
+    def cache_changes(self) -> dict[ReplicaId, CacheChange]:
+        """The changes of all prefix caches since the last call."""
+        caches = ((replica, engine.cache) for replica, engine in self.engines.items() if engine.cache is not None)
+        changes = ((replica, cache.change()) for replica, cache in caches)
+        return {replica: change for replica, change in changes if change is not None}
 
     def close(self, replica: ReplicaId) -> None:
         """Remove a replica. Raises `ValueError` if it is not empty."""

@@ -4,7 +4,7 @@ In the idealised model, where every placed request runs, replicas report no phas
 more epoch after its end.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from app.simulator.world.batch import NEARLY, Batch
@@ -13,6 +13,7 @@ from policies.decision.observation import Pool, PoolReport, Resident, Status
 from policies.model import Phase, ReplicaId, RequestId, RequestLoad, Tokens
 from policies.paths.beliefs import Profile
 from policies.plan import MoveReport
+from policies.prefix.change import CacheChange
 
 PHASES = {
     Stage.NOWHERE: Phase.MOVING,
@@ -40,6 +41,7 @@ class Reports:
     changed: dict[Live, None] = field(default_factory=dict)
     over: list[Live] = field(default_factory=list)
     moves: list[MoveReport] = field(default_factory=list)
+    caches: Mapping[ReplicaId, CacheChange] = field(default_factory=dict)
     _lingering: list[Live] = field(default_factory=list)
 
     def take(self, lives: dict[RequestId, Live], batches: Iterable[Batch], now: float) -> PoolReport:
@@ -68,6 +70,7 @@ class Reports:
             sizes,
             tuple(self.moves),
             self.profiles,
+            caches=self.caches,
         )
         self.statuses, self.profiles, self.lost, self.moves = {}, {}, [], []
         self.changed, self.over = {}, []

@@ -7,6 +7,7 @@ from operator import itemgetter
 from policies.cost.service import ServiceLevel
 from policies.decision.limits import Limits
 from policies.model import Tokens
+from policies.prefix.routing import Routing
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,9 @@ class Setup:
     its changes together, otherwise one by one (the paper's Algorithm 1). At most `moves_at_once` moves are under way,
     and at most `moves_per_replica` from or to one replica (None: no limit). With a `service` level, which needs costs
     with step times, limits of zero follow from it and from measurements.
+
+    Replicas have prefix caches with blocks of `block_tokens` tokens (0: no caches), which decide on placements by
+    `routing`. They need costs with prefills.
     """
 
     capacity: Tokens
@@ -36,6 +40,8 @@ class Setup:
     moves_at_once: int | None = None
     moves_per_replica: int | None = None
     service: ServiceLevel | None = None
+    block_tokens: int = 0
+    routing: Routing = Routing.TREE
 
     def most_gpus(self, now: float) -> int | None:
         """The maximum number of replicas at a time; None without a maximum."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from app.simulator.caches.cache import SimulatedCache
 from app.simulator.costs.costs import Costs, MigrationCosts, PathChoice
 from app.simulator.costs.steps import StepTimes
 from app.simulator.workload.workload import Job
@@ -155,19 +156,27 @@ class World:
             )
 
     def _arrive(self, jobs: Sequence[Job], index: int) -> None:
-        live = Live(jobs[index], index)
-        self.lives[live.id] = live
-        self._reports.changed[live] = None
+        """Take all arrivals of this time; the live scheduler gets such a batch in one call."""
+        end = index
+        while end < len(jobs) and jobs[end].arrival_s <= jobs[index].arrival_s:
+            live = Live(jobs[end], end)
+            self.lives[live.id] = live
+            self._reports.changed[live] = None
+            end += 1
         if not self._costs.slots:
-            self._place(live)
-        self._await(jobs, index + 1)
+            arrivals = [Arrival(job.id, job.prompt, job.names) for job in jobs[index:end]]
+            for arrival in self._memory.router.in_order(self.cluster, arrivals, self.loop.now):
+                self._place(arrival)
+        self._await(jobs, end)
 
-    def _place(self, live: Live) -> None:
+    def _place(self, arrival: Arrival) -> None:
         """Place an arrival at once. If it does not fit, an early epoch has to find room for it."""
-        placing = place(self._memory, Arrival(live.id, live.job.prompt), self.loop.now)
+        live = self.lives[arrival.id]
+        placing = place(self._memory, arrival, self.loop.now)
         if not isinstance(placing, Place):
             self._ask_early()
         if not isinstance(placing, NoReplica):
+            live.matched = placing.matched
             self.replicas.place(live, placing.replica)
             self.replicas.settle()
 
@@ -181,16 +190,19 @@ class World:
                 self._open(*supply.take(), ReplicaState.RUNNING)
 
     def _open(self, replica: ReplicaId, node: str, state: ReplicaState) -> None:
-        capacity = self._setup.capacity
-        self.replicas.open(replica, node, capacity)
-        self._reports.statuses[replica] = Status(replica, state, node, capacity)
+        capacity, block_tokens = self._setup.capacity, self._setup.block_tokens
+        self.replicas.open(replica, node, capacity, SimulatedCache(block_tokens) if block_tokens else None)
+        self._reports.statuses[replica] = self._status(replica, state, node)
         if self._costs.migration:
             self._reports.profiles[replica] = _profile(node, self._costs.migration, self._times)
+
+    def _status(self, replica: ReplicaId, state: ReplicaState, node: str) -> Status:
+        return Status(replica, state, node, self._setup.capacity, self._setup.block_tokens or 1)
 
     def _start(self, engine: SimulatedEngine) -> None:
         """Report a replica as running. If requests wait, an early epoch follows."""
         if self.replicas.engines.get(engine.replica) is engine:
-            status = Status(engine.replica, ReplicaState.RUNNING, engine.node, engine.capacity)
+            status = self._status(engine.replica, ReplicaState.RUNNING, engine.node)
             self._reports.statuses[engine.replica] = status
             if self.cluster.waiting:
                 self._ask_early()
@@ -234,6 +246,7 @@ class World:
                 self._change(moving.live)
         if self._setup.caps:
             self._reports.pool = replace(self._reports.pool, max_replicas=self._setup.most_gpus(self.loop.now))
+        self._reports.caches = self.replicas.cache_changes()
         return self._reports.take(self.lives, batches, self.loop.now)
 
     def _carry_out(self, plan: Plan) -> None:
@@ -335,7 +348,8 @@ def terms_of(setup: Setup, costs: Costs) -> Terms:
         decode_rate=rate,
         per_node=setup.gpus_per_node,
         service=setup.service,
-        speed=speed_of(costs) if follows else None,
+        speed=speed_of(costs) if follows or setup.block_tokens else None,
+        routing=setup.routing,
     )
 
 

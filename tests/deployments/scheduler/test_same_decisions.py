@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from app.simulator.costs.costs import ComputeCosts, Costs, LinkCosts, MigrationCosts
 from app.simulator.workload.workload import Job
-from app.simulator.world.live import Live
 from app.simulator.world.observer import Observer
 from app.simulator.world.reports import PHASES
 from app.simulator.world.setup import Setup
@@ -93,9 +92,9 @@ class Written(World):
         self.script.append(plans)
         return plans
 
-    def _place(self, live: Live) -> None:
-        super()._place(live)
-        self.script.append(Arrived(self.loop.now, Arrival(live.id, live.job.prompt), live.at))
+    def _place(self, arrival: Arrival) -> None:
+        super()._place(arrival)
+        self.script.append(Arrived(self.loop.now, arrival, self.lives[arrival.id].at))
 
     def _load(self, status: Status) -> ReplicaLoad:
         there = [live for live in self.lives.values() if live.at == status.id]

@@ -69,10 +69,10 @@ def test_a_prompt_goes_to_the_replica_that_has_its_beginning() -> None:
     assert blind == Place(A, Matched(Tokens(100), Tokens(0)))
 
 
-@pytest.mark.parametrize(("now", "better"), [(0.0, A), (0.55, B)], ids=["at once", "when the work is nearly done"])
+@pytest.mark.parametrize(("now", "better"), [(0.0, A), (1.5, B)], ids=["at once", "when the work is nearly done"])
 def test_the_replica_with_the_longer_prefix_is_better_unless_prefills_wait_there(now: float, better: ReplicaId) -> None:
     made = memory({A: [300], B: [100]}, {A: PROMPT[:5], B: PROMPT})
-    made.router.queues.add(RequestId("long"), B, 0.6, 0.0)
+    made.router.queues.add(RequestId("long"), B, 3.0, 0.0)
     assert home(place(made, arrival(), now)) == better
 
 
@@ -93,10 +93,30 @@ def test_prompts_that_arrive_together_follow_each_others_promises() -> None:
 
 def test_a_popular_prefix_does_not_gather_all_prompts_on_one_replica() -> None:
     made = memory({A: [10], B: [10], C: [10]}, {A: PROMPT, B: [], C: []})
-    tails = [(*PROMPT, *(1000 * i + j for j in range(10))) for i in range(6)]
+    tails = [(*PROMPT, *(1000 * i + j for j in range(10))) for i in range(12)]
     homes = [home(place(made, arrival(f"q{i}", 201, names), 0.0)) for i, names in enumerate(tails)]
     assert homes[0] == A
     assert len(set(homes)) == 3
+
+
+def test_of_arrivals_together_those_come_first_that_have_the_most_to_lose() -> None:
+    def together(*arrivals: Arrival) -> dict[str, ReplicaId]:
+        made = memory({A: [10], B: [10]}, {A: PROMPT, B: PROMPT[:1]}, policy="worst_fit")
+        ordered = made.router.in_order(made.cluster, arrivals, 0.0)
+        return {each.id: home(place(made, each, 0.0)) for each in ordered}
+
+    long, short = arrival("long", 600, PROMPT[:1]), arrival("short")
+    # By itself, the long prompt might go where the short one has all of its blocks.
+    assert together(long, short) == together(short, long) == {"short": A, "long": B}
+    assert made_order(Routing.LEAST_LOAD) == ["plain", "long", "short"]
+    assert made_order(Routing.TREE) == ["short", "plain", "long"]
+
+
+def made_order(routing: Routing) -> list[str]:
+    made = memory({A: [10], B: [10]}, {A: PROMPT, B: []}, routing)
+    plain = arrival("plain", 300, ())
+    arrivals = (plain, arrival("long", 600, (7, 8)), arrival("short"))
+    return [each.id for each in made.router.in_order(made.cluster, arrivals, 0.0)]
 
 
 def test_an_empty_replica_is_used_only_if_the_policy_would_use_one() -> None:

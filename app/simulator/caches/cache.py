@@ -1,0 +1,110 @@
+"""The prefix cache of one simulated replica: the blocks of prompts, in use or left over, as in vLLM's block pool.
+
+    in use     computed for, or found by, a request that runs; its memory is a part of the request's
+    left over  in memory that nothing else needs: the least recently used is dropped first, of a prompt the last one
+
+Blocks have names only (`Job.names`): a cache without content. The blocks of a request's output have none, and are not
+found again.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from policies.model import RequestId
+from policies.prefix.change import CacheChange, Tier
+
+
+@dataclass(slots=True)
+class _Use:
+    """The names of a request's prompt, and how many of its blocks are in the cache because of it."""
+
+    names: Sequence[int]
+    held: int = 0
+
+
+@dataclass(slots=True)
+class SimulatedCache:
+    """Blocks of `block_tokens` tokens. The caller keeps the memory: see `trim`."""
+
+    block_tokens: int
+    users: dict[int, int] = field(default_factory=dict)
+    idle: OrderedDict[int, None] = field(default_factory=OrderedDict)
+    shared: int = 0
+    _uses: dict[RequestId, _Use] = field(default_factory=dict)
+    _changed: dict[int, None] = field(default_factory=dict)
+    _reported: bool = False
+
+    @property
+    def shared_tokens(self) -> int:
+        """The tokens by which the sizes of the running requests exceed their memory, since they share blocks."""
+        return self.shared * self.block_tokens
+
+    def claim(self, request: RequestId, names: Sequence[int], tokens: int, computed: int = 0) -> int:
+        """Use the first blocks of a prompt that are there, and return the tokens that need no computation.
+
+        The last of the request's `tokens` tokens is always computed. If `computed` ones are already, their blocks are
+        added, and no others are looked for. Blocks are kept until `release`; another call may find more.
+        """
+        use = self._uses.setdefault(request, _Use(names))
+        if computed > use.held * self.block_tokens:
+            self.fill(request, computed)
+            return computed
+        last = min(len(names), (tokens - 1) // self.block_tokens)
+        while use.held < last and ((name := names[use.held]) in self.users or name in self.idle):
+            self._use(name)
+            use.held += 1
+        return use.held * self.block_tokens
+
+    def fill(self, request: RequestId, tokens: int) -> None:
+        """Add the blocks of a request's first `tokens` tokens, which are computed or have arrived."""
+        use = self._uses[request]
+        for name in use.names[use.held : tokens // self.block_tokens]:
+            if name not in self.users and name not in self.idle:
+                self._toggle(name)
+            self._use(name)
+            use.held += 1
+
+    def release(self, request: RequestId) -> None:
+        """Leave a request's blocks over, if it uses any."""
+        use = self._uses.pop(request, None)
+        if use is None:
+            return
+        for name in reversed(use.names[: use.held]):
+            self.users[name] -= 1
+            if self.users[name]:
+                self.shared -= 1
+            else:
+                del self.users[name]
+                self.idle[name] = None
+
+    def trim(self, tokens: float) -> None:
+        """Drop blocks until those left over fit into `tokens` tokens."""
+        while self.idle and len(self.idle) * self.block_tokens > tokens:
+            name, _ = self.idle.popitem(last=False)
+            self._toggle(name)
+
+    def change(self) -> CacheChange | None:
+        """The change since the last call, the first time as a whole; None if there is none."""
+        if self._reported and not self._changed:
+            return None
+        changed, self._changed = self._changed, {}
+        stored = tuple(name for name in changed if name in self.users or name in self.idle)
+        removed = tuple(name for name in changed if name not in self.users and name not in self.idle)
+        whole, self._reported = not self._reported, True
+        return CacheChange({Tier.HBM: stored}, {} if whole else {Tier.HBM: removed}, whole)
+
+    def _use(self, name: int) -> None:
+        users = self.users.get(name, 0)
+        self.users[name] = users + 1
+        if users:
+            self.shared += 1
+        else:
+            self.idle.pop(name, None)
+
+    def _toggle(self, name: int) -> None:
+        """Note that a block has come or gone: twice is no change."""
+        if name in self._changed:
+            del self._changed[name]
+        else:
+            self._changed[name] = None

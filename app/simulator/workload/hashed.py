@@ -1,0 +1,60 @@
+"""Reads traces of requests with the names of their prompts' blocks, as Mooncake's: JSON lines, plain or gzipped.
+
+A line is an object with `arrival_s`, `prompt_tokens`, `output_tokens` and `hash_ids`: one number per block of the
+prompt, the last of which may not be full. Equal numbers stand for equal blocks after equal blocks.
+"""
+
+import gzip
+import json
+import math
+import zlib
+from pathlib import Path
+from typing import Any
+
+from app.simulator.errors import BadInput
+from app.simulator.workload.table import GZIP_MAGIC
+
+Row = tuple[float, float, float, tuple[int, ...]]
+"""An arrival in seconds, tokens of prompt and output, and the names of the prompt's blocks."""
+
+
+def is_hashed(path: Path) -> bool:
+    """True if the file begins like such a trace: with an object that has hash_ids."""
+    try:
+        with path.open("rb") as file:
+            zipped = file.read(2) == GZIP_MAGIC
+        with gzip.open(path) if zipped else path.open("rb") as lines:
+            first = lines.readline(LINE_BYTES)
+    except (OSError, EOFError, zlib.error):
+        return False
+    return first.startswith(b"{") and b'"hash_ids"' in first
+
+
+LINE_BYTES = 1 << 16
+"""The bytes of a line that are read to recognise a trace."""
+
+
+def read_hashed(path: Path) -> list[Row]:
+    """The requests of a trace. Raises `BadInput` if that is impossible."""
+    try:
+        data = path.read_bytes()
+        text = (gzip.decompress(data) if data.startswith(GZIP_MAGIC) else data).decode("utf-8")
+    except (EOFError, zlib.error, gzip.BadGzipFile, UnicodeDecodeError) as error:
+        raise BadInput(f"{path} is damaged: {error}.") from None
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read: {error.strerror or error}.") from None
+    return [_row(path, number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+
+
+def _row(path: Path, number: int, line: str) -> Row:
+    try:
+        given: Any = json.loads(line)
+        arrival_s, prompt, output = (float(given[name]) for name in ("arrival_s", "prompt_tokens", "output_tokens"))
+        names = tuple(given["hash_ids"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise BadInput(f"{path}: line {number} is no request with hash_ids: {error!r}.") from None
+    if not all(0 <= value < math.inf for value in (arrival_s, prompt, output)) or not all(
+        type(name) is int for name in names
+    ):
+        raise BadInput(f"{path}: line {number} has a value that is no number, negative or infinite.")
+    return arrival_s, prompt, output, names

@@ -1,0 +1,98 @@
+"""Worlds with prefix caches: hits, routing and evictions."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from app.simulator.costs.costs import Costs
+from app.simulator.outcome.metrics import Window, measure
+from app.simulator.outcome.recorder import EventRecorder
+from app.simulator.workload.workload import Job
+from app.simulator.world.observer import Life
+from app.simulator.world.setup import Setup
+from app.simulator.world.world import World
+from policies.model import RequestId, Tokens
+from policies.prefix.routing import Matched, Routing
+from policies.prefix.tree import HeldPrefix
+from policies.rules.registry import policy
+from tests.app.simulator.physics import COMPUTE
+
+COSTS = Costs("computes", slots=False, compute=COMPUTE)
+BLOCK = 10
+
+
+def job(name: str, at: float, names: Sequence[int], output: int = 5) -> Job:
+    """A request whose prompt has full blocks of these names, and five more tokens."""
+    return Job(RequestId(name), at, Tokens(BLOCK * len(names) + 5), Tokens(output), tuple(names))
+
+
+def lives(jobs: list[Job], replicas: int = 1, capacity: int = 1000, routing: Routing = Routing.TREE) -> dict[str, Life]:
+    recorder = EventRecorder(lambda now: None)
+    setup = Setup(
+        Tokens(capacity),
+        horizon_s=60.0,
+        min_replicas=replicas,
+        max_gpus=replicas,
+        block_tokens=BLOCK,
+        routing=routing,
+    )
+    world = World(policy("worst_fit"), setup, COSTS, recorder)
+    world.run(jobs)
+    for replica, engine in world.replicas.engines.items():
+        assert engine.cache is not None
+        assert not engine.cache.users, f"{replica} has blocks in use without requests"
+        assert len(engine.cache.idle) * BLOCK <= capacity
+    return {life.job.id: life for life in recorder.lives}
+
+
+LONG = tuple(range(30))
+OTHER = tuple(range(100, 130))
+
+
+def test_a_second_turn_computes_only_what_is_new() -> None:
+    found = lives([job("first", 0.0, LONG), job("second", 5.0, (*LONG, 30, 31))])
+    assert [found[name].cached for name in ("first", "second")] == [0, 300]
+    assert found["second"].matched == Matched(Tokens(300), Tokens(300))
+    ttft = {name: life.first_token_s - life.job.arrival_s for name, life in found.items()}
+    assert ttft["second"] < 0.2 * ttft["first"]
+
+
+def test_prompts_of_one_moment_share_a_prefill() -> None:
+    found = lives([job("p", 0.0, LONG), job("q", 0.0, LONG)])
+    assert sorted(life.cached for life in found.values()) == [0, 300]
+    assert sorted(life.matched.predicted for life in found.values()) == [0, 300]
+
+
+@pytest.mark.parametrize(("routing", "cached"), [(Routing.TREE, 300), (Routing.LEAST_LOAD, 0)])
+def test_a_conversation_returns_to_its_replica_by_content_alone(routing: Routing, cached: int) -> None:
+    # The policy would choose the empty replica.
+    busy = [job("first", 0.0, LONG, 600), job("second", 3.0, LONG)]
+    assert lives(busy, 2, 2000, routing)["second"].cached == cached
+
+
+def test_blocks_are_dropped_for_running_requests() -> None:
+    found = lives([job("first", 0.0, LONG), job("large", 5.0, OTHER, 300), job("second", 20.0, LONG)], capacity=700)
+    assert 0 < found["second"].cached < 300
+    assert found["second"].matched.predicted == found["second"].cached
+
+
+def test_the_decision_knows_the_caches() -> None:
+    setup = Setup(Tokens(1000), horizon_s=20.0, min_replicas=1, max_gpus=1, block_tokens=BLOCK)
+    world = World(policy("pack"), setup, COSTS, EventRecorder(lambda now: None))
+    world.run([job("first", 0.0, LONG)])
+    tree = world._memory.router.tree
+    tree.check_integrity()
+    (replica,) = tree.replicas
+    assert tree.match((*LONG, 500)) == {replica: HeldPrefix(30)}
+
+
+def test_shares_of_prompt_tokens_are_metrics() -> None:
+    recorder = EventRecorder(lambda now: None)
+    setup = Setup(Tokens(1000), horizon_s=20.0, min_replicas=1, max_gpus=1, block_tokens=BLOCK)
+    jobs = [job("first", 0.0, LONG), job("second", 5.0, LONG)]
+    World(policy("pack"), setup, COSTS, recorder).run(jobs)
+    found = measure(recorder, jobs, Window(0.0, 20.0))
+    shares = {name: found[f"cache_{name}"] for name in ("available", "predicted", "delivered", "not_delivered")}
+    assert shares == pytest.approx(
+        {"available": 300 / 610, "predicted": 300 / 610, "delivered": 300 / 610, "not_delivered": 0.0}
+    )
