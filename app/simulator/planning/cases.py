@@ -23,11 +23,11 @@ from policies.decision.limits import Limits
 LEVEL = "level"
 """The name of the case in which the reserve follows from the level."""
 
-STEPS = (0.5, 0.7, 1.4, 2.0, 4.0)
+STEPS = (0.5, 0.7, 2.0)
 """Factors on both times of the level, for Mell's own frontier."""
-SLACKS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
+SLACKS = (0.0, 0.25, 0.5, 1.0, 2.0)
 """Fixed reserves, as numbers of GPUs."""
-FILLS = (0.25, 0.4, 0.55, 0.7, 0.85, 1.0)
+FILLS = (0.25, 0.4, 0.5, 0.6, 0.7, 0.85)
 """Targets of the autoscalers: ongoing requests as a share of those that fill a KV cache, or the KV utilisation."""
 
 
@@ -47,7 +47,9 @@ DELAYS = (
     Delays("short delays", 2.0, 30.0, 10.0, 2.0),
     Delays("shortest delays", 0.0, 10.0, 2.0, 1.0),
 )
-"""Serve's defaults, and what an attentive operator sets for traffic that changes within seconds."""
+"""Serve's defaults, and settings for traffic that changes within seconds."""
+LIMITED = DELAYS[1]
+"""The delays that are also tried with a limit of requests per replica."""
 
 
 class Contender(StrEnum):
@@ -128,9 +130,9 @@ def _autoscalers(setup: Setup, costs: Costs, jobs: Sequence[Job]) -> Iterator[Pl
         # Few requests fill a replica of a small cache: then several shares are the same target.
         for target in dict.fromkeys(max(1.0, round(fill * full)) for fill in FILLS):
             yield _serve(setup, costs, target, delays, None)
-            if delays is not DELAYS[0]:
+            if delays is LIMITED:
                 yield _serve(setup, costs, target, delays, round(1.5 * target))
-        for fill in FILLS[1:-1]:
+        for fill in FILLS[1:]:
             rule = _rule(LoadMeasure.KV, fill, delays)
             name = f"kv, target {fill:.0%}, {delays.name}"
             yield PlanCase(name, Contender.KV, rule, replace(setup, service=None), costs)

@@ -31,7 +31,7 @@ from policies.cost.service import TAIL, ServiceLevel
 from policies.cost.steps import Knots, PrefillChunk, interpolate
 from policies.decision.limits import Limits
 
-CUTS_S = (1.0, 3.0, 8.0, 20.0, 60.0)
+CUTS_S = (3.0, 8.0, 20.0, 60.0)
 """Peaks in the number of replicas that last less are cut, in seconds; one candidate for each."""
 
 AT_ONCE_S = 1e-6
