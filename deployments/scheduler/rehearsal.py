@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from deployments.metrics.telemetry import Telemetry
+from policies.decision.hindsight import HOUR_S, Hindsight
 from policies.decision.observation import PoolReport
 from policies.decision.shadow import DryRun, Shadow
 from policies.paths.beliefs import Profile
@@ -56,13 +57,26 @@ class Rehearsal:
 def summary(dry_run: DryRun) -> str:
     """The figures for people: "would have freed 3 GPUs for 41 minutes: 212 moves, 1.4 GiB".
 
-    The number of GPUs is the mean over the whole time.
+    The number of GPUs is the mean over the whole time. With a service level, a second sentence is on the last hour.
     """
     if dry_run.since_s <= 0:
         return "has just begun"
     moves = _counted(dry_run.moves, "move")
     cost = moves if dry_run.moved_bytes is None else f"{moves}, {_size(dry_run.moved_bytes)}"
-    return f"would have {_saved(dry_run.gpu_seconds_saved / dry_run.since_s)} {_duration(dry_run.since_s)}: {cost}"
+    whole = f"would have {_saved(dry_run.gpu_seconds_saved / dry_run.since_s)} {_duration(dry_run.since_s)}: {cost}"
+    return whole if dry_run.hindsight is None else f"{whole}; {in_hindsight(dry_run.hindsight)}"
+
+
+def in_hindsight(found: Hindsight) -> str:
+    """The hindsight for people: "the last hour would have met the service level with 5 GPUs instead of 7".
+
+    Both numbers are means over the time.
+    """
+    last = "hour" if found.seconds >= HOUR_S - 1 else _duration(found.seconds)
+    gpus = f"{_counted(round(found.gpus_needed, 1), 'GPU')} instead of {round(found.gpus_real, 1):g}"
+    if found.meets_level:
+        return f"the last {last} would have met the service level with {gpus}"
+    return f"the last {last} would have missed the service level for {1 - found.kept:.0%} of the time with {gpus}"
 
 
 def _saved(gpus: float) -> str:

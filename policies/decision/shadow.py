@@ -5,7 +5,7 @@ plans out on an idealised cluster of its own, in which moves and starts take no 
 It begins as a copy of the real cluster. Afterwards it takes only the requests and their sizes from there.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -14,9 +14,11 @@ from policies.cluster.cluster import Cluster
 from policies.cluster.supply import Supply
 from policies.decision.deciding import decide_pool
 from policies.decision.experience import Experience
+from policies.decision.hindsight import HOUR_S, Hindsight, ShadowSample, hindsight
 from policies.decision.limits import Mode, Terms
 from policies.decision.memory import PoolMemory
 from policies.decision.observation import Pool, PoolReport, Resident, Status
+from policies.decision.service import ServiceReport
 from policies.model import UP, Bytes, Phase, ReplicaId, ReplicaState, RequestId, RequestLoad, Tokens
 from policies.plan import Plan
 from policies.rules.policy import Policy
@@ -29,7 +31,8 @@ class DryRun:
     `replicas_now` is the number of real replicas, `replicas_needed` that of the shadow, and `requests_waiting` the
     number of its requests without a replica. The GPU-seconds are the integrals of both numbers of replicas over time:
     a replica counts as one GPU. `moves` and `moved_tokens` are those of the shadow's moves, and `moved_bytes` is the
-    size of their KV, None before a replica has reported the size of a token.
+    size of their KV, None before a replica has reported the size of a token. `hindsight` is None without a service
+    level, and in the first minute.
     """
 
     since_s: float
@@ -41,6 +44,7 @@ class DryRun:
     moves: int
     moved_tokens: Tokens
     moved_bytes: Bytes | None = None
+    hindsight: Hindsight | None = None
 
     @property
     def gpu_seconds_saved(self) -> float:
@@ -49,7 +53,8 @@ class DryRun:
 
     def to_json(self) -> dict[str, Any]:
         """All figures, by name."""
-        return asdict(self) | {"gpu_seconds_saved": self.gpu_seconds_saved}
+        figures = asdict(self) | {"gpu_seconds_saved": self.gpu_seconds_saved}
+        return figures | {"hindsight": None if self.hindsight is None else self.hindsight.to_json()}
 
 
 class Shadow:
@@ -68,6 +73,7 @@ class Shadow:
         self._needed_s = 0.0
         self._moves = 0
         self._moved = 0
+        self._samples: deque[ShadowSample] = deque()
         self._real: dict[ReplicaId, Status] = {}
         self._residents: dict[RequestId, Resident] = {}
         self._fresh: dict[RequestId, None] = {}
@@ -101,6 +107,7 @@ class Shadow:
         self._carry_out(plan)
         self._moves += len(plan.moves) + len(plan.evicted)
         self._moved += sum(move.tokens for move in plan.moves) + sum(eviction.tokens for eviction in plan.evicted)
+        self._sample(now)
         return plan
 
     @property
@@ -117,7 +124,21 @@ class Shadow:
             gpu_seconds_needed=self._needed_s,
             moves=self._moves,
             moved_tokens=Tokens(self._moved),
+            hindsight=hindsight(self._samples, self._now),
         )
+
+    def _sample(self, now: float) -> None:
+        """Add a sample for the hindsight if it differs from the last one. None while step times are unknown."""
+        level, limits, predicted = self._memory.terms.service, self.cluster.speed, self._memory.predicted
+        if level is None or limits is None:
+            return
+        report = ServiceReport(level, limits, predicted.slowest_step_s, predicted.late_replicas)
+        keeps_level = report.state == "held" and not self.cluster.waiting
+        sample = ShadowSample(now, self._replicas_now, len(self.cluster.replicas), keeps_level)
+        if not self._samples or replace(self._samples[-1], at=now) != sample:
+            self._samples.append(sample)
+        while len(self._samples) > 1 and self._samples[1].at < now - HOUR_S:
+            self._samples.popleft()
 
     # --- the real cluster -----------------------------------------------------------------------------
 

@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 
 from deployments.metrics.telemetry import Telemetry
-from deployments.scheduler.rehearsal import LOG_EVERY_S, Rehearsal, summary
+from deployments.scheduler.rehearsal import LOG_EVERY_S, Rehearsal, in_hindsight, summary
 from policies.cost.lines import Line
+from policies.decision.hindsight import Hindsight
 from policies.decision.limits import LiveLimits, Mode, Terms
 from policies.decision.memory import PoolMemory
 from policies.decision.shadow import DryRun, Shadow
@@ -124,6 +125,29 @@ def test_time_is_told_in_a_unit_of_which_there_are_two(since_s: float, text: str
 def test_what_is_not_known_of_the_price_is_left_out(moves: int, size: int | None, text: str) -> None:
     told = summary(replace(RUN, moves=moves, moved_bytes=None if size is None else Bytes(size)))
     assert told.endswith(f": {text}")
+
+
+HOUR = Hindsight(seconds=3600.0, gpus_real=7.0, gpus_needed=5.04, gpus_peak=6, kept=0.995)
+
+
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        (HOUR, "the last hour would have met the service level with 5 GPUs instead of 7"),
+        (
+            replace(HOUR, seconds=1200.0),
+            "the last 20 minutes would have met the service level with 5 GPUs instead of 7",
+        ),
+        (
+            replace(HOUR, kept=0.9, gpus_needed=1.0),
+            "the last hour would have missed the service level for 10% of the time with 1 GPU instead of 7",
+        ),
+    ],
+)
+def test_with_a_level_the_last_hour_is_judged(found: Hindsight, text: str) -> None:
+    assert in_hindsight(found) == text
+    assert summary(replace(RUN, hindsight=found)) == f"{summary(RUN)}; {text}"
+    assert replace(RUN, hindsight=found).to_json()["hindsight"]["meets_level"] is (found.kept > 0.99)
 
 
 def test_at_first_there_is_nothing_to_say() -> None:
