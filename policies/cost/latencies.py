@@ -27,6 +27,8 @@ SLOT_S = 10.0
 """The resolution of a window, in seconds."""
 
 _PER_OCTAVE = 2.0**SCHEMA
+_NEARLY_NONE = 1e-6
+"""The count up to which a bucket is empty."""
 
 Counts = Mapping[int, float]
 """Numbers of latencies by bucket."""
@@ -51,11 +53,13 @@ class Latencies:
             self.counts[bucket] = self.counts.get(bucket, 0) + count
 
     def subtract(self, counts: Counts) -> None:
-        """Take away counts that have been added before."""
+        """Take away counts that were added before. Predicted counts are fractions, so sums have rounding errors."""
         for bucket, count in counts.items():
-            self.counts[bucket] -= count
-            if self.counts[bucket] <= 0:
-                del self.counts[bucket]
+            left = self.counts.get(bucket, 0) - count
+            if left > _NEARLY_NONE:
+                self.counts[bucket] = left
+            else:
+                self.counts.pop(bucket, None)
 
     @property
     def total(self) -> float:

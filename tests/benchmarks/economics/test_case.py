@@ -45,7 +45,7 @@ def test_settings_are_valid_for_the_application(variant: str) -> None:
     assert valid.engine == "paced"
     assert valid.scheduler.mode == "act"
     assert (valid.scheduler.moves_per_epoch == 0) is (variant in ("worst_fit", "pack_unmoved"))
-    assert valid.scheduler.slack == (0.0 if variant in FOLLOWS_LEVEL else CONDITIONS.slack)
+    assert valid.scheduler.slack == (None if variant in FOLLOWS_LEVEL else CONDITIONS.slack)
     scaling = valid.deployment_config.autoscaling_config
     assert (scaling.min_replicas, scaling.initial, scaling.max_replicas) == (1, 1, CONDITIONS.max_replicas)
 

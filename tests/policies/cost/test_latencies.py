@@ -64,6 +64,13 @@ def test_a_window_forgets() -> None:
     assert window.latencies(2 * WINDOW_S + 2 * SLOT_S).counts == {}
 
 
+def test_rounding_errors_of_fractions_do_no_harm() -> None:
+    window = LatencyWindow()
+    for now, count in ((0.0, 1e17), (2 * SLOT_S, 0.3), (4 * SLOT_S, 0.1)):
+        window.add(1.0, now, count)
+    assert window.latencies(2 * WINDOW_S).counts == {}
+
+
 def test_a_window_holds_what_was_added_lately() -> None:
     window, draw, added = LatencyWindow(), random.Random(0), []
     for step in range(3000):
