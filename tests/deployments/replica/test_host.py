@@ -9,7 +9,7 @@ from msgspec import structs
 from deployments.engine.port import EngineDead, InvalidRequest, RequestFailed, Tie
 from deployments.replica.host import RequestHost, Run, queued_keys
 from deployments.replica.outbox import Outboxes
-from migration.protocol.core_messages import Adapter
+from migration.protocol.core_messages import Adapter, Prefilled
 from migration.protocol.errors import Refused, RequestGone
 from migration.protocol.messages import Fingerprint, PathRequest, Prepare, Tail
 from migration.protocol.ports import HALTED, Generated, OutputSink
@@ -752,3 +752,30 @@ async def test_an_engine_that_is_given_up_loses_every_request_and_takes_none() -
     assert not list(desk.host.loads())
     with pytest.raises(Refused, match="stopping"):
         desk.host.submit(spec("other"), 0, ())
+
+
+# --- prompts and the cache --------------------------------------------------------------------------------
+
+
+async def test_a_prompt_counts_once_on_the_replica_on_which_its_request_began() -> None:
+    desk = await running(0)
+    await desk.engine.give(Generated((7,), prefilled=Prefilled(40, 32)))
+    await desk.engine.give(Generated((8,)))
+    assert desk.host.prompts == Prefilled(40, 32)
+    # It is halted, and continues here: the engine prefills prompt and output.
+    desk.host.mute(R, 0)
+    desk.host.halt(R, 0)
+    desk.host.unmute(R, 0)
+    await desk.engine.give(Generated((9,), prefilled=Prefilled(42, 40)), key="r.0.1")
+    # Another one came from elsewhere.
+    desk.host.submit(spec("moved"), 1, (1, 2))
+    await desk.engine.give(Generated((3,), prefilled=Prefilled(42, 40)), key="moved.1")
+    assert desk.host.prompts == Prefilled(40, 32)
+
+
+async def test_blocks_that_are_not_full_are_counted() -> None:
+    desk = await running(3)  # 43 tokens
+    assert (desk.host.partial_blocks(4), desk.host.partial_blocks(43)) == (1, 0)
+    desk.host.mute(R, 0)
+    desk.host.halt(R, 0)
+    assert desk.host.partial_blocks(4) == 0

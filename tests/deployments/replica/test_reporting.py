@@ -3,10 +3,13 @@
 from dataclasses import replace
 
 from deployments.api.report import Gauges
+from deployments.cache.mirror import Mirror
 from deployments.replica.reporting import ReplicaReporter
+from migration.kv.cache_events import BlocksRemoved, BlocksStored
 from migration.protocol.record import MigrationRecord, Outcome
 from policies.model import ReplicaId, RequestId
 from policies.plan import Path, Reason
+from policies.prefix.change import CacheChange, Tier
 from tests.deployments.scheduler.fakes import make_report
 
 A, B = ReplicaId("a"), ReplicaId("b")
@@ -31,6 +34,20 @@ def test_a_snapshot_has_all_migrations_and_changes_have_those_with_news() -> Non
     assert reported(reporter, 3, replace(ended), old) == []
     resumed = replace(old, resume_s=1.0)
     assert reported(reporter, 4, ended, resumed) == [resumed]
+
+
+def test_the_cache_is_reported_whole_in_snapshots_and_by_changes_otherwise() -> None:
+    reporter, mirror = ReplicaReporter(), Mirror()
+    mirror.take(0, [BlocksStored([1, (1 << 64) - 1])])
+
+    def cache(version: int | None) -> CacheChange | None:
+        return reporter.report(LOAD, Gauges(), (), version, 0.0, mirror.change).report.cache
+
+    assert cache(None) == CacheChange({Tier.HBM: (1, (1 << 64) - 1)}, {}, True)
+    assert cache(1) is None
+    mirror.take(1, [BlocksRemoved([1])])
+    assert cache(2) == CacheChange({}, {Tier.HBM: (1,)}, False)
+    assert cache(1) == CacheChange({Tier.HBM: ((1 << 64) - 1,)}, {}, True)
 
 
 def test_after_a_lost_answer_all_migrations_are_reported_again() -> None:

@@ -6,13 +6,14 @@ import pytest
 
 from app.simulator.__main__ import BAD_INPUT, DIFFERENT, main
 from app.simulator.command.replay import replay
-from deployments.scheduler.recording import Epoch, FileRecorder, PlacedCall
+from deployments.scheduler.recording import Epoch, FileRecorder, PlacedCall, read_recording
 from policies.cluster.changes import Arrival
 from policies.decision.deciding import SchedulerMemory, decide, place
 from policies.decision.limits import Limits, LiveLimits, Terms
-from policies.decision.observation import ENGINE, Observation
-from policies.model import RequestId, Tokens
+from policies.decision.observation import ENGINE, Observation, Pool, PoolReport
+from policies.model import ReplicaId, RequestId, Tokens
 from policies.plan import Plan
+from policies.prefix.change import CacheChange, Tier
 from tests.policies.decision.observed import Watcher, observed
 
 TERMS = Terms("pack:headroom_s=0,comfort=0,rest=0", LiveLimits(Limits(cooldown_s=100)), 0.0)
@@ -52,6 +53,16 @@ def test_a_different_plan_is_reported(tmp_path: Path, capsys: pytest.CaptureFixt
     assert replay(path).different == (1, 2)
     assert main(["--recording", str(path)]) == DIFFERENT
     assert "different: epochs 1, 2" in capsys.readouterr().out
+
+
+def test_changes_of_caches_are_recorded(tmp_path: Path) -> None:
+    change = CacheChange({Tier.HBM: (1, (1 << 64) - 1)}, {Tier.DRAM: (2,)}, False)
+    report = PoolReport(Pool(), caches={ReplicaId("a"): change})
+    recorder = FileRecorder(tmp_path / "epochs.jsonl", TERMS)
+    recorder.record(Epoch((), Observation(0.0, (report,)), {}))
+    recorder.close()
+    _, (epoch,) = read_recording(tmp_path / "epochs.jsonl")
+    assert epoch.seen.pools == (report,)
 
 
 @pytest.mark.parametrize("damage", ["gone", "empty", "cut"])

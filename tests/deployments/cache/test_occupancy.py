@@ -1,0 +1,84 @@
+"""The use of blocks, as operators see it."""
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from deployments.cache.mirror import Mirror
+from deployments.cache.occupancy import CacheReport, Occupancy, cache_report, occupancy
+from deployments.metrics.cache import expose_cache
+from deployments.metrics.exposition import merge
+from migration.kv.cache_events import BlocksStored, PoolContents
+from migration.protocol.core_messages import Prefilled
+from policies.model import Blocks
+
+
+@pytest.mark.parametrize(
+    ("free", "named", "partial", "expected"),
+    [
+        (100, 0, 0, (0, 0, 100)),
+        (100, 30, 0, (0, 30, 70)),
+        (60, 38, 2, (40, 0, 60)),
+        (60, 50, 2, (40, 12, 48)),
+        (0, 100, 0, (100, 0, 0)),
+        (10, 99, 5, (90, 10, 0)),
+        (100, 5, 9, (0, 5, 95)),
+    ],
+    ids=["empty", "all idle", "all busy", "both", "full", "full of history", "older counts"],
+)
+def test_blocks_are_active_historical_or_blank(
+    free: int, named: int, partial: int, expected: tuple[int, int, int]
+) -> None:
+    used = occupancy(Blocks(100), Blocks(free), named, partial)
+    assert (used.active, used.historical, used.blank) == expected
+
+
+def report(mirror: Mirror) -> CacheReport:
+    return cache_report(mirror, Blocks(10), Blocks(8), 1, Prefilled(200, 150))
+
+
+def exact() -> Mirror:
+    mirror = Mirror()
+    mirror.take(0, [PoolContents(b""), BlocksStored([1, 2, 3, 4])])
+    return mirror
+
+
+def test_report_for_operators() -> None:
+    assert report(exact()).used == Occupancy(Blocks(2), Blocks(3), Blocks(5))
+    assert report(exact()).to_json() == {
+        "hbm": {"active": 2, "historical": 3, "blank": 5},
+        "version": 0,
+        "exact": True,
+        "off": None,
+        "prompt_tokens": {"all": 200, "hbm": 150},
+    }
+
+
+def test_cache_that_is_not_followed_has_a_reason_and_no_blocks() -> None:
+    shown = report(Mirror("the model has 2 KV cache groups")).to_json()
+    assert (shown["hbm"], shown["off"], shown["exact"]) == (None, "the model has 2 KV cache groups", False)
+    assert shown["prompt_tokens"] == {"all": 200, "hbm": 150}
+
+
+def exposed(mirror: Mirror) -> dict[tuple[str, ...], float]:
+    text = merge([expose_cache(report(mirror), "a")]).decode()
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    assert all(sample.labels.pop("replica") == "a" for sample in samples)
+    return {(sample.name, *sample.labels.values()): sample.value for sample in samples}
+
+
+def test_metrics() -> None:
+    tokens: dict[tuple[str, ...], float] = {
+        ("mell_cache_tokens_total", "prompt"): 200,
+        ("mell_cache_tokens_total", "delivered"): 150,
+        ("mell_cache_delivered_tokens_total", "hbm"): 150,
+    }
+    assert exposed(exact()) == {
+        **tokens,
+        ("mell_cache_blocks", "active", "hbm"): 2,
+        ("mell_cache_blocks", "historical", "hbm"): 3,
+        ("mell_cache_blocks", "blank", "hbm"): 5,
+        ("mell_cache_resyncs_total", "start"): 1,
+        ("mell_cache_resyncs_total", "events_lost"): 0,
+        ("mell_cache_resyncs_total", "audit"): 0,
+    }
+    assert exposed(Mirror("the prefix cache is off")) == tokens
