@@ -25,7 +25,7 @@ from app.settings import (
 )
 from app.tinymodel import cache_root, ensure_tiny_model
 from app.versions import installed_version
-from deployments.config import EngineConfig, SchedulerConfig, Topology
+from deployments.config import EngineConfig, Isolation, SchedulerConfig, Topology
 
 log = logging.getLogger("ray.serve")
 
@@ -124,7 +124,17 @@ def _ingress_config(settings: Settings, engine: EngineConfig) -> IngressConfig:
         refresh_s=settings.scheduler.epoch_s,
         rust_binary=os.environ.get(RUST_BINARY),
         service_classes=settings.scheduler.service_classes,
+        isolates_keys=_isolates_keys(settings),
     )
+
+
+def _isolates_keys(settings: Settings) -> bool:
+    """True if requests of different API keys share no cached KV. Raises ValueError if there are no keys."""
+    if settings.cache.isolation is Isolation.SHARED:
+        return False
+    if settings.ingress.api_keys_file is None and VARIABLE not in os.environ:
+        raise ValueError(f"cache.isolation is key: set ingress.api_keys_file or {VARIABLE}, or write shared")
+    return True
 
 
 def _listed_keys(settings: Settings) -> tuple[ApiKey, ...]:

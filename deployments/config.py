@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -112,8 +113,22 @@ class MigrationSettings(SettingsSection):
         )
 
 
+class Isolation(StrEnum):
+    """The clients whose requests share cached blocks."""
+
+    SHARED = "shared"
+    KEY = "key"
+
+
 class CacheSettings(SettingsSection):
     """The KV caches of the replicas."""
+
+    isolation: Isolation = Field(
+        Isolation.SHARED,
+        strict=False,
+        description="Clients whose requests share the cached KV of equal prompts: `shared`, all; `key`, those with the "
+        "same API key.",
+    )
 
     audit_s: float = Field(
         60.0,

@@ -69,6 +69,8 @@ class ApiCall:
     failure: ApiError | None = None
     """The error of a request that engines have not taken, or of vLLM's application; None so far."""
     service_class: str = DEFAULT_CLASS
+    tenant: str = ""
+    """Calls share cached KV only with those of the same tenant, or with others without one."""
     _beam_tokens: int = 0
 
     def add(self, request: EngineRequest) -> None:

@@ -40,7 +40,7 @@ from app.frontend.calls import ApiCall, EngineRequest
 from app.ingress.asgi import read_label
 from app.ingress.streams.streams import Streams
 from app.ingress.telemetry.requests import StepTimer
-from migration.protocol.continuing import to_spec
+from migration.protocol.continuing import isolated, to_spec
 from migration.protocol.core_messages import CoreRequest, Frames, decode_request
 from migration.protocol.ports import Loss, LossKind
 from migration.protocol.reading import Output, Reader
@@ -261,6 +261,8 @@ class ClusterCore:
         label = api_call.label if api_call is not None else ""
         try:
             frames = self.completed(request, frames)
+            if api_call is not None and api_call.tenant:
+                frames = isolated(frames, api_call.tenant)
             service_class = api_call.service_class if api_call is not None else DEFAULT_CLASS
             precedence = Precedence(service_class, request.arrival_time or time.time())
             # A client chooses a part of vLLM's name, of any length.

@@ -13,6 +13,7 @@ class IngressConfig(IngressSettings):
     `engine_kwargs` are the arguments of its engines. `chat_template` is the template itself.
     `api_keys` are the keys from the environment; `api_keys_file` names a file with others. `rust_binary` is the path
     of vLLM's Rust frontend; None: that in vLLM's package, on each node. `service_classes` are the scheduler's.
+    `isolates_keys`: requests of different API keys share no cached KV.
     """
 
     model_id: str
@@ -26,6 +27,7 @@ class IngressConfig(IngressSettings):
     api_keys: tuple[ApiKey, ...] = ()
     rust_binary: str | None = None
     service_classes: ServiceClasses = NO_CLASSES
+    isolates_keys: bool = False
 
     @property
     def model_names(self) -> frozenset[str]:

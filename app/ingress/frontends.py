@@ -113,7 +113,14 @@ class VllmApi:
             frontend.serve_adapters(self._adapters)
         # As in the engine's processes: vLLM's statistics would otherwise read the environment for every token.
         enable_envs_cache()
-        application = guarded(frontend.app, backend.gate, backend.telemetry, backend.settings, frontend.max_context)
+        application = guarded(
+            frontend.app,
+            backend.gate,
+            backend.telemetry,
+            backend.settings,
+            frontend.max_context,
+            self._config.isolates_keys,
+        )
         return Router([Route("/openapi.json", self._describe, methods=["GET"])], False, application)
 
     async def _start(self, backend: Backend) -> Frontend:

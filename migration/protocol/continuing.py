@@ -64,6 +64,14 @@ def _traits(request: CoreRequest) -> frozenset[Trait]:
     return frozenset(trait for trait, holds in facts.items() if holds)
 
 
+def isolated(frames: Frames, tenant: str) -> Frames:
+    """The request, with cached KV that only requests of the same `tenant` and the client's own salt share."""
+    request = decode_request(frames)
+    # Names of tenants have no colon: two different pairs of names and salts give different texts.
+    salted = msgspec.structs.replace(request, cache_salt=f"{tenant}:{request.cache_salt or ''}")
+    return encode_request(salted, frames[1:])
+
+
 def plain_spec(
     id: str, prompt: tuple[int, ...], max_tokens: int, label: str = "", ingress: str = "", **sampling: Any
 ) -> RequestSpec:

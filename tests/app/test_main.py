@@ -204,6 +204,15 @@ def test_keys_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     assert ingress_config().api_keys == (ApiKey("a", digest("k")),)
 
 
+def test_keys_are_isolated_if_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    isolating = {"cache": {"isolation": "key"}}
+    with pytest.raises(ValueError, match=r"^cache.isolation is key: set ingress.api_keys_file or MELL_API_KEYS"):
+        build_app(isolating)
+    monkeypatch.setenv("MELL_API_KEYS", entry("a", "k"))
+    assert deployments(isolating)["Ingress"].init_args[0].isolates_keys
+    assert not ingress_config().isolates_keys
+
+
 @pytest.mark.parametrize("listed", ["", "[]", "sk-not-a-list"])
 def test_an_invalid_list_in_the_environment_is_an_error(monkeypatch: pytest.MonkeyPatch, listed: str) -> None:
     monkeypatch.setenv("MELL_API_KEYS", listed)

@@ -29,6 +29,8 @@ MAX_LENGTH = 2048
 
 vLLM's validators collect every error of every element, for each type that it could have, at 3 KB an error.
 """
+MAX_SALT_CHARACTERS = 256
+"""Of `cache_salt`: it becomes a part of the first block's name."""
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1024
 
@@ -88,6 +90,7 @@ def check_body(content: bytes, route: OpenRoute, limits: BodyLimits) -> CheckedB
         _check_numbers(body)
     _check_types(body, route)
     _drop_private(body)
+    _check_salt(body)
     _check_sampling(body)
     check_constraints(body)
     if route.dialect is RESPONSES:
@@ -242,6 +245,12 @@ def _refuse_stored(body: dict[str, Any]) -> None:
     for name in ("background", "previous_response_id"):
         if body.get(name):
             raise invalid(name, NOT_STORED, "unsupported_parameter")
+
+
+def _check_salt(body: dict[str, Any]) -> None:
+    salt = body.get("cache_salt")
+    if isinstance(salt, str) and len(salt) > MAX_SALT_CHARACTERS:
+        raise invalid("cache_salt", f"at most {MAX_SALT_CHARACTERS} characters")
 
 
 # --- bounds -----------------------------------------------------------------------------------------------

@@ -40,9 +40,17 @@ _PRIORITY = re.compile(rb"-?[0-9]{1,18}")
 
 
 def guarded(
-    app: ASGIApp, gate: Gate, telemetry: RequestTelemetry, settings: IngressSettings, max_context: int
+    app: ASGIApp,
+    gate: Gate,
+    telemetry: RequestTelemetry,
+    settings: IngressSettings,
+    max_context: int,
+    isolates_keys: bool = False,
 ) -> ASGIApp:
-    """vLLM's application `app` as clients may reach it. `max_context` is the model's context, in tokens."""
+    """vLLM's application `app` as clients may reach it. `max_context` is the model's context, in tokens.
+
+    With `isolates_keys`, requests of different API keys share no cached KV.
+    """
     limits = BodyLimits(
         settings.max_choices,
         settings.max_prompt_tokens or max_context,
@@ -55,7 +63,7 @@ def guarded(
         if route.endpoint is None:
             return DialectErrors(KeyLayer(app, gate, route.dialect), route.dialect)
         begin, dialect = partial(telemetry.begin, route.endpoint), route.dialect
-        call = CallLayer(ApplicationErrors(app, dialect))
+        call = CallLayer(ApplicationErrors(app, dialect), isolates_keys)
         guard = BodyGuard(call, route, limits, settings.max_body_bytes, media)
         admission = AdmissionLayer(guard, gate, settings.request_timeout_s, begin, dialect.key, dialect.ending)
         return DialectErrors(admission, dialect)
@@ -157,14 +165,17 @@ class BodyGuard:
 class CallLayer:
     """Makes a call known to the core below, and settles its use of tokens."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, isolates_keys: bool = False) -> None:
         self._app = app
+        self._isolates_keys = isolates_keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send, prepared: Callable[[], None]) -> None:
         """Pass an admitted call on. The core calls `prepared` once it has the request."""
         through = admitted(scope)
         label = read_label(Headers(scope=scope).get("x-request-id")) or ""
-        call = ApiCall(label, through.observer.timer, prepared, service_class=through.admission.service_class)
+        admission = through.admission
+        tenant = (admission.key or "") if self._isolates_keys else ""
+        call = ApiCall(label, through.observer.timer, prepared, service_class=admission.service_class, tenant=tenant)
         client = _WatchedClient(receive, send, through.sent)
         token = CURRENT.set(call)
         answering = asyncio.ensure_future(self._app(_to_vllm(scope, call.label), client.receive, client.send))

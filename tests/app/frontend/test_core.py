@@ -240,6 +240,22 @@ async def test_a_request_has_the_class_of_its_call_and_its_turn_as_priority(
 
 
 @on_the_modules_loop
+async def test_calls_of_tenants_have_salts_of_their_own(api: FrontendApi) -> None:
+    salts = []
+    for tenant, salt in [("", None), ("", "mine"), ("alice", None), ("alice", "mine"), ("bob", "mine")]:
+        token = CURRENT.set(ApiCall(tenant=tenant))
+        members = {"cache_salt": salt} if salt else {}
+        asking = asyncio.create_task(api.post("/v1/completions", prompt=[5, 6, 7], max_tokens=200, **members))
+        CURRENT.reset(token)
+        await eventually(lambda: api.service.streams.count == 1)
+        (run,) = api.service.streams._live.values()
+        salts.append(decode_request(continued(run.spec, "name", "key", (1, 2))).cache_salt)
+        assert (await asking).status_code == 200
+        await api.service.idle()
+    assert salts == [None, "mine", "alice:", "alice:mine", "bob:mine"]
+
+
+@on_the_modules_loop
 @pytest.mark.parametrize(
     "private",
     [

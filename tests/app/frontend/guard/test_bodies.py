@@ -242,6 +242,7 @@ BEYOND: list[tuple[str, dict[str, Any]]] = [
     ("logit_bias", {"prompt": "x", "logit_bias": {str(n): 1 for n in range(1025)}}),
     ("allowed_token_ids", {"prompt": "x", "allowed_token_ids": list(range(1025))}),
     ("stop_token_ids", {"prompt": "x", "stop_token_ids": list(range(121))}),
+    ("cache_salt", {"prompt": "x", "cache_salt": "a" * 257}),
     ("structured_outputs", {"prompt": "x", "structured_outputs": {"json": {"pattern": "a{9999}"}}}),
 ]
 

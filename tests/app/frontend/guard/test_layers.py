@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.frontend.calls import CURRENT, EngineRequest
+from app.frontend.calls import CURRENT, ApiCall, EngineRequest
 from app.frontend.guard.bodies import MAX_STOPS
 from app.frontend.guard.layers import guarded, vllm_environment, vllm_media_domains
 from app.frontend.guard.routes import CLOSED_ROUTES, OPEN_ROUTES
@@ -58,13 +58,15 @@ def used(tokens: int, prompt: int = 40, finish: str | None = "length", name: str
 class Guarded:
     """An application of one handler behind the layers, its client, and the log lines of its calls."""
 
-    def __init__(self, handler: Handler = echo, gate: Gate | None = None, **settings: Any) -> None:
+    def __init__(
+        self, handler: Handler = echo, gate: Gate | None = None, isolates_keys: bool = False, **settings: Any
+    ) -> None:
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             await (await handler(Request(scope, receive)))(scope, receive, send)
 
         self.gate = gate or Gate()
         self.telemetry = RequestTelemetry("tiny")
-        self.app = guarded(app, self.gate, self.telemetry, IngressSettings(**settings), CONTEXT)
+        self.app = guarded(app, self.gate, self.telemetry, IngressSettings(**settings), CONTEXT, isolates_keys)
 
     async def post(
         self, path: str = COMPLETIONS, headers: Mapping[str, str] | None = None, method: str = "POST", **body: Any
@@ -632,3 +634,19 @@ async def test_calls_do_not_mix() -> None:
     await behind.post()
     assert sorted(call.label for call in seen) == ["", "", "a", "a", "b", "b"] and len(set(map(id, seen))) == 3
     assert CURRENT.get() is None, "the task of a call may go on with another one"
+
+
+# --- caches -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("isolates", "tenant"), [(True, "alice"), (False, "")])
+async def test_a_key_is_a_tenant_of_the_caches_if_keys_are_isolated(isolates: bool, tenant: str) -> None:
+    calls: list[ApiCall | None] = []
+
+    async def seen(http: Request) -> ASGIApp:
+        calls.append(CURRENT.get())
+        return JSONResponse({})
+
+    await Guarded(seen, keys(), isolates).post(headers={"authorization": "Bearer alice-key"})
+    await Guarded(seen, None, isolates).post()
+    assert [call and call.tenant for call in calls] == [tenant, ""]
