@@ -157,7 +157,10 @@ class ServiceLevelSettings(SettingsSection):
 
 
 class ServiceClassSettings(ServiceLevelSettings):
-    """A class of requests, under its name: 1 to 32 of a-z, 0-9, _ and -. Requests without a class are of `default`."""
+    """A class of requests, under its name: 1 to 32 of a-z, 0-9, _ and -. Requests without a class are of `default`.
+
+    A level of its own counts while the class has requests, and for ten minutes after them.
+    """
 
     rank: int = Field(
         0,

@@ -60,6 +60,11 @@ class ServiceClasses:
         """The distinct ranks of all classes, the lowest first."""
         return tuple(sorted({self.rank(name) for name in self.names}))
 
+    @property
+    def levels(self) -> Mapping[str, ServiceLevel]:
+        """The levels of the classes that have one of their own."""
+        return {name: each.level for name, each in self.by_name.items() if each.level is not None}
+
     def rank(self, name: str) -> int:
         """The rank of a class. A class that no longer exists has that of the default class."""
         found = self.by_name.get(name) or self.by_name.get(DEFAULT_CLASS)

@@ -30,6 +30,17 @@ class ServiceLevel:
     itl_p99_s: float | None = None
 
 
+def strictest(levels: Iterable[ServiceLevel]) -> ServiceLevel:
+    """The level that keeps all of these."""
+    each = tuple(levels)
+    ttft_s, itl_s = [level.ttft_p99_s for level in each], [level.itl_p99_s for level in each]
+    return ServiceLevel(_least(ttft_s), _least(itl_s))
+
+
+def _least(times_s: Iterable[float | None]) -> float | None:
+    return min((time_s for time_s in times_s if time_s is not None), default=None)
+
+
 @dataclass(frozen=True, slots=True)
 class ReplicaSpeed:
     """Step times of a replica, their relative `error`, and the most tokens that a step computes (None: any number)."""

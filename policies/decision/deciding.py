@@ -79,7 +79,7 @@ def decide_pool(memory: PoolMemory, seen: PoolReport, now: float) -> tuple[Plan,
 def _decide_pool(memory: PoolMemory, seen: PoolReport, now: float) -> Generator[None, None, tuple[Plan, ...]]:
     terms, cluster = memory.terms, memory.cluster
     changes = yield from memory.observe_in_slices(seen, now)
-    limits = terms.limits.resolve(memory.experience, FORESEEN if terms.service is not None else None)
+    limits = terms.limits.resolve(memory.experience, FORESEEN if terms.has_level else None)
     rate = memory.experience.decode_rate
     if (speed := replica_speed(memory)) is not None:
         memory.router.speed = speed

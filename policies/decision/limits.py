@@ -145,6 +145,11 @@ class Terms:
     classes: ServiceClasses = NO_CLASSES
 
     @property
+    def has_level(self) -> bool:
+        """True if there is a service level, of the pool or of a class."""
+        return self.service is not None or bool(self.classes.levels)
+
+    @property
     def is_ideal(self) -> bool:
         """True in the paper's model: every plan is carried out at once and as a whole."""
         return self.may_wait_nowhere and not self.moves_take_time

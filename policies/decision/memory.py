@@ -23,6 +23,7 @@ from typing import NamedTuple, TypeVar
 from policies.causes import PAIR_FAILURES
 from policies.cluster.changes import Changes, Crossing, Departure
 from policies.cluster.cluster import Cluster
+from policies.cluster.forecast import WINDOW_S
 from policies.cluster.replica import Replica, Request
 from policies.cluster.supply import Supply
 from policies.cost.fit import NO_STEPS
@@ -107,6 +108,7 @@ class PoolMemory:
         """The openings and closings of the last epoch in mode `act`."""
         self.predicted = PredictedTimes()
         self._residents: dict[RequestId, Resident] = {}
+        self._class_seen: dict[str, float] = {}
         # Stale requests need a new location, absent ones cannot leave a replica that is about to stop, and unsettled
         # ones may lack some of their blocks. Expected replicas are not listed yet, closed ones are of the last plan.
         self._absent: dict[RequestId, Tokens] = {}
@@ -189,7 +191,7 @@ class PoolMemory:
         """
         self._forget_location(request_id)
         self.placed[request_id] = placed
-        if self.terms.service is not None:
+        if self.terms.has_level:
             replica = self.cluster.replicas[placed.replica]
             first_token_s = self.router.queues.wait_s(replica.id, placed.at)
             self.predicted.add_arrival(replica, placed.tokens - cached, first_token_s, placed.at)
@@ -214,6 +216,13 @@ class PoolMemory:
         classes = self.terms.classes
         rank, turn = classes.rank(precedence.service_class), classes.turn(precedence)
         return self.cluster.add_request(request_id, tokens, replica, rank, turn, adapter)
+
+    def active_classes(self, now: float) -> frozenset[str]:
+        """The classes that have requests, or have had some within the last `WINDOW_S` seconds."""
+        present = {resident.load.precedence.service_class for resident in self._residents.values()}
+        present |= {placed.precedence.service_class for placed in self.placed.values()}
+        self._class_seen.update(dict.fromkeys(present, now))
+        return frozenset(name for name, at in self._class_seen.items() if at >= now - WINDOW_S)
 
     def model_of(self, request: RequestId) -> str | None:
         """The model on a waiting request's replica, with which alone the request continues; None without a replica."""
@@ -503,7 +512,7 @@ class PoolMemory:
         for replica in cluster.replicas.values():
             if replica.queued or replica.id in queued:
                 cluster.enqueue(replica, queued.get(replica.id, 0))
-        if self.terms.service is not None:
+        if self.terms.has_level:
             self._count_backlogs()
 
     def _count_backlogs(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from policies.cluster.replica import Replica
 from policies.cost.latencies import NO_TIMES, WINDOW_S, ServiceQuantiles
-from policies.cost.service import TAIL, ReplicaSpeed, ServiceLevel, SpeedLimit, limit
+from policies.cost.service import TAIL, ReplicaSpeed, ServiceLevel, SpeedLimit, limit, strictest
 from policies.decision.memory import PoolMemory
 from policies.precedence import DEFAULT_CLASS
 
@@ -26,11 +26,19 @@ def replica_speed(memory: PoolMemory) -> ReplicaSpeed | None:
 
 
 def speed_limit(memory: PoolMemory, now: float) -> SpeedLimit | None:
-    """The limits of replicas' speed in this epoch; None without a service level, and while step times are unknown."""
-    level = memory.terms.service
-    speed = replica_speed(memory) if level is not None else None
-    if level is None or speed is None:
+    """The limits of replicas' speed in this epoch; None without a service level, and while step times are unknown.
+
+    Requests of all classes share every replica, so the strictest level counts of the pool and of the active classes.
+    """
+    terms = memory.terms
+    speed = replica_speed(memory) if terms.has_level else None
+    if speed is None:
         return None
+    levels = [terms.service or ServiceLevel()]
+    if terms.classes.levels:
+        active = memory.active_classes(now)
+        levels += [level for name, level in terms.classes.levels.items() if name in active]
+    level = strictest(levels)
     prompts = memory.experience.prompts
     running = memory.cluster.running()
     passed_s = now - prompts[0][0] if prompts else 0.0
@@ -108,11 +116,10 @@ class ServiceReport:
 
 def service_report(memory: PoolMemory, now: float, reached: Mapping[str, ServiceQuantiles]) -> ServiceReport | None:
     """The state of the pool's service level, with the times that clients `reached`, by class; None without a level."""
-    level, cluster, predicted = memory.terms.service, memory.cluster, memory.predicted
-    if level is None:
+    terms, cluster, predicted = memory.terms, memory.cluster, memory.predicted
+    if not terms.has_level:
         return None
-    classes = memory.terms.classes.by_name.items()
-    levels = {name: each.level for name, each in classes if each.level is not None and name != DEFAULT_CLASS}
+    level, levels = terms.service or ServiceLevel(), terms.classes.levels
     if cluster.speed is None:
         return ServiceReport(level, reached=reached, levels=levels)
     return ServiceReport(

@@ -12,6 +12,7 @@ from typing import Any
 
 from policies.cluster.cluster import Cluster
 from policies.cluster.supply import Supply
+from policies.cost.service import ServiceLevel
 from policies.decision.deciding import decide_pool
 from policies.decision.experience import Experience
 from policies.decision.hindsight import HOUR_S, Hindsight, ShadowSample, hindsight
@@ -129,9 +130,10 @@ class Shadow:
 
     def _sample(self, now: float) -> None:
         """Add a sample for the hindsight if it differs from the last one. None while step times are unknown."""
-        level, limits, predicted = self._memory.terms.service, self.cluster.speed, self._memory.predicted
-        if level is None or limits is None:
+        limits, predicted = self.cluster.speed, self._memory.predicted
+        if limits is None:
             return
+        level = self._memory.terms.service or ServiceLevel()
         report = ServiceReport(level, limits, predicted.slowest_step_s, predicted.late_replicas)
         keeps_level = report.state == "held" and not self.cluster.waiting
         sample = ShadowSample(now, self._replicas_now, len(self.cluster.replicas), keeps_level)

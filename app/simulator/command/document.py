@@ -122,6 +122,8 @@ def _setup(order: SimulationOrder) -> Metrics:
         "foresight_s": setup.limits.foresight_s,
         "ttft_p99_s": None if setup.service is None else setup.service.ttft_p99_s,
         "itl_p99_s": None if setup.service is None else setup.service.itl_p99_s,
+        "classes": {name: asdict(each) for name, each in setup.classes.by_name.items()},
+        "overtake_s": setup.classes.overtake_s,
         "costs": order.names.costs,
         "costs_from": dict(order.costs.provenance),
         "calibration": order.names.calibration,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from app.simulator.costs.costs import shipped_costs
 from app.simulator.workload.lengths import SHIPPED
+from policies.precedence import OVERTAKE_S
 from policies.prefix.routing import Routing
 
 CAPACITY = 13698
@@ -46,6 +47,7 @@ def parser() -> argparse.ArgumentParser:
     policies = whole.add_argument_group("policies", "The limits apply to every policy.")
     _add_policies(policies)
     _add_level(policies)
+    _add_classes(policies)
     cluster = whole.add_argument_group("cluster and time")
     _add_cluster(cluster)
     _add_epochs(cluster)
@@ -182,6 +184,26 @@ def _add_level(group: "argparse._ArgumentGroup") -> None:
         type=float,
         metavar="MS",
         help="service level: 99 %% of later tokens within MS milliseconds each",
+    )
+
+
+def _add_classes(group: "argparse._ArgumentGroup") -> None:
+    group.add_argument(
+        "--class",
+        dest="classes",
+        action="append",
+        default=[],
+        metavar="NAME[:rank=N,share=X]",
+        help="a service class, with its rank (default: 0), its share of the requests, and ttft_p99=S and itl_p99=MS as "
+        "its level; a trace may have the classes in a column, class. May be repeated",
+    )
+    group.add_argument(
+        "--overtake",
+        type=float,
+        default=OVERTAKE_S,
+        metavar="S",
+        help="seconds that a request may arrive later than a waiting one, for each step that its rank is higher, to be "
+        "served before it (default: %(default)g)",
     )
 
 

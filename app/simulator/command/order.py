@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from app.simulator.command.classes import SimulatedClass, read_classes, require_known
 from app.simulator.command.options import CAPACITY, PLAN_COSTS, WARMUP_S
 from app.simulator.command.runs import SimulationRun, available_processors
 from app.simulator.costs.costs import ComputeCosts, Costs, read_costs
@@ -21,6 +22,7 @@ from app.simulator.world.world import speed_of
 from policies.cost.service import ServiceLevel, unreachable
 from policies.decision.limits import Limits, Terms
 from policies.model import Tokens
+from policies.precedence import ServiceClasses
 from policies.prefix.routing import Routing
 from policies.rules.registry import policy
 
@@ -78,6 +80,10 @@ def read_order(given: argparse.Namespace) -> SimulationOrder:
     require_positive("time scale", given.time_scale)
     horizon_s = _horizon_s(given, arrivals)
     capacity = Tokens(given.capacity_tokens or recorded.capacity or CAPACITY)
+    costs = _costs(given, recorded)
+    classes = read_classes(given.classes, speed_of(costs))
+    if isinstance(arrivals, ArrivalTrace):
+        require_known({row.service_class for row in arrivals.rows}, classes)
     recipe = Recipe(
         arrivals,
         None if given.lengths is None else read_lengths(given.lengths),
@@ -87,17 +93,17 @@ def read_order(given: argparse.Namespace) -> SimulationOrder:
         given.length_scale,
         not given.no_cap,
         _block_tokens(given, arrivals),
+        {each.name: each.share for each in classes},
     )
     for path in (given.json, given.picture):
         _require_writable(path)
-    costs = _costs(given, recorded)
     if recipe.block_tokens and (costs.compute is None or not costs.compute.prefill):
         raise BadInput("--block-tokens needs --costs with the times of prefills, which caches save.")
     return SimulationOrder(
         recipe,
         _policies(["pack"] if given.plan else given.policy),
         _seeds(given.seed, given.seeds),
-        _setup(given, horizon_s, capacity, _service(given, costs)),
+        replace(_setup(given, horizon_s, capacity, _service(given, costs)), classes=_ordered(given, classes)),
         _window(given, horizon_s),
         costs,
         _names(given),
@@ -106,6 +112,11 @@ def read_order(given: argparse.Namespace) -> SimulationOrder:
         given.picture,
         given.series,
     )
+
+
+def _ordered(given: argparse.Namespace, classes: Sequence[SimulatedClass]) -> ServiceClasses:
+    require_not_negative("overtaking time", given.overtake)
+    return ServiceClasses({each.name: each.service_class for each in classes}, given.overtake)
 
 
 def _arrivals(given: argparse.Namespace) -> tuple[Poisson | ArrivalTrace, RecordedReplicas]:

@@ -39,8 +39,18 @@ CACHES = (_Column("hit %", "cache_delivered", ".2f", 6, factor=100), _Column("TT
 
 
 def render(outcome: Document) -> str:
-    """A page with the input, the lower bound on the GPUs, and one line per policy."""
-    return "\n".join((*_head(outcome), "", *_table(summary(outcome["runs"]))))
+    """A page with the input, the lower bound on the GPUs, one line per policy, and one per class of each run."""
+    return "\n".join((*_head(outcome), "", *_table(summary(outcome["runs"])), *_classes(outcome["runs"])))
+
+
+def _classes(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The p99 of first tokens of every service class, in seconds."""
+    for run in runs:
+        for name, found in run.get("classes", {}).items():
+            ttft = NOTHING if found["ttft_s"] is None else f"{found['ttft_s']['p99']:,.2f} s"
+            moved = f"{found['moves']:,} moves, {found['preemptions']:,} preemptions"
+            requests = f"{found['requests_finished']:,} requests"
+            yield f"{run['policy']}, seed {run['seed']}, class {name}: {requests}, TTFT p99 {ttft}, {moved}"
 
 
 def _head(outcome: Document) -> Iterator[str]:

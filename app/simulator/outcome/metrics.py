@@ -16,6 +16,7 @@ from app.simulator.outcome.statistics import mean, quantile, weighted_mean
 from app.simulator.workload.workload import Job
 from app.simulator.world.observer import Life, Transfer, TransferOutcome
 from policies.plan import Path, Reason
+from policies.precedence import DEFAULT_CLASS
 
 Metrics = dict[str, Any]
 
@@ -71,6 +72,7 @@ def measure(recorder: EventRecorder, jobs: Sequence[Job], window: Window) -> Met
         **_delays(lives),
         "itl_s": inter_token(recorder, window),
         **_caches(lives),
+        **_classes(jobs, lives, window),
     }
 
 
@@ -183,6 +185,25 @@ def _requests(spans: Sequence[_Span]) -> Metrics:
         "requests_held_mean": _mean(spans, lambda epoch: epoch.held),
         "requests_waiting_mean": _mean(spans, lambda epoch: epoch.waiting),
         "serving_ratio": _mean(spans, lambda epoch: _ratio(epoch.held, epoch.held + epoch.waiting)),
+    }
+
+
+def _classes(jobs: Sequence[Job], lives: Sequence[Life], window: Window) -> Metrics:
+    """`classes`: the requests and delays of each service class; nothing if all have the default class."""
+    names = sorted({job.service_class for job in jobs})
+    if names in ([], [DEFAULT_CLASS]):
+        return {}
+    return {"classes": {name: _class(name, jobs, lives, window) for name in names}}
+
+
+def _class(name: str, jobs: Sequence[Job], lives: Sequence[Life], window: Window) -> Metrics:
+    own = [life for life in lives if life.job.service_class == name]
+    return {
+        "requests_arrived": sum(window.has(job.arrival_s) for job in jobs if job.service_class == name),
+        "requests_finished": len(own),
+        "moves": sum(life.moves for life in own),
+        "preemptions": sum(life.preemptions for life in own),
+        **_delays(own),
     }
 
 

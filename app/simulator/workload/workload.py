@@ -5,8 +5,8 @@ must fit into a replica alone. The paper scales its conversations by ten (sectio
 those that then exceed a GPU; the cut is our reading.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
@@ -15,6 +15,10 @@ from app.simulator.workload.hashed import is_hashed, read_hashed
 from app.simulator.workload.lengths import LENGTHS, Lengths
 from app.simulator.workload.table import read_table
 from policies.model import RequestId, Tokens
+from policies.precedence import DEFAULT_CLASS, Precedence
+
+CLASS = "class"
+"""The column of service classes, which a trace may have."""
 
 SMALLEST_CAPACITY = 8
 """With a smaller capacity some size classes would be empty: they go down to an eighth of it (section VI-C)."""
@@ -24,6 +28,7 @@ SMALLEST_CAPACITY = 8
 class Job:
     """A request to simulate: it arrives at `arrival_s` seconds with `prompt` tokens and generates `output` more. No
     policy sees `output`. `names` are those of its prompt's full blocks, if prefix caches are simulated.
+    `service_class` is the name of its class.
     """
 
     id: RequestId
@@ -31,18 +36,25 @@ class Job:
     prompt: Tokens
     output: Tokens
     names: tuple[int, ...] = ()
+    service_class: str = DEFAULT_CLASS
+
+    @property
+    def precedence(self) -> Precedence:
+        """The facts that decide about its turn."""
+        return Precedence(self.service_class, self.arrival_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """An arrival at `at_s` seconds, with its lengths in tokens and the names of its prompt's blocks if the trace has
-    them.
+    """An arrival at `at_s` seconds, with its lengths in tokens, the names of its prompt's blocks and its service class
+    if the trace has them.
     """
 
     at_s: float
     prompt: float = 0.0
     output: float = 0.0
     names: tuple[int, ...] = ()
+    service_class: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +80,8 @@ class Recipe:
 
     `time_scale` is a factor on arrival times, `length_scale` one on token counts. Without `cap`, a request that does
     not fit into a replica is an error instead of being cut. The trace's names of blocks are of `block_tokens` tokens
-    each (0: they are left out).
+    each (0: they are left out). `shares` are the shares of service classes among the requests without one; the rest has
+    the default class.
     """
 
     arrivals: Poisson | ArrivalTrace
@@ -79,6 +92,7 @@ class Recipe:
     length_scale: float = 1.0
     cap: bool = True
     block_tokens: int = 0
+    shares: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         require_positive("horizon", self.horizon_s)
@@ -106,8 +120,13 @@ def read_trace(path: Path) -> ArrivalTrace:
     if is_hashed(path):
         rows = [Recorded(*row) for row in read_hashed(path)]
     else:
-        table = read_table(path).numbers("arrival_s", *LENGTHS)
-        rows = [Recorded(at_s, prompt, output) for at_s, prompt, output in table]
+        table = read_table(path)
+        classes = (row.get(CLASS) or "" for row in table.rows)
+        lengths = table.numbers("arrival_s", *LENGTHS)
+        rows = [
+            Recorded(at_s, prompt, output, (), name)
+            for (at_s, prompt, output), name in zip(lengths, classes, strict=True)
+        ]
     if not rows:
         raise BadInput(f"{path} has no requests.")
     return ArrivalTrace(tuple(sorted(rows, key=lambda row: row.at_s)))
@@ -116,7 +135,8 @@ def read_trace(path: Path) -> ArrivalTrace:
 def draw(recipe: Recipe, seed: int) -> Workload:
     """The requests that arrive before the horizon. Equal seeds give equal requests."""
     jobs, capped = [], 0
-    for number, (at_s, prompt, output, names) in enumerate(_requests(recipe, seed)):
+    chance = Random(f"{seed}-classes")
+    for number, (row, prompt, output) in enumerate(_requests(recipe, seed)):
         kept = _cut(prompt, output, recipe.capacity) if recipe.cap else (prompt, output)
         if sum(kept) > recipe.capacity:
             raise BadInput(
@@ -124,23 +144,33 @@ def draw(recipe: Recipe, seed: int) -> Workload:
                 "leave out --no-cap to have it cut."
             )
         capped += kept != (prompt, output)
-        full = names[: kept[0] // recipe.block_tokens] if recipe.block_tokens else ()
-        jobs.append(Job(RequestId(f"r{number}"), at_s, Tokens(kept[0]), Tokens(kept[1]), full))
+        name = row.service_class or _drawn_class(recipe.shares, chance)
+        full = row.names[: kept[0] // recipe.block_tokens] if recipe.block_tokens else ()
+        at_s = row.at_s * recipe.time_scale
+        jobs.append(Job(RequestId(f"r{number}"), at_s, Tokens(kept[0]), Tokens(kept[1]), full, name))
     if not jobs:
         raise BadInput(f"No request arrives in the first {recipe.horizon_s:g} s.")
     return Workload(seed, tuple(jobs), capped)
 
 
-def _requests(recipe: Recipe, seed: int) -> Iterator[tuple[float, int, int, tuple[int, ...]]]:
-    """The arrival time, prompt tokens, output tokens and names of blocks of each request, before any cut."""
+def _requests(recipe: Recipe, seed: int) -> Iterator[tuple[Recorded, int, int]]:
+    """The arrival, prompt tokens and output tokens of each request, before any cut."""
     chance = Random(f"{seed}-lengths")
     for row in _arrivals(recipe.arrivals, seed):
-        at_s = row.at_s * recipe.time_scale
-        if at_s >= recipe.horizon_s:
+        if row.at_s * recipe.time_scale >= recipe.horizon_s:
             return
         lengths = recipe.lengths.draw(chance) if recipe.lengths else (row.prompt, row.output)
         prompt, output = (max(1, round(tokens * recipe.length_scale)) for tokens in lengths)
-        yield at_s, prompt, output, row.names
+        yield row, prompt, output
+
+
+def _drawn_class(shares: Mapping[str, float], chance: Random) -> str:
+    left = chance.random() if shares else 1.0
+    for name, share in shares.items():
+        left -= share
+        if left < 0:
+            return name
+    return DEFAULT_CLASS
 
 
 def _arrivals(arrivals: Poisson | ArrivalTrace, seed: int) -> Iterator[Recorded]:

@@ -11,10 +11,12 @@ passes the current time to every change, and calls `settle` after the last of si
 """
 
 import math
+from bisect import insort_left, insort_right
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from operator import attrgetter
 
 from app.simulator.caches.cache import SimulatedCache
 from app.simulator.costs.steps import Leg, StepTimes
@@ -22,6 +24,8 @@ from app.simulator.world.batch import NEARLY, NEVER, Batch
 from app.simulator.world.live import Live, Stage
 from policies.cost.steps import PrefillChunk
 from policies.model import ReplicaId, RequestId, Tokens
+
+_turn = attrgetter("turn")
 
 
 class Memory(StrEnum):
@@ -52,7 +56,8 @@ class Settled:
 class SimulatedEngine:
     """An engine with room for `capacity` tokens of KV; if it has a `cache`, that has the rest of the memory.
 
-    `running` are the admitted requests in the order of their admission; the last one is preempted first. `reserved` is
+    `running` are the admitted requests in the order of their admission; of the last in turn, the last one is preempted
+    first, and `waiting` ones are admitted in the order of their turns, which are equal without classes. `reserved` is
     the room promised to requests on their way here, which is withdrawn before any preemption. `handed` is the room of
     requests during their hand-over, on both sides. `full_s` is the time at which memory will be full without changes.
     """
@@ -130,7 +135,7 @@ class SimulatedEngine:
         """Queue a request without KV: it waits for room, and is then prefilled as a whole."""
         live.queue()
         live.at = self.replica
-        self.waiting.append(live)
+        insort_right(self.waiting, live, key=_turn)
 
     def adopt(self, live: Live, todo: int, now: float) -> None:
         """Admit a request with all of its KV except `todo` tokens at once. It uses the room promised to it."""
@@ -144,7 +149,7 @@ class SimulatedEngine:
         self.release(live.id)
         live.at = self.replica
         live.stage, live.todo = Stage.WAITING, todo
-        self.waiting.append(live)
+        insort_right(self.waiting, live, key=_turn)
 
     def take_over(self, live: Live, origin: "SimulatedEngine", now: float) -> None:
         """Move a request from another engine instantaneously, with its KV and its stage."""
@@ -354,11 +359,11 @@ class SimulatedEngine:
                 self.release(request)
                 happened.refused.append(request)
                 continue
-            live = next(reversed(self.running.values()))
+            live = max(reversed(self.running.values()), key=_turn)
             self._leave(live, now)
             live.preemptions += 1
             live.queue()
-            self.waiting.appendleft(live)
+            insort_left(self.waiting, live, key=_turn)
             happened.preempted.append(live)
 
     def _least(self) -> float:

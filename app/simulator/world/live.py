@@ -30,7 +30,7 @@ class Stage(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class Live:
-    """One request. `order` counts arrivals.
+    """One request. `order` counts arrivals; `turn` decides about its place in queues (`policies.precedence`).
 
     The KV of a decoding request grows by a token with every step of its batch: it has `base` tokens plus the batch's
     step count, and ends when the count reaches `ends`. In any other stage it has `held` tokens, or needs `held` tokens
@@ -41,6 +41,7 @@ class Live:
 
     job: Job
     order: int
+    turn: float = 0.0
     id: RequestId = field(init=False)
     stage: Stage = Stage.NOWHERE
     at: ReplicaId | None = None

@@ -88,7 +88,8 @@ class Reports:
         return tuple(residents)
 
     def _resident(self, live: Live, phase: Phase, now: float) -> Resident:
-        load = RequestLoad(live.id, "", Tokens(live.reported), phase, now - live.job.arrival_s, live.moves)
+        age_s, precedence = now - live.job.arrival_s, live.job.precedence
+        load = RequestLoad(live.id, "", Tokens(live.reported), phase, age_s, live.moves, precedence=precedence)
         return Resident(live.at, load)
 
 

@@ -7,6 +7,7 @@ from operator import itemgetter
 from policies.cost.service import ServiceLevel
 from policies.decision.limits import Limits
 from policies.model import Tokens
+from policies.precedence import NO_CLASSES, ServiceClasses
 from policies.prefix.routing import Routing
 
 
@@ -21,7 +22,7 @@ class Setup:
     seconds between epochs, `horizon_s` the seconds until the end of the simulation. With `batched` an epoch decides all
     its changes together, otherwise one by one (the paper's Algorithm 1). At most `moves_at_once` moves are under way,
     and at most `moves_per_replica` from or to one replica (None: no limit). With a `service` level, which needs costs
-    with step times, limits of zero follow from it and from measurements.
+    with step times, limits of zero follow from it and from measurements. `classes` order requests, in the engines, too.
 
     Replicas have prefix caches with blocks of `block_tokens` tokens (0: no caches), which decide on placements by
     `routing`. They need costs with prefills.
@@ -42,6 +43,7 @@ class Setup:
     service: ServiceLevel | None = None
     block_tokens: int = 0
     routing: Routing = Routing.TREE
+    classes: ServiceClasses = NO_CLASSES
 
     def most_gpus(self, now: float) -> int | None:
         """The maximum number of replicas at a time; None without a maximum."""

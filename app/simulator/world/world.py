@@ -157,14 +157,14 @@ class World:
 
     def _arrive(self, jobs: Sequence[Job], index: int) -> None:
         """Take all arrivals of this time; the live scheduler gets such a batch in one call."""
-        end = index
+        end, classes = index, self._setup.classes
         while end < len(jobs) and jobs[end].arrival_s <= jobs[index].arrival_s:
-            live = Live(jobs[end], end)
+            live = Live(jobs[end], end, classes.turn(jobs[end].precedence))
             self.lives[live.id] = live
             self._reports.changed[live] = None
             end += 1
         if not self._costs.slots:
-            arrivals = [Arrival(job.id, job.prompt, job.names) for job in jobs[index:end]]
+            arrivals = [Arrival(job.id, job.prompt, job.names, precedence=job.precedence) for job in jobs[index:end]]
             for arrival in self._memory.router.in_order(self.cluster, arrivals, self.loop.now):
                 self._place(arrival)
         self._await(jobs, end)
@@ -327,7 +327,7 @@ def terms_of(setup: Setup, costs: Costs) -> Terms:
         only = None if migration.path is PathChoice.ADAPTIVE else Path(migration.path.value)
         boundaries = Boundaries(migration.time_limit_s, migration.slowdown, only, migration.consensus)
     rate = _rate(setup, costs) if costs.compute is None or not costs.compute.decode else None
-    follows = setup.service is not None
+    follows = setup.service is not None or bool(setup.classes.levels)
     return Terms(
         limits=LiveLimits(
             limits,
@@ -350,6 +350,7 @@ def terms_of(setup: Setup, costs: Costs) -> Terms:
         service=setup.service,
         speed=speed_of(costs) if follows or setup.block_tokens else None,
         routing=setup.routing,
+        classes=setup.classes,
     )
 
 

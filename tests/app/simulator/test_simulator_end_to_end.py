@@ -185,3 +185,25 @@ def test_an_interrupt_ends_every_process(tmp_path: Path) -> None:
     assert said.decode().endswith("Interrupted: nothing is reported.\n")
     assert "Traceback" not in said.decode()
     assert not path.exists()
+
+
+def test_classes_have_metrics_of_their_own_and_the_highest_rank_waits_least(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    crowded = (
+        *("--poisson", "0.7", "--lengths", "quantiles", "--costs", "a100-40g-13b-pcie", "--capacity-tokens", "9000"),
+        *("--max-gpus", "1", "--horizon", "400", "--warmup", "60", "--policy", "pack", "--processes", "1", "--quiet"),
+    )
+    classes = ("--class", "chat:rank=1,share=0.3", "--class", "batch:rank=-1,share=0.4")
+    outcomes = []
+    for argv in crowded, (*crowded, *classes):
+        assert main([*argv, "--json", str(tmp_path / "outcome.json")]) == 0
+        outcomes.append(json.loads((tmp_path / "outcome.json").read_text()))
+    (plain,), (run,) = (outcome["runs"] for outcome in outcomes)
+    assert "classes" not in plain and plain["requests_waiting_mean"] > 1
+    assert outcomes[1]["setup"]["classes"]["chat"] == {"rank": 1, "level": None}
+    assert sum(each["requests_finished"] for each in run["classes"].values()) == run["requests_finished"]
+    first = {name: each["ttft_s"]["mean"] for name, each in run["classes"].items()}
+    assert first["chat"] < first["default"] < first["batch"]
+    finished = run["classes"]["chat"]["requests_finished"]
+    assert f"class chat: {finished:,} requests, TTFT p99" in capsys.readouterr().out

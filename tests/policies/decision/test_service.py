@@ -2,13 +2,14 @@
 
 import json
 from dataclasses import replace
+from math import inf
 
 import pytest
 
 from policies.cluster.changes import Arrival
 from policies.cost.fit import StepTotals
 from policies.cost.latencies import ERROR, WINDOW_S
-from policies.cost.service import ReplicaSpeed, ServiceLevel
+from policies.cost.service import ReplicaSpeed, ServiceLevel, strictest
 from policies.cost.steps import StepCosts, proportional
 from policies.decision.deciding import place
 from policies.decision.limits import LiveLimits, Terms
@@ -17,6 +18,7 @@ from policies.decision.placement import Place, Queue
 from policies.decision.service import STATES, service_report
 from policies.model import ReplicaId, RequestId, Tokens
 from policies.plan import Reason
+from policies.precedence import Precedence, ServiceClass, ServiceClasses
 from tests.policies.decision.observed import Watcher, observed
 
 COSTS = StepCosts(proportional(0.001), overhead_s=0.020)
@@ -191,3 +193,57 @@ def test_the_forecast_is_the_reserve_unless_foresight_is_configured() -> None:
     assert slack(measured, far) == 0, "a burst of one second, for which requests may wait"
     assert (slack(half, far), slack(half, None)) == (50, 90), "a slack set by hand replaces the forecast, not the rise"
     assert slack(replace(by_hand, slack=0.5), far) == 90
+
+
+# --- levels of classes ------------------------------------------------------------------------------------
+
+CHAT = Precedence("chat", 100.0)
+CLASSES = ServiceClasses({"chat": ServiceClass(1, TWO), "batch": ServiceClass(-1, ServiceLevel(itl_p99_s=0.5))})
+
+
+def classed(level: ServiceLevel | None = None) -> Watcher:
+    terms = Terms("pack:headroom_s=0", LIMITS, service=level, speed=ReplicaSpeed(COSTS), classes=CLASSES)
+    return Watcher(PoolMemory(terms))
+
+
+def step_limit(made: Watcher) -> float:
+    """The limit of a decoding step of all replicas, in seconds."""
+    speed = made.memory.cluster.speed
+    assert speed is not None
+    return speed.step_s
+
+
+def test_the_level_of_a_class_counts_while_it_has_requests_and_ten_minutes_longer() -> None:
+    made = classed()
+    found = []
+    for now, drawing in (0.0, "a: p10 q10"), (1.0, "a: p10 q10 r10"), (600.0, "a: p10 q10"), (602.0, "a: p10 q10"):
+        made.decide(observed(drawing, now, classed={"r": CHAT}))
+        found.append(step_limit(made))
+    assert found == [inf, pytest.approx(0.0225), pytest.approx(0.0225), inf]
+
+
+def test_the_strictest_level_of_pool_and_active_classes_counts() -> None:
+    made = classed(ServiceLevel(2.0, 0.030))
+    made.decide(observed("a: p10 q10"))
+    assert step_limit(made) == pytest.approx(0.030)
+    made.decide(observed("a: p10 q10 r10", 1.0, classed={"q": Precedence("batch"), "r": CHAT}))
+    assert step_limit(made) == pytest.approx(0.0225)
+    assert strictest([ServiceLevel(2.0, 0.03), ServiceLevel(None, 0.02), ServiceLevel(1.0)]) == ServiceLevel(1.0, 0.02)
+
+
+def test_lower_ranks_leave_a_replica_that_is_too_slow_for_a_higher_one() -> None:
+    batch = dict.fromkeys("pq", Precedence("batch"))
+    made = classed()
+    assert not made.decide(observed("a: p10 q10 r10! | b: s10!", classed=batch)).moves
+    (move,) = made.decide(observed("a: p10 q10 r8 | b: s10!", 1.0, classed={**batch, "r": CHAT})).moves
+    assert (move.request, move.target, move.reason) == ("p", "b", Reason.OVERLOAD)
+
+
+def test_the_report_has_the_levels_of_classes_also_without_one_of_the_pool() -> None:
+    made = classed()
+    made.decide(observed("a: p10 r10", classed={"r": CHAT}))
+    report = service_report(made.memory, 1.0, {})
+    assert report is not None and report.state == "held"
+    document = report.to_json()
+    assert document["target"] == {"ttft_p99_s": None, "itl_p99_ms": None}
+    assert document["classes"]["chat"]["target"] == {"ttft_p99_s": None, "itl_p99_ms": 22.5}

@@ -11,6 +11,7 @@ from app.simulator.errors import BadInput
 from app.simulator.workload.workload import Poisson, draw
 from policies.cost.service import ServiceLevel
 from policies.decision.limits import Limits
+from policies.precedence import ServiceClass, ServiceClasses
 from tests.app.replay.make_small_trace import PATH
 
 TRACE = ("--trace", str(PATH), "--warmup", "0")
@@ -42,6 +43,44 @@ def test_options_reach_the_setup() -> None:
     setup = order(*TRACE, *POLICY, "--max-gpus", "3", "--gpus-per-node", "2", "--unbatched", *limits).setup
     assert (setup.max_gpus, setup.gpus_per_node, setup.batched) == (3, 2, False)
     assert setup.limits == Limits(moves_per_epoch=4, cooldown_s=5, headroom_s=6)
+
+
+def test_classes_have_ranks_shares_and_levels() -> None:
+    given = ("--class", "chat:rank=2,share=0.25,itl_p99=50", "--class", "batch", "--overtake", "7")
+    made = order(*POISSON, *POLICY, "--costs", "a100-40g-13b-pcie", *given)
+    classes = {"chat": ServiceClass(2, ServiceLevel(None, 0.05)), "batch": ServiceClass()}
+    assert made.setup.classes == ServiceClasses(classes, 7.0)
+    assert made.recipe.shares == {"chat": 0.25, "batch": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("argv", "problem"),
+    [
+        ("--class chat:rank=x", "'rank=x' is none of rank=N, share=X, ttft_p99=S and itl_p99=MS"),
+        ("--class chat:rang=1", "'rang=1' is none of"),
+        ("--class chat:share=-1", "'share=-1' is none of"),
+        ("--class chat:rank=1.5", "write NAME:rank=N with a whole number"),
+        ("--class :rank=1", "write NAME:rank=N"),
+        ("--class chat --class chat", "--class chat is given twice"),
+        ("--class a:share=0.6 --class b:share=0.6", "The shares of the classes add up to more than 1"),
+        ("--class chat:itl_p99=50", "a level needs --costs"),
+        ("--costs a100-40g-13b-pcie --class chat:itl_p99=1", "its level cannot be met: itl_p99_ms is 1"),
+        ("--costs a100-40g-13b-pcie --class default:itl_p99=50", "is --ttft-p99 and --itl-p99"),
+        ("--overtake -1", "overtaking time"),
+    ],
+)
+def test_impossible_classes_are_refused(argv: str, problem: str) -> None:
+    with pytest.raises(BadInput, match=re.escape(problem)):
+        order(*POISSON, *POLICY, *argv.split())
+
+
+def test_a_class_of_the_trace_must_be_given(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("arrival_s,prompt_tokens,output_tokens,class\n0,10,1,chat\n")
+    trace = ("--trace", str(path), "--warmup", "0", *POLICY)
+    with pytest.raises(BadInput, match="The trace has the class chat: give --class chat:rank=N"):
+        order(*trace)
+    assert order(*trace, "--class", "chat:rank=1").setup.classes.rank("chat") == 1
 
 
 def test_a_service_level_is_in_seconds() -> None:

@@ -1,5 +1,6 @@
 """Making the requests of a run."""
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
@@ -90,6 +91,24 @@ def test_rows_of_a_file_are_put_in_order_of_arrival(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text("arrival_s,prompt_tokens,output_tokens\n2.5,30,3\n0,10,1\n")
     assert read_trace(path) == ArrivalTrace((Recorded(0.0, 10, 1), Recorded(2.5, 30, 3)))
+
+
+def test_a_trace_may_have_classes(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("arrival_s,class,prompt_tokens,output_tokens\n0,chat,10,1\n1,,10,1\n")
+    trace = read_trace(path)
+    assert [row.service_class for row in trace.rows] == ["chat", ""]
+    assert [job.service_class for job in draw(recipe(trace), 0).jobs] == ["chat", "default"]
+
+
+def test_shares_decide_about_requests_without_a_class() -> None:
+    poisson = recipe(Poisson(100.0), lengths=CHATS, shares={"chat": 0.2, "batch": 0.5})
+    counts = Counter(job.service_class for job in draw(poisson, 0).jobs)
+    shares = {name: count / counts.total() for name, count in counts.items()}
+    assert shares == pytest.approx({"chat": 0.2, "batch": 0.5, "default": 0.3}, abs=0.03)
+    plain = recipe(Poisson(100.0), lengths=CHATS)
+    assert rows(poisson) == rows(plain), "classes change no other draw"
+    assert {job.service_class for job in draw(plain, 0).jobs} == {"default"}
 
 
 def test_a_trace_without_requests_is_refused(tmp_path: Path) -> None:

@@ -340,3 +340,20 @@ def test_a_request_that_was_moved_joins_the_end_of_the_queue() -> None:
     assert machine.free(0.0) == 500, "its promise has been kept"
     happened = [[each.id for each in settled.prefilling] for _, settled in run(machine)]
     assert ["waits", "moved"] in happened
+
+
+def test_waiting_requests_are_admitted_in_the_order_of_their_turns() -> None:
+    machine = engine(capacity=201)
+    for name, turn in ("first", -1.0), ("late", 5.0), ("early", 2.0), ("later", 5.0):
+        machine.add(replace(live(name, output=10), turn=turn))
+    order = sorted(over(machine).items(), key=lambda item: item[1])
+    assert [name for name, _ in order] == ["first", "early", "late", "later"]
+
+
+@pytest.mark.parametrize(("turns", "preempted"), [((0.0, 0.0), "young"), ((9.0, 3.0), "old"), ((3.0, 9.0), "young")])
+def test_the_last_in_turn_is_preempted_and_of_equals_the_youngest(turns: tuple[float, float], preempted: str) -> None:
+    machine = engine(capacity=260)
+    for name, turn in zip(("old", "young"), turns, strict=True):
+        machine.add(replace(live(name, output=100), turn=turn))
+    happened = [each for _, settled in run(machine) for each in settled.preempted]
+    assert {each.id for each in happened} == {preempted}
