@@ -1,7 +1,8 @@
 """A fleet: replicas behind a router, under an autoscaler, in virtual time.
 
-The engines are those of the simulated world, with the same costs. No request moves: a replica that is to stop takes no
-more requests and ends with its last one. As in Ray Serve, replicas that are starting stop first, then the newest.
+The engines are those of the simulated world, with the same costs and caches. No request moves: a replica that is to
+stop takes no more requests and ends with its last one. As in Ray Serve, replicas that are starting stop first, then the
+newest.
 
     router      by ongoing requests the less loaded of two random replicas (the power of two choices, as Serve does);
                 by KV utilisation the replica with the least KV in use or queued. Replicas with `max_ongoing` requests
@@ -20,6 +21,7 @@ from random import Random
 from typing import Protocol
 
 from app.simulator.autoscaling.rule import LoadMeasure, LoadSamples, ScalingRule, WantedChange, scale
+from app.simulator.caches.cache import SimulatedCache
 from app.simulator.costs.costs import Costs
 from app.simulator.costs.steps import StepTimes
 from app.simulator.workload.workload import Job
@@ -206,7 +208,9 @@ class SimulatedFleet:
     def _open(self, running: bool) -> None:
         replica, node = ReplicaId(f"gpu-{self._opened}"), f"node-{self._opened // self._setup.gpus_per_node}"
         self._opened += 1
-        self._replicas.open(replica, node, self._setup.capacity)
+        block_tokens = self._setup.block_tokens
+        cache = SimulatedCache(block_tokens) if block_tokens else None
+        self._replicas.open(replica, node, self._setup.capacity, cache)
         member = FleetMember(self._replicas.engines[replica], running)
         self._members[replica] = member
         if not running:

@@ -57,8 +57,7 @@ def proposed(rule: ScalingRule, load: float, running: int, wanted: int) -> int:
     if running == 0:
         return max(1, wanted) if load > 0 else wanted
     desired = running * (load / (rule.target * running))
-    scaled = ceil(running + 1.0 * (desired - running))
-    return scaled - 1 if ceil(desired) < running == scaled else scaled
+    return ceil(running + 1.0 * (desired - running))
 
 
 def scale(

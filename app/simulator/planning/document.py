@@ -114,7 +114,7 @@ def _oracle(
         "ttft_p99_s": None if whole is None else whole.ttft_p99_s,
         "itl_p99_s": None if whole is None else whole.itl_p99_s,
         "least_work_gpu_seconds": mean(
-            [least_work(w.jobs, order.window, costs, order.setup.capacity, level) for w in workloads]
+            [least_work(w.jobs, order.window, order.setup, costs, level) for w in workloads]
         ),
         "mell_to_oracle": None if used is None else mean([result.whole.gpu_seconds for result in mell]) / used,
         "parts": sum(len(row) for row in possible),

@@ -11,8 +11,9 @@ Two numbers bracket the optimum.
             where any candidate does is the plan
     work    a relaxation, so a lower bound. Requests are divisible work: every token takes its share of a step on a
             replica that is always full, by KV or by the level's step time, in whatever fraction of a replica, at any
-            time. Start-ups, arrival times, the level's first tokens and whole replicas are left out. Requests count by
-            their arrival in the window; those that cross its edges are assumed to even out
+            time. Start-ups, arrival times, the level's first tokens and whole replicas are left out, and prefills if
+            there are prefix caches. Requests count by their arrival in the window; those that cross its edges are
+            assumed to even out
 
 The plan decides placements and moves as Mell does, second by second. So it is an oracle of the number of replicas, not
 of the placement.
@@ -68,19 +69,20 @@ def provisioned(counts: Counts, startup_s: float, window: Window) -> float:
     )
 
 
-def least_work(jobs: Iterable[Job], window: Window, costs: ComputeCosts, capacity: int, level: ServiceLevel) -> float:
+def least_work(jobs: Iterable[Job], window: Window, setup: Setup, costs: ComputeCosts, level: ServiceLevel) -> float:
     """GPU-seconds of the jobs that arrive in the window as divisible work (see the module)."""
     inside = [job for job in jobs if window.has(job.arrival_s)]
     formula = costs.steps
     contexts = sum(job.output * job.prompt + job.output * (job.output - 1) / 2 for job in inside)
     decoded = sum(max(0, job.output - 1) for job in inside)
-    prefilled = sum(job.prompt for job in inside)
-    attended = sum(PrefillChunk(job.prompt, 0).attended for job in inside)
+    computed = [] if setup.block_tokens else inside
+    prefilled = sum(job.prompt for job in computed)
+    attended = sum(PrefillChunk(job.prompt, 0).attended for job in computed)
     always_s = formula.context_s * contexts + formula.attention_s * attended + formula.sequence_s * decoded
     best = 0.0
     for base_s, token_s in minorants(formula.linear):
         fixed_s = formula.overhead_s + base_s
-        shares = contexts / capacity
+        shares = contexts / setup.capacity
         if level.itl_p99_s is not None and (step_s := level.itl_p99_s - fixed_s) > 0 and token_s > 0:
             # All but 1 % of the tokens come in steps with at most this number of requests.
             largest = max(1.0, step_s / (token_s + formula.sequence_s))

@@ -11,8 +11,8 @@ from app.simulator.costs.costs import ComputeCosts, Costs
 from app.simulator.workload.workload import Job
 from app.simulator.world.observer import Life
 from app.simulator.world.setup import Setup
-from policies.model import Tokens
-from tests.app.simulator.physics import job
+from policies.model import RequestId, Tokens
+from tests.app.simulator.physics import COMPUTE, job
 
 COSTS = Costs(slots=False, startup_s=20.0, compute=ComputeCosts(((1, 0.02),), context_s=1e-6))
 SETUP = Setup(Tokens(1000), horizon_s=400.0)
@@ -128,6 +128,21 @@ def test_equal_seeds_give_equal_runs() -> None:
     assert {n: life.finished_s for n, life in play(jobs).lives.items()} == {
         n: life.finished_s for n, life in play(jobs).lives.items()
     }
+
+
+def test_replicas_have_prefix_caches() -> None:
+    names = tuple(range(20))
+    jobs = [Job(RequestId(f"q{n}"), 10.0 * n, Tokens(405), Tokens(5), names) for n in range(2)]
+    setup = replace(SETUP, max_gpus=1)
+    costs = replace(COSTS, compute=COMPUTE)
+
+    def waits(block_tokens: int) -> list[float]:
+        log = play(jobs, setup=replace(setup, block_tokens=block_tokens), costs=costs)
+        return [log.lives[job.id].first_token_s - job.arrival_s for job in jobs]
+
+    first, again = waits(20)
+    assert waits(0) == pytest.approx([first, first])
+    assert again < first / 10
 
 
 def test_requests_of_mean_size_fill_a_replica() -> None:

@@ -9,11 +9,13 @@ from app.simulator.outcome.metrics import Window
 from app.simulator.outcome.service import ServiceOutcome
 from app.simulator.planning.oracle import cheapest, least_work, minorants, provisioned, reachable, without_peaks
 from app.simulator.workload.workload import Job
+from app.simulator.world.setup import Setup
 from policies.cost.service import ServiceLevel
 from policies.cost.steps import interpolate
 from policies.model import RequestId, Tokens
 
 WINDOW = Window(0.0, 100.0)
+SETUP, HUGE = Setup(Tokens(1000)), Setup(Tokens(10**9))
 PEAKS = [(0.0, 1), (30.0, 3), (32.0, 1), (50.0, 2), (80.0, 1)]
 
 
@@ -72,15 +74,15 @@ def test_the_least_work_of_full_steps_is_that_of_the_steps() -> None:
     costs = ComputeCosts(((1, 0.1),))
     jobs = [Job(RequestId(f"q{n}"), 1.0, Tokens(1), Tokens(100)) for n in range(10)]
     contexts = 10 * sum(range(1, 101))
-    assert least_work(jobs, WINDOW, costs, 1000, ServiceLevel()) == pytest.approx(0.1 * contexts / 1000)
-    assert least_work(jobs, Window(5.0, 9.0), costs, 1000, ServiceLevel()) == 0.0
+    assert least_work(jobs, WINDOW, SETUP, costs, ServiceLevel()) == pytest.approx(0.1 * contexts / 1000)
+    assert least_work(jobs, Window(5.0, 9.0), SETUP, costs, ServiceLevel()) == 0.0
 
 
 def test_the_step_time_of_the_level_bounds_the_least_work() -> None:
     costs = ComputeCosts(((1, 0.1), (2, 0.11)), sequence_s=0.01)
     jobs = [Job(RequestId(f"q{n}"), 1.0, Tokens(1), Tokens(101)) for n in range(10)]
-    loose = least_work(jobs, WINDOW, costs, 10**9, ServiceLevel())
-    tight = least_work(jobs, WINDOW, costs, 10**9, ServiceLevel(itl_p99_s=0.15))
+    loose = least_work(jobs, WINDOW, HUGE, costs, ServiceLevel())
+    tight = least_work(jobs, WINDOW, HUGE, costs, ServiceLevel(itl_p99_s=0.15))
     # At most three requests fit into a step of 150 ms.
     assert tight == pytest.approx(loose + 0.99 * 1000 * 0.09 / 3, rel=0.01)
 

@@ -85,6 +85,20 @@ def test_the_answer_is_a_table_and_sentences() -> None:
     assert "An oracle that knows the trace takes " in answer
 
 
+def test_a_level_that_only_others_keep() -> None:
+    found = json.loads(json.dumps(planned(*EASY)))
+    serve, kv, worst, _ = found["comparisons"]
+    for case in found["cases"]:
+        case["keeps_level"] = case["contender"] == Contender.SERVE
+    found["fewest"] = serve["at_level"]["case"]
+    serve["at_equal_service"] = kv["at_level"] = kv["at_equal_service"] = None
+    worst["at_equal_service"] = {"case": "worst_fit, slack 0", "gpu_seconds": 10.0, "saved_by_mell": -0.25}
+    _, _, answer = render_plan(found).split("\n\n")
+    assert "Ray Serve's autoscaler: one setting or more keeps the level, with " in answer
+    assert "KV utilisation: no setting keeps the level; no setting has both p99 of Mell." in answer
+    assert "Mell takes 25% more GPU-seconds at equal or better p99." in answer
+
+
 def test_files_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     found = planned(*EASY)
 
