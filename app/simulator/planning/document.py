@@ -55,7 +55,7 @@ def plan_document(
         ],
         "fewest": None if hindsight is None else hindsight.case.name,
         "comparisons": [_comparison(each, mell) for each in compare(outcomes, level)],
-        "oracle": _oracle(order, workloads, own, candidates, level),
+        "oracle": _oracle(order, workloads, own, _with_cases(candidates, cases, results), level),
     }
 
 
@@ -89,6 +89,17 @@ def _beside(outcome: CaseOutcome | None, mell: ServiceOutcome) -> dict[str, Any]
     return {"case": outcome.case.name, "gpu_seconds": outcome.service.gpu_seconds, "saved_by_mell": saved}
 
 
+def _with_cases(
+    candidates: Sequence[Sequence[OraclePlan]], cases: Sequence[PlanCase], results: Sequence[Sequence[PlanResult]]
+) -> list[list[OraclePlan]]:
+    """The oracle's candidates by workload, and every real case: with hindsight, its numbers of replicas can be had."""
+    real = [(case, row) for case, row in zip(cases, results, strict=True) if not case.hypothetical]
+    return [
+        [*own, *(OraclePlan(case.name, row[number].whole.gpu_seconds, row[number]) for case, row in real)]
+        for number, own in enumerate(candidates)
+    ]
+
+
 def _oracle(
     order: SimulationOrder,
     workloads: Sequence[Workload],
@@ -110,7 +121,7 @@ def _oracle(
     assert costs is not None, "a level needs step times"
     return {
         "gpu_seconds": used,
-        "cut_s": [plan.cut_s for plan in plans],
+        "plans": [plan.name for plan in plans],
         "ttft_p99_s": None if whole is None else whole.ttft_p99_s,
         "itl_p99_s": None if whole is None else whole.itl_p99_s,
         "least_work_gpu_seconds": mean(

@@ -7,8 +7,9 @@ Two numbers bracket the optimum.
             start-up: it begins to start `startup_s` before its first use, and stays open between two uses if that takes
             no longer than another start. Whoever knows the trace can carry this out, and the service is that of the
             simulated run. Further candidates cut the peaks of that number that last less than a time in `CUTS_S`: the
-            requests wait, within the level. The cheapest candidate that keeps the level in every part of the window
-            where any candidate does is the plan
+            requests wait, within the level. The cases of all contenders are candidates, too, since hindsight could
+            have chosen their numbers of replicas. The cheapest candidate that keeps the level in every part of the
+            window where any candidate does is the plan
     work    a relaxation, so a lower bound. Requests are divisible work: every token takes its share of a step on a
             replica that is always full, by KV or by the level's step time, in whatever fraction of a replica, at any
             time. Start-ups, arrival times, the level's first tokens and whole replicas are left out, and prefills if

@@ -61,12 +61,9 @@ class PlanResult:
 
 @dataclass(frozen=True, slots=True)
 class OraclePlan:
-    """A candidate of the oracle for one workload: peaks shorter than `cut_s` are cut, 0 for none.
+    """A candidate of the oracle for one workload. `gpu_seconds` include the start-ups."""
 
-    `gpu_seconds` include the start-ups.
-    """
-
-    cut_s: float
+    name: str
     gpu_seconds: float
     result: PlanResult
 
@@ -102,7 +99,7 @@ def perform_plan(
     others = perform_all(capped, processes, _after(show, done_s))
     candidates = [
         [
-            OraclePlan(cut_s, provisioned(each.gpus, costs.startup_s, window), each)
+            OraclePlan(_name(cut_s), provisioned(each.gpus, costs.startup_s, window), each)
             for cut_s, each in zip(
                 (0.0, *CUTS_S), [result, *others[n * len(CUTS_S) : (n + 1) * len(CUTS_S)]], strict=True
             )
@@ -111,6 +108,10 @@ def perform_plan(
     ]
     count = len(workloads)
     return [list(results[n * count : (n + 1) * count]) for n in range(len(cases))], candidates
+
+
+def _name(cut_s: float) -> str:
+    return f"peaks under {cut_s:g} s cut" if cut_s else "no peak cut"
 
 
 def simulated_seconds(cases: Sequence[PlanCase], workloads: Sequence[Workload], setup: Setup) -> float:

@@ -73,13 +73,14 @@ def test_a_new_replica_takes_requests_once_it_has_started() -> None:
 
 
 def test_a_stopping_replica_ends_with_its_last_request() -> None:
-    # Eight short requests open replicas, the long ones keep theirs.
-    jobs = [job("long", 0.0, 10, 9000), *(job(f"s{n}", 0.0, 10, 1500) for n in range(7))]
-    log = play(jobs, setup=replace(SETUP, capacity=Tokens(50000), horizon_s=600.0))
-    assert len(log.lives) == 8
-    assert max(gpus for _, gpus in log.gpus) == 4
-    assert log.gpus[-1][1] == 1
-    assert all(life.preemptions == 0 for life in log.lives.values())
+    early = [job(f"e{n}", 0.0, 10, 2400) for n in range(4)]
+    late = [job(f"l{n}", 40.0, 10, 4000) for n in range(2)]
+    log = play([*early, *late], setup=replace(SETUP, capacity=Tokens(50000)))
+    # The late ones are on the second replica, whose end is wanted once the early ones are over.
+    assert [gpus for _, gpus in log.gpus] == [1, 2, 3, 2, 1]
+    ends = {name: life.finished_s for name, life in log.lives.items()}
+    assert max(ends[f"e{n}"] for n in range(4)) + 20.0 < ends["l0"]
+    assert log.gpus[-1][0] == max(ends["l0"], ends["l1"])
 
 
 def test_requests_beyond_the_limit_queue_at_the_router() -> None:

@@ -62,6 +62,9 @@ def test_the_oracle_is_between_the_least_work_and_mell() -> None:
     oracle = planned(*EASY)["oracle"]
     assert 0 < oracle["least_work_gpu_seconds"] <= oracle["gpu_seconds"]
     assert oracle["mell_to_oracle"] >= 1
+    found = planned(*EASY)
+    assert oracle["gpu_seconds"] <= min(case["gpu_seconds"] for case in found["cases"] if case["keeps_level"])
+    assert len(oracle["plans"]) == 1
     assert oracle["parts_kept"] <= oracle["parts_possible"] == oracle["parts"] == 1
 
 
