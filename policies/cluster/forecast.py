@@ -4,8 +4,10 @@ A replica that is opened now serves after `within_s` seconds. Requests that find
 to wait no longer than `wait_s`, so the demand that counts is the lowest of the `wait_s` seconds from then on.
 
 High demand tends to fall, since requests end, and low demand to rise: a line over the present demand predicts the later
-one. What the line missed in the past is the spread of the forecast. So steady traffic keeps little in reserve, and
-bursts keep in reserve what they lately needed, for `WINDOW_S` seconds.
+one. What the line missed in the past is the spread of the forecast. The time around its largest miss does not count: a
+burst that has come once, like the rise of a service that has just begun, is no evidence of another one, and replicas
+kept for it would stand idle for `WINDOW_S` seconds. So steady traffic keeps little in reserve, and bursts that return
+keep in reserve what they lately needed.
 """
 
 from collections import deque
@@ -15,6 +17,8 @@ from statistics import fmean
 WINDOW_S = 600.0
 """The time for which demand counts, in seconds. A longer one remembers bursts that are over, a shorter one forgets them
 between two."""
+APART_S = 150.0
+"""The time before and after the largest miss that belongs to the same rise, in seconds: a burst with its aftermath."""
 GRID = 64
 """The number of samples within the time of a start."""
 
@@ -51,6 +55,10 @@ class Forecast:
         across = sum((was - mean) ** 2 for _, was, _ in self._past)
         along = sum((was - mean) * (later - later_mean) for _, was, later in self._past)
         slope = min(1.0, max(0.0, along / across)) if across else 1.0
-        missed = sorted(later - later_mean - slope * (was - mean) for _, was, later in self._past)
-        highest = later_mean + slope * (self._present - mean) + missed[ceil(share * len(missed)) - 1]
+        missed = [(later - later_mean - slope * (was - mean), at) for at, was, later in self._past]
+        _, largest_s = max(missed)
+        again = sorted(tokens for tokens, at in missed if abs(at - largest_s) > APART_S)
+        if not again:
+            return 0
+        highest = later_mean + slope * (self._present - mean) + again[ceil(share * len(again)) - 1]
         return max(0, round(highest) - self._present)

@@ -65,12 +65,25 @@ def test_a_burst_shorter_than_requests_may_wait_needs_no_reserve() -> None:
     assert observed(short, 990, wait_s=5.0).rise(0.99) == 0
 
 
-def test_a_burst_is_forgotten_after_the_window() -> None:
+@pytest.mark.parametrize("first", [0, 300], ids=["the rise of a new service", "a burst"])
+def test_a_rise_that_has_come_once_is_not_kept_in_reserve(first: int) -> None:
     def once(now: int) -> int:
-        return 5000 if 100 <= now < 150 else 1000
+        return 5000 if first <= now < first + 50 else 1000 if now else 0
+
+    assert max(observed(once, until).rise(0.99) for until in range(first + 90, 900, 60)) < 100
+
+
+def test_bursts_are_forgotten_after_the_window() -> None:
+    def twice(now: int) -> int:
+        return 5000 if 100 <= now < 150 or 400 <= now < 450 else 1000
 
     end = 150 + int(WINDOW_S + START_S)
-    assert [observed(once, until).rise(0.99) > 1000 for until in (200, end - 120, end + 5)] == [True, True, False]
+    assert [observed(twice, until).rise(0.99) > 1000 for until in (300, 500, end - 60, end + 5)] == [
+        False,
+        True,
+        True,
+        False,
+    ]
 
 
 def test_before_a_start_has_passed_the_largest_rise_counts() -> None:
