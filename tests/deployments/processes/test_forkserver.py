@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 from deployments.processes import forkserver
 from deployments.processes.forkserver import start_fork_server
 from deployments.processes.table import entry_of, identity_of, is_running
+from tests.deployments.processes.test_guard import wait_until
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -88,7 +88,7 @@ def start(target: Any = describe) -> tuple[Any, Connection, dict[str, Any]]:
 def end(process: Any, pipe: Connection, status: int = 0) -> int | None:
     """End the process with this status; its status as its starter sees it."""
     pipe.send(status)
-    process.join(10)
+    process.join(120)
     exitcode: int | None = process.exitcode
     return exitcode
 
@@ -161,7 +161,7 @@ def test_without_a_fork_server_processes_are_spawned_and_its_forks_count_as_ende
     process, pipe, _ = start()
     server.kill()
     server.wait(10)
-    process.join(10)
+    process.join(120)
     assert process.exitcode == 255
     os.kill(process.pid, signal.SIGKILL)
     process, pipe, seen = start()
@@ -216,7 +216,4 @@ def test_the_fork_server_ends_with_its_starter_however_that_ends() -> None:
     assert entry_of(server.pid) is not None
     starter.kill()
     starter.communicate()
-    deadline = time.monotonic() + 10
-    while is_running(server):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: not is_running(server))

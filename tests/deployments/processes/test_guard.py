@@ -30,7 +30,7 @@ from deployments.processes.table import (
 )
 
 ROOT = Path(__file__).parents[3]
-WITHIN_S = 15.0
+START_S, WITHIN_S = 120.0, 15.0
 NAMES = ("replica", "core", "worker0", "worker1")
 
 
@@ -42,7 +42,12 @@ class Tree:
         command = [sys.executable, "-m", "tests.deployments.processes.replica_tree", str(folder), "2"]
         raylet = f"import subprocess; subprocess.Popen({command!r}, process_group=0).wait(); input()"
         self.raylet = subprocess.Popen([sys.executable, "-c", raylet], cwd=ROOT, stdin=subprocess.PIPE)
-        wait_until(lambda: all((folder / name).exists() for name in NAMES), 30.0)
+        try:
+            wait_until(lambda: all((folder / name).exists() for name in NAMES), START_S)
+        except BaseException:
+            self.raylet.kill()
+            self.raylet.communicate()
+            raise
         self.pids = {name: int((folder / name).read_text()) for name in NAMES}
         self._replica = identity_of(self.pids["replica"])
         self.processes = [entry.identity for entry in descendants(self.raylet.pid)]

@@ -13,7 +13,7 @@ import pytest
 
 from deployments.processes.keeper import LOOK_S
 from deployments.processes.table import ProcessIdentity, descendants, is_running
-from tests.deployments.processes.test_guard import ROOT, wait_until
+from tests.deployments.processes.test_guard import ROOT, START_S, WITHIN_S, wait_until
 
 LAUNCH = "import sys; from app.serve import run_kept; sys.exit(run_kept(sys.argv[2:], drain_s=float(sys.argv[1])))"
 DRAIN_S = "60"
@@ -36,7 +36,12 @@ class Launch:
         )
         replica = {"ServeReplica"} if cluster == "own" else set()
         rest = set() if cluster == "other" else {"gcs_server", "raylet", "engine"}
-        wait_until(lambda: all((folder / name).exists() for name in {"command"} | rest | replica), 30.0)
+        try:
+            wait_until(lambda: all((folder / name).exists() for name in {"command"} | rest | replica), START_S)
+        except BaseException:
+            self.launcher.kill()  # the keeper ends the rest
+            self.launcher.wait()
+            raise
         self.took_s = time.monotonic() - began
         found = descendants(self.launcher.pid)
         self.keeper = found[0].pid
@@ -95,7 +100,7 @@ def launch(tmp_path: Path, launches: contextlib.ExitStack) -> Launch:
 def test_all_ends_with_any_of_the_three(launch: Launch, to: str, number: signal.Signals) -> None:
     launch.send(to, number)
     wait_until(launch.is_gone)
-    launch.launcher.wait(5)
+    launch.launcher.wait(WITHIN_S)
     asked = number in (signal.SIGTERM, signal.SIGINT)
     assert launch.drained == (asked and (to, number) != ("command", signal.SIGTERM))
 
@@ -103,7 +108,7 @@ def test_all_ends_with_any_of_the_three(launch: Launch, to: str, number: signal.
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signals_to_the_process_group_drain_the_application(launch: Launch, number: signal.Signals) -> None:
     os.killpg(launch.launcher.pid, number)
-    assert launch.launcher.wait(15) == 0
+    assert launch.launcher.wait(WITHIN_S) == 0
     assert launch.drained
     assert launch.is_gone()
 
@@ -131,7 +136,7 @@ def test_all_ends_with_the_raylet(launch: Launch) -> None:
     time.sleep(1.0)
     assert is_running(launch.processes[0])  # the command may be about to end, and to print the reason
     wait_until(launch.is_gone)
-    assert launch.launcher.wait(5) == 128 + signal.SIGKILL
+    assert launch.launcher.wait(WITHIN_S) == 128 + signal.SIGKILL
 
 
 def test_draining_takes_its_time(tmp_path: Path, launches: contextlib.ExitStack) -> None:
@@ -141,7 +146,7 @@ def test_draining_takes_its_time(tmp_path: Path, launches: contextlib.ExitStack)
     time.sleep(0.7)
     assert all(map(is_running, launch.processes))
     (tmp_path / "empty").touch()
-    assert launch.launcher.wait(15) == 0
+    assert launch.launcher.wait(WITHIN_S) == 0
     assert launch.drained
 
 
@@ -150,7 +155,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path, launches: contextlib.Ex
     launches.callback(launch.clear)
     launch.drain()
     launch.send("launcher", signal.SIGTERM)
-    assert launch.launcher.wait(15) == 0
+    assert launch.launcher.wait(WITHIN_S) == 0
     assert not launch.drained
     assert launch.is_gone()
 
@@ -159,7 +164,7 @@ def test_draining_is_bounded(tmp_path: Path, launches: contextlib.ExitStack) -> 
     launch = Launch(tmp_path, drain_s=1000.0, within_s=1.0)
     launches.callback(launch.clear)
     launch.send("launcher", signal.SIGTERM)
-    assert launch.launcher.wait(15) == 0
+    assert launch.launcher.wait(WITHIN_S) == 0
     assert not launch.drained
     assert launch.is_gone()
 
@@ -168,7 +173,7 @@ def test_before_the_first_replica_there_is_nothing_to_drain(tmp_path: Path, laun
     launch = Launch(tmp_path, "empty", drain_s=1000.0)
     launches.callback(launch.clear)
     launch.send("launcher", signal.SIGTERM)
-    assert launch.launcher.wait(15) == 0
+    assert launch.launcher.wait(WITHIN_S) == 0
     assert launch.is_gone()
 
 
@@ -181,7 +186,7 @@ def test_on_a_standing_cluster_the_command_ends_silently(
     launches.callback(launch.clear)
     launch.send("launcher", number)
     wait_until(launch.is_gone)
-    assert launch.launcher.wait(5) == (-signal.SIGKILL if number == signal.SIGKILL else 0)
+    assert launch.launcher.wait(WITHIN_S) == (-signal.SIGKILL if number == signal.SIGKILL else 0)
     assert not launch.drained
 
 
@@ -189,7 +194,7 @@ def test_on_a_cluster_of_others_an_interrupt_is_the_commands(tmp_path: Path, lau
     launch = Launch(tmp_path, "other")
     launches.callback(launch.clear)
     launch.send("launcher", signal.SIGINT)
-    assert launch.launcher.wait(15) == 0
+    assert launch.launcher.wait(WITHIN_S) == 0
     assert launch.drained
 
 
@@ -202,7 +207,7 @@ def test_a_launcher_in_the_background_of_a_script_ignores_interrupts(
     time.sleep(0.5)
     assert all(map(is_running, launch.processes))
     launch.send("launcher", signal.SIGTERM)  # which is an interrupt to the command, that does not ignore it
-    assert launch.launcher.wait(15) == 0
+    assert launch.launcher.wait(WITHIN_S) == 0
     assert launch.drained
 
 

@@ -121,7 +121,8 @@ def test_modules_import_only_existing_files() -> None:
 
 
 async def test_the_stream_of_events_ends_on_a_disconnect() -> None:
-    api, _, backend = make()
+    api, routes, backend = make()
+    routes._page.feed._interval_s = 60.0
     following = Following(api)
     await eventually(lambda: b"event: snapshot" in following.body)
     data = json.loads(following.body.split(b"data: ")[1].split(b"\n")[0])
