@@ -190,7 +190,7 @@ class SchedulerSettings(SettingsSection):
         0.0,
         ge=0,
         description="Minimum headroom: seconds of each request's growth that placements keep free, if the policy "
-        "keeps less.",
+        "keeps less; with `slo` the policy's default does not count.",
     )
     moves_per_epoch: int | None = Field(None, ge=0, description="Maximum number of moves in one epoch; null: no limit.")
     moves_at_once: int = Field(32, ge=1, description="Maximum number of concurrent migrations.")
@@ -218,10 +218,13 @@ class SchedulerSettings(SettingsSection):
         None,
         ge=0,
         description="Time over which the largest recent rise in demand is kept free; null: the measured start-up "
-        "time of a replica.",
+        "time of a replica or, with `slo`, a forecast instead.",
     )
     linger_s: float | None = Field(
-        None, ge=0, description="Time that an empty replica stays open; null: the measured start-up time of a replica."
+        None,
+        ge=0,
+        description="Time that an empty replica stays open; null: the measured start-up time of a replica or, with the "
+        "forecast of `slo`, none.",
     )
     slo: ServiceLevelSettings = Field(
         default_factory=ServiceLevelSettings,

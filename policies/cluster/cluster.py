@@ -10,7 +10,7 @@ With `holds`, moves take time: a request that leaves a replica occupies its room
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
 from policies.cluster.changes import Crossing
@@ -281,6 +281,13 @@ class Cluster:
         for replica in self.replicas.values():
             replica.speed = speed
         self._rooms = None
+
+    def limit_wait(self, wait_s: float) -> None:
+        """Set the limit of waits for prefills on every replica, in the limits of steps."""
+        if self.speed is not None and self.speed.wait_s != wait_s:
+            self.speed = replace(self.speed, wait_s=wait_s)
+            for replica in self.replicas.values():
+                replica.speed = self.speed
 
     def bound(self, moves_left: float, slack: int, is_forecast: bool = False) -> None:
         """Set an epoch's bounds: its number of moves, and the slack in tokens, a forecast with its spread or not."""

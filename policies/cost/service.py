@@ -10,8 +10,9 @@ Both are divided by 1 + the error of the step times, so that an uncertain fit le
 count as `MOST_ERROR`: emptier replicas are no cure for step times that vary for other reasons.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, inf
 
 from policies.cost.steps import PrefillChunk, StepCosts, prompt_chunks
@@ -20,6 +21,9 @@ TAIL = 0.01
 """The share of steps, and of prompts, that may take longer than the level."""
 MOST_ERROR = 0.5
 """The largest error that counts in the limits."""
+
+_MOST_TOKENS = 1 << 20
+"""More tokens than any step computes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,14 @@ class ReplicaSpeed:
             return 0.0
         size = min(self.chunk_tokens or queued, queued)
         return ceil(queued / size) * self.costs.step_s(batch, context, (PrefillChunk(size, 0),))
+
+    def chunk_within(self, seconds: float) -> int:
+        """The most tokens that a step without other work prefills in that time, of those that a step computes; or 0."""
+        return bisect_right(
+            range(1, (self.chunk_tokens or _MOST_TOKENS) + 1),
+            seconds,
+            key=lambda tokens: self.costs.step_s(0, 0.0, (PrefillChunk(tokens, 0),)),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,13 +153,26 @@ def limit(level: ServiceLevel, speed: ReplicaSpeed, prompts: Sequence[int], step
         if left_s < (step_s + speed.costs.step_s(1, 0.0)) / 2:
             reasons += (
                 f"itl_p99_ms is {1e3 * level.itl_p99_s:g}, and prefills lengthen more than {TAIL:.0%} of the steps by "
-                f"{1e3 * interruption_s:.3g} ms or more; a smaller max_num_batched_tokens makes such steps shorter",
+                f"{1e3 * interruption_s:.3g} ms or more; {_smaller_chunks(level, speed, step_s, large)}",
             )
         else:
             step_s = left_s
     if level.ttft_p99_s is not None:
         wait_s = max(level.ttft_p99_s / margin - speed.prefill_s(large), level.ttft_p99_s / margin / 2)
     return SpeedLimit(speed, step_s, wait_s, interruption_s, reasons)
+
+
+def _smaller_chunks(level: ServiceLevel, speed: ReplicaSpeed, step_s: float, prompt: int) -> str:
+    """The number of tokens per step that leaves half of the step time to decoding, and its price for a long prompt."""
+    idle_s = speed.costs.step_s(0, 0.0)
+    chunk = speed.chunk_within((step_s + idle_s) / 2)
+    if chunk < 2:
+        return "no max_num_batched_tokens makes such steps short enough"
+    cure = f"with max_num_batched_tokens: {chunk} they would take half of it"
+    first_s = replace(speed, chunk_tokens=chunk).prefill_s(prompt)
+    if level.ttft_p99_s is None or first_s <= level.ttft_p99_s:
+        return cure
+    return f"{cure}, but a prompt of {prompt:,} tokens {first_s:.3g} s to its first token"
 
 
 def interruption(speed: ReplicaSpeed, prompts: Iterable[int], steps: float) -> float:

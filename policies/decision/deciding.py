@@ -17,7 +17,7 @@ failure to the memory.
 from collections import Counter
 from collections.abc import Collection, Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from math import ceil, isfinite
+from math import ceil, inf, isfinite
 
 from policies.cluster.changes import Arrival, Changes
 from policies.cluster.cluster import Cluster
@@ -34,6 +34,7 @@ from policies.paths.choice import URGENCY, Choice
 from policies.plan import Move, Plan, Reason
 from policies.prefix.tree import HeldPrefix
 from policies.rules.policy import NONE, Barred, Policy
+from policies.rules.registry import sets_headroom
 
 Plans = Mapping[PoolId, tuple[Plan, ...]]
 """The plans of every observed pool, in the order of execution: one plan, or one per change without batching."""
@@ -84,7 +85,7 @@ def _decide_pool(memory: PoolMemory, seen: PoolReport, now: float) -> Generator[
     if (speed := replica_speed(memory)) is not None:
         memory.router.speed = speed
         memory.estimates.follow(speed)
-    cluster.reserve(headroom(memory.rule, limits, rate), lead(limits, rate))
+    cluster.reserve(headroom(memory.rule, limits, rate, terms.service is not None), lead(limits, rate))
     cluster.limit_speed(speed_limit(memory, now))
     limits.begin(cluster, now)
     _evacuate(memory)
@@ -180,12 +181,15 @@ def order_by_hand(memory: PoolMemory, move: Move, now: float) -> Move:
     return routed
 
 
-def headroom(policy: Policy, limits: Limits, decode_rate: float) -> Tokens:
+def headroom(policy: Policy, limits: Limits, decode_rate: float, follows: bool = False) -> Tokens:
     """The growth to keep free for each request, in tokens, for `Cluster.reserve`.
 
-    `decode_rate` is a request's growth in tokens per second. The larger headroom of policy and limits counts.
+    `decode_rate` is a request's growth in tokens per second. The larger headroom of policy and limits counts. If it
+    `follows` from a service level, the default of a policy does not count: what a request grows by until a decision
+    takes effect is kept free, and capacity for what nobody foresees is in the pool's reserve.
     """
-    return Tokens(ceil((limits.lead_s + max(policy.headroom_s, limits.headroom_s)) * decode_rate))
+    own_s = 0.0 if follows and not sets_headroom(policy) else policy.headroom_s
+    return Tokens(ceil((limits.lead_s + max(own_s, limits.headroom_s)) * decode_rate))
 
 
 def lead(limits: Limits, decode_rate: float) -> Tokens:
@@ -291,10 +295,17 @@ def _open_minimum(cluster: Cluster) -> bool:
 
 
 def _rebalance(memory: PoolMemory, changes: Changes, limits: Limits) -> ScaleUp | None:
-    """Let the policy react, and open replicas for the slack. Returns the reason for openings, possible or not."""
+    """Let the policy react, and open replicas for the slack. Returns the reason for openings, possible or not.
+
+    Queued requests may wait for the prefills of a whole epoch, so that no replica is idle before the next one, however
+    short the wait of an arrival has to be.
+    """
     cluster = memory.cluster
     first = cluster.opened
+    wait_s = cluster.speed.wait_s if cluster.speed is not None else inf
+    cluster.limit_wait(max(wait_s, memory.terms.epoch_s))
     memory.rule.rebalance(cluster, changes)
+    cluster.limit_wait(wait_s)
     found_no_room = cluster.opened > first or (cluster.supply.left <= 0 and bool(cluster.waiting))
     is_short = limits.open_slack(cluster)
     return ScaleUp.REQUESTS if found_no_room else ScaleUp.RESERVE if is_short else None

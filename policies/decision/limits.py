@@ -77,7 +77,8 @@ class LiveLimits:
         """The limits of an epoch, measured values included.
 
         With `foreseen`, for a service level, the slack is a forecast, unless `slack` or `foresight_s` are configured:
-        then it is the first, and the largest rise within the latter.
+        then it is the first, and the largest rise within the latter. An empty replica that a forecast does not need
+        closes at once.
         """
         startup_s = experience.startup_s
         follows = foreseen is not None and self.slack is None and self.foresight_s is None
@@ -86,7 +87,7 @@ class LiveLimits:
             self.limits,
             slack=self.limits.slack if self.slack is None else self.slack,
             lead_s=experience.lead_s if self.lead_s is None else self.lead_s,
-            linger_s=startup_s if self.linger_s is None else self.linger_s,
+            linger_s=(0.0 if follows else startup_s) if self.linger_s is None else self.linger_s,
             foresight_s=measured_s if self.foresight_s is None else self.foresight_s,
             foreseen=foreseen if follows else None,
         )

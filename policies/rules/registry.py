@@ -39,6 +39,11 @@ def policy(spec: str) -> Policy:
     return replace(POLICIES[name], **_values(name, settings.split(",") if colon else []))
 
 
+def sets_headroom(rule: Policy) -> bool:
+    """True if the headroom of a rule differs from the default of its policy."""
+    return all(rule.headroom_s != each.headroom_s for each in POLICIES.values() if type(each) is type(rule))
+
+
 def options() -> dict[str, tuple[Option, ...]]:
     """Every policy's options with their defaults and descriptions, for `--help` and the documentation."""
     return {name: options_of(choice) for name, choice in POLICIES.items()}

@@ -113,9 +113,15 @@ def test_chunks_of_a_long_prompt_interrupt_one_step_each() -> None:
 def test_prefills_that_take_most_of_the_level_make_it_unreachable_and_do_not_empty_replicas() -> None:
     found = limit(ServiceLevel(itl_p99_s=0.1), SPEED, [100] * 50, 100)
     assert found.unreachable == (
-        "itl_p99_ms is 100, and prefills lengthen more than 1% of the steps by 99 ms or more; a smaller "
-        "max_num_batched_tokens makes such steps shorter",
+        "itl_p99_ms is 100, and prefills lengthen more than 1% of the steps by 99 ms or more; with "
+        "max_num_batched_tokens: 40 they would take half of it",
     )
+    cured = limit(ServiceLevel(itl_p99_s=0.1), replace(SPEED, chunk_tokens=40), [100] * 50, 100)
+    assert cured.unreachable == () and cured.step_s == pytest.approx(0.1 - cured.interruption_s)
+    both = limit(ServiceLevel(0.13, 0.1), SPEED, [100] * 50, 100).unreachable
+    assert both[0].endswith("they would take half of it, but a prompt of 100 tokens 0.16 s to its first token")
+    hopeless = limit(ServiceLevel(itl_p99_s=0.0221), SPEED, [100] * 50, 100).unreachable
+    assert hopeless[-1].endswith("no max_num_batched_tokens makes such steps short enough")
     assert found.step_s == pytest.approx(0.1) and found.interruption_s == pytest.approx(0.099)
 
 

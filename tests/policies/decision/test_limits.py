@@ -8,10 +8,12 @@ from policies.cluster.changes import Changes
 from policies.cluster.cluster import Cluster
 from policies.cluster.replica import Replica, Request
 from policies.decision.deciding import headroom, lead
-from policies.decision.limits import Limits
+from policies.decision.experience import Experience
+from policies.decision.limits import Limits, LiveLimits
 from policies.plan import Reason
 from policies.rules.pack import Pack
 from policies.rules.policy import NONE, Barred, Policy
+from policies.rules.registry import policy
 from tests.policies.cluster.named import named, request
 from tests.policies.stepping import Events, step
 
@@ -117,3 +119,29 @@ def test_the_time_that_a_decision_takes(policy_s: float, limits_s: float, lead_s
     limits = Limits(headroom_s=limits_s, lead_s=lead_s)
     assert headroom(Pack(headroom_s=policy_s), limits, decode_rate=25.0) == tokens
     assert lead(limits, decode_rate=25.0) == (25 if lead_s == 1.0 else 13)
+
+
+@pytest.mark.parametrize(
+    ("rule", "by_hand_s", "follows", "tokens"),
+    [
+        ("pack", 0.0, False, 30),
+        ("pack", 0.0, True, 10),
+        ("pack:headroom_s=4", 0.0, True, 50),
+        ("pack", 3.0, True, 40),
+        ("mell_repaired", 0.0, True, 10),
+    ],
+)
+def test_with_a_level_headroom_is_the_growth_until_a_decision_unless_it_is_set(
+    rule: str, by_hand_s: float, follows: bool, tokens: int
+) -> None:
+    assert headroom(policy(rule), Limits(headroom_s=by_hand_s, lead_s=1.0), 10.0, follows) == tokens
+
+
+def test_what_follows_from_a_level_and_what_is_set_by_hand() -> None:
+    experience = Experience(1.0)
+    follows, none = LiveLimits().resolve(experience, 0.99), LiveLimits().resolve(experience)
+    assert (follows.foreseen, follows.linger_s, follows.slack) == (0.99, 0.0, 0.0)
+    assert (none.foreseen, none.linger_s, none.foresight_s) == (None, experience.startup_s, experience.startup_s)
+    by_hand = LiveLimits(linger_s=7.0, slack=0.5).resolve(experience, 0.99)
+    assert (by_hand.foreseen, by_hand.linger_s, by_hand.slack, by_hand.foresight_s) == (None, 7.0, 0.5, 0.0)
+    assert LiveLimits(slack=0.5).resolve(experience, 0.99).linger_s == experience.startup_s

@@ -1,0 +1,50 @@
+"""A burst that nobody could foresee: requests that queue at full replicas are placed anew, the oldest first."""
+
+import pytest
+
+from policies.cost.service import ReplicaSpeed, ServiceLevel
+from policies.cost.steps import StepCosts, proportional
+from policies.decision.limits import LiveLimits, Terms
+from policies.decision.memory import PoolMemory
+from policies.model import ReplicaId
+from policies.plan import Path, Reason
+from tests.policies.decision.observed import Watcher, observed
+
+LIMITS = LiveLimits(linger_s=1e9, foresight_s=0.0, lead_s=0.0)
+SLOW = ReplicaSpeed(StepCosts(proportional(0.01), overhead_s=0.02))
+"""A hundred tokens take a second, so that few of them fit into the boundary of an epoch's prefills."""
+QUEUED = " ".join(f"q{'abcdefghij'[n]}8?" for n in range(7))
+"""Seven requests in a queue, the oldest first."""
+
+
+def watcher(level: ServiceLevel | None = None, policy: str = "pack:headroom_s=0") -> Watcher:
+    return Watcher(PoolMemory(Terms(policy, LIMITS, service=level, speed=SLOW)))
+
+
+@pytest.mark.parametrize("policy", ["pack:headroom_s=0", "load_balance", "best_fit", "mell"])
+def test_a_whole_queue_goes_to_a_new_replica_at_once_the_oldest_first(policy: str) -> None:
+    made = watcher(policy=policy)
+    assert made.decide(observed(f"a: p97 {QUEUED} | b*:", most=2)).moves == ()
+    moves = made.decide(observed(f"a: p97 {QUEUED} | b:", 1.0, most=2)).moves
+    assert [move.request for move in moves] == [f"q{name}" for name in "abcdefg"]
+    assert {(move.target, move.reason, move.path) for move in moves} == {("b", Reason.ADMIT, Path.TOKENS)}
+
+
+def test_with_little_room_the_oldest_go_first() -> None:
+    made = watcher()
+    moves = made.decide(observed(f"a: p97 {QUEUED} | b: r70!", most=2)).moves
+    assert [move.request for move in moves] == ["qa", "qb", "qc"]
+
+
+def test_requests_that_run_keep_to_the_bounds() -> None:
+    leaving = "a^: " + " ".join(f"r{name}8" for name in "abcdefg") + " | b:"
+    moves = watcher().decide(observed(leaving, most=2)).moves
+    assert len(moves) == 2 and {move.reason for move in moves} == {Reason.EVACUATE}
+
+
+def test_a_queue_keeps_a_replica_busy_until_the_next_epoch_however_short_waits_have_to_be() -> None:
+    made = watcher(ServiceLevel(ttft_p99_s=0.2))
+    moves = made.decide(observed(f"a: p97 {QUEUED} | b:", most=2)).moves
+    assert [move.request for move in moves] == [f"q{name}" for name in "abcdefg"], "0.7 s of prefills"
+    assert made.memory.cluster.speed is not None and made.memory.cluster.speed.wait_s < 0.2
+    assert not made.memory.cluster.replicas[ReplicaId("b")].accepts, "an arrival would be late"
