@@ -15,6 +15,7 @@ from policies.cost.service import ServiceLevel
 from policies.decision.limits import Limits, LiveLimits, Mode, Terms
 from policies.paths.estimates import Boundaries
 from policies.precedence import DEFAULT_CLASS, OVERTAKE_S, ServiceClass, ServiceClasses
+from policies.prefix.routing import Routing
 from policies.rules.registry import policy
 
 ON_HOST, ON_GPU = ("shared", "collective"), ("cuda_ipc", "nccl")
@@ -185,6 +186,12 @@ class SchedulerSettings(SettingsSection):
         description="Mode of the epochs: `act` carries plans out; `observe` only makes and reports them; `off` "
         "makes none and places arrivals where they fit. Stopping replicas are evacuated in every mode.",
     )
+    routing: Routing = Field(
+        Routing.TREE,
+        strict=False,
+        description="Routing of arrivals: `tree`, by the contents of prefix caches and by load; `session`, to the "
+        "replica of the session's last request; `least_load`, by the policy alone.",
+    )
     epoch_s: float = Field(1.0, ge=0.2, le=60, description="Seconds between epochs.")
     headroom_s: float = Field(
         0.0,
@@ -293,6 +300,7 @@ class SchedulerConfig(SchedulerSettings):
             # Replicas report requests as soon as these are submitted, so two epochs suffice.
             placement_ttl_s=max(1.0, 2 * self.epoch_s),
             service=self.slo.level,
+            routing=self.routing,
             classes=self.service_classes,
         )
 

@@ -23,6 +23,7 @@ from app.frontend.engine_client import ClusterLLM
 from app.frontend.guard.layers import vllm_media_domains
 from app.frontend.guard.routes import described
 from app.frontend.media import bound_images
+from app.frontend.names import PromptNamer
 from app.ingress.config import IngressConfig
 from app.ingress.streams.streams import Streams
 from deployments.engine.arguments import USAGE, check_model, frontend_args, is_pooling
@@ -52,7 +53,8 @@ class VllmFrontend:
         # A pooling model's tasks are those of its layers, which only engines have.
         tasks = await streams.tasks() if is_pooling(vllm_config) else GENERATION
         ready, classes = ready_response(vllm_config), config.service_classes
-        core = ClusterCore(streams, ingress, ready, config.max_media_bytes, tasks=tasks, classes=classes)
+        namer = prompt_namer(vllm_config)
+        core = ClusterCore(streams, ingress, ready, config.max_media_bytes, tasks=tasks, classes=classes, namer=namer)
         client = ClusterLLM.from_vllm_config(vllm_config, usage_context=USAGE, client_addresses=core.addresses)
         client.core = core
         client.max_prompt_tokens = config.max_prompt_tokens
@@ -110,6 +112,11 @@ class VllmFrontend:
         """End all requests."""
         await self._client.core.close()
         self._client.shutdown()
+
+
+def prompt_namer(config: VllmConfig) -> PromptNamer:
+    """The names of blocks by a configuration of vLLM."""
+    return PromptNamer(config.cache_config.prefix_caching_hash_algo)
 
 
 def serve_args(config: IngressConfig) -> tuple[Namespace, VllmConfig]:

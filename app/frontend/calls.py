@@ -55,7 +55,7 @@ class ApiCall:
 
     `timer` begins to time the outputs of one request. `prepared` is called once vLLM's application has made a request
     of the call's media. `context` is that of the call, for tasks that work for it. `service_class` is that of its
-    requests.
+    requests. Calls of one `session` have prompts in common; empty: no session.
     """
 
     label: str = ""
@@ -71,6 +71,7 @@ class ApiCall:
     service_class: str = DEFAULT_CLASS
     tenant: str = ""
     """Calls share cached KV only with those of the same tenant, or with others without one."""
+    session: str = ""
     _beam_tokens: int = 0
 
     def add(self, request: EngineRequest) -> None:

@@ -37,7 +37,9 @@ from vllm.v1.engine import (
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder, UtilityResult
 
 from app.frontend.calls import ApiCall, EngineRequest
+from app.frontend.names import PromptNamer
 from app.ingress.asgi import read_label
+from app.ingress.streams.placing import PromptContent
 from app.ingress.streams.streams import Streams
 from app.ingress.telemetry.requests import StepTimer
 from migration.protocol.continuing import isolated, to_spec
@@ -128,14 +130,17 @@ class ClusterCore:
         folder: Path | None = None,
         tasks: Sequence[str] = GENERATION,
         classes: ServiceClasses = NO_CLASSES,
+        namer: PromptNamer | None = None,
     ) -> None:
         """`ready` describes the replicas' engines to the frontend, which listens in `folder`; None: a new folder.
 
         `max_tensor_bytes`: see `TensorRoom`. `tasks` are those of the replicas' model. With `classes`, a request's
-        priority is that of its call's class; a request without a call has the default class.
+        priority is that of its call's class; a request without a call has the default class. `namer` names the blocks
+        of prompts; None: they have no names.
         """
         self._streams = streams
         self._classes = classes
+        self._namer = namer
         self._room = TensorRoom(max_tensor_bytes)
         self._ingress = ingress
         self._calls: dict[str, AddCall] = {}
@@ -273,7 +278,9 @@ class ClusterCore:
             raise NotServed(Loss(LossKind.INVALID, str(error))) from error
         timer = api_call.timer() if api_call is not None and api_call.timer is not None else None
         reader, outlet = Reader(), Outlet(spec.id, request.request_id, self._wire, timer)
-        async with self._streams.run(spec, reader, outlet):
+        names = () if self._namer is None else self._namer.names(frames, self._streams.naming)
+        content = PromptContent(names, api_call.session if api_call is not None else "")
+        async with self._streams.run(spec, reader, outlet, content):
             if call is not None:
                 call.take(EngineRequest(name, spec, reader))
             await outlet.ended.wait()

@@ -7,12 +7,13 @@ from deployments.cache.occupancy import CacheReport
 from migration.protocol.record import MigrationRecord
 from policies.decision.reports import Report
 from policies.model import ReplicaLoad
+from policies.prefix.names import Naming
 
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
     """A replica's figures for operators: process ids (replica, engine core, workers), counters since its start, the
-    number of staging slots in use, and its prefix cache.
+    number of staging slots in use, its prefix cache, and its engine's naming of blocks.
     """
 
     pids: tuple[int, ...] = ()
@@ -20,6 +21,7 @@ class Gauges:
     blocks_loaded: int = 0
     slots_in_use: int = 0
     cache: CacheReport | None = None
+    naming: Naming | None = None
 
 
 @dataclass(frozen=True, slots=True)

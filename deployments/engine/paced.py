@@ -34,6 +34,7 @@ from migration.protocol.request import RequestSpec, Trait
 from policies.causes import Cause
 from policies.cost.fit import NO_STEPS
 from policies.model import Blocks, Tokens
+from policies.prefix.names import Naming, default_naming
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +90,7 @@ class PacedEngine:
         self._loads: list[asyncio.Future[None]] = []
         self._slots = TokenSlots(self.fingerprint.shard_bytes)
         self.blocks_loaded = 0
+        self.naming: Naming | None = default_naming(size)
         self.mirror = Mirror()
         self.mirror.take(0, (PoolContents(b""),))
         self.profiling = False

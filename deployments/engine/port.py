@@ -12,6 +12,7 @@ from migration.protocol.ports import OutputSink, Slot, WorkerLinks
 from migration.protocol.request import RequestSpec, Trait
 from policies.cost.fit import NO_STEPS, StepTotals
 from policies.model import Blocks, Tokens
+from policies.prefix.names import Naming
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,8 @@ class Engine(Protocol):
     """The number of KV blocks loaded from staging slots since the start."""
     mirror: Mirror
     """The names of the blocks in the prefix cache."""
+    naming: Naming | None
+    """The engine's naming of blocks; None if there is no mirror."""
 
     @property
     def profiling(self) -> bool:

@@ -37,7 +37,7 @@ from deployments.engine.port import (
 from migration.kv.client import Copiers
 from migration.kv.connector import WantedBlocks
 from migration.protocol.continuing import continued, loading, plain_spec
-from migration.protocol.core_messages import Adapter
+from migration.protocol.core_messages import Adapter, decode_request
 from migration.protocol.errors import Refused, TransferFailed
 from migration.protocol.messages import Fingerprint, Shard, SlotRef, Tail
 from migration.protocol.ports import Generated, OutputSink, Slot
@@ -45,6 +45,7 @@ from migration.protocol.request import RequestSpec, Trait
 from migration.run.outputs import OutputQueue, running
 from policies.causes import Cause
 from policies.model import Blocks, Tokens
+from policies.prefix.names import Naming
 
 log = logging.getLogger(__name__)
 
@@ -102,9 +103,10 @@ class VllmEngine:
         self._unused = _unused_blocks(config)
         if self.mirror.off is None:
             self._feed = CacheFeed(self.mirror, events, self._publishing_cache, audit_s)
-            self._namer = BlockNamer(config)
+            self._namer = BlockNamer(self._block_size, config.cache_config.prefix_caching_hash_algo)
         else:
             events.remove()
+        self.naming: Naming | None = None if self._namer is None else self._namer.naming
 
     @classmethod
     async def start(cls, model: str, engine_kwargs: Mapping[str, Any], audit_s: float = 60.0) -> Self:
@@ -289,8 +291,10 @@ class VllmEngine:
         """See `Engine.present`."""
         if self._namer is None:
             return Blocks(0)
-        frames = continued(spec, spec.id, spec.id, outputs, adapter=self._adapter(spec))
-        return Blocks(max(0, self.mirror.leading(self._namer.names(frames)) - self._unused))
+        adapter = self._adapter(spec)
+        frames = continued(spec, spec.id, spec.id, outputs, adapter=adapter)
+        names = self._namer.names(decode_request(frames), frames, adapter)
+        return Blocks(max(0, self.mirror.leading(names) - self._unused))
 
     def expect(self, tail: str) -> None:
         """See `Engine.expect`."""

@@ -9,6 +9,9 @@ from deployments.cache.occupancy import CacheReport
 from deployments.metrics.exposition import Family, expose
 from policies.prefix.change import Tier
 
+CACHE_TOKENS = "Prompt tokens of requests, by stage: on replicas prompt and delivered, before them the others."
+"""The help of a metric of which the scheduler and the replicas export different stages."""
+
 
 def expose_cache(report: CacheReport, replica: str) -> tuple[Family, ...]:
     """The metrics of a replica's cache, labelled with `replica`, its id."""
@@ -23,9 +26,7 @@ class _Cache:
 
     def collect(self) -> Iterable[Metric]:
         report = self._report
-        tokens = CounterMetricFamily(
-            "mell_cache_tokens", "Prompt tokens of requests that began here, by stage.", labels=("stage",)
-        )
+        tokens = CounterMetricFamily("mell_cache_tokens", CACHE_TOKENS, labels=("stage",))
         tokens.add_metric(("prompt",), report.prompts.prompt)
         tokens.add_metric(("delivered",), report.prompts.cached)
         yield tokens

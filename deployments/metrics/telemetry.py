@@ -6,6 +6,7 @@ from math import inf, nan
 
 from prometheus_client import CollectorRegistry
 
+from deployments.metrics.cache import CACHE_TOKENS
 from deployments.metrics.exposition import Family, expose
 from deployments.metrics.instruments import Counter, Gauge, Histogram
 from migration.protocol.record import MigrationRecord, Outcome
@@ -16,6 +17,7 @@ from policies.decision.shadow import DryRun
 from policies.model import ReplicaState
 from policies.plan import Path
 from policies.precedence import DEFAULT_CLASS
+from policies.prefix.routing import Matched
 
 _PAUSES_S = [0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5]
 _MOVES_S = [0.01, 0.03, 0.1, 0.3, 1, 3, 10]
@@ -65,6 +67,7 @@ class Telemetry:
             registry,
             ("decision", "reason"),
         )
+        self._cache_tokens = Counter("mell_cache_tokens", CACHE_TOKENS, registry, ("stage",))
         self._dry_run: _DryRun | None = None
         self._service: _Service | None = None
 
@@ -81,6 +84,11 @@ class Telemetry:
             self._pause.observe(record.pause_s, path)
         if record.predicted_s is not None:
             self._predicted.observe(record.predicted_s, path)
+
+    def matched(self, matched: Matched) -> None:
+        """Count the tokens of an arrival's prompt that are in prefix caches."""
+        self._cache_tokens.inc(matched.available, "available")
+        self._cache_tokens.inc(matched.predicted, "predicted")
 
     def resumed(self, path: Path, took_s: float) -> None:
         """Observe the first token of a migrated request at its target, `took_s` seconds after the order."""

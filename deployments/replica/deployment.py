@@ -250,6 +250,7 @@ class EngineReplica:
             blocks_loaded=self._engine.blocks_loaded,
             slots_in_use=self._slots.in_use,
             cache=self._cache(),
+            naming=self._engine.naming,
         )
         mirror = self._engine.mirror
         return self._reporter.report(

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Collection, Iterable
+from dataclasses import asdict
 from http import HTTPStatus
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
@@ -45,13 +46,14 @@ from policies.cost.latencies import ClassCounts, ReachedTimes
 from policies.decision.deciding import SchedulerMemory, preview
 from policies.decision.limits import Mode
 from policies.decision.observation import ENGINE
-from policies.decision.placement import Decision, Place, PlacingView, Queue, placing_view
+from policies.decision.placement import Decision, NoReplica, Place, PlacingView, Queue, placing_view
 from policies.decision.reports import Roster, load_of
 from policies.decision.scaling import scaling_report
 from policies.decision.service import replica_speed, service_report
 from policies.decision.shadow import Shadow
 from policies.model import ReplicaId, RequestLoad
 from policies.plan import Move, Reason
+from policies.prefix.names import Naming
 
 log = logging.getLogger("ray.serve")
 
@@ -146,13 +148,18 @@ class LiveScheduler:
     async def place(self, calls: tuple[PlaceCall, ...]) -> list[Decision]:
         """See `PlacingApi.place`."""
         await self._epochs.ready.wait()
-        gone = self._gone()
-        return [self._place(call, gone) for call in calls]
+        gone, by_request = self._gone(), {call.arrival.id: call for call in calls}
+        memory = self._memory.pool()
+        ordered = memory.router.in_order(memory.cluster, [call.arrival for call in calls], self._clock())
+        placed = {arrival.id: self._place(by_request[arrival.id], gone) for arrival in ordered}
+        return [placed[call.arrival.id] for call in calls]
 
     def _place(self, call: PlaceCall, gone: Collection[ReplicaId]) -> Decision:
         decision = self._epochs.place(call, gone)
         if not isinstance(decision, Place):
             self._epochs.hurry()
+        if not isinstance(decision, NoReplica) and not call.exclude:
+            self._telemetry.matched(decision.matched)
         return decision
 
     def _gone(self) -> tuple[ReplicaId, ...]:
@@ -163,7 +170,26 @@ class LiveScheduler:
     async def view(self) -> PlacingView:
         """See `PlacingApi.view`."""
         memory = self._memory.pool()
-        return placing_view(memory.cluster, replica_speed(memory))
+        return placing_view(memory.cluster, replica_speed(memory), self._naming())
+
+    def _naming(self) -> Naming | None:
+        """The naming of blocks that all replicas with a mirror have; None if there is none."""
+        namings = {gauges.naming for gauges in self._gatherer.gauges.values() if gauges.naming is not None}
+        return namings.pop() if len(namings) == 1 else None
+
+    def _routing(self) -> dict[str, Any]:
+        """The member `routing` of `/mell/state`."""
+        tree, naming = self._memory.pool().router.tree, self._naming()
+        distinct, copies = tree.copies()
+        why = None if naming else "no replica has a mirror of its cache, or their engines name blocks differently"
+        return {
+            "kind": str(self._config.routing),
+            "names": None if naming is None else asdict(naming),
+            "off": why,
+            "mirrors": sum(1 for _ in tree.replicas),
+            "distinct_blocks": distinct,
+            "copies_per_block": round(copies / distinct, 3) if distinct else None,
+        }
 
     async def wanted(self) -> int | None:
         """See `OperatorApi.wanted`."""
@@ -209,6 +235,7 @@ class LiveScheduler:
             "fence": self._fence,
             "wanted_replicas": self._scaler.wanted,
             "estimates": memory.estimates.to_json(now) | {"steps": memory.experience.steps.to_json()},
+            "routing": self._routing(),
             "resting_pairs": [list(pair) for pair in memory.breaker.resting(now)],
             "replicas": sorted(replicas, key=lambda r: str(r["id"])),
         }

@@ -7,6 +7,7 @@ from policies.cluster.cluster import Cluster
 from policies.cost.service import ReplicaSpeed
 from policies.model import AdapterId, ReplicaId, RequestId, Tokens
 from policies.precedence import DEFAULT_PRECEDENCE, Precedence
+from policies.prefix.names import Naming
 from policies.prefix.routing import NOT_MATCHED, Matched
 
 
@@ -63,17 +64,22 @@ class ReplicaView:
 
 @dataclass(frozen=True, slots=True)
 class PlacingView:
-    """The scheduler's view of the running replicas, and their step times, None before these are known."""
+    """The scheduler's view of the running replicas, and their step times, None before these are known.
+
+    `naming` is their engines' naming of KV blocks, None unless all have the same.
+    """
 
     replicas: Mapping[ReplicaId, ReplicaView] = field(default_factory=dict)
     speed: ReplicaSpeed | None = None
+    naming: Naming | None = None
 
 
-def placing_view(cluster: Cluster, speed: ReplicaSpeed | None) -> PlacingView:
+def placing_view(cluster: Cluster, speed: ReplicaSpeed | None, naming: Naming | None = None) -> PlacingView:
     """The view of the cluster, placements since the last reports included."""
     return PlacingView(
         {r.id: ReplicaView(Tokens(max(0, r.free)), len(r.requests), r.load, r.backlog) for r in cluster.running()},
         speed,
+        naming,
     )
 
 

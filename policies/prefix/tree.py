@@ -155,8 +155,9 @@ class PromptTree:
 
     def copies(self) -> tuple[int, int]:
         """The number of different blocks in the mirrors, and that of all their copies; tiers of a replica are two."""
-        distinct = self._holders[Tier.HBM].keys() | self._holders[Tier.DRAM].keys()
-        return len(distinct), sum(len(blocks) for mirror in self._mirrors.values() for blocks in mirror.blocks.values())
+        hbm, dram = self._holders[Tier.HBM], self._holders[Tier.DRAM]
+        distinct = len(hbm) + sum(name not in hbm for name in dram)
+        return distinct, sum(len(blocks) for mirror in self._mirrors.values() for blocks in mirror.blocks.values())
 
     def check_integrity(self) -> None:
         """Raise `AssertionError` unless the tree is the union of the mirrors."""

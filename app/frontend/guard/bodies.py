@@ -69,13 +69,14 @@ class BodyLimits:
 class CheckedBody:
     """A body that may reach vLLM. `max_tokens` is the provisional charge for it, `media` its number of media items.
 
-    `service_tier` is the client's, unchecked.
+    `service_tier` and `session` are the client's, unchecked.
     """
 
     content: bytes
     max_tokens: int
     media: int
     service_tier: Any = None
+    session: Any = None
 
 
 def check_body(content: bytes, route: OpenRoute, limits: BodyLimits) -> CheckedBody:
@@ -107,7 +108,8 @@ def check_body(content: bytes, route: OpenRoute, limits: BodyLimits) -> CheckedB
     if use.named:
         encoded = msgspec.json.encode(body)
     asked = tokens or (len(encoded) - use.characters) // _BYTES_PER_TOKEN + use.items * MEDIA_CHARGE_TOKENS
-    return CheckedBody(encoded, asked + choices * _answer_tokens(body, route), use.items, body.get(MEMBER))
+    charge = asked + choices * _answer_tokens(body, route)
+    return CheckedBody(encoded, charge, use.items, body.get(MEMBER), body.get("prompt_cache_key"))
 
 
 def invalid(param: str, reason: str, code: str = "invalid_value") -> ApiError:

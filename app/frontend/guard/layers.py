@@ -157,7 +157,8 @@ class BodyGuard:
         # Of several conversations, vLLM makes one request after the other.
         prepared = held.release if self._route.inputs != "messages" else lambda: None
         try:
-            await self._app(scope, _replayed(body.content, receive), send, prepared)
+            session = read_session(Headers(scope=scope).get("x-session-id"), body.session)
+            await self._app(scope, _replayed(body.content, receive), send, prepared, session)
         finally:
             held.release()
 
@@ -169,13 +170,22 @@ class CallLayer:
         self._app = app
         self._isolates_keys = isolates_keys
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send, prepared: Callable[[], None]) -> None:
+    async def __call__(
+        self, scope: Scope, receive: Receive, send: Send, prepared: Callable[[], None], session: str = ""
+    ) -> None:
         """Pass an admitted call on. The core calls `prepared` once it has the request."""
         through = admitted(scope)
         label = read_label(Headers(scope=scope).get("x-request-id")) or ""
         admission = through.admission
         tenant = (admission.key or "") if self._isolates_keys else ""
-        call = ApiCall(label, through.observer.timer, prepared, service_class=admission.service_class, tenant=tenant)
+        call = ApiCall(
+            label,
+            through.observer.timer,
+            prepared,
+            service_class=admission.service_class,
+            tenant=tenant,
+            session=session,
+        )
         client = _WatchedClient(receive, send, through.sent)
         token = CURRENT.set(call)
         answering = asyncio.ensure_future(self._app(_to_vllm(scope, call.label), client.receive, client.send))
@@ -188,6 +198,15 @@ class CallLayer:
         finally:
             _settle(call, through, client.disconnected)
 
+
+def read_session(header: str | None, member: Any) -> str:
+    """The session that a client names by the header `X-Session-Id`, or by `prompt_cache_key`; empty for none."""
+    named = header or (member if isinstance(member, str) else "")
+    return named if len(named) <= MAX_SESSION else ""
+
+
+MAX_SESSION = 256
+"""The longest name of a session, in characters; longer ones are ignored."""
 
 _END_S = 1.0
 """Time for vLLM's application to end a call."""

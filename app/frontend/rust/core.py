@@ -13,7 +13,7 @@ from vllm.exceptions import VLLMClientError
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.tokenizers import cached_tokenizer_from_config
 
-from app.frontend.app import ready_response
+from app.frontend.app import prompt_namer, ready_response
 from app.frontend.core import ClusterCore
 from app.frontend.rust.process import Listeners
 from app.ingress.streams.streams import Streams
@@ -34,7 +34,8 @@ class RustCore(ClusterCore):
         max_prompt_tokens: int | None,
         classes: ServiceClasses = NO_CLASSES,
     ) -> None:
-        super().__init__(streams, ingress, ready_response(config), 0, listeners.folder, classes=classes)
+        namer = prompt_namer(config)
+        super().__init__(streams, ingress, ready_response(config), 0, listeners.folder, classes=classes, namer=namer)
         self._config = config
         self._max_prompt_tokens = max_prompt_tokens
 

@@ -4,6 +4,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from deployments.api.calls import PlaceCall
 from deployments.api.protocols import PlacingApi, SchedulerClient
@@ -13,8 +14,20 @@ from migration.protocol.request import RequestSpec
 from policies.cluster.changes import Arrival
 from policies.decision.placement import Decision, Place, PlacingAlone, PlacingView, Queue
 from policies.model import ReplicaId, RequestId, Tokens
+from policies.prefix.names import Naming
 
 log = logging.getLogger("ray.serve")
+
+
+@dataclass(frozen=True, slots=True)
+class PromptContent:
+    """The names of a prompt's full blocks, and the client's session; see `Arrival`."""
+
+    names: tuple[int, ...] = ()
+    session: str = ""
+
+
+NO_CONTENT = PromptContent()
 
 
 class Placer:
@@ -32,25 +45,39 @@ class Placer:
         self._place_timeout_s = place_timeout_s
         self._clock = clock
         self._alone = PlacingAlone(PlacingView(), clock())
+        self._naming: Naming | None = None
+        self._contents: dict[RequestId, PromptContent] = {}
         self._scheduler_down = False
         self._decide: Coalescer[PlaceCall, Decision] = Coalescer(self._decide_all)
+
+    @property
+    def naming(self) -> Naming | None:
+        """The engines' naming of blocks in the scheduler's newest view; None if there is none that all have."""
+        return self._naming
+
+    def describe(self, request: RequestId, content: PromptContent) -> None:
+        """Set the content of a request that will be placed, until it has `ended`."""
+        self._contents[request] = content
 
     async def place(self, spec: RequestSpec, outputs: int, exclude: set[ReplicaId]) -> ReplicaId | None:
         """A replica for the request that is not in `exclude`; None if there is none at the moment."""
         tokens = Tokens(spec.prompt_tokens + outputs)
-        arrival = Arrival(spec.id, tokens, precedence=spec.precedence, adapter=spec.adapter_id)
+        content = self._contents.get(spec.id, NO_CONTENT)
+        arrival = Arrival(spec.id, tokens, content.names, content.session, spec.precedence, spec.adapter_id)
         replica = await self._ask(arrival, spec.label, exclude)
         return replica or self._alone.place(spec.id, tokens, self._others(exclude), self._clock())
 
     def ended(self, request: RequestId) -> None:
         """The request no longer counts."""
         self._alone.ended(request)
+        self._contents.pop(request, None)
 
     async def refresh(self) -> None:
         """Fetch the scheduler's view of the replicas; without an answer the old one stays."""
         with contextlib.suppress(Exception):
             view = await self._scheduler.within(self._place_timeout_s).view()
             self._alone = PlacingAlone(view, self._clock())
+            self._naming = view.naming
 
     async def _ask(self, arrival: Arrival, label: str, exclude: set[ReplicaId]) -> ReplicaId | None:
         try:

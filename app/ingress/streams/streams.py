@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine
 
-from app.ingress.streams.placing import Placer
+from app.ingress.streams.placing import NO_CONTENT, Placer, PromptContent
 from app.ingress.streams.replica_calls import RECONNECT_S, ROUTER_SKEW_S, EngineCalls
 from app.ingress.telemetry.tracing import NO_TRACER, Tracer
 from deployments.api.protocols import NoticeApi, RemoteReplicas, SchedulerClient, ServingApi
@@ -26,6 +26,7 @@ from migration.run.reader import ReaderRun, ReaderWorld
 from policies.causes import Cause
 from policies.model import ReplicaId, RequestId
 from policies.plan import Path, Reason
+from policies.prefix.names import Naming
 
 log = logging.getLogger("ray.serve")
 
@@ -62,6 +63,11 @@ class Streams:
         return len(self._live)
 
     @property
+    def naming(self) -> Naming | None:
+        """The engines' naming of KV blocks; None if it is not known, or if they differ."""
+        return self._placer.naming
+
+    @property
     def serving(self) -> bool:
         """True if a replica is running."""
         return self._serving.is_set()
@@ -92,14 +98,19 @@ class Streams:
                 self._readers[replica] = asyncio.create_task(self._read(replica))
 
     @contextlib.asynccontextmanager
-    async def run(self, spec: RequestSpec, reader: Reader, listener: Listener) -> AsyncIterator[None]:
+    async def run(
+        self, spec: RequestSpec, reader: Reader, listener: Listener, content: PromptContent = NO_CONTENT
+    ) -> AsyncIterator[None]:
         """Have a request served, with its output for `listener`; on leaving, it is ended wherever it is.
+
+        `content` decides with the load on its replica.
 
         Raises:
             NotServed: no replica took it.
         """
         run = ReaderRun(spec, reader, listener, self._world)
         self._live[spec.id] = run
+        self._placer.describe(spec.id, content)
         self._tracer.opened(spec.id)
         try:
             await run.start()

@@ -22,7 +22,7 @@ from migration.protocol.messages import Fingerprint, Shard, SlotRef, Tail
 from migration.protocol.ports import HALTED, Generated, OutputSink, Slot, WorkerLinks
 from migration.protocol.request import RequestSpec, Trait
 from policies.model import Blocks, Tokens
-from policies.prefix.names import digests, name_of
+from policies.prefix.names import Naming, digests, name_of
 
 
 def encode_pooled(vector: Sequence[float]) -> bytes:
@@ -75,6 +75,7 @@ class FakeEngine:
         self.blocks_loaded = 0
         self.tail_ends: list[int] = []
         """For each context that began with a tail: the tokens up to the tail's end."""
+        self.naming: Naming | None = None
         self.mirror = Mirror()
         self.mirror.take(0, [PoolContents(b"")])
         self.evicted_unseen = 0

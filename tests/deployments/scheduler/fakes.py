@@ -13,23 +13,33 @@ from migration.run.source import Order
 from policies.decision.observation import Status
 from policies.model import Blocks, ReplicaId, ReplicaLoad, ReplicaState, RequestLoad, Tokens
 from policies.paths.beliefs import Profile
+from policies.prefix.change import CacheChange, Tier
+from policies.prefix.names import Naming
 
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """A replica's present state, which its reporter reports."""
+    """A replica's present state, which its reporter reports. `blocks` are in its cache; None: it has no mirror."""
 
     load: ReplicaLoad
     records: tuple[MigrationRecord, ...] = ()
     profile: Profile | None = None
     preemptions: int = 0
+    blocks: tuple[int, ...] | None = None
+    naming: Naming | None = None
 
 
-def make_report(name: str, free: int = 10, requests: tuple[RequestLoad, ...] = ()) -> Present:
+def make_report(
+    name: str,
+    free: int = 10,
+    requests: tuple[RequestLoad, ...] = (),
+    blocks: tuple[int, ...] | None = None,
+    naming: Naming | None = None,
+) -> Present:
     load = ReplicaLoad(
         ReplicaId(name), ReplicaState.RUNNING, "node", Tokens(1024), 4, Blocks(free), 64, requests=requests
     )
-    return Present(load)
+    return Present(load, blocks=blocks, naming=naming)
 
 
 class Reporting:
@@ -40,8 +50,12 @@ class Reporting:
 
     def report(self, present: Present, version: int | None, at: float = 0.0) -> ReplicaReport:
         reporter = self._reporters.setdefault(present.load.id, ReplicaReporter(present.profile))
-        gauges = Gauges((1, 2, 3), present.preemptions)
-        return reporter.report(present.load, gauges, present.records, version, at)
+        gauges = Gauges((1, 2, 3), present.preemptions, naming=present.naming)
+
+        def cache(whole: bool) -> CacheChange | None:
+            return None if present.blocks is None else CacheChange({Tier.HBM: present.blocks}, {}, True)
+
+        return reporter.report(present.load, gauges, present.records, version, at, cache)
 
 
 class Answers:

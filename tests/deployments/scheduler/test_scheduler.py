@@ -36,6 +36,8 @@ from policies.paths.beliefs import Profile
 from policies.plan import Path as MovePath
 from policies.plan import Reason
 from policies.precedence import DEFAULT_CLASS
+from policies.prefix.names import Naming, default_naming
+from policies.prefix.routing import Matched
 from tests.deployments.metrics.test_exposition import parsed
 from tests.deployments.scheduler.fakes import (
     AnsweringReplica,
@@ -221,6 +223,66 @@ async def test_the_view_holds_what_was_placed() -> None:
     assert await free(scheduler) == {"a": 40, "b": 20}
     await place(scheduler, 12, "x")
     assert await free(scheduler) == {"a": 40, "b": 8}
+
+
+# --- prefix caches ------------------------------------------------------------------------------------
+
+NAMES = tuple(range(100, 108))
+
+
+NAMING = default_naming(4)
+
+
+def caching(b: Naming = NAMING) -> tuple[Present, Present]:
+    """Two replicas that run a request each; `b`, the smaller choice of the policy, has four more blocks of a prompt."""
+    one, other = make_report("a", 100, (running("p"),), (*NAMES[:4], 7), NAMING), running("q")
+    return one, make_report("b", 200, (other,), NAMES, b)
+
+
+def named(name: str, tokens: int = 33, names: tuple[int, ...] = NAMES, exclude: str = "") -> PlaceCall:
+    return PlaceCall(Arrival(RequestId(name), Tokens(tokens), names), "", tuple(map(ReplicaId, exclude)))
+
+
+async def test_an_arrival_goes_to_the_blocks_of_its_prompt() -> None:
+    scheduler = await make_scheduler(*caching())
+    assert await place(scheduler, 33) == Place(ReplicaId("a"))
+    (decision,) = await scheduler.core.place((named("x"),))
+    assert decision == Place(ReplicaId("b"), Matched(Tokens(32), Tokens(32)))
+    await scheduler.core.place((named("y", exclude="b"),))
+    stages = parsed(merge([await scheduler.core.metrics()]))["mell_cache_tokens_total"]
+    assert sorted(stages.values()) == [32.0, 32.0], "a second placement of a request counts no tokens"
+
+
+async def test_of_arrivals_together_the_one_with_the_most_to_lose_comes_first_and_answers_stay_in_order() -> None:
+    scheduler = await make_scheduler(*caching())
+    order: list[str] = []
+    inner = scheduler.core._epochs.place
+    scheduler.core._epochs.place = lambda call, gone: order.append(call.arrival.id) or inner(call, gone)  # type: ignore
+    plain, content = named("plain", 33, ()), named("content", 129, (*NAMES, *range(24)))
+    decisions = await scheduler.core.place((plain, content))
+    assert order == ["content", "plain"]
+    assert [decision.replica for decision in decisions] == ["a", "b"]  # type: ignore[union-attr]
+
+
+async def test_routing_is_in_state_and_the_naming_in_the_view() -> None:
+    scheduler = await make_scheduler(*caching())
+    assert (await scheduler.core.view()).naming == NAMING
+    shown = (await scheduler.core.state())["routing"]
+    assert shown == {
+        "kind": "tree",
+        "names": {"block_size": 4, "algorithm": "sha256", "mark": NAMING.mark},
+        "off": None,
+        "mirrors": 2,
+        "distinct_blocks": 9,
+        "copies_per_block": pytest.approx(13 / 9, abs=0.001),
+    }
+
+
+async def test_replicas_that_name_blocks_differently_have_no_common_naming() -> None:
+    scheduler = await make_scheduler(*caching(default_naming(8)))
+    assert (await scheduler.core.view()).naming is None
+    shown = (await scheduler.core.state())["routing"]
+    assert shown["names"] is None and "differently" in shown["off"]
 
 
 # --- operators ----------------------------------------------------------------------------------------

@@ -415,6 +415,32 @@ async def test_a_late_stream_ends_with_an_error_in_its_dialect() -> None:
 # --- what a call leaves behind ------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("header", "key", "session"),
+    [
+        (None, None, ""),
+        ("h", None, "h"),
+        (None, "k", "k"),
+        ("h", "k", "h"),
+        (None, ["no name"], ""),
+        ("x" * 257, None, ""),
+    ],
+)
+async def test_a_call_may_name_its_session(header: str | None, key: Any, session: str) -> None:
+    found: list[str] = []
+
+    async def run(http: Request) -> ASGIApp:
+        call = CURRENT.get()
+        assert call is not None
+        found.append(call.session)
+        return JSONResponse({})
+
+    headers = {} if header is None else {"X-Session-Id": header}
+    body = {} if key is None else {"prompt_cache_key": key}
+    await Guarded(run).post(CHAT, headers, **body)
+    assert found == [session]
+
+
 async def test_a_call_is_logged_and_counted(lines: Callable[[], list[dict[str, Any]]]) -> None:
     async def run(http: Request) -> ASGIApp:
         used(tokens=3, prompt=10)

@@ -6,12 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+from app.ingress.streams.placing import PromptContent
 from deployments.api.calls import PlaceCall
 from migration.protocol.core_messages import Adapter
 from migration.protocol.ports import LossKind
 from migration.run.reader import NotServed
 from policies.cluster.changes import Arrival
 from policies.decision.placement import Decision
+from policies.model import RequestId
 from tests.app.ingress.fakes import Conversation, make_service, output
 from tests.app.ingress.streams.streaming import LONG, served, whole
 from tests.migration.world import spec
@@ -60,6 +62,24 @@ async def test_the_scheduler_gets_the_adapter_of_a_request(monkeypatch: pytest.M
     monkeypatch.setattr(service.scheduler, "decide", decided)
     await served(service, request)
     assert [arrival.adapter for arrival in asked] == [7]
+
+
+async def test_the_scheduler_gets_the_content_of_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    service, request = make_service(), spec()
+    decide, asked = service.scheduler.decide, list[Arrival]()
+
+    def decided(call: PlaceCall) -> Decision:
+        asked.append(call.arrival)
+        return decide(call)
+
+    monkeypatch.setattr(service.scheduler, "decide", decided)
+    conversation = Conversation(request)
+    content = PromptContent((1, 2), "session")
+    async with service.streams.run(request, conversation.reader, conversation, content):
+        await output(conversation)
+    await served(service, replace(request, id=RequestId("other")))
+    assert [(arrival.names, arrival.session) for arrival in asked] == [((1, 2), "session"), ((), "")]
+    await service.idle()
 
 
 async def test_a_request_waits_for_a_replica() -> None:
