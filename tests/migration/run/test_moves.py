@@ -13,7 +13,7 @@ from migration.protocol.errors import BlocksGone, PeerLost, Refused, TransferFai
 from migration.protocol.messages import Adopt, Chunk, CopyRound, PathRequest, Prepare, Shard, SlotRef, Tail
 from migration.protocol.ports import Slot, Transport
 from migration.protocol.record import Outcome
-from migration.protocol.request import Doubt, Moving
+from migration.protocol.request import Doubt, Moving, RequestSpec
 from migration.protocol.rounds import CopyLimits
 from migration.run.world import MigrationLimits
 from migration.transport.shared import SharedSlots
@@ -51,23 +51,50 @@ async def test_kv_blocks_come_from_outside(workers: int) -> None:
     assert await pair.finished(cursor) == expected(prompt_of(request), 60)
 
 
-@pytest.mark.parametrize("after", [2, 5, 9, 30])
-@pytest.mark.parametrize("prompt", [4, 5, 39, 40, 41])
-async def test_only_blocks_that_the_target_lacks_are_sent(prompt: int, after: int) -> None:
-    pair = make_pair()
-    first, second = (plain_spec(name, tuple(range(5, 5 + prompt)), 60, ingress=INGRESS) for name in "rs")
-    for request in (first, second):
+@pytest.mark.parametrize("after", [2, 9, 30])
+@pytest.mark.parametrize("common", [4, 39, 40, 41])
+async def test_only_blocks_that_the_target_lacks_are_sent(common: int, after: int) -> None:
+    pair, records = make_pair(), []
+    ranges: list[tuple[int, int]] = []
+    gather, begin_load = pair.a.engine.gather, pair.b.engine.load
+
+    async def gathering(key: str, first: Blocks, last: Blocks, slots: Sequence[Slot]) -> Sequence[Shard]:
+        ranges.append((first, last))
+        return await gather(key, first, last, slots)
+
+    async def loading(load: str, spec: RequestSpec, outputs: tuple[int, ...], first: Blocks, last: Blocks) -> None:
+        ranges.append((first, last))
+        await begin_load(load, spec, outputs, first, last)
+
+    for name, own in (("r", range(100, 120)), ("s", range(200, 240))):
+        prompt = (*range(5, 5 + common), *own)
+        request = plain_spec(name, prompt, 60, ingress=INGRESS)
         cursor = pair.submit(request)
         await pair.until(cursor, after)
         pair.move(request.id)
-        record = await pair.settled()
-        assert record.outcome is Outcome.COMMITTED and record.path == "kv"
+        records.append(await pair.settled())
         assert await pair.finished(cursor) == expected(prompt_of(request), 60)
-        assert record.present + record.blocks >= (prompt + after) // 4 - 1
-        assert record.present == 0 if request is first else record.present >= prompt // 4 - 1
         await pair.both_idle()
-    sizes = [record.blocks for record in pair.a.moves.records()]
-    assert sizes[0] <= 3, "the second one sends what it has generated since, and its tail"
+        pair.a.engine.gather, pair.b.engine.load = gathering, loading  # type: ignore[method-assign]
+    first, second = records
+    assert all((r.outcome, r.path, r.error) == (Outcome.COMMITTED, "kv", None) and r.copy_s < 0.5 for r in records)
+    assert (first.present, second.present) == (0, common // 4)
+    assert second.present + second.blocks >= (common + 40 + after) // 4
+    assert ranges and all(common // 4 <= begin < end for begin, end in ranges)
+
+
+async def test_a_move_to_a_target_that_has_all_sends_the_tail_only() -> None:
+    pair = make_pair()
+    for name, sent in (("r", 12), ("s", 2)):
+        request = plain_spec(name, tuple(range(5, 45)), 60, ingress=INGRESS)
+        cursor = pair.submit(request)
+        await pair.until(cursor, 9)
+        pair.move(request.id)
+        record = await pair.settled()
+        assert await pair.finished(cursor) == expected(prompt_of(request), 60)
+        assert (record.outcome, record.path) == (Outcome.COMMITTED, "kv")
+        assert record.present + record.blocks >= 12 and record.blocks <= sent + 1
+        await pair.both_idle()
 
 
 @pytest.mark.parametrize("claimed", [1, 5, 11, 30])
