@@ -55,6 +55,25 @@ NAMED = {"served_model_name": "mell-tiny"}
 """The model's name in vLLM's metrics."""
 
 
+def test_with_classes_engines_schedule_by_priority_unless_they_are_set_otherwise() -> None:
+    classes: dict[str, Any] = {"scheduler": {"classes": {"batch": {"rank": -1}}}}
+    built = deployments(classes)
+    assert built["Engine"].init_args[0].kwargs["scheduling_policy"] == "priority"
+    assert built["Ingress"].init_args[0].service_classes.names == ("default", "batch")
+    assert built["Scheduler"].init_args[0].terms.classes.rank("batch") == -1
+    fcfs = deployments({**classes, "engine_kwargs": {"scheduling_policy": "fcfs"}})
+    assert fcfs["Engine"].init_args[0].kwargs["scheduling_policy"] == "fcfs"
+
+
+def test_keys_in_the_environment_list_only_classes_that_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MELL_API_KEYS", entry("team", "key") + "  classes: [gold]\n")
+    with pytest.raises(ValueError, match="MELL_API_KEYS: key 1 lists 'gold'; the classes are default"):
+        build_app({})
+    assert deployments({"scheduler": {"classes": {"gold": {}}}})["Ingress"].init_args[0].api_keys[0].classes == (
+        "gold",
+    )
+
+
 def test_engine_defaults_without_gpus() -> None:
     engine = deployments({})["Engine"]
     assert engine.init_args[0].kwargs == {**NAMED, "dtype": "float32", "block_size": 32, "enforce_eager": True}

@@ -48,6 +48,9 @@ ADAPTER_KWARGS: dict[str, Any] = {
 }
 """Engine settings: one place more than adapters, since vLLM's CPU build takes the last one for requests without any."""
 
+CLASSES: dict[str, Any] = {"flex": {"rank": -1}, "priority": {"rank": 1}}
+"""Service classes with the names of OpenAI's service tiers."""
+
 TURNS = {"rusty": 9, "application": 1, "updating": 2, "split": 2, "encoder": 3, "to_its_end": 5, "paced": 4, "bare": 0}
 """When the tests with a fixture run, by the first that they have. Those of one application follow one another: it takes
 a minute to start. vLLM's own server comes first, and has ended when an application starts.
@@ -257,6 +260,7 @@ def _paced(recordings: Path) -> dict[str, Any]:
         "foresight_s": 0.0,
         "cooldown_s": 1.0,
         "slo": {"ttft_p99_s": 30.0, "itl_p99_ms": 1000.0},  # a busy machine meets it, too
+        "classes": CLASSES,
         "record": str(recordings),
     }
     return config

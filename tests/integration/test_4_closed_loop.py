@@ -7,12 +7,14 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import openai
 import pytest
+from openai import AsyncOpenAI
 
 from app.simulator.command.replay import replay
 from benchmarks.chaos.offers import undisturbed
 from policies.cost.service import MOST_ERROR
-from tests.integration.application import Answer, Application, Client, eventually, process, prompt
+from tests.integration.application import MODEL, Answer, Application, Client, eventually, process, prompt, total
 from tests.integration.serving import redeploy_engines, stop_replica
 
 LONG = 3000
@@ -148,6 +150,56 @@ async def test_requests_are_packed_and_just_the_emptied_replica_stops(paced: App
         ]
         assert set(packed) == {r["id"] for r in state["replicas"] if r["state"] == "RUNNING"}
         assert not {m["source"] for m in moved[:1]} & set(packed)
+
+
+async def test_openais_service_tiers_are_classes(paced: Application) -> None:
+    asked: Any = {"model": MODEL, "messages": [{"role": "user", "content": "Where do blocks move?"}], "max_tokens": 4}
+    http = openai.DefaultAsyncHttpxClient(trust_env=False)
+    made = AsyncOpenAI(base_url=f"{paced.url}/v1", api_key="none", http_client=http, max_retries=0)
+    async with begun(paced) as (client, _), made as clients:
+        before = await client.metrics()
+        for tier in ("flex", "priority", "default", "auto", "scale"):
+            await clients.chat.completions.create(**asked, service_tier=tier)
+        response: Any = {"model": MODEL, "input": "x", "max_output_tokens": 4, "service_tier": "priority"}
+        assert (await clients.responses.create(**response)).service_tier == "priority"
+        with pytest.raises(openai.BadRequestError, match="'gold' is not among default, flex, priority"):
+            await clients.chat.completions.create(**asked, extra_headers={"X-Mell-Class": "gold"})
+        after = await client.metrics()
+    counted = {}
+    for name in ("default", "flex", "priority"):
+        ends = (total(metrics, "mell_request_ttft_seconds_count", **{"class": name}) for metrics in (after, before))
+        counted[name] = next(ends) - next(ends)
+    assert counted == {"default": 3, "flex": 1, "priority": 2}
+
+
+async def test_under_pressure_the_lower_rank_waits(paced: Application) -> None:
+    """Every replica is full, and two requests wait there, which do not fit at once: the lower rank came first."""
+    async with begun(paced) as (client, streams):
+        for _ in range(4):
+            await streams.start(1, LONG, 2500, "full")
+        await until(client, lambda now: list(now.values()) == [1] * 4)
+        ended: list[str] = []
+
+        async def ask(label: str, tier: str) -> None:
+            await client.stream(Answer(), prompt(2200, label), 30, label, service_tier=tier)
+            ended.append(label)
+
+        async def waiting() -> list[list[dict[str, Any]]]:
+            return [[q for q in r["requests"] if q["phase"] == "waiting"] for r in await client.running()]
+
+        asking = []
+        for tier in ("flex", "priority"):
+            asking += [asyncio.create_task(ask(f"{tier}-{number}", tier)) for number in range(4)]
+
+            async def all_wait(count: int = len(asking)) -> bool:
+                return sum(map(len, await waiting())) == count
+
+            await eventually(all_wait)
+        homes = [{q["class"]: q["label"] for q in queue} for queue in await waiting()]
+        assert [sorted(home) for home in homes] == [["flex", "priority"]] * 4
+        await streams.leave()
+        await asyncio.gather(*asking)
+        assert all(ended.index(home["priority"]) < ended.index(home["flex"]) for home in homes), ended
 
 
 async def test_a_replica_is_drained_although_its_requests_run_for_long(paced: Application) -> None:

@@ -1,5 +1,6 @@
 """Rendered output at two terminal widths."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,8 +11,10 @@ from app.cli.migrations import render_migrations
 from app.cli.status import render_status
 from app.cli.top import Rates, TopView, render_top
 from app.client.documents import parse_records, parse_state
+from policies.model import Phase
+from policies.precedence import Precedence
 from tests.app.cli.conftest import drawn
-from tests.app.client.sample import BUSY, MOVED, NOW, record, replica, state
+from tests.app.client.sample import BUSY, MOVED, NOW, record, replica, request, state
 
 URL = "http://127.0.0.1:8000"
 WIDTHS = pytest.mark.parametrize("width", [80, 120])
@@ -54,6 +57,17 @@ def test_warnings_of_status() -> None:
     observing = state(replica("a"), mode="observe", dry_run={"said": "would have freed 2 GPUs for 5 minutes: 3 moves"})
     assert "dry run: would have freed 2 GPUs for 5 minutes: 3 moves" in status(observing)
     assert "dry run" not in status()
+
+
+def test_classes_in_status() -> None:
+    assert "classes:" not in status()
+    batch, chat = Precedence("batch"), Precedence("chat")
+    requests = (
+        replace(request("1", 40, Phase.WAITING), precedence=batch),
+        replace(request("2", 40), precedence=batch),
+        replace(request("3", 40), precedence=chat),
+    )
+    assert "classes: batch 2 (1 waiting), chat 1" in status(state(replica("a", *requests)))
 
 
 def test_the_service_level_in_status() -> None:

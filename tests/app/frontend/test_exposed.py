@@ -30,6 +30,7 @@ from vllm.tasks import POOLING_TASKS
 from app.frontend.guard.layers import guarded
 from app.frontend.guard.routes import CLOSED_ROUTES, OPEN_ROUTES, RouteTask
 from app.ingress.access.admission import Gate
+from app.ingress.access.classes import ClassChooser
 from app.ingress.access.keys import ApiKey, digest
 from app.ingress.access.limits import KeyLimits
 from app.ingress.description.openapi import own_document
@@ -40,6 +41,7 @@ from app.ingress.telemetry.tracing import NoTracer
 from app.settings import IngressSettings
 from deployments.metrics.exposition import merge
 from policies.model import RequestId
+from policies.precedence import ServiceClass, ServiceClasses
 from tests.app.frontend.conftest import CONTEXT, FrontendApi, config, serving
 from tests.app.ingress.fakes import Exchange, events, eventually, make_service
 from tests.counts import LONG
@@ -76,6 +78,9 @@ VALID = {**BODIES, SCORING: SCORES}
 CPU_S = 1.5
 MEMORY = 300 << 20
 """Bounds of what one hostile request may cost the ingress's process."""
+
+
+CLASSES = ServiceClasses({"batch": ServiceClass(-1), "chat": ServiceClass(1)})
 
 
 class Exposed:
@@ -635,6 +640,7 @@ HEADS: dict[str, dict[str, str]] = {
     "a rank of many digits": {"X-data-parallel-rank": "9" * 10_000},
     "a priority of many digits": {"X-Vllm-Priority": "9" * 4_000},
     "a session": {"X-Session-ID": "x" * 60_000},
+    "a class, where there are none": {"X-Mell-Class": "x" * 60_000},
     "a long label": {"X-Request-Id": "x" * 1_000_000},
     "another origin": {"Origin": "http://evil.example"},
     "a trace": {"traceparent": "00-" + "z" * 60_000},
@@ -683,7 +689,8 @@ class Described:
 async def described() -> AsyncIterator[Described]:
     kwargs = {**config().engine_kwargs, "max_model_len": SHORT}
     async with serving(config().model_copy(update={"engine_kwargs": kwargs}), step_s=0.0) as served:
-        yield Described(Exposed(served), schemathesis.openapi.from_dict(served.frontend.document()))
+        exposed = Exposed(served, Gate(chooser=ClassChooser(CLASSES)))
+        yield Described(exposed, schemathesis.openapi.from_dict(served.frontend.document()))
 
 
 @BOUNDED

@@ -218,7 +218,9 @@ async def test_youngest_request_is_preempted_and_recomputed_without_free_blocks(
 
 async def test_the_last_in_line_is_preempted_by_priority_though_it_came_first() -> None:
     desk = await Desk.open(scheduling_policy="priority")
-    low, high = desk.ask("low", prompt(28), 20, priority=9), desk.ask("high", prompt(28, 1), 20, priority=-3)
+    low = desk.ask("low", prompt(28), 20, priority=9)
+    await asyncio.sleep(0.050)
+    high = desk.ask("high", prompt(28, 1), 20, priority=-3)
     await desk.done()
     assert desk.engine.stats().preemptions == 1
     assert high.times[-1] < low.times[-1]

@@ -58,6 +58,18 @@ def test_pauses_of_the_last_seconds() -> None:
     assert point({"replicas": []}, records, 100.0, NONE, NONE)[-2:] == [0.01, 0.02]
 
 
+def test_quantiles_are_over_all_labels() -> None:
+    histogram = Histogram("seconds", "Seconds.", ["class"], buckets=(1, 2, 4), registry=CollectorRegistry())
+    for name in "ab":
+        histogram.labels(name)
+    lately = WindowedQuantiles(histogram)
+    assert lately.quantiles(0.0) == NONE
+    histogram.labels("a").observe(0.5)
+    histogram.labels("b").observe(3.0)
+    p50, p99 = lately.quantiles(1.0)
+    assert p50 == 1.0 and p99 == pytest.approx(3.96)
+
+
 def test_quantiles_of_the_last_seconds() -> None:
     histogram = Histogram("seconds", "Seconds.", buckets=(1, 2, 4), registry=CollectorRegistry())
     lately = WindowedQuantiles(histogram)

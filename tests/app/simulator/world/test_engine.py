@@ -355,5 +355,6 @@ def test_the_last_in_turn_is_preempted_and_of_equals_the_youngest(turns: tuple[f
     machine = engine(capacity=260)
     for name, turn in zip(("old", "young"), turns, strict=True):
         machine.add(replace(live(name, output=100), turn=turn))
+        machine.settle(0.0)
     happened = [each for _, settled in run(machine) for each in settled.preempted]
     assert {each.id for each in happened} == {preempted}
