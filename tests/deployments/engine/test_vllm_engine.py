@@ -44,7 +44,7 @@ from deployments.engine import vllm_engine
 from deployments.engine.arguments import USAGE, check_model, engine_args, engine_config, frontend_args, is_pooling
 from deployments.engine.core import CoreRuns, StepMeter
 from deployments.engine.port import EngineDead, InvalidRequest, RequestFailed, Tie
-from deployments.engine.vllm_engine import VllmEngine, _capacity, _fingerprint, _processes, _seed_tie
+from deployments.engine.vllm_engine import VllmEngine, _capacity, _fingerprint, _processes, _seed_tie, _why_unmirrored
 from migration.protocol.continuing import plain_spec
 from migration.protocol.core_messages import Frames
 from migration.protocol.errors import TransferFailed
@@ -412,6 +412,29 @@ async def test_an_encoder_decoder_model_does_not_start(tmp_path: Path) -> None:
         shutil.copy(file, tmp_path)
     with pytest.raises(ValueError, match="encoder and a decoder"):
         await VllmEngine.start(str(tmp_path), {"max_model_len": 64})
+
+
+@pytest.mark.parametrize(("caching", "endpoint"), [(True, "ipc:///folder/events"), (False, None)])
+def test_an_engine_publishes_the_changes_of_its_prefix_cache_if_it_has_one(caching: bool, endpoint: str | None) -> None:
+    kwargs = {"enable_prefix_caching": caching, "max_model_len": 64, "block_size": 32}
+    published = engine_config(MODEL, kwargs, "ipc:///folder/events").kv_events_config
+    assert (published.endpoint if published is not None else None) == endpoint
+    assert published is None or published.enable_kv_cache_events
+
+
+@pytest.mark.parametrize(
+    ("caching", "unmirrored", "reason"),
+    [
+        (True, None, None),
+        (False, None, "the prefix cache is off"),
+        (True, "the model has 2 KV cache groups", "the model has 2 KV cache groups"),
+    ],
+)
+def test_a_cache_that_cannot_be_followed_has_a_reason(
+    caching: bool, unmirrored: str | None, reason: str | None
+) -> None:
+    config = SimpleNamespace(cache_config=SimpleNamespace(enable_prefix_caching=caching))
+    assert _why_unmirrored(config, [{"unmirrored": unmirrored}]) == reason
 
 
 class LoadingCopiers:
