@@ -43,7 +43,7 @@ from migration.protocol.request import IngressId
 from migration.run.source import Order
 from policies.cluster.changes import Arrival
 from policies.cost.latencies import ClassCounts, ReachedTimes
-from policies.decision.deciding import SchedulerMemory, preview
+from policies.decision.deciding import SchedulerMemory, placing_order, preview
 from policies.decision.limits import Mode
 from policies.decision.observation import ENGINE
 from policies.decision.placement import Decision, NoReplica, Place, PlacingView, Queue, placing_view
@@ -149,8 +149,7 @@ class LiveScheduler:
         """See `PlacingApi.place`."""
         await self._epochs.ready.wait()
         gone, by_request = self._gone(), {call.arrival.id: call for call in calls}
-        memory = self._memory.pool()
-        ordered = memory.router.in_order(memory.cluster, [call.arrival for call in calls], self._clock())
+        ordered = placing_order(self._memory.pool(), [call.arrival for call in calls], self._clock())
         placed = {arrival.id: self._place(by_request[arrival.id], gone) for arrival in ordered}
         return [placed[call.arrival.id] for call in calls]
 

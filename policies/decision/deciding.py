@@ -15,7 +15,7 @@ failure to the memory.
 """
 
 from collections import Counter
-from collections.abc import Collection, Generator, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil, inf, isfinite
 
@@ -132,6 +132,12 @@ def place(
     placed = Placed(label, replica.id, arrival.tokens, now, expires_at, arrival.precedence, arrival.adapter)
     memory.add_placement(request.id, placed, placing.matched.predicted)
     return placing
+
+
+def placing_order(memory: PoolMemory, arrivals: Sequence[Arrival], now: float) -> list[Arrival]:
+    """Arrivals that come together, in the order of their placement: by rank, and within a rank by content."""
+    ordered, classes = memory.router.in_order(memory.cluster, arrivals, now), memory.terms.classes
+    return sorted(ordered, key=lambda arrival: -classes.rank(arrival.precedence.service_class))
 
 
 def preview(memory: PoolMemory, arrival: Arrival, exclude: Collection[ReplicaId] = ()) -> Decision:

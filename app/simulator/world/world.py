@@ -28,7 +28,7 @@ from policies.cluster.cluster import Cluster
 from policies.cluster.supply import Supply
 from policies.cost.lines import Line
 from policies.cost.service import ReplicaSpeed
-from policies.decision.deciding import decide_pool, place
+from policies.decision.deciding import decide_pool, place, placing_order
 from policies.decision.limits import LiveLimits, Terms
 from policies.decision.memory import PoolMemory
 from policies.decision.observation import Pool, PoolReport, Status
@@ -165,7 +165,7 @@ class World:
             end += 1
         if not self._costs.slots:
             arrivals = [Arrival(job.id, job.prompt, job.names, precedence=job.precedence) for job in jobs[index:end]]
-            for arrival in self._memory.router.in_order(self.cluster, arrivals, self.loop.now):
+            for arrival in placing_order(self._memory, arrivals, self.loop.now):
                 self._place(arrival)
         self._await(jobs, end)
 

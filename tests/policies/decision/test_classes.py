@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.cluster.changes import Arrival
-from policies.decision.deciding import decide_pool, place
+from policies.decision.deciding import decide_pool, place, placing_order
 from policies.decision.limits import Limits, LiveLimits, Mode, Terms
 from policies.decision.memory import PoolMemory
 from policies.decision.observation import Pool, PoolReport, Resident, Status
@@ -137,6 +137,14 @@ def test_an_arrival_is_placed_where_nobody_before_it_could_be(drawing: str, made
         drawing = "a: p20 | b: q50! h40?"
     made.observe(observed(drawing, classed={"h": HIGH}))
     assert isinstance(placed(made, "new", 30, LOW), Place)
+
+
+def test_of_arrivals_that_come_together_the_highest_rank_is_placed_first() -> None:
+    made = watcher()
+    made.observe(observed("a: p60!"))
+    classed = {"x": LOW, "y": MIDDLE, "z": HIGH, "w": HIGH}
+    arrivals = [Arrival(RequestId(name), Tokens(30), precedence=each) for name, each in classed.items()]
+    assert [arrival.id for arrival in placing_order(made.memory, arrivals, 0.0)] == ["z", "w", "y", "x"]
 
 
 def test_a_placement_keeps_its_class_until_it_is_reported() -> None:
