@@ -11,6 +11,7 @@ PAGE = Path(__file__).parents[1] / "grafana" / "mell.json"
 RATE, RANGE = "$__rate_interval", "$__range"
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 WIDTH, HEIGHT = 24, 8
+PROMPTED, DELIVERED = (f'mell_cache_tokens_total{{stage="{stage}"}}' for stage in ("prompt", "delivered"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,28 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             ),
         ),
         Panel("Preemptions", "ops", ((per_s("vllm:num_preemptions_total", "replica"), "{{replica}}"),)),
+    ),
+    "Prefix caches": (
+        Panel(
+            "Prompt tokens from the cache",
+            "percentunit",
+            ((f"{per_s(DELIVERED)} / {per_s(PROMPTED)}", "share"),),
+            "Of requests when they began, on their first replica.",
+        ),
+        Panel(
+            "KV blocks by use",
+            "short",
+            (("sum by (state) (mell_cache_blocks)", "{{state}}"),),
+            "Historical blocks are free, and requests can still use their content.",
+            stacked=True,
+        ),
+        Panel(
+            "Repairs of mirrors",
+            "short",
+            ((f"sum by (reason) (increase(mell_cache_resyncs_total[{RANGE}]))", "{{reason}}"),),
+            "In the shown period. One start per replica; audits should find nothing.",
+            "stat",
+        ),
     ),
     "Migrations": (
         Panel(

@@ -11,13 +11,20 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
 
 from app.ingress.telemetry.requests import RequestTelemetry
 from app.ingress.telemetry.scrape import scrape
+from deployments.cache.mirror import Mirror
+from deployments.cache.occupancy import cache_report
+from deployments.metrics.cache import expose_cache
+from deployments.metrics.exposition import merge
 from deployments.metrics.telemetry import Telemetry
 from docs.make.dashboard import PAGE, page
+from migration.kv.cache_events import PoolContents
+from migration.protocol.core_messages import Prefilled
 from policies.decision.shadow import DryRun
-from policies.model import Tokens
+from policies.model import Blocks, Tokens
 
 DASHBOARD: dict[str, Any] = json.loads(PAGE.read_text())
 PANELS: list[dict[str, Any]] = DASHBOARD["panels"]
@@ -41,6 +48,11 @@ def exported() -> dict[str, set[str]]:
     names["mell_metrics_unreachable"] = {"deployment", "replica"}
     for registry in (scheduler._registry, requests._registry):
         names |= dict(_samples(registry))
+    mirror = Mirror()
+    mirror.take(0, [PoolContents(b"")])
+    cache = merge([expose_cache(cache_report(mirror, Blocks(1), Blocks(1), 0, Prefilled(1, 1)), "a")]).decode()
+    for family in text_string_to_metric_families(cache):
+        names |= {sample.name: set(sample.labels) for sample in family.samples}
     return names
 
 
