@@ -78,25 +78,26 @@ def scaling_report(cluster: Cluster, scaled: Scaled) -> ScalingReport:
     """The reasons for the present number of replicas."""
     idle = [replica.idle_since for replica in cluster.running() if replica.idle_since is not None]
     linger_left_s = max(0.0, min(idle) + scaled.linger_s - scaled.at) if idle else None
+    free = cluster.spare()
     return ScalingReport(
         scaled.up,
-        None if scaled.closed else _block(cluster, linger_left_s),
+        None if scaled.closed else _block(cluster, free, linger_left_s),
         scaled.opened,
         scaled.closed,
         cluster.up(),
         cluster.min_replicas,
         len(cluster.waiting),
-        cluster.spare() / cluster.capacity,
+        free / cluster.capacity,
         cluster.slack / cluster.capacity,
         linger_left_s,
     )
 
 
-def _block(cluster: Cluster, linger_left_s: float | None) -> ScaleDownBlock:
+def _block(cluster: Cluster, free: int, linger_left_s: float | None) -> ScaleDownBlock:
     if len(cluster.running()) <= cluster.min_replicas:
         return ScaleDownBlock.MINIMUM
     if cluster.is_starting():
         return ScaleDownBlock.STARTING
-    if not cluster.may_close():
+    if cluster.slack and free - cluster.capacity < cluster.slack:
         return ScaleDownBlock.RESERVE
     return ScaleDownBlock.IN_USE if linger_left_s is None else ScaleDownBlock.LINGER
