@@ -55,12 +55,17 @@ KILLED = 24 if LONG else 8
 
 @pytest.fixture(scope="session")
 def bare(stage: Stage) -> dict[int, ServerAnswer]:
-    """The answers of vLLM's server, by case. It has ended before Mell starts: each engine takes gigabytes."""
+    """The answers of vLLM's server, by case."""
+    return answers_of_vllm(stage, ASKED)
+
+
+def answers_of_vllm(stage: Stage, cases: Sequence[Case]) -> dict[int, ServerAnswer]:
+    """The answers of vLLM's own server, by case. It has ended before Mell starts: each engine takes gigabytes."""
     stage.clear()
     adapters = {**ADAPTER_KWARGS, "lora_modules": stage.lora_modules}
     rig = replace(Rig(), extra={**ENGINE, **THINKING_KWARGS, **FRONTEND_KWARGS, **adapters})
     with bare_vllm(free_port(), rig) as port:
-        return asyncio.run(ask_all(f"http://127.0.0.1:{port}", ASKED))
+        return asyncio.run(ask_all(f"http://127.0.0.1:{port}", cases))
 
 
 def test_vllm_answers_what_it_has_to(bare: dict[int, ServerAnswer]) -> None:

@@ -1,12 +1,21 @@
-"""The part of the corpus that vLLM's Rust frontend has, moved and with a kill. Skipped where there is no `vllm-rs`."""
+"""The part of the corpus that vLLM's Rust frontend has: beside its Python one, moved, and with a kill.
+
+Skipped where there is no `vllm-rs`.
+"""
 
 import pytest
 
 from tests.app.frontend.rust.conftest import REAL
+from tests.differential.answers import ServerAnswer
 from tests.differential.bodies import CHATS, COMPLETIONS, MODEL
 from tests.differential.cases import Case, Course
+from tests.differential.cases import corpus as corpus_of
+from tests.differential.comparison import Difference, differences
 from tests.integration import test_7_differential as corpus
 from tests.integration.application import Application
+from tests.integration.asking import ask_all
+from tests.integration.conftest import Stage
+from tests.integration.rust_departures import RUST_DEPARTURES, without_departures
 
 pytestmark = REAL
 
@@ -23,10 +32,39 @@ def supported(case: Case) -> bool:
     return not (several or truncated or batched or "spaces_between_special_tokens" in case.asked)
 
 
+COMPARED = [case for case in corpus_of(corpus.SEED, 400) if supported(case)]
+"""Requests with every difference between the frontends."""
+
+
 @pytest.fixture(autouse=True)
 def asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """The corpus's tests ask the supported requests only."""
     monkeypatch.setattr(corpus, "ASKED", [case for case in corpus.ASKED if supported(case)])
+
+
+@pytest.fixture(scope="module")
+def pythons(stage: Stage) -> dict[int, ServerAnswer]:
+    """The answers of vLLM's own server to `COMPARED`, by case."""
+    return corpus.answers_of_vllm(stage, COMPARED)
+
+
+async def test_answers_are_vllms_but_for_the_departures(pythons: dict[int, ServerAnswer], rusty: Application) -> None:
+    given = await ask_all(rusty.url, COMPARED)
+
+    def found(case: Case, but: str = "") -> list[Difference]:
+        want, got = (without_departures(case, answers[case.number], but) for answers in (pythons, given))
+        return differences(want, got, corpus.NOISE)
+
+    async with rusty.client() as client:
+        failed = [
+            corpus.line(case, str(difference))
+            for case in COMPARED
+            if found(case) and not await corpus.is_tie(client, case, pythons[case.number])
+            for difference in found(case)[:3]
+        ]
+    assert not failed, corpus.report(failed)
+    needless = [kind for kind in RUST_DEPARTURES if not any(found(case, kind) for case in COMPARED)]
+    assert not needless, "the frontends agree in these by now"
 
 
 async def test_moves_change_no_answer(rusty: Application) -> None:
