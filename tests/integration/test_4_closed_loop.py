@@ -132,6 +132,10 @@ async def test_load_opens_replicas_and_its_end_closes_them(paced: Application) -
         assert service["step_limit_s"] == pytest.approx(
             1.0 / (1 + min(service["error"], MOST_ERROR)) - service["interruption_s"]
         )
+        reached, predicted = service["reached"], service["predicted"]
+        assert reached["first_tokens"] >= 8 and reached["gaps"] >= 8 * 200 and predicted["gaps"] > 0
+        assert reached["itl_p99_ms"] > 15 and reached["ttft_p99_s"] > 0.02
+        assert state["scaling"]["kept"] == "minimum"
         assert steps["overhead_s"] + steps["token_s"] + steps["sequence_s"] > 0.01, "a step takes 0.02 s"
 
 
