@@ -45,6 +45,7 @@ def test_cache_and_processes_are_described(group: dict[str, Any]) -> None:
         "num_blocks": BLOCKS,
         "plain": True,
         "unsupported": None,
+        "unmirrored": None,
         "copier": connector.copier.address,
         "worker_pid": os.getpid(),
         "starter_pid": None,
