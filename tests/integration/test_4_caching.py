@@ -98,3 +98,29 @@ async def test_mirrors_are_exact_while_blocks_are_evicted_and_requests_move(appl
         assert all(c["hbm"]["blank"] < 100 for c in caches), "nothing was evicted"
         await asyncio.sleep(2.0)  # Two audits.
         await check_mirrors(client)
+
+
+async def test_the_blocks_of_a_second_turn_are_found_where_the_first_was(application: Application) -> None:
+    first = prompt(PROMPT, "first turn")
+    second = [*first, *prompt(2 * BLOCK, "second turn")]
+    async with application.client() as client:
+        await reset(client)
+        await client.complete(first, 5)
+        await client.settle()
+        stages = {stage: await counted(client, stage) for stage in ("available", "predicted", "delivered")}
+        _, body = await client.complete(second, 5)
+        assert cached(body["usage"]) == 6 * BLOCK
+        _, body = await client.complete(second, 5, cache_salt="another")
+        assert cached(body["usage"]) == 0
+        # The scheduler knows the blocks by the names that the ingress gives, and only with the prompt's own salt.
+        await client.idle()
+        for stage, count in stages.items():
+            assert await counted(client, stage) - count == 6 * BLOCK, stage
+        routing = (await client.state())["routing"]
+        assert (routing["kind"], routing["off"], routing["mirrors"]) == ("tree", None, len(await client.running()))
+        assert routing["names"]["block_size"] == BLOCK and routing["distinct_blocks"] >= 6
+
+
+async def counted(client: Client, stage: str) -> float:
+    """The prompt tokens of a stage so far."""
+    return total(await client.metrics(), "mell_cache_tokens_total", stage=stage)
