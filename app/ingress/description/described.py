@@ -125,6 +125,11 @@ class State(Described):
         description="The reason for opening replicas (`up`) and for closing none (`kept`), with the numbers that "
         "decide. Only in the mode `act`.",
     )
+    routing: dict[str, Any] = Field(
+        default_factory=dict,
+        description="The routing of arrivals: its `kind`, the engines' `names` for KV blocks or the reason for none "
+        "(`off`), and the `mirrors`, `distinct_blocks` and `copies_per_block` of the replicas' caches.",
+    )
     dry_run: dict[str, Any] = Field(default_factory=dict, description="Only in the mode `observe`.")
     replicas: list[ReplicaDetails]
 

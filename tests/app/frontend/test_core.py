@@ -234,6 +234,7 @@ async def test_a_request_has_the_class_of_its_call_and_its_turn_as_priority(
     precedence = run.spec.precedence
     assert precedence.service_class == "chat" and began <= precedence.arrived_s <= time.time()
     assert for_the_engine(api)["priority"] == round(1e3 * (precedence.arrived_s - 20.0))
+    await eventually(lambda: any(True for replica in api.service.replicas.values() for _ in replica.host.loads()))
     (load,) = (load for replica in api.service.replicas.values() for load in replica.host.loads())
     assert load.precedence == precedence
     assert (await asking).status_code == 200
