@@ -4,13 +4,15 @@ Exit status: 0 for success; 1 if refused or failed, or for problems found; 2 for
 130 for an interrupted wait.
 """
 
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from app.cli import cache as cache_commands
 from app.cli import migrations as migrations_command
 from app.cli import orders, programs
 from app.cli import status as status_command
@@ -34,6 +36,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+cache = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(cache, name="cache", help="Look into the prefix caches.")
 
 
 def _check_url(url: str) -> str:
@@ -160,6 +166,44 @@ def drain(
     """
     with exit_status(terminal := Terminal(as_json)), MellEndpoint(url, admin_key) as endpoint:
         orders.drain(endpoint, terminal, replica, wait)
+
+
+@cache.command()
+def match(
+    prompt: Annotated[list[str] | None, typer.Argument(help="The prompt: a text or, with --ids, token ids.")] = None,
+    ids: Annotated[bool, typer.Option("--ids", help="The prompt is given as token ids.")] = False,
+    messages: Annotated[Path | None, typer.Option(help="A JSON file with the messages of a chat.")] = None,
+    model: Annotated[str | None, typer.Option(help="The model's name or that of an adapter.")] = None,
+    cache_salt: Annotated[str | None, typer.Option(help="The salt of the prompt's requests.")] = None,
+    session: Annotated[str | None, typer.Option(help="The session of the prompt's requests.")] = None,
+    url: Url = DEFAULT_URL,
+    admin_key: AdminKey = None,
+    as_json: Json = False,
+) -> None:
+    """Look a prompt up in all prefix caches.
+
+    Shows the tokens that each replica has, and the placement that a request would get now; nothing is placed.
+    """
+    others = {"model": model, "cache_salt": cache_salt, "prompt_cache_key": session}
+    body = _prompt(prompt or (), ids, messages) | {name: value for name, value in others.items() if value is not None}
+    with exit_status(terminal := Terminal(as_json)), MellEndpoint(url, admin_key) as endpoint:
+        cache_commands.match(endpoint, terminal, body)
+
+
+def _prompt(words: Sequence[str], ids: bool, messages: Path | None) -> dict[str, Any]:
+    """The prompt as a member of a body. Raises typer.BadParameter."""
+    if (messages is None) != bool(words) or (messages is not None and ids):
+        raise typer.BadParameter("give a text, --ids with token ids, or --messages FILE")
+    try:
+        if messages is not None:
+            return {"messages": json.loads(messages.read_text("utf-8"))}
+        if ids:
+            return {"prompt": [int(word) for word in words]}
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(str(error)) from None
+    if len(words) > 1:
+        raise typer.BadParameter("put the text in quotes")
+    return {"prompt": words[0]}
 
 
 @app.command()

@@ -1,14 +1,14 @@
 """The operator's calls of a command: documents as values, and failures with a remedy."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from app.cli.errors import Failed, NotThere
-from app.client.api import MIGRATIONS, STATE, ApiClient, is_loopback
-from app.client.documents import Records, StateDocument, parse_records, parse_state
+from app.client.api import MATCH, MIGRATIONS, STATE, ApiClient, is_loopback
+from app.client.documents import MatchDocument, Records, StateDocument, parse_match, parse_records, parse_state
 from app.client.errors import BadAnswer, ClientError, ErrorAnswer, NoAnswer, NobodyListens
 
 Answer = TypeVar("Answer")
@@ -59,6 +59,11 @@ class MellEndpoint:
         """Order a drain; the answer."""
         return self._wait(self._mell.drain(replica), ordered=True)
 
+    def match(self, prompt: Mapping[str, Any]) -> tuple[MatchDocument, dict[str, Any]]:
+        """`/mell/cache/match` for a body of it, as a value and as the document."""
+        document = self._wait(self._mell.match(prompt), ordered=True)
+        return self._read(MATCH, document, parse_match), document
+
     def health(self) -> str | None:
         """The reason why requests cannot be served now, None if they can. Raises NotThere only without an answer."""
         try:
@@ -70,7 +75,7 @@ class MellEndpoint:
         return None
 
     def _wait(self, call: Coroutine[Any, Any, Answer], ordered: bool = False) -> Answer:
-        """Make a call. A 404 to an order concerns its request or replica; any other 404 comes from another server."""
+        """Make a call. A 404 to an order concerns its request, replica or model, any other one another server."""
         try:
             return self._loop.run(call)
         except ErrorAnswer as error:

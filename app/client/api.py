@@ -13,6 +13,7 @@ from app.client.sse import Event, EventDecoder
 
 STATE = "/mell/state"
 MIGRATIONS = "/mell/migrations"
+MATCH = "/mell/cache/match"
 COMPLETIONS = "/v1/completions"
 
 KEEPALIVE_S = 2.0
@@ -126,6 +127,10 @@ class ApiClient:
     async def drain(self, replica: str) -> dict[str, Any]:
         """Order a drain of a replica; the answer."""
         return await self._call("POST", f"/mell/replicas/{quote(replica, safe='')}/drain", _object)
+
+    async def match(self, prompt: Mapping[str, Any]) -> dict[str, Any]:
+        """The placement that a prompt would get: the document at `/mell/cache/match`, for a body of it."""
+        return await self._call("POST", MATCH, _object, prompt)
 
     async def health(self) -> None:
         """Returns if the server accepts requests."""

@@ -1,4 +1,4 @@
-"""The documents at `/mell/state` and `/mell/migrations` as values; pure.
+"""The documents at `/mell/state`, `/mell/migrations` and `/mell/cache/match` as values; pure.
 
 The documents come from another process, maybe of another version: unknown members are ignored, and a missing or
 ill-typed one raises KeyError, TypeError or ValueError.
@@ -132,6 +132,64 @@ class StateDocument:
     def replica(self, id: str) -> ReplicaDocument | None:
         """The replica with this id, None without one."""
         return next((replica for replica in self.replicas if replica.id == id), None)
+
+
+@dataclass(frozen=True, slots=True)
+class MatchedReplicaDocument:
+    """A running replica for a prompt, of which it has `hbm` and `dram` tokens; times in seconds."""
+
+    id: str
+    hbm: int
+    dram: int
+    fits: bool
+    favoured: bool
+    wait_s: float
+    first_token_s: float
+    score_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class MatchDocument:
+    """`/mell/cache/match`: the placement that a prompt would get. `replica` and `by` are None if no replica runs.
+
+    `off` is the reason why the prompt is not routed by content.
+    """
+
+    prompt_tokens: int
+    full_blocks: int
+    block_size: int
+    replica: str | None
+    queues: bool
+    by: str | None
+    off: str | None
+    replicas: tuple[MatchedReplicaDocument, ...]
+
+
+def parse_match(document: Any) -> MatchDocument:
+    """Read `/mell/cache/match`."""
+    return MatchDocument(
+        prompt_tokens=int(document["prompt_tokens"]),
+        full_blocks=int(document["full_blocks"]),
+        block_size=int(document["block_size"]),
+        replica=document["replica"],
+        queues=bool(document["queues"]),
+        by=document["by"],
+        off=document["routing"]["off"],
+        replicas=tuple(_matched_replica(item) for item in document["replicas"]),
+    )
+
+
+def _matched_replica(item: Mapping[str, Any]) -> MatchedReplicaDocument:
+    return MatchedReplicaDocument(
+        id=str(item["id"]),
+        hbm=int(item["tokens"]["hbm"]),
+        dram=int(item["tokens"]["dram"]),
+        fits=bool(item["fits"]),
+        favoured=bool(item["favoured"]),
+        wait_s=float(item["wait_s"]),
+        first_token_s=float(item["first_token_s"]),
+        score_s=float(item["score_s"]),
+    )
 
 
 def parse_state(document: Any) -> StateDocument:

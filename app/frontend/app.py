@@ -12,8 +12,13 @@ from vllm.config import VllmConfig
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.cli_args import FrontendArgs, validate_parsed_serve_args
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.lora.request import LoRARequest
 from vllm.reasoning import ReasoningParserManager
+from vllm.renderers.inputs.preprocess import extract_prompt_components
 from vllm.tool_parsers import ToolParserManager
 from vllm.v1.engine import EngineCoreReadyResponse
 from vllm.version import __version__
@@ -25,11 +30,12 @@ from app.frontend.guard.routes import described
 from app.frontend.media import bound_images
 from app.frontend.names import PromptNamer
 from app.ingress.config import IngressConfig
+from app.ingress.errors import ApiError
 from app.ingress.streams.streams import Streams
 from deployments.engine.arguments import USAGE, check_model, frontend_args, is_pooling
 from deployments.metrics.exposition import Family
 from deployments.metrics.vllm import expose_requests
-from migration.protocol.core_messages import Adapter
+from migration.protocol.core_messages import Adapter, Frames
 from migration.protocol.request import IngressId
 
 
@@ -83,6 +89,35 @@ class VllmFrontend:
         adapters_by_name = self._application.state.openai_serving_models.lora_requests
         adapters_by_name.clear()
         adapters_by_name.update(served)
+
+    async def tokens(self, body: bytes) -> Sequence[int]:
+        """The prompt's tokens of a request, by the code that serves requests. `body` is one of text only: with
+        `messages` for `/v1/chat/completions`, else for `/v1/completions`.
+
+        Raises:
+            ApiError: vLLM refuses the prompt.
+        """
+        try:
+            rendered = await self._rendered(msgspec.json.decode(body))
+        except Exception as error:
+            rendered = create_error_response(error)
+        if isinstance(rendered, ErrorResponse):
+            shown = rendered.error
+            raise ApiError(shown.code, shown.message, shown.param)
+        (prompt,) = rendered
+        return extract_prompt_components(self._client.model_config, prompt).token_ids or ()
+
+    async def _rendered(self, fields: dict[str, Any]) -> list[Any] | ErrorResponse:
+        """The prompt as vLLM's input of an engine, in a list."""
+        renderer = self._application.state.online_renderer
+        if "messages" not in fields:
+            return await renderer.render_completion(CompletionRequest(**fields, max_tokens=1))
+        chat = await renderer.render_chat(ChatCompletionRequest(**fields))
+        return chat if isinstance(chat, ErrorResponse) else chat[1]
+
+    def names(self, request: Frames) -> tuple[int, ...]:
+        """The names of the full KV blocks of an encoded request's prompt; none if they are not known."""
+        return self._client.core.names(request)
 
     @property
     def max_context(self) -> int:

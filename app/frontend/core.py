@@ -203,6 +203,10 @@ class ClusterCore:
         """Return once a replica accepts requests, or after `within_s` seconds."""
         await self._streams.wait_until_serving(within_s)
 
+    def names(self, request: Frames) -> tuple[int, ...]:
+        """The names of the full KV blocks of an encoded request's prompt; none if they are not known."""
+        return () if self._namer is None else self._namer.names(request, self._streams.naming)
+
     async def close(self) -> None:
         """End all requests, and the connection."""
         tasks = [*self._requests.values(), *((self._reading,) if self._reading is not None else ())]
@@ -278,8 +282,7 @@ class ClusterCore:
             raise NotServed(Loss(LossKind.INVALID, str(error))) from error
         timer = api_call.timer() if api_call is not None and api_call.timer is not None else None
         reader, outlet = Reader(), Outlet(spec.id, request.request_id, self._wire, timer)
-        names = () if self._namer is None else self._namer.names(frames, self._streams.naming)
-        content = PromptContent(names, api_call.session if api_call is not None else "")
+        content = PromptContent(self.names(frames), api_call.session if api_call is not None else "")
         async with self._streams.run(spec, reader, outlet, content):
             if call is not None:
                 call.take(EngineRequest(name, spec, reader))

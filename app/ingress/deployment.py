@@ -21,9 +21,10 @@ from app.ingress.access.keys import KeyFile
 from app.ingress.adapters import AdapterOrders
 from app.ingress.config import IngressConfig
 from app.ingress.engine_orders import EngineOrders
+from app.ingress.errors import ApiError
 from app.ingress.frontends import VllmApi
 from app.ingress.http.control import ControlRoutes
-from app.ingress.http.orders import LoadAdapter
+from app.ingress.http.orders import LoadAdapter, MatchOrder
 from app.ingress.http.server import BelowPath, HttpServer, endpoint, listen
 from app.ingress.http.tls import TlsFiles
 from app.ingress.streams.placing import Placer
@@ -207,6 +208,15 @@ class IngressBackend:
     async def drain(self, replica: str) -> MoveAnswer:
         """See `Backend.drain`."""
         return await self._order(lambda scheduler: scheduler.drain(replica))
+
+    async def match(self, order: MatchOrder) -> dict[str, Any]:
+        """See `Backend.match`."""
+        arrival = await self._api.arrival(order)
+        try:
+            return await self._scheduler.within(_CONTROL_TIMEOUT_S).match(arrival)
+        except Exception as error:
+            log.warning("no answer from the scheduler about a prompt: %r", error)
+            raise ApiError(503, "the scheduler is unavailable; try again", code="unavailable") from error
 
     async def load_adapter(self, order: LoadAdapter) -> str:
         """See `Backend.load_adapter`."""

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import os
+import time
+import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
@@ -11,16 +13,23 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.frontend.guard.layers import guarded, vllm_environment
+from app.frontend.guard.bodies import BodyLimits, check_body
+from app.frontend.guard.layers import guarded, read_session, vllm_environment
+from app.frontend.guard.routes import OPEN_ROUTES
 from app.ingress.access.admission import Gate
 from app.ingress.config import IngressConfig
 from app.ingress.description.openapi import whole_document
+from app.ingress.errors import ApiError
+from app.ingress.http.orders import MatchOrder
 from app.ingress.streams.streams import Streams
 from app.ingress.telemetry.requests import RequestTelemetry
 from app.settings import IngressSettings
 from deployments.metrics.exposition import Family
-from migration.protocol.core_messages import Adapter
+from migration.protocol.core_messages import Adapter, CoreRequest, Frames, encode_request
 from migration.protocol.request import IngressId
+from policies.cluster.changes import Arrival
+from policies.model import AdapterId, RequestId, Tokens
+from policies.precedence import DEFAULT_CLASS, Precedence
 
 ENVIRONMENT = {
     # vLLM would close all existing handlers, among them that of Serve's log.
@@ -70,6 +79,14 @@ class Frontend(Protocol):
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens, special ones included."""
+        ...
+
+    async def tokens(self, body: bytes) -> Sequence[int]:
+        """The prompt's tokens of a request: `body` has a text as `prompt`, or `messages`. Raises ApiError."""
+        ...
+
+    def names(self, request: Frames) -> tuple[int, ...]:
+        """The names of the full KV blocks of an encoded request's prompt; none if they are not known."""
         ...
 
     def serve_adapters(self, adapters: Iterable[Adapter]) -> None:
@@ -137,6 +154,50 @@ class VllmApi:
         self._adapters = tuple(adapters)
         if self._frontend is not None:
             self._frontend.serve_adapters(self._adapters)
+
+    async def arrival(self, order: MatchOrder) -> Arrival:
+        """The arrival that a request with the order's prompt would be, of the default class and without a tenant.
+
+        Raises:
+            ApiError: there is no such model, or the prompt is refused.
+        """
+        if (frontend := self._frontend) is None:
+            raise ApiError(503, "the ingress is starting", code="unavailable")
+        adapter = self._adapter(order.model)
+        limit = self._config.max_prompt_tokens or frontend.max_context
+        tokens = await self._tokens(order, frontend, limit)
+        if not tokens:
+            raise ApiError(400, "the prompt is empty", param="prompt", code="invalid_value")
+        if len(tokens) > limit:
+            reason = f"the prompt has {len(tokens)} tokens, and the limit is {limit}"
+            raise ApiError(400, reason, param="prompt", code="context_length_exceeded")
+        request = CoreRequest("", list(tokens), lora_request=adapter, cache_salt=order.cache_salt)
+        return Arrival(
+            RequestId(uuid.uuid4().hex),
+            Tokens(len(tokens)),
+            frontend.names(encode_request(request)),
+            read_session(None, order.prompt_cache_key),
+            Precedence(DEFAULT_CLASS, time.time()),
+            None if adapter is None else AdapterId(adapter.lora_int_id),
+        )
+
+    def _adapter(self, model: str | None) -> Adapter | None:
+        """The adapter of that name, None for the model's own. Raises ApiError 404."""
+        if model is None or model in self._config.model_names:
+            return None
+        for adapter in self._adapters:
+            if adapter.lora_name == model:
+                return adapter
+        raise ApiError(404, f"the model {model!r} does not exist", param="model")
+
+    async def _tokens(self, order: MatchOrder, frontend: Frontend, limit: int) -> Sequence[int]:
+        """The prompt's tokens. Text passes the same checks as in a request. Raises ApiError."""
+        path = "/v1/completions" if order.messages is None else "/v1/chat/completions"
+        content = order.model_dump_json(include={"prompt", "messages", "cache_salt"}, exclude_none=True).encode()
+        body = check_body(content, OPEN_ROUTES[path], BodyLimits(1, limit))
+        if body.media:
+            raise ApiError(400, "messages: only text is looked up", param="messages", code="invalid_value")
+        return order.prompt if isinstance(order.prompt, list) else await frontend.tokens(body.content)
 
     async def _describe(self, http: Request) -> Response:
         """GET /openapi.json."""

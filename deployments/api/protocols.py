@@ -18,6 +18,7 @@ from migration.protocol.messages import Adopt, Chunk, CopyRound, PathRequest, Pr
 from migration.protocol.record import MigrationRecord
 from migration.protocol.request import IngressId
 from migration.run.source import Order
+from policies.cluster.changes import Arrival
 from policies.cost.latencies import ClassCounts
 from policies.decision.placement import Decision, PlacingView
 from policies.model import ReplicaId, RequestId
@@ -208,6 +209,10 @@ class OperatorApi(Protocol):
 
     async def drain(self, replica: str) -> MoveAnswer:
         """Empty a replica and stop it."""
+        ...
+
+    async def match(self, arrival: Arrival) -> dict[str, Any]:
+        """`/mell/cache/match`: the placement that the arrival would get now. Nothing is placed or promised."""
         ...
 
 

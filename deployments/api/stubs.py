@@ -25,6 +25,7 @@ from migration.protocol.messages import Adopt, Chunk, CopyRound, PathRequest, Pr
 from migration.protocol.record import MigrationRecord
 from migration.protocol.request import IngressId
 from migration.run.source import Order
+from policies.cluster.changes import Arrival
 from policies.cost.latencies import ClassCounts
 from policies.decision.placement import Decision, PlacingView
 from policies.model import ReplicaId, RequestId
@@ -276,6 +277,10 @@ class SchedulerStub:
     async def drain(self, replica: str) -> MoveAnswer:
         """See `OperatorApi.drain`."""
         return await self._call(SchedulerApi.drain, replica)
+
+    async def match(self, arrival: Arrival) -> dict[str, Any]:
+        """See `OperatorApi.match`."""
+        return await self._call(SchedulerApi.match, arrival)
 
 
 if TYPE_CHECKING:

@@ -43,8 +43,9 @@ from migration.protocol.request import IngressId
 from migration.run.source import Order
 from policies.cluster.changes import Arrival
 from policies.cost.latencies import ClassCounts, ReachedTimes
-from policies.decision.deciding import SchedulerMemory, placing_order, preview
+from policies.decision.deciding import SchedulerMemory, match_prompt, placing_order, preview
 from policies.decision.limits import Mode
+from policies.decision.matching import PromptMatch
 from policies.decision.observation import ENGINE
 from policies.decision.placement import Decision, NoReplica, Place, PlacingView, Queue, placing_view
 from policies.decision.reports import Roster, load_of
@@ -54,6 +55,7 @@ from policies.decision.shadow import Shadow
 from policies.model import ReplicaId, RequestLoad
 from policies.plan import Move, Reason
 from policies.prefix.names import Naming
+from policies.prefix.routing import Routing
 
 log = logging.getLogger("ray.serve")
 
@@ -61,6 +63,13 @@ _NAMESPACE = b"mell"
 
 _STALLED_EPOCHS = 30
 """The number of missing epochs after which the scheduler counts as stalled."""
+
+_NO_NAMING = "no replica has a mirror of its cache, or their engines name blocks differently"
+
+_NO_NAMES = (
+    "the ingress has no names for the prompt: it names blocks differently (see its log), does not know the adapter's "
+    "folder, or has just started"
+)
 
 _OPERATOR_WAIT_S = 0.3
 """The time that an operator's call waits for slow replicas, in seconds, before it uses their previous reports."""
@@ -180,11 +189,10 @@ class LiveScheduler:
         """The member `routing` of `/mell/state`."""
         tree, naming = self._memory.pool().router.tree, self._naming()
         distinct, copies = tree.copies()
-        why = None if naming else "no replica has a mirror of its cache, or their engines name blocks differently"
         return {
             "kind": str(self._config.routing),
             "names": None if naming is None else asdict(naming),
-            "off": why,
+            "off": _NO_NAMING if naming is None else None,
             "mirrors": sum(1 for _ in tree.replicas),
             "distinct_blocks": distinct,
             "copies_per_block": round(copies / distinct, 3) if distinct else None,
@@ -297,6 +305,23 @@ class LiveScheduler:
         except MigrationError as error:
             return MoveRejected(422, str(error))
         return MoveAccepted(order.id)
+
+    async def match(self, arrival: Arrival) -> dict[str, Any]:
+        """See `OperatorApi.match`."""
+        await self._epochs.ready.wait()
+        found = match_prompt(self._memory.pool(), arrival, self._clock(), self._gone())
+        routing = {"kind": str(self._config.routing), "off": self._why_not_by_content(arrival, found)}
+        return {"routing": routing, **found.to_json()}
+
+    def _why_not_by_content(self, arrival: Arrival, found: PromptMatch) -> str | None:
+        """The reason why the arrival is not routed by content; None if it is."""
+        if self._config.routing is not Routing.TREE:
+            return f"scheduler.routing is {self._config.routing}"
+        if self._naming() is None:
+            return _NO_NAMING
+        if found.full_blocks and not arrival.names:
+            return _NO_NAMES
+        return None
 
     def _running_replicas(self) -> dict[str, Any]:
         return {"replicas": sorted(self._roster.statuses)}

@@ -177,17 +177,28 @@ class Cluster:
         """
         if request_id in self.requests:
             raise ValueError(f"there is a request {request_id}")
-        if tokens < 1:
-            raise ValueError(f"{request_id} holds {tokens} tokens")
-        self._arrivals += 1
-        kind = self.classes.kind(tokens)
-        request = Request(
-            request_id, tokens, self._arrivals, kind, self.classes.ceiling(kind), rank=rank, turn=turn, adapter=adapter
-        )
+        request = self.new_request(request_id, tokens, rank, turn, adapter)
+        self._arrivals = request.order
         self.has_ranks = self.has_ranks or rank != 0
         self.requests[request_id] = request
         self._enter(request, replica)
         return request
+
+    def new_request(
+        self,
+        request_id: RequestId,
+        tokens: Tokens,
+        rank: int = 0,
+        turn: float = 0.0,
+        adapter: AdapterId | None = None,
+    ) -> Request:
+        """The latest arrival, as it would be if it were added. Changes nothing. Raises `ValueError` for no tokens."""
+        if tokens < 1:
+            raise ValueError(f"{request_id} holds {tokens} tokens")
+        order, kind = self._arrivals + 1, self.classes.kind(tokens)
+        return Request(
+            request_id, tokens, order, kind, self.classes.ceiling(kind), rank=rank, turn=turn, adapter=adapter
+        )
 
     def locate(self, request: Request, replica: Replica | None, source: Replica | None = None) -> None:
         """Set the request's observed location (None: it waits), and the `source` at which it still holds blocks."""

@@ -24,6 +24,7 @@ from policies.cluster.cluster import Cluster
 from policies.cluster.replica import Replica, Request
 from policies.cluster.trail import Trace
 from policies.decision.limits import Limits, Mode, Terms
+from policies.decision.matching import Basis, MatchedReplica, PromptMatch, Routed
 from policies.decision.memory import PoolMemory, finish
 from policies.decision.observation import ENGINE, Observation, PoolId, PoolReport
 from policies.decision.placement import Decision, NoReplica, Place, Placed, Queue
@@ -32,7 +33,8 @@ from policies.decision.service import FORESEEN, replica_speed, speed_limit
 from policies.model import Phase, ReplicaId, ReplicaState, Tokens
 from policies.paths.choice import URGENCY, Choice
 from policies.plan import Move, Plan, Reason
-from policies.prefix.tree import HeldPrefix
+from policies.prefix.routing import Routing
+from policies.prefix.tree import NO_PREFIX, HeldPrefix
 from policies.rules.policy import NONE, Barred, Policy
 from policies.rules.registry import sets_headroom
 
@@ -121,7 +123,7 @@ def place(
     request = memory.add_request(arrival.id, arrival.tokens, arrival.precedence, adapter=arrival.adapter)
     unsuited = _barred_by_adapter(cluster, request, barred)
     held = memory.router.match(arrival)
-    placing = _route(memory, request, arrival, held, unsuited, now)
+    placing = _route(memory, request, arrival, held, unsuited, now).placing
     replica = cluster.replicas[placing.replica]
     placing = replace(placing, matched=memory.router.placed(arrival, replica, held, now))
     cluster.locate(request, replica)
@@ -145,12 +147,30 @@ def preview(memory: PoolMemory, arrival: Arrival, exclude: Collection[ReplicaId]
     cluster, barred = memory.cluster, frozenset(exclude)
     if not _has_running(cluster, barred):
         return NoReplica()
-    existing = cluster.requests.get(arrival.id)
-    request = existing or memory.add_request(arrival.id, arrival.tokens, arrival.precedence, adapter=arrival.adapter)
-    chosen = choose(memory, request, _barred_by_adapter(cluster, request, barred))
-    if existing is None:
-        cluster.remove_request(request)
-    return chosen
+    request = cluster.requests.get(arrival.id) or memory.new_request(arrival)
+    return choose(memory, request, _barred_by_adapter(cluster, request, barred))
+
+
+def match_prompt(memory: PoolMemory, arrival: Arrival, now: float, exclude: Collection[ReplicaId] = ()) -> PromptMatch:
+    """The placement that `place` would make now of a new request, with its reasons. Changes nothing."""
+    cluster, router, barred = memory.cluster, memory.router, frozenset(exclude)
+    request, held = memory.new_request(arrival), router.match(arrival)
+    routed: Routed | None = None
+    unsuited: Barred = barred
+    if _has_running(cluster, barred):
+        unsuited = _barred_by_adapter(cluster, request, barred)
+        routed = _route(memory, request, arrival, held, unsuited, now)
+    favoured = routed.favoured if routed is not None else ()
+    replicas = tuple(
+        MatchedReplica(
+            router.score(replica, arrival.tokens, held.get(replica.id, NO_PREFIX), now),
+            replica.id not in unsuited and cluster.fits(request, replica),
+            replica.id in favoured,
+        )
+        for replica in cluster.running()
+        if replica.id not in barred
+    )
+    return PromptMatch(arrival.tokens, router.block_tokens, routed, replicas)
 
 
 def choose(memory: PoolMemory, request: Request, barred: Barred) -> Place | Queue:
@@ -172,7 +192,7 @@ def choose(memory: PoolMemory, request: Request, barred: Barred) -> Place | Queu
 def _is_overtaking(memory: PoolMemory, request: Request, replica: Replica) -> bool:
     """True if a waiting request has an earlier turn than `request`, and the next epoch could move it to the replica."""
     cluster = memory.cluster
-    if not cluster.has_ranks or memory.terms.mode is not Mode.ACT:
+    if not (cluster.has_ranks or request.rank) or memory.terms.mode is not Mode.ACT:
         return False
     models = (None, memory.statuses[replica.id].model)
     earlier = (waiting for waiting in cluster.waiting.values() if waiting.turn < request.turn)
@@ -244,17 +264,20 @@ def _route(
     held: Mapping[ReplicaId, HeldPrefix],
     barred: Barred,
     now: float,
-) -> Place | Queue:
+) -> Routed:
     """As `choose`, among the replicas that the arrival's content favours; `held` are those that have some of it."""
     cluster, placing = memory.cluster, choose(memory, request, barred)
     if isinstance(placing, Queue):
-        return placing
+        return Routed(placing)
     choice = cluster.replicas[placing.replica]
     favoured = memory.router.favoured(cluster, request, arrival, held, barred, choice, now)
     if not favoured:
-        return placing
+        return Routed(placing)
     better = memory.rule.place(cluster, request, cluster.replicas.keys() - favoured)
-    return placing if better is None or _is_overtaking(memory, request, better) else Place(better.id)
+    if better is None or _is_overtaking(memory, request, better):
+        return Routed(placing, Basis.POLICY, favoured)
+    basis = Basis.SESSION if memory.router.routing is Routing.SESSION else Basis.CONTENT
+    return Routed(Place(better.id), basis, favoured)
 
 
 # --- the parts of an epoch ----------------------------------------------------------------------------

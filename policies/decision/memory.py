@@ -21,7 +21,7 @@ from operator import itemgetter
 from typing import NamedTuple, TypeVar
 
 from policies.causes import PAIR_FAILURES
-from policies.cluster.changes import Changes, Crossing, Departure
+from policies.cluster.changes import Arrival, Changes, Crossing, Departure
 from policies.cluster.cluster import Cluster
 from policies.cluster.forecast import WINDOW_S
 from policies.cluster.replica import Replica, Request
@@ -216,6 +216,12 @@ class PoolMemory:
         classes = self.terms.classes
         rank, turn = classes.rank(precedence.service_class), classes.turn(precedence)
         return self.cluster.add_request(request_id, tokens, replica, rank, turn, adapter)
+
+    def new_request(self, arrival: Arrival) -> Request:
+        """The request of an arrival, as `add_request` would add it. Changes nothing."""
+        classes, precedence = self.terms.classes, arrival.precedence
+        rank, turn = classes.rank(precedence.service_class), classes.turn(precedence)
+        return self.cluster.new_request(arrival.id, arrival.tokens, rank, turn, arrival.adapter)
 
     def active_classes(self, now: float) -> frozenset[str]:
         """The classes that have requests, or have had some within the last `WINDOW_S` seconds."""

@@ -59,8 +59,8 @@ class Routing(StrEnum):
 
 
 class ReplicaScore(NamedTuple):
-    """A replica with room for a prompt: the prompt's tokens that it has by tier, the seconds of the prefills that wait
-    there, and those of the prompt's own, loading included.
+    """A replica for a prompt: the prompt's tokens that it has by tier, the seconds of the prefills that wait there, and
+    those of the prompt's own, loading included.
     """
 
     replica: ReplicaId
@@ -148,23 +148,18 @@ class Router:
     ) -> list[ReplicaScore]:
         """The replicas outside of `barred` with room for a prompt, with their scores; without `empty` those in use."""
         found = []
-        size, need = self.block_tokens, cluster.need(prompt)
+        need = cluster.need(prompt)
         for replica in cluster.running():
             if replica.id in barred or not (empty or replica.requests) or replica.room < need or not replica.accepts:
                 continue
-            hbm, dram = held.get(replica.id, NO_PREFIX)
-            batch = len(replica.requests)
-            own_s = first_token_s(self.speed, self.load, prompt, hbm * size, dram * size, batch, replica.load)
-            found.append(
-                ReplicaScore(
-                    replica.id,
-                    Tokens(hbm * size),
-                    Tokens(dram * size),
-                    self.queues.wait_s(replica.id, now),
-                    own_s,
-                )
-            )
+            found.append(self.score(replica, prompt, held.get(replica.id, NO_PREFIX), now))
         return found
+
+    def score(self, replica: Replica, prompt: Tokens, here: HeldPrefix, now: float) -> ReplicaScore:
+        """The score of one replica, which has `here` of a prompt."""
+        hbm, dram = Tokens(here.hbm * self.block_tokens), Tokens(here.dram * self.block_tokens)
+        own_s = first_token_s(self.speed, self.load, prompt, hbm, dram, len(replica.requests), replica.load)
+        return ReplicaScore(replica.id, hbm, dram, self.queues.wait_s(replica.id, now), own_s)
 
     def favoured(
         self,
@@ -207,11 +202,8 @@ class Router:
 
     def placed(self, arrival: Arrival, replica: Replica, held: Mapping[ReplicaId, HeldPrefix], now: float) -> Matched:
         """Note the placement of an arrival, whose prompt replicas have as in `held`."""
-        hbm, dram = here = held.get(replica.id, NO_PREFIX)
-        size = self.block_tokens
-        seconds = first_token_s(
-            self.speed, self.load, arrival.tokens, hbm * size, dram * size, len(replica.requests), replica.load
-        )
+        here, size = held.get(replica.id, NO_PREFIX), self.block_tokens
+        seconds = self.score(replica, arrival.tokens, here, now).prefill_s
         self.queues.add(arrival.id, replica.id, seconds, now)
         self.tree.promise(replica.id, arrival.names[here.blocks :])
         if self.routing is Routing.SESSION and arrival.session:

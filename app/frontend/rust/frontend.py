@@ -29,7 +29,7 @@ from app.ingress.streams.streams import Streams
 from deployments.engine.arguments import is_pooling, of_frontends
 from deployments.metrics.exposition import Family
 from deployments.metrics.vllm import expose_text
-from migration.protocol.core_messages import Adapter
+from migration.protocol.core_messages import Adapter, Frames
 from migration.protocol.ports import Loss, LossKind
 from migration.protocol.request import IngressId
 from migration.run.reader import NotServed
@@ -145,9 +145,14 @@ class RustFrontend:
             await self._streams.wait_until_serving(self._config.no_replica_timeout_s)
             if not self._streams.serving:
                 raise _refusal(Loss(LossKind.UNAVAILABLE, "no replica accepts requests"))
-        if (life := self._life) is None:
-            raise ApiError(503, "the frontend restarts; try again", code="unavailable", retry_after_s=_RESTART_S)
+        life = self._serving()
         await unless_disconnected(receive, self._answer(life, scope, route.task is RouteTask.GENERATE, body, send))
+
+    def _serving(self) -> _Life:
+        """The process that serves. Raises ApiError 503 while it restarts."""
+        if self._life is None:
+            raise ApiError(503, "the frontend restarts; try again", code="unavailable", retry_after_s=_RESTART_S)
+        return self._life
 
     async def _answer(self, life: _Life, scope: Scope, adds: bool, body: bytes, send: Send) -> None:
         api_call = CURRENT.get()
@@ -188,6 +193,15 @@ class RustFrontend:
         tokenizer = cached_tokenizer_from_config(self._vllm.model_config)
         text: str = tokenizer.decode(list(tokens), skip_special_tokens=False)
         return text
+
+    async def tokens(self, body: bytes) -> Sequence[int]:
+        """Refuses text, which becomes tokens in the process that serves. Raises ApiError."""
+        reason = "with `ingress.frontend: rust`, give the prompt as token ids: POST /tokenize has them"
+        raise ApiError(400, reason, param="prompt", code="invalid_value")
+
+    def names(self, request: Frames) -> tuple[int, ...]:
+        """The names of the full KV blocks of an encoded request's prompt; none if they are not known."""
+        return self._serving().core.names(request)
 
     def serve_adapters(self, adapters: Iterable[Adapter]) -> None:
         """Raises ValueError: the settings refuse adapters with this frontend."""

@@ -134,6 +134,51 @@ class State(Described):
     replicas: list[ReplicaDetails]
 
 
+class MatchedTokens(Described):
+    """The tokens of a prompt that a replica has, or will have computed for another prompt."""
+
+    hbm: int
+    dram: int = Field(description="Those after them in its DRAM.")
+
+
+class ReplicaMatch(Described):
+    """A running replica for a prompt."""
+
+    id: str
+    tokens: MatchedTokens
+    fits: bool = Field(description="It accepts requests, and has room for the prompt.")
+    favoured: bool = Field(
+        description="The policy chooses among these: near the best score, or the session's replica. If none is, it "
+        "chooses among all."
+    )
+    wait_s: float = Field(description="Until the prefills that wait there are over, by prediction.")
+    prefill_s: float = Field(description="The prompt's own prefill, of the tokens that the replica lacks.")
+    first_token_s: float = Field(description="Both together.")
+    score_s: float = Field(description="The same with the price of the prefill; the lowest is the best.")
+
+
+class MatchRouting(Described):
+    """The rule of routing, and its state for one prompt."""
+
+    kind: Literal["tree", "session", "least_load"]
+    off: str | None = Field(description="The reason why the prompt is not routed by content.")
+
+
+class Match(Described):
+    """The placement that a prompt would get now."""
+
+    routing: MatchRouting
+    prompt_tokens: int
+    full_blocks: int = Field(description="Full blocks of the prompt. The last token is always computed.")
+    block_size: int = Field(description="Tokens of a block; 0 before it is known.")
+    replica: str | None = Field(description="The replica of the placement; `null` if none runs.")
+    queues: bool = Field(description="The prompt fits nowhere: it would wait on the replica.")
+    by: Literal["content", "session", "policy"] | None = Field(
+        description="The policy chose among the replicas near the best score; the session's replica; the policy alone."
+    )
+    replicas: list[ReplicaMatch]
+
+
 class Migrations(Described):
     """Migrations, newest first."""
 

@@ -9,7 +9,7 @@ from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from pydantic import BaseModel
 
 from app.ingress.description import described
-from app.ingress.http.orders import LoadAdapter, MoveRequest, StartProfile, UnloadAdapter
+from app.ingress.http.orders import LoadAdapter, MatchOrder, MoveRequest, StartProfile, UnloadAdapter
 
 JSON, PLAIN = "application/json", "text/plain; charset=utf-8"
 
@@ -183,6 +183,27 @@ OPERATIONS: tuple[Operation, ...] = (
             "No such replica runs (404, with `replicas`).",
             "No other replica may run (422).",
             "The scheduler or the replica is away (503).",
+        ),
+    ),
+    Operation(
+        "POST",
+        "/mell/cache/match",
+        "matchPrompt",
+        Tag.CONTROL,
+        Access.OPERATOR,
+        "Look a prompt up in all prefix caches",
+        Answer("The tokens that each replica has, and the placement that a request would get now.", described.Match),
+        (*_READING, 401, 403, 404, 503),
+        "Nothing is placed or promised. A request would be of the class `default`. caching.md explains the answer.",
+        body=MatchOrder,
+        example={"prompt": "You are a helpful assistant."},
+        refused=(
+            "Both `prompt` and `messages`, or neither (400).",
+            "The prompt is empty, or longer than `ingress.max_prompt_tokens` or the model's context (400).",
+            "`messages` with images, audio or video (400).",
+            "With `ingress.frontend: rust`, a prompt that is not given as token ids (400).",
+            "There is no such model or adapter (404).",
+            "The scheduler is away (503).",
         ),
     ),
     Operation(

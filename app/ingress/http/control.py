@@ -17,7 +17,15 @@ from app.ingress.asgi import read_body
 from app.ingress.engine_orders import EngineOrders, Failures
 from app.ingress.errors import ApiError
 from app.ingress.http.cross_origin import CrossOrigin
-from app.ingress.http.orders import LoadAdapter, MoveRequest, Order, StartProfile, UnloadAdapter, parse_order
+from app.ingress.http.orders import (
+    LoadAdapter,
+    MatchOrder,
+    MoveRequest,
+    Order,
+    StartProfile,
+    UnloadAdapter,
+    parse_order,
+)
 from app.ingress.page.routes import PageRoutes
 from app.ingress.telemetry.requests import CLIENT_CLOSED_STATUS, RequestTelemetry
 from app.ingress.telemetry.scrape import CONTENT_TYPE
@@ -67,6 +75,10 @@ class ControlBackend(Protocol):
         """Drain a replica, then stop it."""
         ...
 
+    async def match(self, order: MatchOrder) -> dict[str, Any]:
+        """The body of `/mell/cache/match`. Raises ApiError."""
+        ...
+
     async def load_adapter(self, order: LoadAdapter) -> str:
         """Load a LoRA adapter. Returns the answer's text. Raises ApiError."""
         ...
@@ -100,6 +112,7 @@ class ControlRoutes:
             Route("/mell/migrations", self.migrations, methods=["GET"]),
             Route("/mell/migrations", self.migrate, methods=["POST"]),
             Route("/mell/replicas/{replica}/drain", self.drain, methods=["POST"]),
+            Route("/mell/cache/match", self.match, methods=["POST"]),
             Route("/mell/reset_prefix_cache", self.reset_prefix_cache, methods=["POST"]),
             Route("/mell/start_profile", self.start_profile, methods=["POST"]),
             Route("/mell/stop_profile", self.stop_profile, methods=["POST"]),
@@ -167,6 +180,11 @@ class ControlRoutes:
         if isinstance(answer, MoveAccepted):
             return JSONResponse({"id": answer.id, "state": "DRAINING"}, 202)
         raise ApiError(answer.status, answer.message, details=answer.details)
+
+    async def match(self, http: Request) -> Response:
+        """POST /mell/cache/match."""
+        self._check_admin(http)
+        return JSONResponse(await self._backend.match(await self._read(MatchOrder, http)))
 
     async def reset_prefix_cache(self, http: Request) -> Response:
         """POST /mell/reset_prefix_cache."""

@@ -1,9 +1,9 @@
 """Orders of operators: the bodies of their calls. Unknown members and other types are refused."""
 
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import pydantic
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from app.adapters import MAX_NAME
 from app.ingress.errors import ApiError
@@ -37,6 +37,28 @@ class StartProfile(BaseModel):
     )
     delay_iterations: int | None = Field(None, ge=0, description="Steps of the engine before the recording begins.")
     max_iterations: int | None = Field(None, ge=0, description="Steps after which it ends by itself; 0: not at all.")
+
+
+class MatchOrder(BaseModel):
+    """Body of POST /mell/cache/match. Members have the meaning that they have in a request."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    prompt: str | list[int] | None = Field(
+        None, description="A text or token ids, as in a completion: exactly one of `prompt` and `messages`."
+    )
+    messages: list[dict[str, Any]] | None = Field(None, description="The messages of a chat, text only.")
+    model: str | None = Field(None, description="The model's name or that of an adapter. Unset: the model.")
+    cache_salt: str | None = Field(
+        None, min_length=1, description="With `cache.isolation: key`, the name of an API key and a colon come first."
+    )
+    prompt_cache_key: str | None = Field(None, description="The session, with `scheduler.routing: session`.")
+
+    @model_validator(mode="after")
+    def _has_one_prompt(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give either a prompt or messages")
+        return self
 
 
 class LoadAdapter(BaseModel):
@@ -79,6 +101,8 @@ def parse_order(kind: type[Order], body: bytes) -> Order:
 def _refusal(first: Any) -> ApiError:
     if first["type"] == "json_invalid":
         return ApiError(400, f"the body is not valid JSON: {first['msg']}", code="invalid_json")
+    if first["type"] == "value_error":
+        return ApiError(400, str(first["ctx"]["error"]), code="invalid_body")
     if not first["loc"]:
         return ApiError(400, "the body must be a JSON object", code="invalid_body")
     param = str(first["loc"][0])

@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from app.ingress.errors import ApiError
-from tests.app.client.sample import BUSY, MOVED
+from tests.app.client.sample import BUSY, MATCHED, MOVED
 
 
 @dataclass
@@ -38,6 +38,7 @@ class FakeMell:
                 Route("/mell/migrations", self._answer(lambda _: JSONResponse(self.migrations)), methods=["GET"]),
                 Route("/mell/migrations", self._move, methods=["POST"]),
                 Route("/mell/replicas/{replica}/drain", self._answer(self._drain), methods=["POST"]),
+                Route("/mell/cache/match", self._match, methods=["POST"]),
             ]
         )
 
@@ -53,6 +54,10 @@ class FakeMell:
     async def _move(self, request: Request) -> Response:
         self.orders.append(await request.json())
         return self._refused(request) or JSONResponse({"id": "0123456789abcdef"}, 202)
+
+    async def _match(self, request: Request) -> Response:
+        self.orders.append(await request.json())
+        return self._refused(request) or JSONResponse(MATCHED)
 
     def _drain(self, request: Request) -> Response:
         replica = request.path_params["replica"]

@@ -1,6 +1,7 @@
 """Parses documented command lines of `mell` without running them."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import typer
 
@@ -18,4 +19,7 @@ def takes(words: Sequence[str]) -> None:
     if words[0].startswith("-"):
         assert words[0] in [name for option in whole.get_params(typer.Context(whole)) for name in option.opts]
         return
-    whole.commands[words[0]].make_context(words[0], list(words[1:]))  # type: ignore[attr-defined]
+    command: Any = whole
+    while hasattr(command, "commands"):
+        command, name, words = command.commands[words[0]], words[0], words[1:]
+    command.make_context(name, list(words))

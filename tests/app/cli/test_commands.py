@@ -10,11 +10,11 @@ from typer.testing import CliRunner, Result
 
 from app.cli.__main__ import app
 from app.ingress.errors import ApiError
-from app.ingress.http.orders import MoveRequest, parse_order
+from app.ingress.http.orders import MatchOrder, MoveRequest, parse_order
 from app.versions import VERSION
 from migration.protocol.record import Outcome
 from tests.app.cli.fake_mell import FakeMell, free_port
-from tests.app.client.sample import BUSY, record
+from tests.app.client.sample import BUSY, MATCHED, record
 
 Mell = Callable[..., Result]
 
@@ -97,7 +97,33 @@ def test_an_order_to_drain_names_the_replica(at: Mell, mell: FakeMell) -> None:
     assert mell.orders == ["aaaaaaaa"]
 
 
-@pytest.mark.parametrize("command", [("status",), ("top",), ("migrations", "-f"), ("move", "r"), ("drain", "r")])
+def test_a_prompt_is_looked_up_as_text_as_token_ids_or_as_messages(at: Mell, mell: FakeMell, tmp_path: Path) -> None:
+    chat = [{"role": "user", "content": "Where do blocks move?"}]
+    (file := tmp_path / "chat.json").write_text(json.dumps(chat))
+    options = ("--model", "sql", "--cache-salt", "alice:", "--session", "s")
+    for words in (("blocks move",), ("--ids", "1", "2", "3"), ("--messages", str(file), *options)):
+        result = at("cache", "match", *words)
+        assert result.exit_code == 0 and "bbbbbbbb, by content" in result.stdout, result.stderr
+    assert mell.orders == [
+        {"prompt": "blocks move"},
+        {"prompt": [1, 2, 3]},
+        {"messages": chat, "model": "sql", "cache_salt": "alice:", "prompt_cache_key": "s"},
+    ]
+    for order in mell.orders:
+        assert parse_order(MatchOrder, json.dumps(order).encode()).model_dump(exclude_none=True) == order
+    assert json.loads(at("cache", "match", "blocks move", "--json").stdout) == MATCHED
+
+
+def test_a_prompt_that_is_refused_shows_the_servers_message(at: Mell, mell: FakeMell) -> None:
+    mell.refusal = ApiError(404, "the model 'x' does not exist", param="model")
+    result = at("cache", "match", "blocks move", "--model", "x")
+    assert (result.exit_code, result.stderr) == (1, "mell: the model 'x' does not exist\n")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("status",), ("top",), ("migrations", "-f"), ("move", "r"), ("drain", "r"), ("cache", "match", "x")],
+)
 def test_no_endpoint_is_status_3(command: tuple[str, ...]) -> None:
     result = run(*command, "--url", f"http://127.0.0.1:{free_port()}")
     assert result.exit_code == 3 and "nothing listens at" in result.stderr
@@ -113,6 +139,12 @@ def test_no_endpoint_is_status_3(command: tuple[str, ...]) -> None:
         ("status", "--admin-key", "k\né"),
         ("move", "r", "--path", "carrier-pigeon"),
         ("migrations", "--last", "-1"),
+        ("cache", "match"),
+        ("cache", "match", "two", "words"),
+        ("cache", "match", "--ids", "one"),
+        ("cache", "match", "--ids"),
+        ("cache", "match", "text", "--messages", "/nowhere.json"),
+        ("cache", "match", "--messages", "/nowhere.json"),
         ("statsu",),
     ],
 )

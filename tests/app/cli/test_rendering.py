@@ -6,15 +6,18 @@ from typing import Any
 import pytest
 from rich.console import Group
 
+from app.cli.cache import render_match
 from app.cli.formatting import Bar, age, cells, count, duration
 from app.cli.migrations import render_migrations
 from app.cli.status import render_status
 from app.cli.top import Rates, TopView, render_top
-from app.client.documents import parse_records, parse_state
-from policies.model import Phase
+from app.client.documents import parse_match, parse_records, parse_state
+from policies.decision.matching import Basis, Routed
+from policies.decision.placement import Queue
+from policies.model import Phase, ReplicaId
 from policies.precedence import Precedence
 from tests.app.cli.conftest import drawn
-from tests.app.client.sample import BUSY, MOVED, NOW, record, replica, request, state
+from tests.app.client.sample import BUSY, MATCHED, MOVED, NOW, match, record, replica, request, state
 
 URL = "http://127.0.0.1:8000"
 WIDTHS = pytest.mark.parametrize("width", [80, 120])
@@ -219,3 +222,28 @@ def test_durations_have_about_three_digits(seconds: float | None, text: str) -> 
 
 def test_ages_are_whole_seconds_and_never_negative() -> None:
     assert [age(s) for s in (-3.0, 2.4, 99.6, 36_000)] == ["0 s", "2 s", "2 min", "10 h"]
+
+
+def test_a_match_at_80_columns() -> None:
+    assert drawn(render_match(parse_match(MATCHED))).splitlines() == [
+        "1,201 tokens, 75 full blocks of 16",
+        "",
+        "REPLICA     HBM  DRAM    WAIT  FIRST TOKEN   SCORE",
+        "bbbbbbbb  1,184    16  200 ms       210 ms  250 ms  chosen, favoured",
+        "aaaaaaaa      0     0  0.0 ms       600 ms  3.00 s  no room",
+        "",
+        "bbbbbbbb, by content: the policy chose among the favoured replicas",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("routed", "line"),
+    [
+        (None, "no replica accepts requests"),
+        (Routed(Queue(ReplicaId("a"))), "a, by the policy alone; it fits nowhere, and would wait there"),
+        (Routed(Queue(ReplicaId("a")), Basis.SESSION), "a, by session; it fits nowhere, and would wait there"),
+    ],
+)
+def test_a_match_without_a_replica_or_without_room(routed: Routed | None, line: str) -> None:
+    shown = drawn(render_match(parse_match(match(routed, off="no names")))).splitlines()
+    assert shown[1] == "not routed by content: no names" and shown[-1] == line

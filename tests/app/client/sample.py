@@ -4,8 +4,11 @@ from typing import Any
 
 from deployments.api.report import Gauges, replica_json
 from migration.protocol.record import MigrationRecord, Outcome
+from policies.decision.matching import Basis, MatchedReplica, PromptMatch, Routed
+from policies.decision.placement import Place
 from policies.model import Blocks, Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestId, RequestLoad, Tokens
 from policies.plan import Path, Reason
+from policies.prefix.routing import ReplicaScore
 
 NOW = 1_800_000_000.0
 
@@ -81,3 +84,17 @@ MOVED = {
         record("2123456789abcdef", None, started_at=NOW - 40),
     ]
 }
+
+
+def match(routed: Routed | None, *replicas: MatchedReplica, off: str | None = None) -> dict[str, Any]:
+    """`/mell/cache/match` of a prompt of 1,201 tokens."""
+    found = PromptMatch(Tokens(1201), 16, routed, replicas)
+    return {"routing": {"kind": "tree", "off": off}, **found.to_json()}
+
+
+MATCHED = match(
+    Routed(Place(ReplicaId("bbbbbbbb")), Basis.CONTENT, (ReplicaId("bbbbbbbb"),)),
+    MatchedReplica(ReplicaScore(ReplicaId("aaaaaaaa"), Tokens(0), Tokens(0), 0.0, 0.6), False, False),
+    MatchedReplica(ReplicaScore(ReplicaId("bbbbbbbb"), Tokens(1184), Tokens(16), 0.2, 0.01), True, True),
+)
+"""A prompt of which `bbbbbbbb` has all but a token, and for which `aaaaaaaa` has no room."""

@@ -2,10 +2,10 @@
 
 import pytest
 
-from app.client.documents import parse_records, parse_state
+from app.client.documents import parse_match, parse_records, parse_state
 from migration.protocol.record import Outcome
 from policies.model import Phase
-from tests.app.client.sample import BUSY, MOVED, record, replica, request, state
+from tests.app.client.sample import BUSY, MATCHED, MOVED, match, record, replica, request, state
 
 
 def test_a_state_of_the_scheduler_is_read() -> None:
@@ -20,6 +20,17 @@ def test_a_state_of_the_scheduler_is_read() -> None:
 def test_the_state_before_the_first_report_is_read() -> None:
     found = parse_state({"as_of": 0.0, "mode": "off", "replicas": []})
     assert (found.wanted, found.policy, found.replicas) == (None, None, ())
+
+
+def test_a_match_is_read() -> None:
+    found = parse_match(MATCHED)
+    assert (found.prompt_tokens, found.full_blocks, found.block_size) == (1201, 75, 16)
+    assert (found.replica, found.by, found.queues, found.off) == ("bbbbbbbb", "content", False, None)
+    _, its = found.replicas
+    assert (its.id, its.hbm, its.dram, its.fits, its.favoured) == ("bbbbbbbb", 1184, 16, True, True)
+    assert (its.wait_s, its.first_token_s, its.score_s) == pytest.approx((0.2, 0.21, 0.25))
+    absent = parse_match(match(None, off="no replica has a mirror"))
+    assert (absent.replica, absent.by, absent.off, absent.replicas) == (None, None, "no replica has a mirror", ())
 
 
 def test_a_request_in_hand_over_counts_once_with_its_later_run() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from app.frontend.calls import CURRENT, ApiCall
+from app.ingress.errors import ApiError
 from benchmarks.chaos.offers import draw_prompt, undisturbed
 from deployments.engine.tokens import expected
 from deployments.metrics.vllm import expose_requests
@@ -79,6 +80,30 @@ def prompt_of(service: Service, request: RequestId) -> tuple[int, ...]:
 async def move(service: Service, request: RequestId, to: str, path: Any = KV) -> None:
     service.move(request, to, path)
     await eventually(lambda: service.hosts(request) == to)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/v1/completions", {"prompt": "Where do blocks move?"}), ("/v1/chat/completions", {"messages": CHAT})],
+)
+async def test_the_tokens_of_a_prompt_are_those_of_its_request(
+    api: FrontendApi, path: str, body: dict[str, Any]
+) -> None:
+    asking = asyncio.create_task(api.post(path, **body, max_tokens=LONG))
+    (request,) = await running(api.service)
+    assert tuple(await api.frontend.tokens(json.dumps(body).encode())) == prompt_of(api.service, request)
+    await asking
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{"prompt": "Move. " * CONTEXT}, {"prompt": ""}, {"messages": [{"content": "nobody's"}]}],
+    ids=["too long", "empty", "no role"],
+)
+async def test_a_prompt_that_vllm_refuses_has_no_tokens(api: FrontendApi, body: dict[str, Any]) -> None:
+    with pytest.raises(ApiError) as refused:
+        await api.frontend.tokens(json.dumps(body).encode())
+    assert refused.value.status == 400 and refused.value.message
 
 
 @BOTH_WAYS

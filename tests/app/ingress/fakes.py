@@ -25,7 +25,7 @@ from app.ingress.asgi import EventStream, unless_disconnected
 from app.ingress.engine_orders import EngineOrders
 from app.ingress.errors import ApiError
 from app.ingress.http.control import ControlRoutes
-from app.ingress.http.orders import LoadAdapter
+from app.ingress.http.orders import LoadAdapter, MatchOrder
 from app.ingress.streams.placing import Placer
 from app.ingress.streams.streams import Streams
 from app.ingress.telemetry.requests import RequestTelemetry, StepTimer
@@ -52,6 +52,7 @@ from policies.cost.latencies import ClassCounts
 from policies.decision.placement import Decision, NoReplica, Place, PlacingView
 from policies.model import ReplicaId, RequestId
 from policies.plan import Reason
+from tests.app.client.sample import MATCHED
 from tests.deployments.engine.fake_engine import FakeEngine, prompt_of
 from tests.deployments.scheduler.fakes import FakeMembership
 from tests.migration import world
@@ -524,6 +525,7 @@ class Backend:
         self.answer: MoveAnswer | None = None
         self.asked: list[tuple[str, str | None, PathRequest]] = []
         self.adapter_orders: list[LoadAdapter | str] = []
+        self.matched: list[MatchOrder] = []
 
     def require(self, admin_key: str) -> None:
         self.settings = self.settings.model_copy(update={"admin_key": admin_key})
@@ -561,6 +563,10 @@ class Backend:
         if replica not in self.service.replicas:
             return MoveRejected(404, f"no replica {replica!r} is running")
         return self.answer or MoveAccepted(replica)
+
+    async def match(self, order: MatchOrder) -> dict[str, Any]:
+        self.matched.append(order)
+        return MATCHED
 
     async def load_adapter(self, order: LoadAdapter) -> str:
         self.adapter_orders.append(order)

@@ -1,5 +1,6 @@
 """The API of an ingress beside the operator's routes, and the OpenAPI document of both."""
 
+import json
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,10 +14,14 @@ from vllm.envs import disable_envs_cache
 
 from app.frontend.guard.routes import OPEN_ROUTES, RouteTask
 from app.ingress.description.openapi import own_document
+from app.ingress.errors import ApiError
 from app.ingress.frontends import VllmApi
 from app.ingress.http.control import ControlRoutes
+from app.ingress.http.orders import MatchOrder
 from app.main import _engine_config, _ingress_config, read_settings
-from migration.protocol.core_messages import Adapter
+from migration.protocol.core_messages import Adapter, CoreRequest, Frames, decode_request
+from policies.cluster.changes import Arrival
+from policies.precedence import DEFAULT_CLASS
 from tests.app.ingress.fakes import LOOPBACK, Backend, make_service
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -71,6 +76,93 @@ async def test_adapters_that_come_before_the_application_are_served(monkeypatch:
     disable_envs_cache()
     api.serve_adapters([])
     assert served == [[Adapter("a", 1, "/a")], []]
+
+
+SQL = Adapter("sql", 7, "/adapters/sql")
+
+
+class Prompts:
+    """In the place of a frontend: a text is as many tokens as it has characters."""
+
+    app = None
+    max_context = 8
+
+    def __init__(self) -> None:
+        self.named: list[CoreRequest] = []
+        self.bodies: list[dict[str, Any]] = []
+
+    async def tokens(self, body: bytes) -> list[int]:
+        self.bodies.append(json.loads(body))
+        return list(body_text(self.bodies[-1]).encode())
+
+    def names(self, request: Frames) -> tuple[int, ...]:
+        self.named.append(decode_request(request))
+        return (4, 2)
+
+    def serve_adapters(self, adapters: Any) -> None:
+        pass
+
+
+def body_text(body: dict[str, Any]) -> str:
+    return str(body["prompt"] if "prompt" in body else body["messages"][0]["content"])
+
+
+async def looked_up(monkeypatch: pytest.MonkeyPatch, **order: Any) -> tuple[Prompts, Arrival]:
+    settings, prompts = read_settings({}), Prompts()
+    api = VllmApi(_ingress_config(settings, _engine_config(settings)))
+
+    async def started(backend: Backend) -> Any:
+        return prompts
+
+    monkeypatch.setattr(api, "_start", started)
+    api.serve_adapters([SQL])
+    with pytest.raises(ApiError, match="starting"):
+        await api.arrival(MatchOrder(prompt="x"))
+    await api.start(Backend(make_service()))
+    disable_envs_cache()
+    return prompts, await api.arrival(MatchOrder(**order))
+
+
+async def test_a_prompt_arrives_as_its_request_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts, found = await looked_up(monkeypatch, prompt=[5, 6, 7], model="sql", cache_salt="a:", prompt_cache_key="s")
+    assert (found.tokens, found.names, found.session, found.adapter) == (3, (4, 2), "s", 7)
+    assert found.precedence.service_class == DEFAULT_CLASS and found.precedence.arrived_s > 0
+    (request,) = prompts.named
+    assert (request.prompt_token_ids, request.cache_salt, request.lora_request) == ([5, 6, 7], "a:", SQL)
+    assert prompts.bodies == []
+
+
+@pytest.mark.parametrize("body", [{"prompt": "move"}, {"messages": [{"role": "user", "content": "move"}]}])
+async def test_the_tokens_of_text_are_those_of_the_frontend(
+    monkeypatch: pytest.MonkeyPatch, body: dict[str, Any]
+) -> None:
+    prompts, found = await looked_up(monkeypatch, **body, model="mell-tiny")
+    assert prompts.bodies == [body] and prompts.named[0].prompt_token_ids == list(b"move")
+    assert (found.tokens, found.session, found.adapter) == (4, "", None)
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,eA=="}}
+
+
+@pytest.mark.parametrize(
+    ("order", "status", "param", "code"),
+    [
+        ({"prompt": "move", "model": "other"}, 404, "model", None),
+        ({"prompt": []}, 400, "prompt", "invalid_value"),
+        ({"prompt": [5, -6]}, 400, "prompt", "invalid_value"),
+        ({"prompt": [5] * 9}, 400, "prompt", "context_length_exceeded"),
+        ({"prompt": "too long."}, 400, "prompt", "context_length_exceeded"),
+        ({"prompt": "move", "cache_salt": "s" * 257}, 400, "cache_salt", "invalid_value"),
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, 400, "messages", "invalid_value"),
+    ],
+    ids=["model", "empty", "negative", "long", "long text", "long salt", "image"],
+)
+async def test_prompts_are_refused(
+    monkeypatch: pytest.MonkeyPatch, order: dict[str, Any], status: int, param: str, code: str | None
+) -> None:
+    with pytest.raises(ApiError) as refused:
+        await looked_up(monkeypatch, **order)
+    assert (refused.value.status, refused.value.param, refused.value.code) == (status, param, code)
 
 
 def _references(value: Any) -> set[str]:

@@ -37,7 +37,7 @@ from policies.plan import Path as MovePath
 from policies.plan import Reason
 from policies.precedence import DEFAULT_CLASS
 from policies.prefix.names import Naming, default_naming
-from policies.prefix.routing import Matched
+from policies.prefix.routing import Matched, Routing
 from tests.deployments.metrics.test_exposition import parsed
 from tests.deployments.scheduler.fakes import (
     AnsweringReplica,
@@ -157,10 +157,17 @@ class Scheduler:
 
 
 async def make_scheduler(
-    *reports: Present, epochs: int = 1, mode: Mode = Mode.OFF, spec: str = "best_fit", **answers: Any
+    *reports: Present,
+    epochs: int = 1,
+    mode: Mode = Mode.OFF,
+    spec: str = "best_fit",
+    routing: Routing = Routing.TREE,
+    **answers: Any,
 ) -> Scheduler:
     """A scheduler after its first epoch. `answers` are what replicas say to the order to move."""
-    config = SchedulerConfig.model_construct(policy=spec, mode=mode, epoch_s=0.0, linger_s=0.0, foresight_s=0.0)
+    config = SchedulerConfig.model_construct(
+        policy=spec, mode=mode, routing=routing, epoch_s=0.0, linger_s=0.0, foresight_s=0.0
+    )
     scheduler = Scheduler(Fleet(*(reports or (make_report("a"), make_report("b", 5))), **answers), config)
     for _ in range(epochs):
         await asyncio.sleep(1.0)
@@ -283,6 +290,35 @@ async def test_replicas_that_name_blocks_differently_have_no_common_naming() -> 
     assert (await scheduler.core.view()).naming is None
     shown = (await scheduler.core.state())["routing"]
     assert shown["names"] is None and "differently" in shown["off"]
+    assert (await scheduler.core.match(named("x").arrival))["routing"]["off"] == shown["off"]
+
+
+async def test_a_match_is_the_placement_that_would_follow() -> None:
+    scheduler = await make_scheduler(*caching())
+    found = await scheduler.core.match(named("x").arrival)
+    assert (found["prompt_tokens"], found["full_blocks"], found["block_size"]) == (33, 8, 4)
+    assert found["routing"] == {"kind": "tree", "off": None}
+    assert (found["replica"], found["by"], found["queues"]) == ("b", "content", False)
+    assert {replica["id"]: replica["tokens"]["hbm"] for replica in found["replicas"]} == {"a": 16, "b": 32}
+    assert await scheduler.core.match(named("x").arrival) == found
+    assert (await scheduler.core.place((named("x"),)))[0].replica == "b"  # type: ignore[union-attr]
+
+
+async def test_a_match_has_the_reason_why_content_does_not_count() -> None:
+    scheduler = await make_scheduler(*caching())
+    assert "no names for the prompt" in (await scheduler.core.match(named("x", names=()).arrival))["routing"]["off"]
+    assert (await scheduler.core.match(named("x", 3, ()).arrival))["routing"]["off"] is None, "it has no full block"
+    blind = await make_scheduler(*caching(), routing=Routing.LEAST_LOAD)
+    found = await blind.core.match(named("x").arrival)
+    assert found["routing"] == {"kind": "least_load", "off": "scheduler.routing is least_load"}
+    assert (found["replica"], found["by"]) == ("a", "policy")
+
+
+async def test_a_match_leaves_out_replicas_that_have_left_since_the_last_epoch() -> None:
+    scheduler = await make_scheduler(*caching())
+    scheduler.members.running = (ReplicaId("a"),)
+    found = await scheduler.core.match(named("x").arrival)
+    assert found["replica"] == "a" and [replica["id"] for replica in found["replicas"]] == ["a"]
 
 
 # --- operators ----------------------------------------------------------------------------------------

@@ -13,9 +13,11 @@ import pytest
 
 from app.frontend.guard.routes import OPEN_ROUTES
 from app.frontend.rust.frontend import SERVED
+from app.ingress.errors import ApiError
 from deployments.engine.tokens import expected
 from migration.protocol.continuing import continued
-from migration.protocol.core_messages import decode_request
+from migration.protocol.core_messages import CoreRequest, decode_request, encode_request
+from policies.prefix.names import default_naming
 from tests.app.frontend.conftest import POOLING
 from tests.app.frontend.rust.conftest import REAL, RustApi, answer_text, real_binary, rust
 from tests.app.frontend.test_app import BOTH_WAYS, full, move, running
@@ -41,6 +43,17 @@ async def test_a_pooling_model_is_refused(fake_binary: str) -> None:
     with pytest.raises(ValueError, match="no endpoints for pooling models: write vllm"):
         async with rust(fake_binary, engine_kwargs=POOLING):
             pass
+
+
+async def test_prompts_have_names_and_text_has_no_tokens(api: RustApi) -> None:
+    request = encode_request(CoreRequest("", [1, 2, 3, 4, 5]))
+    assert api.frontend.names(request) == ()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(api.service.placer, "_naming", default_naming(2))
+        assert len(api.frontend.names(request)) == 2
+    with pytest.raises(ApiError, match="token ids") as refused:
+        await api.frontend.tokens(b'{"prompt": "blocks move"}')
+    assert refused.value.status == 400
 
 
 @BOTH_WAYS

@@ -16,9 +16,11 @@ from app.ingress.description.operations import JSON, OPERATIONS, Access, Operati
 from deployments.api.calls import MoveAccepted, MoveRejected
 from migration.protocol.record import Outcome
 from policies.decision.reports import status_of
+from tests.app.client.sample import match
 from tests.app.ingress.fakes import Api, make_api
 from tests.deployments.scheduler.fakes import make_report
-from tests.deployments.scheduler.test_scheduler import make_record, make_scheduler, running
+from tests.deployments.scheduler.test_scheduler import caching, make_record, make_scheduler, running
+from tests.deployments.scheduler.test_scheduler import named as named_call
 
 BY_ID = {operation.id: operation for operation in OPERATIONS}
 FOR_BROWSERS = {"/mell/", "/mell/assets/{name}", "/mell/events"}
@@ -153,6 +155,15 @@ async def test_migrations_are_what_is_described() -> None:
     migrations = await scheduler.core.migrations()
     assert len(migrations["migrations"]) == 2
     fits(described.Migrations, migrations)
+
+
+@pytest.mark.virtual_time
+async def test_a_match_is_what_is_described() -> None:
+    scheduler = await make_scheduler(*caching())
+    found = await scheduler.core.match(named_call("x").arrival)
+    assert found["replicas"]
+    fits(described.Match, found)
+    fits(described.Match, match(None, off="no replica has a mirror"))
 
 
 def test_what_is_not_described_does_not_fit() -> None:

@@ -10,6 +10,7 @@ from app.ingress.http.orders import LoadAdapter
 from deployments.api.calls import MoveAccepted, MoveRejected
 from deployments.engine.tokens import expected
 from migration.protocol.messages import PathRequest
+from tests.app.client.sample import MATCHED
 from tests.app.ingress.fakes import PROMPT, Api, Exchange, eventually, text_of
 
 # --- probes -------------------------------------------------------------------------------------------
@@ -62,6 +63,7 @@ async def test_internal_errors_reveal_no_details(api: Api) -> None:
 # --- operators ----------------------------------------------------------------------------------------
 
 ADMIN = [("GET", "/mell/state"), ("GET", "/mell/migrations"), ("POST", "/mell/migrations")]
+MATCH = "/mell/cache/match"
 
 
 @pytest.mark.parametrize(("method", "path"), ADMIN)
@@ -252,6 +254,43 @@ async def test_without_the_setting_there_are_no_routes_for_adapters(api: Api, pa
     api.backend.settings = api.backend.settings.model_copy(update={"allow_runtime_lora_updating": False})
     answer = await api.post(path, json=SQL, headers={"Authorization": "Bearer secret-key!"})
     assert (answer.status_code, api.backend.adapter_orders) == (404, [])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": "blocks move"},
+        {"prompt": [1, 2, 3], "model": "sql", "cache_salt": "alice:", "prompt_cache_key": "s"},
+        {"messages": [{"role": "user", "content": "blocks move"}]},
+    ],
+    ids=["text", "token ids", "messages"],
+)
+async def test_a_prompt_is_looked_up(api: Api, body: dict[str, Any]) -> None:
+    answer = await api.post(MATCH, json=body)
+    assert (answer.status_code, answer.json()) == (200, MATCHED)
+    (order,) = api.backend.matched
+    assert order.model_dump(exclude_none=True) == body
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "code"),
+    [
+        ({}, None, "invalid_body"),
+        ({"prompt": "x", "messages": []}, None, "invalid_body"),
+        ({"prompt": {"text": "x"}}, "prompt", "invalid_value"),
+        ({"prompt": ["x"]}, "prompt", "invalid_value"),
+        ({"messages": ["x"]}, "messages", "invalid_value"),
+        ({"prompt": "x", "cache_salt": ""}, "cache_salt", "invalid_value"),
+        ({"prompt": "x", "n": 2}, "n", "unknown_parameter"),
+    ],
+    ids=str,
+)
+async def test_a_prompt_that_is_none_is_a_400(api: Api, body: Any, param: str | None, code: str) -> None:
+    answer = await api.post(MATCH, json=body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (400, param, code), error
+    assert api.backend.matched == []
+    assert param is not None or error["message"] == "give either a prompt or messages"
 
 
 # --- heads and paths ----------------------------------------------------------------------------------

@@ -62,7 +62,15 @@ async def test_other_pages_cannot(settings: dict[str, Any], origin: str) -> None
 @pytest.mark.parametrize("origins", [[PAGE], ["*"]])
 @pytest.mark.parametrize(
     "path",
-    ["/mell/state", "/mell/migrations", "/mell/replicas/a/drain", "/mell/", "/mell", "/v1/load_lora_adapter"],
+    [
+        "/mell/state",
+        "/mell/migrations",
+        "/mell/replicas/a/drain",
+        "/mell/cache/match",
+        "/mell/",
+        "/mell",
+        "/v1/load_lora_adapter",
+    ],
 )
 async def test_no_page_reaches_the_operators_routes(origins: list[str], path: str) -> None:
     api = serving(allowed_origins=origins)
