@@ -156,15 +156,17 @@ def _by_index(first: Sequence[Json], then: Sequence[Json]) -> list[Json]:
 
 _IDENTIFIERS = {"id", "item_id", "call_id", "response_id", "tool_call_id", "request_id", "signature"}
 _TIMES = {"created", "created_at", "completed_at"}
-_OF_THE_CACHE = {"cached_tokens", "cache_read_input_tokens", "cache_creation_input_tokens", "cache_write_tokens"}
+_OF_THE_CACHE = {"cached_tokens", "cache_write_tokens"}
 """Counts that depend on the requests before."""
+_SWITCHED = {"prompt_tokens_details", "cache_read_input_tokens", "cache_creation_input_tokens"}
+"""Members that also depend on them, and that a server has with `enable_prompt_tokens_details` only."""
 
 
 def normalised(document: Json) -> Json:
     """The document with its identifiers numbered in the order in which they come, and without times.
 
     Equal identifiers stay equal, and keep their kind ("cmpl", "resp"). The fingerprint of a server's settings is left
-    out, and so is what a cache had of the prompt.
+    out, and so are the numbers of tokens that a cache had of the prompt.
     """
     return _normalised("", document, {})
 
@@ -172,7 +174,8 @@ def normalised(document: Json) -> Json:
 def _normalised(name: str, value: Json, seen: dict[str, str]) -> Json:
     match value:
         case dict():
-            return {inner: _normalised(inner, member, seen) for inner, member in value.items()}
+            members = {inner: member for inner, member in _whole_prompt(value).items() if inner not in _SWITCHED}
+            return {inner: _normalised(inner, member, seen) for inner, member in members.items()}
         case list():
             return [_normalised(name, item, seen) for item in value]
         case str() if name in _IDENTIFIERS:
@@ -186,3 +189,9 @@ def _normalised(name: str, value: Json, seen: dict[str, str]) -> Json:
             return "of the cache"
         case _:
             return value
+
+
+def _whole_prompt(usage: Mapping[str, Json]) -> Mapping[str, Json]:
+    """Of Anthropic's usage, `input_tokens` with those of the cache, which it leaves out; others as they are."""
+    cached = sum(usage.get(f"cache_{way}_input_tokens") or 0 for way in ("read", "creation"))
+    return {**usage, "input_tokens": usage["input_tokens"] + cached} if cached else usage
