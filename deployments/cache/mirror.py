@@ -19,7 +19,7 @@ from migration.kv.cache_events import (
     PoolContents,
     decode_names,
 )
-from policies.prefix.change import CacheChange, Tier
+from policies.prefix.change import CacheChange, NetChanges, Tier
 
 
 class Resync(StrEnum):
@@ -49,8 +49,7 @@ class Mirror:
         self.blocks = 0
         """The number of blocks with a name."""
         self._counts: dict[int, int] = {}
-        self._changed: dict[int, None] = {}
-        """The names that are in the mirror now and were not at the last `change`, or the other way round."""
+        self._changed = NetChanges()
 
     # --- events ---------------------------------------------------------------------------------------
 
@@ -81,7 +80,7 @@ class Mirror:
                 counts[name] += 1
             else:
                 counts[name] = 1
-                self._toggle(name)
+                self._changed.toggle(name)
         self.blocks += len(names)
 
     def _remove(self, names: Sequence[int]) -> None:
@@ -92,7 +91,7 @@ class Mirror:
                 counts[name] = left
             elif not left:
                 del counts[name]
-                self._toggle(name)
+                self._changed.toggle(name)
             else:
                 continue  # A block whose event was lost.
             self.blocks -= 1
@@ -112,15 +111,9 @@ class Mirror:
 
     def _replace(self, counts: dict[int, int]) -> None:
         for name in self._counts.keys() ^ counts.keys():
-            self._toggle(name)
+            self._changed.toggle(name)
         self._counts = counts
         self.blocks = sum(counts.values())
-
-    def _toggle(self, name: int) -> None:
-        if name in self._changed:
-            del self._changed[name]
-        else:
-            self._changed[name] = None
 
     def give_up(self, reason: str) -> None:
         """Turn the mirror off: its events cannot be read."""
@@ -140,15 +133,11 @@ class Mirror:
 
     def change(self, whole: bool) -> CacheChange | None:
         """Implements `policies.decision.reports.CacheSource`."""
-        changed, self._changed = self._changed, {}
-        if self.off is not None and not changed:
+        if not self._changed and (self.off is not None or not whole):
             return None
+        stored, removed = self._changed.take(self._counts.__contains__)
         if whole:
             return CacheChange({Tier.HBM: tuple(self._counts)}, {}, True)
-        if not changed:
-            return None
-        stored = tuple(name for name in changed if name in self._counts)
-        removed = tuple(name for name in changed if name not in self._counts)
         return CacheChange(_in_hbm(stored), _in_hbm(removed), False)
 
 

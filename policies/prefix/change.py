@@ -4,7 +4,7 @@ A block's name is vLLM's chained hash of its tokens, of all tokens before them, 
 64 bits, as an integer. Equal names stand for equal KV on every replica of a model.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -51,3 +51,26 @@ def _without(names: tuple[int, ...], others: Iterable[int]) -> tuple[int, ...]:
 
 def _filled(names: Mapping[Tier, tuple[int, ...]]) -> dict[Tier, tuple[int, ...]]:
     return {tier: found for tier, found in names.items() if found}
+
+
+class NetChanges:
+    """The names that have come to a cache or left it since the last `take`: one that did both is no change."""
+
+    def __init__(self) -> None:
+        self._names: dict[int, None] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._names)
+
+    def toggle(self, name: int) -> None:
+        """Note that a name has come, or left."""
+        if name in self._names:
+            del self._names[name]
+        else:
+            self._names[name] = None
+
+    def take(self, has: Callable[[int], bool]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The names that have come, for which `has` is true, and those that have left, in the order of the events."""
+        names, self._names = self._names, {}
+        stored = tuple(filter(has, names))
+        return stored, _without(tuple(names), stored)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from policies.model import RequestId
-from policies.prefix.change import CacheChange, Tier
+from policies.prefix.change import CacheChange, NetChanges, Tier
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class SimulatedCache:
     idle: OrderedDict[int, None] = field(default_factory=OrderedDict)
     shared: int = 0
     _uses: dict[RequestId, _Use] = field(default_factory=dict)
-    _changed: dict[int, None] = field(default_factory=dict)
+    _changed: NetChanges = field(default_factory=NetChanges)
     _reported: bool = False
 
     @property
@@ -51,8 +51,8 @@ class SimulatedCache:
             self.fill(request, computed)
             return computed
         last = min(len(names), (tokens - 1) // self.block_tokens)
-        while use.held < last and ((name := names[use.held]) in self.users or name in self.idle):
-            self._use(name)
+        while use.held < last and self._has(names[use.held]):
+            self._use(names[use.held])
             use.held += 1
         return use.held * self.block_tokens
 
@@ -60,8 +60,8 @@ class SimulatedCache:
         """Add the blocks of a request's first `tokens` tokens, which are computed or have arrived."""
         use = self._uses[request]
         for name in use.names[use.held : tokens // self.block_tokens]:
-            if name not in self.users and name not in self.idle:
-                self._toggle(name)
+            if not self._has(name):
+                self._changed.toggle(name)
             self._use(name)
             use.held += 1
 
@@ -82,15 +82,13 @@ class SimulatedCache:
         """Drop blocks until those left over fit into `tokens` tokens."""
         while self.idle and len(self.idle) * self.block_tokens > tokens:
             name, _ = self.idle.popitem(last=False)
-            self._toggle(name)
+            self._changed.toggle(name)
 
     def change(self) -> CacheChange | None:
         """The change since the last call, the first time as a whole; None if there is none."""
         if self._reported and not self._changed:
             return None
-        changed, self._changed = self._changed, {}
-        stored = tuple(name for name in changed if name in self.users or name in self.idle)
-        removed = tuple(name for name in changed if name not in self.users and name not in self.idle)
+        stored, removed = self._changed.take(self._has)
         whole, self._reported = not self._reported, True
         return CacheChange({Tier.HBM: stored}, {} if whole else {Tier.HBM: removed}, whole)
 
@@ -102,9 +100,5 @@ class SimulatedCache:
         else:
             self.idle.pop(name, None)
 
-    def _toggle(self, name: int) -> None:
-        """Note that a block has come or gone: twice is no change."""
-        if name in self._changed:
-            del self._changed[name]
-        else:
-            self._changed[name] = None
+    def _has(self, name: int) -> bool:
+        return name in self.users or name in self.idle

@@ -139,7 +139,8 @@ def test_the_audit_finds_and_repairs_a_corrupted_mirror() -> None:
     mirror.take(1, [PoolContents(encode_names([1, 2]))])
     assert Resync.AUDIT not in mirror.resyncs
     mirror._counts = {1: 1, 9: 1}
-    mirror._changed = dict.fromkeys([2, 9])
+    for name in (2, 9):
+        mirror._changed.toggle(name)
     mirror.take(2, [PoolContents(encode_names([1, 2]))])
     assert mirror.resyncs[Resync.AUDIT] == 1 and mirror.counts == {1: 1, 2: 1}
     assert mirror.change(False) is None, "the scheduler had not got the wrong names"
