@@ -34,7 +34,7 @@ from policies.decision.observation import SETTLED, PoolReport, Resident, Status
 from policies.decision.placement import Placed
 from policies.decision.predicted import PredictedTimes
 from policies.decision.scaling import Scaled
-from policies.model import UP, AdapterId, Phase, ReplicaId, ReplicaState, RequestId, Tokens
+from policies.model import UP, AdapterId, Phase, ReplicaId, ReplicaState, RequestId, RequestLoad, Tokens
 from policies.paths.estimates import Estimates
 from policies.plan import Move, MoveReport, Plan, Reason
 from policies.precedence import Precedence
@@ -213,15 +213,17 @@ class PoolMemory:
         adapter: AdapterId | None = None,
     ) -> Request:
         """Add a request to the cluster, with the rank and the turn of its class."""
-        classes = self.terms.classes
-        rank, turn = classes.rank(precedence.service_class), classes.turn(precedence)
-        return self.cluster.add_request(request_id, tokens, replica, rank, turn, adapter)
+        return self.cluster.add_request(request_id, tokens, replica, *self._in_line(precedence), adapter)
 
     def new_request(self, arrival: Arrival) -> Request:
         """The request of an arrival, as `add_request` would add it. Changes nothing."""
-        classes, precedence = self.terms.classes, arrival.precedence
-        rank, turn = classes.rank(precedence.service_class), classes.turn(precedence)
-        return self.cluster.new_request(arrival.id, arrival.tokens, rank, turn, arrival.adapter)
+        in_line = self._in_line(arrival.precedence)
+        return self.cluster.new_request(arrival.id, arrival.tokens, *in_line, arrival.adapter)
+
+    def _in_line(self, precedence: Precedence) -> tuple[int, float]:
+        """The rank and the turn of a request."""
+        classes = self.terms.classes
+        return classes.rank(precedence.service_class), classes.turn(precedence)
 
     def active_classes(self, now: float) -> frozenset[str]:
         """The classes that have requests, or have had some within the last `WINDOW_S` seconds."""
@@ -463,9 +465,9 @@ class PoolMemory:
                 cluster.remove_request(request)
             return
         if request is None:
-            tokens = Tokens(max(1, absent or self._reported_tokens(request_id)))
-            precedence, adapter = self._precedence(request_id), self._adapter(request_id)
-            request = self.add_request(request_id, tokens, precedence, location.replica, adapter)
+            newest = self._newest(request_id)
+            tokens = Tokens(max(1, absent or newest.tokens))
+            request = self.add_request(request_id, tokens, newest.precedence, location.replica, newest.adapter)
         cluster.locate(request, location.replica, location.source)
         if request.pinned is not location.pinned:
             cluster.pin(request, location.pinned)
@@ -489,17 +491,10 @@ class PoolMemory:
         self._unsettled.pop(request_id, None)
         return self._absent.pop(request_id, None)
 
-    def _reported_tokens(self, request_id: RequestId) -> Tokens:
+    def _newest(self, request_id: RequestId) -> RequestLoad | Placed:
+        """The newest report of a request; before the first one, its placement."""
         resident = self._residents.get(request_id)
-        return self.placed[request_id].tokens if resident is None else resident.load.tokens
-
-    def _precedence(self, request_id: RequestId) -> Precedence:
-        resident = self._residents.get(request_id)
-        return self.placed[request_id].precedence if resident is None else resident.load.precedence
-
-    def _adapter(self, request_id: RequestId) -> AdapterId | None:
-        resident = self._residents.get(request_id)
-        return self.placed[request_id].adapter if resident is None else resident.load.adapter
+        return self.placed[request_id] if resident is None else resident.load
 
     def _admit_at_home(self) -> None:
         """Put queued requests on their homes if they fit there, since the engine runs them in its next step anyway."""
