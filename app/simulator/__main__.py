@@ -5,6 +5,7 @@ Exit status: 0 on success; 1 if the replay of a recording gives other plans; 2 f
 
 import json
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 
 from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
@@ -16,11 +17,11 @@ from app.simulator.command.order import SimulationOrder, read_order
 from app.simulator.command.replay import render_replay, replay
 from app.simulator.command.runs import perform_all
 from app.simulator.command.text import render
-from app.simulator.errors import BadInput
+from app.simulator.errors import status_of
 from app.simulator.planning.report import report
 from app.simulator.workload.workload import draw
 
-DIFFERENT, BAD_INPUT, INTERRUPTED = 1, 2, 130
+DIFFERENT = 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,22 +30,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.list_policies:
         print(render_policies())
         return 0
-    try:
-        if given.recording is not None:
-            played = replay(given.recording)
-            print(render_replay(played))
-            return DIFFERENT if played.different else 0
-        order = read_order(given)
-        if given.plan:
-            report(order, given.quiet)
-            return 0
-        outcome = simulate(order, given.quiet)
-    except BadInput as error:
-        print(error, file=sys.stderr)
-        return BAD_INPUT
-    except KeyboardInterrupt:
-        print("Interrupted: nothing is reported.", file=sys.stderr)
-        return INTERRUPTED
+    return status_of(lambda: perform(given))
+
+
+def perform(given: Namespace) -> int:
+    """Replay, plan or simulate as the parsed command line demands, and report. Returns the exit status.
+
+    Raises:
+        BadInput: input cannot be used.
+    """
+    if given.recording is not None:
+        played = replay(given.recording)
+        print(render_replay(played))
+        return DIFFERENT if played.different else 0
+    order = read_order(given)
+    if given.plan:
+        report(order, given.quiet)
+        return 0
+    outcome = simulate(order, given.quiet)
     if order.json is not None:
         order.json.write_text(json.dumps(outcome, indent=1) + "\n")
     print(render(outcome))

@@ -8,24 +8,19 @@ from collections.abc import Sequence
 
 from app.simulator.command.options import plan_options
 from app.simulator.command.order import read_order
-from app.simulator.errors import BadInput
+from app.simulator.errors import status_of
 from app.simulator.planning.report import report
-
-BAD_INPUT, INTERRUPTED = 2, 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Plan and report. Returns the exit status."""
     given = plan_options(argv)
-    try:
+
+    def plan() -> int:
         report(read_order(given), given.quiet)
-    except BadInput as error:
-        print(error, file=sys.stderr)
-        return BAD_INPUT
-    except KeyboardInterrupt:
-        print("Interrupted: nothing is reported.", file=sys.stderr)
-        return INTERRUPTED
-    return 0
+        return 0
+
+    return status_of(plan)
 
 
 if __name__ == "__main__":

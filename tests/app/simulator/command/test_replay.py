@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from app.simulator.__main__ import BAD_INPUT, DIFFERENT, main
+from app.simulator.__main__ import DIFFERENT, main
 from app.simulator.command.replay import replay
+from app.simulator.errors import BAD_INPUT
 from deployments.scheduler.recording import Epoch, FileRecorder, PlacedCall, read_recording
 from policies.cluster.changes import Arrival
 from policies.decision.deciding import SchedulerMemory, decide, place
