@@ -125,6 +125,7 @@ def _ingress_config(settings: Settings, engine: EngineConfig) -> IngressConfig:
         rust_binary=os.environ.get(RUST_BINARY),
         service_classes=settings.scheduler.service_classes,
         isolates_keys=_isolates_keys(settings),
+        has_level=_scheduler_config(settings).terms.has_level,
     )
 
 

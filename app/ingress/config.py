@@ -13,7 +13,8 @@ class IngressConfig(IngressSettings):
     `engine_kwargs` are the arguments of its engines. `chat_template` is the template itself.
     `api_keys` are the keys from the environment; `api_keys_file` names a file with others. `rust_binary` is the path
     of vLLM's Rust frontend; None: that in vLLM's package, on each node. `service_classes` are the scheduler's.
-    `isolates_keys`: requests of different API keys share no cached KV.
+    `isolates_keys`: requests of different API keys share no cached KV. `has_level`: the scheduler compares the times
+    that clients get with a service level.
     """
 
     model_id: str
@@ -28,6 +29,7 @@ class IngressConfig(IngressSettings):
     rust_binary: str | None = None
     service_classes: ServiceClasses = NO_CLASSES
     isolates_keys: bool = False
+    has_level: bool = False
 
     @property
     def model_names(self) -> frozenset[str]:

@@ -130,7 +130,8 @@ class IngressBackend:
             if self._key_file is not None:
                 self.gate.reload(self._key_file)
             await self._placer.refresh()
-            self._scheduler.notify(lambda scheduler: scheduler.latencies(self.id, self.telemetry.class_counts))
+            if self.telemetry.keeps_times:
+                self._scheduler.notify(lambda scheduler: scheduler.latencies(self.id, self.telemetry.class_counts))
             await self.refresh_adapters()
             if not self._started:
                 await self._lower_initial()
@@ -271,7 +272,8 @@ def add_middleware(app: Starlette, path: str) -> None:
 
 def _make_telemetry(config: IngressConfig, decode: Callable[[Sequence[int]], str], tracer: Tracer) -> RequestTelemetry:
     classes = config.service_classes.names
-    return RequestTelemetry(config.model_id, decode if config.log_text else None, tracer=tracer, classes=classes)
+    text = decode if config.log_text else None
+    return RequestTelemetry(config.model_id, text, tracer=tracer, classes=classes, keeps_times=config.has_level)
 
 
 def _make_tracer(config: IngressConfig, instance: str) -> Tracer:

@@ -60,9 +60,15 @@ def test_with_classes_engines_schedule_by_priority_unless_they_are_set_otherwise
     built = deployments(classes)
     assert built["Engine"].init_args[0].kwargs["scheduling_policy"] == "priority"
     assert built["Ingress"].init_args[0].service_classes.names == ("default", "batch")
+    assert not built["Ingress"].init_args[0].has_level
     assert built["Scheduler"].init_args[0].terms.classes.rank("batch") == -1
     fcfs = deployments({**classes, "engine_kwargs": {"scheduling_policy": "fcfs"}})
     assert fcfs["Engine"].init_args[0].kwargs["scheduling_policy"] == "fcfs"
+
+
+@pytest.mark.parametrize("scheduler", [{"slo": {"ttft_p99_s": 2.0}}, {"classes": {"chat": {"itl_p99_ms": 90.0}}}])
+def test_ingresses_keep_the_times_that_a_level_is_compared_with(scheduler: dict[str, Any]) -> None:
+    assert deployments({"scheduler": scheduler})["Ingress"].init_args[0].has_level
 
 
 def test_keys_in_the_environment_list_only_classes_that_exist(monkeypatch: pytest.MonkeyPatch) -> None:

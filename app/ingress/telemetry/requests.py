@@ -68,7 +68,7 @@ class RequestTelemetry:
     """Metrics, log lines and traces of one ingress's requests. `clock` gives seconds; `tracer` traces every request.
 
     `decode` turns tokens into text; if it is given, log lines include prompts and answers. `classes` are the names of
-    the service classes.
+    the service classes. With `keeps_times`, their times are kept for a comparison with a service level.
     """
 
     def __init__(
@@ -78,6 +78,7 @@ class RequestTelemetry:
         clock: Callable[[], float] = time.monotonic,
         tracer: Tracer = NO_TRACER,
         classes: Iterable[str] = (DEFAULT_CLASS,),
+        keeps_times: bool = False,
     ) -> None:
         self.model = model
         self.decode = decode
@@ -108,6 +109,7 @@ class RequestTelemetry:
             _ITL_S,
             "class",
         )
+        self.keeps_times = keeps_times
         self._times: dict[str, ServiceTimes] = {}
         for name in classes:  # A series begins at zero, so that its first increase is seen.
             self.ttft.labels(name)
@@ -120,13 +122,13 @@ class RequestTelemetry:
         """Start observing a request on its arrival; leaving the observer's `with` block ends the request."""
         return RequestObserver(self, endpoint)
 
-    def times(self, name: str) -> ServiceTimes:
-        """The times of a service class's requests since the start, to be added to."""
-        return self._times.setdefault(name, ServiceTimes())
+    def times(self, name: str) -> ServiceTimes | None:
+        """The times of a service class's requests since the start, to be added to; None if they are not kept."""
+        return self._times.setdefault(name, ServiceTimes()) if self.keeps_times else None
 
     @property
     def class_counts(self) -> ClassCounts:
-        """The times of all requests since the start."""
+        """The times of all requests since the start; none if they are not kept."""
         return {name: times.counts for name, times in self._times.items()}
 
     def expose(self, replica: str) -> tuple[Family, ...]:
@@ -251,9 +253,11 @@ class StepTimer:
         now = self._clock()
         if self._last is not None:
             self._observe(now - self._last)
-            self._times.itl.add(now - self._last)
+            if self._times is not None:
+                self._times.itl.add(now - self._last)
         elif self._observer.ttft_s is None:
             self._observer.ttft_s = now - self._observer.began
             self._first(self._observer.ttft_s)
-            self._times.ttft.add(self._observer.ttft_s)
+            if self._times is not None:
+                self._times.ttft.add(self._observer.ttft_s)
         self._last = now

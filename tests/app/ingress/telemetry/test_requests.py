@@ -208,6 +208,18 @@ def test_an_answer_is_complete_only_when_all_its_choices_are(
     assert lines[0]["outcome"] == "client_closed"
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_times_are_kept_for_a_comparison_with_a_level(clock: Clock, kept: bool) -> None:
+    telemetry = RequestTelemetry("tiny", clock=clock, keeps_times=kept)
+    with telemetry.begin("completions") as observer:
+        timer = observer.timer()
+        for _ in range(3):
+            clock.now += 0.5
+            timer.step()
+    totals = {name: (sum(c.ttft.values()), sum(c.itl.values())) for name, c in telemetry.class_counts.items()}
+    assert totals == ({"default": (1, 2)} if kept else {})
+
+
 def test_text_is_not_logged_by_default(clock: Clock, lines: list[dict[str, Any]]) -> None:
     answer(RequestTelemetry("tiny", clock=clock), clock)
     assert "prompts" not in lines[0] and "texts" not in lines[0]
