@@ -28,6 +28,7 @@ from deployments.replica.host import RequestHost
 from deployments.replica.imports import import_vllm
 from deployments.replica.moves import Moves
 from deployments.replica.outbox import Outboxes
+from deployments.replica.pool import ReplicaPool
 from deployments.replica.reporting import ReplicaReporter
 from deployments.replica.standby import keep_standby, take
 from deployments.replica.transports import make_slots, make_transport, size_slots
@@ -35,6 +36,7 @@ from deployments.replica.utilities import EngineUtilities
 from deployments.serve.membership import Membership, ServeMembership
 from deployments.serve.routing import own_id, own_node
 from deployments.serve.scaling import REQUESTS
+from migration.pool import MemPool
 from migration.protocol.core_messages import Adapter
 from migration.protocol.errors import Refused, Stopping
 from migration.protocol.messages import Adopt, Chunk, CopyRound, Prepare, Prepared
@@ -125,6 +127,7 @@ class EngineReplica:
         self._transport = make_transport(migration, sizes)
         self._scheduler = ServeSchedulerClient(topology.app)
         self._moves = self._make_moves(migration, topology)
+        self._pool = ReplicaPool(self._engine, self._host, self._moves, migration.lease_s)
         self._membership = ServeMembership("Engine", topology.app, f"engine-{self._id}", self._peers_changed)
         self._tasks = [asyncio.create_task(self._watch())]
         if engine.standby:
@@ -260,7 +263,7 @@ class EngineReplica:
     async def move(self, order: Order, target: ReplicaId, fence: int) -> MigrationRecord:
         """See `ControlApi.move`."""
         self._check_fence(fence)
-        return self._moves.start(order, target)
+        return self._pool.transfer(order, target)
 
     async def drain(self, fence: int) -> None:
         """See `ControlApi.drain`."""
@@ -382,6 +385,7 @@ class EngineReplica:
 
 if TYPE_CHECKING:
     _offers: type[EngineApi] = EngineReplica
+    _pools: type[MemPool] = ReplicaPool
 
 
 def _engine_class(kind: str) -> Any:

@@ -277,9 +277,12 @@ class RequestHost:
             raise Stopping("the replica is stopping")
         if message.spec.id in self._runs:
             raise Refused("the request runs here already", Cause.ALREADY_THERE)
-        context = message.spec.prompt_tokens + len(message.outputs)
-        if self._room() - sum(self._reserved.values()) < context:
-            raise Refused(f"no room for {context} tokens", Cause.NO_ROOM)
+        self.require_room(message.spec.prompt_tokens + len(message.outputs))
+
+    def require_room(self, tokens: int) -> None:
+        """Raise Refused unless there is room for that many tokens beside all reservations."""
+        if self._room() - sum(self._reserved.values()) < tokens:
+            raise Refused(f"no room for {tokens} tokens", Cause.NO_ROOM)
 
     def reserve(self, migration: str, context: int) -> None:
         """See `TargetHost.reserve`."""
