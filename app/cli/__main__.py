@@ -39,7 +39,7 @@ app = typer.Typer(
 
 
 cache = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-app.add_typer(cache, name="cache", help="Look into the prefix caches.")
+app.add_typer(cache, name="cache", help="Look into the prefix caches, and delete from them.")
 
 
 def _check_url(url: str) -> str:
@@ -188,6 +188,32 @@ def match(
     body = _prompt(prompt or (), ids, messages) | {name: value for name, value in others.items() if value is not None}
     with exit_status(terminal := Terminal(as_json)), MellEndpoint(url, admin_key) as endpoint:
         cache_commands.match(endpoint, terminal, body)
+
+
+@cache.command()
+def drop(
+    prompt: Annotated[list[str] | None, typer.Argument(help="The prompt: a text or, with --ids, token ids.")] = None,
+    ids: Annotated[bool, typer.Option("--ids", help="The prompt is given as token ids.")] = False,
+    messages: Annotated[Path | None, typer.Option(help="A JSON file with the messages of a chat.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Instead of a prompt's blocks, all blocks.")] = False,
+    model: Annotated[str | None, typer.Option(help="The model's name or that of an adapter.")] = None,
+    cache_salt: Annotated[str | None, typer.Option(help="The salt of the prompt's requests.")] = None,
+    replica: Annotated[str | None, typer.Option(help="The only replica to delete them on; by default all.")] = None,
+    url: Url = DEFAULT_URL,
+    admin_key: AdminKey = None,
+    as_json: Json = False,
+) -> None:
+    """Delete the blocks of a prompt from the prefix caches.
+
+    Running requests keep the blocks that they use.
+    """
+    if everything and (prompt or ids or messages):
+        raise typer.BadParameter("--all is without a prompt")
+    others = {"model": model, "cache_salt": cache_salt, "replica": replica}
+    chosen = {} if everything else _prompt(prompt or (), ids, messages)
+    body = chosen | {name: value for name, value in others.items() if value is not None}
+    with exit_status(terminal := Terminal(as_json)), MellEndpoint(url, admin_key) as endpoint:
+        cache_commands.drop(endpoint, terminal, body)
 
 
 def _prompt(words: Sequence[str], ids: bool, messages: Path | None) -> dict[str, Any]:

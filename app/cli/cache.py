@@ -1,4 +1,4 @@
-"""`mell cache match`: the tokens of a prompt that replicas have, and the placement that it would get now."""
+"""`mell cache match` and `mell cache drop`: the blocks of a prompt in prefix caches, and their deletion."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,9 +8,10 @@ from rich.table import Table
 from rich.text import Text
 
 from app.cli.endpoint import MellEndpoint
+from app.cli.errors import Failed
 from app.cli.formatting import duration, plural
 from app.cli.terminal import Terminal
-from app.client.documents import MatchDocument, MatchedReplicaDocument
+from app.client.documents import DropDocument, MatchDocument, MatchedReplicaDocument
 
 _GROUNDS: Mapping[str | None, str] = {
     "content": "by content: the policy chose among the favoured replicas",
@@ -24,6 +25,21 @@ def match(endpoint: MellEndpoint, terminal: Terminal, prompt: Mapping[str, Any])
     found, document = endpoint.match(prompt)
     terminal.write(document)
     terminal.show(render_match(found))
+
+
+def drop(endpoint: MellEndpoint, terminal: Terminal, order: Mapping[str, Any]) -> None:
+    """Delete blocks by the body of a call. Raises Failed, after the output, if a replica has not carried it out."""
+    dropped, document = endpoint.drop(order)
+    if dropped.failed:
+        raise Failed("\n".join(render_drop(dropped)), document)
+    terminal.write(document)
+    terminal.show(*render_drop(dropped))
+
+
+def render_drop(dropped: DropDocument) -> list[str]:
+    """One line per replica; pure."""
+    lines = {replica: f"{plural(count, 'block')} deleted" for replica, count in dropped.blocks.items()}
+    return [f"{replica}: {text}" for replica, text in sorted({**lines, **dropped.failed}.items())]
 
 
 def render_match(found: MatchDocument) -> RenderableType:

@@ -7,15 +7,24 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from app.cli.errors import Failed, NotThere
-from app.client.api import MATCH, MIGRATIONS, STATE, ApiClient, is_loopback
-from app.client.documents import MatchDocument, Records, StateDocument, parse_match, parse_records, parse_state
+from app.client.api import CACHE, MATCH, MIGRATIONS, STATE, ApiClient, is_loopback
+from app.client.documents import (
+    DropDocument,
+    MatchDocument,
+    Records,
+    StateDocument,
+    parse_drop,
+    parse_match,
+    parse_records,
+    parse_state,
+)
 from app.client.errors import BadAnswer, ClientError, ErrorAnswer, NoAnswer, NobodyListens
 
 Answer = TypeVar("Answer")
 Value = TypeVar("Value")
 
-TIMEOUT_S, CONNECT_S = 10.0, 3.0
-"""Longer than the ingress's own wait for the scheduler."""
+TIMEOUT_S, CONNECT_S = 12.0, 3.0
+"""Longer than the ingress's own waits for the scheduler and for replicas."""
 
 _KEY_HINT = "give --admin-key KEY, or set MELL_ADMIN_KEY, to the ingress.admin_key of the settings"
 
@@ -63,6 +72,11 @@ class MellEndpoint:
         """`/mell/cache/match` for a body of it, as a value and as the document."""
         document = self._wait(self._mell.match(prompt), ordered=True)
         return self._read(MATCH, document, parse_match), document
+
+    def drop(self, order: Mapping[str, Any]) -> tuple[DropDocument, dict[str, Any]]:
+        """Delete blocks from prefix caches; the answer as a value and as the document."""
+        document = self._wait(self._mell.drop(order), ordered=True)
+        return self._read(CACHE, document, parse_drop), document
 
     def health(self) -> str | None:
         """The reason why requests cannot be served now, None if they can. Raises NotThere only without an answer."""

@@ -13,6 +13,7 @@ from app.client.sse import Event, EventDecoder
 
 STATE = "/mell/state"
 MIGRATIONS = "/mell/migrations"
+CACHE = "/mell/cache"
 MATCH = "/mell/cache/match"
 COMPLETIONS = "/v1/completions"
 
@@ -131,6 +132,10 @@ class ApiClient:
     async def match(self, prompt: Mapping[str, Any]) -> dict[str, Any]:
         """The placement that a prompt would get: the document at `/mell/cache/match`, for a body of it."""
         return await self._call("POST", MATCH, _object, prompt)
+
+    async def drop(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        """Delete blocks from prefix caches by a body of DELETE `/mell/cache`; the answer."""
+        return await self._call("DELETE", CACHE, _object, order)
 
     async def health(self) -> None:
         """Returns if the server accepts requests."""

@@ -1,4 +1,4 @@
-"""The documents at `/mell/state`, `/mell/migrations` and `/mell/cache/match` as values; pure.
+"""The documents at `/mell/state`, `/mell/migrations` and below `/mell/cache` as values; pure.
 
 The documents come from another process, maybe of another version: unknown members are ignored, and a missing or
 ill-typed one raises KeyError, TypeError or ValueError.
@@ -163,6 +163,20 @@ class MatchDocument:
     by: str | None
     off: str | None
     replicas: tuple[MatchedReplicaDocument, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DropDocument:
+    """The answer of DELETE `/mell/cache`: deleted blocks by replica, and the reasons of the replicas that failed."""
+
+    blocks: Mapping[str, int]
+    failed: Mapping[str, str]
+
+
+def parse_drop(document: Any) -> DropDocument:
+    """Read the answer of DELETE `/mell/cache`."""
+    blocks = {str(replica): int(count) for replica, count in document["blocks"].items()}
+    return DropDocument(blocks, {str(replica): str(reason) for replica, reason in document["failed"].items()})
 
 
 def parse_match(document: Any) -> MatchDocument:

@@ -20,7 +20,7 @@ from app.ingress.access.admission import Gate
 from app.ingress.config import IngressConfig
 from app.ingress.description.openapi import whole_document
 from app.ingress.errors import ApiError
-from app.ingress.http.orders import MatchOrder
+from app.ingress.http.orders import MatchOrder, PromptOrder
 from app.ingress.streams.streams import Streams
 from app.ingress.telemetry.requests import RequestTelemetry
 from app.settings import IngressSettings
@@ -49,6 +49,11 @@ ENVIRONMENT = {
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "0",
 }
 """The environment in which vLLM makes its configuration: without a device, even if there is one."""
+
+_NO_NAMES = (
+    "the prompt has no full block, or its blocks have no names: no replica has a mirror of its cache, or this ingress "
+    "names blocks differently (see its log), does not know the adapter's folder, or has just started"
+)
 
 
 class Backend(Protocol):
@@ -161,17 +166,9 @@ class VllmApi:
         Raises:
             ApiError: there is no such model, or the prompt is refused.
         """
-        if (frontend := self._frontend) is None:
-            raise ApiError(503, "the ingress is starting", code="unavailable")
-        adapter = self._adapter(order.model)
-        limit = self._config.max_prompt_tokens or frontend.max_context
-        tokens = await self._tokens(order, frontend, limit)
-        if not tokens:
-            raise ApiError(400, "the prompt is empty", param="prompt", code="invalid_value")
-        if len(tokens) > limit:
-            reason = f"the prompt has {len(tokens)} tokens, and the limit is {limit}"
-            raise ApiError(400, reason, param="prompt", code="context_length_exceeded")
-        request = CoreRequest("", list(tokens), lora_request=adapter, cache_salt=order.cache_salt)
+        frontend = self._started()
+        request = await self._request(order, frontend)
+        adapter, tokens = request.lora_request, request.prompt_token_ids or ()
         return Arrival(
             RequestId(uuid.uuid4().hex),
             Tokens(len(tokens)),
@@ -180,6 +177,36 @@ class VllmApi:
             Precedence(DEFAULT_CLASS, time.time()),
             None if adapter is None else AdapterId(adapter.lora_int_id),
         )
+
+    async def names(self, order: PromptOrder) -> tuple[int, ...]:
+        """The names of the full blocks of the order's prompt, at least one.
+
+        Raises:
+            ApiError: there is no such model, the prompt is refused, or its blocks have no names.
+        """
+        frontend = self._started()
+        names = frontend.names(encode_request(await self._request(order, frontend)))
+        if not names:
+            raise ApiError(422, _NO_NAMES, code="no_names")
+        return names
+
+    def _started(self) -> Frontend:
+        """The frontend. Raises ApiError 503 before the start."""
+        if self._frontend is None:
+            raise ApiError(503, "the ingress is starting", code="unavailable")
+        return self._frontend
+
+    async def _request(self, order: PromptOrder, frontend: Frontend) -> CoreRequest:
+        """The order's prompt as a request. Raises ApiError."""
+        adapter = self._adapter(order.model)
+        limit = self._config.max_prompt_tokens or frontend.max_context
+        tokens = await self._tokens(order, frontend, limit)
+        if not tokens:
+            raise ApiError(400, "the prompt is empty", param="prompt", code="invalid_value")
+        if len(tokens) > limit:
+            reason = f"the prompt has {len(tokens)} tokens, and the limit is {limit}"
+            raise ApiError(400, reason, param="prompt", code="context_length_exceeded")
+        return CoreRequest("", list(tokens), lora_request=adapter, cache_salt=order.cache_salt)
 
     def _adapter(self, model: str | None) -> Adapter | None:
         """The adapter of that name, None for the model's own. Raises ApiError 404."""
@@ -190,7 +217,7 @@ class VllmApi:
                 return adapter
         raise ApiError(404, f"the model {model!r} does not exist", param="model")
 
-    async def _tokens(self, order: MatchOrder, frontend: Frontend, limit: int) -> Sequence[int]:
+    async def _tokens(self, order: PromptOrder, frontend: Frontend, limit: int) -> Sequence[int]:
         """The prompt's tokens. Text passes the same checks as in a request. Raises ApiError."""
         path = "/v1/completions" if order.messages is None else "/v1/chat/completions"
         content = order.model_dump_json(include={"prompt", "messages", "cache_salt"}, exclude_none=True).encode()

@@ -21,7 +21,7 @@ from migration.run.source import Order
 from policies.cluster.changes import Arrival
 from policies.cost.latencies import ClassCounts
 from policies.decision.placement import Decision, PlacingView
-from policies.model import ReplicaId, RequestId
+from policies.model import Blocks, ReplicaId, RequestId
 
 
 class MetricsApi(Protocol):
@@ -96,6 +96,14 @@ class ControlApi(Protocol):
         ...
 
 
+class CacheApi(Protocol):
+    """An engine replica's prefix cache, for operators."""
+
+    async def delete_blocks(self, names: tuple[int, ...] | None) -> Blocks:
+        """Delete the blocks of these names, None: all; their number. Raises TransferFailed: see `Engine.delete`."""
+        ...
+
+
 class UtilityApi(Protocol):
     """An engine replica, for operators. Each method returns the reason why it had no effect, None if it had one."""
 
@@ -140,7 +148,7 @@ class TargetApi(Protocol):
         ...
 
 
-class EngineApi(RequestApi, AdapterApi, ControlApi, UtilityApi, TargetApi, MetricsApi, Protocol):
+class EngineApi(RequestApi, AdapterApi, ControlApi, CacheApi, UtilityApi, TargetApi, MetricsApi, Protocol):
     """The Engine deployment."""
 
     def channel(self, ingress: IngressId) -> AsyncIterator[ChannelOffer]:

@@ -28,7 +28,7 @@ from migration.run.source import Order
 from policies.cluster.changes import Arrival
 from policies.cost.latencies import ClassCounts
 from policies.decision.placement import Decision, PlacingView
-from policies.model import ReplicaId, RequestId
+from policies.model import Blocks, ReplicaId, RequestId
 
 log = logging.getLogger("ray.serve")
 
@@ -132,6 +132,10 @@ class EngineStub:
     async def reopen(self, fence: int) -> None:
         """See `ControlApi.reopen`."""
         await self._calls.call(EngineApi.reopen, fence)
+
+    async def delete_blocks(self, names: tuple[int, ...] | None) -> Blocks:
+        """See `CacheApi.delete_blocks`."""
+        return await self._calls.call(EngineApi.delete_blocks, names)
 
     async def reset_prefix_cache(self) -> str | None:
         """See `UtilityApi.reset_prefix_cache`."""

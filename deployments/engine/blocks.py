@@ -10,7 +10,7 @@ of its names as vLLM does.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from migration.kv.cache_events import BlocksRemoved, BlocksStored, CacheEvent
@@ -103,6 +103,16 @@ class BlockPool:
                     self._blank += 1
                 else:
                     self._idle[block.digest] = block
+
+    def delete(self, names: Container[int] | None) -> int:
+        """Delete the names of blocks, None: of all; their number. Blocks that requests use keep their content."""
+        found = [digest for digest in self._sealed if names is None or name_of(digest) in names]
+        for digest in found:
+            self._sealed[digest].digest = None
+            if self._idle.pop(digest, None) is not None:
+                self._blank += 1
+            self._unseal(digest)
+        return len(found)
 
     def forget(self) -> None:
         """Drop the content of all free blocks."""

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Protocol
@@ -64,7 +64,7 @@ class Core(Protocol):
 class CoreRun:
     """One request in a core: its key, vLLM's request id, and its sink; `structured` if its output follows a grammar.
 
-    `prompt_tokens` is the length of its prompt.
+    `prompt_tokens` is the length of its prompt. `reply` gets the connector's reply at the end of the run.
     """
 
     key: str
@@ -72,6 +72,7 @@ class CoreRun:
     sink: OutputSink
     structured: bool = False
     prompt_tokens: int = 0
+    reply: Callable[[Mapping[str, Any]], None] | None = None
 
 
 class CoreRuns:
@@ -145,6 +146,8 @@ class CoreRuns:
     def _pass_on(self, run: CoreRun, output: EngineCoreOutput, now: float) -> None:
         tokens, halted = tuple(output.new_token_ids), run.name in self._left and self._halted(run.name, output)
         finish = output.finish_reason
+        if run.reply is not None and output.kv_transfer_params:
+            run.reply(output.kv_transfer_params)
         if finish is not None or halted:
             self._forget(run.name)
         if finish is FinishReason.ERROR:

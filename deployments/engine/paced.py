@@ -8,7 +8,7 @@ application, and the effects of policies can be measured. It only lacks a model 
 import asyncio
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -233,6 +233,12 @@ class PacedEngine:
         """See `Engine.reset_prefix_cache`."""
         self._scheduler.pool.forget()
         self._mirror_changes()
+
+    async def delete(self, names: Collection[int] | None) -> Blocks:
+        """See `Engine.delete`."""
+        deleted = self._scheduler.pool.delete(None if names is None else frozenset(names))
+        self._mirror_changes()
+        return Blocks(deleted)
 
     async def start_profile(self, session: ProfileSession) -> None:
         """See `Engine.start_profile`."""

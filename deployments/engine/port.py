@@ -1,6 +1,6 @@
 """The port between a replica and its inference engine."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -205,6 +205,16 @@ class Engine(Protocol):
 
         Raises:
             TransferFailed: a request holds blocks.
+        """
+        ...
+
+    async def delete(self, names: Collection[int] | None) -> Blocks:
+        """Delete the blocks of these names from the prefix cache, None: all; return their number.
+
+        No later request finds them. The requests that use some of them keep those, and go on. The mirror follows.
+
+        Raises:
+            TransferFailed: there is no mirror, and so no names, or the engine could not.
         """
         ...
 

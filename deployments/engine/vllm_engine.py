@@ -7,7 +7,7 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self, TypeVar
 
@@ -34,8 +34,9 @@ from deployments.engine.port import (
     RequestFailed,
     Tie,
 )
+from migration.kv.cache_events import encode_names
 from migration.kv.client import Copiers
-from migration.kv.connector import WantedBlocks
+from migration.kv.connector import DeletedBlocks, WantedBlocks
 from migration.protocol.continuing import continued, loading, plain_spec
 from migration.protocol.core_messages import Adapter, decode_request
 from migration.protocol.errors import Refused, TransferFailed
@@ -349,6 +350,29 @@ class VllmEngine:
                 return
             await asyncio.sleep(0.05)
         raise TransferFailed("the prefix cache is in use")
+
+    async def delete(self, names: Collection[int] | None) -> Blocks:
+        """See `Engine.delete`."""
+        if self.mirror.off is not None:
+            raise TransferFailed(f"the blocks of its cache have no names: {self.mirror.off}")
+        encoded = None if names is None else encode_names(names)
+        try:
+            reply = await self._command({"mell_delete": asdict(DeletedBlocks(encoded))})
+        except RequestFailed as error:
+            raise TransferFailed(str(error)) from error
+        return Blocks(reply["mell_deleted"])
+
+    async def _command(self, transfer: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The connector's reply to parameters, which a request of one token carries. Raises RequestFailed."""
+        name, queue = f"command-{next(self._numbers)}", OutputQueue()
+        reply: dict[str, Any] = {}
+        run = CoreRun(name, name, queue, reply=reply.update)
+        self._runs.start(run, continued(plain_spec(name, (_FIRST_ID,), 1), name, name, (), transfer))
+        try:
+            await queue.exhaust()
+        finally:
+            self._runs.abort(name)
+        return reply
 
     async def start_profile(self, session: ProfileSession) -> None:
         """See `Engine.start_profile`."""

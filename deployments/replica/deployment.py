@@ -286,6 +286,10 @@ class EngineReplica:
 
     # --- for operators --------------------------------------------------------------------------------
 
+    async def delete_blocks(self, names: tuple[int, ...] | None) -> Blocks:
+        """See `CacheApi.delete_blocks`."""
+        return await self._engine.delete(names)
+
     async def reset_prefix_cache(self) -> str | None:
         """See `UtilityApi.reset_prefix_cache`."""
         return await self._utilities.reset_prefix_cache()

@@ -33,6 +33,7 @@ CODES = {
     "context_length_exceeded": (400, "the prompt is longer than `ingress.max_prompt_tokens` or the model's context"),
     "invalid_api_key": (401, "the key is missing or invalid"),
     "class_not_allowed": (403, "the API key may not use the service class"),
+    "no_names": (422, "the blocks of the prompt have no names: see `DELETE /mell/cache`"),
     "request_too_large": (413, "the body is too large"),
     "rate_limit_exceeded": (
         429,
@@ -303,7 +304,8 @@ def _link(model: type[BaseModel]) -> str:
 
 def _curl(operation: Operation) -> list[str]:
     url = "http://127.0.0.1:8000" + re.sub(r"{(\w+)}", lambda name: name[1].upper(), operation.path)
-    command = f"curl {'-X POST ' if operation.method == 'POST' and operation.body is None else ''}{url}"
+    usual = "GET" if operation.body is None else "POST"
+    command = f"curl {'' if operation.method == usual else f'-X {operation.method} '}{url}"
     if operation.body is not None:
         command += f" -H 'Content-Type: application/json' \\\n  -d '{json.dumps(operation.example)}'"
     return ["```sh", command, "```"]

@@ -79,5 +79,17 @@ def pool_contents(pool: Any) -> PoolContents:
     return PoolContents(b"".join([key[_NAME] for key in keys if key is not None]))
 
 
+def delete_blocks(pool: Any, names: bytes | None) -> int:
+    """Remove the blocks of these names (see `encode_names`; None: all) from vLLM's prefix cache; their number.
+
+    Blocks of requests stay with them, and are only not found any more.
+    """
+    wanted = None if names is None else {names[at : at + NAME_BYTES] for at in range(0, len(names), NAME_BYTES)}
+    keyed = ((block.block_id, block.block_hash) for block in pool.blocks)
+    found = {id for id, key in keyed if key is not None and (wanted is None or key[_NAME] in wanted)}
+    pool.evict_blocks(found)
+    return len(found)
+
+
 _NAME = slice(-12, -4)
 """The place of the name in a block's key: its hash, and 4 bytes for its group (`make_block_hash_with_group_id`)."""

@@ -2,14 +2,15 @@
 
 Scheduler side (EngineCore process), in time order; the connector owns no blocks, vLLM frees them as always:
     on_new_request               record the request's key, its output so far and its tail, or the load that it waits
-                                 for; name the blocks of the loads that it may use in the prefix cache
+                                 for; name the blocks of the loads that it may use in the prefix cache; delete blocks
+                                 from the prefix cache, if the request orders that
     get_num_new_matched_tokens   number of context tokens that the load or the tail covers beyond the local cache
     update_state_after_alloc     record the cache blocks that the load or the tail fills
     build_connector_meta         each step: loads, tails, output to restore, and changes of block tables
     take_events                  each step: if a request has asked for them, the contents of the prefix cache
     update_connector_output      name the blocks of complete loads in the prefix cache, if none needed them before,
                                  and have requests end with their next token
-    request_finished_all_groups  forget a load that ends
+    request_finished_all_groups  forget a load that ends; return the number of deleted blocks
 
 Worker side:
     register_kv_caches           record the cache's layout, and start the copier
@@ -50,7 +51,8 @@ A request's parameters are in `SamplingParams.extra_args["kv_transfer_params"]`:
 run (independent of vLLM's request ids); "mell_output": int, the number of tokens at the end of the prompt that are
 output (see `history`); "mell_tail": the request's `Tail` as a mapping, if one is held; "mell_load": the request's
 `WantedBlocks` as a mapping, if it is a load; "mell_filled": list of str, the loads whose blocks have arrived in all
-workers; "mell_contents": bool, true for the contents of the prefix cache among its events.
+workers; "mell_contents": bool, true for the contents of the prefix cache among its events; "mell_delete": the
+`DeletedBlocks` as a mapping, whose number is in the output's parameters as "mell_deleted".
 An exception in the worker half would end the engine and every request on it, so none of these functions raises.
 """
 
@@ -73,7 +75,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVQuantMode, MLAAttent
 from vllm.v1.structured_output import StructuredOutputManager
 
 from migration.kv import history
-from migration.kv.cache_events import pool_contents
+from migration.kv.cache_events import delete_blocks, pool_contents
 from migration.kv.copier import Copier
 from migration.kv.device import preload
 from migration.kv.layout import CacheLayout
@@ -104,6 +106,13 @@ class WantedBlocks:
     load: str
     first: int
     last: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedBlocks:
+    """Blocks to be deleted from the prefix cache, by their names (`cache_events.encode_names`); None: all."""
+
+    names: bytes | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +239,7 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
         self._held: dict[str, int] = {}
         self._to_restore: dict[str, tuple[Request, int]] = {}
         self._contents_wanted = False
+        self._deleted: dict[str, int] = {}
         # worker side
         self.runner: Any = None
         self.layout: CacheLayout | None = None
@@ -251,9 +261,15 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
             gpu_block_pool.enable_kv_cache_events = False
 
     def on_new_request(self, request: "Request") -> None:
-        """Record the request's key and its output so far, or its load; name the blocks of loads that have arrived."""
+        """Record the request's key and its output so far, or its load; name the blocks of loads that have arrived.
+
+        Delete the blocks that it orders to delete.
+        """
         params = request.kv_transfer_params or {}
         self._contents_wanted |= params.get("mell_contents", False)
+        if delete := params.get("mell_delete"):
+            pool = self._kv_cache_manager.block_pool
+            self._deleted[request.request_id] = delete_blocks(pool, DeletedBlocks(**delete).names)
         for name in params.get("mell_filled", ()):
             self._name(name)
         if key := params.get("mell_key"):
@@ -360,10 +376,11 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
     def request_finished_all_groups(
         self, request: "Request", block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Forget a load that ends: its blocks are not named any more."""
+        """Forget a load that ends: its blocks are not named any more. The reply has the number of deleted blocks."""
         if name := self._names.get(request.request_id):
             self._filling.pop(name, None)
-        return False, None
+        deleted = self._deleted.pop(request.request_id, None)
+        return False, None if deleted is None else {"mell_deleted": deleted}
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> StepMetadata:
         """The step's metadata for the worker."""

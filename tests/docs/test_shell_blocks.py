@@ -14,7 +14,15 @@ import app.simulator.__main__ as simulator
 from app.frontend.guard.routes import OPEN_ROUTES
 from app.ingress.access.keys import KeyFile
 from app.ingress.errors import ApiError
-from app.ingress.http.orders import LoadAdapter, MatchOrder, MoveRequest, StartProfile, UnloadAdapter, parse_order
+from app.ingress.http.orders import (
+    DropOrder,
+    LoadAdapter,
+    MatchOrder,
+    MoveRequest,
+    StartProfile,
+    UnloadAdapter,
+    parse_order,
+)
 from tests.app.cli.shown import takes
 from tests.app.ingress.fakes import Backend, make_app, make_service
 from tests.docs import markdown, shell
@@ -32,6 +40,7 @@ OTHERS = {
 
 ORDERS: dict[str, type[BaseModel]] = {
     "/mell/migrations": MoveRequest,
+    "/mell/cache": DropOrder,
     "/mell/cache/match": MatchOrder,
     "/mell/start_profile": StartProfile,
     "/v1/load_lora_adapter": LoadAdapter,

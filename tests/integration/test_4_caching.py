@@ -121,6 +121,35 @@ async def test_the_blocks_of_a_second_turn_are_found_where_the_first_was(applica
         assert routing["names"]["block_size"] == BLOCK and routing["distinct_blocks"] >= 6
 
 
+async def test_deleted_blocks_are_computed_again_and_running_requests_keep_theirs(application: Application) -> None:
+    tokens = prompt(PROMPT, "deleted")
+    async with application.client() as client:
+
+        async def delete(**order: Any) -> list[int]:
+            """The numbers of deleted blocks."""
+            answer = await client.http.request("DELETE", "/mell/cache", json=order)
+            assert answer.status_code == 200 and answer.json()["success"], answer.text
+            return list(answer.json()["blocks"].values())
+
+        await reset(client)
+        calm, _ = await streamed(client, tokens, "calm")
+        running = Answer()
+        reading = asyncio.create_task(client.stream(running, tokens, 150, "running"))
+        await running.until(20)
+        assert sorted(await delete(prompt=tokens)) == [0, 6]
+        await reading
+        assert running.text == calm.text and cached(running.usage) == 6 * BLOCK
+        _, body = await client.complete(tokens, 5)
+        assert cached(body["usage"]) == 0
+        assert await delete(prompt=tokens, cache_salt="another") == [0, 0]
+        assert sum(await delete()) >= 6
+        _, body = await client.complete(tokens, 5)
+        assert cached(body["usage"]) == 0
+        refused = await client.http.request("DELETE", "/mell/cache", json={"prompt": tokens, "replica": "nobody"})
+        assert refused.status_code == 404
+        await check_mirrors(client)
+
+
 async def counted(client: Client, stage: str) -> float:
     """The prompt tokens of a stage so far."""
     return total(await client.metrics(), "mell_cache_tokens_total", stage=stage)

@@ -198,6 +198,12 @@ class CarriedOut(Described):
     failed: dict[str, str] = Field(description="The reasons of the others, by replica.")
 
 
+class Dropped(CarriedOut):
+    """Blocks that have been deleted from prefix caches."""
+
+    blocks: dict[str, int] = Field(description="The number of deleted blocks, by replica.")
+
+
 class DrainStarted(Described):
     """The replica is being emptied."""
 

@@ -9,7 +9,7 @@ from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from pydantic import BaseModel
 
 from app.ingress.description import described
-from app.ingress.http.orders import LoadAdapter, MatchOrder, MoveRequest, StartProfile, UnloadAdapter
+from app.ingress.http.orders import DropOrder, LoadAdapter, MatchOrder, MoveRequest, StartProfile, UnloadAdapter
 
 JSON, PLAIN = "application/json", "text/plain; charset=utf-8"
 
@@ -204,6 +204,29 @@ OPERATIONS: tuple[Operation, ...] = (
             "With `ingress.frontend: rust`, a prompt that is not given as token ids (400).",
             "There is no such model or adapter (404).",
             "The scheduler is away (503).",
+        ),
+    ),
+    Operation(
+        "DELETE",
+        "/mell/cache",
+        "dropBlocks",
+        Tag.CONTROL,
+        Access.OPERATOR,
+        "Delete the blocks of a prompt, or all blocks, from prefix caches",
+        Answer("No later request finds the blocks.", described.Dropped),
+        (*_READING, 401, 403, 404, 422, 503),
+        "Running requests keep the blocks that they use, and go on. Without `prompt` and `messages`, all blocks are "
+        "deleted; the body may be empty.",
+        body=DropOrder,
+        example={"prompt": "You are a helpful assistant."},
+        refused=(
+            "Both `prompt` and `messages`; `model` or `cache_salt` with neither (400).",
+            "The prompt is empty, or longer than `ingress.max_prompt_tokens` or the model's context (400).",
+            "`messages` with images, audio or video (400).",
+            "With `ingress.frontend: rust`, a prompt that is not given as token ids (400).",
+            "There is no such model or adapter, or no such replica runs (404, with `replicas`).",
+            "The prompt has no full block, or its blocks have no names (422).",
+            "The ingress is starting (503).",
         ),
     ),
     Operation(

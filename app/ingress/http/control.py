@@ -18,6 +18,7 @@ from app.ingress.engine_orders import EngineOrders, Failures
 from app.ingress.errors import ApiError
 from app.ingress.http.cross_origin import CrossOrigin
 from app.ingress.http.orders import (
+    DropOrder,
     LoadAdapter,
     MatchOrder,
     MoveRequest,
@@ -79,6 +80,10 @@ class ControlBackend(Protocol):
         """The body of `/mell/cache/match`. Raises ApiError."""
         ...
 
+    async def names(self, order: DropOrder) -> tuple[int, ...] | None:
+        """The names of the blocks of an order; None: all blocks. Raises ApiError."""
+        ...
+
     async def load_adapter(self, order: LoadAdapter) -> str:
         """Load a LoRA adapter. Returns the answer's text. Raises ApiError."""
         ...
@@ -113,6 +118,7 @@ class ControlRoutes:
             Route("/mell/migrations", self.migrate, methods=["POST"]),
             Route("/mell/replicas/{replica}/drain", self.drain, methods=["POST"]),
             Route("/mell/cache/match", self.match, methods=["POST"]),
+            Route("/mell/cache", self.drop, methods=["DELETE"]),
             Route("/mell/reset_prefix_cache", self.reset_prefix_cache, methods=["POST"]),
             Route("/mell/start_profile", self.start_profile, methods=["POST"]),
             Route("/mell/stop_profile", self.stop_profile, methods=["POST"]),
@@ -185,6 +191,13 @@ class ControlRoutes:
         """POST /mell/cache/match."""
         self._check_admin(http)
         return JSONResponse(await self._backend.match(await self._read(MatchOrder, http)))
+
+    async def drop(self, http: Request) -> Response:
+        """DELETE /mell/cache."""
+        self._check_admin(http)
+        order = await self._read(DropOrder, http, empty=b"{}")
+        blocks, failed = await self._backend.orders.delete_blocks(await self._backend.names(order), order.replica)
+        return JSONResponse({"success": not failed, "blocks": blocks, "failed": failed})
 
     async def reset_prefix_cache(self, http: Request) -> Response:
         """POST /mell/reset_prefix_cache."""

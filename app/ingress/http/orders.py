@@ -39,25 +39,49 @@ class StartProfile(BaseModel):
     max_iterations: int | None = Field(None, ge=0, description="Steps after which it ends by itself; 0: not at all.")
 
 
-class MatchOrder(BaseModel):
-    """Body of POST /mell/cache/match. Members have the meaning that they have in a request."""
+class PromptOrder(BaseModel):
+    """An order about a prompt. Members have the meaning that they have in a request."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     prompt: str | list[int] | None = Field(
-        None, description="A text or token ids, as in a completion: exactly one of `prompt` and `messages`."
+        None, description="A text or token ids, as in a completion: not with `messages`."
     )
     messages: list[dict[str, Any]] | None = Field(None, description="The messages of a chat, text only.")
     model: str | None = Field(None, description="The model's name or that of an adapter. Unset: the model.")
     cache_salt: str | None = Field(
         None, min_length=1, description="With `cache.isolation: key`, the name of an API key and a colon come first."
     )
+
+
+class MatchOrder(PromptOrder):
+    """Body of POST /mell/cache/match."""
+
     prompt_cache_key: str | None = Field(None, description="The session, with `scheduler.routing: session`.")
 
     @model_validator(mode="after")
     def _has_one_prompt(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
             raise ValueError("give either a prompt or messages")
+        return self
+
+
+class DropOrder(PromptOrder):
+    """Body of DELETE /mell/cache. All members are optional."""
+
+    replica: str | None = Field(None, min_length=1, description="The only replica to delete them on. Unset: all.")
+
+    @property
+    def of_prompt(self) -> bool:
+        """False for all blocks."""
+        return self.prompt is not None or self.messages is not None
+
+    @model_validator(mode="after")
+    def _is_of_one_prompt_or_all(self) -> Self:
+        if self.prompt is not None and self.messages is not None:
+            raise ValueError("give a prompt or messages, or neither for all blocks")
+        if not self.of_prompt and (self.model is not None or self.cache_salt is not None):
+            raise ValueError("model and cache_salt are those of a prompt or of messages: give one of both")
         return self
 
 

@@ -28,6 +28,7 @@ class FakeMell:
     """The answer to every call, if set."""
     admin_key: str | None = None
     orders: list[Any] = field(default_factory=list)
+    dropped: dict[str, Any] = field(default_factory=lambda: {"blocks": {"b": 75, "a": 1}, "failed": {}})
 
     def app(self) -> Starlette:
         """The ASGI application."""
@@ -39,6 +40,7 @@ class FakeMell:
                 Route("/mell/migrations", self._move, methods=["POST"]),
                 Route("/mell/replicas/{replica}/drain", self._answer(self._drain), methods=["POST"]),
                 Route("/mell/cache/match", self._match, methods=["POST"]),
+                Route("/mell/cache", self._drop, methods=["DELETE"]),
             ]
         )
 
@@ -58,6 +60,10 @@ class FakeMell:
     async def _match(self, request: Request) -> Response:
         self.orders.append(await request.json())
         return self._refused(request) or JSONResponse(MATCHED)
+
+    async def _drop(self, request: Request) -> Response:
+        self.orders.append(await request.json())
+        return self._refused(request) or JSONResponse(self.dropped)
 
     def _drain(self, request: Request) -> Response:
         replica = request.path_params["replica"]

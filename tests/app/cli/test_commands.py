@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from app.cli.__main__ import app
 from app.ingress.errors import ApiError
-from app.ingress.http.orders import MatchOrder, MoveRequest, parse_order
+from app.ingress.http.orders import DropOrder, MatchOrder, MoveRequest, parse_order
 from app.versions import VERSION
 from migration.protocol.record import Outcome
 from tests.app.cli.fake_mell import FakeMell, free_port
@@ -114,6 +114,33 @@ def test_a_prompt_is_looked_up_as_text_as_token_ids_or_as_messages(at: Mell, mel
     assert json.loads(at("cache", "match", "blocks move", "--json").stdout) == MATCHED
 
 
+def test_the_blocks_of_a_prompt_or_all_are_deleted(at: Mell, mell: FakeMell, tmp_path: Path) -> None:
+    chat = [{"role": "user", "content": "Where do blocks move?"}]
+    (file := tmp_path / "chat.json").write_text(json.dumps(chat))
+    options = ("--model", "sql", "--cache-salt", "alice:", "--replica", "b")
+    for words in (("blocks move",), ("--ids", "1", "2", "3"), ("--messages", str(file), *options), ("--all",)):
+        result = at("cache", "drop", *words)
+        assert (result.exit_code, result.stdout) == (0, "a: 1 block deleted\nb: 75 blocks deleted\n"), result.stderr
+    assert mell.orders == [
+        {"prompt": "blocks move"},
+        {"prompt": [1, 2, 3]},
+        {"messages": chat, "model": "sql", "cache_salt": "alice:", "replica": "b"},
+        {},
+    ]
+    for order in mell.orders:
+        assert parse_order(DropOrder, json.dumps(order).encode()).model_dump(exclude_none=True) == order
+    assert json.loads(at("cache", "drop", "--all", "--json").stdout) == mell.dropped
+    wrong: list[tuple[str, ...]] = [(), ("--all", "x"), ("--all", "--ids"), ("--ids", "x")]
+    assert {at("cache", "drop", *words).exit_code for words in wrong} == {2}
+
+
+def test_a_replica_that_has_deleted_nothing_is_a_failure(at: Mell, mell: FakeMell) -> None:
+    mell.dropped = {"blocks": {"b": 75}, "failed": {"a": "no answer within 10 s"}}
+    result = at("cache", "drop", "--all")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "mell: a: no answer within 10 s\nb: 75 blocks deleted\n"
+
+
 def test_a_prompt_that_is_refused_shows_the_servers_message(at: Mell, mell: FakeMell) -> None:
     mell.refusal = ApiError(404, "the model 'x' does not exist", param="model")
     result = at("cache", "match", "blocks move", "--model", "x")
@@ -122,7 +149,15 @@ def test_a_prompt_that_is_refused_shows_the_servers_message(at: Mell, mell: Fake
 
 @pytest.mark.parametrize(
     "command",
-    [("status",), ("top",), ("migrations", "-f"), ("move", "r"), ("drain", "r"), ("cache", "match", "x")],
+    [
+        ("status",),
+        ("top",),
+        ("migrations", "-f"),
+        ("move", "r"),
+        ("drain", "r"),
+        ("cache", "match", "x"),
+        ("cache", "drop", "--all"),
+    ],
 )
 def test_no_endpoint_is_status_3(command: tuple[str, ...]) -> None:
     result = run(*command, "--url", f"http://127.0.0.1:{free_port()}")

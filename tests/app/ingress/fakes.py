@@ -25,7 +25,7 @@ from app.ingress.asgi import EventStream, unless_disconnected
 from app.ingress.engine_orders import EngineOrders
 from app.ingress.errors import ApiError
 from app.ingress.http.control import ControlRoutes
-from app.ingress.http.orders import LoadAdapter, MatchOrder
+from app.ingress.http.orders import DropOrder, LoadAdapter, MatchOrder
 from app.ingress.streams.placing import Placer
 from app.ingress.streams.streams import Streams
 from app.ingress.telemetry.requests import RequestTelemetry, StepTimer
@@ -36,7 +36,7 @@ from deployments.replica.moves import Moves
 from deployments.serve.routing import Unrouted
 from migration.protocol.continuing import plain_spec
 from migration.protocol.core_messages import decode_request
-from migration.protocol.errors import PeerLost, Refused
+from migration.protocol.errors import PeerLost, Refused, TransferFailed
 from migration.protocol.messages import PathRequest, Tail
 from migration.protocol.ports import Generated, Loss, LossKind
 from migration.protocol.reading import Output, Reader
@@ -50,7 +50,7 @@ from migration.transport.shared import SharedSlots
 from policies.causes import Cause
 from policies.cost.latencies import ClassCounts
 from policies.decision.placement import Decision, NoReplica, Place, PlacingView
-from policies.model import ReplicaId, RequestId
+from policies.model import Blocks, ReplicaId, RequestId
 from policies.plan import Reason
 from tests.app.client.sample import MATCHED
 from tests.deployments.engine.fake_engine import FakeEngine, prompt_of
@@ -451,10 +451,10 @@ def make_service(
 
 
 class Utilities:
-    """Implements `RemoteReplicas[UtilityApi]`: notes orders, with the answers of `answers`, by replica."""
+    """Implements `RemoteReplicas[OrderedReplica]`: notes orders, with the answers of `answers`, by replica."""
 
     def __init__(self) -> None:
-        self.orders: list[tuple[ReplicaId, str, ProfileSession | None]] = []
+        self.orders: list[tuple[ReplicaId, str, Any]] = []
         self.answers: dict[str, str | Exception] = {}
 
     def at(self, replica: ReplicaId, routed: bool = True) -> "Utility":
@@ -465,11 +465,17 @@ class Utilities:
 
 
 class Utility:
-    """Implements `UtilityApi`."""
+    """Implements `CacheApi` and `UtilityApi`."""
 
     def __init__(self, utilities: Utilities, replica: ReplicaId) -> None:
         self._utilities = utilities
         self._replica = replica
+
+    async def delete_blocks(self, names: tuple[int, ...] | None) -> Blocks:
+        answer = await self._take("delete_blocks", names)
+        if isinstance(answer, str):
+            raise TransferFailed(answer)
+        return Blocks(3)
 
     async def reset_prefix_cache(self) -> str | None:
         return await self._take("reset_prefix_cache")
@@ -480,8 +486,8 @@ class Utility:
     async def stop_profile(self) -> str | None:
         return await self._take("stop_profile")
 
-    async def _take(self, order: str, session: ProfileSession | None = None) -> str | None:
-        self._utilities.orders.append((self._replica, order, session))
+    async def _take(self, order: str, about: Any = None) -> str | None:
+        self._utilities.orders.append((self._replica, order, about))
         answer = self._utilities.answers.get(self._replica)
         if answer == "silent":
             await asyncio.Event().wait()
@@ -567,6 +573,9 @@ class Backend:
     async def match(self, order: MatchOrder) -> dict[str, Any]:
         self.matched.append(order)
         return MATCHED
+
+    async def names(self, order: DropOrder) -> tuple[int, ...] | None:
+        return (7, 8) if order.of_prompt else None
 
     async def load_adapter(self, order: LoadAdapter) -> str:
         self.adapter_orders.append(order)

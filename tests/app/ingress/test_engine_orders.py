@@ -65,3 +65,46 @@ async def test_orders_are_the_operators(api: Api, order: str) -> None:
     api.address = ("10.0.0.1", 1)
     assert (await api.post(f"/mell/{order}")).status_code == 403
     assert not api.backend.utilities.orders
+
+
+DROP = "/mell/cache"
+
+
+async def test_blocks_are_deleted_on_all_replicas_or_on_one(api: Api) -> None:
+    api.backend.utilities.answers["b"] = "the blocks of its cache have no names"
+    both = await api.send("DELETE", DROP, json={"prompt": "x"})
+    assert both.status_code == 200 and both.json() == {
+        "success": False,
+        "blocks": {"a": 3},
+        "failed": {"b": "the blocks of its cache have no names"},
+    }
+    one = await api.send("DELETE", DROP, json={"messages": [{"role": "user", "content": "x"}], "replica": "a"})
+    assert one.json() == {"success": True, "blocks": {"a": 3}, "failed": {}}
+    empty = await api.send("DELETE", DROP)
+    assert list(empty.json()["blocks"]) == ["a"]
+    named, everything = ("delete_blocks", (7, 8)), ("delete_blocks", None)
+    orders = [(replica, (order, about)) for replica, order, about in api.backend.utilities.orders]
+    assert orders == [("a", named), ("b", named), ("a", named), ("a", everything), ("b", everything)]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "reason"),
+    [
+        ({"prompt": "x", "messages": []}, 400, "give a prompt or messages"),
+        ({"cache_salt": "s"}, 400, "give one of both"),
+        ({"model": "m", "replica": "a"}, 400, "give one of both"),
+        ({"prompt": "x", "replica": "z"}, 404, "no replica 'z' is running"),
+        ({"prompt": "x", "prompt_cache_key": "s"}, 400, "unknown parameter"),
+        ({"replica": ""}, 400, "replica"),
+    ],
+)
+async def test_a_wrong_deletion_is_refused(api: Api, body: Any, status: int, reason: str) -> None:
+    response = await api.send("DELETE", DROP, json=body)
+    assert response.status_code == status and reason in response.json()["error"]["message"]
+    assert not api.backend.utilities.orders
+
+
+async def test_deletions_are_the_operators(api: Api) -> None:
+    api.backend.require("secret-key!")
+    assert (await api.send("DELETE", DROP)).status_code == 401
+    assert not api.backend.utilities.orders

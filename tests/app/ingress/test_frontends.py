@@ -17,7 +17,7 @@ from app.ingress.description.openapi import own_document
 from app.ingress.errors import ApiError
 from app.ingress.frontends import VllmApi
 from app.ingress.http.control import ControlRoutes
-from app.ingress.http.orders import MatchOrder
+from app.ingress.http.orders import DropOrder, MatchOrder
 from app.main import _engine_config, _ingress_config, read_settings
 from migration.protocol.core_messages import Adapter, CoreRequest, Frames, decode_request
 from policies.cluster.changes import Arrival
@@ -97,7 +97,7 @@ class Prompts:
 
     def names(self, request: Frames) -> tuple[int, ...]:
         self.named.append(decode_request(request))
-        return (4, 2)
+        return (4, 2) if len(self.named[-1].prompt_token_ids or ()) > 1 else ()
 
     def serve_adapters(self, adapters: Any) -> None:
         pass
@@ -107,7 +107,7 @@ def body_text(body: dict[str, Any]) -> str:
     return str(body["prompt"] if "prompt" in body else body["messages"][0]["content"])
 
 
-async def looked_up(monkeypatch: pytest.MonkeyPatch, **order: Any) -> tuple[Prompts, Arrival]:
+async def started_api(monkeypatch: pytest.MonkeyPatch) -> tuple[Prompts, VllmApi]:
     settings, prompts = read_settings({}), Prompts()
     api = VllmApi(_ingress_config(settings, _engine_config(settings)))
 
@@ -120,6 +120,11 @@ async def looked_up(monkeypatch: pytest.MonkeyPatch, **order: Any) -> tuple[Prom
         await api.arrival(MatchOrder(prompt="x"))
     await api.start(Backend(make_service()))
     disable_envs_cache()
+    return prompts, api
+
+
+async def looked_up(monkeypatch: pytest.MonkeyPatch, **order: Any) -> tuple[Prompts, Arrival]:
+    prompts, api = await started_api(monkeypatch)
     return prompts, await api.arrival(MatchOrder(**order))
 
 
@@ -139,6 +144,17 @@ async def test_the_tokens_of_text_are_those_of_the_frontend(
     prompts, found = await looked_up(monkeypatch, **body, model="mell-tiny")
     assert prompts.bodies == [body] and prompts.named[0].prompt_token_ids == list(b"move")
     assert (found.tokens, found.session, found.adapter) == (4, "", None)
+
+
+async def test_the_blocks_of_a_prompt_have_its_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts, api = await started_api(monkeypatch)
+    assert await api.names(DropOrder(prompt=[5, 6, 7], model="sql", cache_salt="a:")) == (4, 2)
+    (request,) = prompts.named
+    assert (request.prompt_token_ids, request.cache_salt, request.lora_request) == ([5, 6, 7], "a:", SQL)
+    for order, status in (({"prompt": [5]}, 422), ({"prompt": "too long."}, 400), ({"prompt": "x", "model": "y"}, 404)):
+        with pytest.raises(ApiError) as refused:
+            await api.names(DropOrder(**order))
+        assert refused.value.status == status
 
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,eA=="}}

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 
 from deployments.cache.mirror import Mirror
 from deployments.engine.port import (
@@ -15,7 +15,7 @@ from deployments.engine.port import (
     Tie,
 )
 from deployments.engine.tokens import TOKEN_BYTES, ContextDigest, TokenSlots, expected, pack, unpack
-from migration.kv.cache_events import BlocksStored, CacheCleared, CacheEvent, PoolContents
+from migration.kv.cache_events import BlocksRemoved, BlocksStored, CacheCleared, CacheEvent, PoolContents
 from migration.protocol.core_messages import Adapter, decode_request
 from migration.protocol.errors import BlocksGone, TransferFailed
 from migration.protocol.messages import Fingerprint, Shard, SlotRef, Tail
@@ -243,6 +243,17 @@ class FakeEngine:
         """See `Engine.reset_prefix_cache`."""
         self._cache.clear()
         self._mirror(CacheCleared())
+
+    async def delete(self, names: Collection[int] | None) -> Blocks:
+        """See `Engine.delete`."""
+        size, found = self.fingerprint.block_size, []
+        for context in list(self._cache):
+            name = name_of(digests(context, size)[-1])
+            if names is None or name in names:
+                del self._cache[context]
+                found.append(name)
+        self._mirror(BlocksRemoved(found))
+        return Blocks(len(found))
 
     @property
     def profiling(self) -> bool:

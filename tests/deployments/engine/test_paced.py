@@ -23,6 +23,7 @@ from migration.run.outputs import OutputQueue, running
 from migration.transport.shared import SharedSlots
 from policies.model import Blocks, ReplicaId, RequestId
 from policies.prefix.change import CacheChange, Tier
+from policies.prefix.names import digests, name_of
 from tests.deployments.engine.fake_engine import FakeEngine, expected_logprobs, prompt_of
 from tests.migration.world import LIMITS, Pair, Replica, spec
 from tests.virtual_time import virtual_loop
@@ -44,6 +45,7 @@ pytestmark = pytest.mark.virtual_time
 
 @dataclass
 class Answer:
+    prefilled: Prefilled | None = None
     tokens: list[int] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
     finish: str | None = None
@@ -85,6 +87,7 @@ class Desk:
                 answer.tokens += generated.tokens
                 answer.times.append(virtual_loop().time())
                 answer.finish = generated.finish
+                answer.prefilled = answer.prefilled or generated.prefilled
 
 
 def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
@@ -327,6 +330,28 @@ async def test_reset_keeps_blocks_in_use() -> None:
     began = desk.answers["runs"].times[-1]
     await desk.done()
     assert second.times == pytest.approx([began + 0.011 + 0.010 + 0.001 + 0.004])
+    for seed in (1, 2, 3):
+        desk.ask(f"{seed}", prompt(32, seed), 1)
+    await desk.done()
+    assert desk.engine.stats().free_blocks == 16
+
+
+async def test_deleted_blocks_are_not_found_and_running_requests_keep_theirs() -> None:
+    desk = await Desk.open()
+    names = [name_of(digest) for digest in digests(prompt(16), 4)]
+    desk.ask("runs", prompt(16), 10)
+    await asyncio.sleep(0.030)
+    assert set(names) <= set(desk.engine.mirror.counts)
+    assert await desk.engine.delete(names[:2]) == 2
+    assert not set(names[:2]) & set(desk.engine.mirror.counts) and desk.engine.mirror.exact
+    second = desk.ask("same", prompt(16), 1)
+    await desk.done()
+    assert second.prefilled == Prefilled(16, 0), "without its first blocks, a prefix is not found"
+    assert desk.answers["runs"].tokens == list(expected(tuple(prompt(16)), 10))
+    assert desk.engine.stats().free_blocks == 16
+    left = len(desk.engine.mirror.counts)
+    assert left and await desk.engine.delete(None) == left and not desk.engine.mirror.counts
+    assert desk.engine.stats().free_blocks == 16
     for seed in (1, 2, 3):
         desk.ask(f"{seed}", prompt(32, seed), 1)
     await desk.done()

@@ -156,6 +156,29 @@ async def test_halted_request_ends_without_a_reason_of_vllms(
     assert core.aborted == [] and halting == ["r.0"] * halted and not engine._runs._left
 
 
+async def test_blocks_are_deleted_by_a_request_of_one_token_whose_end_has_their_number() -> None:
+    engine = over(core := FakeCore())
+    with pytest.raises(TransferFailed, match="not followed"):
+        await engine.delete(None)
+    engine.mirror = Mirror()
+    for names, sent in (([5, 1 << 63], b"\0" * 7 + b"\5\x80" + b"\0" * 7), (None, None)):
+        deleting = asyncio.create_task(engine.delete(names))
+        await settle()
+        request = core.requests[-1]
+        assert (len(request.prompt_token_ids or ()), request.sampling_params.max_tokens) == (1, 1)
+        assert request.sampling_params.extra_args["kv_transfer_params"]["mell_delete"] == {"names": sent}
+        assert not deleting.done()
+        end = {"finish_reason": FinishReason.LENGTH, "kv_transfer_params": {"mell_deleted": 2}}
+        await core.step(EngineCoreOutput(request.request_id, [0], **end))
+        assert await deleting == 2
+    deleting = asyncio.create_task(engine.delete(None))
+    await settle()
+    await core.step(EngineCoreOutput(core.requests[-1].request_id, [], finish_reason=FinishReason.ERROR))
+    with pytest.raises(TransferFailed):
+        await deleting
+    assert not core.aborted and not engine._runs._runs
+
+
 async def test_a_pooled_request_occupies_its_prompt_until_it_ends() -> None:
     engine = over(core := FakeCore())
     engine._pools, engine._capacity, engine._max_requests = True, Blocks(10), 64

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from migration.kv.cache_events import decode_batch
+from migration.kv.cache_events import decode_batch, encode_names
 from migration.kv.layout import CacheLayout
 from migration.kv.tables import BlockLoad, TableChange
 from migration.protocol.errors import BlocksGone
@@ -589,6 +589,13 @@ class SmallPool:
         connector.bind_kv_cache_manager(SimpleNamespace(block_pool=self.pool))
         self.connector = connector
 
+    def key(self, prompt: Sequence[int]) -> Any:
+        """vLLM's hash of a prompt's last full block."""
+        from vllm.sampling_params import SamplingParams
+        from vllm.v1.request import Request as VllmRequest
+
+        return VllmRequest("v1", list(prompt), SamplingParams(), None, block_hasher=self.hasher).block_hashes[-1]
+
     def run(self, prompt: Sequence[int]) -> None:
         """A request that computes its whole prompt, whatever is cached, and ends."""
         from vllm.sampling_params import SamplingParams
@@ -632,6 +639,40 @@ def test_contents_of_the_cache_follow_its_events_if_a_request_asks_for_them() ->
         twins |= mirror.blocks > len(mirror.counts)
     assert mirror.checks == 21 and mirror.resyncs == {Resync.START: 1}, "the events give what the pool has"
     assert twins, "there were blocks of one name"
+
+
+def test_request_deletes_blocks_by_name_and_its_end_has_their_number() -> None:
+    from deployments.cache.mirror import Mirror
+
+    small, mirror = SmallPool(connector := make_connector()), Mirror()
+
+    def delete(names: bytes | None) -> int:
+        """Order a deletion; the number in the reply."""
+        order = Request(kv_transfer_params={"mell_delete": {"names": names}})
+        connector.on_new_request(order)
+        small.step(mirror)
+        held, reply = connector.request_finished_all_groups(order, ((),))
+        assert not held and reply is not None
+        assert connector.request_finished_all_groups(order, ((),)) == (False, None), "a reply comes once"
+        return int(reply["mell_deleted"])
+
+    connector.on_new_request(Request(kv_transfer_params={"mell_contents": True}))
+    small.run(range(4 * BLOCK))
+    small.run(range(100, 100 + BLOCK))
+    running = small.pool.get_cached_block(small.key(range(BLOCK)), [0])
+    small.pool.touch(running)
+    small.step(mirror)
+    names = list(mirror.counts)
+    free = small.pool.get_num_free_blocks()
+    assert delete(encode_names(names[:2])) == 2, "the first of them is in use"
+    assert set(mirror.counts) == set(names[2:]) and mirror.exact
+    assert running[0].ref_cnt == 1 and small.pool.get_num_free_blocks() == free, "its request keeps it"
+    assert delete(encode_names(names[:2])) == 0
+    assert delete(b"") == 0 and delete(None) == 3
+    assert not mirror.counts and small.pool.get_cached_block(small.key(range(BLOCK)), [0]) is None
+    small.run(range(4 * BLOCK))
+    small.step(mirror)
+    assert set(mirror.counts) == set(names[:4]), "deleted blocks are computed and found again"
 
 
 def test_cache_with_several_groups_records_no_events() -> None:
