@@ -150,7 +150,7 @@ def test_a_wrong_command_is_found(command: str, monkeypatch: pytest.MonkeyPatch,
 def test_the_example_of_the_simulator_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = ROOT / "docs" / "simulation.md"
     examples = [words for block in BLOCKS if block.page == page for words in shell.commands(block.text)]
-    (options,) = [words[3:] for words in examples if words[2:3] == ["app.simulator"] and "--poisson" in words]
+    (options,) = [words[3:] for words in examples if words[2:3] == ["app.simulator"] and "--lengths" in words]
     monkeypatch.chdir(tmp_path)
     assert simulator.main([*options, "--horizon", "900", "--seeds", "1", "--processes", "1", "--quiet"]) == 0
     assert json.loads((tmp_path / "runs.json").read_text())

@@ -24,7 +24,7 @@ from app.simulator.autoscaling.rule import LoadMeasure, LoadSamples, ScalingRule
 from app.simulator.caches.cache import SimulatedCache
 from app.simulator.costs.costs import Costs
 from app.simulator.costs.steps import StepTimes
-from app.simulator.workload.workload import Job
+from app.simulator.workload.workload import Job, Succession
 from app.simulator.world.engine import Memory, SimulatedEngine
 from app.simulator.world.live import Live
 from app.simulator.world.loop import Loop, Turn
@@ -96,12 +96,15 @@ class SimulatedFleet:
         self._wanted = self._least
         self._change = WantedChange()
         self._opened = 0
+        self._succession = Succession(())
+        self._arrived = 0
 
     def run(self, jobs: Sequence[Job]) -> None:
         """Run the arrivals of `jobs`, sorted by time, until the setup's horizon."""
         for _ in range(self._wanted):
             self._open(running=True)
-        self._await(jobs, 0)
+        self._succession = Succession(jobs)
+        self._await(self._succession.first, 0)
         self._control()
         self.loop.run(self._setup.horizon_s)
 
@@ -125,6 +128,8 @@ class SimulatedFleet:
         now = self.loop.now
         alone = self._times.alone(live.job.prompt, live.job.output, self._costs.ingress_s)
         self._observer.finished(now, live.life(now, alone))
+        if (job := self._succession.ended(live.id, now)) is not None:
+            self.loop.at(job.arrival_s + self._costs.ingress_s, Turn.ARRIVAL, partial(self._take, job))
         self._end(member)
         self._route()
 
@@ -143,10 +148,14 @@ class SimulatedFleet:
             self.loop.at(time, Turn.ARRIVAL, partial(self._arrive, jobs, index))
 
     def _arrive(self, jobs: Sequence[Job], index: int) -> None:
-        self._queue.append(Live(jobs[index], index))
+        self._take(jobs[index])
+        self._await(jobs, index + 1)
+
+    def _take(self, job: Job) -> None:
+        self._queue.append(Live(job, self._arrived))
+        self._arrived += 1
         self._route()
         self._replicas.settle()
-        self._await(jobs, index + 1)
 
     def _route(self) -> None:
         """Send queued requests to replicas, in their order, until none accepts the next one."""

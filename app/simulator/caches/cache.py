@@ -3,8 +3,8 @@
     in use     computed for, or found by, a request that runs; its memory is a part of the request's
     left over  in memory that nothing else needs: the least recently used is dropped first, of a prompt the last one
 
-Blocks have names only (`Job.names`): a cache without content. The blocks of a request's output have none, and are not
-found again.
+Blocks have names only (`Job.context`): a cache without content. Without a session, the blocks of a request's output
+have none, and are not found again.
 """
 
 from collections import OrderedDict
@@ -17,7 +17,7 @@ from policies.prefix.change import CacheChange, NetChanges, Tier
 
 @dataclass(slots=True)
 class _Use:
-    """The names of a request's prompt, and how many of its blocks are in the cache because of it."""
+    """The names of a request's blocks, and how many of these are in the cache because of it."""
 
     names: Sequence[int]
     held: int = 0
@@ -41,10 +41,11 @@ class SimulatedCache:
         return self.shared * self.block_tokens
 
     def claim(self, request: RequestId, names: Sequence[int], tokens: int, computed: int = 0) -> int:
-        """Use the first blocks of a prompt that are there, and return the tokens that need no computation.
+        """Use the first blocks of a context that are there, and return the tokens that need no computation.
 
-        The last of the request's `tokens` tokens is always computed. If `computed` ones are already, their blocks are
-        added, and no others are looked for. Blocks are kept until `release`; another call may find more.
+        `names` are those of all blocks that the request will fill. The last of its `tokens` tokens is always computed.
+        If `computed` ones are already, their blocks are added, and no others are looked for. Blocks are kept until
+        `release`; another call may find more.
         """
         use = self._uses.setdefault(request, _Use(names))
         if computed > use.held * self.block_tokens:

@@ -71,6 +71,7 @@ def _workload(order: SimulationOrder, workloads: Sequence[Workload]) -> Metrics:
     return {
         "arrivals": "trace" if rate is None else "poisson",
         "rate_per_s": rate,
+        "sessions": order.names.sessions,
         "trace": order.names.trace,
         "lengths": order.names.lengths,
         "length_scale": recipe.length_scale,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from app.simulator.costs.costs import shipped_costs
 from app.simulator.workload.lengths import SHIPPED
+from app.simulator.workload.sessions import SHAPES
 from policies.precedence import OVERTAKE_S
 from policies.prefix.routing import Routing
 
@@ -42,6 +43,11 @@ def parser() -> argparse.ArgumentParser:
     workload.add_argument("--trace", type=Path, metavar="FILE", help=TRACE_HELP)
     workload.add_argument(
         "--poisson", type=float, metavar="RATE", help="instead of a trace: random arrivals, RATE requests per second"
+    )
+    workload.add_argument(
+        "--sessions",
+        choices=list(SHAPES),
+        help="with --poisson: RATE sessions per second, of several requests with prompts that begin alike",
     )
     _add_requests(workload)
     policies = whole.add_argument_group("policies", "The limits apply to every policy.")
@@ -246,13 +252,14 @@ def _add_caches(group: "argparse._ArgumentGroup") -> None:
         "--block-tokens",
         type=int,
         metavar="N",
-        help="simulate prefix caches: tokens of a block with an id in the trace's hash_ids, 512 in Mooncake's",
+        help="simulate prefix caches: tokens of a block; of a trace with hash_ids, those that an id stands for, 512 in "
+        "Mooncake's",
     )
     add(
         "--routing",
-        choices=[str(kind) for kind in (Routing.TREE, Routing.LEAST_LOAD)],
+        choices=[str(kind) for kind in Routing],
         default=str(Routing.TREE),
-        help="placement by the contents of prefix caches, or by load alone (default: %(default)s)",
+        help="placement by the contents of prefix caches, by session, or by load alone (default: %(default)s)",
     )
 
 

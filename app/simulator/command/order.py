@@ -16,6 +16,7 @@ from app.simulator.outcome.metrics import Window
 from app.simulator.workload.hashed import is_hashed
 from app.simulator.workload.lengths import read_lengths
 from app.simulator.workload.recording import RecordedReplicas, is_recording, read_traffic
+from app.simulator.workload.sessions import SHAPES
 from app.simulator.workload.workload import ArrivalTrace, Poisson, Recipe, Workload, read_trace
 from app.simulator.world.setup import Setup
 from app.simulator.world.world import speed_of
@@ -39,6 +40,8 @@ class Names:
     lengths: str | None
     costs: str
     calibration: str | None
+    sessions: str | None = None
+    """The name of made-up sessions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +128,9 @@ def _arrivals(given: argparse.Namespace) -> tuple[Poisson | ArrivalTrace, Record
         raise BadInput("Give either --trace FILE or --poisson RATE.")
     require_not_negative("start", given.start)
     if given.trace is None:
-        return Poisson(given.poisson), RecordedReplicas()
+        return Poisson(given.poisson, SHAPES.get(given.sessions)), RecordedReplicas()
+    if given.sessions is not None:
+        raise BadInput("--sessions are made up, and need --poisson RATE instead of --trace.")
     if is_hashed(given.trace) or not is_recording(given.trace):
         return _from(read_trace(given.trace), given.start), RecordedReplicas()
     traffic = read_traffic(given.trace)
@@ -144,8 +149,9 @@ def _block_tokens(given: argparse.Namespace, arrivals: Poisson | ArrivalTrace) -
     """The tokens of a block in prefix caches; 0 without caches."""
     if given.block_tokens is None:
         return 0
-    if isinstance(arrivals, Poisson) or not any(row.names for row in arrivals.rows):
-        raise BadInput("--block-tokens needs a --trace with hash_ids.")
+    named = arrivals.shape is not None if isinstance(arrivals, Poisson) else any(row.names for row in arrivals.rows)
+    if not named:
+        raise BadInput("--block-tokens needs a --trace with hash_ids, or --sessions.")
     return _at_least_one("number of tokens of a block", given.block_tokens)
 
 
@@ -294,7 +300,7 @@ def as_recorded(costs: Costs, recorded: RecordedReplicas) -> Costs:
 def _names(given: argparse.Namespace) -> Names:
     paths = (given.trace, given.lengths, given.calibration)
     trace, lengths, calibration = (None if path is None else Path(path).name for path in paths)
-    return Names(trace, lengths, Path(_cost_source(given)).name, calibration)
+    return Names(trace, lengths, Path(_cost_source(given)).name, calibration, given.sessions)
 
 
 def _at_least_one(name: str, value: int) -> int:

@@ -55,7 +55,8 @@ def _classes(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def _head(outcome: Document) -> Iterator[str]:
     workload, setup, bound = outcome["workload"], outcome["setup"], outcome["bound"]
-    source = workload["trace"] or f"Poisson {workload['rate_per_s']:g}/s"
+    made_up = f", sessions {workload['sessions']}" if workload.get("sessions") else ""
+    source = workload["trace"] or f"Poisson {workload['rate_per_s']:g}/s{made_up}"
     lengths = f", lengths from {workload['lengths']}" if workload["lengths"] else ""
     scales = "".join(
         f", {scaled} x {workload[name]:g}"

@@ -213,6 +213,7 @@ def _delays(lives: Sequence[Life]) -> Metrics:
     whole = [life.finished_s - life.job.arrival_s - life.ideal_s for life in lives]
     return {
         "ttft_s": _spread([life.first_token_s - life.job.arrival_s for life in lives]),
+        "completion_s": _spread([life.finished_s - life.job.arrival_s for life in lives]),
         "stall_s": _spread([life.stalled_s for life in lives]),
         "added_ttft_s": _spread(first),
         "added_completion_s": _spread(whole),

@@ -5,17 +5,20 @@ must fit into a replica alone. The paper scales its conversations by ten (sectio
 those that then exceed a GPU; the cut is our reading.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from pathlib import Path
 from random import Random
 
 from app.simulator.errors import BadInput, require_positive
 from app.simulator.workload.hashed import is_hashed, read_hashed
 from app.simulator.workload.lengths import LENGTHS, Lengths
+from app.simulator.workload.sessions import SessionRequest, SessionShape, Texts, sessions
 from app.simulator.workload.table import read_table
 from policies.model import RequestId, Tokens
 from policies.precedence import DEFAULT_CLASS, Precedence
+from policies.prefix.names import digests, name_of
 
 CLASS = "class"
 """The column of service classes, which a trace may have."""
@@ -27,8 +30,10 @@ SMALLEST_CAPACITY = 8
 @dataclass(frozen=True, slots=True)
 class Job:
     """A request to simulate: it arrives at `arrival_s` seconds with `prompt` tokens and generates `output` more. No
-    policy sees `output`. `names` are those of its prompt's full blocks, if prefix caches are simulated.
-    `service_class` is the name of its class.
+    policy sees `output`. `names` are those of its prompt's full blocks, if prefix caches are simulated, and `outputs`
+    those of the blocks that its output fills. `service_class` is the name of its class.
+
+    A request of a `session` arrives `think_s` seconds after the end of the request `after`, and not before its time.
     """
 
     id: RequestId
@@ -37,6 +42,15 @@ class Job:
     output: Tokens
     names: tuple[int, ...] = ()
     service_class: str = DEFAULT_CLASS
+    session: str = ""
+    after: RequestId | None = None
+    think_s: float = 0.0
+    outputs: tuple[int, ...] = ()
+
+    @property
+    def context(self) -> tuple[int, ...]:
+        """The names of all blocks that it leaves."""
+        return (*self.names, *self.outputs) if self.outputs else self.names
 
     @property
     def precedence(self) -> Precedence:
@@ -46,8 +60,8 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """An arrival at `at_s` seconds, with its lengths in tokens, the names of its prompt's blocks and its service class
-    if the trace has them.
+    """An arrival at `at_s` seconds, with its lengths in tokens, the names of its prompt's blocks, its service class and
+    its session if the trace has them. `think_s` is the time from the end of the session's previous request.
     """
 
     at_s: float
@@ -55,13 +69,16 @@ class Recorded:
     output: float = 0.0
     names: tuple[int, ...] = ()
     service_class: str = ""
+    session: str = ""
+    think_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Poisson:
-    """Requests that arrive independently of each other, `rate` per second."""
+    """Requests that arrive independently of each other, `rate` per second; sessions with a `shape`, if there is one."""
 
     rate: float
+    shape: SessionShape | None = None
 
     def __post_init__(self) -> None:
         require_positive("Poisson rate", self.rate)
@@ -100,8 +117,8 @@ class Recipe:
         require_positive("length scale", self.length_scale)
         if self.capacity < SMALLEST_CAPACITY:
             raise BadInput(f"The capacity must be {SMALLEST_CAPACITY} tokens or more, got {self.capacity}.")
-        if self.lengths is None and isinstance(self.arrivals, Poisson):
-            raise BadInput("Poisson arrivals have no lengths of their own: give --lengths.")
+        if self.lengths is None and isinstance(self.arrivals, Poisson) and self.arrivals.shape is None:
+            raise BadInput("Poisson arrivals have no lengths of their own: give --lengths or --sessions.")
         if self.block_tokens and (self.lengths is not None or self.length_scale != 1.0):
             raise BadInput("The names of a trace's blocks are those of its own lengths: leave the lengths as they are.")
 
@@ -118,7 +135,10 @@ class Workload:
 def read_trace(path: Path) -> ArrivalTrace:
     """The requests in a trace file. Raises `BadInput` if the file is not a trace."""
     if is_hashed(path):
-        rows = [Recorded(*row) for row in read_hashed(path)]
+        rows = [
+            Recorded(each.arrival_s, each.prompt, each.output, each.names, session=each.session, think_s=each.think_s)
+            for each in read_hashed(path)
+        ]
     else:
         table = read_table(path)
         classes = (row.get(CLASS) or "" for row in table.rows)
@@ -147,16 +167,63 @@ def draw(recipe: Recipe, seed: int) -> Workload:
         name = row.service_class or _drawn_class(recipe.shares, chance)
         full = row.names[: kept[0] // recipe.block_tokens] if recipe.block_tokens else ()
         at_s = row.at_s * recipe.time_scale
-        jobs.append(Job(RequestId(f"r{number}"), at_s, Tokens(kept[0]), Tokens(kept[1]), full, name))
+        lengths = Tokens(kept[0]), Tokens(kept[1])
+        think_s = row.think_s * recipe.time_scale
+        jobs.append(Job(RequestId(f"r{number}"), at_s, *lengths, full, name, row.session, think_s=think_s))
     if not jobs:
         raise BadInput(f"No request arrives in the first {recipe.horizon_s:g} s.")
-    return Workload(seed, tuple(jobs), capped)
+    return Workload(seed, tuple(_in_sessions(jobs, recipe.block_tokens)), capped)
+
+
+def _in_sessions(jobs: Sequence[Job], block_tokens: int) -> Iterator[Job]:
+    """The same requests; those of sessions with the request before them, and with the names of their outputs' blocks.
+
+    These are in the next prompt of the session, if it goes on after this one. Nobody finds the others, which have names
+    of their own, below 0.
+    """
+    latest: dict[str, Job] = {}
+    following: dict[RequestId, Job] = {}
+    for job in jobs:
+        if job.session:
+            if (before := latest.get(job.session)) is not None:
+                following[before.id] = job
+            latest[job.session] = job
+    before_it = {job.id: id for id, job in following.items()}
+    for number, job in enumerate(jobs):
+        if not job.session:
+            yield job
+            continue
+        outputs: tuple[int, ...] = ()
+        if block_tokens:
+            first, last = len(job.names), (job.prompt + job.output - 1) // block_tokens
+            following_names = following[job.id].names if job.id in following else ()
+            found = following_names[first:last] if following_names[:first] == job.names else ()
+            own = range(-1 - number * _OWN_NAMES, -1 - number * _OWN_NAMES - (last - first - len(found)), -1)
+            outputs = (*found, *own)
+        yield replace(job, after=before_it.get(job.id), outputs=outputs)
+
+
+_OWN_NAMES = 1 << 20
+"""More names than a request has blocks."""
+
+
+class Succession:
+    """The order of requests in sessions: `first` are those that wait for no other one, sorted by arrival."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self.first = [job for job in jobs if job.after is None]
+        self._after = {job.after: job for job in jobs if job.after is not None}
+
+    def ended(self, request: RequestId, now: float) -> Job | None:
+        """The request that follows one that has just ended, with its arrival; None if there is none."""
+        job = self._after.pop(request, None)
+        return None if job is None else replace(job, arrival_s=max(job.arrival_s, now + job.think_s))
 
 
 def _requests(recipe: Recipe, seed: int) -> Iterator[tuple[Recorded, int, int]]:
     """The arrival, prompt tokens and output tokens of each request, before any cut."""
     chance = Random(f"{seed}-lengths")
-    for row in _arrivals(recipe.arrivals, seed):
+    for row in _arrivals(recipe, seed):
         if row.at_s * recipe.time_scale >= recipe.horizon_s:
             return
         lengths = recipe.lengths.draw(chance) if recipe.lengths else (row.prompt, row.output)
@@ -173,14 +240,33 @@ def _drawn_class(shares: Mapping[str, float], chance: Random) -> str:
     return DEFAULT_CLASS
 
 
-def _arrivals(arrivals: Poisson | ArrivalTrace, seed: int) -> Iterator[Recorded]:
-    if isinstance(arrivals, ArrivalTrace):
-        yield from arrivals.rows
-        return
+def _arrivals(recipe: Recipe, seed: int) -> Iterator[Recorded]:
+    match recipe.arrivals:
+        case ArrivalTrace(rows):
+            yield from rows
+        case Poisson(rate, None):
+            yield from map(Recorded, _times(rate, seed))
+        case Poisson(rate, shape):
+            assert shape is not None
+            begins_s = takewhile(lambda at_s: at_s * recipe.time_scale < recipe.horizon_s, _times(rate, seed))
+            yield from _made_up(sessions(shape, begins_s, seed), seed, recipe.block_tokens)
+
+
+def _times(rate: float, seed: int) -> Iterator[float]:
     chance, at_s = Random(f"{seed}-arrivals"), 0.0
     while True:
-        at_s += chance.expovariate(arrivals.rate)
-        yield Recorded(at_s)
+        at_s += chance.expovariate(rate)
+        yield at_s
+
+
+def _made_up(requests: Iterable[SessionRequest], seed: int, block_tokens: int) -> Iterator[Recorded]:
+    """Requests of made-up sessions; the names of blocks are those of the prompts' tokens, as an engine names them."""
+    texts = Texts(seed)
+    for each in requests:
+        named = digests(texts.tokens(each.prompt), block_tokens) if block_tokens else ()
+        names = tuple(map(name_of, named))
+        prompt, output = each.prompt_tokens, each.output
+        yield Recorded(each.at_s, prompt, output, names, session=each.session, think_s=each.think_s)
 
 
 def _cut(prompt: int, output: int, capacity: int) -> tuple[int, int]:

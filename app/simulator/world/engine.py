@@ -313,7 +313,7 @@ class SimulatedEngine:
         """Leave out the first tokens of a prefill that are in the cache, unless some have been computed."""
         if self.cache is None:
             return
-        done = self.cache.claim(live.id, live.job.names, live.need, live.need - live.todo)
+        done = self.cache.claim(live.id, live.job.context, live.need, live.need - live.todo)
         live.todo = min(live.todo, live.need - done)
 
     def _admit(self, live: Live, todo: int, now: float) -> None:
@@ -336,6 +336,9 @@ class SimulatedEngine:
         """Remove an admitted request from the batch or from the prefills."""
         del self.running[live.id]
         if self.cache is not None:
+            if live.stage is Stage.DECODE:
+                # The KV of the newest token is computed with the next one.
+                self.cache.fill(live.id, math.ceil(live.tokens(now) - NEARLY) - 1)
             self.cache.release(live.id)
         if live.stage is Stage.DECODE:
             self.batch.leave(live, now)

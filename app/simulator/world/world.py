@@ -13,7 +13,7 @@ from functools import partial
 from app.simulator.caches.cache import SimulatedCache
 from app.simulator.costs.costs import Costs, MigrationCosts, PathChoice
 from app.simulator.costs.steps import StepTimes
-from app.simulator.workload.workload import Job
+from app.simulator.workload.workload import Job, Succession
 from app.simulator.world.engine import Memory, SimulatedEngine
 from app.simulator.world.live import Live, Stage
 from app.simulator.world.loop import Loop, Timer, Turn
@@ -69,6 +69,8 @@ class World:
         self._reports = Reports(pool, costs.slots)
         self.replicas = Replicas(self.loop, self._times, _memory(costs), self)
         self.mover = Mover(self.loop, costs.migration, self) if costs.migration else None
+        self._succession = Succession(())
+        self._arrived = 0
         self._next_epoch: Timer | None = None
         self._next_epoch_s = 0.0
         self._last_epoch_s = 0.0
@@ -83,7 +85,8 @@ class World:
         self._open_first()
         if not self._costs.slots:
             self._decide(0.0)
-        self._await(jobs, 0)
+        self._succession = Succession(jobs)
+        self._await(self._succession.first, 0)
         self._await_epoch(self._setup.epoch_s)
         self.loop.run(self._setup.horizon_s)
 
@@ -110,6 +113,8 @@ class World:
         self._reports.over.append(live)
         alone = self._times.alone(live.job.prompt, live.job.output, self._costs.ingress_s)
         self._observer.finished(self.loop.now, live.life(self.loop.now, alone))
+        if (job := self._succession.ended(live.id, self.loop.now)) is not None:
+            self.loop.at(job.arrival_s + self._costs.ingress_s, Turn.ARRIVAL, partial(self._take, (job,)))
 
     def preempted(self, live: Live) -> None:
         """See `EngineObserver`."""
@@ -157,17 +162,23 @@ class World:
 
     def _arrive(self, jobs: Sequence[Job], index: int) -> None:
         """Take all arrivals of this time; the live scheduler gets such a batch in one call."""
-        end, classes = index, self._setup.classes
+        end = index
         while end < len(jobs) and jobs[end].arrival_s <= jobs[index].arrival_s:
-            live = Live(jobs[end], end, classes.turn(jobs[end].precedence))
+            end += 1
+        self._take(jobs[index:end])
+        self._await(jobs, end)
+
+    def _take(self, jobs: Sequence[Job]) -> None:
+        """Take requests that arrive together."""
+        for job in jobs:
+            live = Live(job, self._arrived, self._setup.classes.turn(job.precedence))
+            self._arrived += 1
             self.lives[live.id] = live
             self._reports.changed[live] = None
-            end += 1
         if not self._costs.slots:
-            arrivals = [Arrival(job.id, job.prompt, job.names, precedence=job.precedence) for job in jobs[index:end]]
+            arrivals = [Arrival(job.id, job.prompt, job.names, job.session, job.precedence) for job in jobs]
             for arrival in placing_order(self._memory, arrivals, self.loop.now):
                 self._place(arrival)
-        self._await(jobs, end)
 
     def _place(self, arrival: Arrival) -> None:
         """Place an arrival at once. If it does not fit, an early epoch has to find room for it."""

@@ -1,6 +1,8 @@
 """Worlds with prefix caches: hits, routing and evictions."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -96,3 +98,32 @@ def test_shares_of_prompt_tokens_are_metrics() -> None:
     assert shares == pytest.approx(
         {"available": 300 / 610, "predicted": 300 / 610, "delivered": 300 / 610, "not_delivered": 0.0}
     )
+
+
+def conversation(*names: Sequence[int], busy_s: float = 0.0) -> list[Job]:
+    """A session of these prompts. Each has blocks of the answer before it; a turn thinks for `busy_s` seconds."""
+    turns = [replace(job(f"turn-{n}", 0.0, each, 25), session="s") for n, each in enumerate(names)]
+    following = [replace(turn, after=before.id, think_s=busy_s) for before, turn in pairwise(turns)]
+    turns = [turns[0], *following]
+    # Of 25 tokens behind 5 of a block, with the newest not computed, two blocks are filled.
+    outputs = [each[len(turn.names) : len(turn.names) + 2] for turn, each in zip(turns, names[1:], strict=False)]
+    return [replace(turn, outputs=tuple(each)) for turn, each in zip(turns, [*outputs, ()], strict=True)]
+
+
+def test_a_turn_comes_after_the_answer_before_and_finds_its_blocks() -> None:
+    found = lives(conversation(LONG, range(33), range(40), busy_s=2.0))
+    first, second, third = (found[f"turn-{n}"] for n in range(3))
+    assert second.job.arrival_s == pytest.approx(first.finished_s + 2.0)
+    assert third.job.arrival_s == pytest.approx(second.finished_s + 2.0)
+    assert [life.cached for life in (first, second, third)] == [0, 320, 350]
+
+
+def test_a_session_returns_to_its_replica() -> None:
+    # The policy would choose the emptier replica.
+    turns = [*conversation(LONG, OTHER, LONG), job("large", 0.1, range(200, 240), 600)]
+    found = {routing: lives(turns, 2, 2000, routing) for routing in Routing}
+    cached = {routing: each["turn-2"].cached for routing, each in found.items()}
+    assert cached[Routing.SESSION] == cached[Routing.TREE] == 300
+    beside = [replace(turn, session=f"s{n}") for n, turn in enumerate(turns[:3])]
+    apart = lives([*beside, turns[3]], 2, 2000, Routing.SESSION)
+    assert apart["turn-2"].matched.predicted <= cached[Routing.SESSION]

@@ -134,7 +134,7 @@ def test_every_policy_meets_every_workload_once() -> None:
         ("", "Give either --trace FILE or --poisson RATE."),
         (f"--trace {PATH} --poisson 1", "Give either --trace FILE or --poisson RATE."),
         ("--trace nowhere.csv", "nowhere.csv cannot be read: No such file or directory."),
-        ("--poisson 1", "Poisson arrivals have no lengths of their own: give --lengths."),
+        ("--poisson 1", "Poisson arrivals have no lengths of their own: give --lengths or --sessions."),
         ("--poisson -1 --lengths quantiles", "The Poisson rate must be a number greater than 0, got -1."),
         ("--poisson nan --lengths quantiles", "The Poisson rate must be a number greater than 0, got nan."),
         ("--poisson 1 --lengths nowhere", "nowhere cannot be read: No such file or directory."),
