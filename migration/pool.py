@@ -7,17 +7,19 @@ tokens and addresses, and an address that went stale is a block that is missing,
     memory     alloc_mem, free_mem   room of the engine, under a lease
     index      insert, match         blocks of the prefix cache, by context
     transfer   transfer              the KV of a running request, for the replica that goes on with it
+               transfer_with_insert  a prefix, for another replica's prefix cache
 
-Nothing but `transfer` waits for another replica. All of a replica's memory that is held for somebody else is under a
-lease: it becomes free again if that one dies. docs/caching.md has the deviations from the paper.
+Nothing but `transfer_with_insert` waits for another replica. All of a replica's memory that is held for somebody else
+is under a lease: it becomes free again if that one dies. docs/caching.md has the deviations from the paper.
 """
 
 from collections.abc import Sequence
 from typing import Protocol
 
 from migration.protocol.messages import SlotRef
-from migration.protocol.record import MigrationRecord
+from migration.protocol.record import CopyRecord, MigrationRecord
 from migration.protocol.request import RequestSpec
+from migration.run.donor import CopyOrder
 from migration.run.source import Order
 from policies.model import Blocks, ReplicaId, Tokens
 from policies.prefix.tree import HeldPrefix
@@ -69,5 +71,15 @@ class MemPool(Protocol):
         Raises:
             RequestGone: the request is not here.
             Refused: the request moves already or must stay, or `to` is this replica.
+        """
+        ...
+
+    async def transfer_with_insert(self, order: CopyOrder, to: ReplicaId) -> CopyRecord:
+        """Copy a prefix into another replica's prefix cache; the record of the copy's end, also of a failure.
+
+        Both replicas keep what they need for it under leases.
+
+        Raises:
+            Refused: `to` is this replica, the copy is under way already, or too many are.
         """
         ...

@@ -15,8 +15,9 @@ from deployments.metrics.exposition import Family
 from migration.protocol.core_messages import Adapter
 from migration.protocol.errors import Refused
 from migration.protocol.messages import Adopt, Chunk, CopyRound, PathRequest, Prepare, Prepared
-from migration.protocol.record import MigrationRecord
+from migration.protocol.record import CopyRecord, MigrationRecord
 from migration.protocol.request import IngressId
+from migration.run.donor import CopyOrder
 from migration.run.source import Order
 from policies.cluster.changes import Arrival
 from policies.cost.latencies import ClassCounts
@@ -148,7 +149,15 @@ class TargetApi(Protocol):
         ...
 
 
-class EngineApi(RequestApi, AdapterApi, ControlApi, CacheApi, UtilityApi, TargetApi, MetricsApi, Protocol):
+class CopyApi(Protocol):
+    """An engine replica as the donor of copies, for operators, the scheduler and other replicas."""
+
+    async def copy_prefix(self, order: CopyOrder, to: ReplicaId) -> CopyRecord:
+        """See `MemPool.transfer_with_insert`."""
+        ...
+
+
+class EngineApi(RequestApi, AdapterApi, ControlApi, CacheApi, CopyApi, UtilityApi, TargetApi, MetricsApi, Protocol):
     """The Engine deployment."""
 
     def channel(self, ingress: IngressId) -> AsyncIterator[ChannelOffer]:

@@ -22,8 +22,9 @@ from deployments.serve.routing import ReplicaHandles, Unrouted
 from migration.protocol.core_messages import Adapter
 from migration.protocol.errors import Refused
 from migration.protocol.messages import Adopt, Chunk, CopyRound, PathRequest, Prepare, Prepared
-from migration.protocol.record import MigrationRecord
+from migration.protocol.record import CopyRecord, MigrationRecord
 from migration.protocol.request import IngressId
+from migration.run.donor import CopyOrder
 from migration.run.source import Order
 from policies.cluster.changes import Arrival
 from policies.cost.latencies import ClassCounts
@@ -172,6 +173,10 @@ class EngineStub:
     async def migration_resumed(self, migration: str) -> float | None:
         """See `Peer.resumed`."""
         return await self._calls.call(EngineApi.migration_resumed, migration)
+
+    async def copy_prefix(self, order: CopyOrder, to: ReplicaId) -> CopyRecord:
+        """See `CopyApi.copy_prefix`."""
+        return await self._calls.call(EngineApi.copy_prefix, order, to)
 
 
 class IngressStub:

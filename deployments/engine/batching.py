@@ -94,7 +94,7 @@ class BatchScheduler:
         """Remove a request, if it is still here."""
         if sequence in self.running:
             self.running.remove(sequence)
-            self._release(sequence)
+            self.release(sequence)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
 
@@ -173,8 +173,22 @@ class BatchScheduler:
             block = self._allocate(sequence)
             block.held += held[(index - first) * size : (index - first + 1) * size]
             self.pool.seal(block, sequence.digests[index])
-        self._release(sequence)
+        self.release(sequence)
         return last - present
+
+    def hold(self, key: str, context: list[int], salt: str | None) -> BatchedSequence:
+        """A sequence that uses the context's first blocks that the prefix cache has, until `release`."""
+        sequence = BatchedSequence(key, context, len(context), salt=salt)
+        sequence.blocks = self.pool.match(self._digests(sequence, len(context) // self._size))
+        sequence.computed = len(sequence.blocks) * self._size
+        self.pool.claim(sequence.blocks)
+        return sequence
+
+    def release(self, sequence: BatchedSequence) -> None:
+        """End the use of a sequence's blocks, which stay in the prefix cache."""
+        self.pool.release(sequence.blocks)
+        sequence.blocks = []
+        sequence.computed = 0
 
     # --- inside ---------------------------------------------------------------------------------------
 
@@ -186,7 +200,7 @@ class BatchScheduler:
                 continue
             last = max(reversed(self.running), key=_priority)
             self.running.remove(last)
-            self._release(last)
+            self.release(last)
             insort_left(self.waiting, last, key=_priority)
             self.preemptions += 1
             if last is sequence:
@@ -223,11 +237,6 @@ class BatchScheduler:
         assert block is not None, "there was room"
         sequence.blocks.append(block)
         return block
-
-    def _release(self, sequence: BatchedSequence) -> None:
-        self.pool.release(sequence.blocks)
-        sequence.blocks = []
-        sequence.computed = 0
 
     def _compute(self, sequence: BatchedSequence, count: int) -> None:
         """Write the next `count` tokens into the request's blocks, and seal full blocks."""

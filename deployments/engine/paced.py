@@ -87,6 +87,7 @@ class PacedEngine:
         self._costs = pace.costs
         self._scheduler = BatchScheduler(pace)
         self._outputs: dict[str, _Output] = {}
+        self._holds: dict[str, BatchedSequence] = {}
         self._loads: list[asyncio.Future[None]] = []
         self._slots = TokenSlots(self.fingerprint.shard_bytes)
         self.blocks_loaded = 0
@@ -159,7 +160,7 @@ class PacedEngine:
         held = self._scheduler.held(sequence, first, last)
         if held is None:
             raise TransferFailed(f"only {sequence.computed} tokens are computed, block {last} is not full")
-        return self._slots.write(slots, held)
+        return self._slots.write(slots, held, checked=key in self._holds)
 
     async def load(self, load: str, spec: RequestSpec, outputs: tuple[int, ...], first: Blocks, last: Blocks) -> None:
         """See `Engine.load`. Once whole, a load takes part in one step, like a decoding request."""
@@ -195,6 +196,19 @@ class PacedEngine:
         """See `Engine.present`."""
         request = decode_request(spec.body)
         return Blocks(self._scheduler.present([*(request.prompt_token_ids or ()), *outputs], request.cache_salt))
+
+    async def hold_prefix(self, hold: str, spec: RequestSpec, outputs: tuple[int, ...]) -> Blocks:
+        """See `Engine.hold_prefix`."""
+        self._check_alive()
+        request = decode_request(spec.body)
+        context = [*(request.prompt_token_ids or ()), *outputs]
+        sequence = self._holds[hold] = self._scheduler.hold(hold, context, request.cache_salt)
+        return Blocks(len(sequence.blocks))
+
+    def release_prefix(self, hold: str) -> None:
+        """See `Engine.release_prefix`."""
+        if (sequence := self._holds.pop(hold, None)) is not None:
+            self._scheduler.release(sequence)
 
     def expect(self, tail: str) -> None:
         """See `Engine.expect`."""
@@ -257,9 +271,10 @@ class PacedEngine:
     def _holding(self, key: str) -> BatchedSequence:
         """The run `key`. Raises BlocksGone if it holds no blocks."""
         output = self._outputs.get(key)
-        if output is None or not output.sequence.blocks:
+        sequence = self._holds.get(key) if output is None else output.sequence
+        if sequence is None or not sequence.blocks:
             raise BlocksGone("the request holds no blocks (waiting, preempted or ended)")
-        return output.sequence
+        return sequence
 
     def _check_alive(self) -> None:
         if self._death is not None:

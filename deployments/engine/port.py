@@ -176,6 +176,21 @@ class Engine(Protocol):
         """The number of the first full blocks of prompt and outputs that the prefix cache has, by the mirror."""
         ...
 
+    async def hold_prefix(self, hold: str, spec: RequestSpec, outputs: tuple[int, ...]) -> Blocks:
+        """Keep the first full blocks of a context that the prefix cache has, until `release_prefix`; their number.
+
+        They can be gathered and sent as those of a running request of the key `hold`, a name that is never reused.
+        Cancelled, it releases them.
+
+        Raises:
+            TransferFailed: the engine could not hold them.
+        """
+        ...
+
+    def release_prefix(self, hold: str) -> None:
+        """End a hold. An unknown one is no error."""
+        ...
+
     def expect(self, tail: str) -> None:
         """Let the workers hold the tail of this name, until `discard` or the first step of its run."""
         ...

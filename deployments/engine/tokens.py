@@ -172,8 +172,8 @@ class TokenSlots:
         shards = [bytes(self._segments.payload(slot, count * size)) for slot in slots]
         return b"".join(shard[i * size : (i + 1) * size] for i in range(count) for shard in shards)
 
-    def write(self, slots: Sequence[Slot], held: bytes) -> list[Shard]:
-        """Write blocks into a slot of each worker, the last one padded if it is not full.
+    def write(self, slots: Sequence[Slot], held: bytes, checked: bool = False) -> list[Shard]:
+        """Write blocks into a slot of each worker, the last one padded if it is not full; `checked`: with checksums.
 
         Raises:
             TransferFailed: the blocks do not fit, or a segment's process has ended.
@@ -181,11 +181,12 @@ class TokenSlots:
         size = self._shard_bytes
         held += bytes(-len(held) % (self._workers * size))
         shards = [held[i : i + size] for i in range(0, len(held), size)]
-        return [self._write(slot, b"".join(shards[rank :: self._workers])) for rank, slot in enumerate(slots)]
+        ranks = enumerate(slots)
+        return [self._write(slot, b"".join(shards[rank :: self._workers]), checked) for rank, slot in ranks]
 
-    def _write(self, slot: Slot, held: bytes) -> Shard:
+    def _write(self, slot: Slot, held: bytes, checked: bool) -> Shard:
         memory = self._segments.get(slot.segment)
         memory.view(slot.offset + HEADER, len(held))[:] = held
         ticket = next(self._tickets)
-        memory.stamp(slot.offset, ticket)
+        memory.stamp(slot.offset, ticket, len(held) if checked else 0)
         return Shard(SlotRef(slot.segment, slot.offset, ticket), Bytes(HEADER + len(held)))

@@ -37,7 +37,7 @@ from deployments.engine.port import (
 from migration.kv.cache_events import encode_names
 from migration.kv.client import Copiers
 from migration.kv.connector import DeletedBlocks, WantedBlocks
-from migration.protocol.continuing import continued, loading, plain_spec
+from migration.protocol.continuing import continued, holding, loading, plain_spec
 from migration.protocol.core_messages import Adapter, decode_request
 from migration.protocol.errors import Refused, TransferFailed
 from migration.protocol.messages import Fingerprint, Shard, SlotRef, Tail
@@ -90,7 +90,9 @@ class VllmEngine:
         """The tails of runs whose first step has not taken them, by key."""
         self._filled: set[str] = set()
         """Loads whose blocks have all arrived, but may not be in vLLM's prefix cache yet."""
-        self._caching: set[asyncio.Task[None]] = set()
+        self._ending: set[asyncio.Task[None]] = set()
+        self._holds: dict[str, asyncio.Task[None]] = {}
+        """The requests of the holds, by their names."""
         self.profiling = False
         self.blocks_loaded = 0
         self._seed_tie = _seed_tie(config)
@@ -250,9 +252,7 @@ class VllmEngine:
         if filled is not None:
             self.blocks_loaded += filled
             self._filled.add(load)
-            caching = asyncio.create_task(self._until_cached(load, request))
-            self._caching.add(caching)
-            caching.add_done_callback(self._caching.discard)
+            self._end_later(self._until_cached(load, request))
 
     async def _until_cached(self, load: str, request: asyncio.Task[None]) -> None:
         """End a load whose blocks have arrived, once they are in the prefix cache. A failure costs only the blocks."""
@@ -263,8 +263,13 @@ class VllmEngine:
             self._filled.discard(load)
             await self._end_load(load, request)
 
+    def _end_later(self, ending: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(ending)
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
     async def _end_load(self, load: str, request: asyncio.Task[None]) -> None:
-        """Have everything forget a load, and abort its request."""
+        """Have everything forget a load or a hold, and abort its request."""
         self._blocks().forget(load)
         self._runs.abort(load)
         request.cancel()
@@ -296,6 +301,33 @@ class VllmEngine:
         frames = continued(spec, spec.id, spec.id, outputs, adapter=adapter)
         names = self._namer.names(decode_request(frames), frames, adapter)
         return Blocks(max(0, self.mirror.leading(names) - self._unused))
+
+    async def hold_prefix(self, hold: str, spec: RequestSpec, outputs: tuple[int, ...]) -> Blocks:
+        """See `Engine.hold_prefix`. A request of vLLM waits in vain, with the blocks as its own (see `connector`)."""
+        copiers, queue = self._blocks(), OutputQueue()
+        # A context that ends with a full block is followed by any token, since vLLM computes the last one.
+        context = (*outputs, _FIRST_ID)
+        end = (spec.prompt_tokens + len(outputs)) // self._block_size * self._block_size + 1
+        frames = holding(spec, hold, context, end, self._arrived(), self._adapter(spec))
+        self._runs.start(CoreRun(hold, hold, queue), frames)
+        request = asyncio.create_task(queue.exhaust())
+        held: int | None = None
+        try:
+            held = await _before(request, copiers.held(hold))
+        except RequestFailed as error:
+            raise TransferFailed(str(error)) from error
+        finally:
+            if held is None:
+                await self._end_load(hold, request)
+        if held is None:
+            raise TransferFailed("the engine did not hold the prefix")
+        self._holds[hold] = request
+        return Blocks(held)
+
+    def release_prefix(self, hold: str) -> None:
+        """See `Engine.release_prefix`."""
+        if (request := self._holds.pop(hold, None)) is not None:
+            self._end_later(self._end_load(hold, request))
 
     def expect(self, tail: str) -> None:
         """See `Engine.expect`."""

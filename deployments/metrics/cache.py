@@ -7,22 +7,25 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from deployments.cache.mirror import Resync
 from deployments.cache.occupancy import CacheReport
 from deployments.metrics.exposition import Family, expose
+from migration.protocol.record import CopyCounts, CopyOutcome
 from policies.prefix.change import Tier
+from policies.prefix.copies import CopyReason
 
 CACHE_TOKENS = "Prompt tokens of requests, by stage: on replicas prompt and delivered, before them the others."
 """The help of a metric of which the scheduler and the replicas export different stages."""
 
 
-def expose_cache(report: CacheReport, replica: str) -> tuple[Family, ...]:
-    """The metrics of a replica's cache, labelled with `replica`, its id."""
-    return expose(_Cache(report), {"replica": replica})
+def expose_cache(report: CacheReport, made: CopyCounts, replica: str) -> tuple[Family, ...]:
+    """The metrics of a replica's cache, and of the copies that it has made, labelled with `replica`, its id."""
+    return expose(_Cache(report, made), {"replica": replica})
 
 
 class _Cache:
-    """A registry of the numbers in a report."""
+    """A registry of the numbers in a report, and of copies."""
 
-    def __init__(self, report: CacheReport) -> None:
+    def __init__(self, report: CacheReport, made: CopyCounts) -> None:
         self._report = report
+        self._made = made
 
     def collect(self) -> Iterable[Metric]:
         report = self._report
@@ -35,6 +38,7 @@ class _Cache:
         )
         delivered.add_metric((Tier.HBM,), report.prompts.cached)
         yield delivered
+        yield from self._copies()
         if (used := report.used) is None:
             return
         blocks = GaugeMetricFamily("mell_cache_blocks", "KV blocks by tier and use.", labels=("tier", "state"))
@@ -47,3 +51,17 @@ class _Cache:
         for reason in Resync:
             resyncs.add_metric((reason,), report.resyncs.get(reason, 0))
         yield resyncs
+
+    def _copies(self) -> Iterable[Metric]:
+        copies = CounterMetricFamily(
+            "mell_cache_copies",
+            "Copies of cached prefixes to other replicas that ended, by reason and outcome.",
+            labels=("reason", "outcome"),
+        )
+        for reason in CopyReason:
+            for outcome in CopyOutcome:
+                copies.add_metric((reason, outcome), self._made.ended[reason, outcome])
+        yield copies
+        sent = CounterMetricFamily("mell_cache_copy_bytes", "KV bytes sent by these copies.")
+        sent.add_metric((), self._made.sent)
+        yield sent

@@ -24,6 +24,7 @@ from deployments.metrics.vllm import expose_engine
 from deployments.processes.guard import start_guard
 from deployments.processes.heap import freeze_heap
 from deployments.replica.channels import ChannelListener
+from deployments.replica.copies import Copies
 from deployments.replica.host import RequestHost
 from deployments.replica.imports import import_vllm
 from deployments.replica.moves import Moves
@@ -40,8 +41,9 @@ from migration.pool import MemPool
 from migration.protocol.core_messages import Adapter
 from migration.protocol.errors import Refused, Stopping
 from migration.protocol.messages import Adopt, Chunk, CopyRound, Prepare, Prepared
-from migration.protocol.record import MigrationRecord
+from migration.protocol.record import CopyRecord, MigrationRecord
 from migration.protocol.request import IngressId
+from migration.run.donor import CopyOrder
 from migration.run.profiling import measure
 from migration.run.source import Order
 from migration.run.world import MigrationWorld
@@ -126,8 +128,15 @@ class EngineReplica:
         self._reporter = ReplicaReporter(profile, first=time.time_ns())
         self._transport = make_transport(migration, sizes)
         self._scheduler = ServeSchedulerClient(topology.app)
-        self._moves = self._make_moves(migration, topology)
-        self._pool = ReplicaPool(self._engine, self._host, self._moves, migration.lease_s)
+        world = self._make_world(migration)
+        replicas = engines(topology.app)
+
+        def peer(target: ReplicaId) -> ServePeer:
+            return ServePeer(replicas, target)
+
+        self._moves = Moves(world, self._host, peer, migration.lease_s, self._notify_record)
+        self._copies = Copies(world, self._engine, peer, migration.lease_s)
+        self._pool = ReplicaPool(self._engine, self._host, self._moves, self._copies, migration.lease_s)
         self._membership = ServeMembership("Engine", topology.app, f"engine-{self._id}", self._peers_changed)
         self._tasks = [asyncio.create_task(self._watch())]
         if engine.standby:
@@ -135,13 +144,13 @@ class EngineReplica:
         freeze_heap()
 
     def _peers_changed(self, membership: Membership) -> None:
-        """End migrations to replicas that have left now, instead of at their time-outs."""
-        for target in self._moves.targets() - set(membership.running):
+        """End migrations and copies to replicas that have left now, instead of at their time-outs."""
+        for target in (self._moves.targets() | self._copies.targets()) - set(membership.running):
             self._moves.target_lost(target)
+            self._copies.target_lost(target)
 
-    def _make_moves(self, config: MigrationSettings, topology: Topology) -> Moves:
-        replicas = engines(topology.app)
-        world = MigrationWorld(
+    def _make_world(self, config: MigrationSettings) -> MigrationWorld:
+        return MigrationWorld(
             replica=self._id,
             host=self._host,
             blocks=self._engine,
@@ -151,13 +160,9 @@ class EngineReplica:
             clock=time.monotonic,
             wall_clock=time.time,
         )
-        return Moves(
-            world,
-            self._host,
-            peer=lambda target: ServePeer(replicas, target),
-            lease_s=config.lease_s,
-            on_record=lambda record: self._scheduler.notify(lambda scheduler: scheduler.record(record)),
-        )
+
+    def _notify_record(self, record: MigrationRecord) -> None:
+        self._scheduler.notify(lambda scheduler: scheduler.record(record))
 
     def _free_tokens(self) -> int:
         stats = self._engine.stats()
@@ -187,7 +192,7 @@ class EngineReplica:
 
     async def metrics(self) -> tuple[Family, ...]:
         """See `MetricsApi.metrics`. Renders vLLM's own metrics in a thread, so that the event loop does not wait."""
-        cache = expose_cache(self._cache(), self._id)
+        cache = expose_cache(self._cache(), self._copies.made, self._id)
         return (*await asyncio.to_thread(expose_engine, self._id), *cache)
 
     # --- for the ingress ------------------------------------------------------------------------------
@@ -273,9 +278,14 @@ class EngineReplica:
     async def close(self, fence: int) -> None:
         """See `ControlApi.close`."""
         self._check_fence(fence)
-        if any(self._host.loads()) or self._moves.pending:
+        if any(self._host.loads()) or self._pending:
             raise Refused("the replica is not empty", Cause.NOT_EMPTY)
         self._moves.stop()
+
+    @property
+    def _pending(self) -> int:
+        """The number of migrations and copies that occupy memory here."""
+        return self._moves.pending + self._copies.pending
 
     async def reopen(self, fence: int) -> None:
         """See `ControlApi.reopen`."""
@@ -303,6 +313,10 @@ class EngineReplica:
         return await self._utilities.stop_profile()
 
     # --- for other replicas ---------------------------------------------------------------------------
+
+    async def copy_prefix(self, order: CopyOrder, to: ReplicaId) -> CopyRecord:
+        """See `CopyApi.copy_prefix`."""
+        return await self._pool.transfer_with_insert(order, to)
 
     async def migration_prepare(self, message: Prepare) -> Prepared:
         """See `Peer.prepare`."""
@@ -382,7 +396,7 @@ class EngineReplica:
                 log.warning("ingress %s is gone; ended %d of its requests", ingress, count)
             if is_stopping():
                 self._moves.stop()
-                if not any(self._host.loads()) and not self._moves.pending:
+                if not any(self._host.loads()) and not self._pending:
                     # Serve waits for open streams, and the ingresses' streams of events never end by themselves.
                     self._outboxes.close()
 

@@ -4,13 +4,15 @@ import asyncio
 from collections.abc import Sequence
 
 from deployments.engine.port import Engine
+from deployments.replica.copies import Copies
 from deployments.replica.host import RequestHost
 from deployments.replica.moves import Moves
 from migration.concurrency import gather
 from migration.protocol.errors import Refused
 from migration.protocol.messages import SlotRef
-from migration.protocol.record import MigrationRecord
+from migration.protocol.record import CopyRecord, MigrationRecord
 from migration.protocol.request import RequestSpec
+from migration.run.donor import CopyOrder
 from migration.run.source import Order
 from policies.causes import Cause
 from policies.model import Blocks, ReplicaId, Tokens
@@ -20,10 +22,11 @@ from policies.prefix.tree import HeldPrefix
 class ReplicaPool:
     """Implements `MemPool`. Allocated memory is under leases of `lease_s` seconds."""
 
-    def __init__(self, engine: Engine, host: RequestHost, moves: Moves, lease_s: float) -> None:
+    def __init__(self, engine: Engine, host: RequestHost, moves: Moves, copies: Copies, lease_s: float) -> None:
         self._engine = engine
         self._host = host
         self._moves = moves
+        self._copies = copies
         self._lease_s = lease_s
         self._leases: dict[str, asyncio.TimerHandle] = {}
 
@@ -62,6 +65,10 @@ class ReplicaPool:
     def transfer(self, order: Order, to: ReplicaId) -> MigrationRecord:
         """See `MemPool.transfer`."""
         return self._moves.start(order, to)
+
+    async def transfer_with_insert(self, order: CopyOrder, to: ReplicaId) -> CopyRecord:
+        """See `MemPool.transfer_with_insert`."""
+        return await self._copies.copy(order, to)
 
 
 def _reservation(name: str) -> str:

@@ -18,6 +18,8 @@ from migration.kv.wire import (
     GatherCall,
     Gathered,
     HaltRun,
+    Held,
+    HeldCall,
     HoldTailCall,
     Loaded,
     LoadedCall,
@@ -105,6 +107,12 @@ class CopierClient:
         reply = await self._call(call)
         assert isinstance(reply, Scattered)
 
+    async def held(self, hold: str) -> int:
+        """Wait until vLLM holds a prefix; the number of its blocks, which can be gathered under the key `hold`."""
+        reply = await self._call(HeldCall(next(self._numbers), hold))
+        assert isinstance(reply, Held)
+        return reply.blocks
+
     async def filled(self, load: str) -> int:
         """Wait until this worker has all blocks of a load; the number of those that the cache did not hold before."""
         reply = await self._call(FilledCall(next(self._numbers), load))
@@ -157,7 +165,7 @@ class CopierClient:
 
     async def _call(
         self,
-        call: GatherCall | SendCall | ScatterCall | FilledCall | MissingCall | LoadedCall | HoldTailCall,
+        call: GatherCall | SendCall | ScatterCall | HeldCall | FilledCall | MissingCall | LoadedCall | HoldTailCall,
     ) -> Reply:
         if self.closed:
             raise TransferFailed("the connection to the engine's worker has ended")
@@ -253,6 +261,10 @@ class Copiers:
         """See `CopierClient.scatter`; each worker has a slot of its own."""
         pairs = zip(self._clients, slots, strict=True)
         await gather([client.scatter(load, first, last, slot) for client, slot in pairs])
+
+    async def held(self, hold: str) -> int:
+        """See `CopierClient.held`."""
+        return min(await gather([client.held(hold) for client in self._clients]))
 
     async def filled(self, load: str) -> int:
         """Wait until all workers have all blocks of a load; the number of those that the cache did not hold before."""

@@ -32,6 +32,11 @@ The scheduler side learns in two ways that blocks have arrived, and acts on the 
 step, or from the replica, which asked the copiers, with the next request. So that request finds the blocks, whatever
 step is in flight.
 
+A hold keeps a prefix that the cache has, for a copy of it. It is admitted like a load, by a request whose context ends
+with one token behind the prefix: vLLM adds the request to the users of the prefix's blocks, and allocates one block for
+that token, which is never filled. So the request computes nothing, costs no step, and is not preempted. The copiers
+find the blocks in a table, as those of a running request, and the hold ends with the request.
+
 A tail is the end of a context, with a block that is not full, which vLLM's prefix cache cannot name. The copiers of all
 workers hold it before its request comes. vLLM admits the request with the tail as computed tokens, and its first step
 copies the tail into the request's blocks before it reads them: that step computes only the tokens behind the tail. If
@@ -40,8 +45,8 @@ the copy fails, vLLM ends the request with an error, and its reader submits it a
 A request is halted by its limit of tokens: the step after the one whose end reports it is its last, and brings its last
 token. An abort would discard the token of the step in flight, which computes it beside the target's first step.
 
-vLLM cannot preempt a request that waits for its blocks. Loads under way therefore hold at most half of the cache,
-except that one load is always admitted; the others stay in the queue, without blocks.
+vLLM cannot preempt a request that waits for its blocks. Loads and holds under way therefore have at most half of the
+cache, except that one is always admitted; the others stay in the queue, without blocks.
 
 All of this is for caches with one block table per request, which only grows (`why_unmovable`). Requests with another
 cache run as without Mell, and move by tokens. The connector declares support of vLLM's hybrid KV cache manager for
@@ -50,9 +55,10 @@ their sake: without it, layers with a sliding window would keep the KV of whole 
 A request's parameters are in `SamplingParams.extra_args["kv_transfer_params"]`: "mell_key": str, Mell's own key of the
 run (independent of vLLM's request ids); "mell_output": int, the number of tokens at the end of the prompt that are
 output (see `history`); "mell_tail": the request's `Tail` as a mapping, if one is held; "mell_load": the request's
-`WantedBlocks` as a mapping, if it is a load; "mell_filled": list of str, the loads whose blocks have arrived in all
-workers; "mell_contents": bool, true for the contents of the prefix cache among its events; "mell_delete": the
-`DeletedBlocks` as a mapping, whose number is in the output's parameters as "mell_deleted".
+`WantedBlocks` as a mapping, if it is a load; "mell_hold": str, its name, if it is a hold; "mell_filled": list of str,
+the loads whose blocks have arrived in all workers; "mell_contents": bool, true for the contents of the prefix cache
+among its events; "mell_delete": the `DeletedBlocks` as a mapping, whose number is in the output's parameters as
+"mell_deleted".
 An exception in the worker half would end the engine and every request on it, so none of these functions raises.
 """
 
@@ -96,7 +102,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LOADS_HOLD_AT_MOST = 0.5
-"""The share of the cache that loads under way hold."""
+"""The share of the cache that loads and holds under way have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +137,10 @@ class StepMetadata(KVConnectorMetadata):
     changes: list[TableChange] = field(default_factory=list)
     gone: list[str] = field(default_factory=list)
     """Keys of requests that ended or were preempted: their block tables are void from this step on."""
+    held: list[TableChange] = field(default_factory=list)
+    """The tables of holds that were admitted."""
     loads: list[BlockLoad] = field(default_factory=list)
+    """Loads that were admitted, and holds, as loads of the block behind them."""
     cached: list[str] = field(default_factory=list)
     """Names of loads whose blocks are in the prefix cache."""
     ended: list[str] = field(default_factory=list)
@@ -232,7 +241,9 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
         self._tails: dict[str, Tail] = {}
         self._tail_loads: list[TailLoad] = []
         self._wanted: dict[str, WantedBlocks] = {}
+        self._holds: dict[str, str] = {}
         self._names: dict[str, str] = {}
+        self._held_tables: list[TableChange] = []
         self._admitted: list[BlockLoad] = []
         self._filling: dict[str, _FillingLoad] = {}
         self._cached: list[str] = []
@@ -285,6 +296,8 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
             wanted = WantedBlocks(**load)
             self._wanted[request.request_id] = wanted
             self._names[request.request_id] = wanted.load
+        if hold := params.get("mell_hold"):
+            self._holds[request.request_id] = self._names[request.request_id] = hold
 
     @cached_property
     def _structured(self) -> StructuredOutputManager:
@@ -301,16 +314,20 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
         if tail := self._tails.get(request.request_id):
             adjoins = num_computed_tokens >= tail.first * self.block_size
             return max(0, self._tail_end(tail, request) - num_computed_tokens) if adjoins else 0, False
+        if request.request_id in self._holds:
+            return (1, True) if self._may_hold(num_computed_tokens // self.block_size + 1) else (None, False)
         wanted = self._wanted.get(request.request_id)
         if wanted is None:
             return 0, False
         covered = wanted.last * self.block_size - num_computed_tokens
         if num_computed_tokens < wanted.first * self.block_size or covered <= 0:
             return 0, False
+        return (covered, True) if self._may_hold(covered // self.block_size) else (None, False)
+
+    def _may_hold(self, blocks: int) -> bool:
+        """True if loads and holds may have that many more blocks."""
         held = sum(self._held.values())
-        if held and held + covered // self.block_size > self.num_blocks * _LOADS_HOLD_AT_MOST:
-            return None, False
-        return covered, True
+        return not held or held + blocks <= self.num_blocks * _LOADS_HOLD_AT_MOST
 
     def update_state_after_alloc(self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int) -> None:
         """Record the cache blocks that a load or a tail fills.
@@ -319,6 +336,8 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
         """
         if tail := self._tails.pop(request.request_id, None):
             self._take_tail(tail, request, blocks, num_external_tokens)
+        if hold := self._holds.get(request.request_id):
+            self._take_hold(hold, request, list(blocks.get_block_ids()[0]), num_external_tokens)
         wanted = self._wanted.pop(request.request_id, None)
         if wanted is None:
             return
@@ -341,6 +360,16 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
             start = (end - tokens) // self.block_size
             ids = blocks.get_block_ids()[0][start : -(-end // self.block_size)]
             self._tail_loads.append(TailLoad(tail.name, start - tail.first, list(ids)))
+
+    def _take_hold(self, hold: str, request: "Request", blocks: list[int], tokens: int) -> None:
+        """Record the blocks of a hold: those of its prefix, and the one behind them."""
+        if not tokens:
+            return
+        prefix = blocks[:-1]
+        self._held[request.request_id] = len(blocks)
+        self._admitted.append(BlockLoad(hold, request.request_id, len(prefix), blocks[-1:]))
+        computed = len(prefix) * self.block_size
+        self._held_tables.append(TableChange(hold, computed, prefix, replace=True, caught_up=True, held=True))
 
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
         """Name the blocks of complete loads in the prefix cache; count those of ended loads as free; halt requests."""
@@ -384,8 +413,8 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> StepMetadata:
         """The step's metadata for the worker."""
-        meta = StepMetadata(loads=self._admitted, cached=self._cached, tails=self._tail_loads)
-        self._admitted, self._cached, self._tail_loads = [], [], []
+        meta = StepMetadata(held=self._held_tables, loads=self._admitted, cached=self._cached, tails=self._tail_loads)
+        self._held_tables, self._admitted, self._cached, self._tail_loads = [], [], [], []
         self._add_gone(scheduler_output, meta)
         self._add_outputs(scheduler_output, meta)
         if self.unmovable:
@@ -418,6 +447,8 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
             self._to_restore.pop(request_id, None)
             if load := self._names.pop(request_id, None):
                 meta.ended.append(load)
+            if hold := self._holds.pop(request_id, None):
+                meta.gone.append(hold)
             self._tails.pop(request_id, None)
             if keyed := self._keyed.pop(request_id, None):
                 meta.gone.append(keyed.key)
@@ -499,8 +530,11 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         """Update the block tables, and report ended loads; the forward pass is complete, or launched on a GPU."""
         meta = self._step()
-        if meta.changes:
-            self.tables.apply(meta.changes, self._fence())
+        if meta.changes or meta.held:
+            # The prefix of a hold may have been computed by this very step.
+            self.tables.apply([*meta.changes, *meta.held], self._fence())
+        if meta.held and self.copier is not None:
+            self.copier.wake()
         return None, self.loads.finished()
 
     def build_connector_worker_meta(self) -> StepReport | None:

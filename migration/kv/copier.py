@@ -42,6 +42,8 @@ from migration.kv.wire import (
     GatherCall,
     Gathered,
     HaltRun,
+    Held,
+    HeldCall,
     HoldTailCall,
     Loaded,
     LoadedCall,
@@ -69,7 +71,7 @@ _CREDENTIALS = struct.Struct("3i")
 """SO_PEERCRED: process, user and group of the other end."""
 
 
-WaitingCall = ScatterCall | FilledCall | LoadedCall
+WaitingCall = ScatterCall | HeldCall | FilledCall | LoadedCall
 """A call that is answered in a certain state of its load."""
 
 
@@ -199,7 +201,7 @@ class Copier:
                 self._sendings.append((connection, Sending(call, self._layout.block_bytes)))
             case StopCall(number):
                 self._stop(connection, number)
-            case ScatterCall() | FilledCall() | LoadedCall():
+            case ScatterCall() | HeldCall() | FilledCall() | LoadedCall():
                 self._answer_when_due(connection, call)
             case MissingCall():
                 connection.reply(Missing(call.number, self._loads.missing(call.load)))
@@ -256,7 +258,8 @@ class Copier:
                 fence.wait()
             self._layout.gather(blocks, payload)
         ticket = secrets.randbits(63) | 1
-        memory.stamp(offset, ticket)
+        # The blocks of a copy are for later requests, none of which waits for them: there is time for a checksum.
+        memory.stamp(offset, ticket, checked=size if self._tables.held(key) is not None else 0)
         return ticket, HEADER + size
 
     def _hold(self, call: HoldTailCall) -> Reply:
@@ -276,6 +279,9 @@ class Copier:
         match call:
             case ScatterCall():
                 reply = self._scatter(call) if self._loads.decided(call.load) else None
+            case HeldCall():
+                held = self._tables.held(call.load)
+                reply = Held(call.number, held) if held is not None else None
             case FilledCall():
                 blocks = self._loads.filled(call.load)
                 reply = Filled(call.number, blocks) if blocks is not None else None

@@ -117,9 +117,13 @@ class DeviceSegment:
         """The ticket of the slot at `offset`."""
         return self._headers.ticket(offset)
 
-    def stamp(self, offset: int, ticket: int) -> None:
-        """Write the ticket of the slot at `offset`; 0 marks the payload as invalid."""
+    def stamp(self, offset: int, ticket: int, checked: int = 0) -> None:
+        """See `Staging.stamp`. A payload in GPU memory has no checksum."""
         self._headers.stamp(offset, ticket)
+
+    def is_intact(self, offset: int, size: int) -> bool:
+        """See `Staging.is_intact`."""
+        return True
 
     def slot(self, offset: int, size: int) -> DeviceSlot:
         """The slot of `size` bytes, header included, at `offset`."""

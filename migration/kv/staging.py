@@ -7,6 +7,7 @@ are in GPU memory.
 One slot is a header and a payload:
 
     [0, 8)               ticket of the payload, 0 while it is being written
+    [8, 16)              checksum of the payload, 0 without one; in host memory
     [HEADER, slot_bytes) KV blocks, contiguous: for each layer, for each block
 """
 
@@ -14,6 +15,7 @@ import contextlib
 import mmap
 import os
 import struct
+import zlib
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -31,6 +33,9 @@ DEVICE = "cuda:"
 
 TICKET = struct.Struct("<Q")
 """The ticket's encoding, in the first bytes of a header."""
+
+_CHECKSUM = struct.Struct("<II")
+"""The checksum's encoding, behind the ticket: 1 if there is one, and its value (CRC-32)."""
 
 
 def free_host_memory(root: Path = Path("/")) -> Bytes:
@@ -60,8 +65,15 @@ class Staging(Protocol):
         """The ticket of the slot at `offset`."""
         ...
 
-    def stamp(self, offset: int, ticket: int) -> None:
-        """Write the ticket of the slot at `offset`; 0 marks the payload as invalid."""
+    def stamp(self, offset: int, ticket: int, checked: int = 0) -> None:
+        """Write the ticket of the slot at `offset`; 0 marks the payload as invalid.
+
+        A payload in host memory gets a checksum of its first `checked` bytes.
+        """
+        ...
+
+    def is_intact(self, offset: int, size: int) -> bool:
+        """False if the first `size` bytes of the payload do not have the checksum that the slot has."""
         ...
 
     def slot(self, offset: int, size: int) -> Slot:
@@ -113,9 +125,16 @@ class HostSegment:
         value: int = TICKET.unpack(self.view(offset, TICKET.size))[0]
         return value
 
-    def stamp(self, offset: int, ticket: int) -> None:
-        """Write the ticket of the slot at `offset`; 0 marks the payload as invalid."""
+    def stamp(self, offset: int, ticket: int, checked: int = 0) -> None:
+        """See `Staging.stamp`."""
+        checksum = (1, zlib.crc32(self.view(offset + HEADER, checked))) if checked else (0, 0)
+        _CHECKSUM.pack_into(self.view(offset + TICKET.size, _CHECKSUM.size), 0, *checksum)
         TICKET.pack_into(self.view(offset, TICKET.size), 0, ticket)
+
+    def is_intact(self, offset: int, size: int) -> bool:
+        """See `Staging.is_intact`."""
+        checked, checksum = _CHECKSUM.unpack(self.view(offset + TICKET.size, _CHECKSUM.size))
+        return not checked or zlib.crc32(self.view(offset + HEADER, size)) == checksum
 
     def slot(self, offset: int, size: int) -> Slot:
         """The slot of `size` bytes, header included, at `offset`."""
@@ -159,9 +178,15 @@ class Segments:
         return segment
 
     def payload(self, ref: SlotRef, size: int) -> Any:
-        """The first `size` bytes of a slot's payload. Raises TransferFailed unless the slot carries `ref`'s ticket."""
+        """The first `size` bytes of a slot's payload, which are all of it.
+
+        Raises TransferFailed unless the slot carries `ref`'s ticket, and the bytes have the slot's checksum.
+        """
         self.check(ref)
-        return self.get(ref.segment).view(ref.offset + HEADER, size)
+        segment = self.get(ref.segment)
+        if not segment.is_intact(ref.offset, size):
+            raise TransferFailed("the staged KV blocks are damaged: they do not have their checksum")
+        return segment.view(ref.offset + HEADER, size)
 
     def check(self, ref: SlotRef) -> None:
         """Raise TransferFailed unless the slot still carries `ref`'s ticket."""

@@ -61,6 +61,8 @@ class TableChange:
     blocks: list[int]
     replace: bool
     caught_up: bool
+    held: bool = False
+    """The request is a hold (see `connector`)."""
 
 
 @dataclass(slots=True)
@@ -74,6 +76,7 @@ class BlockTable:
     blocks: list[int]
     fence: Fence | None
     caught_up: bool
+    held: bool = False
 
 
 class BlockTables:
@@ -99,10 +102,18 @@ class BlockTables:
             for change in changes:
                 table = self._tables.get(change.key)
                 if table is None or change.replace:
-                    self._tables[change.key] = BlockTable(change.computed, change.blocks, fence, change.caught_up)
+                    self._tables[change.key] = BlockTable(
+                        change.computed, change.blocks, fence, change.caught_up, change.held
+                    )
                 else:
                     table.computed, table.fence, table.caught_up = change.computed, fence, change.caught_up
                     table.blocks.extend(change.blocks)
+
+    def held(self, key: str) -> int | None:
+        """The number of blocks of the hold `key`; None if there is no such hold, or not yet."""
+        with self._lock:
+            table = self._tables.get(key)
+            return len(table.blocks) if table is not None and table.held else None
 
     @contextmanager
     def reading(self, key: str, first: int, last: int, partial: bool = False) -> Iterator[FencedBlocks]:

@@ -65,6 +65,14 @@ class ScatterCall:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldCall:
+    """Answer once vLLM holds the prefix `load` for the replica."""
+
+    number: int
+    load: str
+
+
+@dataclass(frozen=True, slots=True)
 class FilledCall:
     """Answer once this worker has all blocks of `load`."""
 
@@ -153,6 +161,14 @@ class Scattered:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """The number of blocks of the held prefix; they can be gathered under the prefix's name."""
+
+    number: int
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
 class Filled:
     """This worker has all blocks of the load; `blocks` of them were not in the cache before."""
 
@@ -197,6 +213,7 @@ Call = (
     | SendCall
     | StopCall
     | ScatterCall
+    | HeldCall
     | FilledCall
     | MissingCall
     | LoadedCall
@@ -206,7 +223,7 @@ Call = (
     | DiscardTail
     | HaltRun
 )
-Reply = Gathered | Sent | Scattered | Filled | Missing | Loaded | TailHeld | CallFailed
+Reply = Gathered | Sent | Scattered | Held | Filled | Missing | Loaded | TailHeld | CallFailed
 
 _KINDS = {kind.__name__: kind for kind in get_args(Call | Reply)}
 

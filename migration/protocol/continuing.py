@@ -120,12 +120,39 @@ def loading(
     What distinguishes blocks of equal tokens in the prefix cache (adapter, salt, media) is that of the request. A
     prompt with media stays whole: models take for granted that no image ends behind it. `adapter` is as in `continued`.
     """
+    return _waiting(spec, name, outputs, {"mell_load": wanted, **transfer}, last_token, adapter)
+
+
+def holding(
+    spec: RequestSpec,
+    name: str,
+    outputs: tuple[int, ...],
+    last_token: int,
+    transfer: Mapping[str, Any] = NOTHING,
+    adapter: Adapter | None = None,
+) -> Frames:
+    """A request that holds the cached KV blocks of the context's first `last_token` tokens, without the last token.
+
+    The rest is as in `loading`.
+    """
+    return _waiting(spec, name, outputs, {"mell_hold": name, **transfer}, last_token, adapter)
+
+
+def _waiting(
+    spec: RequestSpec,
+    name: str,
+    outputs: tuple[int, ...],
+    private: dict[str, Any],
+    last_token: int,
+    adapter: Adapter | None,
+) -> Frames:
+    """A request that is never to run."""
     request = decode_request(spec.body)
     if request.has_media:
         last_token = max(last_token, spec.prompt_tokens)
     edited = msgspec.structs.replace(request, priority=0)
     sampling = {"max_tokens": 1, "temperature": 0.0}
-    return _edited(spec, edited, name, outputs, sampling, {"mell_load": wanted, **transfer}, adapter, last_token)
+    return _edited(spec, edited, name, outputs, sampling, private, adapter, last_token)
 
 
 def _edited(

@@ -263,6 +263,25 @@ class BlockStore(Protocol):
         ...
 
 
+class PrefixHolds(Protocol):
+    """The engine's cached blocks, kept for a copy."""
+
+    async def hold_prefix(self, hold: str, spec: RequestSpec, outputs: tuple[int, ...]) -> Blocks:
+        """Keep the first full blocks of a context that the prefix cache has, until `release_prefix`; their number.
+
+        They can be gathered and sent as those of a running request of the key `hold`, a name that is never reused.
+        Cancelled, it releases them.
+
+        Raises:
+            TransferFailed: the engine could not hold them.
+        """
+        ...
+
+    def release_prefix(self, hold: str) -> None:
+        """End a hold. An unknown one is no error."""
+        ...
+
+
 class Peer(Protocol):
     """The target replica, as the source sees it.
 

@@ -1,13 +1,14 @@
-"""The record of a migration: the same in the log, the API and the scheduler."""
+"""The records of migrations and of copies: the same in the log, the API and the scheduler."""
 
-from collections import OrderedDict
-from dataclasses import asdict, dataclass
+from collections import Counter, OrderedDict
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar
 
 from policies.causes import Cause
 from policies.model import Blocks, Bytes, ReplicaId, RequestId, Tokens
 from policies.plan import Path, Reason
+from policies.prefix.copies import CopyReason
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -86,6 +87,61 @@ class MigrationRecord:
     def to_json(self) -> dict[str, Any]:
         """The record as the API shows it."""
         return asdict(self)
+
+
+class CopyOutcome(StrEnum):
+    """How a copy ended."""
+
+    DONE = "done"
+    ABORTED = "aborted"
+
+
+@dataclass(frozen=True, slots=True)
+class CopyRecord:
+    """One copy of a cached prefix. `outcome` is None while it runs; `state` is the donor session's.
+
+    The donor held the first `held` blocks of the context, of which the target had `present`. `bytes` were sent, in
+    `copy_s` seconds; `duration_s` is from the order to the end. `cause` is the reason of a copy that was aborted, and
+    `error` its text.
+    """
+
+    id: str
+    source: ReplicaId
+    target: ReplicaId
+    reason: CopyReason
+    state: str
+    outcome: CopyOutcome | None = None
+    error: str | None = None
+    cause: Cause | None = None
+    held: Blocks = Blocks(0)
+    present: Blocks = Blocks(0)
+    bytes: Bytes = Bytes(0)
+    copy_s: float = 0.0
+    duration_s: float = 0.0
+    started_at: float = 0.0
+
+    @property
+    def sent(self) -> Blocks:
+        """The blocks that the target lacked and has got."""
+        return Blocks(self.held - self.present) if self.outcome is CopyOutcome.DONE else Blocks(0)
+
+    def to_json(self) -> dict[str, Any]:
+        """The record as the API shows it."""
+        return asdict(self) | {"blocks": self.sent}
+
+
+@dataclass(slots=True)
+class CopyCounts:
+    """The copies that have ended, by reason and outcome, and the bytes that they have sent."""
+
+    ended: Counter[tuple[CopyReason, CopyOutcome]] = field(default_factory=Counter)
+    sent: int = 0
+
+    def add(self, record: CopyRecord) -> None:
+        """Count a copy that has ended."""
+        assert record.outcome is not None, "the copy has ended"
+        self.ended[record.reason, record.outcome] += 1
+        self.sent += record.bytes
 
 
 class Recent(OrderedDict[Key, Value]):

@@ -1,6 +1,7 @@
-"""Copies KV blocks of a running request to the target, in rounds of slot-sized chunks, and its tail in one chunk.
+"""Copies KV blocks to another replica, in rounds of slot-sized chunks, and a running request's tail in one chunk.
 
-Gathering, sending and loading overlap as far as there are free slots.
+The blocks are those of a running request, or of a held prefix. Gathering, sending and loading overlap as far as there
+are free slots.
 """
 
 import asyncio
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from migration.concurrency import gather
 from migration.protocol.messages import Chunk, CopyRound, Shard, Tail, load_name, tail_name
-from migration.protocol.ports import Hosted, Peer, Slot
+from migration.protocol.ports import Peer, Slot
 from migration.run.slots import Lease
 from migration.run.world import MigrationWorld
 from policies.model import Blocks, Bytes
@@ -23,12 +24,13 @@ class BlockCopy:
     included. `held` is the tail that the target holds.
     """
 
-    def __init__(self, migration: str, hosted: Hosted, peer: Peer, world: MigrationWorld) -> None:
+    def __init__(self, migration: str, key: str, peer: Peer, world: MigrationWorld) -> None:
+        """`key` is the engine's name of the request, or of the hold."""
         self.sent = Bytes(0)
         self.confirmed = 0
         self.seconds = 0.0
         self._migration = migration
-        self._hosted = hosted
+        self._key = key
         self._peer = peer
         self._world = world
         self._rounds = 0
@@ -120,7 +122,7 @@ class BlockCopy:
         world = self._world
         lease = await self._lease()
         try:
-            shards = await world.blocks.gather_tail(self._hosted.key, tail, lease.slots)
+            shards = await world.blocks.gather_tail(self._key, tail, lease.slots)
             staged.set()
             if self._workers and (links := world.blocks.links) is not None:
                 await links.hold(tail, [shard.slot for shard in shards], self._workers)
@@ -165,7 +167,7 @@ class BlockCopy:
             slots = [leases.enter_context(await world.slots.lease())]
             while len(slots) * size < planned.last - planned.first and (spare := world.slots.lease_spare()):
                 slots.append(leases.enter_context(spare))
-            sent = await links.send(self._hosted.key, planned.first, planned.last, slots, size, load, self._workers)
+            sent = await links.send(self._key, planned.first, planned.last, slots, size, load, self._workers)
         self.sent = Bytes(self.sent + sent)
 
     async def _push_all(self, planned: CopyRound) -> None:
@@ -204,7 +206,7 @@ class BlockCopy:
         return await self._world.slots.lease(to_send=not self._world.transport.shares_slots)
 
     async def _gather(self, number: int, first: Blocks, last: Blocks, slots: Sequence[Slot]) -> Chunk:
-        shards = await self._world.blocks.gather(self._hosted.key, first, last, slots)
+        shards = await self._world.blocks.gather(self._key, first, last, slots)
         return self._chunk(number, first, last, shards)
 
     def _chunk(

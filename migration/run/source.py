@@ -64,7 +64,7 @@ class SourceRun:
         snapshot = world.host.snapshot(order.request)
         self._spec = snapshot.spec
         self.hop = snapshot.hop
-        self._copy = BlockCopy(order.id, snapshot, peer, world)
+        self._copy = BlockCopy(order.id, snapshot.key, peer, world)
         self._bytes_per_s = self._expected_rate()
         self._first_round: CopyRound | None = None
         self.next_hop = world.host.next_hop(order.request)

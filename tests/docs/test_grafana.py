@@ -23,6 +23,7 @@ from deployments.metrics.telemetry import Telemetry
 from docs.make.dashboard import PAGE, page
 from migration.kv.cache_events import PoolContents
 from migration.protocol.core_messages import Prefilled
+from migration.protocol.record import CopyCounts
 from policies.decision.shadow import DryRun
 from policies.model import Blocks, Tokens
 
@@ -50,7 +51,9 @@ def exported() -> dict[str, set[str]]:
         names |= dict(_samples(registry))
     mirror = Mirror()
     mirror.take(0, [PoolContents(b"")])
-    cache = merge([expose_cache(cache_report(mirror, Blocks(1), Blocks(1), 0, Prefilled(1, 1)), "a")]).decode()
+    cache = merge(
+        [expose_cache(cache_report(mirror, Blocks(1), Blocks(1), 0, Prefilled(1, 1)), CopyCounts(), "a")]
+    ).decode()
     for family in text_string_to_metric_families(cache):
         names |= {sample.name: set(sample.labels) for sample in family.samples}
     return names

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from deployments.replica.copies import Copies
 from deployments.replica.host import RequestHost
 from deployments.replica.moves import Moves
 from deployments.replica.outbox import Outboxes
@@ -90,6 +91,7 @@ class Replica:
         self.slots = Slots(2, SLOT_BLOCKS * engine.fingerprint.shard_bytes, [HostSegment.create] * workers)
         world = MigrationWorld(self.id, self.host, engine, transport, self.slots, limits, clock, time.time)
         self.moves = Moves(world, self.host, lambda to: LocalPeer(cluster[to]), lease_s)
+        self.copies = Copies(world, engine, lambda to: LocalPeer(cluster[to]), lease_s)
 
     @property
     def idle(self) -> bool:
@@ -101,6 +103,8 @@ class Replica:
             or self.slots.in_use
             or self.host.reserved_tokens
             or self.moves.pending
+            or self.copies.pending
+            or self.engine.holds
         )
 
 

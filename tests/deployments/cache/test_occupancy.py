@@ -9,7 +9,9 @@ from deployments.metrics.cache import expose_cache
 from deployments.metrics.exposition import merge
 from migration.kv.cache_events import BlocksStored, PoolContents
 from migration.protocol.core_messages import Prefilled
-from policies.model import Blocks
+from migration.protocol.record import CopyCounts, CopyOutcome, CopyRecord
+from policies.model import Blocks, Bytes, ReplicaId
+from policies.prefix.copies import CopyReason
 
 
 @pytest.mark.parametrize(
@@ -59,18 +61,25 @@ def test_cache_that_is_not_followed_has_a_reason_and_no_blocks() -> None:
     assert shown["prompt_tokens"] == {"all": 200, "hbm": 150}
 
 
-def exposed(mirror: Mirror) -> dict[tuple[str, ...], float]:
-    text = merge([expose_cache(report(mirror), "a")]).decode()
+def exposed(mirror: Mirror, made: CopyCounts | None = None) -> dict[tuple[str, ...], float]:
+    made = made or CopyCounts()
+    text = merge([expose_cache(report(mirror), made, "a")]).decode()
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     assert all(sample.labels.pop("replica") == "a" for sample in samples)
     return {(sample.name, *sample.labels.values()): sample.value for sample in samples}
 
 
 def test_metrics() -> None:
+    copies: dict[tuple[str, ...], float] = {
+        ("mell_cache_copies_total", "done", "manual"): 0,
+        ("mell_cache_copies_total", "aborted", "manual"): 0,
+    }
     tokens: dict[tuple[str, ...], float] = {
+        ("mell_cache_copy_bytes_total",): 0,
         ("mell_cache_tokens_total", "prompt"): 200,
         ("mell_cache_tokens_total", "delivered"): 150,
         ("mell_cache_delivered_tokens_total", "hbm"): 150,
+        **copies,
     }
     assert exposed(exact()) == {
         **tokens,
@@ -82,3 +91,13 @@ def test_metrics() -> None:
         ("mell_cache_resyncs_total", "audit"): 0,
     }
     assert exposed(Mirror("the prefix cache is off")) == tokens
+
+
+def test_copies_are_counted_by_reason_and_outcome() -> None:
+    made = CopyCounts()
+    for outcome, size in ((CopyOutcome.DONE, 100), (CopyOutcome.DONE, 20), (CopyOutcome.ABORTED, 3)):
+        made.add(CopyRecord("c", ReplicaId("a"), ReplicaId("b"), CopyReason.MANUAL, "", outcome, bytes=Bytes(size)))
+    shown = exposed(Mirror("the prefix cache is off"), made)
+    assert shown["mell_cache_copies_total", "done", "manual"] == 2
+    assert shown["mell_cache_copies_total", "aborted", "manual"] == 1
+    assert shown["mell_cache_copy_bytes_total",] == 123

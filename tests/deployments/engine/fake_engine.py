@@ -84,6 +84,8 @@ class FakeEngine:
         self._contexts: dict[str, list[int]] = {}
         self._runs: dict[str, asyncio.Task[None]] = {}
         self._tails: dict[str, Tail | None] = {}
+        self.holds: dict[str, bytes] = {}
+        """The content of held blocks, packed, by the names of the holds."""
         self._cache: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._slots = TokenSlots(shard_bytes, workers)
 
@@ -162,6 +164,9 @@ class FakeEngine:
     async def gather(self, key: str, first: Blocks, last: Blocks, slots: Sequence[Slot]) -> Sequence[Shard]:
         """See `Engine.gather`."""
         size = self.fingerprint.block_size
+        if (held := self.holds.get(key)) is not None:
+            block = size * TOKEN_BYTES
+            return self._slots.write(slots, held[first * block : last * block], checked=True)
         context = self._contexts.get(key)
         if context is None or key in self.preempted:
             raise BlocksGone("the request holds no blocks")
@@ -202,6 +207,23 @@ class FakeEngine:
 
     def _mirror(self, event: CacheEvent) -> None:
         self.mirror.take(self.mirror.version + 1, [event])
+
+    async def hold_prefix(self, hold: str, spec: RequestSpec, outputs: tuple[int, ...]) -> Blocks:
+        """See `Engine.hold_prefix`. Only loaded blocks are in the cache."""
+        await asyncio.sleep(self.step_s)
+        context, size = prompt_of(spec) + outputs, self.fingerprint.block_size
+        held = b""
+        for end in range(size, len(context) + 1, size):
+            block = self._cache.get(context[:end])
+            if block is None:
+                break
+            held += pack(block)
+        self.holds[hold] = held
+        return Blocks(len(held) // (size * TOKEN_BYTES))
+
+    def release_prefix(self, hold: str) -> None:
+        """See `Engine.release_prefix`."""
+        self.holds.pop(hold, None)
 
     def expect(self, tail: str) -> None:
         """See `Engine.expect`."""

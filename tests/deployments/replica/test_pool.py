@@ -35,7 +35,7 @@ async def pair() -> AsyncIterator[Pair]:
 
 
 def pool_of(replica: Replica, lease_s: float = 5.0) -> ReplicaPool:
-    return ReplicaPool(replica.engine, replica.host, replica.moves, lease_s)
+    return ReplicaPool(replica.engine, replica.host, replica.moves, replica.copies, lease_s)
 
 
 async def staged(pair: Pair, count: int) -> list[SlotRef]:

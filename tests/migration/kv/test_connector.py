@@ -323,6 +323,64 @@ def test_load_larger_than_the_bound_is_admitted_alone() -> None:
     assert connector.get_num_new_matched_tokens(asked, 0) == (48, True)
 
 
+# --- scheduler side: holds ----------------------------------------------------------------------------
+
+
+def holding(id: str = "v1", hold: str = "h") -> tuple[Any, Request]:
+    """A connector, and a hold added to it."""
+    connector, asked = make_connector(), Request(id, {"mell_hold": hold})
+    connector.on_new_request(asked)
+    return connector, asked
+
+
+def held_table(*blocks: int) -> TableChange:
+    return TableChange("h", len(blocks) * BLOCK, list(blocks), replace=True, caught_up=True, held=True)
+
+
+@pytest.mark.parametrize("cached", [0, 4, 12])
+def test_hold_waits_for_one_token_behind_what_is_cached(cached: int) -> None:
+    connector, asked = holding()
+    assert connector.get_num_new_matched_tokens(asked, cached) == (1, True)
+    assert connector.get_num_new_matched_tokens(asked, cached) == (1, True), "vLLM may ask again"
+
+
+@pytest.mark.parametrize("prefix", [[], [5], [5, 9, 2]])
+def test_hold_has_the_cached_blocks_and_a_load_of_the_one_behind_them(prefix: list[int]) -> None:
+    connector, asked = holding()
+    meta = admit(connector, asked, [*prefix, 7], 1)
+    assert meta.held == [held_table(*prefix)] and meta.changes == []
+    assert meta.loads == [BlockLoad("h", "v1", len(prefix), [7])]
+    again = connector.build_connector_meta(Scheduled())
+    assert again.held == [] and again.loads == []
+
+
+def test_hold_that_vllm_runs_holds_nothing() -> None:
+    connector, asked = holding()
+    meta = admit(connector, asked, [5, 9], 0)
+    assert meta.held == [] and meta.loads == []
+
+
+def test_end_of_a_hold_voids_its_table_and_gives_its_blocks_back() -> None:
+    connector, asked = holding()
+    admit(connector, asked, [5, 7], 1)
+    ended = connector.build_connector_meta(Scheduled(finished_req_ids=frozenset({"v1"})))
+    assert (ended.gone, ended.ended) == (["h"], ["h"])
+    again = connector.build_connector_meta(Scheduled(finished_req_ids=frozenset({"v1"})))
+    assert (again.gone, again.ended) == ([], [])
+
+
+def test_holds_count_as_loads_towards_half_of_the_cache() -> None:
+    connector, asked = holding()
+    admit(connector, asked, [1, 2, 3, 4, 5, 6], 1)
+    load = request(0, 3, id="v2")
+    connector.on_new_request(load)
+    assert connector.get_num_new_matched_tokens(load, 0) == (None, False), "6 and 3 blocks of 16 are over the half"
+    other = Request("v3", {"mell_hold": "g"})
+    connector.on_new_request(other)
+    assert connector.get_num_new_matched_tokens(other, 8) == (None, False), "2 held blocks, and one behind them"
+    assert connector.get_num_new_matched_tokens(other, 4) == (1, True)
+
+
 # --- scheduler side: tails ----------------------------------------------------------------------------
 
 
@@ -842,6 +900,22 @@ def test_blocks_of_an_aborted_load_are_given_back() -> None:
     step(connector, loads=[BlockLoad("m.1", "v1", 0, [9, 4])])
     assert step(connector, ended=["m.1"]) == {"v1"}
     assert step(connector) == set()
+
+
+def test_held_blocks_may_be_gathered_from_the_end_of_the_step_until_the_hold_ends() -> None:
+    """The step may have computed them."""
+    from migration.kv.connector import StepMetadata
+
+    connector, _ = make_worker()
+    begin(connector, StepMetadata(held=[held_table(5, 9)], loads=[BlockLoad("h", "v1", 2, [7])]))
+    assert connector.tables.held("h") is None
+    assert connector.get_finished(set()) == (None, set())
+    assert connector.tables.held("h") == 2
+    with connector.tables.reading("h", 0, 2) as (blocks, _):
+        assert list(blocks) == [5, 9]
+    assert connector.build_connector_worker_meta() is None, "a hold never arrives"
+    assert step(connector, gone=["h"], ended=["h"]) == {"v1"}
+    assert connector.tables.held("h") is None and step(connector) == set()
 
 
 def test_worker_learns_that_a_load_is_in_the_cache() -> None:

@@ -90,6 +90,51 @@ async def test_blocks_move_through_a_slot(desk: Desk) -> None:
     assert desk.loads.arrived() == ["m.1"]
 
 
+def hold(desk: Desk, *blocks: int) -> None:
+    """Admit the hold "h"."""
+    desk.loads.begin(BlockLoad("h", "v1", len(blocks), [15]), None)
+    table = TableChange("h", len(blocks) * BLOCK, list(blocks), replace=True, caught_up=True, held=True)
+    desk.tables.apply([table], None)
+    desk.copier.wake()
+
+
+async def test_replica_learns_the_number_of_held_blocks_and_gathers_them(desk: Desk) -> None:
+    asked = asyncio.create_task(desk.client.held("h"))
+    await desk.client.gather("r.0", 0, 1, desk.segment.path, 1024)
+    assert not asked.done()
+    hold(desk, 5, 9, 2)
+    async with asyncio.timeout(5):
+        assert await asked == 3
+    slot, _ = await desk.client.gather("h", 0, 3, desk.segment.path, 0)
+    desk.admit(11, 12, 13)
+    await desk.client.scatter("m.1", 0, 3, slot)
+    assert desk.held(11, 12, 13) == [5, 9, 2]
+
+
+async def test_nobody_waits_for_a_hold_that_is_given_up(desk: Desk) -> None:
+    asked = asyncio.create_task(desk.client.held("h"))
+    await asyncio.sleep(0.05)
+    desk.client.forget("h")
+    with pytest.raises(TransferFailed, match="has ended"):
+        await asked
+
+
+@pytest.mark.parametrize("key", ["h", "r.0"])
+async def test_noise_in_staged_blocks_of_a_hold_is_found(desk: Desk, key: str) -> None:
+    """A running request's blocks have no checksum: it would cost time in its pause."""
+    hold(desk, 5, 9)
+    slot, _ = await desk.client.gather(key, 0, 2, desk.segment.path, 0)
+    desk.segment.view(HEADER + 9, 1)[0] ^= 1
+    desk.admit(11, 12)
+    if key == "h":
+        with pytest.raises(TransferFailed, match="checksum"):
+            await desk.client.scatter("m.1", 0, 2, slot)
+        assert desk.held(11, 12) == [11, 12] and desk.loads.missing("m.1") == 2
+    else:
+        await desk.client.scatter("m.1", 0, 2, slot)
+        assert desk.cache[11].unique().numel() == 2
+
+
 async def test_replica_learns_when_the_blocks_have_arrived(desk: Desk) -> None:
     """Also of chunks that waited for their load, behind this call."""
     filled = asyncio.create_task(desk.client.filled("m.1"))

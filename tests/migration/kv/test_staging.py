@@ -109,6 +109,17 @@ def test_payload_under_another_ticket_is_refused(segment: HostSegment, ticket: i
         Segments().payload(SlotRef(segment.path, 0, 3), 4)
 
 
+def test_payload_with_a_checksum_is_read_as_long_as_it_has_it(segment: HostSegment) -> None:
+    segment.view(HEADER, 4)[:] = b"data"
+    segment.stamp(0, 3, checked=4)
+    assert bytes(Segments().payload(SlotRef(segment.path, 0, 3), 4)) == b"data"
+    segment.view(HEADER, 4)[:] = b"dada"
+    with pytest.raises(TransferFailed, match="damaged"):
+        Segments().payload(SlotRef(segment.path, 0, 3), 4)
+    segment.stamp(0, 4)
+    assert bytes(Segments().payload(SlotRef(segment.path, 0, 4), 4)) == b"dada"
+
+
 def test_payload_longer_than_the_slot_is_refused(segment: HostSegment) -> None:
     segment.stamp(0, 3)
     with pytest.raises(TransferFailed, match="lie outside"):

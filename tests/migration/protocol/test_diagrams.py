@@ -7,7 +7,7 @@ import re
 import sys
 from pathlib import Path
 
-from migration.protocol import reader, source, target
+from migration.protocol import donor, reader, source, target
 from migration.protocol.table import diagram
 
 PAGE = Path(__file__).parents[3] / "docs" / "migration-protocol.md"
@@ -20,6 +20,7 @@ def wanted() -> list[str]:
         diagram(source.TABLE, "The source's side"),
         diagram(target.TABLE, "The target's side"),
         diagram(reader.TABLE, "The reader's side"),
+        diagram(donor.TABLE, "The donor's side of a copy"),
     ]
 
 

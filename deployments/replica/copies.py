@@ -1,0 +1,81 @@
+"""The copies of cached prefixes that one replica makes for others. As a target, `moves` takes them like migrations."""
+
+import logging
+from collections.abc import Callable
+
+from migration.protocol.donor import DonorEvent
+from migration.protocol.errors import Refused
+from migration.protocol.ports import Peer, PrefixHolds
+from migration.protocol.record import CopyCounts, CopyRecord
+from migration.run.donor import CopyOrder, DonorRun
+from migration.run.world import MigrationWorld
+from policies.causes import Cause
+from policies.model import ReplicaId
+
+log = logging.getLogger("ray.serve")
+
+AT_ONCE = 4
+"""The number of copies that a replica makes at a time: each holds blocks, and takes staging slots from migrations."""
+
+
+class Copies:
+    """Makes copies, each under a lease of `lease_s` seconds, and counts them in `made`."""
+
+    def __init__(
+        self, world: MigrationWorld, holds: PrefixHolds, peer: Callable[[ReplicaId], Peer], lease_s: float
+    ) -> None:
+        self._world = world
+        self._holds = holds
+        self._peer = peer
+        self._lease_s = lease_s
+        self._running: dict[str, DonorRun] = {}
+        self.made = CopyCounts()
+
+    async def copy(self, order: CopyOrder, to: ReplicaId) -> CopyRecord:
+        """Copy a prefix to another replica; the record of the copy's end, also of a failure.
+
+        Raises:
+            Refused: `to` is this replica, the copy is under way already, or too many are.
+        """
+        if to == self._world.replica:
+            raise Refused("the prefix is on that replica already", Cause.ALREADY_THERE)
+        if order.id in self._running:
+            raise Refused("this copy is under way already", Cause.ALREADY_MOVING)
+        if len(self._running) >= AT_ONCE:
+            raise Refused(f"{AT_ONCE} copies from this replica are under way", Cause.NO_SLOT)
+        run = self._running[order.id] = DonorRun(order, self._peer(to), self._world, self._holds, self._lease_s)
+        try:
+            record = await run.run()
+        finally:
+            del self._running[order.id]
+        self.made.add(record)
+        _log_copy(record)
+        return record
+
+    def withdraw(self, id: str) -> None:
+        """End a copy that nobody waits for any more. An unknown one is no error."""
+        if run := self._running.get(id):
+            run.post(DonorEvent.WITHDRAWN)
+
+    @property
+    def pending(self) -> int:
+        """The number of copies under way."""
+        return len(self._running)
+
+    def targets(self) -> set[ReplicaId]:
+        """The targets of the copies under way."""
+        return {run.target for run in self._running.values()}
+
+    def target_lost(self, replica: ReplicaId) -> None:
+        """End the copies to a replica that is gone."""
+        for run in self._running.values():
+            if run.target == replica:
+                run.post(DonorEvent.TARGET_LOST)
+
+
+def _log_copy(record: CopyRecord) -> None:
+    log.info(
+        f"copy {record.id} {record.outcome}: {record.source} -> {record.target}, {record.sent} blocks in "
+        f"{record.duration_s * 1e3:.1f} ms ({record.reason})" + (f": {record.error}" if record.error else ""),
+        extra={"copy": record.to_json()},
+    )

@@ -1,0 +1,222 @@
+"""Runs the donor's side of one copy: executes the session's commands, and feeds events to the session.
+
+As in `source`, one activity runs at a time, and everything that happens arrives through one queue.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+
+from migration.protocol import donor
+from migration.protocol.donor import DONOR_ACTIVITIES, DONOR_FINAL, DonorCommand, DonorEvent, DonorState
+from migration.protocol.errors import MigrationError, PeerLost, Refused
+from migration.protocol.messages import CopyRound, PathRequest, Prepare
+from migration.protocol.ports import Peer, PrefixHolds
+from migration.protocol.record import CopyOutcome, CopyRecord
+from migration.protocol.request import RequestSpec
+from migration.run.copying import BlockCopy
+from migration.run.world import MigrationWorld
+from policies.causes import Cause
+from policies.model import Blocks, Bytes, ReplicaId, RequestId
+from policies.prefix.copies import CopyReason
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CopyOrder:
+    """A prefix to copy: the full blocks of the context of `spec` and `outputs`, as far as the donor has them.
+
+    After `within_s` seconds nobody needs the blocks any more; None: the donor's lease alone ends the copy.
+    """
+
+    id: str
+    spec: RequestSpec
+    reason: CopyReason
+    outputs: tuple[int, ...] = ()
+    within_s: float | None = None
+
+
+class DonorRun:
+    """One copy, from the order to its record. The prefix is held for at most `lease_s` seconds."""
+
+    def __init__(self, order: CopyOrder, peer: Peer, world: MigrationWorld, holds: PrefixHolds, lease_s: float) -> None:
+        self._order = order
+        self._peer = peer
+        self._world = world
+        self._holds = holds
+        self._limit_s = lease_s if order.within_s is None else min(lease_s, order.within_s)
+        self._session = donor.new_session()
+        self._events: asyncio.Queue[tuple[int, DonorEvent]] = asyncio.Queue()
+        self._activity: asyncio.Task[None] | None = None
+        self._ending: set[asyncio.Task[None]] = set()
+        """Activities that have been cancelled, and may still use slots."""
+        self._activity_no = 0
+        self._hold = f"hold-{order.id}"
+        self._copy = BlockCopy(order.id, self._hold, peer, world)
+        self._held = self._present = Blocks(0)
+        self._round: CopyRound | None = None
+        """The blocks that the target lacks."""
+        self._began, self._started_at = world.clock(), world.wall_clock()
+        self._took_s: float | None = None
+        self._error: str | None = None
+        self._cause: Cause | None = None
+
+    @property
+    def target(self) -> ReplicaId:
+        """The replica that gets the blocks."""
+        return self._peer.id
+
+    @property
+    def record(self) -> CopyRecord:
+        """The copy as of now."""
+        state = self._session.state
+        return CopyRecord(
+            id=self._order.id,
+            source=self._world.replica,
+            target=self._peer.id,
+            reason=self._order.reason,
+            state=state.value,
+            outcome=_OUTCOMES.get(state),
+            error=self._error,
+            cause=self._cause,
+            held=self._held,
+            present=self._present,
+            bytes=self._copy.sent,
+            copy_s=self._copy.seconds,
+            duration_s=self._world.clock() - self._began if self._took_s is None else self._took_s,
+            started_at=self._started_at,
+        )
+
+    def post(self, event: DonorEvent) -> None:
+        """Something happened in the world (never the result of an activity)."""
+        self._events.put_nowait((0, event))
+
+    async def run(self) -> CopyRecord:
+        """Copy. Returns the record, also of a failure. Never raises an exception of a peer or transport."""
+        expiry = asyncio.get_running_loop().call_later(self._limit_s, self.post, DonorEvent.EXPIRED)
+        try:
+            await self._feed(DonorEvent.BEGIN)
+            while self._session.state not in DONOR_FINAL:
+                number, event = await self._events.get()
+                if number in (0, self._activity_no):
+                    await self._feed(event)
+        finally:
+            expiry.cancel()
+            self._stop_activity()
+            self._copy.close()
+            self._holds.release_prefix(self._hold)
+            if self._ending:
+                await asyncio.wait(self._ending)
+        return self.record
+
+    async def _feed(self, event: DonorEvent) -> None:
+        commands = self._session.feed(event)
+        self._stop_activity()
+        if event in _CAUSES and self._session.state is DonorState.ABORTED and self._cause is None:
+            self._cause, self._error = _CAUSES[event]
+        if self._session.state in DONOR_FINAL:
+            self._took_s = self._world.clock() - self._began
+        for command in commands:
+            if command in DONOR_ACTIVITIES:
+                self._start(command)
+            elif command is DonorCommand.RELEASE:
+                self._holds.release_prefix(self._hold)
+            else:
+                await self._free_target()
+
+    async def _free_target(self) -> None:
+        """Have the target free all that it keeps for the copy. If the call is lost, its lease has the same effect."""
+        try:
+            async with asyncio.timeout(self._world.limits.prepare_s):
+                await self._peer.cancel(self._order.id)
+        except Exception as error:
+            log.warning("copy %s: the target was not freed: %r", self._order.id, error)
+
+    # --- activities -----------------------------------------------------------------------------------
+
+    def _start(self, command: DonorCommand) -> None:
+        limits = self._world.limits
+        size = Bytes((self._held - self._present) * self._world.blocks.fingerprint.block_bytes)
+        activity, limit, failed = {
+            DonorCommand.HOLD: (self._take_hold, limits.prepare_s, DonorEvent.HOLD_FAILED),
+            DonorCommand.PREPARE: (self._prepare, limits.prepare_s, DonorEvent.TARGET_LOST),
+            DonorCommand.COPY_BLOCKS: (self._copy_blocks, limits.round_s(size, None), DonorEvent.COPY_FAILED),
+        }[command]
+        self._activity = asyncio.create_task(self._supervise(self._activity_no, activity, limit, failed))
+
+    def _stop_activity(self) -> None:
+        self._activity_no += 1
+        if self._activity is not None and not self._activity.done():
+            self._activity.cancel()
+            self._ending.add(self._activity)
+            self._activity.add_done_callback(self._ending.discard)
+        self._activity = None
+
+    async def _supervise(
+        self, number: int, activity: Callable[[], Awaitable[DonorEvent]], limit: float, failed: DonorEvent
+    ) -> None:
+        """Run an activity, and turn however it ends into an event."""
+        try:
+            async with asyncio.timeout(limit):
+                event = await activity()
+        except TimeoutError:
+            event = DonorEvent.TIMEOUT
+            self._cause, self._error = Cause.NO_ANSWER, f"no answer within {limit:.3g} s"
+        except PeerLost as error:
+            event = DonorEvent.TARGET_LOST
+            self._cause, self._error = error.cause, str(error)
+        except Refused as error:
+            event = DonorEvent.TARGET_REFUSED if activity == self._prepare else failed
+            self._cause, self._error = error.cause, str(error)
+        except Exception as error:
+            event = failed
+            self._cause = error.cause if isinstance(error, MigrationError) else Cause.UNEXPECTED
+            self._error = str(error) or repr(error)
+        self._events.put_nowait((number, event))
+
+    async def _take_hold(self) -> DonorEvent:
+        order = self._order
+        self._held = await self._holds.hold_prefix(self._hold, order.spec, order.outputs)
+        if self._held:
+            return DonorEvent.HELD
+        self._cause, self._error = Cause.BLOCKS_GONE, "the replica has no block of this prefix"
+        return DonorEvent.HOLD_FAILED
+
+    async def _prepare(self) -> DonorEvent:
+        order = self._order
+        self._copy.begin(len(order.outputs))
+        first_round = self._copy.plan(Blocks(0), self._held, order.outputs)
+        prepared = await self._peer.prepare(
+            Prepare(
+                migration=order.id,
+                # The request itself may be at the target already.
+                spec=replace(order.spec, id=RequestId(order.id)),
+                hop=0,
+                next_hop=0,
+                source=self._world.replica,
+                path=PathRequest.KV,
+                fingerprint=self._world.blocks.fingerprint,
+                outputs=order.outputs,
+                first_round=first_round,
+            )
+        )
+        await self._copy.reach(prepared.workers)
+        self._present = min(prepared.present, self._held)
+        self._round = first_round.without(self._present)
+        return DonorEvent.ALL_PRESENT if self._round is None else DonorEvent.ACCEPTED
+
+    async def _copy_blocks(self) -> DonorEvent:
+        assert self._round is not None, "the target lacks blocks"
+        await self._copy.copy(self._round)
+        await self._copy.finish()
+        return DonorEvent.COPIED
+
+
+_OUTCOMES = {DonorState.DONE: CopyOutcome.DONE, DonorState.ABORTED: CopyOutcome.ABORTED}
+_CAUSES = {
+    DonorEvent.EXPIRED: (Cause.TRANSFER_TIMEOUT, "the copy was not complete in time"),
+    DonorEvent.WITHDRAWN: (Cause.CLIENT_GONE, "nobody waits for the blocks any more"),
+    DonorEvent.TARGET_LOST: (Cause.PEER_LOST, "the target died or is stopping"),
+}
