@@ -100,8 +100,18 @@ def _engine_config(settings: Settings) -> EngineConfig:
     kwargs = {**named, **defaults, **ordered, **settings.engine_kwargs}
     standby = settings.deployment_config.standby
     adapters = settings.ingress.adapters
-    on_gpu, audit_s = settings.gpus > 0, settings.cache.audit_s
-    return EngineConfig(loading.model_id, source, kwargs, settings.engine, on_gpu, standby, adapters, audit_s)
+    cache, on_gpu = settings.cache, settings.gpus > 0
+    return EngineConfig(
+        loading.model_id,
+        source,
+        kwargs,
+        settings.engine,
+        on_gpu,
+        standby,
+        adapters,
+        cache.audit_s,
+        cache.dram_gib,
+    )
 
 
 def _scheduler_config(settings: Settings) -> SchedulerConfig:

@@ -468,6 +468,7 @@ class Settings(SettingsSection):
             raise ValueError("deployment_config.standby: a paced engine imports nothing; remove it")
         self._check_adapters()
         self._check_engine()
+        self._check_tier()
         return self
 
     def _check_service(self) -> None:
@@ -480,6 +481,17 @@ class Settings(SettingsSection):
             pace = read_pace(self.engine_kwargs)
             if reasons := unreachable(level, ReplicaSpeed(pace.costs, 0.0, pace.max_num_batched_tokens)):
                 raise ValueError(f"scheduler.{name} cannot be met: {'; '.join(reasons)}")
+
+    def _check_tier(self) -> None:
+        """Raise ValueError for a tier of host memory that no engine could have."""
+        if not self.cache.dram_gib:
+            return
+        if self.engine == "paced":
+            raise ValueError("cache.dram_gib: a paced engine has no tier of host memory; remove it")
+        if self.engine_kwargs.get("enable_prefix_caching") is False:
+            raise ValueError(
+                "cache.dram_gib: its blocks are found by the prefix cache; set enable_prefix_caching: true"
+            )
 
     def _check_classes(self) -> None:
         """Raise ValueError for classes that do not exist, or that `max_requests` has no room for."""

@@ -124,6 +124,12 @@ class Isolation(StrEnum):
 class CacheSettings(SettingsSection):
     """The KV caches of the replicas."""
 
+    dram_gib: float = Field(
+        0.0,
+        ge=0,
+        description="Host memory of one replica for KV that its engine's own memory has lost, in GiB; 0: none.",
+    )
+
     isolation: Isolation = Field(
         Isolation.SHARED,
         strict=False,
@@ -310,8 +316,9 @@ class EngineConfig:
     """One engine: its name in the API, the model (a folder or a hub name), and the engine's own arguments.
 
     `kind` is "vllm", or "paced" for one without a model that keeps the pace of a GPU. `on_gpu` is the place of its KV
-    cache, which is audited every `audit_s` seconds. With `standby`, each node keeps a process that has imported vLLM,
-    for the next replica. A replica starts only if its engine can load all `adapters`.
+    cache, which is audited every `audit_s` seconds, and has a tier of `dram_gib` GiB of host memory. With `standby`,
+    each node keeps a process that has imported vLLM, for the next replica. A replica starts only if its engine can load
+    all `adapters`.
     """
 
     model_id: str
@@ -322,6 +329,7 @@ class EngineConfig:
     standby: bool = False
     adapters: tuple[Adapter, ...] = ()
     audit_s: float = 60.0
+    dram_gib: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,6 @@ class CacheReport:
 
 def cache_report(mirror: Mirror, total: Blocks, free: Blocks, partial: int, prompts: Prefilled) -> CacheReport:
     """The report on an engine's cache. The numbers are as in `occupancy`."""
-    used = None if mirror.off is not None else occupancy(total, free, mirror.blocks, partial)
+    used = None if mirror.off is not None else occupancy(total, free, mirror.hbm.blocks, partial)
     resyncs = {str(reason): count for reason, count in mirror.resyncs.items()}
     return CacheReport(mirror.off, used, mirror.version, mirror.exact, resyncs, prompts)

@@ -29,8 +29,10 @@ USAGE = UsageContext.OPENAI_API_SERVER
 """vLLM's defaults depend on it, so that of vLLM's own server: on an H100, 8,192 tokens per step instead of 2,048."""
 
 
-def engine_args(model: str, engine_kwargs: Mapping[str, Any]) -> AsyncEngineArgs:
+def engine_args(model: str, engine_kwargs: Mapping[str, Any], dram_gib: float = 0.0) -> AsyncEngineArgs:
     """vLLM's arguments for an engine with Mell's connector and worker extension.
+
+    `dram_gib` is the size of its tier of host memory, in all workers; 0: none.
 
     Raises:
         ValueError: `engine_kwargs` has an argument that Mell sets itself.
@@ -43,18 +45,38 @@ def engine_args(model: str, engine_kwargs: Mapping[str, Any]) -> AsyncEngineArgs
         model=model,
         distributed_executor_backend="mp" if several else None,
         worker_extension_cls="migration.kv.worker.MellWorker",
-        kv_transfer_config=KVTransferConfig(
-            kv_connector="MellConnector",
-            kv_connector_module_path="migration.kv.connector",
-            kv_role="kv_both",
-        ),
+        kv_transfer_config=_connector(dram_gib),
         # Every request brings its media along, whatever other requests this engine has had.
         **{**_with_objects(engine_kwargs), "mm_processor_cache_gb": 0.0},
     )
 
 
-def engine_config(model: str, engine_kwargs: Mapping[str, Any], events: str | None = None) -> VllmConfig:
+def _connector(dram_gib: float) -> KVTransferConfig:
+    """The choice of Mell's connector: with a tier of host memory, or without."""
+    if not dram_gib:
+        return KVTransferConfig(
+            kv_connector="MellConnector", kv_connector_module_path="migration.kv.connector", kv_role="kv_both"
+        )
+    return KVTransferConfig(
+        kv_connector="TieredConnector",
+        kv_connector_module_path="migration.kv.tiered",
+        kv_role="kv_both",
+        kv_connector_extra_config={
+            "spec_name": "HostTierSpec",
+            "spec_module_path": "migration.kv.host_tier",
+            "cpu_bytes_to_use": int(dram_gib * (1 << 30)),
+            # A conversation's next turn begins with the output of this one.
+            "offload_prompt_only": False,
+        },
+    )
+
+
+def engine_config(
+    model: str, engine_kwargs: Mapping[str, Any], events: str | None = None, dram_gib: float = 0.0
+) -> VllmConfig:
     """vLLM's configuration of an engine, which publishes the changes of its prefix cache, if it has one, at `events`.
+
+    `dram_gib` is the size of its tier of host memory; 0: none.
 
     A pooling model's engine has no connector, since its requests never move: beside one, vLLM's scheduler fails if the
     model has no KV cache.
@@ -62,7 +84,7 @@ def engine_config(model: str, engine_kwargs: Mapping[str, Any], events: str | No
     Raises:
         ValueError: `engine_kwargs` has an argument that Mell sets itself, or no engine of Mell runs the model.
     """
-    config = engine_args(model, engine_kwargs).create_engine_config(USAGE)
+    config = engine_args(model, engine_kwargs, dram_gib).create_engine_config(USAGE)
     if not is_pooling(config):
         check_model(config.model_config)
         if events is not None and config.cache_config.enable_prefix_caching:

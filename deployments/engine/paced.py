@@ -104,8 +104,10 @@ class PacedEngine:
         self._loading: list[asyncio.Future[None]] = []
 
     @classmethod
-    async def start(cls, model: str, engine_kwargs: Mapping[str, Any], audit_s: float = 0.0) -> Self:
-        """Start an engine; `model` is only a name. Its mirror needs no audit.
+    async def start(
+        cls, model: str, engine_kwargs: Mapping[str, Any], audit_s: float = 0.0, dram_gib: float = 0.0
+    ) -> Self:
+        """Start an engine; `model` is only a name. Its mirror needs no audit, and it has no tier of host memory.
 
         Raises:
             ValueError: `engine_kwargs` are not valid for `Pace`.

@@ -101,6 +101,7 @@ class VllmEngine:
         self.fingerprint = _fingerprint(config, workers)
         self._reading = asyncio.create_task(self._runs.read())
         self.mirror = Mirror(_why_unmirrored(config, workers))
+        self._host_blocks = Blocks(workers[0]["host_blocks"])
         self._feed: CacheFeed | None = None
         self._namer: BlockNamer | None = None
         self._unused = _unused_blocks(config)
@@ -112,15 +113,20 @@ class VllmEngine:
         self.naming: Naming | None = None if self._namer is None else self._namer.naming
 
     @classmethod
-    async def start(cls, model: str, engine_kwargs: Mapping[str, Any], audit_s: float = 60.0) -> Self:
+    async def start(
+        cls, model: str, engine_kwargs: Mapping[str, Any], audit_s: float = 60.0, dram_gib: float = 0.0
+    ) -> Self:
         """Start vLLM on `model` (a folder or a hub name). The mirror is audited every `audit_s` seconds.
+
+        `dram_gib` is the size of its tier of host memory; 0: none.
 
         Raises:
             ValueError: `engine_kwargs` has an argument that Mell sets itself, or no engine of Mell runs the model.
         """
         events = EventFolder()
         try:
-            return await cls._start(engine_config(model, engine_kwargs, events.endpoint), events, audit_s)
+            config = engine_config(model, engine_kwargs, events.endpoint, dram_gib)
+            return await cls._start(config, events, audit_s)
         except BaseException:
             events.remove()
             raise
@@ -300,7 +306,7 @@ class VllmEngine:
         adapter = self._adapter(spec)
         frames = continued(spec, spec.id, spec.id, outputs, adapter=adapter)
         names = self._namer.names(decode_request(frames), frames, adapter)
-        return Blocks(max(0, self.mirror.leading(names) - self._unused))
+        return Blocks(max(0, self.mirror.held(names).hbm - self._unused))
 
     async def hold_prefix(self, hold: str, spec: RequestSpec, outputs: tuple[int, ...]) -> Blocks:
         """See `Engine.hold_prefix`. A request of vLLM waits in vain, with the blocks as its own (see `connector`)."""
@@ -375,7 +381,7 @@ class VllmEngine:
     async def reset_prefix_cache(self) -> None:
         """See `Engine.reset_prefix_cache`. Retries while ended requests still hold blocks."""
         for _ in range(20):
-            if await self._core.reset_prefix_cache_async():
+            if await self._core.reset_prefix_cache_async(reset_connector=self._host_blocks > 0):
                 if self._feed is not None:
                     # vLLM publishes the reset with the next step.
                     self._feed.resync()

@@ -110,7 +110,7 @@ class EngineReplica:
         if not take():
             start_guard()
         kind = _engine_class(engine.kind)
-        self._engine: Engine = await kind.start(engine.model_source, engine.kwargs, engine.audit_s)
+        self._engine: Engine = await kind.start(engine.model_source, engine.kwargs, engine.audit_s, engine.dram_gib)
         for adapter in engine.adapters:
             await self._engine.load_adapter(adapter)
         self._utilities = EngineUtilities(self._engine, self._id)

@@ -1,9 +1,10 @@
 """The changes of an engine's prefix cache, as vLLM's scheduler publishes them, step by step.
 
-vLLM's events are those of vllm/distributed/kv_events.py, of which only the names of blocks are decoded here. Mell's
-connector adds one of its own, `PoolContents`. A batch has the changes in the order in which vLLM made them, and behind
-them the events of the connector: so the contents are those of the pool at the end of their batch, whatever the steps
-in flight have changed since.
+vLLM's events are those of vllm/distributed/kv_events.py, of which only the names of blocks are decoded here: they are
+about the pool, the memory of the accelerator. Mell's connector adds the changes of the tier of host memory, if there is
+one, and `PoolContents`. A batch has the changes in the order in which vLLM made them, and behind them the events of the
+connector: so the contents are those of pool and tier at the end of their batch, whatever the steps in flight have
+changed since.
 
 A name is the low 64 bits of vLLM's hash of a block. Two blocks may have the same name: each is stored and removed by
 an event of its own.
@@ -17,7 +18,7 @@ from typing import Any
 import msgspec
 
 NAME_BYTES = 8
-"""Bytes of a name in `PoolContents`."""
+"""Bytes of an encoded name."""
 
 
 class BlocksStored(msgspec.Struct, tag="BlockStored", frozen=True, gc=False):
@@ -36,13 +37,26 @@ class CacheCleared(msgspec.Struct, tag="AllBlocksCleared", frozen=True, gc=False
     """All blocks have left the cache."""
 
 
-class PoolContents(msgspec.Struct, tag="PoolContents", frozen=True, gc=False):
-    """The names of all blocks in the cache, encoded by `encode_names`."""
+class HostStored(msgspec.Struct, tag="HostStored", frozen=True, gc=False):
+    """Blocks of these names, encoded by `encode_names`, are in the tier of host memory from now on."""
 
     names: bytes
 
 
-CacheEvent = BlocksStored | BlocksRemoved | CacheCleared | PoolContents
+class HostRemoved(msgspec.Struct, tag="HostRemoved", frozen=True, gc=False):
+    """A block of each of these names, encoded by `encode_names`, has left the tier of host memory."""
+
+    names: bytes
+
+
+class PoolContents(msgspec.Struct, tag="PoolContents", frozen=True, gc=False):
+    """The names of all blocks in the cache, and of those in the tier of host memory, encoded by `encode_names`."""
+
+    names: bytes
+    host: bytes = b""
+
+
+CacheEvent = BlocksStored | BlocksRemoved | CacheCleared | HostStored | HostRemoved | PoolContents
 
 
 class _Batch(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -73,10 +87,26 @@ def encode_names(names: Iterable[int]) -> bytes:
     return b"".join(name.to_bytes(NAME_BYTES, "big") for name in names)
 
 
-def pool_contents(pool: Any) -> PoolContents:
-    """The present contents of vLLM's `BlockPool`, whose blocks all belong to one group of layers."""
+def split_names(names: bytes) -> list[bytes]:
+    """The encoded names, one by one."""
+    return [names[at : at + NAME_BYTES] for at in range(0, len(names), NAME_BYTES)]
+
+
+def key_name(key: bytes) -> bytes:
+    """The encoded name in the key of a block: behind its hash come 4 bytes for its group of layers.
+
+    Keys of vLLM's pool (`make_block_hash_with_group_id`) and of its offloading (`make_offload_key`) are alike.
+    """
+    return key[-12:-4]
+
+
+def pool_contents(pool: Any, host: Iterable[bytes] = ()) -> PoolContents:
+    """The present contents of vLLM's `BlockPool`, whose blocks all belong to one group of layers.
+
+    `host` are the encoded names of the blocks in the tier of host memory.
+    """
     keys = [block.block_hash for block in pool.blocks]
-    return PoolContents(b"".join([key[_NAME] for key in keys if key is not None]))
+    return PoolContents(b"".join([key_name(key) for key in keys if key is not None]), b"".join(host))
 
 
 def delete_blocks(pool: Any, names: bytes | None) -> int:
@@ -84,12 +114,8 @@ def delete_blocks(pool: Any, names: bytes | None) -> int:
 
     Blocks of requests stay with them, and are only not found any more.
     """
-    wanted = None if names is None else {names[at : at + NAME_BYTES] for at in range(0, len(names), NAME_BYTES)}
+    wanted = None if names is None else set(split_names(names))
     keyed = ((block.block_id, block.block_hash) for block in pool.blocks)
-    found = {id for id, key in keyed if key is not None and (wanted is None or key[_NAME] in wanted)}
+    found = {id for id, key in keyed if key is not None and (wanted is None or key_name(key) in wanted)}
     pool.evict_blocks(found)
     return len(found)
-
-
-_NAME = slice(-12, -4)
-"""The place of the name in a block's key: its hash, and 4 bytes for its group (`make_block_hash_with_group_id`)."""

@@ -81,7 +81,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVQuantMode, MLAAttent
 from vllm.v1.structured_output import StructuredOutputManager
 
 from migration.kv import history
-from migration.kv.cache_events import delete_blocks, pool_contents
+from migration.kv.cache_events import PoolContents, delete_blocks, pool_contents
 from migration.kv.copier import Copier
 from migration.kv.device import preload
 from migration.kv.layout import CacheLayout
@@ -264,6 +264,11 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
         self._failed_blocks: set[int] = set()
         self.copier: Copier | None = None
 
+    @property
+    def host_blocks(self) -> int:
+        """The number of blocks for which a tier of host memory has room; only the worker side knows it."""
+        return 0
+
     # --- scheduler side -------------------------------------------------------------------------------
 
     def bind_gpu_block_pool(self, gpu_block_pool: "BlockPool") -> None:
@@ -279,8 +284,7 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
         params = request.kv_transfer_params or {}
         self._contents_wanted |= params.get("mell_contents", False)
         if delete := params.get("mell_delete"):
-            pool = self._kv_cache_manager.block_pool
-            self._deleted[request.request_id] = delete_blocks(pool, DeletedBlocks(**delete).names)
+            self._deleted[request.request_id] = self._delete(DeletedBlocks(**delete).names)
         for name in params.get("mell_filled", ()):
             self._name(name)
         if key := params.get("mell_key"):
@@ -298,6 +302,9 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
             self._names[request.request_id] = wanted.load
         if hold := params.get("mell_hold"):
             self._holds[request.request_id] = self._names[request.request_id] = hold
+
+    def _delete(self, names: bytes | None) -> int:
+        return delete_blocks(self._kv_cache_manager.block_pool, names)
 
     @cached_property
     def _structured(self) -> StructuredOutputManager:
@@ -394,7 +401,10 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
         vLLM calls this right after it has taken the pool's own events, and publishes both in this order.
         """
         wanted, self._contents_wanted = self._contents_wanted, False
-        return (pool_contents(self._kv_cache_manager.block_pool),) if wanted and not self.unmirrored else ()
+        return (self._contents(),) if wanted and not self.unmirrored else ()
+
+    def _contents(self) -> PoolContents:
+        return pool_contents(self._kv_cache_manager.block_pool)
 
     def _name(self, load: str) -> None:
         """Name the blocks of a load in the prefix cache, all of which have arrived; a load that is over has none."""

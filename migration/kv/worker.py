@@ -25,8 +25,8 @@ class MellWorker:
 
         If blocks cannot be moved, the layout is empty, there is no copier, and "unsupported" has the reason; in
         "unmirrored" is the reason why the cache's contents cannot be followed, None if they can. Contexts
-        of n tokens hold n / block size blocks only if the cache is "plain". An engine of a pooling model has no
-        connector at all.
+        of n tokens hold n / block size blocks only if the cache is "plain". "host_blocks" are those for which a tier of
+        host memory has room, 0 without one. An engine of a pooling model has no connector at all.
 
         Must be called before the first request: it also gives the connector the model runner.
         """
@@ -44,6 +44,7 @@ class MellWorker:
             "plain": connector.unmovable is None,
             "unsupported": connector.unsupported,
             "unmirrored": connector.unmirrored,
+            "host_blocks": connector.host_blocks,
             "copier": connector.copier.address if connector.copier else None,
             **processes,
         }
@@ -56,6 +57,7 @@ _WITHOUT_CONNECTOR: dict[str, Any] = {
     "plain": True,
     "unsupported": "the engine has no connector",
     "unmirrored": "a pooling model's cache is not followed",
+    "host_blocks": 0,
     "copier": None,
 }
 """The description of a worker of a pooling model."""

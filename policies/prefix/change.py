@@ -41,7 +41,7 @@ class CacheChange:
             removed[tier] = (*_without(gone, added_later), *_without(gone_later, added))
         if self.whole:
             removed = {}
-        return CacheChange(_filled(stored), _filled(removed), self.whole)
+        return CacheChange(filled(stored), filled(removed), self.whole)
 
 
 def _without(names: tuple[int, ...], others: Iterable[int]) -> tuple[int, ...]:
@@ -49,7 +49,8 @@ def _without(names: tuple[int, ...], others: Iterable[int]) -> tuple[int, ...]:
     return tuple(name for name in names if name not in excluded) if excluded else names
 
 
-def _filled(names: Mapping[Tier, tuple[int, ...]]) -> dict[Tier, tuple[int, ...]]:
+def filled(names: Mapping[Tier, tuple[int, ...]]) -> dict[Tier, tuple[int, ...]]:
+    """Names without the tiers that have none."""
     return {tier: found for tier, found in names.items() if found}
 
 

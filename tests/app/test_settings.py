@@ -222,6 +222,12 @@ def test_seconds_may_be_whole_numbers() -> None:
         (nested("deployment_config.num_gpus", 2), "the same number"),
         (nested("deployment_config.num_gpus", 1.5), "the same number"),
         (nested("deployment_config.standby", True) | {"engine": "paced"}, "a paced engine imports nothing"),
+        (nested("cache.dram_gib", -1.0), "cache.dram_gib: "),
+        (nested("cache.dram_gib", 1.0) | {"engine": "paced"}, "a paced engine has no tier of host memory"),
+        (
+            nested("cache.dram_gib", 1.0) | nested("engine_kwargs.enable_prefix_caching", False),
+            "set enable_prefix_caching: true",
+        ),
         (
             nested("scheduler.slo.itl_p99_ms", 20.0)
             | {"engine": "paced", "engine_kwargs": {"num_gpu_blocks_override": 1024, "decode_s": 0.05}},

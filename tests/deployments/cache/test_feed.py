@@ -81,9 +81,9 @@ async def test_the_mirror_follows_the_engine() -> None:
     async with following() as (engine, mirror, _):
         await engine.publish(stored(1, 2), stored(1 << 63))
         await engine.publish(BlockRemoved([2], "GPU", group_idx=0))
-        await until(lambda: mirror.counts == {1: 1, 1 << 63: 1})
+        await until(lambda: mirror.hbm.counts == {1: 1, 1 << 63: 1})
         await engine.publish(AllBlocksCleared(), stored(4))
-        await until(lambda: mirror.counts == {4: 1})
+        await until(lambda: mirror.hbm.counts == {4: 1})
         assert mirror.exact
 
 
@@ -93,7 +93,7 @@ async def test_a_lost_message_is_noticed_with_the_next_one_and_repaired() -> Non
         engine.loses, engine.contents = 1, [1, 3]
         await engine.publish(stored(1))
         await engine.publish(stored(3))
-        await until(lambda: mirror.counts == {1: 1, 3: 1} and mirror.exact)
+        await until(lambda: mirror.hbm.counts == {1: 1, 3: 1} and mirror.exact)
         assert engine.asked == before + 1 and mirror.resyncs[Resync.EVENTS_LOST] == 1
 
 
@@ -101,7 +101,7 @@ async def test_the_audit_repairs_a_mirror_whose_last_message_was_lost() -> None:
     async with following(audit_s=0.1) as (engine, mirror, _):
         engine.loses, engine.contents = 1, [1]
         await engine.publish(stored(1))
-        await until(lambda: mirror.counts == {1: 1})
+        await until(lambda: mirror.hbm.counts == {1: 1})
         assert mirror.resyncs[Resync.EVENTS_LOST] == 1
 
 
@@ -109,9 +109,9 @@ async def test_the_audit_repairs_a_corrupted_mirror() -> None:
     async with following(audit_s=0.1) as (engine, mirror, _):
         engine.contents = [1]
         await engine.publish(stored(1))
-        await until(lambda: mirror.counts == {1: 1})
-        mirror._counts = {2: 1}
-        await until(lambda: mirror.resyncs[Resync.AUDIT] and mirror.counts == {1: 1})
+        await until(lambda: mirror.hbm.counts == {1: 1})
+        mirror.hbm._counts = {2: 1}
+        await until(lambda: mirror.resyncs[Resync.AUDIT] and mirror.hbm.counts == {1: 1})
 
 
 async def test_a_request_without_an_answer_is_made_again() -> None:
@@ -129,7 +129,7 @@ async def test_the_folder_does_not_outlive_the_connection() -> None:
         folder = Path(engine.socket.getsockopt_string(zmq.LAST_ENDPOINT).removeprefix("ipc://")).parent
         await until(lambda: not folder.exists())
         await engine.publish(stored(1))
-        await until(lambda: mirror.counts == {1: 1})
+        await until(lambda: mirror.hbm.counts == {1: 1})
 
 
 async def test_events_that_cannot_be_read_turn_the_mirror_off() -> None:

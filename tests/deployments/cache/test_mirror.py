@@ -11,6 +11,8 @@ from migration.kv.cache_events import (
     BlocksStored,
     CacheCleared,
     CacheEvent,
+    HostRemoved,
+    HostStored,
     PoolContents,
     decode_names,
     encode_names,
@@ -18,16 +20,18 @@ from migration.kv.cache_events import (
 from policies.decision.observation import Pool
 from policies.decision.reports import Reporter, Roster
 from policies.prefix.change import CacheChange, Tier
+from policies.prefix.tree import HeldPrefix
 from tests.policies.decision.observed import observed
 
 BIG = (1 << 64) - 1
 
 
 class ScriptedPool:
-    """A pool whose changes are drawn. Each is an event; `batch` takes those since the last batch."""
+    """A pool with a tier of host memory, whose changes are drawn. Each is an event; `batch` takes the last ones."""
 
     def __init__(self) -> None:
         self.names: Counter[int] = Counter()
+        self.host: Counter[int] = Counter()
         self.published = 0
         self._events: list[CacheEvent] = []
 
@@ -41,12 +45,18 @@ class ScriptedPool:
         elif kind == "clear":
             self.names.clear()
             self._events.append(CacheCleared())
+        elif kind == "store in host":
+            self.host[name] += 1
+            self._events.append(HostStored(encode_names([name])))
+        elif kind == "remove from host" and self.host[name]:
+            self.host[name] -= 1
+            self._events.append(HostRemoved(encode_names([name])))
         elif kind == "publish":
-            self._events.append(PoolContents(encode_names(self.names.elements())))
+            self._events.append(PoolContents(*map(encode_names, (self.names.elements(), self.host.elements()))))
 
     @property
-    def counts(self) -> dict[int, int]:
-        return dict(+self.names)
+    def counts(self) -> dict[Tier, dict[int, int]]:
+        return {Tier.HBM: dict(+self.names), Tier.DRAM: dict(+self.host)}
 
     def batch(self) -> tuple[int, list[CacheEvent]]:
         events, self._events = self._events, []
@@ -54,7 +64,9 @@ class ScriptedPool:
         return self.published - 1, events
 
 
-kinds = st.sampled_from(["store", "store", "store", "remove", "remove", "clear", "publish"])
+kinds = st.sampled_from(
+    [*["store"] * 3, *["remove"] * 2, *["store in host"] * 3, *["remove from host"] * 2, "clear", "publish"]
+)
 changes = st.lists(st.tuples(st.sampled_from([1, 2, 3, 4, BIG]), kinds), max_size=5)
 arrivals = st.sampled_from(["arrives", "arrives", "arrives", "is lost", "comes twice"])
 
@@ -71,12 +83,12 @@ def test_an_exact_mirror_equals_the_pool_whatever_is_lost(history: list[tuple[li
         mirror.take(number, events)
         if fate == "comes twice":
             mirror.take(number, events)
-        assert not mirror.exact or mirror.counts == pool.counts
-        assert mirror.blocks == sum(mirror.counts.values())
+        assert not mirror.exact or counts(mirror) == pool.counts
+        assert all(tier.blocks == sum(tier.counts.values()) for tier in mirror.tiers.values())
         assert Resync.AUDIT not in mirror.resyncs, "events alone explain every difference"
     pool.change(0, "publish")
     mirror.take(*pool.batch())
-    assert mirror.exact and mirror.counts == pool.counts, "the contents repair whatever was lost"
+    assert mirror.exact and counts(mirror) == pool.counts, "the contents repair whatever was lost"
 
 
 @given(
@@ -84,7 +96,7 @@ def test_an_exact_mirror_equals_the_pool_whatever_is_lost(history: list[tuple[li
 )
 def test_the_scheduler_adds_up_the_same_names(history: list[tuple[list[tuple[int, str]], str, str]]) -> None:
     pool, mirror, roster = ScriptedPool(), Mirror(), Roster()
-    reporter, known = Reporter(), frozenset[int]()
+    reporter, known = Reporter(), {tier: frozenset[int]() for tier in Tier}
     (load,) = observed("a: p10").loads
     for steps, fate, asked in history:
         for name, kind in steps:
@@ -98,25 +110,40 @@ def test_the_scheduler_adds_up_the_same_names(history: list[tuple[list[tuple[int
             reporter.report(load, None, cache=mirror.change)
         roster.take(reporter.report(load, roster.version(load.id), cache=mirror.change))
         known = after(known, roster.observe(Pool()).caches.get(load.id))
-        assert known == set(mirror.counts)
+        assert known == {tier: set(names) for tier, names in counts(mirror).items()}
 
 
-def after(known: frozenset[int], change: CacheChange | None) -> frozenset[int]:
+def counts(mirror: Mirror) -> dict[Tier, dict[int, int]]:
+    return {tier: names.counts for tier, names in mirror.tiers.items()}
+
+
+def after(known: dict[Tier, frozenset[int]], change: CacheChange | None) -> dict[Tier, frozenset[int]]:
     """The names that the scheduler knows after a change."""
     if change is None:
         return known
-    kept = frozenset() if change.whole else known - frozenset(change.removed.get(Tier.HBM, ()))
-    return kept | frozenset(change.stored.get(Tier.HBM, ()))
+    kept = {} if change.whole else {tier: names - set(change.removed.get(tier, ())) for tier, names in known.items()}
+    return {tier: kept.get(tier, frozenset()) | frozenset(change.stored.get(tier, ())) for tier in Tier}
+
+
+def test_a_prefix_is_held_in_both_tiers() -> None:
+    mirror = Mirror()
+    host = [HostStored(encode_names([1, 3, 4])), HostStored(encode_names([6]))]
+    mirror.take(0, [BlocksStored([1, 2, 5]), *host])
+    assert mirror.held([1, 2, 3, 4, 5, 6]) == HeldPrefix(2, 2), "behind a block of the host, only those of the host"
+    mirror.take(1, [CacheCleared()])
+    assert mirror.held([1, 2]) == HeldPrefix(0, 1), "the host's memory is not the pool's"
+    mirror.take(2, [HostRemoved(encode_names([1]))])
+    assert mirror.held([1, 2]) == HeldPrefix(0, 0)
 
 
 def test_two_blocks_of_one_name_are_removed_one_by_one() -> None:
     mirror = Mirror()
     mirror.take(0, [BlocksStored([7, 8]), BlocksStored([7])])
-    assert (mirror.counts, mirror.blocks) == ({7: 2, 8: 1}, 3)
+    assert (mirror.hbm.counts, mirror.hbm.blocks) == ({7: 2, 8: 1}, 3)
     mirror.take(1, [BlocksRemoved([7])])
-    assert mirror.leading([7, 8, 9]) == 2
+    assert mirror.held([7, 8, 9]).hbm == 2
     mirror.take(2, [BlocksRemoved([7])])
-    assert mirror.leading([7, 8]) == 0
+    assert mirror.held([7, 8]).hbm == 0
 
 
 def test_a_mirror_is_exact_from_the_first_contents_on_and_not_across_a_gap() -> None:
@@ -138,11 +165,11 @@ def test_the_audit_finds_and_repairs_a_corrupted_mirror() -> None:
     mirror.change(True)
     mirror.take(1, [PoolContents(encode_names([1, 2]))])
     assert Resync.AUDIT not in mirror.resyncs
-    mirror._counts = {1: 1, 9: 1}
+    mirror.hbm._counts = {1: 1, 9: 1}
     for name in (2, 9):
-        mirror._changed.toggle(name)
+        mirror.hbm._changed.toggle(name)
     mirror.take(2, [PoolContents(encode_names([1, 2]))])
-    assert mirror.resyncs[Resync.AUDIT] == 1 and mirror.counts == {1: 1, 2: 1}
+    assert mirror.resyncs[Resync.AUDIT] == 1 and mirror.hbm.counts == {1: 1, 2: 1}
     assert mirror.change(False) is None, "the scheduler had not got the wrong names"
 
 
@@ -160,7 +187,7 @@ def test_changes_are_net_and_whole_on_request() -> None:
 def test_a_mirror_that_is_off_is_empty_and_reports_nothing() -> None:
     mirror = Mirror("the model has 2 KV cache groups")
     mirror.take(0, [BlocksStored([1])])
-    assert (mirror.blocks, mirror.change(True), mirror.change(False)) == (0, None, None)
+    assert (mirror.hbm.blocks, mirror.change(True), mirror.change(False)) == (0, None, None)
 
 
 def test_a_mirror_that_is_given_up_takes_back_what_it_has_reported() -> None:

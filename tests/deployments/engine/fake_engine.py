@@ -203,7 +203,7 @@ class FakeEngine:
     def present(self, spec: RequestSpec, outputs: tuple[int, ...]) -> Blocks:
         """See `Engine.present`."""
         names = [name_of(digest) for digest in digests(prompt_of(spec) + outputs, self.fingerprint.block_size)]
-        return Blocks(max(self.evicted_unseen, self.mirror.leading(names)))
+        return Blocks(max(self.evicted_unseen, self.mirror.held(names).hbm))
 
     def _mirror(self, event: CacheEvent) -> None:
         self.mirror.take(self.mirror.version + 1, [event])

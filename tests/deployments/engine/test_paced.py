@@ -341,16 +341,16 @@ async def test_deleted_blocks_are_not_found_and_running_requests_keep_theirs() -
     names = [name_of(digest) for digest in digests(prompt(16), 4)]
     desk.ask("runs", prompt(16), 10)
     await asyncio.sleep(0.030)
-    assert set(names) <= set(desk.engine.mirror.counts)
+    assert set(names) <= set(desk.engine.mirror.hbm.counts)
     assert await desk.engine.delete(names[:2]) == 2
-    assert not set(names[:2]) & set(desk.engine.mirror.counts) and desk.engine.mirror.exact
+    assert not set(names[:2]) & set(desk.engine.mirror.hbm.counts) and desk.engine.mirror.exact
     second = desk.ask("same", prompt(16), 1)
     await desk.done()
     assert second.prefilled == Prefilled(16, 0), "without its first blocks, a prefix is not found"
     assert desk.answers["runs"].tokens == list(expected(tuple(prompt(16)), 10))
     assert desk.engine.stats().free_blocks == 16
-    left = len(desk.engine.mirror.counts)
-    assert left and await desk.engine.delete(None) == left and not desk.engine.mirror.counts
+    left = len(desk.engine.mirror.hbm.counts)
+    assert left and await desk.engine.delete(None) == left and not desk.engine.mirror.hbm.counts
     assert desk.engine.stats().free_blocks == 16
     for seed in (1, 2, 3):
         desk.ask(f"{seed}", prompt(32, seed), 1)
@@ -600,10 +600,10 @@ async def test_mirror_equals_the_pool_at_every_version(seed: int) -> None:
                 await engine.reset_prefix_cache()
         for _ in range(draw.randrange(6)):
             await asyncio.sleep(0.01)
-            assert engine.mirror.counts == dict.fromkeys(engine._scheduler.pool.names, 1)
+            assert engine.mirror.hbm.counts == dict.fromkeys(engine._scheduler.pool.names, 1)
         if (change := engine.mirror.change(False)) is not None:
             all_changes = all_changes.then(change)
-    assert engine.mirror.exact and set(all_changes.stored.get(Tier.HBM, ())) == set(engine.mirror.counts)
+    assert engine.mirror.exact and set(all_changes.stored.get(Tier.HBM, ())) == set(engine.mirror.hbm.counts)
     for task in desk.tasks.values():
         task.cancel()
 

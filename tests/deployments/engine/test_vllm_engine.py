@@ -445,6 +445,14 @@ def test_an_engine_publishes_the_changes_of_its_prefix_cache_if_it_has_one(cachi
     assert published is None or published.enable_kv_cache_events
 
 
+@pytest.mark.parametrize(("dram_gib", "connector"), [(0.0, "MellConnector"), (0.5, "TieredConnector")])
+def test_an_engine_has_a_tier_of_host_memory_if_it_is_configured(dram_gib: float, connector: str) -> None:
+    chosen = engine_config(MODEL, {"max_model_len": 64, "block_size": 32}, dram_gib=dram_gib).kv_transfer_config
+    assert chosen.kv_connector == connector
+    assert chosen.kv_connector_extra_config.get("cpu_bytes_to_use", 0) == dram_gib * (1 << 30)
+    assert chosen.kv_connector_extra_config.get("offload_prompt_only") is (False if dram_gib else None)
+
+
 @pytest.mark.parametrize(
     ("caching", "unmirrored", "reason"),
     [

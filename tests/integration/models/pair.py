@@ -187,10 +187,10 @@ class EnginePair:
 
 
 @asynccontextmanager
-async def engine_pair(model: str, **kwargs: Any) -> AsyncIterator[EnginePair]:
-    """Two replicas on an engine with these arguments."""
+async def engine_pair(model: str, dram_gib: float = 0.0, **kwargs: Any) -> AsyncIterator[EnginePair]:
+    """Two replicas on an engine with these arguments, and a tier of host memory of that size."""
     os.environ |= {**CPU_ENV, "VLLM_NO_USAGE_STATS": "1"}
-    engine = await VllmEngine.start(model, {**CPU_ENGINE, **SIZES, **kwargs})
+    engine = await VllmEngine.start(model, {**CPU_ENGINE, **SIZES, **kwargs}, dram_gib=dram_gib)
     pair = EnginePair(engine)
     try:
         yield pair

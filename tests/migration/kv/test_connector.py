@@ -683,7 +683,7 @@ def test_contents_of_the_cache_follow_its_events_if_a_request_asks_for_them() ->
     connector.on_new_request(Request(kv_transfer_params={"mell_contents": True}))
     small.run(range(8))
     small.step(mirror)
-    assert mirror.exact and mirror.blocks == 2
+    assert mirror.exact and mirror.hbm.blocks == 2
     twins = False
     for turn in range(60):
         small.run([draw.randrange(2) for _ in range(draw.randrange(1, 4) * BLOCK)])
@@ -694,7 +694,7 @@ def test_contents_of_the_cache_follow_its_events_if_a_request_asks_for_them() ->
         checks = mirror.checks
         small.step(mirror)
         assert mirror.checks == checks + (turn % 3 == 0)
-        twins |= mirror.blocks > len(mirror.counts)
+        twins |= mirror.hbm.blocks > len(mirror.hbm.counts)
     assert mirror.checks == 21 and mirror.resyncs == {Resync.START: 1}, "the events give what the pool has"
     assert twins, "there were blocks of one name"
 
@@ -720,17 +720,17 @@ def test_request_deletes_blocks_by_name_and_its_end_has_their_number() -> None:
     running = small.pool.get_cached_block(small.key(range(BLOCK)), [0])
     small.pool.touch(running)
     small.step(mirror)
-    names = list(mirror.counts)
+    names = list(mirror.hbm.counts)
     free = small.pool.get_num_free_blocks()
     assert delete(encode_names(names[:2])) == 2, "the first of them is in use"
-    assert set(mirror.counts) == set(names[2:]) and mirror.exact
+    assert set(mirror.hbm.counts) == set(names[2:]) and mirror.exact
     assert running[0].ref_cnt == 1 and small.pool.get_num_free_blocks() == free, "its request keeps it"
     assert delete(encode_names(names[:2])) == 0
     assert delete(b"") == 0 and delete(None) == 3
-    assert not mirror.counts and small.pool.get_cached_block(small.key(range(BLOCK)), [0]) is None
+    assert not mirror.hbm.counts and small.pool.get_cached_block(small.key(range(BLOCK)), [0]) is None
     small.run(range(4 * BLOCK))
     small.step(mirror)
-    assert set(mirror.counts) == set(names[:4]), "deleted blocks are computed and found again"
+    assert set(mirror.hbm.counts) == set(names[:4]), "deleted blocks are computed and found again"
 
 
 def test_cache_with_several_groups_records_no_events() -> None:

@@ -46,6 +46,7 @@ def test_cache_and_processes_are_described(group: dict[str, Any]) -> None:
         "plain": True,
         "unsupported": None,
         "unmirrored": None,
+        "host_blocks": 0,
         "copier": connector.copier.address,
         "worker_pid": os.getpid(),
         "starter_pid": None,
