@@ -39,7 +39,7 @@ app = typer.Typer(
 
 
 cache = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-app.add_typer(cache, name="cache", help="Look into the prefix caches, and delete from them.")
+app.add_typer(cache, name="cache", help="Look into the prefix caches, copy between them, and delete from them.")
 
 
 def _check_url(url: str) -> str:
@@ -188,6 +188,29 @@ def match(
     body = _prompt(prompt or (), ids, messages) | {name: value for name, value in others.items() if value is not None}
     with exit_status(terminal := Terminal(as_json)), MellEndpoint(url, admin_key) as endpoint:
         cache_commands.match(endpoint, terminal, body)
+
+
+@cache.command()
+def copy(
+    source: Annotated[str, typer.Option("--from", help="Id of the replica that has the prompt's blocks.")],
+    target: Annotated[str, typer.Option("--to", help="Id of the replica that is to get them.")],
+    prompt: Annotated[list[str] | None, typer.Argument(help="The prompt: a text or, with --ids, token ids.")] = None,
+    ids: Annotated[bool, typer.Option("--ids", help="The prompt is given as token ids.")] = False,
+    messages: Annotated[Path | None, typer.Option(help="A JSON file with the messages of a chat.")] = None,
+    model: Annotated[str | None, typer.Option(help="The model's name or that of an adapter.")] = None,
+    cache_salt: Annotated[str | None, typer.Option(help="The salt of the prompt's requests.")] = None,
+    url: Url = DEFAULT_URL,
+    admin_key: AdminKey = None,
+    as_json: Json = False,
+) -> None:
+    """Copy the cached blocks of a prompt from one replica to another.
+
+    Only blocks that the target lacks are sent.
+    """
+    others = {"model": model, "cache_salt": cache_salt, "from": source, "to": target}
+    body = _prompt(prompt or (), ids, messages) | {name: value for name, value in others.items() if value is not None}
+    with exit_status(terminal := Terminal(as_json)), MellEndpoint(url, admin_key) as endpoint:
+        cache_commands.copy(endpoint, terminal, body)
 
 
 @cache.command()

@@ -1,4 +1,4 @@
-"""`mell cache match` and `mell cache drop`: the blocks of a prompt in prefix caches, and their deletion."""
+"""`mell cache match`, `copy` and `drop`: the blocks of a prompt in prefix caches, their copies and their deletion."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from app.cli.endpoint import MellEndpoint
 from app.cli.errors import Failed
 from app.cli.formatting import duration, plural
 from app.cli.terminal import Terminal
-from app.client.documents import DropDocument, MatchDocument, MatchedReplicaDocument
+from app.client.documents import CopyDocument, DropDocument, MatchDocument, MatchedReplicaDocument
 
 _GROUNDS: Mapping[str | None, str] = {
     "content": "by content: the policy chose among the favoured replicas",
@@ -25,6 +25,19 @@ def match(endpoint: MellEndpoint, terminal: Terminal, prompt: Mapping[str, Any])
     found, document = endpoint.match(prompt)
     terminal.write(document)
     terminal.show(render_match(found))
+
+
+def copy(endpoint: MellEndpoint, terminal: Terminal, order: Mapping[str, Any]) -> None:
+    """Copy blocks by the body of a call; as JSON, the copy's record."""
+    copied, document = endpoint.copy(order)
+    terminal.write(document)
+    terminal.show(render_copy(copied))
+
+
+def render_copy(copied: CopyDocument) -> str:
+    """The whole output; pure."""
+    sent = f"{copied.blocks} of {plural(copied.held, 'block')} sent"
+    return f"{sent}, {copied.bytes / 1e6:,.1f} MB in {duration(copied.duration_s)}"
 
 
 def drop(endpoint: MellEndpoint, terminal: Terminal, order: Mapping[str, Any]) -> None:

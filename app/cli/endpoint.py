@@ -7,12 +7,14 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from app.cli.errors import Failed, NotThere
-from app.client.api import CACHE, MATCH, MIGRATIONS, STATE, ApiClient, is_loopback
+from app.client.api import CACHE, COPY, MATCH, MIGRATIONS, STATE, ApiClient, is_loopback
 from app.client.documents import (
+    CopyDocument,
     DropDocument,
     MatchDocument,
     Records,
     StateDocument,
+    parse_copy,
     parse_drop,
     parse_match,
     parse_records,
@@ -72,6 +74,11 @@ class MellEndpoint:
         """`/mell/cache/match` for a body of it, as a value and as the document."""
         document = self._wait(self._mell.match(prompt), ordered=True)
         return self._read(MATCH, document, parse_match), document
+
+    def copy(self, order: Mapping[str, Any]) -> tuple[CopyDocument, dict[str, Any]]:
+        """Copy cached blocks to another replica; the answer as a value and as the document."""
+        document = self._wait(self._mell.copy(order), ordered=True)
+        return self._read(COPY, document, parse_copy), document
 
     def drop(self, order: Mapping[str, Any]) -> tuple[DropDocument, dict[str, Any]]:
         """Delete blocks from prefix caches; the answer as a value and as the document."""

@@ -15,6 +15,7 @@ STATE = "/mell/state"
 MIGRATIONS = "/mell/migrations"
 CACHE = "/mell/cache"
 MATCH = "/mell/cache/match"
+COPY = "/mell/cache/copy"
 COMPLETIONS = "/v1/completions"
 
 KEEPALIVE_S = 2.0
@@ -132,6 +133,10 @@ class ApiClient:
     async def match(self, prompt: Mapping[str, Any]) -> dict[str, Any]:
         """The placement that a prompt would get: the document at `/mell/cache/match`, for a body of it."""
         return await self._call("POST", MATCH, _object, prompt)
+
+    async def copy(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        """Copy cached blocks by a body of `/mell/cache/copy`; the copy's record."""
+        return await self._call("POST", COPY, _object, order)
 
     async def drop(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """Delete blocks from prefix caches by a body of DELETE `/mell/cache`; the answer."""

@@ -173,6 +173,22 @@ class DropDocument:
     failed: Mapping[str, str]
 
 
+@dataclass(frozen=True, slots=True)
+class CopyDocument:
+    """The answer of `/mell/cache/copy`: the blocks that the donor had, those of them that were sent, and the time."""
+
+    held: int
+    blocks: int
+    bytes: int
+    duration_s: float
+
+
+def parse_copy(document: Any) -> CopyDocument:
+    """Read the answer of `/mell/cache/copy`."""
+    held, blocks, size = (int(document[name]) for name in ("held", "blocks", "bytes"))
+    return CopyDocument(held, blocks, size, float(document["duration_s"]))
+
+
 def parse_drop(document: Any) -> DropDocument:
     """Read the answer of DELETE `/mell/cache`."""
     blocks = {str(replica): int(count) for replica, count in document["blocks"].items()}

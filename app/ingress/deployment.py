@@ -24,7 +24,7 @@ from app.ingress.engine_orders import EngineOrders
 from app.ingress.errors import ApiError
 from app.ingress.frontends import VllmApi
 from app.ingress.http.control import ControlRoutes
-from app.ingress.http.orders import DropOrder, LoadAdapter, MatchOrder
+from app.ingress.http.orders import CopyPrompt, DropOrder, LoadAdapter, MatchOrder
 from app.ingress.http.server import BelowPath, HttpServer, endpoint, listen
 from app.ingress.http.tls import TlsFiles
 from app.ingress.streams.placing import Placer
@@ -45,7 +45,7 @@ from deployments.serve.adapters import AdapterStore
 from deployments.serve.membership import Membership, ServeMembership
 from deployments.serve.routing import own_id
 from migration.protocol.messages import PathRequest
-from migration.protocol.request import IngressId
+from migration.protocol.request import IngressId, RequestSpec
 from policies.model import ReplicaId
 
 log = logging.getLogger("ray.serve")
@@ -222,6 +222,10 @@ class IngressBackend:
     async def names(self, order: DropOrder) -> tuple[int, ...] | None:
         """See `Backend.names`."""
         return await self._api.names(order) if order.of_prompt else None
+
+    async def prefix(self, order: CopyPrompt) -> RequestSpec:
+        """See `Backend.prefix`."""
+        return await self._api.prefix(order, self.id)
 
     async def load_adapter(self, order: LoadAdapter) -> str:
         """See `Backend.load_adapter`."""

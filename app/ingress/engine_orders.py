@@ -1,14 +1,20 @@
-"""Orders of operators to the engines of all running replicas at once."""
+"""Orders of operators to the engines of running replicas: to all at once, or to one."""
 
+import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from app.ingress.errors import ApiError
-from deployments.api.protocols import CacheApi, RemoteReplicas, UtilityApi
+from deployments.api.protocols import CacheApi, CopyApi, RemoteReplicas, UtilityApi
 from deployments.engine.port import ProfileSession
 from deployments.serve.membership import Membership
 from migration.concurrency import settle
+from migration.protocol.errors import PeerLost, Refused
+from migration.protocol.record import CopyOutcome, CopyRecord
+from migration.protocol.request import RequestSpec
+from migration.run.donor import CopyOrder
 from policies.model import Blocks, ReplicaId
+from policies.prefix.copies import CopyReason
 
 Item = TypeVar("Item")
 
@@ -16,12 +22,13 @@ Failures = Mapping[ReplicaId, str]
 """The reasons of the replicas that could not carry an order out."""
 
 _CACHE_S = 10.0
+_COPY_S = 11.0
 _START_S = 60.0
 _STOP_S = 900.0
 """Longest waits. At the end of a session a profiler writes its files, which may take minutes."""
 
 
-class OrderedReplica(CacheApi, UtilityApi, Protocol):
+class OrderedReplica(CacheApi, CopyApi, UtilityApi, Protocol):
     """An engine replica, for these orders."""
 
 
@@ -39,12 +46,36 @@ class EngineOrders:
 
         Returns the numbers of deleted blocks, and the failures. Raises ApiError 404 if the replica does not run.
         """
-        running = self._membership.running
-        if replica is not None and replica not in running:
-            details = {"replicas": sorted(running)}
-            raise ApiError(404, f"no replica {replica!r} is running", param="replica", details=details)
-        chosen = running if replica is None else (ReplicaId(replica),)
+        chosen = self._membership.running if replica is None else (self._running(replica, "replica"),)
         return await self._ask(lambda engine: engine.delete_blocks(names), chosen, _CACHE_S)
+
+    async def copy(self, prefix: RequestSpec, source: str, target: str) -> CopyRecord:
+        """Copy the full blocks of a request's prompt from one replica to another; the copy's record.
+
+        Raises:
+            ApiError: a replica does not run (404), the copy was aborted (409), or the donor does not answer (503).
+        """
+        donor, to = self._running(source, "from"), self._running(target, "to")
+        order = CopyOrder(prefix.id, prefix, CopyReason.MANUAL, within_s=_CACHE_S)
+        try:
+            async with asyncio.timeout(_COPY_S):
+                record = await self._replicas.at(donor).copy_prefix(order, to)
+        except (TimeoutError, PeerLost) as error:
+            raise ApiError(503, f"replica {source} does not answer", code="unavailable") from error
+        except Refused as error:
+            raise ApiError(409, str(error), code="not_copied") from error
+        if record.outcome is not CopyOutcome.DONE:
+            details = {"copy": record.to_json()}
+            raise ApiError(409, f"the copy was aborted: {record.error}", code="not_copied", details=details)
+        return record
+
+    def _running(self, replica: str, param: str) -> ReplicaId:
+        """The replica of that name. Raises ApiError 404 if it does not run."""
+        running = self._membership.running
+        if replica not in running:
+            details = {"replicas": sorted(running)}
+            raise ApiError(404, f"no replica {replica!r} is running", param=param, details=details)
+        return ReplicaId(replica)
 
     async def reset_prefix_cache(self) -> Failures:
         """Drop the cached blocks of ended requests."""

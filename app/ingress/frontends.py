@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
@@ -20,13 +21,14 @@ from app.ingress.access.admission import Gate
 from app.ingress.config import IngressConfig
 from app.ingress.description.openapi import whole_document
 from app.ingress.errors import ApiError
-from app.ingress.http.orders import MatchOrder, PromptOrder
+from app.ingress.http.orders import CopyPrompt, MatchOrder, PromptOrder
 from app.ingress.streams.streams import Streams
 from app.ingress.telemetry.requests import RequestTelemetry
 from app.settings import IngressSettings
 from deployments.metrics.exposition import Family
+from migration.protocol.continuing import to_spec
 from migration.protocol.core_messages import Adapter, CoreRequest, Frames, encode_request
-from migration.protocol.request import IngressId
+from migration.protocol.request import IngressId, RequestSpec
 from policies.cluster.changes import Arrival
 from policies.model import AdapterId, RequestId, Tokens
 from policies.precedence import DEFAULT_CLASS, Precedence
@@ -189,6 +191,16 @@ class VllmApi:
         if not names:
             raise ApiError(422, _NO_NAMES, code="no_names")
         return names
+
+    async def prefix(self, order: CopyPrompt, ingress: IngressId) -> RequestSpec:
+        """A request of one token with the order's prompt.
+
+        Raises:
+            ApiError: there is no such model, or the prompt is refused.
+        """
+        request = await self._request(order, self._started())
+        asked = msgspec.structs.replace(request, sampling_params={"max_tokens": 1})
+        return to_spec(encode_request(asked), RequestId(uuid.uuid4().hex), "", ingress)
 
     def _started(self) -> Frontend:
         """The frontend. Raises ApiError 503 before the start."""

@@ -15,6 +15,7 @@ from app.frontend.guard.routes import OPEN_ROUTES
 from app.ingress.access.keys import KeyFile
 from app.ingress.errors import ApiError
 from app.ingress.http.orders import (
+    CopyPrompt,
     DropOrder,
     LoadAdapter,
     MatchOrder,
@@ -41,6 +42,7 @@ OTHERS = {
 ORDERS: dict[str, type[BaseModel]] = {
     "/mell/migrations": MoveRequest,
     "/mell/cache": DropOrder,
+    "/mell/cache/copy": CopyPrompt,
     "/mell/cache/match": MatchOrder,
     "/mell/start_profile": StartProfile,
     "/v1/load_lora_adapter": LoadAdapter,

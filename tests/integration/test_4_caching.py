@@ -153,3 +153,55 @@ async def test_deleted_blocks_are_computed_again_and_running_requests_keep_their
 async def counted(client: Client, stage: str) -> float:
     """The prompt tokens of a stage so far."""
     return total(await client.metrics(), "mell_cache_tokens_total", stage=stage)
+
+
+async def test_a_copied_prefix_is_not_computed_and_gives_the_same_tokens(application: Application) -> None:
+    tokens = prompt(PROMPT, "copying")
+    seeded = {"temperature": 1.0, "seed": 7}
+    async with application.client() as client:
+        await reset(client)
+        await client.settle()
+        greedy, _ = await client.complete(tokens, 40)
+        drawn, body = await client.complete(tokens, 40, **seeded)
+        assert cached(body["usage"]) == 6 * BLOCK
+        await client.settle()
+        donor, target = await holders(client, tokens)
+
+        before = await client.metrics()
+        answer = await client.http.post("/mell/cache/copy", json={"prompt": tokens, "from": donor, "to": target})
+        record = answer.json()
+        assert answer.status_code == 200, record
+        assert (record["outcome"], record["held"], record["present"], record["blocks"]) == ("done", 6, 0, 6)
+        await client.settle()
+        assert await held_tokens(client, tokens) == {donor: 6 * BLOCK, target: 6 * BLOCK}
+
+        # The donor's blocks go, so that both answers are the target's.
+        dropped = await client.http.request("DELETE", "/mell/cache", json={"prompt": tokens, "replica": donor})
+        assert dropped.json()["blocks"] == {donor: 6}
+        await client.settle()
+        assert await held_tokens(client, tokens) == {donor: 0, target: 6 * BLOCK}
+        for expected, extra in ((greedy, {}), (drawn, seeded)):
+            text, body = await client.complete(tokens, 40, **extra)
+            assert text == expected and cached(body["usage"]) == 6 * BLOCK
+        grown = await client.metrics()
+        for name, count in (("mell_cache_copies_total", 1), ("mell_cache_copy_bytes_total", record["bytes"])):
+            assert total(grown, name) - total(before, name) == count
+
+        wrong = await client.http.post("/mell/cache/copy", json={"prompt": tokens, "from": donor, "to": target})
+        assert wrong.status_code == 409 and "has no block of this prefix" in wrong.json()["error"]["message"]
+        await client.idle()
+        await check_mirrors(client)
+
+
+async def held_tokens(client: Client, tokens: list[int]) -> dict[str, int]:
+    """The tokens of a prompt that each replica has."""
+    found = (await client.http.post("/mell/cache/match", json={"prompt": tokens})).json()
+    return {replica["id"]: replica["tokens"]["hbm"] for replica in found["replicas"]}
+
+
+async def holders(client: Client, tokens: list[int]) -> tuple[str, str]:
+    """The replica that has a prompt, and one that does not."""
+    held = await held_tokens(client, tokens)
+    donor, target = max(held, key=lambda each: held[each]), min(held, key=lambda each: held[each])
+    assert (held[donor], held[target]) == (6 * BLOCK, 0)
+    return donor, target

@@ -204,6 +204,26 @@ class Dropped(CarriedOut):
     blocks: dict[str, int] = Field(description="The number of deleted blocks, by replica.")
 
 
+class Copied(Described):
+    """A copy of a prompt's cached blocks."""
+
+    id: str
+    source: str
+    target: str
+    reason: Literal["manual"]
+    state: str
+    outcome: Literal["done"]
+    held: int = Field(description="The prompt's first full blocks that the donor had.")
+    present: int = Field(description="Those of them that the target had before.")
+    blocks: int = Field(description="Those that were sent.")
+    bytes: int = Field(description="Bytes sent.")
+    copy_s: float = Field(description="Seconds spent on sending.")
+    duration_s: float = Field(description="Seconds from the order to the end.")
+    started_at: float = Field(description="Seconds since the epoch.")
+    error: None
+    cause: None
+
+
 class DrainStarted(Described):
     """The replica is being emptied."""
 

@@ -9,7 +9,15 @@ from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from pydantic import BaseModel
 
 from app.ingress.description import described
-from app.ingress.http.orders import DropOrder, LoadAdapter, MatchOrder, MoveRequest, StartProfile, UnloadAdapter
+from app.ingress.http.orders import (
+    CopyPrompt,
+    DropOrder,
+    LoadAdapter,
+    MatchOrder,
+    MoveRequest,
+    StartProfile,
+    UnloadAdapter,
+)
 
 JSON, PLAIN = "application/json", "text/plain; charset=utf-8"
 
@@ -204,6 +212,28 @@ OPERATIONS: tuple[Operation, ...] = (
             "With `ingress.frontend: rust`, a prompt that is not given as token ids (400).",
             "There is no such model or adapter (404).",
             "The scheduler is away (503).",
+        ),
+    ),
+    Operation(
+        "POST",
+        "/mell/cache/copy",
+        "copyPrompt",
+        Tag.CONTROL,
+        Access.OPERATOR,
+        "Copy the cached blocks of a prompt from one replica to another",
+        Answer("The target has the blocks.", described.Copied),
+        (*_READING, 401, 403, 404, 409, 503),
+        "Only blocks that the target lacks are sent, and requests go on meanwhile.",
+        body=CopyPrompt,
+        example={"prompt": "You are a helpful assistant.", "from": "a", "to": "b"},
+        refused=(
+            "Both `prompt` and `messages`, or neither; `from` and `to` are the same replica (400).",
+            "The prompt is empty, or longer than `ingress.max_prompt_tokens` or the model's context (400).",
+            "`messages` with images, audio or video (400).",
+            "With `ingress.frontend: rust`, a prompt that is not given as token ids (400).",
+            "There is no such model or adapter, or no such replica runs (404, with `replicas`).",
+            "Nothing was copied: the donor has no block of it, the target has no room, or the caches differ (409).",
+            "The ingress is starting, or the donor is away (503).",
         ),
     ),
     Operation(

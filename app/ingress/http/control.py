@@ -18,6 +18,7 @@ from app.ingress.engine_orders import EngineOrders, Failures
 from app.ingress.errors import ApiError
 from app.ingress.http.cross_origin import CrossOrigin
 from app.ingress.http.orders import (
+    CopyPrompt,
     DropOrder,
     LoadAdapter,
     MatchOrder,
@@ -34,6 +35,7 @@ from app.settings import IngressSettings
 from deployments.api.calls import MoveAccepted, MoveAnswer
 from deployments.engine.port import ProfileSession
 from migration.protocol.messages import PathRequest
+from migration.protocol.request import RequestSpec
 
 
 class ControlBackend(Protocol):
@@ -84,6 +86,10 @@ class ControlBackend(Protocol):
         """The names of the blocks of an order; None: all blocks. Raises ApiError."""
         ...
 
+    async def prefix(self, order: CopyPrompt) -> RequestSpec:
+        """A request with the prompt of an order. Raises ApiError."""
+        ...
+
     async def load_adapter(self, order: LoadAdapter) -> str:
         """Load a LoRA adapter. Returns the answer's text. Raises ApiError."""
         ...
@@ -118,6 +124,7 @@ class ControlRoutes:
             Route("/mell/migrations", self.migrate, methods=["POST"]),
             Route("/mell/replicas/{replica}/drain", self.drain, methods=["POST"]),
             Route("/mell/cache/match", self.match, methods=["POST"]),
+            Route("/mell/cache/copy", self.copy, methods=["POST"]),
             Route("/mell/cache", self.drop, methods=["DELETE"]),
             Route("/mell/reset_prefix_cache", self.reset_prefix_cache, methods=["POST"]),
             Route("/mell/start_profile", self.start_profile, methods=["POST"]),
@@ -191,6 +198,13 @@ class ControlRoutes:
         """POST /mell/cache/match."""
         self._check_admin(http)
         return JSONResponse(await self._backend.match(await self._read(MatchOrder, http)))
+
+    async def copy(self, http: Request) -> Response:
+        """POST /mell/cache/copy."""
+        self._check_admin(http)
+        order = await self._read(CopyPrompt, http)
+        record = await self._backend.orders.copy(await self._backend.prefix(order), order.source, order.target)
+        return JSONResponse(record.to_json())
 
     async def drop(self, http: Request) -> Response:
         """DELETE /mell/cache."""

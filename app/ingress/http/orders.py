@@ -66,6 +66,23 @@ class MatchOrder(PromptOrder):
         return self
 
 
+class CopyPrompt(PromptOrder):
+    """Body of POST /mell/cache/copy."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, populate_by_name=True)
+
+    source: str = Field(alias="from", min_length=1, description="The replica that has the prompt's blocks.")
+    target: str = Field(alias="to", min_length=1, description="The replica that is to get them.")
+
+    @model_validator(mode="after")
+    def _is_between_two(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give either a prompt or messages")
+        if self.source == self.target:
+            raise ValueError("from and to are the same replica")
+        return self
+
+
 class DropOrder(PromptOrder):
     """Body of DELETE /mell/cache. All members are optional."""
 

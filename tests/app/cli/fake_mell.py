@@ -40,6 +40,7 @@ class FakeMell:
                 Route("/mell/migrations", self._move, methods=["POST"]),
                 Route("/mell/replicas/{replica}/drain", self._answer(self._drain), methods=["POST"]),
                 Route("/mell/cache/match", self._match, methods=["POST"]),
+                Route("/mell/cache/copy", self._copy, methods=["POST"]),
                 Route("/mell/cache", self._drop, methods=["DELETE"]),
             ]
         )
@@ -60,6 +61,11 @@ class FakeMell:
     async def _match(self, request: Request) -> Response:
         self.orders.append(await request.json())
         return self._refused(request) or JSONResponse(MATCHED)
+
+    async def _copy(self, request: Request) -> Response:
+        self.orders.append(await request.json())
+        copied = {"held": 75, "blocks": 70, "bytes": 9_175_040, "duration_s": 0.041}
+        return self._refused(request) or JSONResponse(copied)
 
     async def _drop(self, request: Request) -> Response:
         self.orders.append(await request.json())

@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from app.cli.__main__ import app
 from app.ingress.errors import ApiError
-from app.ingress.http.orders import DropOrder, MatchOrder, MoveRequest, parse_order
+from app.ingress.http.orders import CopyPrompt, DropOrder, MatchOrder, MoveRequest, parse_order
 from app.versions import VERSION
 from migration.protocol.record import Outcome
 from tests.app.cli.fake_mell import FakeMell, free_port
@@ -134,6 +134,22 @@ def test_the_blocks_of_a_prompt_or_all_are_deleted(at: Mell, mell: FakeMell, tmp
     assert {at("cache", "drop", *words).exit_code for words in wrong} == {2}
 
 
+def test_a_prompt_is_copied_between_two_replicas(at: Mell, mell: FakeMell) -> None:
+    ends = ("--from", "a", "--to", "b")
+    for words in (("blocks move",), ("--ids", "1", "2", "--model", "sql", "--cache-salt", "alice:")):
+        result = at("cache", "copy", *words, *ends)
+        assert (result.exit_code, result.stdout) == (0, "70 of 75 blocks sent, 9.2 MB in 41.0 ms\n"), result.stderr
+    assert mell.orders == [
+        {"prompt": "blocks move", "from": "a", "to": "b"},
+        {"prompt": [1, 2], "model": "sql", "cache_salt": "alice:", "from": "a", "to": "b"},
+    ]
+    for order in mell.orders:
+        parsed = parse_order(CopyPrompt, json.dumps(order).encode())
+        assert parsed.model_dump(exclude_none=True, by_alias=True) == order
+    assert json.loads(at("cache", "copy", "x", *ends, "--json").stdout)["blocks"] == 70
+    assert {at("cache", "copy", *words).exit_code for words in ((*ends,), ("x", "--from", "a"))} == {2}
+
+
 def test_a_replica_that_has_deleted_nothing_is_a_failure(at: Mell, mell: FakeMell) -> None:
     mell.dropped = {"blocks": {"b": 75}, "failed": {"a": "no answer within 10 s"}}
     result = at("cache", "drop", "--all")
@@ -157,6 +173,7 @@ def test_a_prompt_that_is_refused_shows_the_servers_message(at: Mell, mell: Fake
         ("drain", "r"),
         ("cache", "match", "x"),
         ("cache", "drop", "--all"),
+        ("cache", "copy", "x", "--from", "a", "--to", "b"),
     ],
 )
 def test_no_endpoint_is_status_3(command: tuple[str, ...]) -> None:

@@ -25,7 +25,7 @@ from app.ingress.asgi import EventStream, unless_disconnected
 from app.ingress.engine_orders import EngineOrders
 from app.ingress.errors import ApiError
 from app.ingress.http.control import ControlRoutes
-from app.ingress.http.orders import DropOrder, LoadAdapter, MatchOrder
+from app.ingress.http.orders import CopyPrompt, DropOrder, LoadAdapter, MatchOrder
 from app.ingress.streams.placing import Placer
 from app.ingress.streams.streams import Streams
 from app.ingress.telemetry.requests import RequestTelemetry, StepTimer
@@ -40,9 +40,10 @@ from migration.protocol.errors import PeerLost, Refused, TransferFailed
 from migration.protocol.messages import PathRequest, Tail
 from migration.protocol.ports import Generated, Loss, LossKind
 from migration.protocol.reading import Output, Reader
-from migration.protocol.record import MigrationRecord
+from migration.protocol.record import CopyOutcome, CopyRecord, MigrationRecord
 from migration.protocol.request import IngressId, RequestSpec
 from migration.protocol.rounds import CopyLimits
+from migration.run.donor import CopyOrder
 from migration.run.reader import NotServed, ReaderRun
 from migration.run.source import Order
 from migration.run.world import MigrationLimits
@@ -465,7 +466,7 @@ class Utilities:
 
 
 class Utility:
-    """Implements `CacheApi` and `UtilityApi`."""
+    """Implements `CacheApi`, `CopyApi` and `UtilityApi`."""
 
     def __init__(self, utilities: Utilities, replica: ReplicaId) -> None:
         self._utilities = utilities
@@ -476,6 +477,11 @@ class Utility:
         if isinstance(answer, str):
             raise TransferFailed(answer)
         return Blocks(3)
+
+    async def copy_prefix(self, order: CopyOrder, to: ReplicaId) -> CopyRecord:
+        answer = await self._take("copy_prefix", (order, to))
+        outcome = CopyOutcome.ABORTED if isinstance(answer, str) else CopyOutcome.DONE
+        return CopyRecord(order.id, self._replica, to, order.reason, "", outcome, error=answer, held=Blocks(3))
 
     async def reset_prefix_cache(self) -> str | None:
         return await self._take("reset_prefix_cache")
@@ -576,6 +582,9 @@ class Backend:
 
     async def names(self, order: DropOrder) -> tuple[int, ...] | None:
         return (7, 8) if order.of_prompt else None
+
+    async def prefix(self, order: CopyPrompt) -> RequestSpec:
+        return plain_spec("prefix", (1, 2, 3), 1)
 
     async def load_adapter(self, order: LoadAdapter) -> str:
         self.adapter_orders.append(order)

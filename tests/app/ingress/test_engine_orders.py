@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from deployments.engine.port import ProfileSession
-from migration.protocol.errors import PeerLost
+from migration.protocol.errors import PeerLost, Refused
+from policies.causes import Cause
 from tests.app.ingress.fakes import Api
 
 pytestmark = pytest.mark.virtual_time
@@ -107,4 +108,55 @@ async def test_a_wrong_deletion_is_refused(api: Api, body: Any, status: int, rea
 async def test_deletions_are_the_operators(api: Api) -> None:
     api.backend.require("secret-key!")
     assert (await api.send("DELETE", DROP)).status_code == 401
+    assert not api.backend.utilities.orders
+
+
+COPY = "/mell/cache/copy"
+
+
+async def test_a_prompt_is_copied_from_one_replica_to_another(api: Api) -> None:
+    answer = await api.send("POST", COPY, json={"prompt": "x", "from": "a", "to": "b"})
+    assert answer.status_code == 200
+    shown = {name: answer.json()[name] for name in ("source", "target", "reason", "outcome", "held", "blocks")}
+    assert shown == {"source": "a", "target": "b", "reason": "manual", "outcome": "done", "held": 3, "blocks": 3}
+    [(replica, order, (asked, to))] = api.backend.utilities.orders
+    assert (replica, order, asked.spec.prompt_tokens, to) == ("a", "copy_prefix", 3, "b")
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "reason"),
+    [
+        ({"from": "a", "to": "b"}, 400, "give either a prompt or messages"),
+        ({"prompt": "x", "messages": [], "from": "a", "to": "b"}, 400, "give either a prompt or messages"),
+        ({"prompt": "x", "from": "a", "to": "a"}, 400, "the same replica"),
+        ({"prompt": "x", "from": "a"}, 400, "to: Field required"),
+        ({"prompt": "x", "from": "z", "to": "b"}, 404, "no replica 'z' is running"),
+        ({"prompt": "x", "from": "a", "to": "z"}, 404, "no replica 'z' is running"),
+    ],
+)
+async def test_a_wrong_copy_is_refused(api: Api, body: Any, status: int, reason: str) -> None:
+    response = await api.send("POST", COPY, json=body)
+    assert response.status_code == status and reason in response.json()["error"]["message"]
+    assert not api.backend.utilities.orders
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "reason"),
+    [
+        ("the replica has no block of this prefix", 409, "aborted: the replica has no block"),
+        (Refused("4 copies from this replica are under way", Cause.NO_SLOT), 409, "4 copies"),
+        (PeerLost("gone"), 503, "replica a does not answer"),
+    ],
+)
+async def test_a_copy_that_was_not_made_is_an_error(
+    api: Api, answer: str | Exception, status: int, reason: str
+) -> None:
+    api.backend.utilities.answers["a"] = answer
+    response = await api.send("POST", COPY, json={"prompt": "x", "from": "a", "to": "b"})
+    assert response.status_code == status and reason in response.json()["error"]["message"]
+
+
+async def test_copies_are_the_operators(api: Api) -> None:
+    api.backend.require("secret-key!")
+    assert (await api.send("POST", COPY, json={"prompt": "x", "from": "a", "to": "b"})).status_code == 401
     assert not api.backend.utilities.orders

@@ -17,9 +17,10 @@ from app.ingress.description.openapi import own_document
 from app.ingress.errors import ApiError
 from app.ingress.frontends import VllmApi
 from app.ingress.http.control import ControlRoutes
-from app.ingress.http.orders import DropOrder, MatchOrder
+from app.ingress.http.orders import CopyPrompt, DropOrder, MatchOrder
 from app.main import _engine_config, _ingress_config, read_settings
 from migration.protocol.core_messages import Adapter, CoreRequest, Frames, decode_request
+from migration.protocol.request import IngressId
 from policies.cluster.changes import Arrival
 from policies.precedence import DEFAULT_CLASS
 from tests.app.ingress.fakes import LOOPBACK, Backend, make_service
@@ -144,6 +145,16 @@ async def test_the_tokens_of_text_are_those_of_the_frontend(
     prompts, found = await looked_up(monkeypatch, **body, model="mell-tiny")
     assert prompts.bodies == [body] and prompts.named[0].prompt_token_ids == list(b"move")
     assert (found.tokens, found.session, found.adapter) == (4, "", None)
+
+
+async def test_a_prompt_to_copy_becomes_a_request_of_one_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, api = await started_api(monkeypatch)
+    order = CopyPrompt(prompt=[5, 6, 7], model="sql", cache_salt="a:", source="a", target="b")
+    spec = await api.prefix(order, IngressId("i"))
+    request = decode_request(spec.body)
+    assert (request.prompt_token_ids, request.cache_salt, request.max_tokens) == ([5, 6, 7], "a:", 1)
+    assert (spec.prompt_tokens, spec.ingress) == (3, "i")
+    assert spec.adapter is not None and spec.adapter.lora_name == "sql"
 
 
 async def test_the_blocks_of_a_prompt_have_its_names(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,6 +67,7 @@ async def test_other_pages_cannot(settings: dict[str, Any], origin: str) -> None
         "/mell/migrations",
         "/mell/replicas/a/drain",
         "/mell/cache/match",
+        "/mell/cache/copy",
         "/mell/cache",
         "/mell/",
         "/mell",
