@@ -3,10 +3,29 @@
 import asyncio
 import gc
 import weakref
+from collections.abc import Iterator
 
 import pytest
 
-from deployments.processes.heap import THAW_S, freeze_heap, keep_heap_frozen
+from deployments.processes.heap import THAW_S, YOUNG, freeze_heap, keep_heap_frozen
+
+
+@pytest.fixture(autouse=True)
+def threshold() -> Iterator[None]:
+    """That of other tests stays as it is."""
+    before = gc.get_threshold()
+    yield
+    gc.set_threshold(*before)
+
+
+def test_objects_of_an_engine_step_cause_no_collection() -> None:
+    try:
+        freeze_heap()
+        before = gc.get_stats()[0]["collections"]
+        step = [[number] for number in range(YOUNG // 2)]
+        assert gc.get_stats()[0]["collections"] == before, len(step)
+    finally:
+        gc.unfreeze()
 
 
 def test_present_objects_are_frozen_and_later_ones_collected() -> None:
