@@ -65,9 +65,13 @@ class VllmFrontend:
         client.core = core
         client.max_prompt_tokens = config.max_prompt_tokens
         core.serve(client.engine_core.outputs_queue.put_nowait)
+        client.engine_core._send_input_message = core.take
         tasks = await client.get_supported_tasks()
         core.unlink()
         application = build_app(args, tasks, client.model_config)
+        # Origins and HTTP metrics are a matter of Mell's layers, and no engine is scaled elastically.
+        application.user_middleware.clear()
+        application.middleware_stack = None
         await init_app_state(client, application.state, args, tasks)
         # vLLM's handlers of errors would stop their own server here (`check_health` does so).
         application.state.server = Namespace(should_exit=False)

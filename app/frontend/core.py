@@ -2,7 +2,9 @@
 
     core -> frontend    READY                  once, before the frontend exists: it blocks until it has read READY
     frontend -> core    ADD, ABORT, UTILITY    on the socket on which READY came (vllm/v1/engine/core_client.py)
-    core -> frontend    EngineCoreOutputs      on a socket of its own; past it, if the frontend is in this process
+    core -> frontend    EngineCoreOutputs      on a socket of its own
+
+A frontend in this process sends (`ClusterCore.take`) and gets outputs past the sockets.
 
 An ADD is a request as vLLM's input processor has made it. It is placed, read, continued and moved like any other
 request of the ingress; vLLM sees one core that never dies. A request that cannot go on ends with vLLM's finish reason
@@ -220,15 +222,23 @@ class ClusterCore:
 
     # --- from the frontend ----------------------------------------------------------------------------
 
+    async def take(self, message: Sequence[bytes | bytearray | memoryview], engine: bytes) -> None:
+        """Take a message of a frontend in this process, in place of the method of vLLM's client that sends it."""
+        kind, *frames = map(bytes, message)
+        self._take(kind, tuple(frames))
+
     async def _read(self) -> None:
         while True:
             kind, *frames = await self._input.recv_multipart()
-            try:
-                self._take(EngineCoreRequestType(kind), tuple(frames))
-            except Exception:
-                log.exception("a message of vLLM's frontend could not be taken")
+            self._take(kind, tuple(frames))
 
-    def _take(self, kind: EngineCoreRequestType, frames: Frames) -> None:
+    def _take(self, kind: bytes, frames: Frames) -> None:
+        try:
+            self._execute(EngineCoreRequestType(kind), frames)
+        except Exception:
+            log.exception("a message of vLLM's frontend could not be taken")
+
+    def _execute(self, kind: EngineCoreRequestType, frames: Frames) -> None:
         match kind:
             case EngineCoreRequestType.ADD:
                 request = decode_request(frames)

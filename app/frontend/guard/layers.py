@@ -196,6 +196,7 @@ class CallLayer:
             await _end(answering, client)
             raise
         finally:
+            client.close()
             _settle(call, through, client.disconnected)
 
 
@@ -224,38 +225,52 @@ async def _end(answering: asyncio.Future[None], client: "_WatchedClient") -> Non
 
 
 class _WatchedClient:
-    """Passes messages on, and notices a disconnect before the answer's end. `leave` makes it look like one."""
+    """Passes messages on, and notices a disconnect before the answer's end. `leave` makes it look like one.
+
+    `receive` has the whole body as its first message.
+    """
 
     def __init__(self, receive: Receive, send: Send, sent: TrackedSend) -> None:
         self._receive = receive
         self._send = send
         self._sent = sent
-        self._left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._left = False
+        self._gone = asyncio.Event()
+        self._watching: asyncio.Task[None] | None = None
+        self._has_body = False
         self.disconnected = False
 
     async def receive(self) -> Message:
-        """The next message; a disconnect once the client is to leave."""
-        receiving = asyncio.ensure_future(self._receive())
-        either: set[asyncio.Future[Any]] = {receiving, self._left}
+        """The body; then a disconnect, once the client has left or is to leave. Several tasks may wait for that."""
+        if not self._has_body:
+            self._has_body = True
+            return await self._receive()
+        if self._watching is None:
+            self._watching = asyncio.create_task(self._watch())
+        await self._gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _watch(self) -> None:
         try:
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if not receiving.done():
-                return {"type": "http.disconnect"}
-            message = receiving.result()
+            while (await self._receive())["type"] != "http.disconnect":
+                pass
+            self.disconnected = not self._sent.complete
         finally:
-            receiving.cancel()
-        if message["type"] == "http.disconnect" and not self._sent.complete:
-            self.disconnected = True
-        return message
+            self._gone.set()
 
     def send(self, message: Message) -> Awaitable[None]:
         """Send a message, unless the client is to leave. No coroutine: each chunk of an answer passes here."""
-        return _unsent() if self._left.done() else self._send(message)
+        return _unsent() if self._left else self._send(message)
 
     def leave(self) -> None:
         """Have the application believe that the client has left."""
-        if not self._left.done():
-            self._left.set_result(None)
+        self._left = True
+        self._gone.set()
+
+    def close(self) -> None:
+        """Watch no more."""
+        if self._watching is not None:
+            self._watching.cancel()
 
 
 async def _unsent() -> None:

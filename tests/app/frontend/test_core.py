@@ -312,6 +312,19 @@ async def test_outputs_bypass_the_socket_of_a_frontend_in_the_same_process(
 
 
 @on_the_modules_loop
+async def test_so_do_its_requests(api: FrontendApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api.frontend._client.engine_core, "input_socket", None)
+    assert (await api.post("/v1/completions", prompt=[5], max_tokens=3)).json()["usage"]["completion_tokens"] == 3
+
+
+@on_the_modules_loop
+async def test_the_application_has_no_layers_beside_those_around_it(api: FrontendApi) -> None:
+    """vLLM's own one for origins adds the header `Vary`."""
+    answer = await api.post("/v1/completions", prompt=[5], max_tokens=1)
+    assert answer.status_code == 200 and "vary" not in answer.headers
+
+
+@on_the_modules_loop
 async def test_utility_calls_are_answered_or_refused(api: FrontendApi) -> None:
     client = api.frontend._client
     assert not await client.is_sleeping() and not await client.is_paused()

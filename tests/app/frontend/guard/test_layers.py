@@ -516,6 +516,26 @@ async def test_a_client_that_left_is_logged_so(lines: Callable[[], list[dict[str
     assert meter._tokens is not None and meter._tokens.level == 1000 - 43
 
 
+async def test_all_tasks_of_an_application_see_its_client_leave() -> None:
+    """vLLM's handlers and Starlette's streams each watch for it."""
+
+    async def patient(http: Request) -> ASGIApp:
+        await http.body()
+        messages = await asyncio.gather(http.receive(), http.receive())
+        seen.extend(message["type"] for message in messages)
+        return JSONResponse({})
+
+    seen: list[str] = []
+    api = Guarded(patient)
+    exchange = api.exchange()
+    await asyncio.sleep(1)
+    assert not seen
+    exchange.disconnect()
+    await asyncio.sleep(1)
+    assert seen == ["http.disconnect"] * 2
+    assert len(asyncio.all_tasks()) == 1, "nothing watches any more"
+
+
 # --- errors of the application ----------------------------------------------------------------------------
 
 STATUSES = {
