@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from app.simulator.errors import BadInput
 from policies.cost.service import ReplicaSpeed, ServiceLevel, unreachable
-from policies.precedence import DEFAULT_CLASS, ServiceClass
+from policies.precedence import DEFAULT_CLASS, ServiceClass, ServiceClasses
 
 _SETTINGS = ("rank", "share", "ttft_p99", "itl_p99")
 
@@ -28,6 +28,11 @@ def read_classes(specs: Sequence[str], speed: ReplicaSpeed | None) -> tuple[Simu
     if sum(each.share for each in classes) > 1 + 1e-9:
         raise BadInput("The shares of the classes add up to more than 1.")
     return classes
+
+
+def recorded_classes(classes: ServiceClasses) -> tuple[SimulatedClass, ...]:
+    """The classes of a recording, whose requests name theirs."""
+    return tuple(SimulatedClass(name, each, 0.0) for name, each in classes.by_name.items())
 
 
 def require_known(found: Collection[str], classes: Sequence[SimulatedClass]) -> None:

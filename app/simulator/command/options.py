@@ -75,6 +75,7 @@ def _plan_parser() -> argparse.ArgumentParser:
         "trace", type=Path, metavar="TRACE|RECORDING", help=f"{TRACE_HELP}, or a recording of a scheduler"
     )
     _add_level(whole.add_argument_group("service level", "At least one of the two."))
+    _add_classes(whole.add_argument_group("service classes", "A recording has its own."))
     _add_requests(whole.add_argument_group("workload", WORKLOAD_HELP))
     _add_cluster(whole.add_argument_group("cluster"))
     _add_output(whole.add_argument_group("runs and output"))

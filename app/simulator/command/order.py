@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from app.simulator.command.classes import SimulatedClass, read_classes, require_known
+from app.simulator.command.classes import SimulatedClass, read_classes, recorded_classes, require_known
 from app.simulator.command.options import CAPACITY, PLAN_COSTS, WARMUP_S
 from app.simulator.command.runs import SimulationRun, available_processors
 from app.simulator.costs.costs import ComputeCosts, Costs, read_costs
@@ -84,7 +84,7 @@ def read_order(given: argparse.Namespace) -> SimulationOrder:
     horizon_s = _horizon_s(given, arrivals)
     capacity = Tokens(given.capacity_tokens or recorded.capacity or CAPACITY)
     costs = _costs(given, recorded)
-    classes = read_classes(given.classes, speed_of(costs))
+    classes = read_classes(given.classes, speed_of(costs)) or recorded_classes(recorded.classes)
     if isinstance(arrivals, ArrivalTrace):
         require_known({row.service_class for row in arrivals.rows}, classes)
     recipe = Recipe(

@@ -15,9 +15,10 @@ from app.simulator.outcome.statistics import quantile
 from app.simulator.workload.workload import Job
 from app.simulator.world.observer import Life, Transfer
 from policies.cluster.cluster import Cluster
-from policies.cost.service import TAIL, ServiceLevel
+from policies.cost.service import TAIL, ServiceLevel, strictest
 from policies.model import RequestId, Tokens
 from policies.plan import Plan
+from policies.precedence import DEFAULT_CLASS
 
 PART_S = 300.0
 """The length of a part of the window, for which the level is judged by itself, in seconds."""
@@ -69,10 +70,24 @@ class ServiceRecorder:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedLevels:
+    """The service level of a plan, and the levels of the service classes that have one of their own."""
+
+    whole: ServiceLevel
+    classes: Mapping[str, ServiceLevel] = field(default_factory=dict)
+
+    def of(self, name: str) -> ServiceLevel:
+        """The level of a class."""
+        return self.classes.get(name, self.whole)
+
+
+@dataclass(frozen=True, slots=True)
 class ServiceOutcome:
     """The service in a window, and its cost. Times are in seconds; None without a request or a second token.
 
-    `unfinished` counts the requests of the window without an end by the end of the run.
+    `unfinished` counts the requests of the window without an end by the end of the run. `ttft_p99_by_class_s` are the
+    times of each service class that has requests in the window; there are none if all have the default class. Tokens
+    of all classes come in the same steps, so they have one time between two tokens.
     """
 
     gpu_seconds: float
@@ -84,10 +99,17 @@ class ServiceOutcome:
     preemptions: int
     moves: int
     unfinished: int
+    ttft_p99_by_class_s: Mapping[str, float] = field(default_factory=dict)
 
-    def keeps(self, level: ServiceLevel) -> bool:
-        """True if both times are within the level."""
-        return _within(self.ttft_p99_s, level.ttft_p99_s) and _within(self.itl_p99_s, level.itl_p99_s)
+    def keeps(self, levels: PlannedLevels) -> bool:
+        """True if the first tokens of every class are within its level, and the times between tokens within all."""
+        strict = strictest([levels.whole, *levels.classes.values()])
+        return all(self.kept_by_class(levels).values()) and _within(self.itl_p99_s, strict.itl_p99_s)
+
+    def kept_by_class(self, levels: PlannedLevels) -> dict[str, bool]:
+        """By class, true if its first tokens are within its level."""
+        found: Mapping[str, float | None] = self.ttft_p99_by_class_s or {DEFAULT_CLASS: self.ttft_p99_s}
+        return {name: _within(ttft_s, levels.of(name).ttft_p99_s) for name, ttft_s in found.items()}
 
     def is_as_good_as(self, other: "ServiceOutcome") -> bool:
         """True if neither p99 is longer than the other's."""
@@ -97,7 +119,10 @@ class ServiceOutcome:
 def served(recorder: ServiceRecorder, jobs: Iterable[Job], window: Window, until_s: float) -> ServiceOutcome:
     """The service in a window of a run that ended at `until_s`."""
     inside = [job for job in jobs if window.warmup_s <= job.arrival_s < window.horizon_s]
-    waits = sorted(recorder.firsts.get(job.id, until_s) - job.arrival_s for job in inside)
+    by_class: dict[str, list[float]] = {}
+    for job in inside:
+        by_class.setdefault(job.service_class, []).append(recorder.firsts.get(job.id, until_s) - job.arrival_s)
+    waits = sorted(wait_s for waits_s in by_class.values() for wait_s in waits_s)
     counts = list(within(recorder.gpus, window.warmup_s, window.horizon_s))
     used = sum(gpus * (end - start) for start, end, gpus in counts)
     return ServiceOutcome(
@@ -110,6 +135,9 @@ def served(recorder: ServiceRecorder, jobs: Iterable[Job], window: Window, until
         preemptions=sum(map(window.has, recorder.preemptions)),
         moves=sum(map(window.has, recorder.moves)),
         unfinished=sum(job.id not in recorder.firsts for job in inside),
+        ttft_p99_by_class_s={}
+        if by_class.keys() <= {DEFAULT_CLASS}
+        else {name: quantile(sorted(by_class[name]), 1 - TAIL) for name in sorted(by_class)},
     )
 
 

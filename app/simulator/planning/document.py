@@ -7,7 +7,7 @@ from typing import Any
 
 from app.simulator.command.document import Document, given
 from app.simulator.command.order import SimulationOrder
-from app.simulator.outcome.service import ServiceOutcome, parts
+from app.simulator.outcome.service import PlannedLevels, ServiceOutcome, parts
 from app.simulator.outcome.statistics import mean
 from app.simulator.planning.cases import LEVEL, TITLES, Contender, PlanCase
 from app.simulator.planning.frontier import (
@@ -23,7 +23,6 @@ from app.simulator.planning.frontier import (
 from app.simulator.planning.oracle import cheapest, least_work, reachable
 from app.simulator.planning.perform import OraclePlan, PlanResult
 from app.simulator.workload.workload import Workload
-from policies.cost.service import ServiceLevel
 
 
 def plan_document(
@@ -37,29 +36,29 @@ def plan_document(
 
     `cases` are sorted by GPU-seconds, and `fewest` names the first that keeps the level with the given GPUs and links.
     """
-    level = order.setup.service
-    assert level is not None, "a plan has a level"
+    assert order.setup.service is not None, "a plan has a level"
+    levels = PlannedLevels(order.setup.service, order.setup.classes.levels)
     outcomes = [
         CaseOutcome(case, averaged([result.whole for result in row])) for case, row in zip(cases, results, strict=True)
     ]
     best = {each.case.name for contender in Contender for each in frontier(of_contender(outcomes, contender))}
     real = [each for each in outcomes if not each.case.hypothetical]
-    hindsight = fewest(real, level)
+    hindsight = fewest(real, levels)
     mell = at_level(outcomes).service
     own = results[[case.name for case in cases].index(LEVEL)]
     return {
         **given(order, workloads),
         "cases": [
-            _case(each, level, each.case.name in best)
+            _case(each, levels, each.case.name in best)
             for each in sorted(outcomes, key=lambda each: each.service.gpu_seconds)
         ],
         "fewest": None if hindsight is None else hindsight.case.name,
-        "comparisons": [_comparison(each, mell) for each in compare(outcomes, level)],
-        "oracle": _oracle(order, workloads, own, _with_cases(candidates, cases, results), level),
+        "comparisons": [_comparison(each, mell) for each in compare(outcomes, levels)],
+        "oracle": _oracle(order, workloads, own, _with_cases(candidates, cases, results), levels),
     }
 
 
-def _case(outcome: CaseOutcome, level: ServiceLevel, is_best: bool) -> dict[str, Any]:
+def _case(outcome: CaseOutcome, levels: PlannedLevels, is_best: bool) -> dict[str, Any]:
     case, service = outcome.case, outcome.service
     return {
         "name": case.name,
@@ -67,7 +66,8 @@ def _case(outcome: CaseOutcome, level: ServiceLevel, is_best: bool) -> dict[str,
         "policy": case.policy,
         "hypothetical": case.hypothetical,
         **asdict(service),
-        "keeps_level": service.keeps(level),
+        "keeps_level": service.keeps(levels),
+        "kept_by_class": service.kept_by_class(levels) if service.ttft_p99_by_class_s else {},
         "on_frontier": is_best,
     }
 
@@ -105,15 +105,15 @@ def _oracle(
     workloads: Sequence[Workload],
     mell: Sequence[PlanResult],
     candidates: Sequence[Sequence[OraclePlan]],
-    level: ServiceLevel,
+    levels: PlannedLevels,
 ) -> dict[str, Any]:
     """The oracle's plan as means over the workloads, and the parts of the window in which it and Mell keep the level.
 
     Its members are None if no candidate keeps the level where any one does.
     """
-    chosen = [cheapest([(plan.gpu_seconds, plan.result.parts) for plan in row], level) for row in candidates]
-    possible = [reachable([plan.result.parts for plan in row], level) for row in candidates]
-    kept = [[part.keeps(level) for part in result.parts] for result in mell]
+    chosen = [cheapest([(plan.gpu_seconds, plan.result.parts) for plan in row], levels) for row in candidates]
+    possible = [reachable([plan.result.parts for plan in row], levels) for row in candidates]
+    kept = [[part.keeps(levels) for part in result.parts] for result in mell]
     plans = [row[index] for row, index in zip(candidates, chosen, strict=True) if index is not None]
     whole = averaged([plan.result.whole for plan in plans]) if len(plans) == len(workloads) else None
     used = mean([plan.gpu_seconds for plan in plans]) if whole is not None else None
@@ -125,7 +125,7 @@ def _oracle(
         "ttft_p99_s": None if whole is None else whole.ttft_p99_s,
         "itl_p99_s": None if whole is None else whole.itl_p99_s,
         "least_work_gpu_seconds": mean(
-            [least_work(w.jobs, order.window, order.setup, costs, level) for w in workloads]
+            [least_work(w.jobs, order.window, order.setup, costs, levels.whole) for w in workloads]
         ),
         "mell_to_oracle": None if used is None else mean([result.whole.gpu_seconds for result in mell]) / used,
         "parts": sum(len(row) for row in possible),

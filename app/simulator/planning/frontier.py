@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from app.simulator.outcome.service import ServiceOutcome
+from app.simulator.outcome.service import PlannedLevels, ServiceOutcome
 from app.simulator.outcome.statistics import mean
 from app.simulator.planning.cases import LEVEL, Contender, PlanCase
 from policies.cost.service import ServiceLevel
@@ -43,6 +43,10 @@ def averaged(outcomes: Sequence[ServiceOutcome]) -> ServiceOutcome:
         preemptions=round(mean([each.preemptions for each in outcomes])),
         moves=round(mean([each.moves for each in outcomes])),
         unfinished=round(mean([each.unfinished for each in outcomes])),
+        ttft_p99_by_class_s={
+            name: mean([each.ttft_p99_by_class_s[name] for each in outcomes if name in each.ttft_p99_by_class_s])
+            for name in sorted({name for each in outcomes for name in each.ttft_p99_by_class_s})
+        },
     )
 
 
@@ -61,18 +65,21 @@ def of_contender(outcomes: Sequence[CaseOutcome], contender: Contender) -> list[
     return [each for each in outcomes if each.case.contender is contender and not each.case.hypothetical]
 
 
-def fewest(outcomes: Sequence[CaseOutcome], level: ServiceLevel) -> CaseOutcome | None:
-    """The outcome with the fewest GPU-seconds that keeps the level."""
-    kept = [each for each in outcomes if each.service.keeps(level)]
+def fewest(outcomes: Sequence[CaseOutcome], levels: PlannedLevels) -> CaseOutcome | None:
+    """The outcome with the fewest GPU-seconds that keeps the levels."""
+    kept = [each for each in outcomes if each.service.keeps(levels)]
     return min(kept, key=lambda each: each.service.gpu_seconds, default=None)
 
 
-def compare(outcomes: Sequence[CaseOutcome], level: ServiceLevel) -> list[ContenderComparison]:
+def compare(outcomes: Sequence[CaseOutcome], levels: PlannedLevels) -> list[ContenderComparison]:
     """Every other contender beside Mell at the level."""
     mell = at_level(outcomes).service
-    same = ServiceLevel(mell.ttft_p99_s, mell.itl_p99_s)
+    same = PlannedLevels(
+        ServiceLevel(mell.ttft_p99_s, mell.itl_p99_s),
+        {name: ServiceLevel(ttft_s) for name, ttft_s in mell.ttft_p99_by_class_s.items()},
+    )
     return [
-        ContenderComparison(contender, fewest(members, level), fewest(members, same))
+        ContenderComparison(contender, fewest(members, levels), fewest(members, same))
         for contender in Contender
         if contender is not Contender.MELL and (members := of_contender(outcomes, contender))
     ]

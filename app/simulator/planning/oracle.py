@@ -26,7 +26,7 @@ from itertools import pairwise
 
 from app.simulator.costs.costs import ComputeCosts, Costs
 from app.simulator.outcome.metrics import Window
-from app.simulator.outcome.service import Counts, ServiceOutcome
+from app.simulator.outcome.service import Counts, PlannedLevels, ServiceOutcome
 from app.simulator.workload.workload import Job
 from app.simulator.world.setup import Setup
 from policies.cost.service import TAIL, ServiceLevel
@@ -109,25 +109,25 @@ def minorants(knots: Knots) -> Iterator[tuple[float, float]]:
         yield y0 - slope * x0, slope
 
 
-def cheapest(candidates: Sequence[tuple[float, Sequence[ServiceOutcome]]], level: ServiceLevel) -> int | None:
+def cheapest(candidates: Sequence[tuple[float, Sequence[ServiceOutcome]]], levels: PlannedLevels) -> int | None:
     """The index of the candidate with the fewest GPU-seconds that keeps the level in every part where any one does.
 
     A candidate is its GPU-seconds and its service in every part. None without a part that keeps the level.
     """
-    possible = reachable([parts for _, parts in candidates], level)
+    possible = reachable([parts for _, parts in candidates], levels)
     if not any(possible):
         return None
     fitting = [
         (used, index)
         for index, (used, parts) in enumerate(candidates)
-        if all(part.keeps(level) for part, needed in zip(parts, possible, strict=True) if needed)
+        if all(part.keeps(levels) for part, needed in zip(parts, possible, strict=True) if needed)
     ]
     return min(fitting)[1] if fitting else None
 
 
-def reachable(candidates: Sequence[Sequence[ServiceOutcome]], level: ServiceLevel) -> list[bool]:
+def reachable(candidates: Sequence[Sequence[ServiceOutcome]], levels: PlannedLevels) -> list[bool]:
     """For every part of the window, True if any candidate keeps the level there."""
-    return [any(part.keeps(level) for part in column) for column in zip(*candidates, strict=True)]
+    return [any(part.keeps(levels) for part in column) for column in zip(*candidates, strict=True)]
 
 
 def _is_above(left: tuple[float, float], middle: tuple[float, float], right: tuple[float, float]) -> bool:

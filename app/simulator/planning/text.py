@@ -11,7 +11,7 @@ HEADING = f"{'GPU-seconds':>11}  {'GPUs mean':>9}  {'peak':>4}  {'TTFT p99':>8} 
 
 def render_plan(plan: Document) -> str:
     """The plan as a table, and the answer in sentences."""
-    return "\n".join((*_head(plan), "", *_table(plan), "", *_answer(plan)))
+    return "\n".join((*_head(plan), "", *_table(plan), *_classes(plan), "", *_answer(plan)))
 
 
 def _head(plan: Document) -> Iterator[str]:
@@ -41,6 +41,23 @@ def _table(plan: Document) -> Iterator[str]:
     yield f"{'':<{width}}  {HEADING}"
     for name, case in rows:
         yield f"{name:<{width}}  {_cells(case)}"
+
+
+def _classes(plan: Document) -> Iterator[str]:
+    """The first tokens of every service class, if there are several, with Mell at the level."""
+    mell = next(case for case in plan["cases"] if case["name"] == LEVEL)
+    found, classes = mell["ttft_p99_by_class_s"], plan["setup"]["classes"]
+    if not found:
+        return
+    yield ""
+    width = max(map(len, found))
+    yield f"{'Mell, by class':<{max(width, 14)}}  {'TTFT p99':>8}  {'target':>6}  level"
+    for name, ttft_s in found.items():
+        level = classes.get(name, {}).get("level")
+        target_s = plan["setup"]["ttft_p99_s"] if level is None else level["ttft_p99_s"]
+        target = "-" if target_s is None else f"{target_s:g}"
+        kept = "kept" if mell["kept_by_class"][name] else "missed"
+        yield f"{name:<{max(width, 14)}}  {ttft_s:>8,.2f}  {target:>6}  {kept}"
 
 
 def _rows(plan: Document) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -1,7 +1,7 @@
 """The requests in a recording of a live scheduler, and the speed of its replicas.
 
-    arrival    the first call for the placement of a request; a request without one is older than the recording, and is
-               left out
+    arrival    the first call for the placement of a request, with its service class; a request without one is older
+               than the recording, and is left out
     prompt     the tokens of that call
     output     the growth until the last report. The growth after it is not recorded: half of an epoch at the request's
                own rate is added. An answer that began and ended between two epochs counts as one token
@@ -11,7 +11,7 @@ Step times are fitted to the replicas' reports. The start-up time is the median 
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
@@ -20,15 +20,18 @@ from app.simulator.workload.workload import ArrivalTrace, Recorded
 from deployments.scheduler.recording import Epoch, PlacedCall, read_recording
 from policies.cost.fit import StepFit
 from policies.cost.steps import StepCosts
+from policies.decision.limits import Terms
 from policies.decision.observation import PoolReport, Status
 from policies.model import ReplicaId, ReplicaState, RequestId, Tokens
+from policies.precedence import NO_CLASSES, ServiceClasses
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedReplicas:
     """Measurements of a recording's replicas; None for those that it does not contain.
 
-    `capacity` is in tokens, `step_tokens` the most tokens of a step, `token_bytes` the KV of a token.
+    `capacity` is in tokens, `step_tokens` the most tokens of a step, `token_bytes` the KV of a token. `classes` are the
+    service classes of their scheduler.
     """
 
     capacity: Tokens | None = None
@@ -36,6 +39,7 @@ class RecordedReplicas:
     steps: StepCosts | None = None
     step_tokens: int | None = None
     token_bytes: float | None = None
+    classes: ServiceClasses = NO_CLASSES
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,7 @@ class _Course:
     at_s: float
     prompt: int
     size: int
+    service_class: str
     grew_s: float | None = None
     last_s: float = 0.0
 
@@ -67,7 +72,7 @@ class _Course:
         rest = 0.0
         if has_ended and self.grew_s is not None:
             rest = growth / (self.last_s - self.grew_s + epoch_s) * epoch_s / 2
-        return Recorded(self.at_s, self.prompt, max(1.0, growth + rest))
+        return Recorded(self.at_s, self.prompt, max(1.0, growth + rest), service_class=self.service_class)
 
 
 @dataclass(slots=True)
@@ -87,8 +92,9 @@ class _Reader:
         """Add an epoch."""
         for entry in epoch.entries:
             if isinstance(entry, PlacedCall) and entry.arrival.id not in self.courses:
-                tokens = entry.arrival.tokens
-                self.courses[entry.arrival.id] = _Course(entry.at, tokens, tokens)
+                arrival = entry.arrival
+                name = arrival.precedence.service_class
+                self.courses[arrival.id] = _Course(entry.at, arrival.tokens, arrival.tokens, name)
         for pool in epoch.seen.pools:
             for status in pool.replicas:
                 self._take_status(status, epoch.seen.now)
@@ -117,8 +123,8 @@ class _Reader:
             if (course := self.courses.pop(request, None)) is not None:
                 self.ended.append(course)
 
-    def replicas(self) -> RecordedReplicas:
-        """The measurements of all replicas."""
+    def replicas(self, terms: Terms) -> RecordedReplicas:
+        """The measurements of all replicas, and the classes of the recorded `terms`."""
         capacities = [status.capacity for status in self.statuses.values() if status.capacity]
         fitted = self.steps.fitted
         return RecordedReplicas(
@@ -127,6 +133,7 @@ class _Reader:
             None if fitted is None else fitted.costs,
             max((status.step_tokens for status in self.statuses.values()), default=0) or None,
             median(self.token_bytes) if self.token_bytes else None,
+            terms.classes,
         )
 
 
@@ -155,10 +162,10 @@ def read_traffic(path: Path) -> RecordedTraffic:
     if not rows:
         raise BadInput(f"{path} contains no arrival of a request.")
     first_s = min(row.at_s for row in rows)
-    shifted = (Recorded(row.at_s - first_s, row.prompt, row.output) for row in rows)
+    shifted = (replace(row, at_s=row.at_s - first_s) for row in rows)
     return RecordedTraffic(
         ArrivalTrace(tuple(sorted(shifted, key=lambda row: row.at_s))),
-        reader.replicas(),
+        reader.replicas(terms),
         len(reader.unplaced),
         len(reader.courses),
     )

@@ -1,9 +1,11 @@
 """The level of service of a run, from recorded events."""
 
+from dataclasses import replace
+
 import pytest
 
 from app.simulator.outcome.metrics import Window
-from app.simulator.outcome.service import ServiceRecorder, parts, served, within
+from app.simulator.outcome.service import PlannedLevels, ServiceRecorder, parts, served, within
 from app.simulator.workload.workload import Job
 from policies.cost.service import ServiceLevel
 from policies.model import RequestId, Tokens
@@ -54,6 +56,32 @@ def test_the_times_between_tokens_are_weighted_with_the_tokens() -> None:
     assert served(made, [], WINDOW, 300.0).itl_p99_s == pytest.approx(0.02)
 
 
+def test_first_tokens_are_judged_by_the_level_of_their_class() -> None:
+    arrivals = [
+        replace(job, service_class=name) for job, name in zip(jobs(100.0, 110.0), ("chat", "batch"), strict=True)
+    ]
+    found = served(recorder({"q0": 101.0, "q1": 150.0}), arrivals, WINDOW, 300.0)
+    assert found.ttft_p99_by_class_s == {"batch": 40.0, "chat": 1.0} and found.ttft_p99_s == pytest.approx(39.61)
+    for levels, kept in (
+        (PlannedLevels(ServiceLevel(2.0)), {"batch": False, "chat": True}),
+        (PlannedLevels(ServiceLevel(2.0), {"batch": ServiceLevel(60.0)}), {"batch": True, "chat": True}),
+        (PlannedLevels(ServiceLevel(60.0), {"chat": ServiceLevel(0.5)}), {"batch": True, "chat": False}),
+    ):
+        assert found.kept_by_class(levels) == kept and found.keeps(levels) is all(kept.values())
+    one = served(recorder({"q0": 101.0}), jobs(100.0), WINDOW, 300.0)
+    assert one.ttft_p99_by_class_s == {} and one.kept_by_class(PlannedLevels(ServiceLevel(2.0))) == {"default": True}
+
+
+def test_times_between_tokens_are_those_of_the_strictest_class() -> None:
+    made = recorder({"q0": 104.0})
+    made.stepped(110.0, 0.5, 1.0)
+    found, whole = served(made, jobs(100.0), WINDOW, 300.0), ServiceLevel(4.0, 0.6)
+    assert [found.keeps(PlannedLevels(whole, {"chat": ServiceLevel(9.0, itl_s)})) for itl_s in (0.5, 0.4)] == [
+        True,
+        False,
+    ]
+
+
 def test_a_window_is_divided_into_parts_of_five_minutes() -> None:
     assert parts(Window(100.0, 200.0)) == [Window(100.0, 200.0)]
     assert parts(Window(60.0, 800.0)) == [Window(60.0, 360.0), Window(360.0, 800.0)]
@@ -72,6 +100,6 @@ def test_both_times_decide_whether_the_level_is_kept(level: ServiceLevel, kept: 
     made = recorder({"q0": 104.0})
     made.stepped(110.0, 0.5, 1.0)
     found = served(made, jobs(100.0), WINDOW, 300.0)
-    assert found.keeps(level) is kept
+    assert found.keeps(PlannedLevels(level)) is kept
     empty = served(recorder(), [], WINDOW, 300.0)
     assert (empty.ttft_p99_s, empty.itl_p99_s) == (None, None)

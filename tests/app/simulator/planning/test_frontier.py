@@ -1,7 +1,9 @@
 """Frontiers and comparisons."""
 
+from dataclasses import replace
+
 from app.simulator.costs.costs import IDEAL
-from app.simulator.outcome.service import ServiceOutcome
+from app.simulator.outcome.service import PlannedLevels, ServiceOutcome
 from app.simulator.planning.cases import LEVEL, Contender, PlanCase
 from app.simulator.planning.frontier import CaseOutcome, averaged, compare, frontier
 from app.simulator.world.setup import Setup
@@ -43,7 +45,7 @@ def test_contenders_are_compared_at_the_level_and_at_equal_service() -> None:
         outcome("kv", 300, 9.0, 0.01, Contender.KV),
         outcome("faster GPUs", 10, 0.1, 0.01, hypothetical=True),
     ]
-    serve, kv = compare(outcomes, ServiceLevel(2.0, 0.05))
+    serve, kv = compare(outcomes, PlannedLevels(ServiceLevel(2.0, 0.05)))
     assert serve.at_level is not None and serve.at_level.case.name == "within the level"
     assert serve.at_equal is not None and serve.at_equal.case.name == "dearer, as good"
     assert (kv.contender, kv.at_level, kv.at_equal) == (Contender.KV, None, None)
@@ -51,5 +53,8 @@ def test_contenders_are_compared_at_the_level_and_at_equal_service() -> None:
 
 def test_outcomes_of_seeds_are_averaged() -> None:
     one, other = outcome("a", 10, 1.0, 0.02).service, outcome("b", 20, 3.0).service
-    both = averaged([one, other])
+    both = averaged(
+        [replace(one, ttft_p99_by_class_s={"chat": 1.0}), replace(other, ttft_p99_by_class_s={"chat": 2.0})]
+    )
+    assert both.ttft_p99_by_class_s == {"chat": 1.5}
     assert (both.gpu_seconds, both.ttft_p99_s, both.itl_p99_s) == (15, 2.0, None)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from app.simulator.costs.costs import ComputeCosts
 from app.simulator.outcome.metrics import Window
-from app.simulator.outcome.service import ServiceOutcome
+from app.simulator.outcome.service import PlannedLevels, ServiceOutcome
 from app.simulator.planning.oracle import cheapest, least_work, minorants, provisioned, reachable, without_peaks
 from app.simulator.workload.workload import Job
 from app.simulator.world.setup import Setup
@@ -88,7 +88,7 @@ def test_the_step_time_of_the_level_bounds_the_least_work() -> None:
 
 
 def test_the_cheapest_candidate_keeps_the_level_wherever_any_does() -> None:
-    level = ServiceLevel(ttft_p99_s=1.0)
+    level = PlannedLevels(ServiceLevel(ttft_p99_s=1.0))
     good, bad = service(0.9), service(1.1)
     candidates = [(30.0, [good, good, bad]), (20.0, [good, bad, bad]), (25.0, [good, good, bad]), (10.0, [bad] * 3)]
     assert cheapest(candidates, level) == 2

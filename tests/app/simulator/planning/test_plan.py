@@ -88,6 +88,21 @@ def test_the_answer_is_a_table_and_sentences() -> None:
     assert "An oracle that knows the trace takes " in answer
 
 
+def test_a_plan_of_service_classes_reports_each_with_its_level() -> None:
+    classes = ("--class", "chat:rank=1,share=0.4,ttft_p99=40", "--class", "batch:rank=-1,share=0.4,ttft_p99=0.05")
+    found = planned(*EASY, *classes)
+    level = next(case for case in found["cases"] if case["name"] == LEVEL)
+    assert level["kept_by_class"] == {"batch": False, "chat": True, "default": True} and not level["keeps_level"]
+    assert set(level["ttft_p99_by_class_s"]) == {"batch", "chat", "default"} and found["fewest"] is None
+    by_class = render_plan(found).split("\n\n")[2].splitlines()
+    assert by_class[0].split() == ["Mell,", "by", "class", "TTFT", "p99", "target", "level"]
+    assert [(line.split()[0], *line.split()[2:]) for line in by_class[1:]] == [
+        ("batch", "0.05", "missed"),
+        ("chat", "40", "kept"),
+        ("default", "60", "kept"),
+    ]
+
+
 def test_a_level_that_only_others_keep() -> None:
     found = json.loads(json.dumps(planned(*EASY)))
     serve, kv, worst, _ = found["comparisons"]

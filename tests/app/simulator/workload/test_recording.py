@@ -11,11 +11,14 @@ from deployments.scheduler.recording import Epoch, FileRecorder, PlacedCall
 from policies.cluster.changes import Arrival
 from policies.cost.fit import StepTotals
 from policies.cost.lines import Line
+from policies.cost.service import ServiceLevel
 from policies.decision.limits import Terms
 from policies.decision.observation import Observation, Pool, PoolReport, Resident, Status
 from policies.model import Phase, ReplicaId, ReplicaState, RequestId, RequestLoad, Tokens
 from policies.paths.beliefs import Profile
+from policies.precedence import Precedence, ServiceClass, ServiceClasses
 
+CHAT, CLASSES = Precedence("chat", 103.5), ServiceClasses({"chat": ServiceClass(1, ServiceLevel(2.0))})
 A, OLD, NEW, LATE = ReplicaId("a"), RequestId("old"), RequestId("new"), RequestId("late")
 
 
@@ -44,10 +47,13 @@ def reports() -> list[PoolReport]:
 
 
 def recording(path: Path) -> Path:
-    recorder = FileRecorder(path, Terms())
+    recorder = FileRecorder(path, Terms(classes=CLASSES))
     for number, report in enumerate(reports()):
         calls = {
-            4: (PlacedCall(103.5, Arrival(NEW, Tokens(100))), PlacedCall(103.6, Arrival(NEW, Tokens(100)), (A,))),
+            4: (
+                PlacedCall(103.5, Arrival(NEW, Tokens(100), precedence=CHAT)),
+                PlacedCall(103.6, Arrival(NEW, Tokens(100), precedence=CHAT), (A,)),
+            ),
             6: (PlacedCall(105.5, Arrival(LATE, Tokens(50))),),
             7: (PlacedCall(106.5, Arrival(RequestId("short"), Tokens(8))),),
         }
@@ -59,14 +65,18 @@ def recording(path: Path) -> Path:
 def test_requests_have_their_arrivals_prompts_and_outputs(tmp_path: Path) -> None:
     traffic = read_traffic(recording(tmp_path / "epochs.jsonl"))
     # 30 tokens in the second between two reports, of two seconds in all, and half an epoch at 15 tokens per second.
-    assert traffic.trace.rows == (Recorded(0.0, 100, 37.5), Recorded(2.0, 50, 10), Recorded(3.0, 8, 1.0))
+    assert traffic.trace.rows == (
+        Recorded(0.0, 100, 37.5, service_class="chat"),
+        Recorded(2.0, 50, 10, service_class="default"),
+        Recorded(3.0, 8, 1.0, service_class="default"),
+    )
     assert (traffic.unplaced, traffic.cut) == (1, 2)
 
 
 def test_replicas_have_their_measurements(tmp_path: Path) -> None:
     found = read_traffic(recording(tmp_path / "epochs.jsonl")).replicas
     assert (found.capacity, found.startup_s, found.step_tokens, found.token_bytes) == (1000, 2.0, 512, 256.0)
-    assert found.steps is not None
+    assert found.steps is not None and found.classes == CLASSES
     assert found.steps.step_s(10, 0.0) == pytest.approx(0.02, rel=0.05)
 
 
