@@ -92,15 +92,18 @@ def _times(service: ServiceDocument) -> Iterator[Text]:
 def scaling_line(scaling: ScalingDocument) -> Text:
     """The reasons for the number of replicas, with the numbers that decide."""
     least, linger = f"{scaling.min_replicas} are the minimum", duration(scaling.linger_left_s)
+    rare = f"on fewer than {scaling.level_replicas}, prefills lengthen too many steps"
     free = f"{scaling.free_replicas:.1f} replicas free, {scaling.reserve_replicas:.1f} kept in reserve"
     up: Mapping[str, str] = {
         ScaleUp.MINIMUM: least,
+        ScaleUp.PREFILLS: rare,
         ScaleUp.REQUESTS: f"{plural(scaling.waiting_requests, 'request')} without room",
         ScaleUp.RESERVE: free,
     }
     kept: Mapping[str, str] = {
         ScaleDownBlock.MINIMUM: least,
         ScaleDownBlock.STARTING: "another one is starting",
+        ScaleDownBlock.PREFILLS: rare,
         ScaleDownBlock.RESERVE: free,
         ScaleDownBlock.LINGER: f"an empty one stays for {linger}",
         ScaleDownBlock.IN_USE: "all are in use",

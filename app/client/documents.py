@@ -92,6 +92,7 @@ class ScalingDocument:
     opened: int
     closed: int
     min_replicas: int
+    level_replicas: int
     waiting_requests: int
     free_replicas: float
     reserve_replicas: float
@@ -265,6 +266,7 @@ def _scaling(item: Mapping[str, Any]) -> ScalingDocument:
         opened=int(item["opened"]),
         closed=int(item["closed"]),
         min_replicas=int(item["min_replicas"]),
+        level_replicas=int(item.get("level_replicas", 0)),
         waiting_requests=int(item["waiting_requests"]),
         free_replicas=float(item["free_replicas"]),
         reserve_replicas=float(item["reserve_replicas"]),

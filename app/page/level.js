@@ -18,13 +18,16 @@ function level({ state, target, reached, predicted = {}, why = [] }) {
   return [parts.join("; "), ...why];
 }
 
-function replicas({ up, kept, opened, closed, min_replicas, waiting_requests, free_replicas, reserve_replicas, linger_left_s }) {
+function replicas(scaling) {
+  const { up, kept, opened, closed, waiting_requests, free_replicas, reserve_replicas, linger_left_s } = scaling;
   const free = `${free_replicas.toFixed(1)} replicas free, ${reserve_replicas.toFixed(1)} kept in reserve`;
-  const least = `${min_replicas} are the minimum`;
-  const ups = { minimum: least, requests: `${count(waiting_requests, "request")} without room`, reserve: free };
+  const least = `${scaling.min_replicas} are the minimum`;
+  const prefills = `on fewer than ${scaling.level_replicas}, prefills lengthen too many steps`;
+  const ups = { minimum: least, prefills, requests: `${count(waiting_requests, "request")} without room`, reserve: free };
   const keeps = {
     minimum: least,
     starting: "another one is starting",
+    prefills,
     reserve: free,
     linger: `an empty one stays for ${seconds(linger_left_s)}`,
     in_use: "all are in use",

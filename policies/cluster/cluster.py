@@ -33,9 +33,11 @@ class Cluster:
 
     `headroom` is the growth kept free per request, `lead` a request's growth until a decision takes effect, `slack` the
     room to keep free in the whole cluster, all in tokens; `is_forecast` if the slack includes the spread of a forecast.
-    At least `min_replicas` stay open. `waiting` are the requests without a replica, `held` the tokens that requests on
-    the move still hold at their source, and `resting` the times before which requests may not move. `speed` limits the
-    steps of every replica (None: no limit). `has_ranks` once a request has had another rank than 0.
+    Of the sizes of waiting requests, `queue_share` counts as demand. At least `min_replicas` stay open, and
+    `level_replicas`, the least number that keeps a service level. `waiting` are the requests without a replica, `held`
+    the tokens that requests on the move still hold at their source, and `resting` the times before which requests may
+    not move. `speed` limits the steps of every replica (None: no limit). `has_ranks` once a request has had another
+    rank than 0.
 
     `starts_as` is RUNNING if new replicas can be used at once, STARTING if they take time to start. While
     `awaits_start`, no replica is emptied or closed, since it would soon be opened again. `moves_left` is the number of
@@ -49,7 +51,9 @@ class Cluster:
     speed: SpeedLimit | None = None
     slack: int = 0
     is_forecast: bool = False
+    queue_share: float = 1.0
     min_replicas: int = 0
+    level_replicas: int = 0
     max_requests: int = 1 << 30
     demand: Demand = field(default_factory=Demand)
     forecast: Forecast = field(default_factory=Forecast)
@@ -310,6 +314,14 @@ class Cluster:
         """Set the minimum number of replicas, which stay open."""
         self.min_replicas = min_replicas
 
+    def keep_for_level(self, replicas: int) -> None:
+        """Set the least number of replicas that keeps a service level, which stay open."""
+        self.level_replicas = replicas
+
+    def count_queued(self, share: float) -> None:
+        """Set the share of the waiting requests' sizes that counts as demand."""
+        self.queue_share = share
+
     def rest(self, request_id: RequestId, until: float) -> None:
         """Forbid the request to move before a time."""
         self.resting[request_id] = until
@@ -511,14 +523,15 @@ class Cluster:
         if speed is None:
             return sum(request.tokens for request in self.waiting.values())
         shares = ((request.tokens, speed.share(1, request.tokens)) for request in self.waiting.values())
-        return sum(max(tokens, round(self.capacity * share)) for tokens, share in shares)
+        tokens = sum(max(tokens, round(self.capacity * share)) for tokens, share in shares)
+        return round(self.queue_share * tokens)
 
     def may_close(self, count: int = 1, times: float = 1.0) -> bool:
-        """True if `count` replicas can close without violating `min_replicas` or the slack, multiplied by `times`.
+        """True if `count` replicas can close without violating a minimum or the slack, multiplied by `times`.
 
         A forecast is not multiplied: its spread is the margin.
         """
-        if self._running - count < self.min_replicas:
+        if self._running - count < max(self.min_replicas, self.level_replicas):
             return False
         margin = 1.0 if self.is_forecast else times
         return not self.slack or self.spare() - count * self.capacity >= margin * self.slack

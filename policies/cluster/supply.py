@@ -67,27 +67,42 @@ class Supply:
             heapq.heappush(self._free, slot)
 
 
+class RecentMaximum:
+    """The largest of the values of the last seconds; times are in seconds of any monotonic clock."""
+
+    def __init__(self) -> None:
+        self._values: deque[tuple[float, int]] = deque()
+
+    def observe(self, now: float, value: int, within_s: float) -> None:
+        """Add the value at `now`, and forget those of more than `within_s` seconds before."""
+        # A smaller value before a larger one will never be the largest again.
+        while self._values and self._values[-1][1] <= value:
+            self._values.pop()
+        self._values.append((now, value))
+        while self._values[0][0] < now - within_s:
+            self._values.popleft()
+
+    @property
+    def value(self) -> int:
+        """The largest value; 0 before the first one."""
+        return self._values[0][1] if self._values else 0
+
+
 class Demand:
     """The total size of all requests over time; times are in seconds of any monotonic clock."""
 
     def __init__(self) -> None:
         self._totals: deque[tuple[float, int]] = deque()
-        self._rises: deque[tuple[float, int]] = deque()
+        self._rises = RecentMaximum()
 
     def observe(self, now: float, tokens: int, within_s: float) -> None:
         """Add the demand at `now`, in tokens, and its rise above the minimum of the last `within_s` seconds."""
         self._totals.append((now, tokens))
         while self._totals[0][0] < now - within_s:
             self._totals.popleft()
-        rise = tokens - min(total for _, total in self._totals)
-        # A smaller rise before a larger one will never be the largest again.
-        while self._rises and self._rises[-1][1] <= rise:
-            self._rises.pop()
-        self._rises.append((now, rise))
-        while self._rises[0][0] < now - WINDOW_S:
-            self._rises.popleft()
+        self._rises.observe(now, tokens - min(total for _, total in self._totals), WINDOW_S)
 
     @property
     def rise(self) -> int:
         """The largest rise within `within_s` seconds during the last `WINDOW_S`, in tokens."""
-        return self._rises[0][1] if self._rises else 0
+        return self._rises.value

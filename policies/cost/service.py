@@ -1,26 +1,17 @@
-"""Service levels, and the limits that follow from them for the work of one replica.
+"""Service levels, the speed of replicas, and the limits of a replica's work under a level.
 
-    inter-token latency   99 % of the steps may take `itl_p99_s`. Prefills lengthen some steps; the longest time that
-                          they add to all but 1 % of the steps (the interruption) is left out of the limit of decoding
-    first token           a prompt waits for the prefills before it, and for its own, F(p, 0); both take `ttft_p99_s`
-                          at most for 99 % of the prompts. The wait may take half of the level in any case: a few
-                          prompts that take most of the level by themselves must not keep replicas empty
-
-Both are divided by 1 + the error of the step times, so that an uncertain fit leaves a margin. Errors above `MOST_ERROR`
-count as `MOST_ERROR`: emptier replicas are no cure for step times that vary for other reasons.
+How the limits follow from a level is in `policies.cost.limit`.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from math import ceil, inf
 
-from policies.cost.steps import PrefillChunk, StepCosts, prompt_chunks
+from policies.cost.steps import PrefillChunk, StepCosts
 
 TAIL = 0.01
 """The share of steps, and of prompts, that may take longer than the level."""
-MOST_ERROR = 0.5
-"""The largest error that counts in the limits."""
 
 _MOST_TOKENS = 1 << 20
 """More tokens than any step computes."""
@@ -79,14 +70,16 @@ class SpeedLimit:
 
     A step that only decodes takes `step_s` at most; an arriving prompt waits at most `wait_s` for the prefills before
     it. Both are in seconds, infinite without a limit. `interruption_s` is the time of prefills that is left out of
-    `step_s`. `unreachable` are the reasons why no number of replicas meets a level at this traffic; that level then
-    limits the rest as far as it can.
+    `step_s`; with fewer than `least_replicas` replicas, steps and prefills together would exceed the level.
+    `unreachable` are the reasons why no number of replicas meets a level at this traffic; that level then limits the
+    rest as far as it can.
     """
 
     speed: ReplicaSpeed
     step_s: float = inf
     wait_s: float = inf
     interruption_s: float = 0.0
+    least_replicas: int = 0
     unreachable: tuple[str, ...] = ()
 
     def room(self, batch: int, context: int) -> float:
@@ -137,48 +130,3 @@ def unreachable(level: ServiceLevel, speed: ReplicaSpeed, prompt: int = 1) -> tu
             f"{1e3 * step_s:.3g} ms"
         )
     return tuple(reasons)
-
-
-def limit(level: ServiceLevel, speed: ReplicaSpeed, prompts: Sequence[int], steps: float) -> SpeedLimit:
-    """The limits for a service level, given the newest prompts and the number of all replicas' steps meanwhile."""
-    margin = 1.0 + min(speed.error, MOST_ERROR)
-    large = sorted(prompts)[ceil((1 - TAIL) * len(prompts)) - 1] if prompts else 1
-    reasons = unreachable(level, speed, large)
-    step_s = wait_s = inf
-    interruption_s = 0.0
-    if level.itl_p99_s is not None:
-        step_s = max(level.itl_p99_s / margin, speed.costs.step_s(1, large))
-        interruption_s = interruption(speed, prompts, steps)
-        left_s = step_s - interruption_s
-        if left_s < (step_s + speed.costs.step_s(1, 0.0)) / 2:
-            reasons += (
-                f"itl_p99_ms is {1e3 * level.itl_p99_s:g}, and prefills lengthen more than {TAIL:.0%} of the steps by "
-                f"{1e3 * interruption_s:.3g} ms or more; {_smaller_chunks(level, speed, step_s, large)}",
-            )
-        else:
-            step_s = left_s
-    if level.ttft_p99_s is not None:
-        wait_s = max(level.ttft_p99_s / margin - speed.prefill_s(large), level.ttft_p99_s / margin / 2)
-    return SpeedLimit(speed, step_s, wait_s, interruption_s, reasons)
-
-
-def _smaller_chunks(level: ServiceLevel, speed: ReplicaSpeed, step_s: float, prompt: int) -> str:
-    """The number of tokens per step that leaves half of the step time to decoding, and its price for a long prompt."""
-    idle_s = speed.costs.step_s(0, 0.0)
-    chunk = speed.chunk_within((step_s + idle_s) / 2)
-    if chunk < 2:
-        return "no max_num_batched_tokens makes such steps short enough"
-    cure = f"with max_num_batched_tokens: {chunk} they would take half of it"
-    first_s = replace(speed, chunk_tokens=chunk).prefill_s(prompt)
-    if level.ttft_p99_s is None or first_s <= level.ttft_p99_s:
-        return cure
-    return f"{cure}, but a prompt of {prompt:,} tokens {first_s:.3g} s to its first token"
-
-
-def interruption(speed: ReplicaSpeed, prompts: Iterable[int], steps: float) -> float:
-    """The time that prefills add to a step, and that they exceed in 1 % of the `steps` at most, in seconds."""
-    idle_s = speed.costs.step_s(0, 0.0)
-    chunks = (chunk for prompt in prompts for chunk in prompt_chunks(prompt, speed.chunk_tokens))
-    added = sorted((speed.costs.step_s(0, 0.0, (chunk,)) - idle_s for chunk in chunks), reverse=True)
-    allowed = int(TAIL * steps)
-    return max(0.0, added[allowed]) if allowed < len(added) else 0.0

@@ -46,11 +46,11 @@ class StepCosts:
     context_s: float = 0.0
     attention_s: float = 0.0
 
-    def step_s(self, batch: int, context: float, chunks: Sequence[PrefillChunk] = ()) -> float:
+    def step_s(self, batch: float, context: float, chunks: Sequence[PrefillChunk] = ()) -> float:
         """Seconds of a step that decodes `batch` requests with `context` tokens in total and prefills the chunks."""
         return self.overhead_s + self.compute_s(batch, chunks) + self.context_s * context
 
-    def compute_s(self, batch: int, chunks: Sequence[PrefillChunk] = ()) -> float:
+    def compute_s(self, batch: float, chunks: Sequence[PrefillChunk] = ()) -> float:
         """The part of `step_s` beside the overhead and the context of decoding requests."""
         attention_s = self.attention_s * sum(chunk.attended for chunk in chunks)
         tokens = batch + sum(chunk.tokens for chunk in chunks)

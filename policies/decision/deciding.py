@@ -89,21 +89,26 @@ def _decide_pool(memory: PoolMemory, seen: PoolReport, now: float) -> Generator[
         memory.estimates.follow(speed)
     cluster.reserve(headroom(memory.rule, limits, rate, terms.service is not None), lead(limits, rate))
     cluster.limit_speed(speed_limit(memory, now))
+    if cluster.speed is not None:
+        # As long as a start takes, since a replica that is closed earlier saves nothing if it is needed again.
+        memory.level_replicas.observe(now, cluster.speed.least_replicas, memory.experience.startup_s)
+        cluster.keep_for_level(memory.level_replicas.value)
+        queued = sum(request.tokens for request in cluster.waiting.values())
+        cluster.count_queued(memory.experience.queue_share(queued, cluster.speed.wait_s, now))
     limits.begin(cluster, now)
     _evacuate(memory)
     if cluster.speed is not None:
         memory.predicted.add_epoch(cluster.running(), now)
     if terms.mode is not Mode.ACT:
         return (_settle(memory, limits, now),)
-    is_below = _open_minimum(cluster)
+    below = _open_minimum(cluster)
     changes = replace(changes, waiting=tuple(cluster.in_order()))
     if not terms.batched:
         return tuple(_one_by_one(memory, changes, limits, now))
     up = _rebalance(memory, changes, limits)
     yield
     plan = _settle(memory, limits, now, close=True)
-    up = ScaleUp.MINIMUM if is_below else up
-    memory.scaled = Scaled(now, up, len(plan.opened), len(plan.closed), limits.linger_s)
+    memory.scaled = Scaled(now, below or up, len(plan.opened), len(plan.closed), limits.linger_s)
     return (plan,)
 
 
@@ -315,12 +320,12 @@ def _incompatible(memory: PoolMemory, home: ReplicaId) -> Barred:
     return frozenset(status.id for status in memory.statuses.values() if status.model != own) or NONE
 
 
-def _open_minimum(cluster: Cluster) -> bool:
-    """Open replicas up to the minimum. True if fewer were up."""
-    is_below = cluster.up() < cluster.min_replicas
-    while cluster.up() < cluster.min_replicas and cluster.open() is not None:
+def _open_minimum(cluster: Cluster) -> ScaleUp | None:
+    """Open replicas up to the minimum, and to the least number that keeps the service level. The reason, if any."""
+    up, least = cluster.up(), max(cluster.min_replicas, cluster.level_replicas)
+    while cluster.up() < least and cluster.open() is not None:
         pass
-    return is_below
+    return ScaleUp.MINIMUM if up < cluster.min_replicas else ScaleUp.PREFILLS if up < least else None
 
 
 def _rebalance(memory: PoolMemory, changes: Changes, limits: Limits) -> ScaleUp | None:

@@ -2,10 +2,11 @@
 
 from collections import deque
 from collections.abc import Iterable
-from math import ceil
+from math import ceil, isfinite
 from statistics import median
 
 from policies.cost.fit import NO_STEPS, StepFit, StepTotals
+from policies.cost.latencies import WINDOW_S
 from policies.cost.lines import Line
 from policies.cost.steps import prompt_chunks
 from policies.decision.observation import Status
@@ -31,6 +32,9 @@ REMEMBERED = 200
 PROMPTS = 500
 """The number of newest arrivals whose prompts are remembered."""
 
+LEAST_WINDOW_S = 60.0
+"""The least time, in seconds, over which the rate of arrivals is a mean."""
+
 SHARE = 0.9
 """The percentile of past move durations that the lead allows for."""
 
@@ -52,8 +56,13 @@ class Experience:
         """The fit of the engines' step times."""
         self.step_tokens = 0
         """The most tokens that a step computes; 0: unknown."""
-        self.prompts: deque[tuple[float, int]] = deque(maxlen=PROMPTS)
-        """The times and the tokens of the newest arrivals."""
+        self.prompts: deque[int] = deque(maxlen=PROMPTS)
+        """The tokens of the newest arrivals."""
+        self._arrivals: deque[tuple[float, int]] = deque()
+        self._first_arrival: float | None = None
+        self._stays: deque[tuple[float, float]] = deque()
+        self._stays_s = 0.0
+        self._counted_at: float | None = None
 
     def observe_move(self, took_s: float) -> None:
         """Add the duration of a successful move, in seconds."""
@@ -93,7 +102,53 @@ class Experience:
 
     def observe_arrival(self, tokens: int, now: float) -> None:
         """Add the prompt of an arrival."""
-        self.prompts.append((now, tokens))
+        self.prompts.append(tokens)
+        self._arrivals.append((now, tokens))
+        if self._first_arrival is None:
+            self._first_arrival = now
+
+    def arrival_rate(self, now: float) -> float:
+        """Arrivals per second in the last WINDOW_S seconds, or since the first arrival, but in LEAST_WINDOW_S or more.
+
+        The times for which a level is judged are as long: a rate of fewer seconds would take bursts for lasting.
+        """
+        if self._first_arrival is None:
+            return 0.0
+        return self._arrived(now) / min(WINDOW_S, max(LEAST_WINDOW_S, now - self._first_arrival))
+
+    def observe_running(self, requests: int, now: float) -> None:
+        """Add the number of requests on replicas, which has been the same since the last call."""
+        if self._counted_at is not None:
+            spent_s = requests * (now - self._counted_at)
+            self._stays.append((now, spent_s))
+            self._stays_s += spent_s
+            while self._stays[0][0] <= now - WINDOW_S:
+                self._stays_s -= self._stays.popleft()[1]
+        self._counted_at = now
+
+    def queue_share(self, tokens: int, wait_s: float, now: float) -> float:
+        """The share of a queue of `tokens` tokens for which there has to be room at a time.
+
+        Requests stay on a replica for r seconds in the mean (Little's law). If they may wait `wait_s` seconds for it, a
+        replica serves (r + wait_s) / r times its room of them in time. Those that came more than r + wait_s seconds ago
+        would be over if there had been room, so they are no demand: only a past shortage makes a queue so long.
+        """
+        arrived = self._arrived(now)
+        if not (tokens and arrived and isfinite(wait_s)):
+            return 1.0
+        stay_s = self._stays_s / arrived
+        began, recent = now - stay_s - wait_s, 0
+        for at, size in reversed(self._arrivals):
+            if at < began or recent >= tokens:
+                break
+            recent += size
+        return stay_s / (stay_s + wait_s) * min(1.0, recent / tokens) if stay_s else 1.0
+
+    def _arrived(self, now: float) -> int:
+        """The number of arrivals in the last WINDOW_S seconds."""
+        while self._arrivals and self._arrivals[0][0] <= now - WINDOW_S:
+            self._arrivals.popleft()
+        return len(self._arrivals)
 
     @property
     def lead_s(self) -> float:

@@ -25,7 +25,7 @@ from policies.cluster.changes import Arrival, Changes, Crossing, Departure
 from policies.cluster.cluster import Cluster
 from policies.cluster.forecast import WINDOW_S
 from policies.cluster.replica import Replica, Request
-from policies.cluster.supply import Supply
+from policies.cluster.supply import RecentMaximum, Supply
 from policies.cost.fit import NO_STEPS
 from policies.decision.breaker import Breaker
 from policies.decision.experience import Experience
@@ -106,6 +106,8 @@ class PoolMemory:
         self.placed: dict[RequestId, Placed] = {}
         self.scaled: Scaled | None = None
         """The openings and closings of the last epoch in mode `act`."""
+        self.level_replicas = RecentMaximum()
+        """The least number of replicas that keeps a service level."""
         self.predicted = PredictedTimes()
         self._residents: dict[RequestId, Resident] = {}
         self._class_seen: dict[str, float] = {}
@@ -144,6 +146,7 @@ class PoolMemory:
         decoding = self._take_requests(seen.requests, crossed)
         if self.learns:
             self.experience.observe_growth(grown, self._decoding - decoding, now)
+            self.experience.observe_running(len(cluster.requests) - len(cluster.waiting), now)
         yield
         removed = self._take_replicas(seen, now)
         self._relocate(removed)

@@ -10,11 +10,13 @@ from policies.cluster.cluster import Cluster
 class ScaleUp(StrEnum):
     """The reason for opening replicas.
 
-    MINIMUM: fewer than the minimum are up. REQUESTS: requests find no room, also not on a starting replica. RESERVE:
-    less capacity is free than is kept in reserve.
+    MINIMUM: fewer than the minimum are up. PREFILLS: fewer are up than keep prefills rare enough for the service
+    level's times between tokens. REQUESTS: requests find no room, also not on a starting replica. RESERVE: less
+    capacity is free than is kept in reserve.
     """
 
     MINIMUM = "minimum"
+    PREFILLS = "prefills"
     REQUESTS = "requests"
     RESERVE = "reserve"
 
@@ -22,13 +24,15 @@ class ScaleUp(StrEnum):
 class ScaleDownBlock(StrEnum):
     """The reason why no replica is closed.
 
-    MINIMUM: no more than the minimum are running. STARTING: a replica is starting. RESERVE: with one replica less, less
-    capacity would be free than is kept in reserve. LINGER: an empty replica stays open for a while. IN_USE: no replica
-    is empty, and none can be emptied within the limits of moves.
+    MINIMUM: no more than the minimum are running. STARTING: a replica is starting. PREFILLS: on one replica less,
+    prefills would lengthen too many of the steps for the service level. RESERVE: with one replica less, less capacity
+    would be free than is kept in reserve. LINGER: an empty replica stays open for a while. IN_USE: no replica is empty,
+    and none can be emptied within the limits of moves.
     """
 
     MINIMUM = "minimum"
     STARTING = "starting"
+    PREFILLS = "prefills"
     RESERVE = "reserve"
     LINGER = "linger"
     IN_USE = "in_use"
@@ -53,9 +57,10 @@ class Scaled:
 class ScalingReport:
     """The reasons with their numbers; `kept` is None if replicas are closed.
 
-    `free_replicas` is the capacity that is free after all starts and moves under way, less that of the
-    `waiting_requests`; `reserve_replicas` is the capacity to keep free. `linger_left_s` are the seconds until an empty
-    replica may be closed, None without one.
+    `level_replicas` is the least number of replicas that keeps the service level, 0 without one. `free_replicas` is the
+    capacity that is free after all starts and moves under way, less that of the `waiting_requests`; `reserve_replicas`
+    is the capacity to keep free. `linger_left_s` are the seconds until an empty replica may be closed, None without
+    one.
     """
 
     up: ScaleUp | None
@@ -64,6 +69,7 @@ class ScalingReport:
     closed: int
     replicas: int
     min_replicas: int
+    level_replicas: int
     waiting_requests: int
     free_replicas: float
     reserve_replicas: float
@@ -86,6 +92,7 @@ def scaling_report(cluster: Cluster, scaled: Scaled) -> ScalingReport:
         scaled.closed,
         cluster.up(),
         cluster.min_replicas,
+        cluster.level_replicas,
         len(cluster.waiting),
         free / cluster.capacity,
         cluster.slack / cluster.capacity,
@@ -98,6 +105,8 @@ def _block(cluster: Cluster, free: int, linger_left_s: float | None) -> ScaleDow
         return ScaleDownBlock.MINIMUM
     if cluster.is_starting():
         return ScaleDownBlock.STARTING
+    if len(cluster.running()) <= cluster.level_replicas:
+        return ScaleDownBlock.PREFILLS
     if cluster.slack and free - cluster.capacity < cluster.slack:
         return ScaleDownBlock.RESERVE
     return ScaleDownBlock.IN_USE if linger_left_s is None else ScaleDownBlock.LINGER

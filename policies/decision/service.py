@@ -1,13 +1,13 @@
 """The service level in the decision: the limits of replicas' speed in an epoch, and their report for operators."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
-from policies.cluster.replica import Replica
 from policies.cost.latencies import NO_TIMES, WINDOW_S, ServiceQuantiles
-from policies.cost.service import TAIL, ReplicaSpeed, ServiceLevel, SpeedLimit, limit, strictest
+from policies.cost.limit import Traffic, limit
+from policies.cost.service import TAIL, ReplicaSpeed, ServiceLevel, SpeedLimit, strictest
 from policies.decision.memory import PoolMemory
 from policies.precedence import DEFAULT_CLASS
 
@@ -38,16 +38,19 @@ def speed_limit(memory: PoolMemory, now: float) -> SpeedLimit | None:
     if terms.classes.levels:
         active = memory.active_classes(now)
         levels += [level for name, level in terms.classes.levels.items() if name in active]
-    level = strictest(levels)
-    prompts = memory.experience.prompts
-    running = memory.cluster.running()
-    passed_s = now - prompts[0][0] if prompts else 0.0
-    return limit(level, speed, [tokens for _, tokens in prompts], _steps(speed, running, passed_s))
+    cluster = memory.cluster
+    most = cluster.up() + cluster.supply.left
+    return limit(strictest(levels), speed, _traffic(memory, now), len(cluster.running()), most)
 
 
-def _steps(speed: ReplicaSpeed, replicas: Iterable[Replica], seconds: float) -> float:
-    """The steps that these replicas take in that time with their present batches."""
-    return sum(seconds / max(1e-6, speed.costs.step_s(max(1, len(r.requests)), r.load)) for r in replicas)
+def _traffic(memory: PoolMemory, now: float) -> Traffic:
+    """The traffic of the pool, with requests in proportion for the capacity that is kept free."""
+    cluster, experience = memory.cluster, memory.experience
+    demand = cluster.total()
+    share = 1 + cluster.slack / demand if demand else 1.0
+    tokens = sum(replica.load for replica in cluster.replicas.values())
+    tokens += sum(request.tokens for request in cluster.waiting.values())
+    return Traffic(experience.prompts, experience.arrival_rate(now), share * len(cluster.requests), share * tokens)
 
 
 STATES = ("measuring", "held", "slow", "unreachable")
@@ -60,9 +63,10 @@ class ServiceReport:
 
     `limits` are those of the last epoch, None before step times are known. `slowest_step_s` is the longest decoding
     step of all replicas by prediction, and `late_replicas` counts those on which an arrival would wait for too long.
-    Another replica opens while `free_replicas` is less than `reserve_replicas`; one closes if a whole one more is free.
-    `predicted` and `reached` are the times of the last `WINDOW_S` seconds, by step times and, by service class, as
-    clients got them. `levels` are the levels of the other service classes.
+    The level takes `limits.least_replicas`, and `missing_replicas` of them are not running. Another replica opens while
+    `free_replicas` is less than `reserve_replicas`; one closes if a whole one more is free. `predicted` and `reached`
+    are the times of the last `WINDOW_S` seconds, by step times and, by service class, as clients got them. `levels` are
+    the levels of the other service classes.
     """
 
     level: ServiceLevel
@@ -74,17 +78,30 @@ class ServiceReport:
     predicted: ServiceQuantiles = NO_TIMES
     reached: Mapping[str, ServiceQuantiles] = field(default_factory=dict)
     levels: Mapping[str, ServiceLevel] = field(default_factory=dict)
+    missing_replicas: int = 0
 
     @property
     def state(self) -> str:
         """`measuring` before step times are known, `unreachable` if no number of replicas meets the level, `slow` if a
-        replica exceeds a limit, else `held`.
+        replica exceeds a limit or replicas are missing, else `held`.
         """
         if self.limits is None:
             return "measuring"
         if self.limits.unreachable:
             return "unreachable"
-        return "slow" if self.slowest_step_s > self.limits.step_s or self.late_replicas else "held"
+        is_slow = self.slowest_step_s > self.limits.step_s or self.late_replicas or self.missing_replicas
+        return "slow" if is_slow else "held"
+
+    @property
+    def reasons(self) -> Sequence[str]:
+        """The reasons why the level is unreachable, or takes more replicas than are running."""
+        if self.limits is None or not self.missing_replicas:
+            return () if self.limits is None else self.limits.unreachable
+        least = self.limits.least_replicas
+        missing = (
+            f"on fewer than {least:,} replicas, prefills lengthen too many steps; {least - self.missing_replicas:,}"
+        )
+        return (*self.limits.unreachable, f"{missing} are running")
 
     def _reached(self, name: str, level: ServiceLevel) -> dict[str, Any]:
         return {"target": _target(level), "reached": _times(self.reached.get(name, NO_TIMES))}
@@ -102,12 +119,13 @@ class ServiceReport:
             return head
         return head | {
             "predicted": _times(self.predicted),
-            "why": list(self.limits.unreachable),
+            "why": list(self.reasons),
             "step_limit_s": _finite(self.limits.step_s),
             "wait_limit_s": _finite(self.limits.wait_s),
             "interruption_s": self.limits.interruption_s,
             "slowest_step_s": self.slowest_step_s,
             "late_replicas": self.late_replicas,
+            "least_replicas": self.limits.least_replicas,
             "free_replicas": self.free_replicas,
             "reserve_replicas": self.reserve_replicas,
             "error": self.limits.speed.error,
@@ -132,6 +150,7 @@ def service_report(memory: PoolMemory, now: float, reached: Mapping[str, Service
         predicted.window.quantiles(now),
         reached,
         levels,
+        max(0, cluster.speed.least_replicas - len(cluster.running())),
     )
 
 

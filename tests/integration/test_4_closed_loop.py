@@ -13,7 +13,7 @@ from openai import AsyncOpenAI
 
 from app.simulator.command.replay import replay
 from benchmarks.chaos.offers import undisturbed
-from policies.cost.service import MOST_ERROR
+from policies.cost.limit import MOST_ERROR
 from tests.integration.application import MODEL, Answer, Application, Client, eventually, process, prompt, total
 from tests.integration.serving import redeploy_engines, stop_replica
 

@@ -1,13 +1,13 @@
-"""The limits that follow from a service level."""
+"""Service levels, and the limits of one replica's work."""
 
 from dataclasses import replace
 from math import inf
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.cost.service import ReplicaSpeed, ServiceLevel, SpeedLimit, interruption, limit, unreachable
+from policies.cost.service import ReplicaSpeed, ServiceLevel, SpeedLimit, unreachable
 from policies.cost.steps import StepCosts, proportional
 
 COSTS = StepCosts(proportional(0.001), overhead_s=0.02, context_s=1e-5)
@@ -72,62 +72,3 @@ def test_a_level_that_no_replica_meets_alone_comes_with_the_arithmetic() -> None
         "itl_p99_ms is 20, and a step with one request of 500 tokens takes 26 ms",
     )
     assert unreachable(ServiceLevel(0.61, 0.027), SPEED, 500) == unreachable(ServiceLevel(), SPEED, 500) == ()
-
-
-def test_an_error_of_the_step_times_is_a_margin() -> None:
-    level = ServiceLevel(ttft_p99_s=1.0, itl_p99_s=0.1)
-    sure, unsure = (limit(level, replace(SPEED, error=error), [100], 1e6) for error in (0.0, 0.25))
-    assert (sure.step_s, sure.wait_s) == pytest.approx((0.1, 0.88))
-    assert (unsure.step_s, unsure.wait_s) == pytest.approx((0.08, 0.68))
-
-
-def test_a_hopeless_error_does_not_empty_replicas() -> None:
-    level = ServiceLevel(itl_p99_s=0.09)
-    assert limit(level, replace(SPEED, error=9.0), [100], 1e6).step_s == pytest.approx(0.06)
-
-
-def test_prompts_in_the_longest_hundredth_do_not_count() -> None:
-    level = ServiceLevel(ttft_p99_s=1.0)
-    assert limit(level, SPEED, [100] * 99 + [2000], 1e6).wait_s == pytest.approx(0.88)
-    assert limit(level, SPEED, [100] * 98 + [300] * 2, 1e6).wait_s == pytest.approx(0.64)
-
-
-def test_long_prompts_leave_half_of_the_level_to_waiting() -> None:
-    found = limit(ServiceLevel(ttft_p99_s=1.0), SPEED, [100] * 98 + [2000] * 2, 1e6)
-    assert found.wait_s == 0.5 and len(found.unreachable) == 1
-
-
-def test_prefills_in_more_than_a_hundredth_of_the_steps_are_left_out_of_the_limit() -> None:
-    prompts = [30] * 10 + [10] * 40
-    assert [interruption(SPEED, prompts, steps) for steps in (900, 1000, 4999, 5000)] == pytest.approx(
-        [0.029, 0.009, 0.009, 0.0]
-    )
-    assert limit(ServiceLevel(itl_p99_s=0.1), SPEED, prompts, 900).step_s == pytest.approx(0.071)
-
-
-def test_chunks_of_a_long_prompt_interrupt_one_step_each() -> None:
-    assert interruption(SPEED, [250], 0) == pytest.approx(0.099)
-    assert [interruption(SPEED, [250], steps) for steps in (200, 300)] == pytest.approx([0.049, 0.0])
-
-
-def test_prefills_that_take_most_of_the_level_make_it_unreachable_and_do_not_empty_replicas() -> None:
-    found = limit(ServiceLevel(itl_p99_s=0.1), SPEED, [100] * 50, 100)
-    assert found.unreachable == (
-        "itl_p99_ms is 100, and prefills lengthen more than 1% of the steps by 99 ms or more; with "
-        "max_num_batched_tokens: 40 they would take half of it",
-    )
-    cured = limit(ServiceLevel(itl_p99_s=0.1), replace(SPEED, chunk_tokens=40), [100] * 50, 100)
-    assert cured.unreachable == () and cured.step_s == pytest.approx(0.1 - cured.interruption_s)
-    both = limit(ServiceLevel(0.13, 0.1), SPEED, [100] * 50, 100).unreachable
-    assert both[0].endswith("they would take half of it, but a prompt of 100 tokens 0.16 s to its first token")
-    hopeless = limit(ServiceLevel(itl_p99_s=0.0221), SPEED, [100] * 50, 100).unreachable
-    assert hopeless[-1].endswith("no max_num_batched_tokens makes such steps short enough")
-    assert found.step_s == pytest.approx(0.1) and found.interruption_s == pytest.approx(0.099)
-
-
-@given(st.integers(1, 3000), st.floats(0.001, 1.0), st.floats(0.001, 1.0))
-def test_one_request_always_fits_on_an_empty_replica(prompt: int, ttft_s: float, itl_s: float) -> None:
-    found = limit(ServiceLevel(ttft_s, itl_s), SPEED, [prompt], 1e9)
-    assume(found.interruption_s == 0)
-    assert found.room(0, 0) >= prompt - 1
-    assert found.is_in_time(0, 0, 0)

@@ -1,6 +1,7 @@
 """What is learned from one observation after another."""
 
 from dataclasses import replace
+from math import inf
 
 import pytest
 
@@ -87,3 +88,41 @@ def test_engine_steps_are_fitted_from_one_report_to_the_next() -> None:
     fitted = experience(*seen).steps.fitted
     assert fitted is not None and fitted.costs.step_s(20, 100) == pytest.approx(0.022, rel=1e-3)
     assert fitted.observations == 7, "of nine reports, seven epochs could be predicted"
+
+
+def arriving(per_second: int, running: int, until: int = 600, tokens: int = 100) -> Experience:
+    """So many requests of `tokens` tokens arrive in every second, and so many run."""
+    made = Experience(1.0)
+    for now in range(until):
+        made.observe_running(running, float(now))
+        for _ in range(per_second):
+            made.observe_arrival(tokens, float(now))
+    return made
+
+
+def test_arrivals_count_over_five_minutes_and_at_first_over_one() -> None:
+    assert arriving(2, 0, 600).arrival_rate(599.0) == pytest.approx(2.0)
+    assert arriving(2, 0, 30).arrival_rate(30.0) == pytest.approx(1.0)
+    assert arriving(2, 0, 300).arrival_rate(450.0) == pytest.approx(1.0, rel=0.01)
+    assert Experience(1.0).arrival_rate(9.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("running", "tokens", "share"),
+    [
+        (2, 400, 1 / 3),  # a second on a replica, and two before it: three times the room is served in time
+        (20, 400, 10 / 12),
+        (2, 1200, 1 / 3 * 800 / 1200),  # of the twelve in the queue, eight came in the last three seconds
+        (2, 0, 1.0),
+    ],
+    ids=["short answers", "long answers", "a long queue", "no queue"],
+)
+def test_a_queue_needs_as_much_room_at_a_time_as_serves_it_within_the_wait(
+    running: int, tokens: int, share: float
+) -> None:
+    assert arriving(2, running).queue_share(tokens, 2.0, 599.0) == pytest.approx(share, rel=0.02)
+
+
+def test_a_queue_that_may_wait_for_ever_counts_as_a_whole() -> None:
+    assert arriving(2, 2).queue_share(400, inf, 599.0) == 1.0
+    assert Experience(1.0).queue_share(400, 2.0, 9.0) == 1.0

@@ -15,6 +15,7 @@ from policies.decision.deciding import place
 from policies.decision.limits import LiveLimits, Terms
 from policies.decision.memory import PoolMemory
 from policies.decision.placement import Place, Queue
+from policies.decision.scaling import ScaleDownBlock, ScaleUp, scaling_report
 from policies.decision.service import STATES, service_report
 from policies.model import ReplicaId, RequestId, Tokens
 from policies.plan import Reason
@@ -145,6 +146,36 @@ def test_the_state_is_shown_with_its_reasons(level: ServiceLevel, drawing: str, 
     shown = report.to_json()
     assert (shown["state"], bool(shown["why"])) == (state, state == "unreachable") and state in STATES
     json.dumps(shown, allow_nan=False)
+
+
+def prefilling(rate: float, most: int = 9) -> Watcher:
+    """A replica on which prompts of 99 ms arrive, under a level of 100 ms; the cluster has `most` replicas at most."""
+    made = watcher(ServiceLevel(itl_p99_s=0.1))
+    for number in range(round(60 * rate)):
+        made.memory.experience.observe_arrival(100, number / rate)
+    made.decide(observed("a: p10", 60.0, most=most))
+    return made
+
+
+def test_replicas_open_until_prefills_are_rare_enough_and_stay_for_the_time_of_a_start() -> None:
+    made = prefilling(2.0)
+    assert made.memory.scaled is not None and made.memory.cluster.level_replicas == 5
+    assert (made.memory.scaled.up, made.memory.scaled.opened) == (ScaleUp.PREFILLS, 4)
+    report = service_report(made.memory, 60.0, {})
+    assert report is not None and report.state == "slow"
+    assert report.reasons == ("on fewer than 5 replicas, prefills lengthen too many steps; 1 are running",)
+    found = []
+    for now in 90.0, 361.0, 392.0:  # the last prompt arrives after a minute
+        made.decide(observed("a: p10 | b: | c: | d: | e:", now))
+        found.append((made.memory.cluster.level_replicas, scaling_report(made.memory.cluster, made.memory.scaled).kept))
+    assert found == [(5, ScaleDownBlock.PREFILLS), (1, ScaleDownBlock.LINGER), (1, ScaleDownBlock.LINGER)]
+
+
+def test_where_prefills_cannot_become_rare_enough_the_level_limits_decoding_alone() -> None:
+    made = prefilling(2.0, most=3)
+    report = service_report(made.memory, 60.0, {})
+    assert report is not None and report.state == "unreachable" and "5 replicas would keep" in report.reasons[0]
+    assert made.memory.cluster.level_replicas == 0 and step_limit(made) == pytest.approx(0.1)
 
 
 def test_without_a_level_there_is_no_state() -> None:
