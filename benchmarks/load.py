@@ -10,8 +10,9 @@ import json
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(slots=True)
@@ -71,9 +72,18 @@ def random_prompt(tokens: int, seed: object) -> list[int]:
 
 
 async def stream(
-    port: int, model: str, prompt: list[int], max_tokens: int, label: str = "", into: TimedStream | None = None
+    port: int,
+    model: str,
+    prompt: list[int],
+    max_tokens: int,
+    label: str = "",
+    into: TimedStream | None = None,
+    headers: Mapping[str, str] = {},
+    more: Mapping[str, Any] = {},
 ) -> TimedStream:
     """Send one greedy streaming completion and read it to its end, into `into` if given.
+
+    `headers` and `more` members of the body are further ones.
 
     Raises:
         RuntimeError: the answer is an error, or incomplete.
@@ -86,11 +96,13 @@ async def stream(
             "temperature": 0,
             "ignore_eos": True,
             "stream": True,
+            **more,
         }
     ).encode()
+    others = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     head = (
         f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-        f"Connection: close\r\nX-Request-Id: {label or 'load'}\r\nContent-Length: {len(body)}\r\n\r\n"
+        f"Connection: close\r\nX-Request-Id: {label or 'load'}\r\n{others}Content-Length: {len(body)}\r\n\r\n"
     ).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
     result, seen = into if into is not None else TimedStream(), bytearray()

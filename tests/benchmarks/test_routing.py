@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.routing import DOCUMENT, EPOCH, NEW, measure
+from benchmarks.routing.placing import DOCUMENT, EPOCH, NEW, measure
 from policies.prefix.routing import Routing
 
 

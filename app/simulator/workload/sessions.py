@@ -107,7 +107,7 @@ def _length(mean: float, chance: Random) -> int:
 class Texts:
     """The tokens of passages: drawn from their texts' names and `seed`, unless they are in `known`."""
 
-    seed: int
+    seed: object
     known: dict[str, list[int]] = field(default_factory=dict)
 
     def tokens(self, passages: Iterable[Passage]) -> list[int]:

@@ -249,7 +249,7 @@ def _arrivals(recipe: Recipe, seed: int) -> Iterator[Recorded]:
         case Poisson(rate, shape):
             assert shape is not None
             begins_s = takewhile(lambda at_s: at_s * recipe.time_scale < recipe.horizon_s, _times(rate, seed))
-            yield from _made_up(sessions(shape, begins_s, seed), seed, recipe.block_tokens)
+            yield from made_up(sessions(shape, begins_s, seed), seed, recipe.block_tokens)
 
 
 def _times(rate: float, seed: int) -> Iterator[float]:
@@ -259,7 +259,7 @@ def _times(rate: float, seed: int) -> Iterator[float]:
         yield at_s
 
 
-def _made_up(requests: Iterable[SessionRequest], seed: int, block_tokens: int) -> Iterator[Recorded]:
+def made_up(requests: Iterable[SessionRequest], seed: int, block_tokens: int) -> Iterator[Recorded]:
     """Requests of made-up sessions; the names of blocks are those of the prompts' tokens, as an engine names them."""
     texts = Texts(seed)
     for each in requests:

@@ -1,4 +1,4 @@
-"""The processor time of one placement by content, by size of the cluster: `python -m benchmarks.routing`.
+"""The processor time of one placement by content, by size of the cluster.
 
 Every replica decodes `RUNNING` requests and has the blocks of as many documents as fill its cache; each document is in
 the caches of `HOLDERS` replicas. An arrival is a document and some new tokens. Every hundred arrivals an epoch reports
@@ -6,7 +6,6 @@ the prompts as computed, and the requests as ended. Only `place` is timed: the m
 replicas, the policy's choice, and the promises. Times are processor time.
 """
 
-import argparse
 import gc
 import random
 import time
@@ -101,18 +100,10 @@ def _computed(pool: Pool, placed: Sequence[tuple[Arrival, ReplicaId]]) -> PoolRe
     )
 
 
-def main() -> None:
-    """Print a table."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.routing", description=__doc__)
-    parser.add_argument("--replicas", type=int, nargs="+", default=[10, 100], metavar="N")
-    parser.add_argument("--arrivals", type=int, default=3000, metavar="N")
-    given = parser.parse_args()
+def show_placements(sizes: Sequence[int], arrivals: int) -> None:
+    """Measure clusters of these numbers of replicas, and print a table."""
     print(f"{'routing':<12}{'replicas':>9}{'blocks':>9}{'p50 us':>9}{'p99 us':>9}")
-    for replicas in given.replicas:
+    for replicas in sizes:
         for routing in Routing.LEAST_LOAD, Routing.TREE:
-            found = measure(routing, replicas, given.arrivals)
+            found = measure(routing, replicas, arrivals)
             print(f"{routing:<12}{replicas:>9}{found.blocks:>9,}{found.p50_us:>9.0f}{found.p99_us:>9.0f}")
-
-
-if __name__ == "__main__":
-    main()

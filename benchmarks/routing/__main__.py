@@ -1,0 +1,88 @@
+"""Routing by content.
+
+    python -m benchmarks.routing                     the processor time of placements, by size of the cluster
+    python -m benchmarks.routing --live FILE         sessions on live paced replicas, once per system and seed, as far
+                                                     as FILE lacks them, and tables of all runs
+    python -m benchmarks.routing --report FILE       the tables of a file of runs
+    python -m benchmarks.routing --predict [FILE]    the simulator on the same sessions, beside the runs of a file
+
+Systems are Mell's routings, and routers of Ray in a plain Serve application over the same engines, without an HTTP
+server: the client calls it by a handle. A system takes four minutes for three workloads.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from app.simulator.errors import BadInput
+from benchmarks.routing.case import RATES, System
+from benchmarks.routing.live import append_runs, perform, read_runs
+from benchmarks.routing.placing import show_placements
+from benchmarks.routing.predict import predict
+from benchmarks.routing.report import compare, render
+
+BAD_INPUT = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, report or predict; the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.routing", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--replicas", type=int, nargs="+", default=[10, 100], metavar="N", help="cluster sizes for placements")
+    add("--arrivals", type=int, default=3000, metavar="N", help="placements per size (default: %(default)s)")
+    add("--live", type=Path, metavar="FILE", help="file of runs, which are appended to it")
+    add("--report", type=Path, metavar="FILE", help="print the tables of these runs")
+    add("--predict", type=Path, nargs="?", const=Path(), metavar="FILE", help="simulate, and compare with these runs")
+    add("--systems", nargs="+", choices=[*System], default=[*System], type=System, help="default: all")
+    add("--workloads", nargs="+", choices=list(RATES), default=list(RATES), help="default: all")
+    add("--seeds", type=int, nargs="+", default=[0], metavar="N", help="default: 0")
+    add("--at-most", type=int, metavar="N", help="start no more than N systems (default: all)")
+    given = parser.parse_args(argv)
+    try:
+        if given.live:
+            _measure(given.live, given.systems, given.workloads, given.seeds, given.at_most)
+        if given.live or given.report:
+            print(render(read_runs(given.live or given.report), System.TREE))
+        elif given.predict is not None:
+            _predict(given.predict, given.systems, given.workloads, given.seeds)
+        else:
+            show_placements(given.replicas, given.arrivals)
+    except BadInput as error:
+        print(error, file=sys.stderr)
+        return BAD_INPUT
+    return 0
+
+
+def _measure(
+    path: Path, systems: Sequence[System], workloads: Sequence[str], seeds: Sequence[int], at_most: int | None
+) -> None:
+    """Carry out the missing runs: all systems in turn, seed by seed."""
+    started = 0
+    for seed in seeds:
+        for system in systems:
+            done = {(run.system, run.workload, run.seed) for run in read_runs(path)}
+            missing = [workload for workload in workloads if (system, workload, seed) not in done]
+            if missing and (at_most is None or started < at_most):
+                started += 1
+                append_runs(path, perform(system, missing, seed))
+
+
+def _predict(path: Path, systems: Sequence[System], workloads: Sequence[str], seeds: Sequence[int]) -> None:
+    measured = read_runs(path) if path.is_file() else []
+    simulated = [
+        predict(system, workload, seed)
+        for workload in workloads
+        for seed in seeds
+        for system in systems
+        if system.routing is not None
+    ]
+    print(render(simulated, System.TREE))
+    if measured:
+        print("\n" + compare(measured, simulated))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

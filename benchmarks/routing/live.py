@@ -1,0 +1,228 @@
+"""Carries out one run: starts a system, sends the sessions of every workload to it, and stops it."""
+
+import asyncio
+import json
+import re
+import time
+import urllib.request
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from app.simulator.errors import BadInput
+from benchmarks.load import stream
+from benchmarks.routing.case import (
+    PACE,
+    POLICY,
+    REPLICAS,
+    ROUTERS,
+    RoutedRequest,
+    System,
+    session_requests,
+    with_answers,
+)
+from benchmarks.servers import MODEL, mell
+
+PORT = 8100
+SETTLE_S = 1.0
+"""The time after the last answer until all counters are up to date."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedAnswer:
+    """A measured request: seconds from its sending to its first and last token, its prompt in tokens, and how many of
+    them the engine had.
+    """
+
+    first_s: float
+    whole_s: float
+    prompt: int
+    cached: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingRun:
+    """One workload on one system. `predicted` and `delivered` are prompt tokens by Mell's own counters, None of others.
+
+    `began_s` is the Unix time of the run's begin.
+    """
+
+    system: System
+    workload: str
+    seed: int
+    began_s: float
+    answers: tuple[RoutedAnswer, ...]
+    predicted: float | None = None
+    delivered: float | None = None
+
+
+Ask = Callable[[RoutedRequest], Awaitable[RoutedAnswer]]
+
+
+def perform(system: System, workloads: Sequence[str], seed: int) -> list[RoutingRun]:
+    """Start a system, and carry out its runs. Raises RuntimeError if it does not start or an answer is incomplete."""
+    routing = system.routing
+    if routing is None:
+        return asyncio.run(_on_serve(system, workloads, seed))
+    settings: dict[str, Any] = {
+        "engine": "paced",
+        "engine_kwargs": PACE.model_dump(),
+        "scheduler": {"policy": POLICY, "mode": "act", "epoch_s": 1.0, "routing": str(routing)},
+        "deployment_config": {"num_cpus": 0.05},
+        "ingress": {"frontend_kwargs": {"enable_prompt_tokens_details": True}},
+    }
+    with mell(PORT, REPLICAS, **settings):
+        return asyncio.run(_on_mell(system, workloads, seed))
+
+
+async def _send(requests: Sequence[RoutedRequest], ask: Ask) -> list[RoutedAnswer]:
+    """Send the sessions at their times, and each request after the answer before it."""
+    began = time.perf_counter()
+
+    async def session(turns: Sequence[RoutedRequest]) -> list[RoutedAnswer]:
+        await asyncio.sleep(max(0.0, turns[0].at_s - (time.perf_counter() - began)))
+        answers = []
+        for turn in turns:
+            await asyncio.sleep(turn.think_s)
+            answers.append(await ask(turn))
+        return answers
+
+    each = [list(turns) for _, turns in groupby(requests, key=attrgetter("session"))]
+    return [answer for answers in await asyncio.gather(*map(session, each)) for answer in answers]
+
+
+# --- Mell ---------------------------------------------------------------------------------------------
+
+
+async def _on_mell(system: System, workloads: Sequence[str], seed: int) -> list[RoutingRun]:
+    runs = []
+    for workload in workloads:
+        requests = with_answers(session_requests(workload, seed), workload, seed)
+        before, began_s = await asyncio.to_thread(_counted), time.time()
+        answers = await _send(requests, _ask_mell)
+        await asyncio.sleep(SETTLE_S)
+        after = await asyncio.to_thread(_counted)
+        grown = {stage: after.get(stage, 0.0) - before.get(stage, 0.0) for stage in ("predicted", "delivered")}
+        runs.append(RoutingRun(system, workload, seed, began_s, tuple(answers), **grown))
+    return runs
+
+
+async def _ask_mell(request: RoutedRequest) -> RoutedAnswer:
+    more = {"stream_options": {"include_usage": True}}
+    taken = await stream(
+        PORT, MODEL, list(request.prompt), request.output, more=more, headers={"X-Session-Id": request.session}
+    )
+    usages = re.findall(rb'"usage":(\{.*?\}\}|\{[^{}]*\})', taken.text)
+    usage = json.loads(usages[-1])
+    cached = (usage["prompt_tokens_details"] or {}).get("cached_tokens", 0)
+    return RoutedAnswer(taken.ttft, taken.arrivals[-1] - taken.sent, len(request.prompt), cached)
+
+
+def _counted() -> dict[str, float]:
+    """Mell's counters of prompt tokens, by stage."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{PORT}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    found: dict[str, float] = {}
+    for labels, value in re.findall(r"^mell_cache_tokens_total\{(.*)\} (\S+)$", text, re.MULTILINE):
+        (stage,) = re.findall(r'stage="(\w+)"', labels)
+        found[stage] = found.get(stage, 0.0) + float(value)
+    return found
+
+
+# --- Ray Serve ----------------------------------------------------------------------------------------
+
+
+async def _on_serve(system: System, workloads: Sequence[str], seed: int) -> list[RoutingRun]:
+    import ray
+    from ray import serve
+    from ray.serve.config import RequestRouterConfig
+
+    pace = PACE.model_dump()
+
+    class PlainEngine:
+        """One engine behind Serve's own handles: a typical deployment without Mell."""
+
+        async def __init__(self) -> None:  # type: ignore[misc]  # Serve awaits it
+            from deployments.engine.paced import PacedEngine
+
+            self._engine = await PacedEngine.start("plain", pace)
+            self._count = 0
+
+        async def generate(self, request: Any) -> Any:
+            """The cached tokens with the first token, and an item at the end.
+
+            An item for every token would cost Serve more than the router under test.
+            """
+            from migration.protocol.continuing import plain_spec
+            from migration.run.outputs import running
+
+            self._count += 1
+            key = f"r{self._count}"
+            spec = plain_spec(key, tuple(map(ord, request.prompt)), request.tokens, ignore_eos=True)
+            async with running(self._engine, key, spec) as steps:
+                async for step in steps:
+                    if step.prefilled is not None:
+                        yield step.prefilled.cached
+            yield None
+
+    class PlainRequest:
+        """A prompt as Ray's router reads it, one character per token."""
+
+        def __init__(self, prompt: str, tokens: int) -> None:
+            self.prompt = prompt
+            self.tokens = tokens
+
+    ray.init(logging_level="ERROR", namespace="serve", num_cpus=4)
+    try:
+        bound = serve.deployment(
+            PlainEngine,
+            num_replicas=REPLICAS,
+            max_ongoing_requests=1000,
+            ray_actor_options={"num_cpus": 0.05},
+            request_router_config=RequestRouterConfig(**ROUTERS[system]),
+        ).bind()
+        handle = await asyncio.to_thread(lambda: serve.run(bound, name="plain"))
+        streaming = handle.options(stream=True)
+
+        async def ask(request: RoutedRequest) -> RoutedAnswer:
+            sent, times, cached = time.perf_counter(), [], 0
+            async for item in streaming.generate.remote(
+                PlainRequest("".join(map(chr, request.prompt)), request.output)
+            ):
+                times.append(time.perf_counter() - sent)
+                cached = cached if item is None else item
+            return RoutedAnswer(times[0], times[-1], len(request.prompt), cached)
+
+        runs = []
+        for workload in workloads:
+            requests = with_answers(session_requests(workload, seed), workload, seed)
+            began_s = time.time()
+            runs.append(RoutingRun(system, workload, seed, began_s, tuple(await _send(requests, ask))))
+        return runs
+    finally:
+        await asyncio.to_thread(serve.shutdown)
+        ray.shutdown()
+
+
+# --- the file -----------------------------------------------------------------------------------------
+
+_RUN = TypeAdapter(RoutingRun)
+
+
+def append_runs(path: Path, runs: Sequence[RoutingRun]) -> None:
+    """Append runs to a file, as lines of JSON."""
+    with path.open("ab") as file:
+        file.writelines(_RUN.dump_json(run) + b"\n" for run in runs)
+
+
+def read_runs(path: Path) -> list[RoutingRun]:
+    """The runs in a file; none if there is no such file. Raises `BadInput` if the file has other content."""
+    try:
+        return [_RUN.validate_json(line) for line in path.read_bytes().splitlines()] if path.exists() else []
+    except ValueError as error:
+        raise BadInput(f"{path} is not a file of runs: {str(error).splitlines()[0]}.") from None

@@ -1,0 +1,56 @@
+"""The simulator on the sessions of runs: the same sessions, engines and decisions, in virtual time.
+
+Times outside of the engines are those of earlier runs, as in `benchmarks.economics.predict`.
+"""
+
+from app.simulator.costs.costs import Costs, LinkCosts, MigrationCosts
+from app.simulator.outcome.recorder import EventRecorder
+from app.simulator.workload.workload import ArrivalTrace, Recipe, draw, made_up
+from app.simulator.world.setup import Setup
+from app.simulator.world.world import simulate
+from benchmarks.economics.predict import HANDOVER_S, INGRESS_S, LIVE, MEMCPY_BYTES_PER_S, ROUND_S, TAIL_S, compute_costs
+from benchmarks.routing.case import BEGIN_S, PACE, POLICY, REPLICAS, System, session_requests
+from benchmarks.routing.live import RoutedAnswer, RoutingRun
+from deployments.engine.tokens import TOKEN_BYTES
+from policies.decision.limits import Limits, Terms
+from policies.model import Tokens
+from policies.rules.registry import policy
+
+
+def predict(system: System, workload: str, seed: int) -> RoutingRun:
+    """The simulated run of one of Mell's routings."""
+    assert system.routing is not None, "Ray's routers are not simulated"
+    capacity = Tokens(PACE.num_gpu_blocks_override * PACE.block_size)
+    rows = tuple(made_up(session_requests(workload, seed), seed, PACE.block_size))
+    jobs = draw(Recipe(ArrivalTrace(rows), None, BEGIN_S, capacity, block_tokens=PACE.block_size), seed).jobs
+    setup = Setup(
+        capacity,
+        gpus_per_node=REPLICAS,
+        horizon_s=BEGIN_S + TAIL_S,
+        min_replicas=REPLICAS,
+        max_gpus=REPLICAS,
+        limits=Limits(cooldown_s=LIVE.cooldown_s),
+        moves_at_once=LIVE.moves_at_once,
+        moves_per_replica=Terms().moves_per_replica,
+        block_tokens=PACE.block_size,
+        routing=system.routing,
+    )
+    recorder = EventRecorder(lambda now: None)
+    simulate(jobs, policy(POLICY), setup, _costs(), recorder)
+    lives = recorder.lives
+    answers = [
+        RoutedAnswer(
+            life.first_token_s - life.job.arrival_s, life.finished_s - life.job.arrival_s, life.job.prompt, life.cached
+        )
+        for life in lives
+    ]
+    predicted, delivered = sum(life.matched.predicted for life in lives), sum(life.cached for life in lives)
+    return RoutingRun(system, workload, seed, 0.0, tuple(answers), predicted, delivered)
+
+
+def _costs() -> Costs:
+    link = LinkCosts(MEMCPY_BYTES_PER_S, ROUND_S)
+    moving = MigrationCosts(
+        intra=link, inter=link, kv_bytes=TOKEN_BYTES, block_tokens=PACE.block_size, handover_s=HANDOVER_S
+    )
+    return Costs("paced", slots=False, ingress_s=INGRESS_S, compute=compute_costs(PACE), migration=moving)
