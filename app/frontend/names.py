@@ -36,7 +36,7 @@ class PromptNamer:
             # An engine knows an adapter by its number, and by the folder that it has loaded (`LoadedAdapters`).
             adapter = Adapter(str(adapter.lora_int_id), adapter.lora_int_id, folder)
         assert self._namer is not None
-        return tuple(self._namer.names(request, frames, adapter))
+        return tuple(self._namer.names(request, lambda: frames, adapter))
 
     def _agrees(self, naming: Naming) -> bool:
         """True if this process names blocks as the engines do."""

@@ -36,11 +36,17 @@ class EventFolder:
 
     def __init__(self) -> None:
         self._path = Path(tempfile.mkdtemp(prefix="mell-"))
+        self._there = True
         self.endpoint = f"ipc://{self._path}/events"
 
     def remove(self) -> None:
-        """Remove the folder, once both ends are connected: it would outlive a process that is killed."""
-        shutil.rmtree(self._path, ignore_errors=True)
+        """Remove the folder, once both ends are connected: it would outlive a process that is killed.
+
+        Later calls do nothing: the name may be another engine's by then.
+        """
+        if self._there:
+            self._there = False
+            shutil.rmtree(self._path, ignore_errors=True)
 
 
 class CacheFeed:

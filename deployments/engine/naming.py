@@ -1,5 +1,6 @@
 """The names of a context's KV blocks, by vLLM's own functions: adapter, salt and media included."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -28,14 +29,15 @@ class BlockNamer:
         self.naming = Naming(block_size, algorithm, mark)
         """Its kind of names."""
 
-    def names(self, request: CoreRequest, frames: Frames, adapter: Adapter | None = None) -> list[int]:
-        """The names of the full blocks of a request's prompt; `frames` are the request, encoded.
+    def names(self, request: CoreRequest, encode: Callable[[], Frames], adapter: Adapter | None = None) -> list[int]:
+        """The names of the full blocks of a request's prompt.
 
-        `adapter` is the request's as the engine has loaded it.
+        `encode` returns the request, encoded; it is called for prompts of more than tokens. `adapter` is the request's
+        as the engine has loaded it.
         """
         if not request.has_media and bytes(request.prompt_embeds) == bytes(NIL):
             return self._of_tokens(request.prompt_token_ids or [], request.cache_salt, adapter)
-        decoded = Request.from_engine_core_request(self._decoder.decode(frames), None)
+        decoded = Request.from_engine_core_request(self._decoder.decode(encode()), None)
         decoded.lora_request = cast(Any, adapter)
         return [name_of(digest) for digest in self._hasher(decoded)]
 

@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Map
 from dataclasses import asdict, dataclass
 from typing import Any, Self, TypeVar
 
+import msgspec
 import vllm
 from vllm import envs
 from vllm.config import VllmConfig
@@ -38,7 +39,7 @@ from migration.kv.cache_events import encode_names
 from migration.kv.client import Copiers
 from migration.kv.connector import DeletedBlocks, WantedBlocks
 from migration.protocol.continuing import continued, holding, loading, plain_spec
-from migration.protocol.core_messages import Adapter, decode_request
+from migration.protocol.core_messages import Adapter, decode_request, encode_request
 from migration.protocol.errors import Refused, TransferFailed
 from migration.protocol.messages import Fingerprint, Shard, SlotRef, Tail
 from migration.protocol.ports import Generated, OutputSink, Slot
@@ -304,8 +305,10 @@ class VllmEngine:
         if self._namer is None:
             return Blocks(0)
         adapter = self._adapter(spec)
-        frames = continued(spec, spec.id, spec.id, outputs, adapter=adapter)
-        names = self._namer.names(decode_request(frames), frames, adapter)
+        request = decode_request(spec.body)
+        context = [*(request.prompt_token_ids or ()), *outputs]
+        request = msgspec.structs.replace(request, prompt_token_ids=context)
+        names = self._namer.names(request, lambda: encode_request(request, spec.body[1:]), adapter)
         return Blocks(max(0, self.mirror.held(names).hbm - self._unused))
 
     async def hold_prefix(self, hold: str, spec: RequestSpec, outputs: tuple[int, ...]) -> Blocks:

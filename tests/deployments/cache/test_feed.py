@@ -132,6 +132,16 @@ async def test_the_folder_does_not_outlive_the_connection() -> None:
         await until(lambda: mirror.hbm.counts == {1: 1})
 
 
+def test_a_folder_is_removed_once() -> None:
+    folder = EventFolder()
+    path = Path(folder.endpoint.removeprefix("ipc://")).parent
+    folder.remove()
+    assert not path.exists()
+    path.mkdir()
+    folder.remove()
+    path.rmdir()
+
+
 async def test_events_that_cannot_be_read_turn_the_mirror_off() -> None:
     async with following() as (engine, mirror, _):
         await engine.publish(stored(b"a hash as bytes"))  # type: ignore[arg-type]

@@ -1,5 +1,6 @@
 """Names of blocks by vLLM's functions, beside its own requests and beside those without vLLM."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -52,26 +53,26 @@ def test_names_are_those_of_vllms_core(size: int, algorithm: str) -> None:
     for members in {}, {"cache_salt": "tenant"}, {"prompt_token_ids": TOKENS[: size - 1]}:
         request = core_request(**members)
         frames = encoded(request)
-        assert namer.names(decode_request(frames), frames) == by_vllm(request, size, algorithm)
+        assert namer.names(decode_request(frames), partial(encoded, request)) == by_vllm(request, size, algorithm)
 
 
 def test_names_of_requests_with_an_adapter_are_those_of_vllms_core() -> None:
     adapted = core_request(lora_request=LoRARequest(ADAPTER.lora_name, ADAPTER.lora_int_id, ADAPTER.lora_path))
     namer, frames = BlockNamer(16, "sha256"), encoded(core_request())
-    assert namer.names(decode_request(frames), frames, ADAPTER) == by_vllm(adapted)
-    assert namer.names(decode_request(frames), frames) == by_vllm(core_request())
+    assert namer.names(decode_request(frames), lambda: frames, ADAPTER) == by_vllm(adapted)
+    assert namer.names(decode_request(frames), lambda: frames) == by_vllm(core_request())
     assert not set(by_vllm(adapted)) & set(by_vllm(core_request()))
 
 
 def test_names_without_vllm_are_the_same() -> None:
     frames = encoded(core_request(cache_salt="tenant"))
-    names = BlockNamer(16, "sha256").names(decode_request(frames), frames)
+    names = BlockNamer(16, "sha256").names(decode_request(frames), lambda: frames)
     assert names == [name_of(digest) for digest in digests(TOKENS, 16, "tenant")]
 
 
 def test_output_is_part_of_the_context() -> None:
     frames = continued(plain_spec("r", tuple(TOKENS[:40]), 50), "r-0", "r.0", tuple(TOKENS[40:]))
-    names = BlockNamer(16, "sha256").names(decode_request(frames), frames)
+    names = BlockNamer(16, "sha256").names(decode_request(frames), lambda: frames)
     assert names == [name_of(digest) for digest in digests(TOKENS, 16)]
 
 
