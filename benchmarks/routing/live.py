@@ -80,7 +80,7 @@ def perform(system: System, workloads: Sequence[str], seed: int) -> list[Routing
         return asyncio.run(_on_mell(system, workloads, seed))
 
 
-async def _send(requests: Sequence[RoutedRequest], ask: Ask) -> list[RoutedAnswer]:
+async def send(requests: Sequence[RoutedRequest], ask: Ask) -> list[RoutedAnswer]:
     """Send the sessions at their times, and each request after the answer before it."""
     began = time.perf_counter()
 
@@ -104,7 +104,7 @@ async def _on_mell(system: System, workloads: Sequence[str], seed: int) -> list[
     for workload in workloads:
         requests = with_answers(session_requests(workload, seed), workload, seed)
         before, began_s = await asyncio.to_thread(_counted), time.time()
-        answers = await _send(requests, _ask_mell)
+        answers = await send(requests, _ask_mell)
         await asyncio.sleep(SETTLE_S)
         after = await asyncio.to_thread(_counted)
         grown = {stage: after.get(stage, 0.0) - before.get(stage, 0.0) for stage in ("predicted", "delivered")}
@@ -117,10 +117,14 @@ async def _ask_mell(request: RoutedRequest) -> RoutedAnswer:
     taken = await stream(
         PORT, MODEL, list(request.prompt), request.output, more=more, headers={"X-Session-Id": request.session}
     )
-    usages = re.findall(rb'"usage":(\{.*?\}\}|\{[^{}]*\})', taken.text)
-    usage = json.loads(usages[-1])
-    cached = (usage["prompt_tokens_details"] or {}).get("cached_tokens", 0)
-    return RoutedAnswer(taken.ttft, taken.arrivals[-1] - taken.sent, len(request.prompt), cached)
+    return RoutedAnswer(taken.ttft, taken.arrivals[-1] - taken.sent, len(request.prompt), cached_tokens(taken.text))
+
+
+def cached_tokens(text: bytes) -> int:
+    """The cached tokens in the usage of a streamed answer."""
+    events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith(b"data: {")]
+    (usage,) = [event["usage"] for event in events if event.get("usage")]
+    return int((usage["prompt_tokens_details"] or {"cached_tokens": 0})["cached_tokens"])
 
 
 def _counted() -> dict[str, float]:
@@ -202,7 +206,7 @@ async def _on_serve(system: System, workloads: Sequence[str], seed: int) -> list
         for workload in workloads:
             requests = with_answers(session_requests(workload, seed), workload, seed)
             began_s = time.time()
-            runs.append(RoutingRun(system, workload, seed, began_s, tuple(await _send(requests, ask))))
+            runs.append(RoutingRun(system, workload, seed, began_s, tuple(await send(requests, ask))))
         return runs
     finally:
         await asyncio.to_thread(serve.shutdown)
