@@ -206,7 +206,7 @@ def _is_overtaking(memory: PoolMemory, request: Request, replica: Replica) -> bo
 
 def order_by_hand(memory: PoolMemory, move: Move, now: float) -> Move:
     """Add predictions and, unless it has one, a path to an operator's move. It counts as under way from then on."""
-    choice = memory.estimates.decide(move, _moves_under_way(memory), now)
+    choice = memory.estimates.decide(move, _moves_under_way(memory), now, memory.router.present)
     routed = replace(_routed(move, choice), path=move.path or choice.path)
     memory.add_order(routed, now)
     return routed
@@ -396,7 +396,8 @@ def _admit(memory: PoolMemory, now: float) -> tuple[tuple[Move, ...], tuple[Move
         return tuple(decided.values()), ()
     admitted = _within_bounds(memory, sorted(decided.values(), key=lambda move: URGENCY[move.reason]), now)
     waiting = frozenset(q for q in decided if memory.phase(q) is Phase.WAITING)
-    choices = memory.estimates.choose(admitted, _moves_under_way(memory), now, waiting) if admitted else []
+    present = memory.router.present
+    choices = memory.estimates.choose(admitted, _moves_under_way(memory), now, waiting, present) if admitted else []
     paths = {choice.request: choice for choice in choices}
     routed = {move.request: _routed(move, paths[move.request]) for move in admitted}
     moves = tuple(move for move in routed.values() if move.path is not None)

@@ -273,7 +273,7 @@ class PoolMemory:
         for request, placed in list(self.placed.items()):
             if placed.expires_at <= now:
                 del self.placed[request]
-                self.router.queues.end(request)
+                self.router.ended(request)
                 self._stale[request] = None
 
     def _take_replicas(self, seen: PoolReport, now: float) -> dict[ReplicaId, Replica]:
@@ -387,7 +387,7 @@ class PoolMemory:
             self._forget_location(request_id)
             self._stale.pop(request_id, None)
             self.estimates.forget(request_id)
-            self.router.queues.end(request_id)
+            self.router.ended(request_id)
             request = cluster.requests.get(request_id)
             if request is None:
                 continue

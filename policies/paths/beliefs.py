@@ -108,6 +108,8 @@ class Beliefs:
     def learn(self, report: MoveReport, shared: float, now: float) -> None:
         """Learn from an ended migration. `shared` is the size of everything that passed on its path until its end.
 
+        For a move by tokens it is 0 if it is not known, and else without the tokens that the target had.
+
         A migration that did not move the request, or whose first new token the target did not report, is no evidence.
         A migration that fell back to tokens counts as PATIENCE times its expected KV time, so that a dead link is not
         tried again and again.
@@ -119,7 +121,7 @@ class Beliefs:
             self._learn_link(report, Observed(now, max(report.sent, shared), taken))
         elif not report.fell_back:
             observed = self._prefills.setdefault(report.target, deque(maxlen=WINDOW))
-            observed.append(Observed(now, max(report.tokens, shared), taken))
+            observed.append(Observed(now, shared or report.tokens, taken))
         elif profile := self._profiles.get(report.source):
             size = profile.size(report.tokens)
             at_least_s = report.copy_s * max(1.0, size / report.sent) if report.sent else report.copy_s

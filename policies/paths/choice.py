@@ -74,7 +74,8 @@ class Prefill:
 class Candidate:
     """A decided move and its size by either path: the bytes of its KV, and the `prefill_s` of its tokens.
 
-    `prefill_s` is by the formula of step times. Without `links` its KV cannot be sent.
+    Of these, and of `tokens`, only what the target lacks counts. `prefill_s` is by the formula of step times. Without
+    `links` its KV cannot be sent.
     """
 
     request: RequestId

@@ -9,13 +9,13 @@ All times are in seconds of the observations' clock.
 """
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
 from policies.cost.service import ReplicaSpeed
-from policies.model import Bytes, ReplicaId, RequestId
+from policies.model import Bytes, ReplicaId, RequestId, Tokens
 from policies.paths.beliefs import Beliefs, Priors, Profile
 from policies.paths.choice import Candidate, Choice, Link, LinkId, Prefill, choose, choose_alone
 from policies.plan import Move, MoveReport, Path
@@ -47,6 +47,15 @@ class Errors:
     count: int
     ratio: float
     error: float
+
+
+Present = Callable[[RequestId, ReplicaId], Tokens]
+"""The first tokens of a request whose KV a replica has."""
+
+
+def nothing_present(request: RequestId, replica: ReplicaId) -> Tokens:
+    """Implements `Present`: no token."""
+    return Tokens(0)
 
 
 class Estimates:
@@ -93,18 +102,24 @@ class Estimates:
         return Errors(len(pairs), ratio, median(abs(predicted - actual) / actual for predicted, actual in pairs))
 
     def choose(
-        self, moves: Sequence[Move], busy: Iterable[Move], now: float, without_kv: Set[RequestId] = frozenset()
+        self,
+        moves: Sequence[Move],
+        busy: Iterable[Move],
+        now: float,
+        without_kv: Set[RequestId] = frozenset(),
+        present: Present = nothing_present,
     ) -> list[Choice]:
         """A path for every move, the most urgent first. `busy` are the moves under way, with their paths.
 
-        KV is chosen only between replicas with the same cache in their profiles, and for no request `without_kv`.
+        KV is chosen only between replicas with the same cache in their profiles, and for no request `without_kv`. By
+        either path, tokens that are `present` on the target cost nothing.
         """
         if self._boundaries.only is not None:
             return [Choice(move.request, self._boundaries.only, 0.0, 0.0) for move in moves]
         queue = _Queue()
         for move in busy:
-            queue.add(self._candidate(move), move.path)
-        candidates = [self._candidate(move, move.request not in without_kv) for move in moves]
+            queue.add(self._candidate(move, present), move.path)
+        candidates = [self._candidate(move, present, move.request not in without_kv) for move in moves]
         links = {link: self._link(each, queue.bytes.get(link, 0.0), now) for each in candidates for link in each.links}
         targets = dict.fromkeys(each.target for each in candidates)
         prefills = {target: self._prefill(target, queue.seconds.get(target, 0.0), now) for target in targets}
@@ -112,17 +127,19 @@ class Estimates:
         self._remember({each.request: each for each in candidates}, choices)
         return choices
 
-    def decide(self, move: Move, busy: Iterable[Move], now: float) -> Choice:
-        """A path for a move that must not wait: the faster one if neither has room."""
-        [choice] = self.choose([move], busy, now)
+    def decide(self, move: Move, busy: Iterable[Move], now: float, present: Present = nothing_present) -> Choice:
+        """A path for a move that must not wait: the faster one if neither has room. `present` as in `choose`."""
+        [choice] = self.choose([move], busy, now, present=present)
         return choice if choice.path is not None else replace(choice, path=choice.faster)
 
-    def _candidate(self, move: Move, has_kv: bool = True) -> Candidate:
-        size = self._beliefs.size(move.source, move.target, move.tokens) if has_kv else None
+    def _candidate(self, move: Move, present: Present, has_kv: bool = True) -> Candidate:
+        # The newest token has no KV yet: the target computes it in any case.
+        lacking = Tokens(max(1, move.tokens - present(move.request, move.target)))
+        size = self._beliefs.size(move.source, move.target, lacking) if has_kv else None
         links = () if size is None else (LinkId(f"{move.source}>{move.target}"),)
-        prefill_s = self._beliefs.prefill_s(move.target, move.tokens)
+        prefill_s = self._beliefs.prefill_s(move.target, lacking)
         return Candidate(
-            move.request, move.source, move.target, move.reason, move.tokens, size or Bytes(0), prefill_s, links
+            move.request, move.source, move.target, move.reason, lacking, size or Bytes(0), prefill_s, links
         )
 
     def _link(self, candidate: Candidate, queued: float, now: float) -> Link:

@@ -10,6 +10,7 @@ Content decides as far as it matters, and the policy decides the rest: a prompt 
 placed by the policy alone. Load is in every score, so that a popular prefix does not gather all prompts on one replica.
 """
 
+from array import array
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import StrEnum
@@ -24,7 +25,7 @@ from policies.cost.first_token import first_token_s
 from policies.cost.lines import Line
 from policies.cost.service import ReplicaSpeed
 from policies.cost.steps import StepCosts, proportional
-from policies.model import ReplicaId, Tokens
+from policies.model import ReplicaId, RequestId, Tokens
 from policies.paths.beliefs import Profile
 from policies.prefix.queues import PrefillQueues
 from policies.prefix.tree import NO_PREFIX, Generations, HeldPrefix, PromptTree
@@ -106,6 +107,8 @@ class Router:
         self.load = UNKNOWN_LOAD
         self.block_tokens = 0
         self._sessions: Generations[str, ReplicaId] = Generations(2 * SESSION_S)
+        self._prompts: dict[RequestId, array[int]] = {}
+        """The names of placed requests' prompts, 8 bytes each, until the requests end."""
 
     # --- observations ---------------------------------------------------------------------------------
 
@@ -136,6 +139,16 @@ class Router:
             return {}
         usable = (arrival.tokens - 1) // self.block_tokens
         return self.tree.match(arrival.names[:usable])
+
+    def present(self, request: RequestId, replica: ReplicaId) -> Tokens:
+        """The tokens of a placed request's prompt whose KV a replica has in HBM, as far as is known."""
+        names = self._prompts.get(request, ())
+        return Tokens(self.tree.match(names).get(replica, NO_PREFIX).hbm * self.block_tokens)
+
+    def ended(self, request: RequestId) -> None:
+        """Forget a request that has ended, or never begun."""
+        self.queues.end(request)
+        self._prompts.pop(request, None)
 
     def scores(
         self,
@@ -206,6 +219,8 @@ class Router:
         seconds = self.score(replica, arrival.tokens, here, now).prefill_s
         self.queues.add(arrival.id, replica.id, seconds, now)
         self.tree.promise(replica.id, arrival.names[here.blocks :])
+        if arrival.names:
+            self._prompts[arrival.id] = array("Q", arrival.names)
         if self.routing is Routing.SESSION and arrival.session:
             self._sessions.new[arrival.session] = replica.id
         best = max((prefix.blocks for prefix in held.values()), default=0)

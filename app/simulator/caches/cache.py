@@ -57,6 +57,10 @@ class SimulatedCache:
             use.held += 1
         return use.held * self.block_tokens
 
+    def leading(self, names: Sequence[int]) -> int:
+        """The number of names up to the first one that is missing."""
+        return next((index for index, name in enumerate(names) if not self._has(name)), len(names))
+
     def fill(self, request: RequestId, tokens: int) -> None:
         """Add the blocks of a request's first `tokens` tokens, which are computed or have arrived."""
         use = self._uses[request]

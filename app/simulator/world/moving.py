@@ -146,10 +146,9 @@ class Mover:
         elif path is Path.TOKENS:
             if self._freeze(moving):
                 self._hand_over(moving)
-        elif self._costs.precopy:
-            self._copy_round(moving)
         else:
-            self._copy_rest(moving)
+            moving.progress = Progress.beginning(self._present(moving))
+            (self._copy_round if self._costs.precopy else self._copy_rest)(moving)
 
     def over(self, live: Live) -> None:
         """End the move of a request that has ended."""
@@ -246,7 +245,10 @@ class Mover:
     def _arrive(self, moving: MoveUnderWay) -> None:
         now = self._loop.now
         moving.source.release(moving.request)
-        todo = max(1, round(moving.live.held) - moving.progress.copied * self._costs.block_tokens)
+        # Blocks behind evicted ones are of no use.
+        evicted = self._present(moving) < moving.progress.present
+        copied = Blocks(0) if evicted else moving.progress.copied
+        todo = max(1, round(moving.live.held) - copied * self._costs.block_tokens)
         moving.target.receive(moving.live, todo)
         moving.live.moves += 1
         moving.left_s = now
@@ -315,6 +317,13 @@ class Mover:
 
     def _full_blocks(self, moving: MoveUnderWay) -> Blocks:
         return full_blocks(int(moving.live.tokens(self._loop.now)), self._costs.block_tokens)
+
+    def _present(self, moving: MoveUnderWay) -> Blocks:
+        """The first full blocks that the target's prefix cache has."""
+        if (cache := moving.target.cache) is None:
+            return Blocks(0)
+        tokens = cache.leading(moving.live.job.context) * cache.block_tokens
+        return Blocks(min(tokens // self._costs.block_tokens, self._full_blocks(moving)))
 
     def _latency(self, moving: MoveUnderWay) -> float:
         return max(self.costs_of(link).latency_s for link in self.route(moving.source, moving.target))

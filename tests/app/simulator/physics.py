@@ -145,10 +145,16 @@ def world(
     nodes_of: int = 8,
     until: float = 100.0,
     up: int = 0,
+    block_tokens: int = 0,
 ) -> tuple[World, Log]:
-    """A world that has not begun, and its observer; `up` replicas are open from the start and stay."""
+    """A world that has not begun, and its observer; `up` replicas are open from the start and stay.
+
+    With `block_tokens` they have prefix caches.
+    """
     log = Log()
-    setup = Setup(Tokens(capacity), rate, gpus_per_node=nodes_of, horizon_s=until, min_replicas=up)
+    setup = Setup(
+        Tokens(capacity), rate, gpus_per_node=nodes_of, horizon_s=until, min_replicas=up, block_tokens=block_tokens
+    )
     return World(policy.under(costs), setup, costs, log), log
 
 

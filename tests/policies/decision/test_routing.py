@@ -159,6 +159,24 @@ def test_blocks_of_a_lost_replica_are_gone() -> None:
     made.router.tree.check_integrity()
 
 
+@pytest.mark.parametrize("ended", ["gone", "never came"])
+def test_the_prompts_of_placed_requests_are_known_until_these_end(ended: str) -> None:
+    made = memory({A: [300], B: [100]}, {A: PROMPT[:4], B: PROMPT})
+    placed = arrival("p")
+    place(made, placed, 0.0)
+    assert [made.router.present(placed.id, replica) for replica in (A, B, C)] == [40, 100, 0]
+    assert made.router.present(RequestId("a0"), B) == 0
+    load = RequestLoad(placed.id, "", Tokens(101), Phase.DECODE, 0.0, 0)
+    pool = Pool(capacity=CAPACITY, min_replicas=2, max_replicas=2)
+    if ended == "gone":
+        decide_pool(made, PoolReport(pool, requests=(Resident(B, load),)), 0.1)
+        assert made.router.present(placed.id, B) == 100
+        decide_pool(made, PoolReport(pool, gone=(placed.id,)), 0.2)
+    else:
+        decide_pool(made, PoolReport(pool), 60.0)
+    assert made.router.present(placed.id, B) == 0 and not made.router._prompts
+
+
 @pytest.mark.parametrize("ended", ["decodes", "gone", "never came"])
 def test_a_prefill_that_is_over_is_waited_for_no_more(ended: str) -> None:
     made = memory({A: [300], B: [100]}, {A: [], B: PROMPT})

@@ -275,6 +275,37 @@ def test_earlier_orders_count_on_their_links_and_targets() -> None:
     assert [choice.kv_s for choice in elsewhere] == [predicted(estimates).kv_s]
 
 
+def test_tokens_that_the_target_has_cost_nothing_by_either_path() -> None:
+    def present(request: RequestId, replica: ReplicaId) -> Tokens:
+        return Tokens(600 if (request, replica) == ("r", "b") else 0)
+
+    estimates = make(b=profile(rate=1001.0))
+    found = estimates.decide(move(), (), 0.0, present)
+    less = predicted(estimates, 400)
+    assert (found.kv_s, found.tokens_s) == (less.kv_s, less.tokens_s)
+    elsewhere = estimates.decide(move(target="c"), (), 0.0, present)
+    assert elsewhere.kv_s == predicted(estimates).kv_s
+    queued = estimates.choose([move("x")], [replace(move(), path=Path.KV)], 0.0, present=present)
+    assert queued[0].kv_s == pytest.approx(predicted(estimates, 1400).kv_s)
+    all_of_it = estimates.decide(move(), (), 0.0, lambda request, replica: Tokens(1000))
+    assert all_of_it.tokens_s == predicted(estimates, 1).tokens_s, "the newest token is computed in any case"
+
+
+def test_a_prefill_is_learned_without_the_tokens_that_the_target_had() -> None:
+    lines = []
+    for tokens in (0, 600):
+
+        def present(request: RequestId, replica: ReplicaId, tokens: int = tokens) -> Tokens:
+            return Tokens(tokens)
+
+        estimates = make(boundaries=Boundaries(time_limit_s=1e-9, slowdown=1e6))
+        (choice,) = estimates.choose([move()], [replace(move("x"), path=Path.KV)], 0.0, present=present)
+        assert choice.path is Path.TOKENS
+        estimates.learn(record(Path.TOKENS, whole_s=2.0), 0.0)
+        lines.append(predicted(estimates).tokens_s)
+    assert lines[0] == pytest.approx(2.0, rel=0.1) and lines[1] > 1.5 * lines[0]
+
+
 def test_the_urgent_ones_go_first() -> None:
     moves = [move("drain"), move("away", reason=Reason.EVACUATE), move("overload", reason=Reason.OVERLOAD)]
     assert [str(c.request) for c in make().choose(moves, (), 0.0)] == ["overload", "away", "drain"]

@@ -1,5 +1,6 @@
 """Moves that take their time: by KV and by tokens, and what may happen meanwhile."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -7,6 +8,8 @@ import pytest
 from app.simulator.costs.costs import Costs, LinkCosts, PathChoice
 from app.simulator.workload.workload import Job
 from app.simulator.world.live import Live
+from app.simulator.world.loop import Turn
+from app.simulator.world.observer import Transfer
 from app.simulator.world.setup import Setup
 from app.simulator.world.world import World, simulate
 from policies.causes import Cause
@@ -53,6 +56,43 @@ def test_copied_blocks_are_loaded_in_a_step_of_the_target() -> None:
     ).transfers
     # 28 blocks take 0.28 s and a step of 10 ms; two more are full by then: 0.02 s and a step.
     assert moved.ended_s == pytest.approx(1.0 + 0.28 + 0.01 + 0.02 + 0.01 + 0.1)
+
+
+NAMES = tuple(range(19))
+"""Those of the full blocks of a prompt of 190 tokens."""
+
+
+def to_a_target_with(names: Sequence[int], evicted_s: float | None = None) -> Transfer:
+    """The move by KV of a request with `NAMES` to a target that has these blocks, until they are evicted."""
+
+    def prepare(cluster: Cluster) -> None:
+        cache = played.replicas.engines[ReplicaId("gpu-1")].cache
+        assert cache is not None
+        cache.claim(RequestId("before"), names, 10 * len(names) + 1)
+        cache.fill(RequestId("before"), 10 * len(names))
+        cache.release(RequestId("before"))
+        if evicted_s is not None:
+            played.loop.at(evicted_s, Turn.ENGINE, lambda: cache.trim(0))
+        move("a", 1)(cluster)
+
+    costs = replace(COMPUTES, migration=MIGRATION)
+    played, log = world(Scripted({0: prepare}), costs, up=2, block_tokens=10)
+    played.run([replace(job("a", prompt=190, output=500), names=NAMES)])
+    [moved] = log.transfers
+    assert moved.path == "kv" and log.lives["a"].moves == 1
+    return moved
+
+
+def test_a_target_that_has_the_beginning_of_a_prompt_gets_the_rest() -> None:
+    whole, half, none = (to_a_target_with(names) for names in (NAMES, NAMES[:9], range(50, 69)))
+    # As above, 28 blocks are full at 1 s.
+    assert none.sent == 300 and none.sent - half.sent >= 90 and half.sent - whole.sent >= 100
+    assert whole.ended_s < half.ended_s < none.ended_s
+
+
+def test_blocks_behind_evicted_ones_are_computed_again() -> None:
+    kept, evicted = to_a_target_with(NAMES), to_a_target_with(NAMES, evicted_s=1.01)
+    assert evicted.sent == kept.sent and evicted.stall_s > kept.stall_s + 0.1
 
 
 @pytest.mark.parametrize(
