@@ -5,7 +5,8 @@ content: by the tokens up to its end, the salt and the adapter. So a context tak
 tokens and addresses, and an address that went stale is a block that is missing, never the block of another prompt.
 
     memory     alloc_mem, free_mem   room of the engine, under a lease
-    index      insert, match         blocks of the prefix cache, by context
+    index      insert, match,        blocks of the prefix cache, by context
+               delete                and by name
     transfer   transfer              the KV of a running request, for the replica that goes on with it
                transfer_with_insert  a prefix, for another replica's prefix cache
 
@@ -13,7 +14,7 @@ Nothing but `transfer_with_insert` waits for another replica. All of a replica's
 is under a lease: it becomes free again if that one dies. docs/caching.md has the deviations from the paper.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from migration.protocol.messages import SlotRef
@@ -61,6 +62,16 @@ class MemPool(Protocol):
 
     def match(self, spec: RequestSpec, outputs: tuple[int, ...] = ()) -> HeldPrefix:
         """The number of the context's first full blocks that the replica has, by tier, as far as is known."""
+        ...
+
+    async def delete(self, names: Collection[int] | None) -> Blocks:
+        """Delete the blocks of these names from the prefix cache, None: all; their number.
+
+        No later request finds them. What uses some of them keeps those.
+
+        Raises:
+            TransferFailed: the blocks have no names, or the engine could not.
+        """
         ...
 
     def transfer(self, order: Order, to: ReplicaId) -> MigrationRecord:

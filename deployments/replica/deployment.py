@@ -298,7 +298,7 @@ class EngineReplica:
 
     async def delete_blocks(self, names: tuple[int, ...] | None) -> Blocks:
         """See `CacheApi.delete_blocks`."""
-        return await self._engine.delete(names)
+        return await self._pool.delete(names)
 
     async def reset_prefix_cache(self) -> str | None:
         """See `UtilityApi.reset_prefix_cache`."""

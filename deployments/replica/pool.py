@@ -1,7 +1,7 @@
 """The MemPool of one replica, over its engine, its requests and its migrations."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from deployments.engine.port import Engine
 from deployments.replica.copies import Copies
@@ -61,6 +61,10 @@ class ReplicaPool:
     def match(self, spec: RequestSpec, outputs: tuple[int, ...] = ()) -> HeldPrefix:
         """See `MemPool.match`."""
         return HeldPrefix(self._engine.present(spec, outputs))
+
+    async def delete(self, names: Collection[int] | None) -> Blocks:
+        """See `MemPool.delete`."""
+        return await self._engine.delete(names)
 
     def transfer(self, order: Order, to: ReplicaId) -> MigrationRecord:
         """See `MemPool.transfer`."""

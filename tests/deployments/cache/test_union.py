@@ -105,7 +105,9 @@ class SmallService:
         """The mirror of every replica has what its engine's pool has."""
         for name, replica in self.replicas.items():
             pool = cast(PacedEngine, replica.engine)._scheduler.pool
-            assert replica.engine.mirror.exact and replica.engine.mirror.counts == dict.fromkeys(pool.names, 1), name
+            assert replica.engine.mirror.exact and replica.engine.mirror.hbm.counts == dict.fromkeys(pool.names, 1), (
+                name
+            )
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -122,7 +124,7 @@ async def test_the_tree_is_the_union_of_mirrors_that_equal_their_pools(seed: int
             case "move":
                 service.move(number)
             case "delete":
-                names = sorted(engine.mirror.counts)
+                names = sorted(engine.mirror.hbm.counts)
                 await engine.delete(None if draw.random() < 0.3 else draw.sample(names, len(names) // 3))
             case "reset":
                 await engine.reset_prefix_cache()
@@ -133,7 +135,7 @@ async def test_the_tree_is_the_union_of_mirrors_that_equal_their_pools(seed: int
             service.check_mirrors()
         service.epoch()
         for name, replica in service.replicas.items():
-            held = set(replica.engine.mirror.counts)
+            held = set(replica.engine.mirror.hbm.counts)
             assert service.tree.blocks(name, Tier.HBM) == len(held)
             assert {each for each in held if name in service.tree.match([each])} == held
         assert set(service.tree.replicas) == set(service.replicas)

@@ -84,7 +84,7 @@ async def test_memory_that_is_not_there_is_refused(pair: Pair) -> None:
 # --- index --------------------------------------------------------------------------------------------
 
 
-async def test_inserted_blocks_are_found_by_their_context(pair: Pair) -> None:
+async def test_inserted_blocks_are_found_by_their_context_until_they_are_deleted(pair: Pair) -> None:
     request, pool = spec(), pool_of(pair.b)
     cursor = pair.submit(request)
     await pair.until(cursor, 2)
@@ -97,6 +97,9 @@ async def test_inserted_blocks_are_found_by_their_context(pair: Pair) -> None:
         await pool.insert("i-1", request, (), Blocks(0), [shard.slot for shard in shards], Blocks(8))
     assert pool.match(request) == HeldPrefix(8)
     assert pool.match(spec("other")) == HeldPrefix(0)
+    names = list(pair.b.engine.mirror.hbm.counts)
+    assert await pool.delete(names[2:3]) == 1 and pool.match(request) == HeldPrefix(2)
+    assert await pool.delete(None) == 7 and pool.match(request) == HeldPrefix(0)
 
 
 # --- transfer -----------------------------------------------------------------------------------------
