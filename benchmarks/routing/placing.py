@@ -33,6 +33,8 @@ NEW = 16
 RUNNING = 10
 HOLDERS = 8
 CAPACITY = Tokens(500_000)
+_OWN = 1 << 60
+"""The first name of a block that no document has."""
 EPOCH = 100
 """Arrivals between two epochs."""
 
@@ -71,7 +73,7 @@ def measure(routing: Routing, replicas: int, arrivals: int, documents: int = 60,
     times: list[float] = []
     placed: list[tuple[Arrival, ReplicaId]] = []
     for number in range(arrivals):
-        names = (*dice.choice(texts), *range(-number * NEW - NEW, -number * NEW))
+        names = (*dice.choice(texts), *range(_OWN + number * NEW, _OWN + (number + 1) * NEW))
         arrival = Arrival(RequestId(f"r{number}"), Tokens(len(names) * BLOCK + 5), names)
         began = time.process_time()
         decision = place(memory, arrival, number / EPOCH)

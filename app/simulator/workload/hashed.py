@@ -44,6 +44,10 @@ LINE_BYTES = 1 << 16
 """The bytes of a line that are read to recognise a trace."""
 
 
+_MOST = (1 << 64) - 1
+"""The largest name of a block."""
+
+
 def read_hashed(path: Path) -> list[HashedRow]:
     """The requests of a trace. Raises `BadInput` if that is impossible."""
     try:
@@ -65,7 +69,9 @@ def _row(path: Path, number: int, line: str) -> HashedRow:
     except (ValueError, TypeError, KeyError) as error:
         raise BadInput(f"{path}: line {number} is no request with hash_ids: {error!r}.") from None
     numbers = (arrival_s, prompt, output, think_s)
-    if not all(0 <= value < math.inf for value in numbers) or not all(type(name) is int for name in names):
+    if not all(0 <= value < math.inf for value in numbers) or not all(
+        type(name) is int and 0 <= name <= _MOST for name in names
+    ):
         raise BadInput(f"{path}: line {number} has a value that is no number, negative or infinite.")
     if not isinstance(session, str | int):
         raise BadInput(f"{path}: line {number} has a session that is neither a name nor a number.")

@@ -41,7 +41,15 @@ def test_names_are_left_out_unless_caches_are_simulated(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ['{"arrival_s": 1, "hash_ids": []', '{"hash_ids": [1]}', json.dumps(row(names=["a"])), json.dumps(row(-1))]
+    "text",
+    [
+        json.dumps(row(names=[-1])),
+        json.dumps(row(names=[1 << 64])),
+        '{"arrival_s": 1, "hash_ids": []',
+        '{"hash_ids": [1]}',
+        json.dumps(row(names=["a"])),
+        json.dumps(row(-1)),
+    ],
 )
 def test_a_line_that_is_no_request_is_an_error(tmp_path: Path, text: str) -> None:
     path = tmp_path / "trace.jsonl"
