@@ -35,7 +35,7 @@ from app.ingress.streams.streams import Streams
 from deployments.engine.arguments import USAGE, check_model, frontend_args, is_pooling
 from deployments.metrics.exposition import Family
 from deployments.metrics.vllm import expose_requests
-from migration.protocol.core_messages import Adapter, Frames
+from migration.protocol.core_messages import Adapter, CoreRequest, encode_request
 from migration.protocol.request import IngressId
 
 
@@ -119,9 +119,9 @@ class VllmFrontend:
         chat = await renderer.render_chat(ChatCompletionRequest(**fields))
         return chat if isinstance(chat, ErrorResponse) else chat[1]
 
-    def names(self, request: Frames) -> tuple[int, ...]:
-        """The names of the full KV blocks of an encoded request's prompt; none if they are not known."""
-        return self._client.core.names(request)
+    def names(self, request: CoreRequest) -> tuple[int, ...]:
+        """The names of the full KV blocks of a request's prompt, of text only; none if they are not known."""
+        return self._client.core.names(request, encode_request(request))
 
     @property
     def max_context(self) -> int:

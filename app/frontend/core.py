@@ -45,7 +45,7 @@ from app.ingress.streams.placing import PromptContent
 from app.ingress.streams.streams import Streams
 from app.ingress.telemetry.requests import StepTimer
 from migration.protocol.continuing import isolated, to_spec
-from migration.protocol.core_messages import CoreRequest, Frames, decode_request
+from migration.protocol.core_messages import CoreRequest, Frames, decode_request, encode_request
 from migration.protocol.ports import Loss, LossKind
 from migration.protocol.reading import Output, Reader
 from migration.protocol.request import IngressId
@@ -182,9 +182,9 @@ class ClusterCore:
         """The id of the call that a request belongs to: its session id, which Mell's client of vLLM sets."""
         return request.session_id or ""
 
-    def completed(self, request: CoreRequest, frames: Frames) -> Frames:
-        """The frames of a request as replicas are to have it. Raises ValueError for an invalid one."""
-        return frames
+    def completed(self, request: CoreRequest) -> CoreRequest:
+        """The request as replicas are to have it. Raises ValueError for an invalid one."""
+        return request
 
     def expect(self, adds: int, api_call: ApiCall | None, id: str | None = None) -> AddCall:
         """Expect that many ADDs under the id of the returned call, until `forget`. None: a new id."""
@@ -205,9 +205,9 @@ class ClusterCore:
         """Return once a replica accepts requests, or after `within_s` seconds."""
         await self._streams.wait_until_serving(within_s)
 
-    def names(self, request: Frames) -> tuple[int, ...]:
-        """The names of the full KV blocks of an encoded request's prompt; none if they are not known."""
-        return () if self._namer is None else self._namer.names(request, self._streams.naming)
+    def names(self, request: CoreRequest, frames: Frames) -> tuple[int, ...]:
+        """The names of the full KV blocks of a request's prompt; none if they are not known."""
+        return () if self._namer is None else self._namer.names(request, frames, self._streams.naming)
 
     async def close(self) -> None:
         """End all requests, and the connection."""
@@ -279,20 +279,22 @@ class ClusterCore:
         api_call = call.api_call if call is not None else None
         label = api_call.label if api_call is not None else ""
         try:
-            frames = self.completed(request, frames)
+            edited = self.completed(request)
             if api_call is not None and api_call.tenant:
-                frames = isolated(frames, api_call.tenant)
+                edited = isolated(edited, api_call.tenant)
+            if edited is not request:
+                frames = encode_request(edited, frames[1:])
             service_class = api_call.service_class if api_call is not None else DEFAULT_CLASS
             precedence = Precedence(service_class, request.arrival_time or time.time())
             # A client chooses a part of vLLM's name, of any length.
             label = read_label(label or name) or ""
             priority = self._classes.priority(precedence)
-            spec = to_spec(frames, RequestId(uuid.uuid4().hex), label, self._ingress, precedence, priority)
+            spec = to_spec(edited, frames, RequestId(uuid.uuid4().hex), label, self._ingress, precedence, priority)
         except ValueError as error:
             raise NotServed(Loss(LossKind.INVALID, str(error))) from error
         timer = api_call.timer() if api_call is not None and api_call.timer is not None else None
         reader, outlet = Reader(), Outlet(spec.id, request.request_id, self._wire, timer)
-        content = PromptContent(self.names(frames), api_call.session if api_call is not None else "")
+        content = PromptContent(self.names(edited, frames), api_call.session if api_call is not None else "")
         async with self._streams.run(spec, reader, outlet, content):
             if call is not None:
                 call.take(EngineRequest(name, spec, reader))

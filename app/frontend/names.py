@@ -4,7 +4,7 @@ import logging
 import os
 
 from deployments.engine.naming import BlockNamer
-from migration.protocol.core_messages import Adapter, Frames, decode_request
+from migration.protocol.core_messages import Adapter, CoreRequest, Frames
 from policies.prefix.names import Naming
 
 log = logging.getLogger("ray.serve")
@@ -19,15 +19,14 @@ class PromptNamer:
         self._other: Naming | None = None
         """The newest naming of engines that differs from that of this process."""
 
-    def names(self, frames: Frames, naming: Naming | None) -> tuple[int, ...]:
-        """The names of an encoded request's full blocks by the engines' `naming`.
+    def names(self, request: CoreRequest, frames: Frames, naming: Naming | None) -> tuple[int, ...]:
+        """The names of the full blocks of a request, which is encoded in `frames`, by the engines' `naming`.
 
         There are none if that is not known, if this process names blocks differently, or for an adapter whose folder on
         the engines' machines is not known here.
         """
         if naming is None or not self._agrees(naming):
             return ()
-        request = decode_request(frames)
         adapter = request.lora_request
         if adapter is not None:
             folder = _folder(adapter.lora_path)

@@ -27,7 +27,7 @@ from app.ingress.telemetry.requests import RequestTelemetry
 from app.settings import IngressSettings
 from deployments.metrics.exposition import Family
 from migration.protocol.continuing import to_spec
-from migration.protocol.core_messages import Adapter, CoreRequest, Frames, encode_request
+from migration.protocol.core_messages import Adapter, CoreRequest, encode_request
 from migration.protocol.request import IngressId, RequestSpec
 from policies.cluster.changes import Arrival
 from policies.model import AdapterId, RequestId, Tokens
@@ -92,8 +92,8 @@ class Frontend(Protocol):
         """The prompt's tokens of a request: `body` has a text as `prompt`, or `messages`. Raises ApiError."""
         ...
 
-    def names(self, request: Frames) -> tuple[int, ...]:
-        """The names of the full KV blocks of an encoded request's prompt; none if they are not known."""
+    def names(self, request: CoreRequest) -> tuple[int, ...]:
+        """The names of the full KV blocks of a request's prompt, of text only; none if they are not known."""
         ...
 
     def serve_adapters(self, adapters: Iterable[Adapter]) -> None:
@@ -174,7 +174,7 @@ class VllmApi:
         return Arrival(
             RequestId(uuid.uuid4().hex),
             Tokens(len(tokens)),
-            frontend.names(encode_request(request)),
+            frontend.names(request),
             read_session(None, order.prompt_cache_key),
             Precedence(DEFAULT_CLASS, time.time()),
             None if adapter is None else AdapterId(adapter.lora_int_id),
@@ -187,7 +187,7 @@ class VllmApi:
             ApiError: there is no such model, the prompt is refused, or its blocks have no names.
         """
         frontend = self._started()
-        names = frontend.names(encode_request(await self._request(order, frontend)))
+        names = frontend.names(await self._request(order, frontend))
         if not names:
             raise ApiError(422, _NO_NAMES, code="no_names")
         return names
@@ -200,7 +200,7 @@ class VllmApi:
         """
         request = await self._request(order, self._started())
         asked = msgspec.structs.replace(request, sampling_params={"max_tokens": 1})
-        return to_spec(encode_request(asked), RequestId(uuid.uuid4().hex), "", ingress)
+        return to_spec(asked, encode_request(asked), RequestId(uuid.uuid4().hex), "", ingress)
 
     def _started(self) -> Frontend:
         """The frontend. Raises ApiError 503 before the start."""

@@ -96,4 +96,4 @@ class _Load:
         id = f"pool-{self._made}"
         prompt = [self._draw.randrange(self._token_ids) for _ in range(self.length)]
         request = CoreRequest(id, prompt, pooling_params=self._params)
-        return to_spec(encode_request(request), RequestId(id), "", IngressId(""))
+        return to_spec(request, encode_request(request), RequestId(id), "", IngressId(""))

@@ -21,6 +21,7 @@ _OF_THE_PROMPT = ("prompt_logprobs", "prompt_logprob_start", "prompt_logprob_tok
 
 
 def to_spec(
+    request: CoreRequest,
     frames: Frames,
     id: RequestId,
     label: str,
@@ -28,14 +29,13 @@ def to_spec(
     precedence: Precedence = DEFAULT_PRECEDENCE,
     priority: int | None = None,
 ) -> RequestSpec:
-    """A request as it comes from vLLM's frontend, with the facts that decisions need.
+    """A request as it comes from vLLM's frontend in `frames`, with the facts that decisions need.
 
     `priority` replaces the client's (None: it does not).
 
     Raises:
         ValueError: it has no prompt of token ids, or no bound on its output.
     """
-    request = decode_request(frames)
     tokens, max_tokens = request.prompt_token_ids, request.max_tokens
     if not tokens or max_tokens is None:
         raise ValueError("the request has no prompt of tokens, or no max_tokens")
@@ -64,12 +64,10 @@ def _traits(request: CoreRequest) -> frozenset[Trait]:
     return frozenset(trait for trait, holds in facts.items() if holds)
 
 
-def isolated(frames: Frames, tenant: str) -> Frames:
+def isolated(request: CoreRequest, tenant: str) -> CoreRequest:
     """The request, with cached KV that only requests of the same `tenant` and the client's own salt share."""
-    request = decode_request(frames)
     # Names of tenants have no colon: two different pairs of names and salts give different texts.
-    salted = msgspec.structs.replace(request, cache_salt=f"{tenant}:{request.cache_salt or ''}")
-    return encode_request(salted, frames[1:])
+    return msgspec.structs.replace(request, cache_salt=f"{tenant}:{request.cache_salt or ''}")
 
 
 def plain_spec(
@@ -77,8 +75,8 @@ def plain_spec(
 ) -> RequestSpec:
     """A greedy request that no frontend has made, for measurements; `sampling` are further vLLM sampling parameters."""
     params = {"max_tokens": max_tokens, "temperature": 0.0, **sampling}
-    frames = encode_request(CoreRequest(id, list(prompt), sampling_params=params))
-    return to_spec(frames, RequestId(id), label, IngressId(ingress))
+    request = CoreRequest(id, list(prompt), sampling_params=params)
+    return to_spec(request, encode_request(request), RequestId(id), label, IngressId(ingress))
 
 
 def continued(

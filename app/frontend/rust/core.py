@@ -17,7 +17,7 @@ from app.frontend.app import prompt_namer, ready_response
 from app.frontend.core import ClusterCore
 from app.frontend.rust.process import Listeners
 from app.ingress.streams.streams import Streams
-from migration.protocol.core_messages import CoreRequest, Frames, encode_request
+from migration.protocol.core_messages import CoreRequest
 from migration.protocol.request import IngressId
 from policies.precedence import NO_CLASSES, ServiceClasses
 
@@ -43,17 +43,16 @@ class RustCore(ClusterCore):
         """The X-Request-Id of the call: the Rust frontend puts the name of its endpoint before it."""
         return (request.external_req_id or "").partition("-")[2]
 
-    def completed(self, request: CoreRequest, frames: Frames) -> Frames:
+    def completed(self, request: CoreRequest) -> CoreRequest:
         """See `ClusterCore.completed`."""
         limit, tokens = self._max_prompt_tokens, len(request.prompt_token_ids or ())
         if limit is not None and tokens > limit:
             raise ValueError(f"the prompt has {tokens} tokens, and the limit is {limit}")
         sampling = request.sampling
         if (structured := sampling.get("structured_outputs")) is None:
-            return frames
+            return request
         checked = self._checked(structured)
-        edited = msgspec.structs.replace(request, sampling_params={**sampling, "structured_outputs": checked})
-        return encode_request(edited, frames[1:])
+        return msgspec.structs.replace(request, sampling_params={**sampling, "structured_outputs": checked})
 
     def _checked(self, structured: dict[str, Any]) -> dict[str, Any]:
         """The structured outputs with vLLM's choice of a backend. Raises ValueError."""

@@ -29,7 +29,7 @@ from app.ingress.streams.streams import Streams
 from deployments.engine.arguments import is_pooling, of_frontends
 from deployments.metrics.exposition import Family
 from deployments.metrics.vllm import expose_text
-from migration.protocol.core_messages import Adapter, Frames
+from migration.protocol.core_messages import Adapter, CoreRequest, encode_request
 from migration.protocol.ports import Loss, LossKind
 from migration.protocol.request import IngressId
 from migration.run.reader import NotServed
@@ -199,9 +199,9 @@ class RustFrontend:
         reason = "with `ingress.frontend: rust`, give the prompt as token ids: POST /tokenize has them"
         raise ApiError(400, reason, param="prompt", code="invalid_value")
 
-    def names(self, request: Frames) -> tuple[int, ...]:
-        """The names of the full KV blocks of an encoded request's prompt; none if they are not known."""
-        return self._serving().core.names(request)
+    def names(self, request: CoreRequest) -> tuple[int, ...]:
+        """The names of the full KV blocks of a request's prompt, of text only; none if they are not known."""
+        return self._serving().core.names(request, encode_request(request))
 
     def serve_adapters(self, adapters: Iterable[Adapter]) -> None:
         """Raises ValueError: the settings refuse adapters with this frontend."""

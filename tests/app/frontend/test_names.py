@@ -16,7 +16,7 @@ TOKENS = list(range(50))
 
 def names(namer: PromptNamer, naming: Naming | None = NAMING, adapter: Adapter | None = None) -> tuple[int, ...]:
     request = CoreRequest("r", TOKENS, sampling_params={}, lora_request=adapter)
-    return namer.names(encode_request(request), naming)
+    return namer.names(request, encode_request(request), naming)
 
 
 def test_names_are_those_of_the_engines_as_soon_as_their_naming_is_known() -> None:
@@ -27,8 +27,8 @@ def test_names_are_those_of_the_engines_as_soon_as_their_naming_is_known() -> No
 
 
 def test_names_of_a_tenants_requests_have_its_salt() -> None:
-    frames = encode_request(CoreRequest("r", TOKENS, sampling_params={}, cache_salt="own"))
-    found = PromptNamer("sha256").names(isolated(frames, "tenant"), NAMING)
+    request = isolated(CoreRequest("r", TOKENS, sampling_params={}, cache_salt="own"), "tenant")
+    found = PromptNamer("sha256").names(request, encode_request(request), NAMING)
     assert found == tuple(name_of(digest) for digest in digests(TOKENS, 16, "tenant:own"))
 
 

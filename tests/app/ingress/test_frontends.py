@@ -19,7 +19,7 @@ from app.ingress.frontends import VllmApi
 from app.ingress.http.control import ControlRoutes
 from app.ingress.http.orders import CopyPrompt, DropOrder, MatchOrder
 from app.main import _engine_config, _ingress_config, read_settings
-from migration.protocol.core_messages import Adapter, CoreRequest, Frames, decode_request
+from migration.protocol.core_messages import Adapter, CoreRequest, decode_request
 from migration.protocol.request import IngressId
 from policies.cluster.changes import Arrival
 from policies.precedence import DEFAULT_CLASS
@@ -96,8 +96,8 @@ class Prompts:
         self.bodies.append(json.loads(body))
         return list(body_text(self.bodies[-1]).encode())
 
-    def names(self, request: Frames) -> tuple[int, ...]:
-        self.named.append(decode_request(request))
+    def names(self, request: CoreRequest) -> tuple[int, ...]:
+        self.named.append(request)
         return (4, 2) if len(self.named[-1].prompt_token_ids or ()) > 1 else ()
 
     def serve_adapters(self, adapters: Any) -> None:

@@ -579,8 +579,9 @@ async def test_cached_tokens_are_those_of_whole_blocks(second: tuple[int, ...], 
     engine = await PacedEngine.start("model", PACE)
     found = []
     for key, tokens, of in (("r", prompt(21), None), ("s", second, salt)):
-        body = encode_request(CoreRequest(key, list(tokens), sampling_params={"max_tokens": 3}, cache_salt=of))
-        async with running(engine, key, to_spec(body, RequestId(key), "", IngressId(""))) as steps:
+        request = CoreRequest(key, list(tokens), sampling_params={"max_tokens": 3}, cache_salt=of)
+        spec = to_spec(request, encode_request(request), RequestId(key), "", IngressId(""))
+        async with running(engine, key, spec) as steps:
             found.append([step async for step in steps])
     cold, warm = ([step.prefilled for step in steps] for steps in found)
     assert cold == [Prefilled(21, 0), None, None] and warm == [Prefilled(len(second), cached), None, None]

@@ -72,7 +72,7 @@ class Replica:
 
 def spec(name: str, adapter: Adapter | None) -> Any:
     request = CoreRequest(name, [5], sampling_params={"max_tokens": 3}, lora_request=adapter)
-    made = to_spec(encode_request(request), RequestId(name), "", IngressId("i"))
+    made = to_spec(request, encode_request(request), RequestId(name), "", IngressId("i"))
     assert made.adapter == adapter
     return made
 

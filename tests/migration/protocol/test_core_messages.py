@@ -85,13 +85,18 @@ def decoded(frames: Frames) -> EngineCoreRequest:
     return request
 
 
+def of(frames: Frames, label: str = "", **others: Any) -> RequestSpec:
+    """The spec of a request that vLLM has encoded."""
+    return to_spec(decode_request(frames), frames, RequestId("r"), label, IngressId("i"), **others)
+
+
 def spec(request: EngineCoreRequest = RICH) -> RequestSpec:
-    return to_spec(encoded(request), RequestId("r"), "label", IngressId("i"))
+    return of(encoded(request), label="label")
 
 
 def test_the_engines_priority_is_that_of_the_spec() -> None:
     assert spec().priority == decoded(continued(spec(), "name", "key", ())).priority == -2
-    ordered = to_spec(encoded(RICH), RequestId("r"), "", IngressId("i"), Precedence("chat", 3.0), priority=7)
+    ordered = of(encoded(RICH), precedence=Precedence("chat", 3.0), priority=7)
     assert (ordered.priority, ordered.precedence) == (7, Precedence("chat", 3.0))
     assert [decoded(continued(ordered, "name", "key", outputs)).priority for outputs in ((), (1, 2))] == [7, 7]
 
@@ -121,9 +126,9 @@ def test_a_spec_has_the_facts_that_decisions_need() -> None:
 def test_vllms_default_of_max_tokens_is_not_encoded() -> None:
     request = CoreRequest("r", [5], sampling_params={"temperature": 0.0})
     default = SamplingParams().max_tokens
-    assert to_spec(encode_request(request), RequestId("r"), "", IngressId("")).max_tokens == default
+    assert of(encode_request(request)).max_tokens == default
     sent = EngineCoreRequest("r", [5], None, SamplingParams(max_tokens=default), None, 0.0, None, None, None)
-    assert to_spec(encoded(sent), RequestId("r"), "", IngressId("")).max_tokens == default
+    assert of(encoded(sent)).max_tokens == default
 
 
 UNBOUNDED = CoreRequest("r", [5], sampling_params={"max_tokens": None})
@@ -136,7 +141,7 @@ UNBOUNDED = CoreRequest("r", [5], sampling_params={"max_tokens": None})
 )
 def test_a_request_without_a_prompt_or_an_end_is_refused(request_: CoreRequest) -> None:
     with pytest.raises(ValueError, match="no prompt of tokens, or no max_tokens"):
-        to_spec(encode_request(request_), RequestId("r"), "", IngressId(""))
+        of(encode_request(request_))
 
 
 OWN = ("data_parallel_rank", "session_id", "kv_hints")
@@ -165,7 +170,7 @@ def test_a_continued_request_differs_in_nothing_else(outputs: tuple[int, ...]) -
 def test_a_pooled_request_has_no_output_and_reaches_its_engine_as_it_came() -> None:
     params = PoolingParams(task="embed", dimensions=8, extra_kwargs={"compressed_token_type_ids": 3})
     sent = EngineCoreRequest("r", [5, 6, 7], None, None, params, 1.5, None, "salt", 7, session_id="another's")
-    made = to_spec(encoded(sent), RequestId("r"), "label", IngressId("i"))
+    made = of(encoded(sent), label="label")
     assert (made.prompt_tokens, made.max_tokens, made.traits) == (3, 0, frozenset({Trait.POOLED}))
     arrived = decoded(continued(made, "name", "key", ()))
     assert members(arrived, *EDITED) == members(decoded(encoded(sent)), *EDITED)

@@ -16,7 +16,7 @@ from app.frontend.rust.frontend import SERVED
 from app.ingress.errors import ApiError
 from deployments.engine.tokens import expected
 from migration.protocol.continuing import continued
-from migration.protocol.core_messages import CoreRequest, decode_request, encode_request
+from migration.protocol.core_messages import CoreRequest, decode_request
 from policies.prefix.names import default_naming
 from tests.app.frontend.conftest import POOLING
 from tests.app.frontend.rust.conftest import REAL, RustApi, answer_text, real_binary, rust
@@ -46,7 +46,7 @@ async def test_a_pooling_model_is_refused(fake_binary: str) -> None:
 
 
 async def test_prompts_have_names_and_text_has_no_tokens(api: RustApi) -> None:
-    request = encode_request(CoreRequest("", [1, 2, 3, 4, 5]))
+    request = CoreRequest("", [1, 2, 3, 4, 5])
     assert api.frontend.names(request) == ()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(api.service.placer, "_naming", default_naming(2))
