@@ -11,6 +11,7 @@ function cacheFacts(cache) {
   const share = percent(cache.cached / cache.prompted);
   return [
     ["KV blocks", `${whole(cache.active)} active, ${whole(cache.historical)} historical, ${whole(cache.blank)} blank`],
+    ...(cache.host ? [["In host memory", `${whole(cache.host)} blocks`]] : []),
     ["Prompt tokens", `${whole(cache.prompted)}, ${share} of them from the cache`],
   ];
 }

@@ -11,11 +11,11 @@ export const KINDS = [
 const MIGRATIONS = 100;
 const POINTS = 400;
 
-// Blocks by their use, and prompt tokens; null if the replica does not know its cache.
+// Blocks by their use, prompt tokens, and blocks in host memory; null if the replica does not know its cache.
 function cacheOf(row) {
   if (!row) return null;
-  const [active, historical, blank, prompted, cached] = row;
-  return { active, historical, blank, prompted, cached };
+  const [active, historical, blank, prompted, cached, host] = row;
+  return { active, historical, blank, prompted, cached, host };
 }
 
 export function kindOf(tokens, capacity) {

@@ -18,6 +18,7 @@ from migration.protocol.messages import Adopt, Chunk, CopyRound, Fingerprint, Pr
 from migration.protocol.ports import Hosted, Slot
 from migration.protocol.request import Doubt, Moved, Moving, RequestSpec
 from policies.model import Blocks, Bytes, ReplicaId, RequestId
+from policies.prefix.tree import NO_PREFIX, HeldPrefix
 
 LAYERS, BLOCK_SIZE, BLOCK_SHAPE = 4, 32, (2, 32, 128)
 """The tiny model's cache on a CPU: 32 KiB per block and layer."""
@@ -123,9 +124,9 @@ class Cache:
         """See `BlockStore.hold`; no migration here comes to its tail."""
         raise NotImplementedError
 
-    def present(self, spec: RequestSpec, outputs: tuple[int, ...]) -> Blocks:
+    def present(self, spec: RequestSpec, outputs: tuple[int, ...]) -> HeldPrefix:
         """See `BlockStore.present`: all blocks are sent."""
-        return Blocks(0)
+        return NO_PREFIX
 
     def expect(self, tail: str) -> None:
         """See `BlockStore.expect`."""

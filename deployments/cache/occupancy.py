@@ -1,12 +1,15 @@
 """The use of an engine's KV blocks, and its prefix cache as operators see it."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from deployments.cache.mirror import Mirror
 from migration.protocol.core_messages import Prefilled
 from policies.model import Blocks
 from policies.prefix.change import Tier
+
+_NO_BLOCKS = Blocks(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +39,14 @@ def occupancy(total: Blocks, free: Blocks, named: int, partial: int) -> Occupanc
 class CacheReport:
     """A replica's prefix cache.
 
-    `off` is the reason why its contents are not known; `used` is None then. Otherwise they follow from the engine's
-    events up to batch `version`, and they are `exact` unless some were lost. `resyncs` count the repairs by reason.
-    `prompts` are all prompts of requests that began on the replica.
+    `off` is the reason why its contents are not known; `used` has no tiers then. Otherwise they follow from the
+    engine's events up to batch `version`, and they are `exact` unless some were lost. `resyncs` count the repairs by
+    reason. `prompts` are all prompts of requests that began on the replica.
     """
 
     off: str | None
-    used: Occupancy | None
+    used: Mapping[Tier, Occupancy]
+    """By tier; without a tier of host memory, that of the accelerator alone. No block of the host's is active."""
     version: int
     exact: bool
     resyncs: dict[str, int]
@@ -50,19 +54,30 @@ class CacheReport:
 
     def to_json(self) -> dict[str, Any]:
         """The member `cache` of a replica in `/mell/state`."""
-        used = self.used
-        blocks = None if used is None else {"active": used.active, "historical": used.historical, "blank": used.blank}
+        blocks: dict[str, Any] = {tier.value: asdict(self.used[tier]) if tier in self.used else None for tier in Tier}
         return {
-            Tier.HBM.value: blocks,
+            **blocks,
             "version": self.version,
             "exact": self.exact,
             "off": self.off,
-            "prompt_tokens": {"all": self.prompts.prompt, Tier.HBM.value: self.prompts.cached},
+            "prompt_tokens": {"all": self.prompts.prompt, **self.delivered},
         }
 
+    @property
+    def delivered(self) -> dict[Tier, int]:
+        """The tokens of prompts that were not computed, by the tier that had them."""
+        return {Tier.HBM: self.prompts.cached - self.prompts.loaded, Tier.DRAM: self.prompts.loaded}
 
-def cache_report(mirror: Mirror, total: Blocks, free: Blocks, partial: int, prompts: Prefilled) -> CacheReport:
-    """The report on an engine's cache. The numbers are as in `occupancy`."""
-    used = None if mirror.off is not None else occupancy(total, free, mirror.hbm.blocks, partial)
+
+def cache_report(
+    mirror: Mirror, total: Blocks, free: Blocks, partial: int, prompts: Prefilled, host: Blocks = _NO_BLOCKS
+) -> CacheReport:
+    """The report on an engine's cache, whose tier of host memory has `host` blocks. The rest is as in `occupancy`."""
+    used: dict[Tier, Occupancy] = {}
+    if mirror.off is None:
+        used[Tier.HBM] = occupancy(total, free, mirror.hbm.blocks, partial)
+    if host:
+        kept = min(host, mirror.dram.blocks)
+        used[Tier.DRAM] = Occupancy(Blocks(0), Blocks(kept), Blocks(host - kept))
     resyncs = {str(reason): count for reason, count in mirror.resyncs.items()}
     return CacheReport(mirror.off, used, mirror.version, mirror.exact, resyncs, prompts)

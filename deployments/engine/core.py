@@ -155,7 +155,11 @@ class CoreRuns:
             run.sink.fail(error("the engine aborted the request"))
         else:
             stats = output.prefill_stats
-            prefilled = None if stats is None else Prefilled(stats.num_prompt_tokens, stats.num_cached_tokens)
+            prefilled = None
+            if stats is not None:
+                prefilled = Prefilled(
+                    stats.num_prompt_tokens, stats.num_cached_tokens, stats.num_external_cached_tokens
+                )
             reason = HALTED if halted else None if finish is None else str(finish)
             run.sink.take(Generated(tokens, reason, self._rests.encode(output, now), prefilled))
 

@@ -35,6 +35,7 @@ from policies.causes import Cause
 from policies.cost.fit import NO_STEPS
 from policies.model import Blocks, Tokens
 from policies.prefix.names import Naming, default_naming
+from policies.prefix.tree import HeldPrefix
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +93,7 @@ class PacedEngine:
         self._slots = TokenSlots(self.fingerprint.shard_bytes)
         self.blocks_loaded = 0
         self.naming: Naming | None = default_naming(size)
+        self.host_blocks = Blocks(0)
         self.mirror = Mirror()
         self.mirror.take(0, (PoolContents(b""),))
         self.profiling = False
@@ -194,10 +196,10 @@ class PacedEngine:
             raise TransferFailed(f"only {sequence.computed} of {tail.tokens} tokens are computed")
         return self._slots.write(slots, held)
 
-    def present(self, spec: RequestSpec, outputs: tuple[int, ...]) -> Blocks:
+    def present(self, spec: RequestSpec, outputs: tuple[int, ...]) -> HeldPrefix:
         """See `Engine.present`."""
         request = decode_request(spec.body)
-        return Blocks(self._scheduler.present([*(request.prompt_token_ids or ()), *outputs], request.cache_salt))
+        return HeldPrefix(self._scheduler.present([*(request.prompt_token_ids or ()), *outputs], request.cache_salt))
 
     async def hold_prefix(self, hold: str, spec: RequestSpec, outputs: tuple[int, ...]) -> Blocks:
         """See `Engine.hold_prefix`."""

@@ -13,6 +13,7 @@ from migration.protocol.request import RequestSpec, Trait
 from policies.cost.fit import NO_STEPS, StepTotals
 from policies.model import Blocks, Tokens
 from policies.prefix.names import Naming
+from policies.prefix.tree import HeldPrefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,8 @@ class Engine(Protocol):
     """The number of KV blocks loaded from staging slots since the start."""
     mirror: Mirror
     """The names of the blocks in the prefix cache."""
+    host_blocks: Blocks
+    """The number of blocks for which the tier of host memory has room; 0: there is none."""
     naming: Naming | None
     """The engine's naming of blocks; None if there is no mirror."""
 
@@ -172,7 +175,7 @@ class Engine(Protocol):
         """
         ...
 
-    def present(self, spec: RequestSpec, outputs: tuple[int, ...]) -> Blocks:
+    def present(self, spec: RequestSpec, outputs: tuple[int, ...]) -> HeldPrefix:
         """The number of the first full blocks of prompt and outputs that the prefix cache has, by the mirror."""
         ...
 

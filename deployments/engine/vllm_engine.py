@@ -48,6 +48,7 @@ from migration.run.outputs import OutputQueue, running
 from policies.causes import Cause
 from policies.model import Blocks, Tokens
 from policies.prefix.names import Naming
+from policies.prefix.tree import NO_PREFIX, HeldPrefix
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +103,8 @@ class VllmEngine:
         self.fingerprint = _fingerprint(config, workers)
         self._reading = asyncio.create_task(self._runs.read())
         self.mirror = Mirror(_why_unmirrored(config, workers))
-        self._host_blocks = Blocks(workers[0]["host_blocks"])
+        # Without a mirror nobody knows them, although the connector may keep some.
+        self.host_blocks = Blocks(workers[0]["host_blocks"] if self.mirror.off is None else 0)
         self._feed: CacheFeed | None = None
         self._namer: BlockNamer | None = None
         self._unused = _unused_blocks(config)
@@ -300,16 +302,17 @@ class VllmEngine:
         last = tail.last(self._block_size)
         return await self._blocks().gather(key, tail.first, last, slots, partial=True)
 
-    def present(self, spec: RequestSpec, outputs: tuple[int, ...]) -> Blocks:
+    def present(self, spec: RequestSpec, outputs: tuple[int, ...]) -> HeldPrefix:
         """See `Engine.present`."""
         if self._namer is None:
-            return Blocks(0)
+            return NO_PREFIX
         adapter = self._adapter(spec)
         request = decode_request(spec.body)
         context = [*(request.prompt_token_ids or ()), *outputs]
         request = msgspec.structs.replace(request, prompt_token_ids=context)
         names = self._namer.names(request, lambda: encode_request(request, spec.body[1:]), adapter)
-        return Blocks(max(0, self.mirror.held(names).hbm - self._unused))
+        held = self.mirror.held(names)
+        return HeldPrefix(max(0, held.hbm - self._unused), held.dram)
 
     async def hold_prefix(self, hold: str, spec: RequestSpec, outputs: tuple[int, ...]) -> Blocks:
         """See `Engine.hold_prefix`. A request of vLLM waits in vain, with the blocks as its own (see `connector`)."""
@@ -384,7 +387,7 @@ class VllmEngine:
     async def reset_prefix_cache(self) -> None:
         """See `Engine.reset_prefix_cache`. Retries while ended requests still hold blocks."""
         for _ in range(20):
-            if await self._core.reset_prefix_cache_async(reset_connector=self._host_blocks > 0):
+            if await self._core.reset_prefix_cache_async(reset_connector=self.host_blocks > 0):
                 if self._feed is not None:
                     # vLLM publishes the reset with the next step.
                     self._feed.resync()

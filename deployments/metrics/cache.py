@@ -1,6 +1,7 @@
 """The metrics of a replica's prefix cache."""
 
 from collections.abc import Iterable
+from dataclasses import asdict
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
@@ -8,7 +9,6 @@ from deployments.cache.mirror import Resync
 from deployments.cache.occupancy import CacheReport
 from deployments.metrics.exposition import Family, expose
 from migration.protocol.record import CopyCounts, CopyOutcome
-from policies.prefix.change import Tier
 from policies.prefix.copies import CopyReason
 
 CACHE_TOKENS = "Prompt tokens of requests, by stage: on replicas prompt and delivered, before them the others."
@@ -36,14 +36,16 @@ class _Cache:
         delivered = CounterMetricFamily(
             "mell_cache_delivered_tokens", "Prompt tokens that were not computed, by source.", labels=("source",)
         )
-        delivered.add_metric((Tier.HBM,), report.prompts.cached)
+        for tier, count in report.delivered.items():
+            delivered.add_metric((tier,), count)
         yield delivered
         yield from self._copies()
-        if (used := report.used) is None:
+        if not report.used:
             return
         blocks = GaugeMetricFamily("mell_cache_blocks", "KV blocks by tier and use.", labels=("tier", "state"))
-        for state, count in (("active", used.active), ("historical", used.historical), ("blank", used.blank)):
-            blocks.add_metric((Tier.HBM, state), count)
+        for tier, used in report.used.items():
+            for state, count in asdict(used).items():
+                blocks.add_metric((tier, state), count)
         yield blocks
         resyncs = CounterMetricFamily(
             "mell_cache_resyncs", "Replacements of the mirror of the cache, by reason.", labels=("reason",)

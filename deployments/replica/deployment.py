@@ -351,7 +351,8 @@ class EngineReplica:
         stats, host = self._engine.stats(), self._host
         total = Blocks(stats.capacity_tokens // stats.block_size)
         partial = host.partial_blocks(stats.block_size)
-        return cache_report(self._engine.mirror, total, stats.free_blocks, partial, host.prompts)
+        engine = self._engine
+        return cache_report(engine.mirror, total, stats.free_blocks, partial, host.prompts, engine.host_blocks)
 
     def _load(self) -> ReplicaLoad:
         """The state of replica and engine. Blocks reserved for requests on their way here are not free."""

@@ -367,8 +367,7 @@ class RequestHost:
         """The engine has made a step for a run."""
         self._last_output_s = self._clock()
         if step.prefilled is not None and not run.resumed_at and not run.restarts:
-            prompt, cached = step.prefilled
-            self.prompts = Prefilled(self.prompts.prompt + prompt, self.prompts.cached + cached)
+            self.prompts = Prefilled(*map(sum, zip(self.prompts, step.prefilled, strict=True)))
         if step.rest is not None:
             run.extras.append((len(run.outputs), step.rest))
         run.outputs.extend(step.tokens)

@@ -60,7 +60,7 @@ class ReplicaPool:
 
     def match(self, spec: RequestSpec, outputs: tuple[int, ...] = ()) -> HeldPrefix:
         """See `MemPool.match`."""
-        return HeldPrefix(self._engine.present(spec, outputs))
+        return self._engine.present(spec, outputs)
 
     async def delete(self, names: Collection[int] | None) -> Blocks:
         """See `MemPool.delete`."""

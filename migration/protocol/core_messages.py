@@ -133,10 +133,14 @@ def decode_logprobs(rest: bytes) -> list[TokenLogprobs]:
 
 
 class Prefilled(NamedTuple):
-    """The prompt of a request in tokens, and how many of them an engine had in its cache when it began to compute."""
+    """The prompt of a request in tokens, and how many of them an engine had in its cache when it began to compute.
+
+    `loaded` of these came from its tier of host memory.
+    """
 
     prompt: int
     cached: int
+    loaded: int = 0
 
 
 def encode_logprobs(ids: Sequence[int], logprobs: Sequence[float], prefilled: Prefilled | None = None) -> bytes:
@@ -160,12 +164,13 @@ def encode_prefilled(prefilled: Prefilled) -> bytes:
 def _encode_output(logprobs: Any, prefilled: Prefilled | None) -> bytes:
     if prefilled is None:
         return _encoder.encode(CoreOutput("", [], logprobs))
-    prompt, cached = prefilled
+    prompt, cached, loaded = prefilled
     stats = {
         "num_prompt_tokens": prompt,
         "num_computed_tokens": prompt - cached,
         "num_cached_tokens": cached,
-        "num_local_cached_tokens": cached,
+        "num_local_cached_tokens": cached - loaded,
+        "num_external_cached_tokens": loaded,
     }
     return _encoder.encode(["", [], logprobs, *(None,) * (PREFILL_STATS - 3), stats])
 

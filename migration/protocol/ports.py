@@ -14,6 +14,7 @@ from migration.protocol.messages import Adopt, Chunk, CopyRound, Fingerprint, Pr
 from migration.protocol.reading import Output, Reader, SegmentOrigin
 from migration.protocol.request import Doubt, Moved, Moving, RequestSpec
 from policies.model import Blocks, Bytes, ReplicaId, RequestId
+from policies.prefix.tree import HeldPrefix
 
 Clock = Callable[[], float]
 """Seconds of a monotonic clock."""
@@ -242,8 +243,8 @@ class BlockStore(Protocol):
         """
         ...
 
-    def present(self, spec: RequestSpec, outputs: tuple[int, ...]) -> Blocks:
-        """The number of the context's first full blocks that the prefix cache has, as far as is known."""
+    def present(self, spec: RequestSpec, outputs: tuple[int, ...]) -> HeldPrefix:
+        """The number of the context's first full blocks that the prefix cache has, by tier, as far as is known."""
         ...
 
     def expect(self, tail: str) -> None:

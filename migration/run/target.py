@@ -104,7 +104,7 @@ class TargetRun:
         self.post(TargetEvent.PREPARE_FITS)
         present = Blocks(0)
         if path is Path.KV:
-            present = self._blocks.present(self._message.spec, self._message.outputs)
+            present = Blocks(self._blocks.present(self._message.spec, self._message.outputs).hbm)
             self._tail = tail_name(self._message.migration)
             self._blocks.expect(self._tail)
             first_round = self._message.first_round

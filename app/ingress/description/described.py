@@ -71,12 +71,14 @@ class CachedPrompts(Described):
 
     all: int
     hbm: int = Field(description="Those that it had in its cache and did not compute.")
+    dram: int = Field(description="Those that it had in host memory and did not compute.")
 
 
 class CacheState(Described):
     """The prefix cache of a replica, see caching.md."""
 
     hbm: CacheBlocks | None = Field(description="`null` if `off`.")
+    dram: CacheBlocks | None = Field(description="Those in host memory; `null` without `cache.dram_gib`.")
     version: int = Field(description="Number of the engine's newest event.")
     exact: bool = Field(description="The replica knows its contents exactly; false for moments after a loss of events.")
     off: str | None = Field(description="The reason why they are not known.")

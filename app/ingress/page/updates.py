@@ -10,7 +10,8 @@ numbers:
     replicas    [id, state, node, capacity in tokens, preemptions], new and changed ones
     left        ids of replicas that have disappeared
     used        the tokens in blocks that are not free, of every replica
-    caches      [active, historical and blank blocks, prompt tokens, cached ones] of every replica, null if unknown
+    caches      [active, historical and blank blocks, prompt tokens, cached ones, blocks in host memory] of every
+                replica, null if unknown
     migrations  new and changed ones, newest first
     points      new points of the charts, see `app.ingress.page.charts`
 
@@ -129,8 +130,9 @@ def _row(
 def _cache(cache: Mapping[str, Any] | None) -> list[int] | None:
     if cache is None or cache["hbm"] is None:
         return None
-    blocks, prompts = cache["hbm"], cache["prompt_tokens"]
-    return [blocks["active"], blocks["historical"], blocks["blank"], prompts["all"], prompts["hbm"]]
+    blocks, host, prompts = cache["hbm"], cache["dram"], cache["prompt_tokens"]
+    used = [blocks["active"], blocks["historical"], blocks["blank"]]
+    return [*used, prompts["all"], prompts["hbm"] + prompts["dram"], host["historical"] if host else 0]
 
 
 def _short(value: Any) -> Any:

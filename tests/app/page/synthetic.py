@@ -17,6 +17,7 @@ from migration.protocol.record import MigrationRecord, Outcome
 from policies.model import Blocks, Bytes, Phase, ReplicaId, ReplicaLoad, ReplicaState, RequestId, RequestLoad, Tokens
 from policies.plan import Path, Reason
 from policies.precedence import DEFAULT_CLASS
+from policies.prefix.change import Tier
 from tests.app.ingress.fakes import Backend, make_service
 
 CAPACITY = 16_384
@@ -201,7 +202,9 @@ class SyntheticCluster:
             requests,
         )
         used = Occupancy(Blocks((CAPACITY - free) // BLOCK), Blocks(free // BLOCK // 3), Blocks(free // BLOCK // 2))
-        cache = CacheReport(None, used, 7, True, {}, Prefilled(int(100 * self.now), int(30 * self.now)))
+        host = Occupancy(Blocks(0), Blocks(40), Blocks(60))
+        tiers = {Tier.HBM: used, Tier.DRAM: host}
+        cache = CacheReport(None, tiers, 7, True, {}, Prefilled(int(100 * self.now), int(30 * self.now)))
         return replica_json(load, Gauges((1, 2, 3), cache=cache))
 
 

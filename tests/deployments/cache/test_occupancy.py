@@ -7,10 +7,11 @@ from deployments.cache.mirror import Mirror
 from deployments.cache.occupancy import CacheReport, Occupancy, cache_report, occupancy
 from deployments.metrics.cache import expose_cache
 from deployments.metrics.exposition import merge
-from migration.kv.cache_events import BlocksStored, PoolContents
+from migration.kv.cache_events import BlocksStored, HostStored, PoolContents, encode_names
 from migration.protocol.core_messages import Prefilled
 from migration.protocol.record import CopyCounts, CopyOutcome, CopyRecord
 from policies.model import Blocks, Bytes, ReplicaId
+from policies.prefix.change import Tier
 from policies.prefix.copies import CopyReason
 
 
@@ -34,8 +35,8 @@ def test_blocks_are_active_historical_or_blank(
     assert (used.active, used.historical, used.blank) == expected
 
 
-def report(mirror: Mirror) -> CacheReport:
-    return cache_report(mirror, Blocks(10), Blocks(8), 1, Prefilled(200, 150))
+def report(mirror: Mirror, host: int = 0) -> CacheReport:
+    return cache_report(mirror, Blocks(10), Blocks(8), 1, Prefilled(200, 150, 30), Blocks(host))
 
 
 def exact() -> Mirror:
@@ -45,25 +46,35 @@ def exact() -> Mirror:
 
 
 def test_report_for_operators() -> None:
-    assert report(exact()).used == Occupancy(Blocks(2), Blocks(3), Blocks(5))
+    assert report(exact()).used == {Tier.HBM: Occupancy(Blocks(2), Blocks(3), Blocks(5))}
     assert report(exact()).to_json() == {
         "hbm": {"active": 2, "historical": 3, "blank": 5},
+        "dram": None,
         "version": 0,
         "exact": True,
         "off": None,
-        "prompt_tokens": {"all": 200, "hbm": 150},
+        "prompt_tokens": {"all": 200, "hbm": 120, "dram": 30},
     }
+
+
+def test_report_on_a_tier_of_host_memory() -> None:
+    mirror = exact()
+    mirror.take(1, [HostStored(encode_names([1, 2, 9]))])
+    assert report(mirror, host=8).to_json()["dram"] == {"active": 0, "historical": 3, "blank": 5}
+    shown = exposed(mirror, host=8)
+    assert shown["mell_cache_blocks", "historical", "dram"] == 3 and shown["mell_cache_blocks", "blank", "dram"] == 5
+    assert shown["mell_cache_delivered_tokens_total", "dram"] == 30
 
 
 def test_cache_that_is_not_followed_has_a_reason_and_no_blocks() -> None:
     shown = report(Mirror("the model has 2 KV cache groups")).to_json()
     assert (shown["hbm"], shown["off"], shown["exact"]) == (None, "the model has 2 KV cache groups", False)
-    assert shown["prompt_tokens"] == {"all": 200, "hbm": 150}
+    assert shown["prompt_tokens"] == {"all": 200, "hbm": 120, "dram": 30}
 
 
-def exposed(mirror: Mirror, made: CopyCounts | None = None) -> dict[tuple[str, ...], float]:
+def exposed(mirror: Mirror, made: CopyCounts | None = None, host: int = 0) -> dict[tuple[str, ...], float]:
     made = made or CopyCounts()
-    text = merge([expose_cache(report(mirror), made, "a")]).decode()
+    text = merge([expose_cache(report(mirror, host), made, "a")]).decode()
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     assert all(sample.labels.pop("replica") == "a" for sample in samples)
     return {(sample.name, *sample.labels.values()): sample.value for sample in samples}
@@ -78,7 +89,8 @@ def test_metrics() -> None:
         ("mell_cache_copy_bytes_total",): 0,
         ("mell_cache_tokens_total", "prompt"): 200,
         ("mell_cache_tokens_total", "delivered"): 150,
-        ("mell_cache_delivered_tokens_total", "hbm"): 150,
+        ("mell_cache_delivered_tokens_total", "hbm"): 120,
+        ("mell_cache_delivered_tokens_total", "dram"): 30,
         **copies,
     }
     assert exposed(exact()) == {

@@ -23,6 +23,7 @@ from migration.protocol.ports import HALTED, Generated, OutputSink, Slot, Worker
 from migration.protocol.request import RequestSpec, Trait
 from policies.model import Blocks, Tokens
 from policies.prefix.names import Naming, digests, name_of
+from policies.prefix.tree import HeldPrefix
 
 
 def encode_pooled(vector: Sequence[float]) -> bytes:
@@ -76,6 +77,7 @@ class FakeEngine:
         self.tail_ends: list[int] = []
         """For each context that began with a tail: the tokens up to the tail's end."""
         self.naming: Naming | None = None
+        self.host_blocks = Blocks(0)
         self.mirror = Mirror()
         self.mirror.take(0, [PoolContents(b"")])
         self.evicted_unseen = 0
@@ -200,10 +202,10 @@ class FakeEngine:
             raise BlocksGone("the request holds no blocks")
         return self._slots.write(slots, pack(context[tail.first * self.fingerprint.block_size : tail.tokens]))
 
-    def present(self, spec: RequestSpec, outputs: tuple[int, ...]) -> Blocks:
+    def present(self, spec: RequestSpec, outputs: tuple[int, ...]) -> HeldPrefix:
         """See `Engine.present`."""
         names = [name_of(digest) for digest in digests(prompt_of(spec) + outputs, self.fingerprint.block_size)]
-        return Blocks(max(self.evicted_unseen, self.mirror.held(names).hbm))
+        return HeldPrefix(max(self.evicted_unseen, self.mirror.held(names).hbm))
 
     def _mirror(self, event: CacheEvent) -> None:
         self.mirror.take(self.mirror.version + 1, [event])

@@ -277,7 +277,7 @@ def test_no_request_reads_another_context(seed: int, late: bool) -> None:
     run(made, 5)
     assert not made.lost and not made.scheduler.requests
     assert {name: made.outputs[name] for name in prompts} == {n: expected(*each) for n, each in prompts.items()}
-    assert len(prompts) > 20 and traffic.happened["loaded"] and traffic.happened["failed store"], traffic.happened
+    assert len(prompts) > 20 and traffic.happened["loaded"], traffic.happened
     mirror, kept = made.mirror, made.contents()
     assert mirror.exact and mirror.resyncs == {"start": 1}, "events alone explain every difference"
     assert (sorted(mirror.hbm.counts), sorted(mirror.dram.counts)) == (sorted(set(kept["hbm"])), kept["dram"])
