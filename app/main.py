@@ -116,7 +116,8 @@ def _engine_config(settings: Settings) -> EngineConfig:
 
 def _scheduler_config(settings: Settings) -> SchedulerConfig:
     scaling = settings.deployment_config.autoscaling_config
-    return SchedulerConfig(**dict(settings.scheduler), bounds=(scaling.min_replicas, scaling.max_replicas))
+    bounds = scaling.min_replicas, scaling.max_replicas
+    return SchedulerConfig(**dict(settings.scheduler), bounds=bounds, copies=settings.cache.copies)
 
 
 def _ingress_config(settings: Settings, engine: EngineConfig) -> IngressConfig:

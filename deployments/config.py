@@ -121,6 +121,13 @@ class Isolation(StrEnum):
     KEY = "key"
 
 
+class CopyMode(StrEnum):
+    """Copies of cached prefixes between replicas that nobody has ordered."""
+
+    AUTO = "auto"
+    OFF = "off"
+
+
 class CacheSettings(SettingsSection):
     """The KV caches of the replicas."""
 
@@ -135,6 +142,13 @@ class CacheSettings(SettingsSection):
         strict=False,
         description="Clients whose requests share the cached KV of equal prompts: `shared`, all; `key`, those with the "
         "same API key.",
+    )
+
+    copies: CopyMode = Field(
+        CopyMode.AUTO,
+        strict=False,
+        description="Copies of cached prefixes between replicas: `auto`, when the prediction is that they save at "
+        "least 20 % of a request's time to its first token; `off`, only those that operators order.",
     )
 
     audit_s: float = Field(
@@ -284,9 +298,10 @@ class SchedulerSettings(SettingsSection):
 
 
 class SchedulerConfig(SchedulerSettings):
-    """The scheduler's settings with the bounds of the pool: minimum and maximum number of replicas."""
+    """The scheduler's settings with the bounds of the pool, minimum and maximum number of replicas, and its copies."""
 
     bounds: tuple[int, int] = (1, 1)
+    copies: CopyMode = CopyMode.OFF
 
     @property
     def terms(self) -> Terms:
@@ -307,6 +322,7 @@ class SchedulerConfig(SchedulerSettings):
             placement_ttl_s=max(1.0, 2 * self.epoch_s),
             service=self.slo.level,
             routing=self.routing,
+            copies=self.copies is CopyMode.AUTO,
             classes=self.service_classes,
         )
 

@@ -73,6 +73,7 @@ def _table(replicas: Sequence[MatchedReplicaDocument], chosen: str | None) -> Ta
     table.add_column("")
     for replica in sorted(replicas, key=lambda each: (each.score_s, each.id)):
         notes = {"chosen": replica.id == chosen, "favoured": replica.favoured, "no room": not replica.fits}
+        notes["copies"] = replica.copies_from is not None
         table.add_row(
             Text(replica.id, "bold" if replica.id == chosen else ""),
             *(Text(f"{tokens:,}") for tokens in (replica.hbm, replica.dram)),

@@ -137,7 +137,10 @@ class StateDocument:
 
 @dataclass(frozen=True, slots=True)
 class MatchedReplicaDocument:
-    """A running replica for a prompt, of which it has `hbm` and `dram` tokens; times in seconds."""
+    """A running replica for a prompt, of which it has `hbm` and `dram` tokens; times in seconds.
+
+    It would copy a part of the prompt from the replica `copies_from` first.
+    """
 
     id: str
     hbm: int
@@ -147,6 +150,7 @@ class MatchedReplicaDocument:
     wait_s: float
     first_token_s: float
     score_s: float
+    copies_from: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +224,7 @@ def _matched_replica(item: Mapping[str, Any]) -> MatchedReplicaDocument:
         wait_s=float(item["wait_s"]),
         first_token_s=float(item["first_token_s"]),
         score_s=float(item["score_s"]),
+        copies_from=str(copy["from"]) if (copy := item.get("copy")) is not None else None,
     )
 
 

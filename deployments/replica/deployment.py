@@ -25,6 +25,7 @@ from deployments.processes.guard import start_guard
 from deployments.processes.heap import freeze_heap
 from deployments.replica.channels import ChannelListener
 from deployments.replica.copies import Copies
+from deployments.replica.fetching import Fetches
 from deployments.replica.host import RequestHost
 from deployments.replica.imports import import_vllm
 from deployments.replica.moves import Moves
@@ -136,6 +137,9 @@ class EngineReplica:
 
         self._moves = Moves(world, self._host, peer, migration.lease_s, self._notify_record)
         self._copies = Copies(world, self._engine, peer, migration.lease_s)
+        self._fetches = Fetches(
+            self._host, self._moves, lambda donor, order: replicas.at(donor, routed=False).copy_prefix(order, self._id)
+        )
         self._pool = ReplicaPool(self._engine, self._host, self._moves, self._copies, migration.lease_s)
         self._membership = ServeMembership("Engine", topology.app, f"engine-{self._id}", self._peers_changed)
         self._tasks = [asyncio.create_task(self._watch())]
@@ -228,7 +232,10 @@ class EngineReplica:
         if request.model not in (None, model):
             return Refused("another version of the model runs here", Cause.FINGERPRINT)
         try:
-            self._moves.submit(request.spec, request.hop, request.outputs)
+            if request.fetch is not None:
+                self._fetches.submit(request.spec, request.hop, request.outputs, request.fetch)
+            else:
+                self._moves.submit(request.spec, request.hop, request.outputs)
         except Refused as error:
             return error
         return model

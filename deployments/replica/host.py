@@ -44,6 +44,8 @@ class Run:
     halted: bool = False
     leaving: bool = False
     """The run will be halted behind a token."""
+    fetching: bool = False
+    """The run waits for blocks of its prompt, and is not in the engine yet."""
     restarts: int = 0
     finish: str | None = None
     last_hop: int = 0
@@ -137,8 +139,17 @@ class RequestHost:
 
     # --- for the ingress ------------------------------------------------------------------------------
 
-    def submit(self, spec: RequestSpec, hop: int, outputs: tuple[int, ...], tail: Tail | None = None) -> None:
+    def submit(
+        self,
+        spec: RequestSpec,
+        hop: int,
+        outputs: tuple[int, ...],
+        tail: Tail | None = None,
+        fetching: bool = False,
+    ) -> None:
         """Run a request under `hop`, after its output tokens so far, with a tail that the engine holds.
+
+        If it is `fetching` blocks, it is here from now on, and in the engine from `begin` on.
 
         Raises:
             Stopping: the replica is stopping.
@@ -157,7 +168,20 @@ class RequestHost:
             self._remove(current)
             self.on_end(spec.id, True)
         run = Run(spec, hop, list(outputs), self._clock(), len(outputs), resumed_at=len(outputs), last_hop=hop)
-        self._begin(run, tail)
+        if fetching:
+            run.fetching = run.halted = True
+            self._runs[spec.id] = run
+        else:
+            self._begin(run, tail)
+
+    def begin(self, request: RequestId, hop: int) -> None:
+        """Run a request that was fetching blocks, if it is still here and has not begun otherwise.
+
+        A move that has muted it meanwhile hands it over, or has it begin by its unmuting.
+        """
+        run = self._runs.get(request)
+        if run is not None and run.hop == hop and run.fetching and not run.muted:
+            self._begin(run)
 
     def abort(self, request: RequestId, hop: int) -> None:
         """Abort a request if it runs under exactly this hop; otherwise do nothing."""
@@ -347,7 +371,7 @@ class RequestHost:
         """Run a request in the engine, after its output so far."""
         if not self._computes:
             self._last_output_s = self._clock()
-        run.halted = False
+        run.halted = run.fetching = False
         self._runs[run.spec.id] = run
         self._engine.add(run.key, run.spec, tuple(run.outputs), RunSink(self, run), tail)
 

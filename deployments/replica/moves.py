@@ -178,9 +178,9 @@ class Moves:
 
     # --- events ---------------------------------------------------------------------------------------
 
-    def submit(self, spec: RequestSpec, hop: int, outputs: tuple[int, ...]) -> None:
-        """Run a request from its reader. Raises Refused."""
-        self._host.submit(spec, hop, outputs)
+    def submit(self, spec: RequestSpec, hop: int, outputs: tuple[int, ...], fetching: bool = False) -> None:
+        """Run a request from its reader, see `RequestHost.submit`. Raises Refused."""
+        self._host.submit(spec, hop, outputs, fetching=fetching)
 
     def stop(self) -> None:
         """Begin to stop: take no new requests, and end incoming migrations; outgoing ones go on."""

@@ -34,7 +34,7 @@ from policies.model import Phase, ReplicaId, ReplicaState, Tokens
 from policies.paths.choice import URGENCY, Choice
 from policies.plan import Move, Plan, Reason
 from policies.prefix.routing import Routing
-from policies.prefix.tree import NO_PREFIX, HeldPrefix
+from policies.prefix.tree import HeldPrefix
 from policies.rules.policy import NONE, Barred, Policy
 from policies.rules.registry import sets_headroom
 
@@ -130,7 +130,8 @@ def place(
     held = memory.router.match(arrival)
     placing = _route(memory, request, arrival, held, unsuited, now).placing
     replica = cluster.replicas[placing.replica]
-    placing = replace(placing, matched=memory.router.placed(arrival, replica, held, now))
+    matched, fetch = memory.router.placed(arrival, replica, held, now)
+    placing = Place(replica.id, matched, fetch) if isinstance(placing, Place) else Queue(replica.id, matched)
     cluster.locate(request, replica)
     cluster.pin(request)
     if memory.learns and not exclude:
@@ -168,7 +169,7 @@ def match_prompt(memory: PoolMemory, arrival: Arrival, now: float, exclude: Coll
     favoured = routed.favoured if routed is not None else ()
     replicas = tuple(
         MatchedReplica(
-            router.score(replica, arrival.tokens, held.get(replica.id, NO_PREFIX), now),
+            router.score(replica, arrival.tokens, held, now),
             replica.id not in unsuited and cluster.fits(request, replica),
             replica.id in favoured,
         )

@@ -123,7 +123,8 @@ class Terms:
 
     `service` is the level of service that decides when a replica is full and what is kept free (None: the KV cache and
     the limits alone do). `speed` are the step times of replicas (None: fitted to their reports). `routing` is the rule
-    by which content decides on placements. `classes` order requests.
+    by which content decides on placements. With `copies`, replicas copy prefixes from each other. `classes` order
+    requests.
     """
 
     policy: str = "pack"
@@ -143,6 +144,7 @@ class Terms:
     service: ServiceLevel | None = None
     speed: ReplicaSpeed | None = None
     routing: Routing = Routing.TREE
+    copies: bool = False
     classes: ServiceClasses = NO_CLASSES
 
     @property

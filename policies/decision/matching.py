@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from policies.decision.placement import Place, Queue
 from policies.model import ReplicaId, Tokens
+from policies.prefix.copies import Fetch
 from policies.prefix.routing import ReplicaScore
 
 
@@ -48,10 +49,15 @@ class MatchedReplica:
             "fits": self.fits,
             "favoured": self.favoured,
             "wait_s": score.wait_s,
+            "copy": None if (fetch := score.fetch) is None else _copy_json(fetch),
             "prefill_s": score.prefill_s,
             "first_token_s": score.first_token_s,
             "score_s": score.score_s,
         }
+
+
+def _copy_json(fetch: Fetch) -> dict[str, Any]:
+    return {"from": fetch.donor, "tokens": fetch.tokens, "copy_s": fetch.copy_s}
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from policies.cluster.forecast import WINDOW_S
 from policies.cluster.replica import Replica, Request
 from policies.cluster.supply import RecentMaximum, Supply
 from policies.cost.fit import NO_STEPS
+from policies.cost.lines import Line
 from policies.decision.breaker import Breaker
 from policies.decision.experience import Experience
 from policies.decision.limits import Terms
@@ -93,6 +94,11 @@ class PoolMemory:
         self.breaker = Breaker()
         self.estimates = Estimates(terms.boundaries, terms.epoch_s)
         self.router = Router(terms.routing)
+        self._links: dict[tuple[ReplicaId, ReplicaId], Line | None] = {}
+        """The links of copies, as of the last observation."""
+        self._observed_at = 0.0
+        if terms.copies:
+            self.router.link, self.router.link_limit_s = self._copy_link, terms.boundaries.time_limit_s
         self.cluster = Cluster(
             Tokens(1),
             Supply(terms.per_node),
@@ -119,6 +125,20 @@ class PoolMemory:
         self._unsettled: dict[RequestId, None] = {}
         self._expected: dict[ReplicaId, None] = {}
         self._closed: dict[ReplicaId, float | None] = {}
+
+    def _copy_link(self, donor: ReplicaId, target: ReplicaId) -> Line | None:
+        """See `TokenLink`. Copies stay out of the way of migrations: none goes where one is under way."""
+        ends = donor, target
+        if ends not in self._links:
+            self._links[ends] = self._find_link(donor, target)
+        return self._links[ends]
+
+    def _find_link(self, donor: ReplicaId, target: ReplicaId) -> Line | None:
+        gives = donor in self.statuses and self.statuses[donor].state in UP
+        moves = (underway.move for underway in self.under_way.values())
+        if not gives or any((move.source, move.target) == (donor, target) for move in moves):
+            return None
+        return self.estimates.copying(donor, target, self._observed_at)
 
     def observe(self, seen: PoolReport, now: float) -> Changes:
         """Update the cluster with an observation, and return the changes for the policy."""
@@ -337,6 +357,8 @@ class PoolMemory:
         router = self.router
         router.block_tokens = next((status.block_size for status in self.statuses.values() if status.capacity), 0)
         router.expire(now)
+        self._links.clear()
+        self._observed_at = now
         for replica, change in seen.caches.items():
             router.tree.apply(replica, change)
             if sum(map(len, change.stored.values())) > SLICE:

@@ -7,16 +7,21 @@ from policies.cluster.cluster import Cluster
 from policies.cost.service import ReplicaSpeed
 from policies.model import AdapterId, ReplicaId, RequestId, Tokens
 from policies.precedence import DEFAULT_PRECEDENCE, Precedence
+from policies.prefix.copies import Fetch
 from policies.prefix.names import Naming
 from policies.prefix.routing import NOT_MATCHED, Matched
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The request fits on this replica now. `matched` are the tokens of its prompt in KV caches."""
+    """The request fits on this replica now. `matched` are the tokens of its prompt in KV caches.
+
+    With a `fetch`, the replica copies a part of the prompt from another one first.
+    """
 
     replica: ReplicaId
     matched: Matched = NOT_MATCHED
+    fetch: Fetch | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,15 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
+from policies.cost.lines import Line
 from policies.cost.service import ReplicaSpeed
 from policies.model import Bytes, ReplicaId, RequestId, Tokens
 from policies.paths.beliefs import Beliefs, Priors, Profile
 from policies.paths.choice import Candidate, Choice, Link, LinkId, Prefill, choose, choose_alone
 from policies.plan import Move, MoveReport, Path
+
+_MANY = 1 << 20
+"""Tokens enough for a mean of their bytes."""
 
 _REMEMBERED = 1024
 """The number of newest predictions per path that are compared with actual durations."""
@@ -131,6 +135,14 @@ class Estimates:
         """A path for a move that must not wait: the faster one if neither has room. `present` as in `choose`."""
         [choice] = self.choose([move], busy, now, present=present)
         return choice if choice.path is not None else replace(choice, path=choice.faster)
+
+    def copying(self, donor: ReplicaId, target: ReplicaId, now: float) -> Line | None:
+        """Seconds over the tokens of a copy of KV; None if the two cannot exchange KV, or moves send tokens only."""
+        size = self._beliefs.size(donor, target, Tokens(_MANY))
+        if size is None or self._boundaries.only is Path.TOKENS:
+            return None
+        line = self._beliefs.link(donor, target, now)
+        return Line(line.latency_s, line.per_unit_s * size / _MANY)
 
     def _candidate(self, move: Move, present: Present, has_kv: bool = True) -> Candidate:
         # The newest token has no KV yet: the target computes it in any case.

@@ -27,6 +27,7 @@ from policies.cost.service import ReplicaSpeed
 from policies.cost.steps import StepCosts, proportional
 from policies.model import ReplicaId, RequestId, Tokens
 from policies.paths.beliefs import Profile
+from policies.prefix.copies import Fetch, TokenLink, best_fetch, longest
 from policies.prefix.queues import PrefillQueues
 from policies.prefix.tree import NO_PREFIX, Generations, HeldPrefix, PromptTree
 
@@ -61,7 +62,7 @@ class Routing(StrEnum):
 
 class ReplicaScore(NamedTuple):
     """A replica for a prompt: the prompt's tokens that it has by tier, the seconds of the prefills that wait there, and
-    those of the prompt's own, loading included.
+    those of the prompt's own, loading included; with a `fetch`, those of the prefill behind the copy.
     """
 
     replica: ReplicaId
@@ -69,16 +70,22 @@ class ReplicaScore(NamedTuple):
     dram: Tokens
     wait_s: float
     prefill_s: float
+    fetch: Fetch | None = None
+
+    @property
+    def copy_s(self) -> float:
+        """Seconds of the copy."""
+        return 0.0 if self.fetch is None else self.fetch.copy_s
 
     @property
     def first_token_s(self) -> float:
         """The time to the prompt's first token there."""
-        return self.wait_s + self.prefill_s
+        return self.wait_s + self.copy_s + self.prefill_s
 
     @property
     def score_s(self) -> float:
         """The time to the first token, and the price of the prefill."""
-        return self.wait_s + (1 + WORK_WEIGHT) * self.prefill_s
+        return self.first_token_s + WORK_WEIGHT * self.prefill_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +113,10 @@ class Router:
         self.speed = UNKNOWN_SPEED
         self.load = UNKNOWN_LOAD
         self.block_tokens = 0
+        self.link: TokenLink | None = None
+        """The links for copies between replicas; None: nothing is copied."""
+        self.link_limit_s = 0.0
+        """The longest copy, in seconds."""
         self._sessions: Generations[str, ReplicaId] = Generations(2 * SESSION_S)
         self._prompts: dict[RequestId, array[int]] = {}
         """The names of placed requests' prompts, 8 bytes each, until the requests end."""
@@ -161,18 +172,42 @@ class Router:
     ) -> list[ReplicaScore]:
         """The replicas outside of `barred` with room for a prompt, with their scores; without `empty` those in use."""
         found = []
-        need = cluster.need(prompt)
+        need, donors = cluster.need(prompt), self._donors(held)
         for replica in cluster.running():
             if replica.id in barred or not (empty or replica.requests) or replica.room < need or not replica.accepts:
                 continue
-            found.append(self.score(replica, prompt, held.get(replica.id, NO_PREFIX), now))
+            found.append(self._score(replica, prompt, held.get(replica.id, NO_PREFIX), donors, now))
         return found
 
-    def score(self, replica: Replica, prompt: Tokens, here: HeldPrefix, now: float) -> ReplicaScore:
-        """The score of one replica, which has `here` of a prompt."""
+    def score(self, replica: Replica, prompt: Tokens, held: Mapping[ReplicaId, HeldPrefix], now: float) -> ReplicaScore:
+        """The score of one replica for a prompt that replicas have as in `held`."""
+        return self._score(replica, prompt, held.get(replica.id, NO_PREFIX), self._donors(held), now)
+
+    def _donors(self, held: Mapping[ReplicaId, HeldPrefix]) -> Sequence[tuple[ReplicaId, Tokens]]:
+        """The replicas that a prompt's prefix may be copied from, and the tokens of it that they have."""
+        if self.link is None or self.routing is not Routing.TREE:
+            return ()
+        return [(donor, Tokens(blocks * self.block_tokens)) for donor, blocks in longest(held)]
+
+    def _score(
+        self,
+        replica: Replica,
+        prompt: Tokens,
+        here: HeldPrefix,
+        donors: Sequence[tuple[ReplicaId, Tokens]],
+        now: float,
+    ) -> ReplicaScore:
         hbm, dram = Tokens(here.hbm * self.block_tokens), Tokens(here.dram * self.block_tokens)
-        own_s = first_token_s(self.speed, self.load, prompt, hbm, dram, len(replica.requests), replica.load)
-        return ReplicaScore(replica.id, hbm, dram, self.queues.wait_s(replica.id, now), own_s)
+        batch, context, wait_s = len(replica.requests), replica.load, self.queues.wait_s(replica.id, now)
+        own_s = first_token_s(self.speed, self.load, prompt, hbm, dram, batch, context)
+        if donors and self.link is not None and donors[0][1] > hbm:
+
+            def rest_s(tokens: Tokens) -> float:
+                return self.speed.prefill_s(prompt - tokens, tokens, batch, context)
+
+            if fetch := best_fetch(replica.id, hbm, own_s, donors, self.link, self.link_limit_s, rest_s):
+                return ReplicaScore(replica.id, hbm, dram, wait_s, rest_s(fetch.tokens), fetch)
+        return ReplicaScore(replica.id, hbm, dram, wait_s, own_s)
 
     def favoured(
         self,
@@ -213,18 +248,21 @@ class Router:
             losses[arrival.id] = best[1] - best[0] if len(best) == 2 else 0.0
         return sorted(arrivals, key=lambda arrival: -losses[arrival.id])
 
-    def placed(self, arrival: Arrival, replica: Replica, held: Mapping[ReplicaId, HeldPrefix], now: float) -> Matched:
-        """Note the placement of an arrival, whose prompt replicas have as in `held`."""
+    def placed(
+        self, arrival: Arrival, replica: Replica, held: Mapping[ReplicaId, HeldPrefix], now: float
+    ) -> tuple[Matched, Fetch | None]:
+        """Note the placement of an arrival, whose prompt replicas have as in `held`; the copy that comes before it."""
         here, size = held.get(replica.id, NO_PREFIX), self.block_tokens
-        seconds = self.score(replica, arrival.tokens, here, now).prefill_s
-        self.queues.add(arrival.id, replica.id, seconds, now)
+        score = self.score(replica, arrival.tokens, held, now)
+        self.queues.add(arrival.id, replica.id, score.prefill_s, now)
         self.tree.promise(replica.id, arrival.names[here.blocks :])
         if arrival.names:
             self._prompts[arrival.id] = array("Q", arrival.names)
         if self.routing is Routing.SESSION and arrival.session:
             self._sessions.new[arrival.session] = replica.id
         best = max((prefix.blocks for prefix in held.values()), default=0)
-        return Matched(Tokens(best * size), Tokens(here.blocks * size))
+        predicted = here.blocks * size if score.fetch is None else score.fetch.tokens
+        return Matched(Tokens(best * size), Tokens(predicted)), score.fetch
 
 
 def near_best(scores: Collection[ReplicaScore]) -> frozenset[ReplicaId]:

@@ -199,9 +199,57 @@ async def held_tokens(client: Client, tokens: list[int]) -> dict[str, int]:
     return {replica["id"]: replica["tokens"]["hbm"] for replica in found["replicas"]}
 
 
-async def holders(client: Client, tokens: list[int]) -> tuple[str, str]:
-    """The replica that has a prompt, and one that does not."""
+async def holders(client: Client, tokens: list[int], count: int = 6 * BLOCK) -> tuple[str, str]:
+    """The replica that has that many tokens of a prompt, and one that has none."""
     held = await held_tokens(client, tokens)
     donor, target = max(held, key=lambda each: held[each]), min(held, key=lambda each: held[each])
-    assert (held[donor], held[target]) == (6 * BLOCK, 0)
+    assert (held[donor], held[target]) == (count, 0)
     return donor, target
+
+
+async def test_a_prefix_is_fetched_where_its_replica_is_full(application: Application) -> None:
+    """A stream on the donor holds the prefix, and others fill the donor."""
+    shared = prompt(40 * BLOCK, "fetched")
+    follower = [*shared, *prompt(BLOCK, "follower")]
+    async with application.client() as client:
+        await reset(client)
+        await client.settle()
+        streams = [asyncio.create_task(client.stream(Answer(), shared, 700, "holder"))]
+        await eventually(lambda: holds(client, shared, 40 * BLOCK))
+        donor = (await holders(client, shared, 40 * BLOCK))[0]
+        for number in range(30):
+            if await free_tokens(client, donor) < len(follower):
+                break
+            streams.append(
+                asyncio.create_task(client.stream(Answer(), prompt(1000, f"filler-{number}"), 700, "filler"))
+            )
+            await asyncio.sleep(0.3)
+
+        before = await client.metrics()
+        found = (await client.http.post("/mell/cache/match", json={"prompt": follower})).json()
+        fetched, body = await client.complete(follower, 8)
+        after = await client.metrics()
+        made = {
+            outcome: total(after, "mell_cache_copies_total", reason="fetch", outcome=outcome)
+            - total(before, "mell_cache_copies_total", reason="fetch", outcome=outcome)
+            for outcome in ("done", "aborted")
+        }
+        assert found["replica"] != donor and made == {"done": 1, "aborted": 0}, (found, made)
+        assert cached(body["usage"]) == 40 * BLOCK
+        for stream in streams:
+            stream.cancel()
+        await asyncio.gather(*streams, return_exceptions=True)
+        await reset(client)
+        computed, body = await client.complete(follower, 8)
+        assert computed == fetched and cached(body["usage"]) == 0
+
+
+async def holds(client: Client, tokens: list[int], count: int) -> bool:
+    """True if a replica has that many tokens of a prompt."""
+    return max((await held_tokens(client, tokens)).values()) >= count
+
+
+async def free_tokens(client: Client, replica: str) -> int:
+    """The room of a replica."""
+    (found,) = [each for each in await client.running() if each["id"] == replica]
+    return int(found["capacity_tokens"] - found["used_tokens"])

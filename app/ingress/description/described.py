@@ -143,6 +143,14 @@ class MatchedTokens(Described):
     dram: int = Field(description="Those after them in its DRAM.")
 
 
+class MatchedCopy(Described):
+    """A copy of a part of the prompt, before its request runs."""
+
+    donor: str = Field(alias="from")
+    tokens: int = Field(description="The prompt's first tokens that the replica has behind the copy.")
+    copy_s: float = Field(description="Its seconds, by prediction.")
+
+
 class ReplicaMatch(Described):
     """A running replica for a prompt."""
 
@@ -153,9 +161,12 @@ class ReplicaMatch(Described):
         description="The policy chooses among these: near the best score, or the session's replica. If none is, it "
         "chooses among all."
     )
+    copied: MatchedCopy | None = Field(
+        alias="copy", description="A part of the prompt would be copied from another replica first; `null`: nothing."
+    )
     wait_s: float = Field(description="Until the prefills that wait there are over, by prediction.")
     prefill_s: float = Field(description="The prompt's own prefill, of the tokens that the replica lacks.")
-    first_token_s: float = Field(description="Both together.")
+    first_token_s: float = Field(description="These and the copy together.")
     score_s: float = Field(description="The same with the price of the prefill; the lowest is the best.")
 
 

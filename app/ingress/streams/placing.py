@@ -14,6 +14,7 @@ from migration.protocol.request import RequestSpec
 from policies.cluster.changes import Arrival
 from policies.decision.placement import Decision, Place, PlacingAlone, PlacingView, Queue
 from policies.model import ReplicaId, RequestId, Tokens
+from policies.prefix.copies import Fetch
 from policies.prefix.names import Naming
 
 log = logging.getLogger("ray.serve")
@@ -47,6 +48,8 @@ class Placer:
         self._alone = PlacingAlone(PlacingView(), clock())
         self._naming: Naming | None = None
         self._contents: dict[RequestId, PromptContent] = {}
+        self._fetches: dict[RequestId, tuple[ReplicaId, Fetch]] = {}
+        """Copies that come before requests, with the requests' replicas."""
         self._scheduler_down = False
         self._decide: Coalescer[PlaceCall, Decision] = Coalescer(self._decide_all)
 
@@ -67,9 +70,15 @@ class Placer:
         replica = await self._ask(arrival, spec.label, exclude)
         return replica or self._alone.place(spec.id, tokens, self._others(exclude), self._clock())
 
+    def take_fetch(self, request: RequestId, replica: ReplicaId) -> Fetch | None:
+        """The copy that comes before a request on this replica, once; None if there is none."""
+        placed = self._fetches.pop(request, None)
+        return placed[1] if placed is not None and placed[0] == replica else None
+
     def ended(self, request: RequestId) -> None:
         """The request no longer counts."""
         self._alone.ended(request)
+        self._fetches.pop(request, None)
         self._contents.pop(request, None)
 
     async def refresh(self) -> None:
@@ -91,7 +100,11 @@ class Placer:
             log.info("the scheduler places requests again")
         self._scheduler_down = False
         match decision:
-            case Place(replica) | Queue(replica):
+            case Place(replica, fetch=fetch):
+                if fetch is not None:
+                    self._fetches[arrival.id] = replica, fetch
+                return replica
+            case Queue(replica):
                 return replica
             case _:
                 return None

@@ -56,3 +56,10 @@ def test_members_of_a_newer_version_are_ignored() -> None:
 def test_an_invalid_state_is_refused(document: object) -> None:
     with pytest.raises((KeyError, TypeError, ValueError)):
         parse_state(document)
+
+
+def test_a_replica_that_would_copy_a_prompt_has_its_donor() -> None:
+    first, second = MATCHED["replicas"]
+    copying = {**first, "copy": {"from": "bbbbbbbb", "tokens": 1184, "copy_s": 0.06}}
+    found = parse_match({**MATCHED, "replicas": [copying, second]})
+    assert [replica.copies_from for replica in found.replicas] == ["bbbbbbbb", None]

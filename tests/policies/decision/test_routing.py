@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.cluster.changes import Arrival
+from policies.cost.lines import Line
 from policies.cost.service import ReplicaSpeed
 from policies.cost.steps import StepCosts, proportional
 from policies.decision.deciding import decide_pool, place
@@ -15,6 +16,8 @@ from policies.decision.memory import PoolMemory
 from policies.decision.observation import Pool, PoolReport, Resident, Status
 from policies.decision.placement import Decision, NoReplica, Place, Queue
 from policies.model import Phase, ReplicaId, ReplicaState, RequestId, RequestLoad, Tokens
+from policies.paths.beliefs import Profile
+from policies.plan import Move, Path, Reason
 from policies.prefix.change import CacheChange, Tier
 from policies.prefix.routing import Matched, Routing
 from policies.rules.registry import POLICIES
@@ -31,9 +34,11 @@ def memory(
     caches: Mapping[ReplicaId, Sequence[int]],
     routing: Routing = Routing.TREE,
     policy: str = "best_fit",
+    copies: bool = False,
+    kv: str = "cache",
 ) -> PoolMemory:
-    """A cluster whose replicas decode requests of these sizes, and have these blocks."""
-    made = PoolMemory(Terms(policy, routing=routing, speed=SPEED))
+    """A cluster whose replicas decode requests of these sizes, and have these blocks. Replica c has a cache `kv`."""
+    made = PoolMemory(Terms(policy, routing=routing, speed=SPEED, copies=copies))
     requests = [
         Resident(replica, RequestLoad(RequestId(f"{replica}{i}"), "", Tokens(size), Phase.DECODE, 0.0, 0))
         for replica, sizes in loads.items()
@@ -44,6 +49,7 @@ def memory(
         tuple(Status(replica, ReplicaState.RUNNING, "node", CAPACITY, 10) for replica in loads),
         requests=tuple(requests),
         caches={replica: stored(*names) for replica, names in caches.items()},
+        profiles={r: Profile("node", kv if r == C else "cache", 1000.0, Line.of(100.0)) for r in loads},
     )
     decide_pool(made, report, 0.0)
     return made
@@ -135,6 +141,39 @@ def test_without_room_there_a_prompt_goes_elsewhere() -> None:
     assert place(made, arrival(), 0.0) == Place(B, Matched(Tokens(100), Tokens(0)))
     full = memory({A: [950, 10], B: [950]}, {A: PROMPT, B: []})
     assert place(full, arrival(), 0.0) == Queue(B, Matched(Tokens(100), Tokens(0)))
+
+
+def test_a_prefix_is_copied_to_where_there_is_room() -> None:
+    loads, caches = {A: [950], C: [100]}, {A: PROMPT, C: []}
+    made = memory(loads, caches, copies=True)
+    placed = place(made, arrival(), 0.0)
+    assert isinstance(placed, Place) and placed.fetch is not None
+    assert (placed.replica, placed.matched) == (C, Matched(Tokens(100), Tokens(100)))
+    assert (placed.fetch.donor, placed.fetch.tokens) == (A, 100)
+    # By the prior of links within a node: 50 ms, and 100 kB at 1 GB/s. The prefill of 100 of 101 tokens is saved.
+    assert placed.fetch.copy_s == pytest.approx(0.0501) and placed.fetch.saves_s == pytest.approx(1.0)
+    assert made.router.queues.wait_s(C, 0.0) < 0.05, "the copy is no prefill"
+    again = place(made, arrival("again"), 0.0)
+    assert isinstance(again, Place) and again.fetch is None, "the first one's promise"
+
+
+@pytest.mark.parametrize("why", ["off", "caches differ", "a move is under way", "sessions"])
+def test_nothing_is_copied(why: str) -> None:
+    routing = Routing.SESSION if why == "sessions" else Routing.TREE
+    kv = "another" if why == "caches differ" else "cache"
+    made = memory({A: [950], C: [100]}, {A: PROMPT, C: []}, routing, copies=why != "off", kv=kv)
+    if why == "a move is under way":
+        made.add_order(Move(RequestId("a0"), A, C, Tokens(950), Reason.MANUAL, 0, Path.KV), 0.0)
+    assert place(made, arrival(), 0.0) == Place(C, Matched(Tokens(100), Tokens(0)))
+
+
+def test_a_popular_prefix_is_copied_and_not_computed_elsewhere() -> None:
+    made = memory({A: [10], B: [10], C: [10]}, {A: PROMPT, B: [], C: []}, copies=True)
+    tails = [(*PROMPT, *(1000 * i + j for j in range(10))) for i in range(12)]
+    placed = [place(made, arrival(f"q{i}", 201, names), 0.0) for i, names in enumerate(tails)]
+    fetched = {each.replica: each.fetch for each in placed if isinstance(each, Place) and each.fetch is not None}
+    assert fetched.keys() == {B, C} and {home(each) for each in placed} == {A, B, C}
+    assert all(fetch.tokens == 100 for fetch in fetched.values())
 
 
 def test_excluded_replicas_are_no_candidates() -> None:

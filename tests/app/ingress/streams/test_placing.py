@@ -12,8 +12,9 @@ from migration.protocol.core_messages import Adapter
 from migration.protocol.ports import LossKind
 from migration.run.reader import NotServed
 from policies.cluster.changes import Arrival
-from policies.decision.placement import Decision
-from policies.model import RequestId
+from policies.decision.placement import Decision, Place
+from policies.model import ReplicaId, RequestId, Tokens
+from policies.prefix.copies import Fetch
 from tests.app.ingress.fakes import Conversation, make_service, output
 from tests.app.ingress.streams.streaming import LONG, served, whole
 from tests.migration.world import spec
@@ -163,3 +164,18 @@ async def test_a_death_is_survived_without_the_scheduler() -> None:
         service.scheduler.fault = "silent"
         service.kill("a")
         assert await output(conversation) == whole(request)
+
+
+async def test_a_copy_before_a_request_goes_to_its_replica_with_the_first_submission() -> None:
+    service, request = make_service(), spec()
+    fetch = Fetch(ReplicaId("b"), Tokens(32), 0.01, 0.5)
+    service.scheduler.decide = lambda call: Place(ReplicaId("a"), fetch=fetch)  # type: ignore[method-assign]
+    assert await service.streams._calls.place(request, 0, frozenset()) == "a"
+    placer = service.streams._calls._placer
+    assert placer.take_fetch(request.id, ReplicaId("b")) is None, "it was placed on another one"
+    await service.streams._calls.place(request, 0, frozenset())
+    assert placer.take_fetch(request.id, ReplicaId("a")) == fetch
+    assert placer.take_fetch(request.id, ReplicaId("a")) is None
+    await service.streams._calls.place(request, 0, frozenset())
+    placer.ended(request.id)
+    assert placer.take_fetch(request.id, ReplicaId("a")) is None

@@ -1,0 +1,56 @@
+"""Has the beginnings of prompts copied to this replica before their requests run: the other end of `copies`."""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Awaitable, Callable
+
+from deployments.replica.host import RequestHost
+from deployments.replica.moves import Moves
+from migration.protocol.record import CopyRecord
+from migration.protocol.request import RequestSpec
+from migration.run.donor import CopyOrder
+from policies.model import ReplicaId
+from policies.prefix.copies import CopyReason, Fetch
+
+log = logging.getLogger("ray.serve")
+
+LEAST_S = 0.1
+"""The least deadline of a copy, in seconds: shorter ones are in the noise of a busy machine."""
+
+CopyHere = Callable[[ReplicaId, CopyOrder], Awaitable[CopyRecord]]
+"""Has a donor copy a prefix to this replica. Raises MigrationError, as `MemPool.transfer_with_insert`."""
+
+
+class Fetches:
+    """Submits requests whose prompt's beginning is copied first.
+
+    A request waits for its copy no longer than the computation would take that the copy saves. It runs then, also
+    without the copied blocks.
+    """
+
+    def __init__(self, host: RequestHost, moves: Moves, copy_here: CopyHere) -> None:
+        self._host = host
+        self._moves = moves
+        self._copy_here = copy_here
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def submit(self, spec: RequestSpec, hop: int, outputs: tuple[int, ...], fetch: Fetch) -> None:
+        """Take a request; it runs in the engine behind the copy. Raises Refused."""
+        self._moves.submit(spec, hop, outputs, fetching=True)
+        task = asyncio.create_task(self._fetch(spec, hop, outputs, fetch))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _fetch(self, spec: RequestSpec, hop: int, outputs: tuple[int, ...], fetch: Fetch) -> None:
+        within_s = max(LEAST_S, fetch.saves_s)
+        order = CopyOrder(uuid.uuid4().hex[:16], spec, CopyReason.FETCH, outputs, within_s)
+        try:
+            async with asyncio.timeout(within_s):
+                await self._copy_here(fetch.donor, order)
+        except Exception as error:
+            log.info("request %s computes its whole prompt: the copy from %s failed: %r", spec.id, fetch.donor, error)
+        finally:
+            # Before the request begins: blocks on their way would take room from it.
+            self._moves.cancel(order.id)
+            self._host.begin(spec.id, hop)

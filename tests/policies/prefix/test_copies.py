@@ -1,0 +1,64 @@
+"""When a prefix is copied before a request runs."""
+
+import pytest
+
+from policies.cost.lines import Line
+from policies.model import ReplicaId, Tokens
+from policies.prefix.copies import SAVES, Fetch, best_fetch, longest
+from policies.prefix.tree import HeldPrefix
+
+A, B, C, D, E = (ReplicaId(name) for name in "abcde")
+
+
+def rest_s(tokens: Tokens) -> float:
+    """A prompt of 1,000 tokens takes a millisecond for each that is not there."""
+    return (1000 - tokens) * 1e-3
+
+
+FAST = Line(0.0, 1e-5)
+
+
+def fetch(
+    *donors: tuple[ReplicaId, int], here: int = 0, line: Line | None = FAST, limit_s: float = 10.0
+) -> Fetch | None:
+    pairs = [(donor, Tokens(tokens)) for donor, tokens in donors]
+    return best_fetch(B, Tokens(here), rest_s(Tokens(here)), pairs, lambda donor, target: line, limit_s, rest_s)
+
+
+def test_the_donor_with_which_the_first_token_comes_soonest_is_taken() -> None:
+    near = fetch((A, 900), (C, 500))
+    assert near is not None and (near.donor, near.tokens) == (A, 900)
+    assert near.copy_s == pytest.approx(0.009) and near.saves_s == pytest.approx(0.9)
+    slow = {A: Line(0.6, 1e-5), C: FAST}
+    found = best_fetch(
+        B, Tokens(0), 1.0, [(A, Tokens(900)), (C, Tokens(500))], lambda donor, _: slow[donor], 10.0, rest_s
+    )
+    assert found is not None and found.donor == C
+
+
+def test_only_what_the_replica_lacks_is_copied() -> None:
+    found = fetch((A, 900), here=400)
+    assert found is not None and found.copy_s == pytest.approx(0.005) and found.saves_s == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("donors", [(), ((A, 400),), ((A, 300),), ((B, 900),)])
+def test_nobody_copies_what_is_there_or_from_itself(donors: tuple[tuple[ReplicaId, int], ...]) -> None:
+    assert fetch(*donors, here=400) is None
+
+
+def test_nothing_is_copied_where_nothing_can_be() -> None:
+    assert fetch((A, 900), line=None) is None
+
+
+@pytest.mark.parametrize(("latency_s", "pays"), [(0.9 - SAVES - 0.01, True), (0.9 - SAVES + 0.01, False)])
+def test_a_copy_has_to_save_a_share(latency_s: float, pays: bool) -> None:
+    assert (fetch((A, 900), line=Line(latency_s, 1e-9)) is not None) == pays
+
+
+def test_a_copy_beyond_the_boundary_of_its_link_is_not_made() -> None:
+    assert fetch((A, 900), line=Line(0.5, 1e-9), limit_s=0.4) is None
+
+
+def test_the_longest_prefixes_in_hbm_are_compared() -> None:
+    held = {A: HeldPrefix(1), B: HeldPrefix(0, 9), C: HeldPrefix(3), D: HeldPrefix(3), E: HeldPrefix(2)}
+    assert longest(held) == ((C, 3), (D, 3), (E, 2))
