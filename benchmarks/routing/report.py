@@ -74,8 +74,8 @@ def _workloads(runs: Sequence[RoutingRun]) -> list[str]:
 
 def _table(workload: str, runs: Sequence[RoutingRun], baseline: System) -> Iterator[str]:
     found = [figures(run) for run in runs if run.workload == workload]
-    count = len(found[0].run.answers)
-    yield f"{workload}: {count} requests. Median [min, max] of the runs."
+    requests = spread([len(each.run.answers) for each in found], 0)
+    yield f"{workload}: {requests} requests. Median [min, max] of the runs."
     yield _line("", list(FIGURES))
     systems = [system for system in System if any(each.run.system is system for each in found)]
     for system in systems:
