@@ -137,6 +137,7 @@ def _ingress_config(settings: Settings, engine: EngineConfig) -> IngressConfig:
         service_classes=settings.scheduler.service_classes,
         isolates_keys=_isolates_keys(settings),
         has_level=_scheduler_config(settings).terms.has_level,
+        deadlines_s=settings.deadlines_s,
     )
 
 

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from pydantic import Field
+
 from app.ingress.access.keys import ApiKey
 from app.settings import IngressSettings, served_names
 from policies.precedence import NO_CLASSES, ServiceClasses
@@ -14,7 +16,7 @@ class IngressConfig(IngressSettings):
     `api_keys` are the keys from the environment; `api_keys_file` names a file with others. `rust_binary` is the path
     of vLLM's Rust frontend; None: that in vLLM's package, on each node. `service_classes` are the scheduler's.
     `isolates_keys`: requests of different API keys share no cached KV. `has_level`: the scheduler compares the times
-    that clients get with a service level.
+    that clients get with a service level. `deadlines_s` are the times by class after which a first token is too late.
     """
 
     model_id: str
@@ -30,6 +32,7 @@ class IngressConfig(IngressSettings):
     service_classes: ServiceClasses = NO_CLASSES
     isolates_keys: bool = False
     has_level: bool = False
+    deadlines_s: dict[str, float] = Field(default_factory=dict)
 
     @property
     def model_names(self) -> frozenset[str]:

@@ -15,7 +15,7 @@ from ray.serve.handle import DeploymentHandle
 from starlette.applications import Starlette
 from starlette.middleware.base import BaseHTTPMiddleware
 
-from app.ingress.access.admission import Gate
+from app.ingress.access.admission import FirstTokenDeadlines, Gate
 from app.ingress.access.classes import ClassChooser
 from app.ingress.access.keys import KeyFile
 from app.ingress.adapters import AdapterOrders
@@ -69,8 +69,6 @@ class IngressBackend:
         self.settings: IngressSettings = config
         self._key_file = KeyFile(config.api_keys_file) if config.api_keys_file is not None else None
         keys = self._key_file.read() if self._key_file is not None else config.api_keys
-        chooser = ClassChooser(config.service_classes, config.service_tiers)
-        self.gate = Gate(keys, config.max_requests, chooser=chooser)
         self.tracer = _make_tracer(config, self.id)
         self.telemetry = _make_telemetry(config, api.decode, self.tracer)
         self._initial = config.initial_replicas
@@ -101,6 +99,9 @@ class IngressBackend:
         )
         placer = Placer(self._scheduler, self._membership, config.place_timeout_s)
         self._placer = placer
+        chooser = ClassChooser(config.service_classes, config.service_tiers)
+        deadlines = FirstTokenDeadlines(config.deadlines_s, placer.soonest_s)
+        self.gate = Gate(keys, config.max_requests, chooser=chooser, deadlines=deadlines)
         self.streams = Streams(
             self.id,
             replicas,

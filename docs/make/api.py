@@ -42,7 +42,8 @@ CODES = {
     ),
     "saturated": (
         503,
-        "`ingress.max_requests` requests are running, or too many for the class; try again after `Retry-After`",
+        "`ingress.max_requests` requests are running, or too many for the class, or a first token would come too late "
+        "(`ingress.refuse_late`); try again after `Retry-After`",
     ),
     "unavailable": (503, "no replica accepts the request"),
     "internal_error": (500, "a mistake of the server, which is in the ingress's log"),

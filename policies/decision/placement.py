@@ -115,6 +115,16 @@ class PlacingAlone:
             self._placed[request] = replica, tokens
         return replica
 
+    def soonest_s(self, running: Collection[ReplicaId], now: float) -> float:
+        """Seconds until a prompt of one token would have its first token on the best of the `running` replicas.
+
+        No prompt has one sooner. The wait for KV blocks is left out. 0 before step times are known, and without any
+        replica.
+        """
+        if self._speed is None:
+            return 0.0
+        return min((self._first_token_s(replica, 1, now) for replica in running), default=0.0)
+
     def ended(self, request: RequestId) -> None:
         """The request no longer counts."""
         replica, tokens = self._placed.pop(request, (None, 0))

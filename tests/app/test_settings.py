@@ -253,6 +253,10 @@ def test_seconds_may_be_whole_numbers() -> None:
             nested("scheduler.classes", {"a": {"rank": 1}, "b": {"rank": 2}}) | nested("ingress.max_requests", 2),
             "ingress.max_requests is below the number of ranks, 3",
         ),
+        (
+            nested("scheduler.classes", {"a": {"itl_p99_ms": 90.0}}) | nested("ingress.refuse_late", 2.0),
+            "ingress.refuse_late: set ttft_p99_s in scheduler.slo or in a class, too",
+        ),
         (nested("deployment_config.standby", 1), "valid boolean"),
         (nested("ingress.frontend", "python"), "'vllm'"),
         (nested("ingress.frontend", "mell"), "has replaced Mell's own: write vllm, or remove the line"),

@@ -2,8 +2,8 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
@@ -25,6 +25,26 @@ _RETRY_S = 1.0
 """Retry-After when the end of a running request, whose time is unknown, has to come first."""
 
 
+@dataclass(frozen=True, slots=True)
+class FirstTokenDeadlines:
+    """Refuses requests whose first token would be late: `by_class` are the longest times to it, in seconds, and
+    `soonest_s` the time to one that begins now. Classes without a deadline are never refused.
+    """
+
+    by_class: Mapping[str, float] = field(default_factory=dict)
+    soonest_s: Callable[[], float] = lambda: 0.0
+
+    def check(self, service_class: str) -> None:
+        """Raises ApiError 503, with the time until a request would be in time."""
+        deadline_s = self.by_class.get(service_class)
+        if deadline_s is not None and (late_s := self.soonest_s() - deadline_s) > 0:
+            message = f"the first token would come later than {deadline_s:g} s; try again"
+            raise _saturated(message, max(_RETRY_S, late_s))
+
+
+NO_DEADLINES = FirstTokenDeadlines()
+
+
 class Gate:
     """Admits requests. Without keys every client is admitted; `max_requests` None means no limit.
 
@@ -37,9 +57,11 @@ class Gate:
         max_requests: int | None = None,
         clock: Callable[[], float] = time.monotonic,
         chooser: ClassChooser = ONE_CLASS,
+        deadlines: FirstTokenDeadlines = NO_DEADLINES,
     ) -> None:
         self._clock = clock
         self._chooser = chooser
+        self._deadlines = deadlines
         self._seats = Seats(max_requests, chooser.classes.ranks)
         self._keys: tuple[ApiKey, ...] = ()
         self._meters: dict[str, Meter] = {}
@@ -94,7 +116,7 @@ class Gate:
         if exceeded := meter.begin(self._clock()):
             self._seats.leave(None)
             raise _too_many(exceeded)
-        return Admission(meter, self._seats, self._clock, self._chooser, key)
+        return Admission(meter, self._seats, self._clock, self._chooser, key, self._deadlines)
 
 
 class Admission:
@@ -107,6 +129,7 @@ class Admission:
         clock: Callable[[], float],
         chooser: ClassChooser = ONE_CLASS,
         key: ApiKey | None = None,
+        deadlines: FirstTokenDeadlines = NO_DEADLINES,
     ) -> None:
         self.key = key.name if key is not None else None
         """The name of the client's key."""
@@ -118,6 +141,7 @@ class Admission:
         self._rank: int | None = None
         self._clock = clock
         self._chooser = chooser
+        self._deadlines = deadlines
         self._charged = 0
         self.used = 0
         """Tokens that the request has used; the final charge to its key."""
@@ -127,9 +151,10 @@ class Admission:
 
         Raises:
             ApiError: 400 for an unknown class, 403 for one that the key may not use, 503 if the ingress is too full for
-                the rank of the class.
+                the rank of the class, or a first token would be late for it.
         """
         self.service_class = self._chooser.choose(header, tier, self._allowed)
+        self._deadlines.check(self.service_class)
         rank = self._chooser.classes.rank(self.service_class)
         if not self._seats.assign(rank):
             raise _saturated(f"{self._seats.taken} requests are running, too many for this class; try again")
@@ -209,8 +234,8 @@ def admitted(scope: Scope) -> AdmittedCall:
     return call
 
 
-def _saturated(message: str) -> ApiError:
-    return ApiError(503, message, code="saturated", retry_after_s=_RETRY_S)
+def _saturated(message: str, retry_after_s: float = _RETRY_S) -> ApiError:
+    return ApiError(503, message, code="saturated", retry_after_s=retry_after_s)
 
 
 def _too_many(exceeded: Exceeded) -> ApiError:

@@ -75,6 +75,10 @@ class Placer:
         placed = self._fetches.pop(request, None)
         return placed[1] if placed is not None and placed[0] == replica else None
 
+    def soonest_s(self) -> float:
+        """Seconds to the first token of the shortest prompt, by the newest view; see `PlacingAlone.soonest_s`."""
+        return self._alone.soonest_s(self._membership.running, self._clock())
+
     def ended(self, request: RequestId) -> None:
         """The request no longer counts."""
         self._alone.ended(request)

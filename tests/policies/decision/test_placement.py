@@ -213,6 +213,17 @@ def test_before_step_times_are_known_the_most_free_tokens_count() -> None:
     assert sent(view(b=seen(1)), 1) == "b"
 
 
+def test_the_soonest_first_token_is_behind_the_prefills_of_the_replica_that_is_free_first() -> None:
+    speed = ReplicaSpeed(StepCosts(proportional(0.001), 0.02), chunk_tokens=100)
+    alone = view(speed, a=seen(backlog=300), b=seen(backlog=200, requests=10))
+    # Steps of a hundred tokens take 0.12 s, beside ten requests 0.13 s; the last one has one token beside them.
+    assert alone.soonest_s((A, B), 0.0) == pytest.approx(2 * 0.13 + 0.031)
+    assert alone.soonest_s((A,), 0.1) == pytest.approx(3 * 0.12 - 0.1 + 0.021)
+    assert alone.soonest_s((A,), 9.0) == pytest.approx(0.021), "as of the last view, they are over by now"
+    assert alone.soonest_s((), 0.0) == view(a=seen(backlog=300)).soonest_s((A,), 0.0) == 0.0
+    assert alone.soonest_s((C,), 0.0) == pytest.approx(0.021), "a new replica has no prefills"
+
+
 def test_only_running_replicas_are_chosen() -> None:
     assert sent(view(a=seen(99), b=seen(1)), 1, running=[B]) == "b"
     assert sent(view(a=seen(99)), 1, running=[]) == "-"

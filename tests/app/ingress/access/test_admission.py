@@ -10,9 +10,11 @@ import httpx
 import pytest
 
 from app.frontend.guard.bodies import DEFAULT_CHARGE_TOKENS
-from app.ingress.access.admission import Gate
+from app.ingress.access.admission import FirstTokenDeadlines, Gate
+from app.ingress.access.classes import HEADER, ClassChooser
 from app.ingress.access.keys import ApiKey, KeyFile, digest, entry
 from app.ingress.access.limits import KeyLimits
+from policies.precedence import ServiceClass, ServiceClasses
 from tests.app.ingress.fakes import MAX_CONTEXT, PROMPT, Api, Exchange, body, eventually, make_api, make_service
 
 ALICE = {"Authorization": "Bearer alice-key"}
@@ -202,6 +204,23 @@ async def test_a_saturated_ingress_answers_503() -> None:
         exchange.disconnect()
         await exchange.ended()
     assert (await api.complete(max_tokens=1)).status_code == 200
+
+
+async def test_a_request_whose_first_token_would_be_late_for_its_class_is_refused() -> None:
+    soonest_s = [7.4]
+    chooser = ClassChooser(ServiceClasses({"chat": ServiceClass(1), "batch": ServiceClass(-1)}))
+    deadlines = FirstTokenDeadlines({"chat": 2.0, "default": 8.0}, lambda: soonest_s[0])
+    api = make_api(gate=(gate := Gate(chooser=chooser, deadlines=deadlines)))
+
+    async def asked(name: str) -> httpx.Response:
+        return await api.complete(max_tokens=1, headers={HEADER: name})
+
+    late = await asked("chat")
+    assert refusal(late) == (503, "saturated", "6"), "in 5.4 s, rounded up"
+    assert "later than 2 s" in late.json()["error"]["message"] and gate.running == 0
+    assert [(await asked(name)).status_code for name in ("default", "batch")] == [200, 200]
+    soonest_s[0] = 2.0
+    assert (await asked("chat")).status_code == 200
 
 
 async def test_a_503_counts_nothing_against_the_key() -> None:
