@@ -75,6 +75,8 @@ def perform(system: System, workloads: Sequence[str], seed: int) -> list[Routing
         "scheduler": {"policy": POLICY, "mode": "act", "epoch_s": 1.0, "routing": str(routing)},
         "deployment_config": {"num_cpus": 0.05},
         "ingress": {"frontend_kwargs": {"enable_prompt_tokens_details": True}},
+        # The simulator, with which these runs are compared, plays no copies.
+        "cache": {"copies": "off"},
     }
     with mell(PORT, REPLICAS, **settings):
         return asyncio.run(_on_mell(system, workloads, seed))

@@ -192,6 +192,10 @@ class NoticeApi(Protocol):
         """Take the record of a migration that has ended, or of a resubmission by an ingress."""
         ...
 
+    async def copied(self, record: CopyRecord) -> None:
+        """Take the record of a copy between replicas that has ended."""
+        ...
+
     async def latencies(self, ingress: IngressId, counts: ClassCounts) -> None:
         """Take the latencies of all requests since the ingress's start, by service class."""
         ...

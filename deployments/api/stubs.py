@@ -255,6 +255,10 @@ class SchedulerStub:
         """See `NoticeApi.record`."""
         await self._call(SchedulerApi.record, record)
 
+    async def copied(self, record: CopyRecord) -> None:
+        """See `NoticeApi.copied`."""
+        await self._call(SchedulerApi.copied, record)
+
     async def latencies(self, ingress: IngressId, counts: ClassCounts) -> None:
         """See `NoticeApi.latencies`."""
         await self._call(SchedulerApi.latencies, ingress, counts)

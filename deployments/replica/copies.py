@@ -22,12 +22,18 @@ class Copies:
     """Makes copies, each under a lease of `lease_s` seconds, and counts them in `made`."""
 
     def __init__(
-        self, world: MigrationWorld, holds: PrefixHolds, peer: Callable[[ReplicaId], Peer], lease_s: float
+        self,
+        world: MigrationWorld,
+        holds: PrefixHolds,
+        peer: Callable[[ReplicaId], Peer],
+        lease_s: float,
+        on_record: Callable[[CopyRecord], None] = lambda record: None,
     ) -> None:
         self._world = world
         self._holds = holds
         self._peer = peer
         self._lease_s = lease_s
+        self._on_record = on_record
         self._running: dict[str, DonorRun] = {}
         self.made = CopyCounts()
 
@@ -49,6 +55,7 @@ class Copies:
         finally:
             del self._running[order.id]
         self.made.add(record)
+        self._on_record(record)
         _log_copy(record)
         return record
 

@@ -136,7 +136,7 @@ class EngineReplica:
             return ServePeer(replicas, target)
 
         self._moves = Moves(world, self._host, peer, migration.lease_s, self._notify_record)
-        self._copies = Copies(world, self._engine, peer, migration.lease_s)
+        self._copies = Copies(world, self._engine, peer, migration.lease_s, self._notify_copy)
         self._fetches = Fetches(
             self._host, self._moves, lambda donor, order: replicas.at(donor, routed=False).copy_prefix(order, self._id)
         )
@@ -164,6 +164,9 @@ class EngineReplica:
             clock=time.monotonic,
             wall_clock=time.time,
         )
+
+    def _notify_copy(self, record: CopyRecord) -> None:
+        self._scheduler.notify(lambda scheduler: scheduler.copied(record))
 
     def _notify_record(self, record: MigrationRecord) -> None:
         self._scheduler.notify(lambda scheduler: scheduler.record(record))

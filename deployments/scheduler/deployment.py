@@ -38,7 +38,7 @@ from deployments.serve.routing import own_id
 from migration.protocol.errors import MigrationError, PeerLost
 from migration.protocol.messages import ONLY, PathRequest
 from migration.protocol.ports import Clock
-from migration.protocol.record import MigrationRecord
+from migration.protocol.record import CopyRecord, MigrationRecord
 from migration.protocol.request import IngressId
 from migration.run.source import Order
 from policies.cluster.changes import Arrival
@@ -209,6 +209,10 @@ class LiveScheduler:
     async def record(self, record: MigrationRecord) -> None:
         """See `NoticeApi.record`."""
         self._dispatch.take(record)
+
+    async def copied(self, record: CopyRecord) -> None:
+        """See `NoticeApi.copied`."""
+        self._dispatch.take_copy(record)
 
     async def latencies(self, ingress: IngressId, counts: ClassCounts) -> None:
         """See `NoticeApi.latencies`."""

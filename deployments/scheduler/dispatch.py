@@ -1,4 +1,4 @@
-"""Orders moves from their sources, and reports the progress of all moves to the next decision."""
+"""Orders moves from their sources, and reports the progress of all moves, and ended copies, to the next decision."""
 
 import asyncio
 import logging
@@ -9,11 +9,12 @@ from typing import Protocol
 from deployments.scheduler.records import Records
 from migration.protocol.errors import MigrationError
 from migration.protocol.messages import ONLY, PathRequest
-from migration.protocol.record import MigrationRecord, Outcome
+from migration.protocol.record import CopyOutcome, CopyRecord, MigrationRecord, Outcome
 from migration.run.source import Order
-from policies.causes import Cause
+from policies.causes import PAIR_FAILURES, Cause
 from policies.model import ReplicaId
 from policies.plan import Move, MoveReport, Path, Reason
+from policies.prefix.copies import CopyReport
 
 log = logging.getLogger("ray.serve")
 
@@ -36,6 +37,7 @@ class Dispatch:
         self._sources = sources
         self._records = records
         self._reports: dict[str, MoveReport] = {}
+        self._copies: list[CopyReport] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, moves: Iterable[Move]) -> None:
@@ -84,6 +86,16 @@ class Dispatch:
         self._reports.pop(record.id, None)
         self._reports[record.id] = report_of(record)
 
+    def take_copy(self, record: CopyRecord) -> None:
+        """Take the record of a copy that has ended."""
+        if (report := report_of_copy(record)) is not None:
+            self._copies.append(report)
+
+    def take_copies(self) -> tuple[CopyReport, ...]:
+        """The reports of copies since the last call."""
+        copies, self._copies = tuple(self._copies), []
+        return copies
+
     def take_reports(self) -> tuple[MoveReport, ...]:
         """The newest report of every move with a record since the last call."""
         reports, self._reports = tuple(self._reports.values()), {}
@@ -108,6 +120,14 @@ def report_of(record: MigrationRecord) -> MoveReport:
         fell_back=record.fell_back,
         predicted_s=record.predicted_s,
     )
+
+
+def report_of_copy(record: CopyRecord) -> CopyReport | None:
+    """The report of a copy from its record; None if it shows nothing of the link between the two replicas."""
+    done = record.outcome is CopyOutcome.DONE
+    if not record.tokens or (not done and record.cause not in PAIR_FAILURES):
+        return None
+    return CopyReport(record.source, record.target, record.tokens, record.duration_s, done)
 
 
 def new_id() -> str:

@@ -44,7 +44,8 @@ class LivePool:
             capacity=Tokens(0),
         )
         others = self.listing.others(roster.statuses)
-        return roster.observe(pool, self.dispatch.take_reports(), scaler.opening, others, self.listing.leaving())
+        moves, copies = self.dispatch.take_reports(), self.dispatch.take_copies()
+        return roster.observe(pool, moves, scaler.opening, others, self.listing.leaving(), copies)
 
     def states(self) -> Iterable[ReplicaState]:
         """The states of the pool's replicas, as of the last observation."""

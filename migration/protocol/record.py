@@ -100,9 +100,9 @@ class CopyOutcome(StrEnum):
 class CopyRecord:
     """One copy of a cached prefix. `outcome` is None while it runs; `state` is the donor session's.
 
-    The donor held the first `held` blocks of the context, of which the target had `present`. `bytes` were sent, in
-    `copy_s` seconds; `duration_s` is from the order to the end. `cause` is the reason of a copy that was aborted, and
-    `error` its text.
+    The donor held the first `held` blocks of the context, of which the target had `present`; it lacked `tokens` tokens.
+    `bytes` were sent, in `copy_s` seconds; `duration_s` is from the order to the end. `cause` is the reason of a copy
+    that was aborted, and `error` its text.
     """
 
     id: str
@@ -115,6 +115,7 @@ class CopyRecord:
     cause: Cause | None = None
     held: Blocks = Blocks(0)
     present: Blocks = Blocks(0)
+    tokens: Tokens = Tokens(0)
     bytes: Bytes = Bytes(0)
     copy_s: float = 0.0
     duration_s: float = 0.0

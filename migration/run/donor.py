@@ -18,7 +18,7 @@ from migration.protocol.request import RequestSpec
 from migration.run.copying import BlockCopy
 from migration.run.world import MigrationWorld
 from policies.causes import Cause
-from policies.model import Blocks, Bytes, ReplicaId, RequestId
+from policies.model import Blocks, Bytes, ReplicaId, RequestId, Tokens
 from policies.prefix.copies import CopyReason
 
 log = logging.getLogger(__name__)
@@ -83,6 +83,7 @@ class DonorRun:
             cause=self._cause,
             held=self._held,
             present=self._present,
+            tokens=Tokens((self._held - self._present) * self._world.blocks.fingerprint.block_size),
             bytes=self._copy.sent,
             copy_s=self._copy.seconds,
             duration_s=self._world.clock() - self._began if self._took_s is None else self._took_s,

@@ -152,6 +152,8 @@ class PoolMemory:
         cluster.keep(seen.pool.min_replicas)
         for report in seen.moves:
             self._take_move(report, now)
+        for copied in seen.copies:
+            self.estimates.learn_copy(copied, now)
         self._expire(now)
         crossed: list[Crossing] = []
         departed: list[tuple[int, Departure]] = []

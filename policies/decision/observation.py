@@ -13,6 +13,7 @@ from policies.model import Blocks, Phase, ReplicaId, ReplicaState, RequestId, Re
 from policies.paths.beliefs import Profile
 from policies.plan import MoveReport
 from policies.prefix.change import CacheChange
+from policies.prefix.copies import CopyReport
 
 PoolId = NewType("PoolId", str)
 """A pool's id: the name of its deployment."""
@@ -77,7 +78,7 @@ class PoolReport:
     more than their size, oldest first; `sizes` are the new sizes of others in tokens; `gone` are the requests that have
     left all replicas. `moves` are the newest states of moves, `profiles` the measurements of new replicas. `opening` is
     the number of requested replicas that are not among the statuses yet. `caches` are the changes of replicas' KV
-    caches; that of a replica which reports for the first time is whole.
+    caches; that of a replica which reports for the first time is whole. `copies` have ended since the last report.
     """
 
     pool: Pool
@@ -90,6 +91,7 @@ class PoolReport:
     profiles: Mapping[ReplicaId, Profile] = field(default_factory=dict)
     opening: int = 0
     caches: Mapping[ReplicaId, CacheChange] = field(default_factory=dict)
+    copies: tuple[CopyReport, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

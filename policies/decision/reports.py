@@ -18,6 +18,7 @@ from policies.model import Blocks, ReplicaId, ReplicaLoad, ReplicaState, Request
 from policies.paths.beliefs import Profile
 from policies.plan import MoveReport
 from policies.prefix.change import CacheChange
+from policies.prefix.copies import CopyReport
 
 CacheSource = Callable[[bool], CacheChange | None]
 """The change of a replica's cache since the last call, whole (True) or not; None: no change, or nothing is known."""
@@ -253,6 +254,7 @@ class Roster:
         opening: int = 0,
         unreported: Iterable[Status] = (),
         leaving: Collection[ReplicaId] = (),
+        copies: tuple[CopyReport, ...] = (),
     ) -> PoolReport:
         """The changes since the last call. The capacity in `pool` is replaced by that of the largest reported replica.
 
@@ -274,7 +276,7 @@ class Roster:
         caches, self._caches = self._caches, {}
         self._observed, self._overridden, self._differing = statuses, overridden, {}
         pool = replace(pool, capacity=capacity)
-        return PoolReport(pool, tuple(fresh), lost, residents, gone, sizes, moves, profiles, opening, caches)
+        return PoolReport(pool, tuple(fresh), lost, residents, gone, sizes, moves, profiles, opening, caches, copies)
 
     # --- inside ---------------------------------------------------------------------------------------
 

@@ -14,12 +14,13 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
-from policies.cost.lines import Line
+from policies.cost.lines import Evidence, Line, Observed
 from policies.cost.service import ReplicaSpeed
 from policies.model import Bytes, ReplicaId, RequestId, Tokens
 from policies.paths.beliefs import Beliefs, Priors, Profile
-from policies.paths.choice import Candidate, Choice, Link, LinkId, Prefill, choose, choose_alone
+from policies.paths.choice import PATIENCE, Candidate, Choice, Link, LinkId, Prefill, choose, choose_alone
 from policies.plan import Move, MoveReport, Path
+from policies.prefix.copies import CopyReport
 
 _MANY = 1 << 20
 """Tokens enough for a mean of their bytes."""
@@ -68,7 +69,11 @@ class Estimates:
     def __init__(self, boundaries: Boundaries, epoch_s: float, priors: Priors | None = None) -> None:
         self._boundaries = boundaries
         self._epoch_s = epoch_s
-        self._beliefs = Beliefs(priors or Priors())
+        priors = priors or Priors()
+        self._beliefs = Beliefs(priors)
+        self._half_life_s = priors.half_life_s
+        self._copied: dict[tuple[ReplicaId, ReplicaId], Evidence] = {}
+        """Copies by link; sizes are in tokens."""
         self._shared: dict[RequestId, tuple[Path, float]] = {}
         self._predicted: dict[Path, deque[tuple[float, float]]] = {path: deque(maxlen=_REMEMBERED) for path in Path}
 
@@ -83,6 +88,7 @@ class Estimates:
     def keep(self, replicas: Collection[ReplicaId]) -> None:
         """Forget all other replicas, and their links."""
         self._beliefs.keep(replicas)
+        self._copied = {ends: evidence for ends, evidence in self._copied.items() if all(r in replicas for r in ends)}
 
     def learn(self, report: MoveReport, now: float) -> None:
         """Learn from an ended move; from a successful one only once its first new token has been reported."""
@@ -137,12 +143,27 @@ class Estimates:
         return choice if choice.path is not None else replace(choice, path=choice.faster)
 
     def copying(self, donor: ReplicaId, target: ReplicaId, now: float) -> Line | None:
-        """Seconds over the tokens of a copy of KV; None if the two cannot exchange KV, or moves send tokens only."""
+        """Seconds over the tokens of a copy of KV; None if the two cannot exchange KV, or moves send tokens only.
+
+        Without evidence of copies, the line is that of moves, which includes a first token.
+        """
         size = self._beliefs.size(donor, target, Tokens(_MANY))
         if size is None or self._boundaries.only is Path.TOKENS:
             return None
         line = self._beliefs.link(donor, target, now)
-        return Line(line.latency_s, line.per_unit_s * size / _MANY)
+        prior = Line(line.latency_s, line.per_unit_s * size / _MANY)
+        evidence = self._copied.get((donor, target))
+        return evidence.line(prior, now) if evidence is not None else prior
+
+    def learn_copy(self, report: CopyReport, now: float) -> None:
+        """Learn from an ended copy. A failed one counts as PATIENCE times its expected time, as a move does."""
+        believed = self.copying(report.donor, report.target, now)
+        if believed is None:
+            return
+        at_least_s = 0.0 if report.done else PATIENCE * believed.seconds(report.tokens)
+        ends = report.donor, report.target
+        evidence = self._copied.setdefault(ends, Evidence(self._half_life_s))
+        evidence.add(Observed(now, report.tokens, max(report.took_s, at_least_s)))
 
     def _candidate(self, move: Move, present: Present, has_kv: bool = True) -> Candidate:
         # The newest token has no KV yet: the target computes it in any case.

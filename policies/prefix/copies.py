@@ -46,6 +46,17 @@ class Fetch:
     saves_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class CopyReport:
+    """An ended copy of `tokens` tokens that its target lacked. One that is not `done` failed after `took_s` seconds."""
+
+    donor: ReplicaId
+    target: ReplicaId
+    tokens: Tokens
+    took_s: float
+    done: bool
+
+
 def longest(held: Mapping[ReplicaId, HeldPrefix]) -> tuple[tuple[ReplicaId, int], ...]:
     """The replicas with the longest prefixes in HBM, and their numbers of blocks, the longest first."""
     donors = ((replica, prefix.hbm) for replica, prefix in held.items() if prefix.hbm)

@@ -228,6 +228,7 @@ class Copied(Described):
     outcome: Literal["done"]
     held: int = Field(description="The prompt's first full blocks that the donor had.")
     present: int = Field(description="Those of them that the target had before.")
+    tokens: int = Field(description="The tokens that the target lacked.")
     blocks: int = Field(description="Those that were sent.")
     bytes: int = Field(description="Bytes sent.")
     copy_s: float = Field(description="Seconds spent on sending.")

@@ -300,6 +300,9 @@ class AnsweringScheduler:
     async def record(self, record: MigrationRecord) -> None:
         self._scheduler.records.append(record)
 
+    async def copied(self, record: CopyRecord) -> None:
+        raise AssertionError("replicas report copies")
+
     async def latencies(self, ingress: IngressId, counts: ClassCounts) -> None:
         pass
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -10,11 +11,12 @@ from deployments.scheduler.dispatch import Dispatch
 from deployments.scheduler.records import Records
 from migration.protocol.errors import PeerLost, Refused
 from migration.protocol.messages import PathRequest
-from migration.protocol.record import MigrationRecord, Outcome
+from migration.protocol.record import CopyOutcome, CopyRecord, MigrationRecord, Outcome
 from migration.run.source import Order
 from policies.causes import PAIR_FAILURES, Cause
 from policies.model import ReplicaId, RequestId, Tokens
 from policies.plan import Move, MoveReport, Path, Reason
+from policies.prefix.copies import CopyReason, CopyReport
 
 A, B, P = ReplicaId("a"), ReplicaId("b"), RequestId("p")
 
@@ -116,3 +118,28 @@ def test_a_request_that_was_submitted_anew_was_not_moved() -> None:
     dispatch = make_dispatch()
     dispatch.take(replace(record(trigger=Reason.LOST), outcome=Outcome.COMMITTED))
     assert dispatch.take_reports() == ()
+
+
+COPIED = CopyRecord(
+    "c", ReplicaId("a"), ReplicaId("b"), CopyReason.FETCH, "done", CopyOutcome.DONE, tokens=Tokens(320), duration_s=0.05
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "reported"),
+    [
+        ({}, True),
+        ({"tokens": Tokens(0)}, None),
+        ({"outcome": CopyOutcome.ABORTED, "cause": Cause.TRANSFER_TIMEOUT}, False),
+        ({"outcome": CopyOutcome.ABORTED, "cause": Cause.NO_ROOM}, None),
+        ({"outcome": CopyOutcome.ABORTED, "cause": Cause.CLIENT_GONE}, None),
+    ],
+)
+def test_copies_are_reported_once_if_they_show_something_of_their_link(
+    change: dict[str, Any], reported: bool | None
+) -> None:
+    dispatch = make_dispatch()
+    dispatch.take_copy(replace(COPIED, **change))
+    report = CopyReport(ReplicaId("a"), ReplicaId("b"), Tokens(320), 0.05, bool(reported))
+    assert dispatch.take_copies() == (() if reported is None else (report,))
+    assert dispatch.take_copies() == ()

@@ -13,6 +13,7 @@ from policies.paths.beliefs import Priors, Profile
 from policies.paths.choice import PATIENCE, URGENCY, Choice
 from policies.paths.estimates import Boundaries, Errors, Estimates
 from policies.plan import Move, MoveReport, Path, Reason
+from policies.prefix.copies import CopyReport
 
 A, B, C, D = (ReplicaId(name) for name in "abcd")
 KV_BYTES = 1000
@@ -436,3 +437,48 @@ def test_beliefs_have_a_json_form() -> None:
     assert link["bytes_per_s"] == pytest.approx(1e6 / 1.9) and link["latency_s"] == pytest.approx(0.1)
     assert [each["replica"] for each in shown["prefill"]] == ["a", "b", "c", "d"]
     assert shown["errors"] == {"kv": {"count": 1, "ratio": 1.0, "error": 0.0}, "tokens": None}
+
+
+def copied(took_s: float, done: bool = True, tokens: int = 1000) -> CopyReport:
+    return CopyReport(ReplicaId("a"), ReplicaId("b"), Tokens(tokens), took_s, done)
+
+
+def copy_s(estimates: Estimates, tokens: int = 1000, now: float = 0.0) -> float:
+    """The expected time of a copy from a to b."""
+    line = estimates.copying(ReplicaId("a"), ReplicaId("b"), now)
+    assert line is not None
+    return line.seconds(tokens)
+
+
+def test_without_evidence_a_copy_takes_the_time_of_a_move() -> None:
+    estimates = make(a=profile(), b=profile())
+    assert copy_s(estimates) == pytest.approx(predicted(estimates).kv_s)
+
+
+def test_copies_are_learned_by_link_and_leave_moves_alone() -> None:
+    estimates = make(a=profile(), b=profile())
+    moves_s, there_s = predicted(estimates).kv_s, copy_s(estimates)
+    for _ in range(6):
+        estimates.learn_copy(copied(there_s / 4), 0.0)
+    assert copy_s(estimates) == pytest.approx(there_s / 4, rel=0.05)
+    assert predicted(estimates).kv_s == moves_s
+    back = estimates.copying(ReplicaId("b"), ReplicaId("a"), 0.0)
+    assert back is not None and back.seconds(1000) == pytest.approx(there_s)
+    estimates.keep([ReplicaId("a")])
+    assert estimates.copying(ReplicaId("a"), ReplicaId("b"), 0.0) is None
+
+
+def test_a_copy_that_failed_makes_the_next_one_unlikely_for_a_while() -> None:
+    estimates = make(a=profile(), b=profile())
+    before_s = copy_s(estimates)
+    estimates.learn_copy(copied(0.1, done=False), 0.0)
+    assert copy_s(estimates) > 5 * before_s
+    assert copy_s(estimates, now=1e5) == pytest.approx(before_s, rel=0.05)
+
+
+def test_nothing_is_copied_between_caches_that_differ_or_by_tokens() -> None:
+    unlike = make(a=profile(), b=replace(profile(), cache="another"))
+    by_tokens = make(boundaries=Boundaries(only=Path.TOKENS), a=profile(), b=profile())
+    for estimates in (unlike, by_tokens):
+        estimates.learn_copy(copied(1.0), 0.0)
+        assert estimates.copying(ReplicaId("a"), ReplicaId("b"), 0.0) is None
