@@ -111,6 +111,7 @@ def _engine_config(settings: Settings) -> EngineConfig:
         adapters,
         cache.audit_s,
         cache.dram_gib,
+        cache.pin_share,
     )
 
 

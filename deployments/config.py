@@ -151,6 +151,13 @@ class CacheSettings(SettingsSection):
         "least 20 % of a request's time to its first token; `off`, only those that operators order.",
     )
 
+    pin_share: float = Field(
+        0.25,
+        ge=0,
+        le=1,
+        description="Largest share of a replica's host memory for KV that pins keep from eviction.",
+    )
+
     audit_s: float = Field(
         60.0,
         gt=0,
@@ -332,7 +339,8 @@ class EngineConfig:
     """One engine: its name in the API, the model (a folder or a hub name), and the engine's own arguments.
 
     `kind` is "vllm", or "paced" for one without a model that keeps the pace of a GPU. `on_gpu` is the place of its KV
-    cache, which is audited every `audit_s` seconds, and has a tier of `dram_gib` GiB of host memory. With `standby`,
+    cache, which is audited every `audit_s` seconds, and has a tier of `dram_gib` GiB of host memory, of which pins hold
+    at most `pin_share`. With `standby`,
     each node keeps a process that has imported vLLM, for the next replica. A replica starts only if its engine can load
     all `adapters`.
     """
@@ -346,6 +354,7 @@ class EngineConfig:
     adapters: tuple[Adapter, ...] = ()
     audit_s: float = 60.0
     dram_gib: float = 0.0
+    pin_share: float = 0.25
 
 
 @dataclass(frozen=True, slots=True)

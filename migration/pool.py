@@ -7,6 +7,8 @@ tokens and addresses, and an address that went stale is a block that is missing,
     memory     alloc_mem, free_mem   room of the engine, under a lease
     index      insert, match,        blocks of the prefix cache, by context
                delete                and by name
+    tiers      swap_in, swap_out     blocks between the accelerator's memory and that of the host
+               pin                   blocks that stay in the host's (ours)
     transfer   transfer              the KV of a running request, for the replica that goes on with it
                transfer_with_insert  a prefix, for another replica's prefix cache
 
@@ -15,6 +17,8 @@ is under a lease: it becomes free again if that one dies. docs/caching.md has th
 """
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 from migration.protocol.messages import SlotRef
@@ -24,6 +28,23 @@ from migration.run.donor import CopyOrder
 from migration.run.source import Order
 from policies.model import Blocks, ReplicaId, Tokens
 from policies.prefix.tree import HeldPrefix
+
+
+class PinRefusal(StrEnum):
+    """The reason why nothing was pinned."""
+
+    NO_TIER = "no_tier"
+    UNKNOWN = "unknown"
+    BUDGET = "budget"
+
+
+@dataclass(frozen=True, slots=True)
+class PinAnswer:
+    """The number of pinned blocks, or the reason why there are none, and its text."""
+
+    blocks: Blocks = Blocks(0)
+    refusal: PinRefusal | None = None
+    why: str = ""
 
 
 class MemPool(Protocol):
@@ -71,6 +92,35 @@ class MemPool(Protocol):
 
         Raises:
             TransferFailed: the blocks have no names, or the engine could not.
+        """
+        ...
+
+    async def swap_in(self, name: str, spec: RequestSpec, outputs: tuple[int, ...] = ()) -> HeldPrefix:
+        """Have the blocks of a context that the host has copied into the accelerator's memory; what is there then.
+
+        The engine runs a request of one token for it. `name` is never reused.
+
+        Raises:
+            TransferFailed: the engine could not take them.
+        """
+        ...
+
+    async def swap_out(self, count: Blocks) -> Blocks:
+        """Free up to `count` blocks of the accelerator's memory that the host has, too; their number.
+
+        Raises:
+            TransferFailed: there is no tier of host memory, or the engine could not.
+        """
+        ...
+
+    async def pin(self, names: Sequence[int], ttl_s: float) -> PinAnswer:
+        """Keep a prefix in the host's memory for that many seconds; 0 ends its pin.
+
+        The pin is of as many of the prefix's first blocks as the host has, and a later one of the same blocks replaces
+        it. Pins are under a budget.
+
+        Raises:
+            TransferFailed: the engine could not.
         """
         ...
 

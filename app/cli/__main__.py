@@ -39,7 +39,7 @@ app = typer.Typer(
 
 
 cache = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-app.add_typer(cache, name="cache", help="Look into the prefix caches, copy between them, and delete from them.")
+app.add_typer(cache, name="cache", help="Look into the prefix caches, copy between them, pin and delete blocks.")
 
 
 def _check_url(url: str) -> str:
@@ -211,6 +211,29 @@ def copy(
     body = _prompt(prompt or (), ids, messages) | {name: value for name, value in others.items() if value is not None}
     with exit_status(terminal := Terminal(as_json)), MellEndpoint(url, admin_key) as endpoint:
         cache_commands.copy(endpoint, terminal, body)
+
+
+@cache.command()
+def pin(
+    prompt: Annotated[list[str] | None, typer.Argument(help="The prompt: a text or, with --ids, token ids.")] = None,
+    ids: Annotated[bool, typer.Option("--ids", help="The prompt is given as token ids.")] = False,
+    messages: Annotated[Path | None, typer.Option(help="A JSON file with the messages of a chat.")] = None,
+    ttl: Annotated[float, typer.Option(help="Seconds until the pin expires; 0 ends it now.")] = 600.0,
+    model: Annotated[str | None, typer.Option(help="The model's name or that of an adapter.")] = None,
+    cache_salt: Annotated[str | None, typer.Option(help="The salt of the prompt's requests.")] = None,
+    replica: Annotated[str | None, typer.Option(help="The only replica to pin them on; by default all.")] = None,
+    url: Url = DEFAULT_URL,
+    admin_key: AdminKey = None,
+    as_json: Json = False,
+) -> None:
+    """Keep the blocks of a prompt in host memory.
+
+    They are those that replicas have there.
+    """
+    others = {"model": model, "cache_salt": cache_salt, "replica": replica, "ttl_s": ttl}
+    body = _prompt(prompt or (), ids, messages) | {name: value for name, value in others.items() if value is not None}
+    with exit_status(terminal := Terminal(as_json)), MellEndpoint(url, admin_key) as endpoint:
+        cache_commands.pin(endpoint, terminal, body)
 
 
 @cache.command()

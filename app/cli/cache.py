@@ -1,4 +1,4 @@
-"""`mell cache match`, `copy` and `drop`: the blocks of a prompt in prefix caches, their copies and their deletion."""
+"""`mell cache match`, `copy`, `pin` and `drop`: the blocks of a prompt in prefix caches, and orders about them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from app.cli.endpoint import MellEndpoint
 from app.cli.errors import Failed
 from app.cli.formatting import duration, plural
 from app.cli.terminal import Terminal
-from app.client.documents import CopyDocument, DropDocument, MatchDocument, MatchedReplicaDocument
+from app.client.documents import BlocksDocument, CopyDocument, MatchDocument, MatchedReplicaDocument
 
 _GROUNDS: Mapping[str | None, str] = {
     "content": "by content: the policy chose among the favoured replicas",
@@ -40,19 +40,30 @@ def render_copy(copied: CopyDocument) -> str:
     return f"{sent}, {copied.bytes / 1e6:,.1f} MB in {duration(copied.duration_s)}"
 
 
+def pin(endpoint: MellEndpoint, terminal: Terminal, order: Mapping[str, Any]) -> None:
+    """Keep blocks in host memory by the body of a call. Raises Failed, after the output, if a replica has no room."""
+    pinned, document = endpoint.pin(order)
+    lines = render_blocks(pinned, "pinned" if order["ttl_s"] else "pinned no more")
+    if pinned.failed:
+        raise Failed("\n".join(lines), document)
+    terminal.write(document)
+    terminal.show(*lines)
+
+
 def drop(endpoint: MellEndpoint, terminal: Terminal, order: Mapping[str, Any]) -> None:
     """Delete blocks by the body of a call. Raises Failed, after the output, if a replica has not carried it out."""
     dropped, document = endpoint.drop(order)
+    lines = render_blocks(dropped, "deleted")
     if dropped.failed:
-        raise Failed("\n".join(render_drop(dropped)), document)
+        raise Failed("\n".join(lines), document)
     terminal.write(document)
-    terminal.show(*render_drop(dropped))
+    terminal.show(*lines)
 
 
-def render_drop(dropped: DropDocument) -> list[str]:
+def render_blocks(answer: BlocksDocument, done: str) -> list[str]:
     """One line per replica; pure."""
-    lines = {replica: f"{plural(count, 'block')} deleted" for replica, count in dropped.blocks.items()}
-    return [f"{replica}: {text}" for replica, text in sorted({**lines, **dropped.failed}.items())]
+    lines = {replica: f"{plural(count, 'block')} {done}" for replica, count in answer.blocks.items()}
+    return [f"{replica}: {text}" for replica, text in sorted({**lines, **answer.failed}.items())]
 
 
 def render_match(found: MatchDocument) -> RenderableType:

@@ -7,15 +7,15 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from app.cli.errors import Failed, NotThere
-from app.client.api import CACHE, COPY, MATCH, MIGRATIONS, STATE, ApiClient, is_loopback
+from app.client.api import CACHE, COPY, MATCH, MIGRATIONS, PIN, STATE, ApiClient, is_loopback
 from app.client.documents import (
+    BlocksDocument,
     CopyDocument,
-    DropDocument,
     MatchDocument,
     Records,
     StateDocument,
+    parse_blocks,
     parse_copy,
-    parse_drop,
     parse_match,
     parse_records,
     parse_state,
@@ -80,10 +80,15 @@ class MellEndpoint:
         document = self._wait(self._mell.copy(order), ordered=True)
         return self._read(COPY, document, parse_copy), document
 
-    def drop(self, order: Mapping[str, Any]) -> tuple[DropDocument, dict[str, Any]]:
+    def pin(self, order: Mapping[str, Any]) -> tuple[BlocksDocument, dict[str, Any]]:
+        """Keep blocks in host memory; the answer as a value and as the document."""
+        document = self._wait(self._mell.pin(order), ordered=True)
+        return self._read(PIN, document, parse_blocks), document
+
+    def drop(self, order: Mapping[str, Any]) -> tuple[BlocksDocument, dict[str, Any]]:
         """Delete blocks from prefix caches; the answer as a value and as the document."""
         document = self._wait(self._mell.drop(order), ordered=True)
-        return self._read(CACHE, document, parse_drop), document
+        return self._read(CACHE, document, parse_blocks), document
 
     def health(self) -> str | None:
         """The reason why requests cannot be served now, None if they can. Raises NotThere only without an answer."""

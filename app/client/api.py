@@ -16,6 +16,7 @@ MIGRATIONS = "/mell/migrations"
 CACHE = "/mell/cache"
 MATCH = "/mell/cache/match"
 COPY = "/mell/cache/copy"
+PIN = "/mell/cache/pin"
 COMPLETIONS = "/v1/completions"
 
 KEEPALIVE_S = 2.0
@@ -137,6 +138,10 @@ class ApiClient:
     async def copy(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """Copy cached blocks by a body of `/mell/cache/copy`; the copy's record."""
         return await self._call("POST", COPY, _object, order)
+
+    async def pin(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        """Keep blocks in host memory by a body of `/mell/cache/pin`; the answer."""
+        return await self._call("POST", PIN, _object, order)
 
     async def drop(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """Delete blocks from prefix caches by a body of DELETE `/mell/cache`; the answer."""

@@ -171,8 +171,8 @@ class MatchDocument:
 
 
 @dataclass(frozen=True, slots=True)
-class DropDocument:
-    """The answer of DELETE `/mell/cache`: deleted blocks by replica, and the reasons of the replicas that failed."""
+class BlocksDocument:
+    """The answer to an order: the number of blocks by replica, and the reasons of the replicas that failed."""
 
     blocks: Mapping[str, int]
     failed: Mapping[str, str]
@@ -194,10 +194,10 @@ def parse_copy(document: Any) -> CopyDocument:
     return CopyDocument(held, blocks, size, float(document["duration_s"]))
 
 
-def parse_drop(document: Any) -> DropDocument:
-    """Read the answer of DELETE `/mell/cache`."""
+def parse_blocks(document: Any) -> BlocksDocument:
+    """Read the answer of DELETE `/mell/cache`, or of `/mell/cache/pin`."""
     blocks = {str(replica): int(count) for replica, count in document["blocks"].items()}
-    return DropDocument(blocks, {str(replica): str(reason) for replica, reason in document["failed"].items()})
+    return BlocksDocument(blocks, {str(replica): str(reason) for replica, reason in document["failed"].items()})
 
 
 def parse_match(document: Any) -> MatchDocument:

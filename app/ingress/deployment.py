@@ -24,7 +24,7 @@ from app.ingress.engine_orders import EngineOrders
 from app.ingress.errors import ApiError
 from app.ingress.frontends import VllmApi
 from app.ingress.http.control import ControlRoutes
-from app.ingress.http.orders import CopyPrompt, DropOrder, LoadAdapter, MatchOrder
+from app.ingress.http.orders import CopyPrompt, LoadAdapter, MatchOrder, PromptOrder
 from app.ingress.http.server import BelowPath, HttpServer, endpoint, listen
 from app.ingress.http.tls import TlsFiles
 from app.ingress.streams.placing import Placer
@@ -220,7 +220,7 @@ class IngressBackend:
             log.warning("no answer from the scheduler about a prompt: %r", error)
             raise ApiError(503, "the scheduler is unavailable; try again", code="unavailable") from error
 
-    async def names(self, order: DropOrder) -> tuple[int, ...] | None:
+    async def names(self, order: PromptOrder) -> tuple[int, ...] | None:
         """See `Backend.names`."""
         return await self._api.names(order) if order.of_prompt else None
 

@@ -9,6 +9,7 @@ from deployments.api.protocols import CacheApi, CopyApi, RemoteReplicas, Utility
 from deployments.engine.port import ProfileSession
 from deployments.serve.membership import Membership
 from migration.concurrency import settle
+from migration.pool import PinAnswer, PinRefusal
 from migration.protocol.errors import PeerLost, Refused
 from migration.protocol.record import CopyOutcome, CopyRecord
 from migration.protocol.request import RequestSpec
@@ -48,6 +49,24 @@ class EngineOrders:
         """
         chosen = self._membership.running if replica is None else (self._running(replica, "replica"),)
         return await self._ask(lambda engine: engine.delete_blocks(names), chosen, _CACHE_S)
+
+    async def pin_blocks(
+        self, names: tuple[int, ...], ttl_s: float, replica: str | None
+    ) -> tuple[Mapping[ReplicaId, Blocks], Failures]:
+        """Keep a prefix in the host's memory of one replica or, with None, of all that have it; 0 s ends its pins.
+
+        Returns the numbers of blocks, and the failures. Raises ApiError if none was pinned: 404 if the replica does not
+        run, or none has the prefix, 409 if there is no tier of host memory or the budget is exceeded, else 503.
+        """
+        chosen = self._membership.running if replica is None else (self._running(replica, "replica"),)
+        answers, failures = await self._ask(lambda engine: engine.pin_blocks(names, ttl_s), chosen, _CACHE_S)
+        pinned = {id: answer.blocks for id, answer in answers.items() if answer.refusal is None}
+        refused = {id: answer for id, answer in answers.items() if answer.refusal is not None}
+        if not pinned:
+            raise _not_pinned(list(refused.values()), failures)
+        # Replicas that do not have the prefix have nothing to keep.
+        full = {id: each.why for id, each in refused.items() if each.refusal is not PinRefusal.UNKNOWN}
+        return pinned, {**failures, **full}
 
     async def copy(self, prefix: RequestSpec, source: str, target: str) -> CopyRecord:
         """Copy the full blocks of a request's prompt from one replica to another; the copy's record.
@@ -112,3 +131,13 @@ class EngineOrders:
                 case _:
                     answers[replica] = outcome
         return answers, failures
+
+
+def _not_pinned(refused: Sequence[PinAnswer], failures: Failures) -> ApiError:
+    """The error of an order that has pinned nothing: the gravest reason of the replicas."""
+    for answer in refused:
+        if answer.refusal is not PinRefusal.UNKNOWN:
+            return ApiError(409, answer.why, code="not_pinned")
+    if refused:
+        return ApiError(404, refused[0].why)
+    return ApiError(503, "; ".join(failures.values()) or "no replica is running", code="unavailable")

@@ -12,6 +12,7 @@ from deployments.api.channel import ChannelOffer
 from deployments.api.report import ReplicaReport
 from deployments.engine.port import ProfileSession
 from deployments.metrics.exposition import Family
+from migration.pool import PinAnswer
 from migration.protocol.core_messages import Adapter
 from migration.protocol.errors import Refused
 from migration.protocol.messages import Adopt, Chunk, CopyRound, PathRequest, Prepare, Prepared
@@ -102,6 +103,10 @@ class CacheApi(Protocol):
 
     async def delete_blocks(self, names: tuple[int, ...] | None) -> Blocks:
         """Delete the blocks of these names, None: all; their number. Raises TransferFailed: see `Engine.delete`."""
+        ...
+
+    async def pin_blocks(self, names: tuple[int, ...], ttl_s: float) -> PinAnswer:
+        """Keep a prefix in the host's memory for a time; 0 ends its pin. Raises TransferFailed: see `MemPool.pin`."""
         ...
 
 

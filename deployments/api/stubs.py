@@ -19,6 +19,7 @@ from deployments.engine.port import ProfileSession
 from deployments.metrics.exposition import Family
 from deployments.serve.cancellation import callee_cancelled
 from deployments.serve.routing import ReplicaHandles, Unrouted
+from migration.pool import PinAnswer
 from migration.protocol.core_messages import Adapter
 from migration.protocol.errors import Refused
 from migration.protocol.messages import Adopt, Chunk, CopyRound, PathRequest, Prepare, Prepared
@@ -137,6 +138,10 @@ class EngineStub:
     async def delete_blocks(self, names: tuple[int, ...] | None) -> Blocks:
         """See `CacheApi.delete_blocks`."""
         return await self._calls.call(EngineApi.delete_blocks, names)
+
+    async def pin_blocks(self, names: tuple[int, ...], ttl_s: float) -> PinAnswer:
+        """See `CacheApi.pin_blocks`."""
+        return await self._calls.call(EngineApi.pin_blocks, names, ttl_s)
 
     async def reset_prefix_cache(self) -> str | None:
         """See `UtilityApi.reset_prefix_cache`."""

@@ -168,6 +168,10 @@ class Mirror:
         hbm = sum(1 for _ in takewhile(self.hbm.__contains__, names))
         return HeldPrefix(hbm, sum(1 for _ in takewhile(self.dram.__contains__, islice(names, hbm, None))))
 
+    def held_by_host(self, names: Sequence[int]) -> int:
+        """The number of a prefix's first blocks that the tier of host memory has."""
+        return sum(1 for _ in takewhile(self.dram.__contains__, names))
+
     def change(self, whole: bool) -> CacheChange | None:
         """Implements `policies.decision.reports.CacheSource`."""
         changed = any(tier.has_changed for tier in self.tiers.values())

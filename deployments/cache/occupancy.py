@@ -16,12 +16,13 @@ _NO_BLOCKS = Blocks(0)
 class Occupancy:
     """Blocks by their use: `active` ones belong to requests, `historical` ones are free and can still be found.
 
-    `blank` ones are free, and nothing in them can be found.
+    `blank` ones are free, and nothing in them can be found. `pinned` ones belong to none and are not evicted.
     """
 
     active: Blocks
     historical: Blocks
     blank: Blocks
+    pinned: Blocks = _NO_BLOCKS
 
 
 def occupancy(total: Blocks, free: Blocks, named: int, partial: int) -> Occupancy:
@@ -70,14 +71,24 @@ class CacheReport:
 
 
 def cache_report(
-    mirror: Mirror, total: Blocks, free: Blocks, partial: int, prompts: Prefilled, host: Blocks = _NO_BLOCKS
+    mirror: Mirror,
+    total: Blocks,
+    free: Blocks,
+    partial: int,
+    prompts: Prefilled,
+    host: Blocks = _NO_BLOCKS,
+    pinned: Blocks = _NO_BLOCKS,
 ) -> CacheReport:
-    """The report on an engine's cache, whose tier of host memory has `host` blocks. The rest is as in `occupancy`."""
+    """The report on an engine's cache, whose tier of host memory has `host` blocks, some of them `pinned`.
+
+    The rest is as in `occupancy`.
+    """
     used: dict[Tier, Occupancy] = {}
     if mirror.off is None:
         used[Tier.HBM] = occupancy(total, free, mirror.hbm.blocks, partial)
     if host:
         kept = min(host, mirror.dram.blocks)
-        used[Tier.DRAM] = Occupancy(Blocks(0), Blocks(kept), Blocks(host - kept))
+        pinned = Blocks(min(pinned, kept))
+        used[Tier.DRAM] = Occupancy(_NO_BLOCKS, Blocks(kept - pinned), Blocks(host - kept), pinned)
     resyncs = {str(reason): count for reason, count in mirror.resyncs.items()}
     return CacheReport(mirror.off, used, mirror.version, mirror.exact, resyncs, prompts)

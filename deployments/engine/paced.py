@@ -40,6 +40,7 @@ from policies.prefix.tree import HeldPrefix
 log = logging.getLogger(__name__)
 
 _NOTHING = EngineStep()
+_NO_TIER = "a paced engine has no tier of host memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +258,18 @@ class PacedEngine:
         deleted = self._scheduler.pool.delete(None if names is None else frozenset(names))
         self._mirror_changes()
         return Blocks(deleted)
+
+    async def pin(self, pin: str, names: Sequence[int]) -> Blocks:
+        """See `Engine.pin`."""
+        raise TransferFailed(_NO_TIER)
+
+    async def unpin(self, pin: str) -> Blocks:
+        """See `Engine.unpin`."""
+        raise TransferFailed(_NO_TIER)
+
+    async def swap_out(self, count: Blocks) -> Blocks:
+        """See `Engine.swap_out`."""
+        raise TransferFailed(_NO_TIER)
 
     async def start_profile(self, session: ProfileSession) -> None:
         """See `Engine.start_profile`."""

@@ -236,6 +236,27 @@ class Engine(Protocol):
         """
         ...
 
+    async def pin(self, pin: str, names: Sequence[int]) -> Blocks:
+        """Keep the first of these blocks that the tier of host memory has from eviction; return their number.
+
+        An earlier pin of that name ends. A reset of the prefix cache ends all pins.
+
+        Raises:
+            TransferFailed: there is no tier, or the engine could not.
+        """
+        ...
+
+    async def unpin(self, pin: str) -> Blocks:
+        """End a pin; return the number of its blocks, 0 for an unknown one. Raises TransferFailed as `pin`."""
+        ...
+
+    async def swap_out(self, count: Blocks) -> Blocks:
+        """Have free blocks leave the accelerator's memory, the oldest of those that the tier of host memory has.
+
+        Returns their number. Raises TransferFailed as `pin`.
+        """
+        ...
+
     async def start_profile(self, session: ProfileSession) -> None:
         """Start the engine's profiler.
 

@@ -38,6 +38,7 @@ from deployments.engine.port import (
 from migration.kv.cache_events import encode_names
 from migration.kv.client import Copiers
 from migration.kv.connector import DeletedBlocks, WantedBlocks
+from migration.kv.tiered import PinnedBlocks
 from migration.protocol.continuing import continued, holding, loading, plain_spec
 from migration.protocol.core_messages import Adapter, decode_request, encode_request
 from migration.protocol.errors import Refused, TransferFailed
@@ -400,11 +401,33 @@ class VllmEngine:
         if self.mirror.off is not None:
             raise TransferFailed(f"the blocks of its cache have no names: {self.mirror.off}")
         encoded = None if names is None else encode_names(names)
+        return Blocks((await self._ordered({"mell_delete": asdict(DeletedBlocks(encoded))}))["mell_deleted"])
+
+    async def pin(self, pin: str, names: Sequence[int]) -> Blocks:
+        """See `Engine.pin`."""
+        wanted = PinnedBlocks(pin, encode_names(names))
+        return Blocks((await self._ordered_of_tier({"mell_pin": asdict(wanted)}))["mell_pinned"])
+
+    async def unpin(self, pin: str) -> Blocks:
+        """See `Engine.unpin`."""
+        return Blocks((await self._ordered_of_tier({"mell_unpin": pin}))["mell_unpinned"])
+
+    async def swap_out(self, count: Blocks) -> Blocks:
+        """See `Engine.swap_out`."""
+        return Blocks((await self._ordered_of_tier({"mell_swap_out": count}))["mell_swapped"]) if count else count
+
+    async def _ordered_of_tier(self, transfer: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The reply to an order to the tier of host memory. Raises TransferFailed."""
+        if not self.host_blocks:
+            raise TransferFailed("there is no tier of host memory")
+        return await self._ordered(transfer)
+
+    async def _ordered(self, transfer: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The connector's reply to an order. Raises TransferFailed."""
         try:
-            reply = await self._command({"mell_delete": asdict(DeletedBlocks(encoded))})
+            return await self._command(transfer)
         except RequestFailed as error:
             raise TransferFailed(str(error)) from error
-        return Blocks(reply["mell_deleted"])
 
     async def _command(self, transfer: Mapping[str, Any]) -> Mapping[str, Any]:
         """The connector's reply to parameters, which a request of one token carries. Raises RequestFailed."""

@@ -38,7 +38,7 @@ from deployments.replica.utilities import EngineUtilities
 from deployments.serve.membership import Membership, ServeMembership
 from deployments.serve.routing import own_id, own_node
 from deployments.serve.scaling import REQUESTS
-from migration.pool import MemPool
+from migration.pool import MemPool, PinAnswer
 from migration.protocol.core_messages import Adapter
 from migration.protocol.errors import Refused, Stopping
 from migration.protocol.messages import Adopt, Chunk, CopyRound, Prepare, Prepared
@@ -140,7 +140,9 @@ class EngineReplica:
         self._fetches = Fetches(
             self._host, self._moves, lambda donor, order: replicas.at(donor, routed=False).copy_prefix(order, self._id)
         )
-        self._pool = ReplicaPool(self._engine, self._host, self._moves, self._copies, migration.lease_s)
+        self._pool = ReplicaPool(
+            self._engine, self._host, self._moves, self._copies, migration.lease_s, engine.pin_share
+        )
         self._membership = ServeMembership("Engine", topology.app, f"engine-{self._id}", self._peers_changed)
         self._tasks = [asyncio.create_task(self._watch())]
         if engine.standby:
@@ -310,6 +312,10 @@ class EngineReplica:
         """See `CacheApi.delete_blocks`."""
         return await self._pool.delete(names)
 
+    async def pin_blocks(self, names: tuple[int, ...], ttl_s: float) -> PinAnswer:
+        """See `CacheApi.pin_blocks`."""
+        return await self._pool.pin(names, ttl_s)
+
     async def reset_prefix_cache(self) -> str | None:
         """See `UtilityApi.reset_prefix_cache`."""
         return await self._utilities.reset_prefix_cache()
@@ -362,7 +368,9 @@ class EngineReplica:
         total = Blocks(stats.capacity_tokens // stats.block_size)
         partial = host.partial_blocks(stats.block_size)
         engine = self._engine
-        return cache_report(engine.mirror, total, stats.free_blocks, partial, host.prompts, engine.host_blocks)
+        return cache_report(
+            engine.mirror, total, stats.free_blocks, partial, host.prompts, engine.host_blocks, self._pool.pinned
+        )
 
     def _load(self) -> ReplicaLoad:
         """The state of replica and engine. Blocks reserved for requests on their way here are not free."""

@@ -1,14 +1,17 @@
 """The MemPool of one replica, over its engine, its requests and its migrations."""
 
 import asyncio
+import logging
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from deployments.engine.port import Engine
 from deployments.replica.copies import Copies
 from deployments.replica.host import RequestHost
 from deployments.replica.moves import Moves
 from migration.concurrency import gather
-from migration.protocol.errors import Refused
+from migration.pool import PinAnswer, PinRefusal
+from migration.protocol.errors import Refused, TransferFailed
 from migration.protocol.messages import SlotRef
 from migration.protocol.record import CopyRecord, MigrationRecord
 from migration.protocol.request import RequestSpec
@@ -18,17 +21,41 @@ from policies.causes import Cause
 from policies.model import Blocks, ReplicaId, Tokens
 from policies.prefix.tree import HeldPrefix
 
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pin:
+    """The names of pinned blocks, and the end of their pin."""
+
+    names: tuple[int, ...]
+    expiry: asyncio.TimerHandle
+
 
 class ReplicaPool:
-    """Implements `MemPool`. Allocated memory is under leases of `lease_s` seconds."""
+    """Implements `MemPool`. Allocated memory is under leases of `lease_s` seconds.
 
-    def __init__(self, engine: Engine, host: RequestHost, moves: Moves, copies: Copies, lease_s: float) -> None:
+    Pins hold at most the share `pin_share` of the tier of host memory.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        host: RequestHost,
+        moves: Moves,
+        copies: Copies,
+        lease_s: float,
+        pin_share: float = 0.25,
+    ) -> None:
         self._engine = engine
         self._host = host
         self._moves = moves
         self._copies = copies
         self._lease_s = lease_s
         self._leases: dict[str, asyncio.TimerHandle] = {}
+        self._pin_budget = Blocks(int(engine.host_blocks * pin_share))
+        self._pins: dict[str, _Pin] = {}
+        self._expiring: set[asyncio.Task[Blocks]] = set()
 
     def alloc_mem(self, name: str, tokens: Tokens) -> None:
         """See `MemPool.alloc_mem`."""
@@ -63,8 +90,65 @@ class ReplicaPool:
         return self._engine.present(spec, outputs)
 
     async def delete(self, names: Collection[int] | None) -> Blocks:
-        """See `MemPool.delete`."""
+        """See `MemPool.delete`. Pins of deleted blocks end."""
+        for name in [name for name, pin in self._pins.items() if names is None or not set(names).isdisjoint(pin.names)]:
+            await self._unpin(name)
         return await self._engine.delete(names)
+
+    async def swap_in(self, name: str, spec: RequestSpec, outputs: tuple[int, ...] = ()) -> HeldPrefix:
+        """See `MemPool.swap_in`: a load that brings no blocks."""
+        end = Blocks(self._engine.present(spec, outputs).blocks)
+        if end:
+            await self._engine.load(name, spec, outputs, end, end)
+        return self._engine.present(spec, outputs)
+
+    async def swap_out(self, count: Blocks) -> Blocks:
+        """See `MemPool.swap_out`."""
+        return await self._engine.swap_out(count)
+
+    async def pin(self, names: Sequence[int], ttl_s: float) -> PinAnswer:
+        """See `MemPool.pin`."""
+        engine = self._engine
+        if not engine.host_blocks:
+            return PinAnswer(refusal=PinRefusal.NO_TIER, why="there is no tier of host memory: set cache.dram_gib")
+        prefix = tuple(names[: engine.mirror.held_by_host(names)])
+        if not prefix:
+            return PinAnswer(refusal=PinRefusal.UNKNOWN, why="the host's memory has no block of the prompt")
+        name = f"pin-{prefix[-1]:x}"
+        if not ttl_s:
+            if name not in self._pins:
+                why = "the prompt is not pinned, or its pin has expired"
+                return PinAnswer(refusal=PinRefusal.UNKNOWN, why=why)
+            return PinAnswer(await self._unpin(name))
+        pinned = {block for other, pin in self._pins.items() if other != name for block in pin.names}
+        if (wanted := len(pinned.union(prefix))) > self._pin_budget:
+            why = f"{wanted} blocks would be pinned, and {self._pin_budget} can be (cache.pin_share)"
+            return PinAnswer(refusal=PinRefusal.BUDGET, why=why)
+        count = await engine.pin(name, prefix)
+        expiry = asyncio.get_running_loop().call_later(ttl_s, self._expire, name)
+        if (earlier := self._pins.get(name)) is not None:
+            earlier.expiry.cancel()
+        self._pins[name] = _Pin(prefix, expiry)
+        return PinAnswer(count)
+
+    @property
+    def pinned(self) -> Blocks:
+        """The number of pinned blocks."""
+        return Blocks(len({block for pin in self._pins.values() for block in pin.names}))
+
+    def _expire(self, name: str) -> None:
+        task = asyncio.ensure_future(self._unpin(name))
+        self._expiring.add(task)
+        task.add_done_callback(self._expiring.discard)
+
+    async def _unpin(self, name: str) -> Blocks:
+        """End a pin. A failure costs nothing: the engine that failed has no pins."""
+        self._pins.pop(name).expiry.cancel()
+        try:
+            return await self._engine.unpin(name)
+        except TransferFailed as error:
+            log.warning("a pin could not be ended: %s", error)
+            return Blocks(0)
 
     def transfer(self, order: Order, to: ReplicaId) -> MigrationRecord:
         """See `MemPool.transfer`."""

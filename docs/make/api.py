@@ -34,6 +34,7 @@ CODES = {
     "invalid_api_key": (401, "the key is missing or invalid"),
     "class_not_allowed": (403, "the API key may not use the service class"),
     "not_copied": (409, "blocks were not copied: see `POST /mell/cache/copy`"),
+    "not_pinned": (409, "no replica has room for the pin: see `POST /mell/cache/pin`"),
     "no_names": (422, "the blocks of the prompt have no names: see `DELETE /mell/cache`"),
     "request_too_large": (413, "the body is too large"),
     "rate_limit_exceeded": (

@@ -250,7 +250,8 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
         self._held: dict[str, int] = {}
         self._to_restore: dict[str, tuple[Request, int]] = {}
         self._contents_wanted = False
-        self._deleted: dict[str, int] = {}
+        self._replies: dict[str, dict[str, int]] = {}
+        """The replies to orders, by vLLM's ids of the requests that brought them."""
         # worker side
         self.runner: Any = None
         self.layout: CacheLayout | None = None
@@ -284,7 +285,7 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
         params = request.kv_transfer_params or {}
         self._contents_wanted |= params.get("mell_contents", False)
         if delete := params.get("mell_delete"):
-            self._deleted[request.request_id] = self._delete(DeletedBlocks(**delete).names)
+            self._replies[request.request_id] = {"mell_deleted": self._delete(DeletedBlocks(**delete).names)}
         for name in params.get("mell_filled", ()):
             self._name(name)
         if key := params.get("mell_key"):
@@ -418,8 +419,7 @@ class MellConnector(KVConnectorBase_V1, SupportsHMA):
         """Forget a load that ends: its blocks are not named any more. The reply has the number of deleted blocks."""
         if name := self._names.get(request.request_id):
             self._filling.pop(name, None)
-        deleted = self._deleted.pop(request.request_id, None)
-        return False, None if deleted is None else {"mell_deleted": deleted}
+        return False, self._replies.pop(request.request_id, None)
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> StepMetadata:
         """The step's metadata for the worker."""

@@ -14,7 +14,7 @@ On a GPU the worker half is vLLM's own, whose copies go over streams and pinned 
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from vllm.platforms import current_platform
 from vllm.v1.kv_offload.base import (
@@ -40,6 +40,9 @@ from migration.kv.cache_events import HostRemoved, HostStored, key_name
 from migration.kv.host_memory import HostBlocks
 
 log = logging.getLogger(__name__)
+
+_NOBODY = ReqContext("")
+"""The context of calls that are for no request."""
 
 
 class NamedSlots(CPULoadStoreSpec):
@@ -86,7 +89,8 @@ class HostTierManager(CPUOffloadingManager):
         super().__init__(slots, enable_events=has_events)
         self.spoiled: set[OffloadKey] = set()
         self._leaving: set[OffloadKey] = set()
-        """Spoiled and deleted blocks that are being stored or loaded."""
+        """Spoiled and deleted blocks that are being stored or loaded, or are pinned."""
+        self._pins: dict[str, list[OffloadKey]] = {}
         assert isinstance(self._policy, LRUCachePolicy)
         self._slots: LRUCachePolicy = self._policy
 
@@ -107,6 +111,29 @@ class HostTierManager(CPUOffloadingManager):
         self._leaving.update(key for key, status in found if status.ref_cnt)
         self._remove([key for key, status in found if not status.ref_cnt])
         return len(found)
+
+    def pin(self, pin: str, names: Sequence[bytes]) -> int:
+        """Keep the first of these blocks that are here from eviction, under a name; their number.
+
+        An earlier pin of that name ends.
+        """
+        self.unpin(pin)
+        here = {key_name(key): key for key in self._slots.chunks}
+        keys: list[OffloadKey] = []
+        for name in names:
+            key = here.get(name)
+            if key is None or key in self._leaving or not self._slots.chunks[key].is_ready:
+                break
+            keys.append(key)
+        self._prepare_load(keys, _NOBODY, record_access=False)
+        self._pins[pin] = keys
+        return len(keys)
+
+    def unpin(self, pin: str) -> int:
+        """End a pin; the number of its blocks, 0 for an unknown one."""
+        keys = self._pins.pop(pin, [])
+        self.complete_load(keys, _NOBODY)
+        return len(keys)
 
     def names(self) -> list[bytes]:
         """The names of all blocks that can be loaded."""
@@ -144,6 +171,7 @@ class HostTierManager(CPUOffloadingManager):
         super().reset_cache()
         self.spoiled.clear()
         self._leaving.clear()
+        self._pins.clear()
 
     def _get_load_store_spec(self, keys: Iterable[OffloadKey], chunks: Iterable[ChunkStatus]) -> LoadStoreSpec:
         return NamedSlots([chunk.chunk_id for chunk in chunks], [key_name(key) for key in keys])

@@ -10,6 +10,11 @@ steps' messages. vLLM has a connector of several others (`MultiConnector`); this
                        offloading knows no such failure
     events             the names of the tier's blocks, in the batches and the contents that have those of the pool
 
+Beside those of `MellConnector`, a request may have the parameters "mell_pin": the `PinnedBlocks` as a mapping;
+"mell_unpin": str, the name of a pin that ends; "mell_swap_out": int, the number of free blocks that leave the pool and
+stay in the tier. The numbers of blocks are in the output's parameters as "mell_pinned", "mell_unpinned" and
+"mell_swapped".
+
 What the tier keeps is written through: each full block, of prompt and output, as soon as it is computed. A request
 finds it when the prefix cache has lost it: after an eviction, or after its own preemption.
 """
@@ -32,7 +37,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 
-from migration.kv.cache_events import PoolContents, pool_contents, split_names
+from migration.kv.cache_events import PoolContents, pool_contents, split_names, swap_out
 from migration.kv.connector import MellConnector, StepMetadata, StepReport, why_unmirrored
 from migration.kv.host_tier import HostTierManager, HostTierWorker
 
@@ -73,6 +78,14 @@ class TieredReport(StepReport):
         both = super().aggregate(other)
         tier = self.tier.aggregate(other.tier) if self.tier and other.tier else self.tier or other.tier
         return TieredReport(both.arrived, both.halts, tier, self.spoiled | other.spoiled)
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedBlocks:
+    """Blocks of the tier to be kept under the name `pin`, by their names (`cache_events.encode_names`)."""
+
+    pin: str
+    names: bytes
 
 
 class TieredConnector(MellConnector):
@@ -116,9 +129,18 @@ class TieredConnector(MellConnector):
         self._tier.bind_kv_cache_manager(kv_cache_manager)
 
     def on_new_request(self, request: "Request") -> None:
-        """Begin to follow a request."""
+        """Begin to follow a request; carry out its orders to the tier."""
         super().on_new_request(request)
         self._tier.on_new_request(request)
+        params, id = request.kv_transfer_params or {}, request.request_id
+        if pin := params.get("mell_pin"):
+            wanted = PinnedBlocks(**pin)
+            self._replies[id] = {"mell_pinned": self._manager.pin(wanted.pin, split_names(wanted.names))}
+        if unpin := params.get("mell_unpin"):
+            self._replies[id] = {"mell_unpinned": self._manager.unpin(unpin)}
+        if count := params.get("mell_swap_out"):
+            kept = frozenset(self._manager.names())
+            self._replies[id] = {"mell_swapped": swap_out(self._kv_cache_manager.block_pool, kept, count)}
 
     def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
         """As `MellConnector`'s, or else the tokens that the tier has: all but the last, as in the prefix cache."""

@@ -64,6 +64,7 @@ class CacheBlocks(Described):
     active: int = Field(description="Blocks of requests.")
     historical: int = Field(description="Free blocks whose content requests can still use.")
     blank: int = Field(description="Free blocks without such a content.")
+    pinned: int = Field(description="Blocks of no request that are not evicted; in host memory only.")
 
 
 class CachedPrompts(Described):
@@ -215,6 +216,13 @@ class Dropped(CarriedOut):
     """Blocks that have been deleted from prefix caches."""
 
     blocks: dict[str, int] = Field(description="The number of deleted blocks, by replica.")
+
+
+class PinnedPrefix(CarriedOut):
+    """Blocks of a prompt that stay in host memory."""
+
+    blocks: dict[str, int] = Field(description="The number of pinned blocks, by replica.")
+    ttl_s: float
 
 
 class Copied(Described):

@@ -24,6 +24,8 @@ from app.ingress.http.orders import (
     MatchOrder,
     MoveRequest,
     Order,
+    PinOrder,
+    PromptOrder,
     StartProfile,
     UnloadAdapter,
     parse_order,
@@ -82,7 +84,7 @@ class ControlBackend(Protocol):
         """The body of `/mell/cache/match`. Raises ApiError."""
         ...
 
-    async def names(self, order: DropOrder) -> tuple[int, ...] | None:
+    async def names(self, order: PromptOrder) -> tuple[int, ...] | None:
         """The names of the blocks of an order; None: all blocks. Raises ApiError."""
         ...
 
@@ -125,6 +127,7 @@ class ControlRoutes:
             Route("/mell/replicas/{replica}/drain", self.drain, methods=["POST"]),
             Route("/mell/cache/match", self.match, methods=["POST"]),
             Route("/mell/cache/copy", self.copy, methods=["POST"]),
+            Route("/mell/cache/pin", self.pin, methods=["POST"]),
             Route("/mell/cache", self.drop, methods=["DELETE"]),
             Route("/mell/reset_prefix_cache", self.reset_prefix_cache, methods=["POST"]),
             Route("/mell/start_profile", self.start_profile, methods=["POST"]),
@@ -205,6 +208,14 @@ class ControlRoutes:
         order = await self._read(CopyPrompt, http)
         record = await self._backend.orders.copy(await self._backend.prefix(order), order.source, order.target)
         return JSONResponse(record.to_json())
+
+    async def pin(self, http: Request) -> Response:
+        """POST /mell/cache/pin."""
+        self._check_admin(http)
+        order = await self._read(PinOrder, http)
+        names = await self._backend.names(order)
+        blocks, failed = await self._backend.orders.pin_blocks(names or (), order.ttl_s, order.replica)
+        return JSONResponse({"success": not failed, "blocks": blocks, "failed": failed, "ttl_s": order.ttl_s})
 
     async def drop(self, http: Request) -> Response:
         """DELETE /mell/cache."""

@@ -53,6 +53,11 @@ class PromptOrder(BaseModel):
         None, min_length=1, description="With `cache.isolation: key`, the name of an API key and a colon come first."
     )
 
+    @property
+    def of_prompt(self) -> bool:
+        """False without a prompt."""
+        return self.prompt is not None or self.messages is not None
+
 
 class MatchOrder(PromptOrder):
     """Body of POST /mell/cache/match."""
@@ -83,15 +88,23 @@ class CopyPrompt(PromptOrder):
         return self
 
 
+class PinOrder(PromptOrder):
+    """Body of POST /mell/cache/pin."""
+
+    ttl_s: float = Field(600.0, ge=0, le=86400, description="Seconds until the pin expires; 0 ends it now.")
+    replica: str | None = Field(None, min_length=1, description="The only replica to pin them on. Unset: all.")
+
+    @model_validator(mode="after")
+    def _is_of_one_prompt(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give either a prompt or messages")
+        return self
+
+
 class DropOrder(PromptOrder):
     """Body of DELETE /mell/cache. All members are optional."""
 
     replica: str | None = Field(None, min_length=1, description="The only replica to delete them on. Unset: all.")
-
-    @property
-    def of_prompt(self) -> bool:
-        """False for all blocks."""
-        return self.prompt is not None or self.messages is not None
 
     @model_validator(mode="after")
     def _is_of_one_prompt_or_all(self) -> Self:

@@ -30,6 +30,8 @@ class FakeMell:
     orders: list[Any] = field(default_factory=list)
     dropped: dict[str, Any] = field(default_factory=lambda: {"blocks": {"b": 75, "a": 1}, "failed": {}})
 
+    unpinned: dict[str, str] = field(default_factory=dict)
+
     def app(self) -> Starlette:
         """The ASGI application."""
         return Starlette(
@@ -41,6 +43,7 @@ class FakeMell:
                 Route("/mell/replicas/{replica}/drain", self._answer(self._drain), methods=["POST"]),
                 Route("/mell/cache/match", self._match, methods=["POST"]),
                 Route("/mell/cache/copy", self._copy, methods=["POST"]),
+                Route("/mell/cache/pin", self._pin, methods=["POST"]),
                 Route("/mell/cache", self._drop, methods=["DELETE"]),
             ]
         )
@@ -66,6 +69,11 @@ class FakeMell:
         self.orders.append(await request.json())
         copied = {"held": 75, "blocks": 70, "bytes": 9_175_040, "duration_s": 0.041}
         return self._refused(request) or JSONResponse(copied)
+
+    async def _pin(self, request: Request) -> Response:
+        self.orders.append(order := await request.json())
+        pinned = {"blocks": {"b": 75}, "failed": self.unpinned, "ttl_s": order["ttl_s"]}
+        return self._refused(request) or JSONResponse(pinned)
 
     async def _drop(self, request: Request) -> Response:
         self.orders.append(await request.json())

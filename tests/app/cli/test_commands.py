@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from app.cli.__main__ import app
 from app.ingress.errors import ApiError
-from app.ingress.http.orders import CopyPrompt, DropOrder, MatchOrder, MoveRequest, parse_order
+from app.ingress.http.orders import CopyPrompt, DropOrder, MatchOrder, MoveRequest, PinOrder, parse_order
 from app.versions import VERSION
 from migration.protocol.record import Outcome
 from tests.app.cli.fake_mell import FakeMell, free_port
@@ -134,6 +134,19 @@ def test_the_blocks_of_a_prompt_or_all_are_deleted(at: Mell, mell: FakeMell, tmp
     assert {at("cache", "drop", *words).exit_code for words in wrong} == {2}
 
 
+def test_the_blocks_of_a_prompt_are_pinned_for_a_time(at: Mell, mell: FakeMell) -> None:
+    result = at("cache", "pin", "blocks move", "--ttl", "60", "--replica", "b")
+    assert (result.exit_code, result.stdout) == (0, "b: 75 blocks pinned\n"), result.stderr
+    result = at("cache", "pin", "--ids", "1", "2", "--ttl", "0")
+    assert (result.exit_code, result.stdout) == (0, "b: 75 blocks pinned no more\n"), result.stderr
+    assert mell.orders == [{"prompt": "blocks move", "replica": "b", "ttl_s": 60.0}, {"prompt": [1, 2], "ttl_s": 0.0}]
+    for order in mell.orders:
+        assert parse_order(PinOrder, json.dumps(order).encode()).model_dump(exclude_none=True) == order
+    mell.unpinned = {"a": "no room"}
+    result = at("cache", "pin", "x")
+    assert (result.exit_code, result.stdout) == (1, "") and "a: no room" in result.stderr
+
+
 def test_a_prompt_is_copied_between_two_replicas(at: Mell, mell: FakeMell) -> None:
     ends = ("--from", "a", "--to", "b")
     for words in (("blocks move",), ("--ids", "1", "2", "--model", "sql", "--cache-salt", "alice:")):
@@ -173,6 +186,7 @@ def test_a_prompt_that_is_refused_shows_the_servers_message(at: Mell, mell: Fake
         ("drain", "r"),
         ("cache", "match", "x"),
         ("cache", "drop", "--all"),
+        ("cache", "pin", "x"),
         ("cache", "copy", "x", "--from", "a", "--to", "b"),
     ],
 )

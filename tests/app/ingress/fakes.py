@@ -25,7 +25,7 @@ from app.ingress.asgi import EventStream, unless_disconnected
 from app.ingress.engine_orders import EngineOrders
 from app.ingress.errors import ApiError
 from app.ingress.http.control import ControlRoutes
-from app.ingress.http.orders import CopyPrompt, DropOrder, LoadAdapter, MatchOrder
+from app.ingress.http.orders import CopyPrompt, LoadAdapter, MatchOrder, PromptOrder
 from app.ingress.streams.placing import Placer
 from app.ingress.streams.streams import Streams
 from app.ingress.telemetry.requests import RequestTelemetry, StepTimer
@@ -34,6 +34,7 @@ from deployments.api.calls import Batch, MoveAccepted, MoveAnswer, MoveRejected,
 from deployments.engine.port import ProfileSession, Tie
 from deployments.replica.moves import Moves
 from deployments.serve.routing import Unrouted
+from migration.pool import PinAnswer, PinRefusal
 from migration.protocol.continuing import plain_spec
 from migration.protocol.core_messages import decode_request
 from migration.protocol.errors import PeerLost, Refused, TransferFailed
@@ -481,6 +482,12 @@ class Utility:
             raise TransferFailed(answer)
         return Blocks(3)
 
+    async def pin_blocks(self, names: tuple[int, ...], ttl_s: float) -> PinAnswer:
+        answer = await self._take("pin_blocks", (names, ttl_s))
+        if answer is None:
+            return PinAnswer(Blocks(2))
+        return PinAnswer(refusal=PinRefusal(answer), why=f"refused: {answer}")
+
     async def copy_prefix(self, order: CopyOrder, to: ReplicaId) -> CopyRecord:
         answer = await self._take("copy_prefix", (order, to))
         outcome = CopyOutcome.ABORTED if isinstance(answer, str) else CopyOutcome.DONE
@@ -583,7 +590,7 @@ class Backend:
         self.matched.append(order)
         return MATCHED
 
-    async def names(self, order: DropOrder) -> tuple[int, ...] | None:
+    async def names(self, order: PromptOrder) -> tuple[int, ...] | None:
         return (7, 8) if order.of_prompt else None
 
     async def prefix(self, order: CopyPrompt) -> RequestSpec:

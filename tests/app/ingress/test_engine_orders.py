@@ -111,6 +111,60 @@ async def test_deletions_are_the_operators(api: Api) -> None:
     assert not api.backend.utilities.orders
 
 
+PIN = "/mell/cache/pin"
+
+
+async def test_blocks_are_pinned_where_they_are(api: Api) -> None:
+    api.backend.utilities.answers["b"] = "unknown"
+    both = await api.send("POST", PIN, json={"prompt": "x", "ttl_s": 60})
+    assert both.status_code == 200
+    assert both.json() == {"success": True, "blocks": {"a": 2}, "failed": {}, "ttl_s": 60.0}
+    api.backend.utilities.answers["b"] = "budget"
+    full = await api.send("POST", PIN, json={"prompt": "x"})
+    assert (full.json()["success"], full.json()["failed"]) == (False, {"b": "refused: budget"})
+    one = await api.send("POST", PIN, json={"prompt": "x", "replica": "a", "ttl_s": 0})
+    assert one.json()["blocks"] == {"a": 2}
+    orders = [(replica, about) for replica, _, about in api.backend.utilities.orders]
+    names = (7, 8)
+    assert orders == [
+        ("a", (names, 60.0)),
+        ("b", (names, 60.0)),
+        ("a", (names, 600.0)),
+        ("b", (names, 600.0)),
+        ("a", (names, 0.0)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "status"),
+    [
+        ("unknown", "unknown", 404),
+        ("unknown", "budget", 409),
+        ("no_tier", "no_tier", 409),
+        ("silent", "silent", 503),
+    ],
+)
+async def test_a_prompt_that_no_replica_pins_is_an_error(api: Api, a: str, b: str, status: int) -> None:
+    api.backend.utilities.answers |= {"a": a, "b": b}
+    response = await api.send("POST", PIN, json={"prompt": "x"})
+    assert response.status_code == status and response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "reason"),
+    [
+        ({"ttl_s": 5}, 400, "give either a prompt or messages"),
+        ({"prompt": "x", "ttl_s": -1}, 400, "ttl_s"),
+        ({"prompt": "x", "ttl_s": 100000}, 400, "ttl_s"),
+        ({"prompt": "x", "replica": "z"}, 404, "no replica 'z' is running"),
+    ],
+)
+async def test_a_wrong_pin_is_refused(api: Api, body: Any, status: int, reason: str) -> None:
+    response = await api.send("POST", PIN, json=body)
+    assert response.status_code == status and reason in response.json()["error"]["message"]
+    assert not api.backend.utilities.orders
+
+
 COPY = "/mell/cache/copy"
 
 

@@ -48,7 +48,7 @@ def exact() -> Mirror:
 def test_report_for_operators() -> None:
     assert report(exact()).used == {Tier.HBM: Occupancy(Blocks(2), Blocks(3), Blocks(5))}
     assert report(exact()).to_json() == {
-        "hbm": {"active": 2, "historical": 3, "blank": 5},
+        "hbm": {"active": 2, "historical": 3, "blank": 5, "pinned": 0},
         "dram": None,
         "version": 0,
         "exact": True,
@@ -60,7 +60,7 @@ def test_report_for_operators() -> None:
 def test_report_on_a_tier_of_host_memory() -> None:
     mirror = exact()
     mirror.take(1, [HostStored(encode_names([1, 2, 9]))])
-    assert report(mirror, host=8).to_json()["dram"] == {"active": 0, "historical": 3, "blank": 5}
+    assert report(mirror, host=8).to_json()["dram"] == {"active": 0, "historical": 3, "blank": 5, "pinned": 0}
     shown = exposed(mirror, host=8)
     assert shown["mell_cache_blocks", "historical", "dram"] == 3 and shown["mell_cache_blocks", "blank", "dram"] == 5
     assert shown["mell_cache_delivered_tokens_total", "dram"] == 30
@@ -97,6 +97,7 @@ def test_metrics() -> None:
         ("mell_cache_blocks", "active", "hbm"): 2,
         ("mell_cache_blocks", "historical", "hbm"): 3,
         ("mell_cache_blocks", "blank", "hbm"): 5,
+        ("mell_cache_blocks", "pinned", "hbm"): 0,
         ("mell_cache_resyncs_total", "start"): 1,
         ("mell_cache_resyncs_total", "events_lost"): 0,
         ("mell_cache_resyncs_total", "audit"): 0,

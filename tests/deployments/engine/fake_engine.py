@@ -78,6 +78,7 @@ class FakeEngine:
         """For each context that began with a tail: the tokens up to the tail's end."""
         self.naming: Naming | None = None
         self.host_blocks = Blocks(0)
+        self.pins: dict[str, Sequence[int]] = {}
         self.mirror = Mirror()
         self.mirror.take(0, [PoolContents(b"")])
         self.evicted_unseen = 0
@@ -278,6 +279,19 @@ class FakeEngine:
                 found.append(name)
         self._mirror(BlocksRemoved(found))
         return Blocks(len(found))
+
+    async def pin(self, pin: str, names: Sequence[int]) -> Blocks:
+        """See `Engine.pin`."""
+        self.pins[pin] = names
+        return Blocks(self.mirror.held_by_host(names))
+
+    async def unpin(self, pin: str) -> Blocks:
+        """See `Engine.unpin`."""
+        return Blocks(len(self.pins.pop(pin, ())))
+
+    async def swap_out(self, count: Blocks) -> Blocks:
+        """See `Engine.swap_out`."""
+        raise TransferFailed("a fake engine has one tier")
 
     @property
     def profiling(self) -> bool:

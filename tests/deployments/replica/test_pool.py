@@ -9,7 +9,8 @@ import pytest
 
 from deployments.engine.tokens import expected
 from deployments.replica.pool import ReplicaPool
-from migration.pool import MemPool
+from migration.kv.cache_events import HostStored, encode_names
+from migration.pool import MemPool, PinAnswer, PinRefusal
 from migration.protocol.errors import Refused, RequestGone, TransferFailed
 from migration.protocol.messages import PathRequest, SlotRef
 from migration.protocol.record import Outcome
@@ -100,6 +101,58 @@ async def test_inserted_blocks_are_found_by_their_context_until_they_are_deleted
     names = list(pair.b.engine.mirror.hbm.counts)
     assert await pool.delete(names[2:3]) == 1 and pool.match(request) == HeldPrefix(2)
     assert await pool.delete(None) == 7 and pool.match(request) == HeldPrefix(0)
+
+
+# --- pins ---------------------------------------------------------------------------------------------
+
+
+def with_host(pair: Pair, names: list[int], blocks: int = 40) -> ReplicaPool:
+    """The pool of a replica whose host has blocks of these names, and room for `blocks`."""
+    engine = pair.a.engine
+    engine.host_blocks = Blocks(blocks)
+    engine.mirror.take(engine.mirror.version + 1, [HostStored(encode_names(names))])
+    return pool_of(pair.a)
+
+
+async def test_pin_ends_by_itself_or_by_an_order(pair: Pair) -> None:
+    pool = with_host(pair, [1, 2, 3])
+    assert await pool.pin([1, 2, 9], 5.0) == PinAnswer(Blocks(2)) and pool.pinned == 2
+    assert await pool.pin([1, 2, 3], 1.0) == PinAnswer(Blocks(3)) and pool.pinned == 3, "blocks count once"
+    await asyncio.sleep(1.1)
+    assert pool.pinned == 2 and len(pair.a.engine.pins) == 1
+    assert await pool.pin([1, 2], 0.0) == PinAnswer(Blocks(2))
+    assert pool.pinned == 0 and pair.a.engine.pins == {}
+    assert (await pool.pin([1, 2], 0.0)).refusal is PinRefusal.UNKNOWN
+
+
+async def test_pin_is_renewed_by_a_later_one(pair: Pair) -> None:
+    pool = with_host(pair, [1, 2])
+    await pool.pin([1, 2], 1.0)
+    await pool.pin([1, 2], 5.0)
+    await asyncio.sleep(2.0)
+    assert pool.pinned == 2
+    await asyncio.sleep(4.0)
+    assert pool.pinned == 0
+
+
+async def test_nothing_is_pinned_without_a_tier_a_known_block_or_a_budget(pair: Pair) -> None:
+    assert (await pool_of(pair.a).pin([1], 5.0)).refusal is PinRefusal.NO_TIER
+    pool = with_host(pair, list(range(1, 31)))
+    assert (await pool.pin([31, 1], 5.0)).refusal is PinRefusal.UNKNOWN
+    await pool.pin(list(range(1, 9)), 5.0)
+    refused = await pool.pin(list(range(20, 31)), 5.0)
+    assert refused.refusal is PinRefusal.BUDGET and "19 blocks would be pinned, and 10 can be" in refused.why
+    assert pool.pinned == 8 and (await pool.pin([20, 21], 5.0)).blocks == 2
+
+
+async def test_pins_of_deleted_blocks_end(pair: Pair) -> None:
+    pool = with_host(pair, [1, 2, 3])
+    await pool.pin([1, 2], 5.0)
+    await pool.pin([3], 5.0)
+    await pool.delete([2])
+    assert pool.pinned == 1
+    await pool.delete(None)
+    assert pool.pinned == 0 and pair.a.engine.pins == {}
 
 
 # --- transfer -----------------------------------------------------------------------------------------

@@ -178,6 +178,32 @@ def test_deleted_blocks_are_found_by_nobody_and_loads_of_them_are_completed() ->
     assert len(tier.store(5, 6, 7, 8)) == 4
 
 
+def test_pinned_blocks_are_not_evicted_until_their_pin_ends() -> None:
+    tier = Tier()
+    tier.store(1, 2, 3, 4)
+    assert tier.manager.pin("p", [name(1), name(2), name(9), name(3)]) == 2, "the prefix ends where a block is missing"
+    assert tier.manager.pin("q", [name(2)]) == 1 and tier.manager.pin("none", [name(9)]) == 0
+    for number in range(5, 15):
+        tier.store(number)
+    assert {1, 2} <= set(tier.names) and len(tier.names) == SLOTS
+    assert tier.begin_store(20, 21, 22) is None, "pinned blocks leave no room"
+    assert (tier.manager.unpin("p"), tier.manager.unpin("p"), tier.manager.unpin("none")) == (2, 0, 0)
+    for number in range(25, 35):
+        tier.store(number)
+    assert 2 in tier.names and 1 not in tier.names
+    tier.manager.reset_cache()
+    assert tier.manager.unpin("q") == 0
+
+
+def test_a_later_pin_replaces_the_one_of_its_name_and_a_deleted_block_goes_with_its_pin() -> None:
+    tier = Tier()
+    tier.store(1, 2)
+    assert (tier.manager.pin("p", [name(1)]), tier.manager.pin("p", [name(1), name(2)])) == (1, 2)
+    assert tier.manager.delete([name(1)]) == 1 and not tier.has(1)
+    assert tier.manager.pin("q", [name(1)]) == 0
+    assert tier.manager.unpin("p") == 2 and tier.names == [2]
+
+
 def test_a_full_tier_of_blocks_in_use_stores_nothing() -> None:
     tier = Tier()
     tier.store(1, 2, 3, 4)

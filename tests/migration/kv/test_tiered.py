@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from dataclasses import asdict
 from functools import cache
 from typing import Any
 
@@ -166,6 +167,35 @@ def test_deleted_blocks_are_in_neither_tier() -> None:
     made.add("all", [1], 1, mell_delete={"names": None})
     run(made, 3)
     assert made.contents() == {"hbm": [], "dram": []}
+
+
+def test_blocks_leave_the_pool_and_stay_in_the_tier() -> None:
+    from tests.migration.kv.scheduled import expected
+
+    made = engine(40, 200)
+    ask(made, "first", PROMPT, 2)
+    before = made.contents()
+    made.add("order", [1], 1, mell_swap_out=3)
+    run(made, 3)
+    left = made.contents()
+    assert len(before["hbm"]) - len(left["hbm"]) == 3 and left["dram"] == before["dram"]
+    assert made.mirror.hbm.blocks == len(left["hbm"]) and made.mirror.dram.blocks == len(left["dram"])
+    assert ask(made, "second", PROMPT, 2) == (expected(PROMPT, 2), 28), "the tier has the others"
+
+
+def test_orders_to_the_tier_are_answered() -> None:
+    from migration.kv.tiered import PinnedBlocks
+
+    made = engine(40, 200)
+    ask(made, "first", PROMPT, 2)
+    names = b"".join(each[-8:] for each in made.add("named", PROMPT, 1).block_hashes)
+    made.abort("named")
+    replies: list[Any] = []
+    pin: dict[str, Any] = {"mell_pin": asdict(PinnedBlocks("p", names))}
+    for order in (pin, {"mell_unpin": "p"}, {"mell_unpin": "p"}):
+        asked = made.add(f"order {len(replies)}", [1], 1, **order)
+        replies.append(made.scheduler.connector.request_finished_all_groups(asked, ([],))[1])
+    assert replies == [{"mell_pinned": 7}, {"mell_unpinned": 7}, {"mell_unpinned": 0}]
 
 
 def test_a_cache_of_several_groups_has_no_tier() -> None:

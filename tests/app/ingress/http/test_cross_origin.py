@@ -68,6 +68,7 @@ async def test_other_pages_cannot(settings: dict[str, Any], origin: str) -> None
         "/mell/replicas/a/drain",
         "/mell/cache/match",
         "/mell/cache/copy",
+        "/mell/cache/pin",
         "/mell/cache",
         "/mell/",
         "/mell",
