@@ -28,7 +28,7 @@ from benchmarks.load import random_prompt, spread
 from benchmarks.servers import MODEL, Rig, add_rig_options, mell
 
 PORT = 8100
-EPOCHS_S = 2.5
+EPOCHS_S = 2.0
 """The time after which the scheduler's tree has the changes of caches."""
 
 

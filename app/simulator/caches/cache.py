@@ -70,6 +70,13 @@ class SimulatedCache:
             self._use(name)
             use.held += 1
 
+    def take_in(self, names: Sequence[int]) -> None:
+        """Add blocks that have been copied here, and that nobody uses yet."""
+        for name in names:
+            if not self._has(name):
+                self._changed.toggle(name)
+                self.idle[name] = None
+
     def release(self, request: RequestId) -> None:
         """Leave a request's blocks over, if it uses any."""
         use = self._uses.pop(request, None)

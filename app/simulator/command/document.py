@@ -113,6 +113,7 @@ def _setup(order: SimulationOrder) -> Metrics:
         "max_gpus": setup.max_gpus,
         "block_tokens": setup.block_tokens,
         "routing": str(setup.routing),
+        "copies": setup.copies,
         "batched": setup.batched,
         "moves_per_epoch": setup.limits.moves_per_epoch,
         "cooldown_s": setup.limits.cooldown_s,

@@ -262,6 +262,11 @@ def _add_caches(group: "argparse._ArgumentGroup") -> None:
         default=str(Routing.TREE),
         help="placement by the contents of prefix caches, by session, or by load alone (default: %(default)s)",
     )
+    add(
+        "--copies",
+        action="store_true",
+        help="GPUs copy cached prefixes from each other before requests run, if that pays; needs costs with migrations",
+    )
 
 
 def _add_epochs(group: "argparse._ArgumentGroup") -> None:

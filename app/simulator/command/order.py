@@ -239,6 +239,7 @@ def _setup(given: argparse.Namespace, horizon_s: float, capacity: Tokens, servic
         service=service,
         block_tokens=given.block_tokens or 0,
         routing=Routing(given.routing),
+        copies=given.copies,
     )
 
 

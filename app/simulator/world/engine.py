@@ -13,7 +13,7 @@ passes the current time to every change, and calls `settle` after the last of si
 import math
 from bisect import insort_left, insort_right
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from operator import attrgetter
@@ -252,6 +252,12 @@ class SimulatedEngine:
             return self.batch.after(room / size)
         begun = self.batch.left(now)
         return self.batch.after(begun + max(0, math.floor(room / size - begun + NEARLY)))
+
+    def take_in(self, names: Sequence[int], now: float) -> None:
+        """Add copied blocks to the prefix cache, as far as there is memory for them."""
+        if self.cache is not None:
+            self.cache.take_in(names)
+            self._trim(now)
 
     def _trim(self, now: float) -> None:
         """Leave the prefix cache the memory that nothing else needs."""

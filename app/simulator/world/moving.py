@@ -118,6 +118,21 @@ class Mover:
         """The bandwidth and latency of a link, a replica's port or a node's uplink."""
         return self._costs.intra if link.startswith(("out:", "in:")) else self._costs.inter
 
+    def copy(
+        self, donor: SimulatedEngine, target: SimulatedEngine, tokens: Tokens, done: Callable[[], None]
+    ) -> Callable[[], None]:
+        """Copy the KV of that many tokens, over the links of moves; `done` is called at the end.
+
+        Returns a function that gives the copy up.
+        """
+        route, size = self.route(donor, target), Bytes(tokens * self._costs.kv_bytes)
+        flow = self.links.send(route, size, max(self.costs_of(link).latency_s for link in route), done)
+
+        def give_up() -> None:
+            self.links.cancel(flow)
+
+        return give_up
+
     # --- beginnings and ends of moves -------------------------------------------------------------------
 
     def begin(

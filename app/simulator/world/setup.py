@@ -25,7 +25,8 @@ class Setup:
     with step times, limits of zero follow from it and from measurements. `classes` order requests, in the engines, too.
 
     Replicas have prefix caches with blocks of `block_tokens` tokens (0: no caches), which decide on placements by
-    `routing`. They need costs with prefills.
+    `routing`. They need costs with prefills. With `copies`, replicas copy prefixes from each other, over the links of
+    moves.
     """
 
     capacity: Tokens
@@ -43,6 +44,7 @@ class Setup:
     service: ServiceLevel | None = None
     block_tokens: int = 0
     routing: Routing = Routing.TREE
+    copies: bool = False
     classes: ServiceClasses = NO_CLASSES
 
     def most_gpus(self, now: float) -> int | None:

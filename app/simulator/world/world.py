@@ -37,6 +37,7 @@ from policies.model import Bytes, ReplicaId, ReplicaState, RequestId, Tokens
 from policies.paths.beliefs import Profile
 from policies.paths.estimates import Boundaries
 from policies.plan import Move, MoveReport, Path, Plan
+from policies.prefix.copies import Fetch
 from policies.rules.policy import Policy
 
 EARLIEST_S = 0.1
@@ -188,8 +189,44 @@ class World:
             self._ask_early()
         if not isinstance(placing, NoReplica):
             live.matched = placing.matched
-            self.replicas.place(live, placing.replica)
+            fetch = placing.fetch if isinstance(placing, Place) else None
+            if fetch is None or not self._fetch(live, placing.replica, fetch):
+                self._put(live, placing.replica)
+
+    def _put(self, live: Live, replica: ReplicaId) -> None:
+        """Queue a placed request, unless its replica has gone: then the next epoch places it."""
+        if replica in self.replicas.engines:
+            self.replicas.place(live, replica)
             self.replicas.settle()
+
+    def _fetch(self, live: Live, replica: ReplicaId, fetch: Fetch) -> bool:
+        """Copy the first blocks of a prompt to a replica, and queue the request then. False without blocks to copy.
+
+        The request waits for the copy no longer than a live one does.
+        """
+        target, donor = self.replicas.engines[replica], self.replicas.engines.get(fetch.donor)
+        if self.mover is None or donor is None or donor.cache is None or target.cache is None:
+            return False
+        size = self._setup.block_tokens
+        names = live.job.context[: fetch.tokens // size]
+        names = names[: donor.cache.leading(names)]
+        missing = len(names) - target.cache.leading(names)
+        if missing <= 0:
+            return False
+
+        def arrived() -> None:
+            deadline.cancel()
+            if self.replicas.engines.get(replica) is target:
+                target.take_in(names, self.loop.now)
+            self._put(live, replica)
+
+        def late() -> None:
+            give_up()
+            self._put(live, replica)
+
+        give_up = self.mover.copy(donor, target, Tokens(missing * size), arrived)
+        deadline = self.loop.at(self.loop.now + fetch.saves_s, Turn.LINK, late)
+        return True
 
     # --- replicas -----------------------------------------------------------------------------------------
 
@@ -361,6 +398,7 @@ def terms_of(setup: Setup, costs: Costs) -> Terms:
         service=setup.service,
         speed=speed_of(costs) if follows or setup.block_tokens else None,
         routing=setup.routing,
+        copies=setup.copies and migration is not None,
         classes=setup.classes,
     )
 

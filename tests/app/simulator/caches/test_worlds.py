@@ -6,7 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from app.simulator.costs.costs import Costs
+from app.simulator.caches.cache import SimulatedCache
+from app.simulator.costs.costs import Costs, LinkCosts, MigrationCosts
 from app.simulator.outcome.metrics import Window, measure
 from app.simulator.outcome.recorder import EventRecorder
 from app.simulator.workload.workload import Job
@@ -14,6 +15,7 @@ from app.simulator.world.observer import Life
 from app.simulator.world.setup import Setup
 from app.simulator.world.world import World
 from policies.model import RequestId, Tokens
+from policies.prefix.change import CacheChange, Tier
 from policies.prefix.routing import Matched, Routing
 from policies.prefix.tree import HeldPrefix
 from policies.rules.registry import policy
@@ -28,7 +30,14 @@ def job(name: str, at: float, names: Sequence[int], output: int = 5) -> Job:
     return Job(RequestId(name), at, Tokens(BLOCK * len(names) + 5), Tokens(output), tuple(names))
 
 
-def lives(jobs: list[Job], replicas: int = 1, capacity: int = 1000, routing: Routing = Routing.TREE) -> dict[str, Life]:
+def lives(
+    jobs: list[Job],
+    replicas: int = 1,
+    capacity: int = 1000,
+    routing: Routing = Routing.TREE,
+    migration: MigrationCosts | None = None,
+) -> dict[str, Life]:
+    """The requests of a world. With costs of migrations, replicas copy prefixes."""
     recorder = EventRecorder(lambda now: None)
     setup = Setup(
         Tokens(capacity),
@@ -37,8 +46,9 @@ def lives(jobs: list[Job], replicas: int = 1, capacity: int = 1000, routing: Rou
         max_gpus=replicas,
         block_tokens=BLOCK,
         routing=routing,
+        copies=migration is not None,
     )
-    world = World(policy("worst_fit"), setup, COSTS, recorder)
+    world = World(policy("worst_fit"), setup, replace(COSTS, migration=migration), recorder)
     world.run(jobs)
     for replica, engine in world.replicas.engines.items():
         assert engine.cache is not None
@@ -127,3 +137,42 @@ def test_a_session_returns_to_its_replica() -> None:
     beside = [replace(turn, session=f"s{n}") for n, turn in enumerate(turns[:3])]
     apart = lives([*beside, turns[3]], 2, 2000, Routing.SESSION)
     assert apart["turn-2"].matched.predicted <= cached[Routing.SESSION]
+
+
+FAST = MigrationCosts(LinkCosts(1e9), LinkCosts(1e9), kv_bytes=1000)
+SLOW = replace(FAST, intra=LinkCosts(1e4), inter=LinkCosts(1e4))
+
+
+def follower(migration: MigrationCosts | None) -> Life:
+    """A request whose prompt begins like one that runs on a replica without room for it."""
+    holder = job("holder", 5.0, LONG, output=200)
+    jobs = [job("first", 0.0, LONG), holder, job("follower", 6.0, (*LONG, 30, 31))]
+    return lives(jobs, 2, 600, migration=migration)["follower"]
+
+
+def test_a_prefix_is_copied_to_where_there_is_room() -> None:
+    alone, copied = follower(None), follower(FAST)
+    assert (alone.matched, alone.cached) == (Matched(Tokens(300), Tokens(0)), 0)
+    assert (copied.matched, copied.cached) == (Matched(Tokens(300), Tokens(300)), 300)
+    assert copied.first_token_s is not None and alone.first_token_s is not None
+    assert copied.first_token_s < alone.first_token_s
+
+
+def test_a_copy_that_is_late_is_given_up() -> None:
+    """The belief of links, without evidence, is faster than this link."""
+    alone, copied = follower(None), follower(SLOW)
+    assert copied.matched.predicted == 300 and copied.cached == 0
+    assert copied.first_token_s is not None and alone.first_token_s is not None
+    computed_s = alone.first_token_s - alone.job.arrival_s
+    assert copied.first_token_s - copied.job.arrival_s < 2.1 * computed_s
+
+
+def test_copied_blocks_are_found_and_reported_and_may_be_dropped() -> None:
+    cache = SimulatedCache(BLOCK)
+    cache.take_in([1, 2, 3])
+    cache.take_in([3])
+    assert cache.change() == CacheChange({Tier.HBM: (1, 2, 3)}, {}, True)
+    assert cache.claim(RequestId("r"), (1, 2, 3), 31) == 30
+    cache.release(RequestId("r"))
+    cache.trim(10)
+    assert cache.leading([1, 2, 3]) == 1
