@@ -95,10 +95,10 @@ class MemPool(Protocol):
         """
         ...
 
-    async def swap_in(self, name: str, spec: RequestSpec, outputs: tuple[int, ...] = ()) -> HeldPrefix:
-        """Have the blocks of a context that the host has copied into the accelerator's memory; what is there then.
+    async def swap_in(self, name: str, spec: RequestSpec, outputs: tuple[int, ...] = ()) -> None:
+        """Have the blocks of a context that the host has copied into the accelerator's memory.
 
-        The engine runs a request of one token for it. `name` is never reused.
+        The engine runs a request of one token for it. `name` is never reused. The mirror follows a moment later.
 
         Raises:
             TransferFailed: the engine could not take them.

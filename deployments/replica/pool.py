@@ -95,12 +95,11 @@ class ReplicaPool:
             await self._unpin(name)
         return await self._engine.delete(names)
 
-    async def swap_in(self, name: str, spec: RequestSpec, outputs: tuple[int, ...] = ()) -> HeldPrefix:
+    async def swap_in(self, name: str, spec: RequestSpec, outputs: tuple[int, ...] = ()) -> None:
         """See `MemPool.swap_in`: a load that brings no blocks."""
         end = Blocks(self._engine.present(spec, outputs).blocks)
         if end:
             await self._engine.load(name, spec, outputs, end, end)
-        return self._engine.present(spec, outputs)
 
     async def swap_out(self, count: Blocks) -> Blocks:
         """See `MemPool.swap_out`."""
