@@ -6,8 +6,9 @@ to wait no longer than `wait_s`, so the demand that counts is the lowest of the 
 High demand tends to fall, since requests end, and low demand to rise: a line over the present demand predicts the later
 one. What the line missed in the past is the spread of the forecast. The time around its largest miss does not count: a
 burst that has come once, like the rise of a service that has just begun, is no evidence of another one, and replicas
-kept for it would stand idle for `WINDOW_S` seconds. So steady traffic keeps little in reserve, and bursts that return
-keep in reserve what they lately needed.
+kept for it would stand idle for `WINDOW_S` seconds. Of a short past at most a half is left out, lest a young service
+has no spread and so no reserve. So steady traffic keeps little in reserve, and bursts that return keep in reserve what
+they lately needed.
 """
 
 from collections import deque
@@ -19,6 +20,8 @@ WINDOW_S = 600.0
 between two."""
 APART_S = 150.0
 """The time before and after the largest miss that belongs to the same rise, in seconds: a burst with its aftermath."""
+LEFT_OUT = 0.25
+"""The share of the past that `APART_S` may be at most."""
 GRID = 64
 """The number of samples within the time of a start."""
 
@@ -57,7 +60,8 @@ class Forecast:
         slope = min(1.0, max(0.0, along / across)) if across else 1.0
         missed = [(later - later_mean - slope * (was - mean), at) for at, was, later in self._past]
         _, largest_s = max(missed)
-        again = sorted(tokens for tokens, at in missed if abs(at - largest_s) > APART_S)
+        apart_s = min(APART_S, LEFT_OUT * (self._past[-1][0] - self._past[0][0]))
+        again = sorted(tokens for tokens, at in missed if abs(at - largest_s) > apart_s)
         if not again:
             return 0
         highest = later_mean + slope * (self._present - mean) + again[ceil(share * len(again)) - 1]

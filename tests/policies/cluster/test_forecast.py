@@ -70,7 +70,15 @@ def test_a_rise_that_has_come_once_is_not_kept_in_reserve(first: int) -> None:
     def once(now: int) -> int:
         return 5000 if first <= now < first + 50 else 1000 if now else 0
 
-    assert max(observed(once, until).rise(0.99) for until in range(first + 90, 900, 60)) < 100
+    assert max(observed(once, until).rise(0.99) for until in range(first + 120, 900, 60)) < 100
+
+
+@pytest.mark.parametrize("until", [120, 180, 240, 300])
+def test_a_young_service_has_a_reserve_for_what_returns(until: int) -> None:
+    def bursts(now: int) -> int:
+        return 3000 if now % 40 < 8 else 1000
+
+    assert observed(bursts, until + 20).rise(0.99) > 1500
 
 
 def test_bursts_are_forgotten_after_the_window() -> None:
