@@ -28,6 +28,17 @@ def test_objects_of_an_engine_step_cause_no_collection() -> None:
         gc.unfreeze()
 
 
+def test_garbage_in_cycles_is_kept_no_longer_than_by_default() -> None:
+    young, *older = gc.get_threshold()
+    by_default = young * (older[0] + 1) * (older[1] + 1)
+    try:
+        freeze_heap()
+        young, *older = gc.get_threshold()
+        assert young * (older[0] + 1) * (older[1] + 1) <= by_default
+    finally:
+        gc.unfreeze()
+
+
 def test_present_objects_are_frozen_and_later_ones_collected() -> None:
     there = [[]]  # type: ignore[var-annotated]
     try:
