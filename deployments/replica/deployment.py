@@ -332,6 +332,8 @@ class EngineReplica:
 
     async def copy_prefix(self, order: CopyOrder, to: ReplicaId) -> CopyRecord:
         """See `CopyApi.copy_prefix`."""
+        if (adapter := order.spec.adapter) is not None and (error := await self._lacks(adapter)):
+            raise error
         return await self._pool.transfer_with_insert(order, to)
 
     async def migration_prepare(self, message: Prepare) -> Prepared:
