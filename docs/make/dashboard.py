@@ -118,6 +118,13 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             stacked=True,
         ),
         Panel(
+            "Copies between replicas",
+            "ops",
+            ((per_s("mell_cache_copies_total", "reason, outcome"), "{{reason}} {{outcome}}"),),
+            "Cached prefixes. An aborted copy costs nothing but the attempt.",
+            stacked=True,
+        ),
+        Panel(
             "Repairs of mirrors",
             "short",
             ((f"sum by (reason) (increase(mell_cache_resyncs_total[{RANGE}]))", "{{reason}}"),),
