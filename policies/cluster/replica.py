@@ -84,8 +84,11 @@ class Replica:
 
     @property
     def room(self) -> int:
-        """Tokens of the largest request that may be placed here; below zero if growth has used some of the headroom."""
-        room = self._unused - self.held
+        """Tokens of the largest request that may be placed here; below zero if growth has used some of the headroom.
+
+        An inner loop of every decision, like `strain`: so the sums are written out.
+        """
+        room = self.capacity - self.load - self.shared - self.held - self.headroom * len(self.requests)
         return room if self.speed is None else self._limited(room, self.speed)
 
     @property
@@ -141,11 +144,13 @@ class Replica:
         Steps that will be too slow are an overload, too: that of the smallest request whose departure is enough. The
         growth and the steps of a single request do not count: it would fare no better on another replica.
         """
-        count = len(self.requests)
+        overload, count = self.load + self.shared - self.capacity, len(self.requests)
         if count < 2:
-            return self.overload
-        strain = self.overload + self.lead * count
-        excess = 0 if self.speed is None else self.speed.excess(count, self.load + self.lead * count)
+            return overload
+        strain = overload + self.lead * count
+        if self.speed is None:
+            return strain
+        excess = self.speed.excess(count, self.load + self.lead * count)
         return max(strain, excess + self.lead) if excess else strain
 
     @property
