@@ -166,7 +166,7 @@ async def test_openais_service_tiers_are_classes(paced: Application) -> None:
             await clients.chat.completions.create(**asked, service_tier=tier)
         response: Any = {"model": MODEL, "input": "x", "max_output_tokens": 4, "service_tier": "priority"}
         assert (await clients.responses.create(**response)).service_tier == "priority"
-        with pytest.raises(openai.BadRequestError, match="'gold' is not among default, flex, priority"):
+        with pytest.raises(openai.BadRequestError, match="'gold' is not among default, flex, priority, swift"):
             await clients.chat.completions.create(**asked, extra_headers={"X-Mell-Class": "gold"})
         after = await client.metrics()
     counted = {}
@@ -298,6 +298,32 @@ async def test_under_a_steady_load_nothing_opens_or_closes(paced: Application) -
             await asyncio.sleep(0.25)
         assert seen == {(1, only)}
         await streams.check()
+
+
+async def test_a_replica_opens_for_time_before_its_cache_is_full(paced: Application) -> None:
+    """The level of a class limits steps to those of one request; so this is the last test with a load."""
+    http = openai.DefaultAsyncHttpxClient(trust_env=False)
+    made = AsyncOpenAI(base_url=f"{paced.url}/v1", api_key="none", http_client=http, max_retries=0)
+    async with begun(paced) as (client, streams), made as swift:
+        await streams.start(1, LONG)
+        asked: Any = {"model": MODEL, "messages": [{"role": "user", "content": "Quick."}], "max_tokens": 4}
+        await swift.chat.completions.create(**asked, extra_headers={"X-Mell-Class": "swift"})
+        await streams.start(1, LONG)
+        reasons: set[str] = set()
+        counted: set[float] = set()
+
+        async def two_run() -> bool:
+            metrics, state = await client.metrics(), await client.state()
+            reasons.update(filter(None, [state["scaling"]["up"]]))
+            counted.add(total(metrics, "mell_replicas_reason", decision="open"))
+            return len([r for r in state["replicas"] if r["state"] == "RUNNING"]) >= 2
+
+        await eventually(two_run, 40)
+        state = await client.state()
+        assert reasons & {"requests", "reserve", "prefills"} and 1.0 in counted
+        assert max(r["used_tokens"] / r["capacity_tokens"] for r in state["replicas"] if r["capacity_tokens"]) < 0.6
+        assert state["service"]["classes"]["swift"]["target"]["itl_p99_ms"] == 21.5
+        assert state["service"]["step_limit_s"] < 0.03
 
 
 def test_the_recorded_epochs_give_the_same_plans_again(paced: Application) -> None:
