@@ -318,7 +318,9 @@ class EngineReplica:
 
     async def reset_prefix_cache(self) -> str | None:
         """See `UtilityApi.reset_prefix_cache`."""
-        return await self._utilities.reset_prefix_cache()
+        if (failure := await self._utilities.reset_prefix_cache()) is None:
+            self._pool.forget_pins()
+        return failure
 
     async def start_profile(self, session: ProfileSession) -> str | None:
         """See `UtilityApi.start_profile`."""

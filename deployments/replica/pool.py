@@ -130,6 +130,12 @@ class ReplicaPool:
         self._pins[name] = _Pin(prefix, expiry)
         return PinAnswer(count)
 
+    def forget_pins(self) -> None:
+        """The engine's memory was reset: it has no pins any more."""
+        for pin in self._pins.values():
+            pin.expiry.cancel()
+        self._pins.clear()
+
     @property
     def pinned(self) -> Blocks:
         """The number of pinned blocks."""

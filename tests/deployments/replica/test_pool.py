@@ -145,6 +145,15 @@ async def test_nothing_is_pinned_without_a_tier_a_known_block_or_a_budget(pair: 
     assert pool.pinned == 8 and (await pool.pin([20, 21], 5.0)).blocks == 2
 
 
+async def test_pins_are_forgotten_with_a_reset(pair: Pair) -> None:
+    pool = with_host(pair, [1, 2])
+    await pool.pin([1, 2], 1.0)
+    pool.forget_pins()
+    assert pool.pinned == 0
+    await asyncio.sleep(2.0)
+    assert pair.a.engine.pins.keys() == {"pin-2"}, "nothing expires that the engine does not have"
+
+
 async def test_pins_of_deleted_blocks_end(pair: Pair) -> None:
     pool = with_host(pair, [1, 2, 3])
     await pool.pin([1, 2], 5.0)
