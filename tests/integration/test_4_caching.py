@@ -86,14 +86,23 @@ async def test_caches_are_known_exactly_and_moves_send_only_what_is_missing(appl
         await check_mirrors(client)
 
 
-async def test_mirrors_are_exact_while_blocks_are_evicted_and_requests_move(application: Application) -> None:
+async def test_mirrors_are_exact_while_blocks_are_evicted_or_deleted_and_requests_move(
+    application: Application,
+) -> None:
     async with application.client() as client:
 
         async def one(number: int) -> None:
             await streamed(client, prompt(1000, number), f"evicting-{number}", (5, "kv"))
 
+        async def delete(number: int) -> None:
+            """Delete the blocks of a prompt whose request moves."""
+            await asyncio.sleep(0.1 * number)
+            answer = await client.http.request("DELETE", "/mell/cache", json={"prompt": prompt(1000, number)})
+            assert answer.json()["success"], answer.text
+
         for first in (0, 6, 12):  # 36 blocks each, on both replicas
-            await asyncio.gather(*(one(first + number) for number in range(6)))
+            deleted = range(4) if not first else ()
+            await asyncio.gather(*(one(first + number) for number in range(6)), *map(delete, deleted))
         caches = [replica["cache"] for replica in await client.running()]
         assert all(c["hbm"]["blank"] < 100 for c in caches), "nothing was evicted"
         await asyncio.sleep(2.0)  # Two audits.
