@@ -218,7 +218,7 @@ async def holders(client: Client, tokens: list[int], count: int = 6 * BLOCK) -> 
 
 async def test_a_prefix_is_fetched_where_its_replica_is_full(application: Application) -> None:
     """A stream on the donor holds the prefix, and others fill the donor."""
-    shared = prompt(40 * BLOCK, "fetched")
+    shared = prompt(40 * BLOCK + 8, "fetched")
     follower = [*shared, *prompt(BLOCK, "follower")]
     async with application.client() as client:
         await reset(client)
