@@ -204,8 +204,7 @@ async def test_a_copied_prefix_is_not_computed_and_gives_the_same_tokens(applica
 
 async def held_tokens(client: Client, tokens: list[int]) -> dict[str, int]:
     """The tokens of a prompt that each replica has."""
-    found = (await client.http.post("/mell/cache/match", json={"prompt": tokens})).json()
-    return {replica["id"]: replica["tokens"]["hbm"] for replica in found["replicas"]}
+    return {replica["id"]: replica["tokens"]["hbm"] for replica in (await matched(client, tokens))["replicas"]}
 
 
 async def holders(client: Client, tokens: list[int], count: int = 6 * BLOCK) -> tuple[str, str]:
@@ -218,33 +217,33 @@ async def holders(client: Client, tokens: list[int], count: int = 6 * BLOCK) -> 
 
 async def test_a_prefix_is_fetched_where_its_replica_is_full(application: Application) -> None:
     """A stream on the donor holds the prefix, and others fill the donor."""
-    shared = prompt(40 * BLOCK + 8, "fetched")
+    blocks = 90
+    shared = prompt(blocks * BLOCK + 8, "fetched")
     follower = [*shared, *prompt(BLOCK, "follower")]
     async with application.client() as client:
         await reset(client)
         await client.settle()
         streams = [asyncio.create_task(client.stream(Answer(), shared, 700, "holder"))]
-        await eventually(lambda: holds(client, shared, 40 * BLOCK))
-        donor = (await holders(client, shared, 40 * BLOCK))[0]
-        for number in range(30):
-            if await free_tokens(client, donor) < len(follower):
+        await eventually(lambda: holds(client, shared, blocks * BLOCK))
+        donor, other = await holders(client, shared, blocks * BLOCK)
+        for number in range(20):
+            found = await matched(client, follower)
+            if found["replica"] == other:
                 break
-            streams.append(
-                asyncio.create_task(client.stream(Answer(), prompt(1000, f"filler-{number}"), 700, "filler"))
-            )
+            filler = prompt(1000, f"filler-{number}")
+            streams.append(asyncio.create_task(client.stream(Answer(), filler, 700, "filler")))
             await asyncio.sleep(0.3)
 
         before = await client.metrics()
-        found = (await client.http.post("/mell/cache/match", json={"prompt": follower})).json()
         fetched, body = await client.complete(follower, 8)
         after = await client.metrics()
-        made = {
-            outcome: total(after, "mell_cache_copies_total", reason="fetch", outcome=outcome)
-            - total(before, "mell_cache_copies_total", reason="fetch", outcome=outcome)
-            for outcome in ("done", "aborted")
-        }
-        assert found["replica"] != donor and made == {"done": 1, "aborted": 0}, (found, made)
-        assert cached(body["usage"]) == 40 * BLOCK
+        (chosen,) = [each for each in found["replicas"] if each["id"] == other]
+        assert found["replica"] == other and chosen["copy"]["from"] == donor
+        assert cached(body["usage"]) == blocks * BLOCK
+        for outcome, count in (("done", 1), ("aborted", 0)):
+            labels = {"reason": "fetch", "outcome": outcome}
+            made = (total(metrics, "mell_cache_copies_total", **labels) for metrics in (after, before))
+            assert next(made) - next(made) == count
         for stream in streams:
             stream.cancel()
         await asyncio.gather(*streams, return_exceptions=True)
@@ -253,12 +252,12 @@ async def test_a_prefix_is_fetched_where_its_replica_is_full(application: Applic
         assert computed == fetched and cached(body["usage"]) == 0
 
 
+async def matched(client: Client, tokens: list[int]) -> dict[str, Any]:
+    """The placement that a prompt would get."""
+    found: dict[str, Any] = (await client.http.post("/mell/cache/match", json={"prompt": tokens})).json()
+    return found
+
+
 async def holds(client: Client, tokens: list[int], count: int) -> bool:
     """True if a replica has that many tokens of a prompt."""
     return max((await held_tokens(client, tokens)).values()) >= count
-
-
-async def free_tokens(client: Client, replica: str) -> int:
-    """The room of a replica."""
-    (found,) = [each for each in await client.running() if each["id"] == replica]
-    return int(found["capacity_tokens"] - found["used_tokens"])
