@@ -3,7 +3,7 @@
 Every replica decodes `RUNNING` requests and has the blocks of as many documents as fill its cache; each document is in
 the caches of `HOLDERS` replicas. An arrival is a document and some new tokens. Every hundred arrivals an epoch reports
 the prompts as computed, and the requests as ended. Only `place` is timed: the match in the tree, the scores of all
-replicas, the policy's choice, and the promises. Times are processor time.
+replicas, copies between replicas included, the policy's choice, and the promises. Times are processor time.
 """
 
 import gc
@@ -59,7 +59,8 @@ def measure(routing: Routing, replicas: int, arrivals: int, documents: int = 60,
     for text in texts:
         for replica in dice.sample(ids, min(HOLDERS, replicas)):
             caches[replica] += text
-    memory = PoolMemory(Terms(routing=routing, speed=ReplicaSpeed(StepCosts(proportional(5e-5), 0.005), 0.0, 2048)))
+    speed = ReplicaSpeed(StepCosts(proportional(5e-5), 0.005), 0.0, 2048)
+    memory = PoolMemory(Terms(routing=routing, copies=True, speed=speed))
     running = [
         Resident(replica, RequestLoad(RequestId(f"{replica}-{n}"), "", Tokens(2000), Phase.DECODE, 0.0, 0))
         for replica in ids
