@@ -160,6 +160,7 @@ _HEADS = "Mell bounds the head of a request itself (64 KiB, 20 s): remove it"
 _LOGS = "Mell logs through Ray Serve: write its logging_config into the configuration (--write FILE)"
 _MEDIA = "Mell's ingress decodes media, caches them and sends them along with their requests: remove it"
 _NODES = "Ray knows the nodes: start Ray on each, and write --max-replicas for the replicas on all of them"
+_HOST_MEMORY = "write cache: {dram_gib: N} into the configuration (--write FILE): host memory of one replica, in GiB"
 _ONE_SOURCE = "Mell's own connector moves the KV cache: remove it"
 _PARALLEL = "only --tensor-parallel-size splits a replica: write it, or more replicas with --max-replicas"
 _PER_REPLICA = "every replica reads the events of its own engine: remove it"
@@ -178,7 +179,8 @@ _REFUSED: Mapping[str, Sequence[str]] = {
     ),
     _WHOLE_MODEL: _words("ec_manager_config ec_transfer_config mm_encoder_only"),
     _NODES: _words("headless master_addr master_port nnodes node_rank"),
-    _ONE_SOURCE: _words("kv_offloading_backend kv_offloading_size kv_transfer_config"),
+    _HOST_MEMORY: _words("kv_offloading_backend kv_offloading_size"),
+    _ONE_SOURCE: ["kv_transfer_config"],
     _PARALLEL: _words(
         "cp_kv_cache_interleave_size dcp_comm_backend dcp_kv_cache_interleave_size dcp_q_replicate "
         "decode_context_parallel_size pipeline_parallel_size prefill_context_parallel_size"
