@@ -305,6 +305,7 @@ def test_a_contradiction_is_refused_with_its_correction(args: dict[str, Any], ad
 
 LAYOUTS = "only tensor_parallel_size splits a replica: write it, or more replicas with max_replicas"
 CACHES = "Mell's own connector moves the KV cache: remove it"
+HOST = "write cache: {dram_gib: N} into the configuration: host memory of one replica, in GiB"
 
 
 @pytest.mark.parametrize(
@@ -322,7 +323,7 @@ CACHES = "Mell's own connector moves the KV cache: remove it"
         ),
         (
             "`kv_transfer_config`, `kv_offloading_size`",
-            {"kv_transfer_config": ({"kv_connector": "x"}, CACHES), "kv_offloading_size": (4.0, CACHES)},
+            {"kv_transfer_config": ({"kv_connector": "x"}, CACHES), "kv_offloading_size": (4.0, HOST)},
         ),
         ("`enable_sleep_mode`", {"enable_sleep_mode": (True, "write min_replicas 1 and a higher max_replicas")}),
         ("`enable_prompt_embeds`", {"enable_prompt_embeds": (True, "remove it")}),
