@@ -340,9 +340,8 @@ class EngineConfig:
 
     `kind` is "vllm", or "paced" for one without a model that keeps the pace of a GPU. `on_gpu` is the place of its KV
     cache, which is audited every `audit_s` seconds, and has a tier of `dram_gib` GiB of host memory, of which pins hold
-    at most `pin_share`. With `standby`,
-    each node keeps a process that has imported vLLM, for the next replica. A replica starts only if its engine can load
-    all `adapters`.
+    at most `pin_share`. With `standby`, each node keeps a process that has imported vLLM, for the next replica. A
+    replica starts only if its engine can load all `adapters`.
     """
 
     model_id: str

@@ -6,7 +6,7 @@ Exit status: 0 for success; 1 if refused or failed, or for problems found; 2 for
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -185,7 +185,7 @@ def match(
     Shows the tokens that each replica has, and the placement that a request would get now; nothing is placed.
     """
     others = {"model": model, "cache_salt": cache_salt, "prompt_cache_key": session}
-    body = _prompt(prompt or (), ids, messages) | {name: value for name, value in others.items() if value is not None}
+    body = _prompt(prompt or (), ids, messages) | _given(others)
     with exit_status(terminal := Terminal(as_json)), MellEndpoint(url, admin_key) as endpoint:
         cache_commands.match(endpoint, terminal, body)
 
@@ -208,7 +208,7 @@ def copy(
     Only blocks that the target lacks are sent.
     """
     others = {"model": model, "cache_salt": cache_salt, "from": source, "to": target}
-    body = _prompt(prompt or (), ids, messages) | {name: value for name, value in others.items() if value is not None}
+    body = _prompt(prompt or (), ids, messages) | _given(others)
     with exit_status(terminal := Terminal(as_json)), MellEndpoint(url, admin_key) as endpoint:
         cache_commands.copy(endpoint, terminal, body)
 
@@ -231,7 +231,7 @@ def pin(
     They are those that replicas have there.
     """
     others = {"model": model, "cache_salt": cache_salt, "replica": replica, "ttl_s": ttl}
-    body = _prompt(prompt or (), ids, messages) | {name: value for name, value in others.items() if value is not None}
+    body = _prompt(prompt or (), ids, messages) | _given(others)
     with exit_status(terminal := Terminal(as_json)), MellEndpoint(url, admin_key) as endpoint:
         cache_commands.pin(endpoint, terminal, body)
 
@@ -257,9 +257,14 @@ def drop(
         raise typer.BadParameter("--all is without a prompt")
     others = {"model": model, "cache_salt": cache_salt, "replica": replica}
     chosen = {} if everything else _prompt(prompt or (), ids, messages)
-    body = chosen | {name: value for name, value in others.items() if value is not None}
+    body = chosen | _given(others)
     with exit_status(terminal := Terminal(as_json)), MellEndpoint(url, admin_key) as endpoint:
         cache_commands.drop(endpoint, terminal, body)
+
+
+def _given(members: Mapping[str, Any]) -> dict[str, Any]:
+    """The members of a body that the command line has."""
+    return {name: value for name, value in members.items() if value is not None}
 
 
 def _prompt(words: Sequence[str], ids: bool, messages: Path | None) -> dict[str, Any]:

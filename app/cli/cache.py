@@ -43,18 +43,18 @@ def render_copy(copied: CopyDocument) -> str:
 def pin(endpoint: MellEndpoint, terminal: Terminal, order: Mapping[str, Any]) -> None:
     """Keep blocks in host memory by the body of a call. Raises Failed, after the output, if a replica has no room."""
     pinned, document = endpoint.pin(order)
-    lines = render_blocks(pinned, "pinned" if order["ttl_s"] else "pinned no more")
-    if pinned.failed:
-        raise Failed("\n".join(lines), document)
-    terminal.write(document)
-    terminal.show(*lines)
+    _report(terminal, pinned, document, "pinned" if order["ttl_s"] else "pinned no more")
 
 
 def drop(endpoint: MellEndpoint, terminal: Terminal, order: Mapping[str, Any]) -> None:
     """Delete blocks by the body of a call. Raises Failed, after the output, if a replica has not carried it out."""
     dropped, document = endpoint.drop(order)
-    lines = render_blocks(dropped, "deleted")
-    if dropped.failed:
+    _report(terminal, dropped, document, "deleted")
+
+
+def _report(terminal: Terminal, answer: BlocksDocument, document: dict[str, Any], done: str) -> None:
+    lines = render_blocks(answer, done)
+    if answer.failed:
         raise Failed("\n".join(lines), document)
     terminal.write(document)
     terminal.show(*lines)

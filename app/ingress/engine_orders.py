@@ -47,8 +47,7 @@ class EngineOrders:
 
         Returns the numbers of deleted blocks, and the failures. Raises ApiError 404 if the replica does not run.
         """
-        chosen = self._membership.running if replica is None else (self._running(replica, "replica"),)
-        return await self._ask(lambda engine: engine.delete_blocks(names), chosen, _CACHE_S)
+        return await self._ask(lambda engine: engine.delete_blocks(names), self._chosen(replica), _CACHE_S)
 
     async def pin_blocks(
         self, names: tuple[int, ...], ttl_s: float, replica: str | None
@@ -58,7 +57,7 @@ class EngineOrders:
         Returns the numbers of blocks, and the failures. Raises ApiError if none was pinned: 404 if the replica does not
         run, or none has the prefix, 409 if there is no tier of host memory or the budget is exceeded, else 503.
         """
-        chosen = self._membership.running if replica is None else (self._running(replica, "replica"),)
+        chosen = self._chosen(replica)
         answers, failures = await self._ask(lambda engine: engine.pin_blocks(names, ttl_s), chosen, _CACHE_S)
         pinned = {id: answer.blocks for id, answer in answers.items() if answer.refusal is None}
         refused = {id: answer for id, answer in answers.items() if answer.refusal is not None}
@@ -87,6 +86,10 @@ class EngineOrders:
             details = {"copy": record.to_json()}
             raise ApiError(409, f"the copy was aborted: {record.error}", code="not_copied", details=details)
         return record
+
+    def _chosen(self, replica: str | None) -> Sequence[ReplicaId]:
+        """The replica of that name, None: all that run. Raises ApiError 404 if it does not run."""
+        return self._membership.running if replica is None else (self._running(replica, "replica"),)
 
     def _running(self, replica: str, param: str) -> ReplicaId:
         """The replica of that name. Raises ApiError 404 if it does not run."""

@@ -15,14 +15,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from app.simulator.errors import BadInput
+from app.simulator.errors import BAD_INPUT, BadInput
 from benchmarks.routing.case import RATES, System
 from benchmarks.routing.live import append_runs, perform, read_runs
 from benchmarks.routing.placing import show_placements
 from benchmarks.routing.predict import predict
 from benchmarks.routing.report import compare, render
-
-BAD_INPUT = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:

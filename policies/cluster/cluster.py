@@ -517,11 +517,15 @@ class Cluster:
         rooms = (replica.vacancy for replica in self.replicas.values() if replica.state in UP)
         return sum(room for room in rooms if room * 8 >= self.capacity) - self._waiting()
 
+    def queued(self) -> int:
+        """The size of the waiting requests in tokens."""
+        return sum(request.tokens for request in self.waiting.values())
+
     def _waiting(self) -> int:
         """The demand of the waiting requests in tokens."""
         speed = self.speed
         if speed is None:
-            return sum(request.tokens for request in self.waiting.values())
+            return self.queued()
         shares = ((request.tokens, speed.share(1, request.tokens)) for request in self.waiting.values())
         tokens = sum(max(tokens, round(self.capacity * share)) for tokens, share in shares)
         return round(self.queue_share * tokens)

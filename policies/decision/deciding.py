@@ -93,8 +93,7 @@ def _decide_pool(memory: PoolMemory, seen: PoolReport, now: float) -> Generator[
         # As long as a start takes, since a replica that is closed earlier saves nothing if it is needed again.
         memory.level_replicas.observe(now, cluster.speed.least_replicas, memory.experience.startup_s)
         cluster.keep_for_level(memory.level_replicas.value)
-        queued = sum(request.tokens for request in cluster.waiting.values())
-        cluster.count_queued(memory.experience.queue_share(queued, cluster.speed.wait_s, now))
+        cluster.count_queued(memory.experience.queue_share(cluster.queued(), cluster.speed.wait_s, now))
     limits.begin(cluster, now)
     _evacuate(memory)
     if cluster.speed is not None:

@@ -48,8 +48,7 @@ def _traffic(memory: PoolMemory, now: float) -> Traffic:
     cluster, experience = memory.cluster, memory.experience
     demand = cluster.total()
     share = 1 + cluster.slack / demand if demand else 1.0
-    tokens = sum(replica.load for replica in cluster.replicas.values())
-    tokens += sum(request.tokens for request in cluster.waiting.values())
+    tokens = sum(replica.load for replica in cluster.replicas.values()) + cluster.queued()
     return Traffic(experience.prompts, experience.arrival_rate(now), share * len(cluster.requests), share * tokens)
 
 

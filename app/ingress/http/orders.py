@@ -59,10 +59,8 @@ class PromptOrder(BaseModel):
         return self.prompt is not None or self.messages is not None
 
 
-class MatchOrder(PromptOrder):
-    """Body of POST /mell/cache/match."""
-
-    prompt_cache_key: str | None = Field(None, description="The session, with `scheduler.routing: session`.")
+class OnePromptOrder(PromptOrder):
+    """An order that needs a prompt."""
 
     @model_validator(mode="after")
     def _has_one_prompt(self) -> Self:
@@ -71,7 +69,13 @@ class MatchOrder(PromptOrder):
         return self
 
 
-class CopyPrompt(PromptOrder):
+class MatchOrder(OnePromptOrder):
+    """Body of POST /mell/cache/match."""
+
+    prompt_cache_key: str | None = Field(None, description="The session, with `scheduler.routing: session`.")
+
+
+class CopyPrompt(OnePromptOrder):
     """Body of POST /mell/cache/copy."""
 
     model_config = ConfigDict(extra="forbid", strict=True, populate_by_name=True)
@@ -81,24 +85,16 @@ class CopyPrompt(PromptOrder):
 
     @model_validator(mode="after")
     def _is_between_two(self) -> Self:
-        if (self.prompt is None) == (self.messages is None):
-            raise ValueError("give either a prompt or messages")
         if self.source == self.target:
             raise ValueError("from and to are the same replica")
         return self
 
 
-class PinOrder(PromptOrder):
+class PinOrder(OnePromptOrder):
     """Body of POST /mell/cache/pin."""
 
     ttl_s: float = Field(600.0, ge=0, le=86400, description="Seconds until the pin expires; 0 ends it now.")
     replica: str | None = Field(None, min_length=1, description="The only replica to pin them on. Unset: all.")
-
-    @model_validator(mode="after")
-    def _is_of_one_prompt(self) -> Self:
-        if (self.prompt is None) == (self.messages is None):
-            raise ValueError("give either a prompt or messages")
-        return self
 
 
 class DropOrder(PromptOrder):
