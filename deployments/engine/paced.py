@@ -137,7 +137,7 @@ class PacedEngine:
         except (EngineDead, InvalidRequest) as error:
             self._loop.call_soon(sink.fail, error)
             return
-        context = [*(request.prompt_token_ids or ()), *outputs]
+        context = request.context(outputs)
         by_priority = self._pace.scheduling_policy == "priority"
         priority, salt = spec.priority if by_priority else 0, request.cache_salt
         sequence = BatchedSequence(key, context, spec.prompt_tokens + spec.max_tokens, priority, salt=salt)
@@ -178,7 +178,7 @@ class PacedEngine:
             self._wake()
             await stepped
         request = decode_request(spec.body)
-        context = [*(request.prompt_token_ids or ()), *outputs]
+        context = request.context(outputs)
         loaded = self._scheduler.take_in(context, first, held, request.cache_salt)
         self._mirror_changes()
         if loaded is None:
@@ -200,13 +200,13 @@ class PacedEngine:
     def present(self, spec: RequestSpec, outputs: tuple[int, ...]) -> HeldPrefix:
         """See `Engine.present`."""
         request = decode_request(spec.body)
-        return HeldPrefix(self._scheduler.present([*(request.prompt_token_ids or ()), *outputs], request.cache_salt))
+        return HeldPrefix(self._scheduler.present(request.context(outputs), request.cache_salt))
 
     async def hold_prefix(self, hold: str, spec: RequestSpec, outputs: tuple[int, ...]) -> Blocks:
         """See `Engine.hold_prefix`."""
         self._check_alive()
         request = decode_request(spec.body)
-        context = [*(request.prompt_token_ids or ()), *outputs]
+        context = request.context(outputs)
         sequence = self._holds[hold] = self._scheduler.hold(hold, context, request.cache_salt)
         return Blocks(len(sequence.blocks))
 

@@ -309,8 +309,7 @@ class VllmEngine:
             return NO_PREFIX
         adapter = self._adapter(spec)
         request = decode_request(spec.body)
-        context = [*(request.prompt_token_ids or ()), *outputs]
-        request = msgspec.structs.replace(request, prompt_token_ids=context)
+        request = msgspec.structs.replace(request, prompt_token_ids=request.context(outputs))
         names = self._namer.names(request, lambda: encode_request(request, spec.body[1:]), adapter)
         held = self.mirror.held(names)
         return HeldPrefix(max(0, held.hbm - self._unused), held.dram)

@@ -173,7 +173,7 @@ def _edited(
         request,
         request_id=name,
         external_req_id=name,
-        prompt_token_ids=[*request.prompt_token_ids, *outputs][:last_token],
+        prompt_token_ids=request.context(outputs)[:last_token],
         sampling_params=None if request.pooled else {**sampling, "extra_args": extra_args},
         client_index=0,
         current_wave=0,

@@ -84,6 +84,10 @@ class CoreRequest(msgspec.Struct, array_like=True, gc=False):
         bound: int | None = self.sampling_params.get("max_tokens", _DEFAULT_MAX_TOKENS)
         return bound
 
+    def context(self, outputs: Sequence[int]) -> list[int]:
+        """The tokens of the prompt, with `outputs` behind them."""
+        return [*(self.prompt_token_ids or ()), *outputs]
+
 
 class CoreOutput(msgspec.Struct, array_like=True, gc=False):
     """The first members of vLLM's `EngineCoreOutput`; it decodes without the others."""
