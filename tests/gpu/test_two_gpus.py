@@ -6,7 +6,6 @@ name and the size.
 
 import asyncio
 import hashlib
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from migration.protocol.messages import SlotRef
 from migration.protocol.sizing import MIB, StagingSizes
 from policies.model import Bytes, ReplicaId
 from tests.migration.kv.kv_process import BLOCK_BYTES, Worker
+from tests.migration.transport.transfers import content, timed, transfer
 
 pytestmark = pytest.mark.integration
 
@@ -68,20 +68,6 @@ class Replica:
         return self._slots.in_use
 
 
-async def timed(work: Any) -> tuple[str, float]:
-    started = time.monotonic()
-    try:
-        await work
-    except Exception as error:
-        return type(error).__name__, time.monotonic() - started
-    return "ok", time.monotonic() - started
-
-
-def content(size: int, seed: int) -> bytes:
-    """Pseudo-random bytes, without a repeated part."""
-    return hashlib.shake_128(seed.to_bytes(4, "little")).digest(size)
-
-
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     import ray
@@ -104,13 +90,6 @@ def make_replica(cluster: Any, name: str) -> Any:
     actor = cluster.remote(num_cpus=0, num_gpus=1, max_concurrency=32)(Replica).remote(name)
     cluster.get(actor.ready.remote())
     return actor
-
-
-async def transfer(source: Any, target: Any, name: str, size: int = MIB, seed: int = 1) -> tuple[str, str, bool]:
-    """One chunk from source to target `name`: the results of both ends, and True if the bytes are equal."""
-    channel = await source.channel.remote(name)
-    sent, received = await asyncio.gather(source.send.remote(channel, size, seed), target.receive.remote(channel, size))
-    return sent[0], received[0], received[2] == hashlib.sha256(content(size, seed)).hexdigest()
 
 
 OK = ("ok", "ok", True)

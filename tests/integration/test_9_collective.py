@@ -13,10 +13,11 @@ import pytest
 
 from migration.protocol.messages import SlotRef
 from migration.protocol.ports import Slot
+from migration.protocol.sizing import MIB
 from policies.model import Bytes, ReplicaId
 from tests.integration.conftest import ROOT, Stage
+from tests.migration.transport.transfers import content, timed, transfer
 
-MIB = 1 << 20
 LIMIT_S = 2.0
 """The time limit for a silent peer."""
 
@@ -65,24 +66,6 @@ class Replica:
         return self._slots.in_use
 
 
-async def timed(work: Any) -> tuple[str, float]:
-    started = time.monotonic()
-    try:
-        await work
-    except Exception as error:
-        return type(error).__name__, time.monotonic() - started
-    return "ok", time.monotonic() - started
-
-
-def content(size: int, seed: int) -> bytes:
-    """Pseudo-random bytes, without a repeated part."""
-    return hashlib.shake_128(seed.to_bytes(4, "little")).digest(size)
-
-
-def digest(size: int, seed: int) -> str:
-    return hashlib.sha256(content(size, seed)).hexdigest()
-
-
 @pytest.fixture(scope="module")
 def cluster(stage: Stage) -> Iterator[Any]:
     import ray
@@ -103,13 +86,6 @@ def make_replica(cluster: Any, name: str) -> Any:
     actor = cluster.remote(num_cpus=0, max_concurrency=32)(Replica).remote(name)
     cluster.get(actor.ready.remote())
     return actor
-
-
-async def transfer(source: Any, target: Any, name: str, size: int, seed: int = 1) -> tuple[str, str, bool]:
-    """One chunk from source to target `name`: the results of both ends, and True if the bytes are equal."""
-    channel = await source.channel.remote(name)
-    sent, received = await asyncio.gather(source.send.remote(channel, size, seed), target.receive.remote(channel, size))
-    return sent[0], received[0], received[2] == digest(size, seed)
 
 
 @pytest.mark.parametrize("mib", [1, 8])
