@@ -47,7 +47,10 @@ def _differences(path: str, name: str, one: Json, other: Json, noise: float) -> 
                 yield from _differences(where, inner, one[inner], other[inner], noise)
     elif isinstance(one, list) and isinstance(other, list):
         if len(one) != len(other):
-            yield Difference(path, f"{len(one)} items != {len(other)} items: {one} != {other}")
+            pairs = enumerate(zip(one, other, strict=False))
+            at = next((place for place, (mine, theirs) in pairs if mine != theirs), min(len(one), len(other)))
+            mine, theirs = (str(items[at : at + 1])[:150] for items in (one, other))
+            yield Difference(path, f"{len(one)} items != {len(other)} items, from {at} on: {mine} != {theirs}")
         else:
             for mine, theirs in zip(one, other, strict=True):
                 yield from _differences(f"{path}[]", name, mine, theirs, noise)

@@ -35,6 +35,19 @@ def test_differences_of_values(one: Any, other: Any, paths: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("one", "other", "text"),
+    [
+        ([1, 2, 3], [1, 7], "3 items != 2 items, from 1 on: [2] != [7]"),
+        ([1, 2, 3], [1, 2], "3 items != 2 items, from 2 on: [3] != []"),
+    ],
+    ids=str,
+)
+def test_lists_of_other_lengths_name_where_they_part(one: list[int], other: list[int], text: str) -> None:
+    (difference,) = differences(ServerAnswer(200, "json", one), ServerAnswer(200, "json", other), NOISE)
+    assert difference.text == text
+
+
+@pytest.mark.parametrize(
     ("one", "other"),
     [
         (ServerAnswer(200, "json", {}), ServerAnswer(400, "json", {})),
