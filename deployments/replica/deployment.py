@@ -30,6 +30,7 @@ from deployments.replica.host import RequestHost
 from deployments.replica.imports import import_vllm
 from deployments.replica.moves import Moves
 from deployments.replica.outbox import Outboxes
+from deployments.replica.peers import PeerConnections
 from deployments.replica.pool import ReplicaPool
 from deployments.replica.reporting import ReplicaReporter
 from deployments.replica.standby import keep_standby, take
@@ -143,6 +144,7 @@ class EngineReplica:
         self._pool = ReplicaPool(
             self._engine, self._host, self._moves, self._copies, migration.lease_s, engine.pin_share
         )
+        self._peers = PeerConnections(self._id, lambda peer: replicas.at(peer, routed=False).tasks(), replicas.forget)
         self._membership = ServeMembership("Engine", topology.app, f"engine-{self._id}", self._peers_changed)
         self._tasks = [asyncio.create_task(self._watch())]
         if engine.standby:
@@ -150,7 +152,8 @@ class EngineReplica:
         freeze_heap()
 
     def _peers_changed(self, membership: Membership) -> None:
-        """End migrations and copies to replicas that have left now, instead of at their time-outs."""
+        """End migrations and copies to replicas that have left now, not at their time-outs; connect to new ones."""
+        self._peers.follow(membership.running)
         for target in (self._moves.targets() | self._copies.targets()) - set(membership.running):
             self._moves.target_lost(target)
             self._copies.target_lost(target)
@@ -193,6 +196,7 @@ class EngineReplica:
         for task in self._tasks:
             task.cancel()
         self._membership.stop()
+        self._peers.close()
         self._outboxes.close()
         self._channels.close()
         self._transport.close()
